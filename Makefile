@@ -1,0 +1,37 @@
+# Thin: everything is a command that you can also type.
+PYTHON ?= python3.11
+VENV ?= .venv
+RUN := $(VENV)/bin
+CONSTRAINTS := constraints/py311.txt
+
+.PHONY: check test slow lint golden cases readme clean
+
+check: $(VENV)/installed
+	$(RUN)/concord check
+
+test: $(VENV)/installed
+	$(RUN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
+
+slow: $(VENV)/installed
+	$(RUN)/python -m pytest -m slow
+
+lint: $(VENV)/installed
+	$(RUN)/ruff check .
+	$(RUN)/mypy
+
+golden: $(VENV)/installed
+	$(RUN)/concord golden
+
+cases: $(VENV)/installed
+	$(RUN)/python -m spec.cases
+
+readme: $(VENV)/installed
+	$(RUN)/concord check --markdown README.md
+
+$(VENV)/installed: pyproject.toml $(CONSTRAINTS)
+	test -x $(RUN)/python || $(PYTHON) -m venv $(VENV)
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[all,dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

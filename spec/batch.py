@@ -1,0 +1,208 @@
+"""Inputs of a run: the container, its validation, and example batches with every awkward row."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec.config import EncoderConfig
+from spec.errors import BatchError, unknown
+from spec.parameters import Weights
+from spec.precision import precision
+from spec.tensors import axis_sizes, inputs, resolve
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """The inputs of one run; which of them a part takes is in :func:`spec.tensors.inputs`.
+
+    B samples of T tokens; for the attention parts Q queries and S keys.
+    """
+
+    input_ids: NDArray[np.int64] | None = None  # (B, T)
+    segment_ids: NDArray[np.int64] | None = None  # (B, T)
+    labels: NDArray[np.int64] | None = None  # (B,)
+    embeddings: NDArray[np.floating] | None = None  # (B, T, D)
+    query: NDArray[np.floating] | None = None  # (B, Q, D), or (B, H, Q, K) for dot_product
+    key: NDArray[np.floating] | None = None  # (B, S, D), or (B, H, S, K)
+    value: NDArray[np.floating] | None = None  # (B, S, D), or (B, H, S, K)
+    key_mask: NDArray[np.bool_] | None = None  # (B, S) or (B, Q, S), True where a key is visible
+    query_mask: NDArray[np.bool_] | None = None  # (B, Q), True where a query is real
+    cotangent: NDArray[np.floating] | None = None  # shape of the part's output
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays that are there, by name."""
+        fields = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+        return {name: array for name, array in fields if array is not None}
+
+    def required(self, name: str) -> NDArray[Any]:
+        """Return an input that the part needs.
+
+        Raises:
+            BatchError: if it is absent.
+        """
+        array: NDArray[Any] | None = getattr(self, name)
+        if array is None:
+            raise BatchError(f"{name!r} is missing but is required [clause=PRT-1]")
+        return array
+
+
+def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Batch:
+    """Build a batch from arrays by name.
+
+    Raises:
+        UnknownNameError: for a name that is no input.
+    """
+    known = [field.name for field in dataclasses.fields(Batch)]
+    for name in arrays:
+        if name not in known:
+            raise unknown("input", name, known)
+    return Batch(**arrays)
+
+
+def validate_batch(config: EncoderConfig, batch: Batch, part: str = "model", where: str = "") -> None:
+    """Refuse inputs that do not fit (SPEC INP-1 to INP-5).
+
+    Raises:
+        BatchError: listing everything that is wrong, at once.
+    """
+    given, table, context = batch.arrays(), inputs(config, part), f"{where}, " if where else ""
+    problems = [f"{n!r} is missing but is required [{context}clause={t.clause}]" for n, t in table.items() if t.required and n not in given]
+    problems += [f"{n!r} is unexpected: part {part!r} of this configuration takes no such input [{context}clause=PRT-1]" for n in given if n not in table]
+    sizes: dict[str, int] = {}
+    for name, tensor in table.items():
+        if name in given:
+            problem = _kind_problem(name, given[name], tensor.kind) or _shape_problem(config, name, given[name], tensor.shape, sizes)
+            if problem:
+                problems.append(f"{problem} [{context}clause={tensor.clause}]")
+    if not problems:
+        problems = [f"{problem} [{context}clause={clause}]" for problem, clause in _value_problems(config, batch, part)]
+    if problems:
+        raise BatchError(problems)
+
+
+def _kind_problem(name: str, array: NDArray[Any], kind: str) -> str | None:
+    abstract, text = {"int": (np.integer, "an integer type"), "bool": (np.bool_, "bool"), "float": (np.floating, "a floating-point type")}[kind]
+    if not np.issubdtype(array.dtype, abstract):
+        return f"{name!r} has dtype {array.dtype} but must be {text}"
+    return None
+
+
+def _shape_problem(config: EncoderConfig, name: str, array: NDArray[Any], shape: str, sizes: dict[str, int]) -> str | None:
+    """Check a shape against the axes seen so far, and note those that it is the first to have."""
+    if name == "key_mask" and array.ndim == 3:
+        shape = "batch query key"
+    axes = shape.split()
+    if array.ndim != len(axes):
+        return f"{name!r} has rank {array.ndim}, shape {array.shape}, but must have axes ({', '.join(axes)})"
+    if 0 in array.shape:
+        return f"{name!r} has shape {array.shape} but no axis may be empty"
+    for axis, size in zip(axes, array.shape, strict=True):
+        sizes.setdefault(axis, axis_sizes(config).get(axis, size))
+    required = resolve(shape, sizes)
+    return None if array.shape == required else f"{name!r} has shape {array.shape} but must be {required}"
+
+
+def _value_problems(config: EncoderConfig, batch: Batch, part: str) -> list[tuple[str, str]]:
+    problems = []
+    label_count = max(config.num_classes, 2)
+    for name, bound, clause in (("input_ids", config.vocab_size, "INP-1"), ("segment_ids", config.num_segments, "EMB-5"), ("labels", label_count, "INP-3")):
+        ids = getattr(batch, name)
+        if ids is not None and ((ids < 0) | (ids >= bound)).any():
+            at = tuple(int(i) for i in np.argwhere((ids < 0) | (ids >= bound))[0])
+            problems.append((f"{name!r} is {ids[at]} at {at} but must lie in [0, {bound})", clause))
+    if part in ("model", "encoder"):
+        tokens, widest = batch.required("input_ids").shape[1], config.max_positions - config.position_start
+        if tokens > widest:
+            problems.append((f"'input_ids' has {tokens} tokens but at most {widest} fit: 'max_positions' is {config.max_positions} and numbers start at {config.position_start}", "INP-2"))
+        elif part == "model" and config.pooling == "flatten" and tokens != config.max_positions:
+            problems.append((f"'input_ids' has {tokens} tokens but must have {config.max_positions}, which is 'max_positions': the head flattens all of them", "INP-5"))
+    if part == "model" and config.ignore_label is not None and (batch.required("labels") == config.ignore_label).all():
+        problems.append((f"'labels' are all {config.ignore_label}, which 'ignore_label' leaves out; at least one must count", "LOS-3"))
+    for name, array in batch.arrays().items():
+        if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
+            at = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+            problems.append((f"{name!r} is {array[at]} at {at} but must be finite", "INP-4"))
+    return problems
+
+
+PADDINGS: dict[str, str] = {
+    "none": "every row full",
+    "ragged": "rows full, 1 token, half, none at all (fully padded), and full with padding inside the text",
+    "equal": "every row ends in the same amount of padding",
+}
+"""How :func:`example_batch` may pad (SPEC INP-6)."""
+
+
+def example_batch(config: EncoderConfig, batch: int = 4, tokens: int | None = None, seed: int = 0, padding: str = "ragged", part: str = "model") -> Batch:
+    """Draw a batch for a part of the model.
+
+    Args:
+        batch: B, the number of samples.
+        tokens: T; by default as many as the position table has room for. For the attention parts the number of
+            keys; there are T // 2 + 1 queries.
+        seed: of the random stream.
+        padding: one of :data:`PADDINGS`.
+        part: one of :data:`spec.tensors.PARTS`.
+
+    Raises:
+        UnknownNameError: for an unknown padding or part.
+        BatchError: if the batch does not fit the configuration.
+    """
+    if padding not in PADDINGS:
+        raise unknown("padding", padding, list(PADDINGS))
+    generator = np.random.default_rng([seed, batch])
+    tokens = config.max_positions - config.position_start if tokens is None else tokens
+    real = _real_tokens(batch, tokens, padding)
+    drawn = Batch(**_draw(config, generator, real, part))
+    validate_batch(config, drawn, part)
+    return drawn
+
+
+def _real_tokens(batch: int, tokens: int, padding: str) -> NDArray[np.bool_]:
+    real = np.ones((batch, tokens), dtype=bool)
+    if padding == "equal":
+        real[:, -max(1, tokens // 3) :] = tokens == 1
+    if padding == "ragged":
+        for row, length in zip(range(batch), (tokens, 1, (tokens + 1) // 2, 0), strict=False):
+            real[row, length:] = False
+        for row in range(4, batch):
+            real[row, 1 + row % max(1, tokens - 1) :: 3] = False
+    return real
+
+
+def _draw(config: EncoderConfig, generator: np.random.Generator, real: NDArray[np.bool_], part: str) -> dict[str, NDArray[Any]]:
+    """Draw each input of a part. Floating-point values are float32 numbers held in float64."""
+    batch, tokens = real.shape
+    sizes = axis_sizes(config, batch=batch, tokens=tokens, key=tokens, query=tokens // 2 + 1)
+    drawn: dict[str, NDArray[Any]] = {}
+    for name, tensor in inputs(config, part).items():
+        shape = resolve(tensor.shape, sizes)
+        if name == "input_ids":
+            words = generator.integers(0, config.vocab_size - 1, shape) if config.vocab_size > 1 else np.zeros(shape, np.int64)
+            words += words >= config.pad_id  # any id but padding
+            drawn[name] = np.where(real, np.minimum(words, config.vocab_size - 1), config.pad_id)
+        elif name == "segment_ids":
+            border = generator.integers(1, tokens + 1, (batch, 1))
+            drawn[name] = np.where(real, (np.arange(tokens) >= border) + max(0, config.num_segments - 2), 0) % config.num_segments
+        elif name == "labels":
+            drawn[name] = (np.arange(batch) + 1) % max(config.num_classes, 2)
+        elif name == "key_mask":
+            drawn[name] = real
+        elif name == "query_mask":
+            drawn[name] = real[:, : shape[1]]
+        else:
+            drawn[name] = generator.standard_normal(shape).astype(np.float32).astype(np.float64)
+    return drawn
+
+
+def round_inputs(weights: Weights, batch: Batch, dtype: str) -> tuple[dict[str, NDArray[np.floating]], Batch]:
+    """Return weights and floating-point inputs rounded once to a precision (SPEC PRC-2), in its storage dtype."""
+    target = precision(dtype)
+    inputs = {n: target.round(a) if np.issubdtype(a.dtype, np.floating) else a for n, a in batch.arrays().items()}
+    return {name: target.round(array) for name, array in weights.items()}, from_arrays(inputs)

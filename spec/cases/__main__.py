@@ -1,0 +1,26 @@
+"""Write the files of the standard cases, or check that they have not drifted."""
+
+import argparse
+import sys
+
+from spec.cases import standard_cases
+from spec.cases.files import FOLDER, drift, write_case
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m spec.cases", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is not what would be written")
+    if parser.parse_args().check:
+        problems = drift()
+        print("\n".join(problems) or f"{len(standard_cases())} cases: no drift")
+        return 1 if problems else 0
+    for stale in [*FOLDER.glob("*.json"), *FOLDER.glob("*.safetensors")]:
+        stale.unlink()
+    for case in standard_cases():
+        write_case(case)
+    print(f"{len(standard_cases())} cases written to {FOLDER}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""The standard cases as files: JSON that says what a case is, safetensors with its arrays."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from spec.batch import from_arrays
+from spec.cases import SCENARIOS, Case, standard_cases
+from spec.config import from_mapping
+from spec.errors import SpecError
+from spec.reference import Truth, reference
+
+FORMAT = 1
+FOLDER = Path(__file__).parent
+
+# Mathematical functions may differ in the last bit between processors: this much of a tensor's scale is no drift.
+LAST_BITS = 2.0**-40
+
+
+def write_case(case: Case, folder: Path = FOLDER) -> None:
+    """Write ``NAME.json`` and ``NAME.safetensors``.
+
+    The arrays are ``weights/…``, ``inputs/…``, ``float64/…`` (every tap, and every gradient as ``gradients.…``) and
+    ``float32/…``: output and loss of the model in float32, computed exactly (SPEC PRC-2, MSK-5).
+    """
+    data = save(_arrays(case))
+    header = {
+        "format": FORMAT,
+        "name": case.name,
+        "variant": case.variant,
+        "part": case.part,
+        "exposes": SCENARIOS[case.scenario].exposes,
+        "config": case.config.as_dict(),
+        "arrays": f"{case.name}.safetensors",
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{case.name}.safetensors").write_bytes(data)
+    (folder / f"{case.name}.json").write_text(json.dumps(header, indent=2) + "\n")
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """Read a safetensors file.
+
+    Raises:
+        SpecError: if it is missing, truncated or corrupt.
+    """
+    try:
+        return load(path.read_bytes())
+    except FileNotFoundError:
+        raise SpecError(f"{path}: no such file") from None
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise SpecError(f"{path}: not a whole safetensors file: {error}") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        SpecError: if it is missing, or is no JSON object.
+    """
+    try:
+        header = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise SpecError(f"{path}: no such file") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise SpecError(f"{path}: holds a {type(header).__name__} but must hold a JSON object")
+    return header
+
+
+def read_case(path: Path) -> tuple[Case, dict[str, NDArray[Any]]]:
+    """Read a case and its expected arrays.
+
+    Args:
+        path: of the JSON file.
+
+    Raises:
+        SpecError: if a file is missing or corrupt, or does not belong to the other.
+    """
+    header = read_json(path)
+    missing = [key for key in ("format", "name", "variant", "part", "config", "arrays", "sha256") if key not in header]
+    if missing:
+        raise SpecError(f"{path}: lacks {', '.join(map(repr, missing))}")
+    if header["format"] != FORMAT:
+        raise SpecError(f"{path}: has format {header['format']} but must have {FORMAT}")
+    arrays_path = path.parent / header["arrays"]
+    arrays = read_arrays(arrays_path)
+    if hashlib.sha256(arrays_path.read_bytes()).hexdigest() != header["sha256"]:
+        raise SpecError(f"{arrays_path}: is not the file that {path.name} was written with: its SHA-256 differs")
+    scenario = header["name"].removeprefix(f"{header['variant']}-")
+    weights, batch = _section(arrays, "weights/"), from_arrays(_section(arrays, "inputs/"))
+    config = from_mapping(header["config"], path.name)
+    return Case(header["variant"], scenario, header["part"], config, weights, batch), arrays
+
+
+def drift(folder: Path = FOLDER) -> list[str]:
+    """Return how the files differ from what this code would write, one line each."""
+    current = {case.name: case for case in standard_cases()}
+    stored = {path.stem: path for path in sorted(folder.glob("*.json"))}
+    problems = [f"{name}.json: is missing" for name in current if name not in stored]
+    problems += [f"{name}.json: belongs to no standard case" for name in stored if name not in current]
+    for name in current.keys() & stored.keys():
+        try:
+            case, arrays = read_case(stored[name])
+        except SpecError as error:
+            problems += error.problems
+            continue
+        if case.config != current[name].config:
+            problems.append(f"{name}.json: 'config' differs")
+        problems += [f"{name}.safetensors: {problem}" for problem in _differences(arrays, _arrays(current[name]))]
+    return sorted(problems)
+
+
+def _arrays(case: Case) -> dict[str, NDArray[Any]]:
+    truth = reference(case.config, case.weights, case.batch, gradients=True, part=case.part)
+    single = reference(case.config, case.weights, case.batch, part=case.part, dtype="float32")
+    arrays = {
+        **{f"weights/{name}": array for name, array in case.weights.items()},
+        **{f"inputs/{name}": array for name, array in case.batch.arrays().items()},
+        **{f"float64/{name}": array for name, array in expected(truth).items()},
+        "float32/output": single.output,
+        "float32/loss": single.loss,
+    }
+    return {name: np.asarray(array, order="C") for name, array in arrays.items()}
+
+
+def expected(truth: Truth) -> dict[str, NDArray[Any]]:
+    """Return every tensor of a truth by the name that it has in comparisons."""
+    return {**truth.taps, **{f"gradients.{name}": array for name, array in truth.gradients.items()}}
+
+
+def _section(arrays: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def _differences(stored: dict[str, NDArray[Any]], current: dict[str, NDArray[Any]]) -> list[str]:
+    problems = [f"{name!r} is missing" for name in current.keys() - stored.keys()]
+    problems += [f"{name!r} is unexpected" for name in stored.keys() - current.keys()]
+    # A gradient may be the difference of far larger numbers, down to one that is mathematically zero: their common
+    # scale is that of the largest of them.
+    steepest = max((np.max(abs(array)) for name, array in current.items() if "/gradients." in name), default=0.0)
+    for name in current.keys() & stored.keys():
+        old, new = stored[name], current[name]
+        if old.shape != new.shape or old.dtype != new.dtype:
+            problems.append(f"{name!r} is {old.dtype} {old.shape} but must be {new.dtype} {new.shape}")
+            continue
+        scale = steepest if "/gradients." in name else np.max(abs(new), initial=0.0)
+        distance = np.max(abs(old - new), initial=0.0) if new.dtype.kind == "f" else float(not np.array_equal(old, new))
+        if distance > LAST_BITS * scale:
+            problems.append(f"{name!r} differs by {distance:.3g}")
+    return problems

@@ -1,0 +1,47 @@
+"""Errors of the specification: what is wrong, what is there, what is required, and the clause."""
+
+
+class SpecError(ValueError):
+    """Input that the specification refuses.
+
+    Attributes:
+        problems: every problem found, one line each, in the order in which they were found.
+    """
+
+    def __init__(self, problems: list[str] | str) -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
+
+    def __reduce__(self) -> tuple[type, tuple[list[str]]]:
+        return type(self), (self.problems,)
+
+
+class ConfigError(SpecError):
+    """A configuration that describes no model of the family."""
+
+
+class WeightsError(SpecError):
+    """Weights that do not fit a configuration: missing, unexpected, misshapen, or not finite."""
+
+
+class BatchError(SpecError):
+    """Inputs that do not fit a configuration: wrong shape, dtype or range."""
+
+
+class UnknownNameError(SpecError):
+    """A name that nothing bears; the message gives the nearest names."""
+
+
+def unknown(kind: str, name: str, known: list[str]) -> UnknownNameError:
+    """Return the error for an unknown name, with the names nearest to it.
+
+    Args:
+        kind: what the name should have named, for example ``"variant"``.
+        name: the name that was given.
+        known: every name that would have been accepted.
+    """
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"must be one of {', '.join(known)}"
+    return UnknownNameError(f"unknown {kind} {name!r}: {hint}")

@@ -1,0 +1,41 @@
+"""Attention masks (SPEC MSK-1 to MSK-8). Polarity: True is visible (a key) or real (a query)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec.config import EncoderConfig
+from spec.precision import precision
+
+
+def real_tokens(config: EncoderConfig, input_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return (B, T), True where a token is not padding. Decided by id, not by length (SPEC MSK-1)."""
+    real: NDArray[np.bool_] = input_ids != config.pad_id
+    return real
+
+
+def visible_keys(config: EncoderConfig, key_mask: NDArray[np.bool_], num_heads: int) -> NDArray[np.bool_]:
+    """Return which keys each query of each head sees (SPEC MSK-4, MSK-7).
+
+    Args:
+        key_mask: (B, S) for all queries alike, or (B, Q, S).
+        num_heads: H of the heads that are computed at once.
+
+    Returns:
+        (B, 1, 1 or Q, S) for ``per_sample``; (B, H, 1 or Q, S) for ``batch_major``, where head h of sample b
+        gets the mask of sample ``(h * B + b) // H``.
+    """
+    per_query: NDArray[np.bool_] = key_mask[:, None, :] if key_mask.ndim == 2 else key_mask
+    if config.mask_assignment == "per_sample":
+        return per_query[:, None]
+    batch = len(key_mask)
+    slot = np.arange(num_heads)[None, :] * batch + np.arange(batch)[:, None]  # (B, H)
+    assigned: NDArray[np.bool_] = per_query[slot // num_heads]
+    return assigned
+
+
+def mask_constant(config: EncoderConfig, dtype: str) -> float:
+    """Return ``mask_value`` as a precision holds it: rounded, and never below its lowest finite number (SPEC MSK-6)."""
+    target = precision(dtype)
+    return float(target.round(max(config.mask_value, -target.largest)))

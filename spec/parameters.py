@@ -1,0 +1,187 @@
+"""The one table of parameters: canonical name, shape, how it is drawn, whether it is trained."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec import positions
+from spec.config import EncoderConfig
+from spec.errors import WeightsError, unknown
+from spec.tensors import axis_sizes, check_part, differentiable_inputs, resolve
+
+Weights = Mapping[str, NDArray[np.floating]]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of the model (SPEC WGT-1, WGT-2).
+
+    Attributes:
+        shape: axis names; a linear weight is (in, out).
+        kind: ``"table"``, ``"positions"``, ``"kernel"``, ``"bias"``, ``"gain"`` or ``"offset"``.
+        trainable: False for a fixed position table, which is stored with the weights but gets no gradient.
+    """
+
+    shape: str
+    kind: str
+    trainable: bool = True
+
+
+def parameters(config: EncoderConfig, part: str = "model") -> dict[str, Parameter]:
+    """Return every parameter of a part by canonical name, in the order of computation."""
+    return dict(_parameters(config, check_part(part)))
+
+
+def trainable(config: EncoderConfig, part: str = "model") -> list[str]:
+    """Return the names of everything that gets a gradient (SPEC GRD-1, GRD-3, GRD-5): parameters, then given inputs."""
+    named = [name for name, parameter in parameters(config, part).items() if parameter.trainable]
+    return named + [f"inputs.{name}" for name in differentiable_inputs(part)]
+
+
+def shape_of(config: EncoderConfig, parameter: Parameter) -> tuple[int, ...]:
+    """Return the shape of a parameter in numbers."""
+    return resolve(parameter.shape, axis_sizes(config))
+
+
+def validate_weights(config: EncoderConfig, weights: Weights, part: str = "model", where: str = "") -> None:
+    """Refuse weights that do not fit (SPEC WGT-1 to WGT-3).
+
+    Args:
+        where: context for the messages, for example ``"backend=paddle"``.
+
+    Raises:
+        WeightsError: listing every missing, unexpected, misshapen, non-float or non-finite one.
+    """
+    table = parameters(config, part)
+    context = f"{where}, " if where else ""
+    problems = [f"{name!r} is missing but is required [{context}clause=WGT-1]" for name in table if name not in weights]
+    for name, array in weights.items():
+        if name not in table:
+            problems.append(f"{name!r} is unexpected: the configuration has no such parameter [{context}clause=WGT-1]")
+            continue
+        required = shape_of(config, table[name])
+        if not np.issubdtype(array.dtype, np.floating):
+            problems.append(f"{name!r} has dtype {array.dtype} but must be a floating-point type [{context}clause=WGT-3]")
+        elif array.shape != required:
+            problems.append(f"{name!r} has shape {array.shape} but must be {required} [{context}clause=WGT-2]")
+        elif not np.isfinite(array).all():
+            element = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+            problems.append(f"{name!r} is {array[element]} at {element} but must be finite [{context}clause=WGT-3]")
+    if problems:
+        raise WeightsError(problems)
+
+
+PROFILES: dict[str, str] = {
+    "generic": "random gains and biases, softmax of moderate spread",
+    "peaked": "query and key kernels 8 times as large: some softmax rows all but one-hot",
+    "tiny": "every norm sees a deviation near its epsilon, so that epsilon and where it stands are visible",
+}
+"""How :func:`initialize` may draw weights (SPEC WGT-5)."""
+
+
+def initialize(config: EncoderConfig, seed: int = 0, profile: str = "generic", part: str = "model") -> dict[str, NDArray[np.float64]]:
+    """Draw weights for conformance runs, none of them at a value that hides an error (SPEC WGT-5).
+
+    Each parameter has a stream of its own, so that a change of one leaves the others alone. The values are float32
+    numbers, so that float64 and float32 runs see the same model.
+
+    Args:
+        seed: of the random streams.
+        profile: one of :data:`PROFILES`.
+        part: one of :data:`spec.tensors.PARTS`.
+
+    Returns:
+        Canonical name to float64 array.
+
+    Raises:
+        UnknownNameError: for an unknown profile.
+    """
+    if profile not in PROFILES:
+        raise unknown("weights profile", profile, list(PROFILES))
+    drawn = {}
+    for name, parameter in parameters(config, part).items():
+        generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
+        shape = shape_of(config, parameter)
+        values = _draw(config, parameter, generator.standard_normal(shape)) * _profile_factor(config, name, profile)
+        drawn[name] = values.astype(np.float32).astype(np.float64)
+    return drawn
+
+
+def _draw(config: EncoderConfig, parameter: Parameter, normal: NDArray[np.float64]) -> NDArray[np.float64]:
+    if parameter.kind == "positions" and config.positions == "sinusoidal":
+        return positions.sinusoid(config)
+    scale, center = {
+        "kernel": (1 / np.sqrt(normal.shape[0]), 0.0),
+        "positions": (0.5, 0.0),
+        "table": (0.7 / (np.sqrt(config.d_model) if config.embedding_scale == "sqrt_d_model" else 1.0), 0.0),
+        "gain": (0.3, 1.0),
+        "bias": (0.4, 0.0),
+        "offset": (0.4, 0.0),
+    }[parameter.kind]
+    drawn: NDArray[np.float64] = center + scale * normal
+    return drawn
+
+
+def _profile_factor(config: EncoderConfig, name: str, profile: str) -> float:
+    if profile == "peaked":
+        return 8.0 if name.endswith(("query.weight", "key.weight")) else 1.0
+    if profile == "tiny":
+        deviation = config.norm_epsilon if config.norm_epsilon_placement == "outside" else np.sqrt(config.norm_epsilon)
+        last_of_attention = "attention.output." if config.output_projection else "attention.value."
+        into_a_norm = name.startswith("embeddings.") or ".norm" in name or last_of_attention in name or "feed_forward.outer." in name
+        return float(deviation) if into_a_norm else 1.0
+    return 1.0
+
+
+def _linear(name: str, inward: str, outward: str, bias: bool = True) -> Iterator[tuple[str, Parameter]]:
+    yield f"{name}.weight", Parameter(f"{inward} {outward}", "kernel")
+    if bias:
+        yield f"{name}.bias", Parameter(outward, "bias")
+
+
+def _norm(name: str) -> Iterator[tuple[str, Parameter]]:
+    yield f"{name}.weight", Parameter("d_model", "gain")
+    yield f"{name}.bias", Parameter("d_model", "offset")
+
+
+def _attention(config: EncoderConfig, name: str) -> Iterator[tuple[str, Parameter]]:
+    for projection in ("query", "key", "value"):
+        yield from _linear(f"{name}.{projection}", "d_model", "d_model", bias=config.qkv_bias)
+    if config.output_projection:
+        yield from _linear(f"{name}.output", "d_model", "d_model")
+
+
+def _layer(config: EncoderConfig, name: str) -> Iterator[tuple[str, Parameter]]:
+    yield from _attention(config, f"{name}.attention")
+    yield from _linear(f"{name}.feed_forward.inner", "d_model", "d_ff")
+    yield from _linear(f"{name}.feed_forward.outer", "d_ff", "d_model")
+    for norm in ("norm1", "norm2") if config.norm_sharing == "separate" else ("norm",):
+        yield from _norm(f"{name}.{norm}")
+
+
+def _parameters(config: EncoderConfig, part: str) -> Iterator[tuple[str, Parameter]]:
+    if part == "dot_product":
+        return
+    if part == "attention":
+        yield from _attention(config, "attention")
+        return
+    if part != "stack":
+        yield "embeddings.token.weight", Parameter("vocab d_model", "table")
+        yield "embeddings.position.weight", Parameter("positions d_model", "positions", trainable=config.positions == "learned")
+        if config.num_segments:
+            yield "embeddings.segment.weight", Parameter("segments d_model", "table")
+        if config.embedding_norm:
+            yield from _norm("embeddings.norm")
+    for i in range(config.num_layers):
+        yield from _layer(config, f"layers.{i}")
+    if config.final_norm:
+        yield from _norm("final_norm")
+    if part == "model":
+        if config.pooler == "tanh":
+            yield from _linear("pooler", "d_model", "d_model")
+        yield from _linear("classifier", "features", "classes")

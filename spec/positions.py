@@ -1,0 +1,46 @@
+"""Position tables and position numbers (SPEC POS-1 to POS-6)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec.config import EncoderConfig
+
+
+def sinusoid(config: EncoderConfig) -> NDArray[np.float64]:
+    """Return the fixed position table of a configuration (SPEC POS-2 to POS-4, POS-6).
+
+    Row p, frequency of column j: ``1 / base ** e(j)``, with e(j) = 2 (j // 2) / D for the exponent ``pair``
+    and j / D for ``column``. ``interleaved`` puts the sine on even columns and the cosine on odd ones;
+    ``halves`` puts all sines before all cosines.
+
+    Returns:
+        (max_positions, d_model), float64. Row 0 is zero where ``position_of_padding`` is ``zero_row``.
+    """
+    width = config.d_model
+    assert config.position_base is not None, "a learned table is not computed"
+    column = np.arange(width)
+    if config.position_layout == "halves":
+        # Column j of the first half and column j + D/2 share a frequency, as columns 2j and 2j + 1 do above.
+        column = np.concatenate([np.arange(0, width, 2), np.arange(1, width, 2)])
+    exponent = (2 * (column // 2) if config.position_exponent == "pair" else column) / width
+    angle = np.arange(config.max_positions)[:, None] / config.position_base**exponent
+    table = np.where(column % 2 == 0, np.sin(angle), np.cos(angle))
+    if config.position_of_padding == "zero_row":
+        table[0] = 0.0
+    return table
+
+
+def position_ids(config: EncoderConfig, real: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the row of the position table that each token takes (SPEC POS-5, POS-6).
+
+    Args:
+        real: (B, T), True where a token is not padding.
+
+    Returns:
+        (B, T): ``position_start`` + t; 0 for padding where ``position_of_padding`` is ``zero_row``. A padded
+        position inside the text still uses up its number.
+    """
+    numbers = np.broadcast_to(np.arange(real.shape[1]) + config.position_start, real.shape)
+    return np.where(real, numbers, 0) if config.position_of_padding == "zero_row" else numbers.copy()

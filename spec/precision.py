@@ -1,0 +1,85 @@
+"""The precisions that a run may have, and rounding to them (SPEC PRC-1 to PRC-3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from spec.errors import unknown
+
+Array = NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A binary floating-point format.
+
+    Attributes:
+        name: ``"float64"``, ``"float32"``, ``"bfloat16"`` or ``"float16"``.
+        storage: the NumPy dtype that holds its values exactly.
+        unit_roundoff: half the distance from 1 to the next larger number.
+        smallest_normal: its smallest positive normal number.
+        largest: its largest finite number.
+    """
+
+    name: str
+    storage: np.dtype
+    unit_roundoff: float
+    smallest_normal: float
+    largest: float
+
+    def round(self, values: ArrayLike) -> Array:
+        """Round to nearest, ties to even, into an array of ``storage``; beyond ``largest`` becomes infinite."""
+        given: NDArray[np.floating] = np.asarray(values)
+        if self.name == "bfloat16":
+            return _round_to_bfloat16(given)
+        if self.name == "float16":
+            with np.errstate(over="ignore"):
+                return given.astype(np.float16).astype(np.float32)
+        return given.astype(self.storage)
+
+
+def _round_to_bfloat16(values: NDArray[np.floating]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        single = np.atleast_1d(values.astype(np.float32))
+    bits = _sticky(single, np.atleast_1d(values)).view(np.uint32)
+    # Half of the discarded part, plus the last kept bit: nearest, ties to even.
+    rounded = (bits + (((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF))) & np.uint32(0xFFFF0000)
+    return np.where(np.isfinite(single), rounded.view(np.float32), single).reshape(values.shape)
+
+
+def _sticky(single: NDArray[np.float32], values: NDArray[np.floating]) -> NDArray[np.float32]:
+    """Return float32 numbers whose last bit remembers that something was cut off, so that rounding again errs nowhere."""
+    inexact = np.isfinite(single) & (single != values)
+    cut = np.where(abs(single) > abs(values), np.nextafter(single, np.float32(0)), single)
+    return np.where(inexact, (cut.view(np.uint32) | np.uint32(1)).view(np.float32), single)
+
+
+def _precision(name: str, storage: type, mantissa: int, exponent: int) -> Precision:
+    largest = (2.0 - 2.0 ** (1 - mantissa)) * 2.0 ** (exponent - 1)
+    return Precision(name, np.dtype(storage), 2.0**-mantissa, 2.0 ** (2 - exponent), largest)
+
+
+PRECISIONS: dict[str, Precision] = {
+    p.name: p
+    for p in (
+        _precision("float64", np.float64, 53, 1024),
+        _precision("float32", np.float32, 24, 128),
+        _precision("bfloat16", np.float32, 8, 128),
+        _precision("float16", np.float32, 11, 16),
+    )
+}
+"""Every precision by name."""
+
+
+def precision(name: str) -> Precision:
+    """Return a precision by name.
+
+    Raises:
+        UnknownNameError: with the nearest names.
+    """
+    if name not in PRECISIONS:
+        raise unknown("dtype", name, list(PRECISIONS))
+    return PRECISIONS[name]

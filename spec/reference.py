@@ -1,0 +1,292 @@
+"""The reference: the whole model family, forward and gradients, in NumPy.
+
+Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F d_ff,
+C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec.arithmetic import Arithmetic, Tensor
+from spec.batch import Batch, round_inputs, validate_batch
+from spec.config import EncoderConfig
+from spec.masks import mask_constant, real_tokens, visible_keys
+from spec.parameters import Weights, trainable, validate_weights
+from spec.positions import position_ids
+from spec.tensors import output_name
+
+Array = NDArray[np.floating]
+Mask = NDArray[np.bool_] | None
+
+
+@dataclass
+class Truth:
+    """What the reference computed.
+
+    Attributes:
+        output: the result of the part: logits (B, C), or (B, T, D), or (B, Q, D).
+        loss: scalar (SPEC LOS-1 to LOS-5).
+        taps: every intermediate tensor by name, in the order of computation.
+        gradients: of the loss, for each trainable parameter, and ``inputs.<name>`` for given tensors.
+    """
+
+    output: Array
+    loss: Array
+    taps: dict[str, Array]
+    gradients: dict[str, Array] = field(default_factory=dict)
+
+    @property
+    def logits(self) -> Array:
+        """The output under the name that it has in the whole model."""
+        return self.output
+
+
+def reference(
+    config: EncoderConfig,
+    weights: Weights,
+    batch: Batch,
+    gradients: bool = False,
+    part: str = "model",
+    dtype: str = "float64",
+    arithmetic: str = "float64",
+    corner: float = 0.0,
+    shuffle: int | None = None,
+    fused: bool = False,
+) -> Truth:
+    """Compute a part of the model.
+
+    Args:
+        config: the member of the family.
+        weights: canonical name to array; exactly the parameters of the part.
+        batch: the inputs of the part.
+        gradients: whether to differentiate the loss too.
+        part: one of :data:`spec.tensors.PARTS`.
+        dtype: the precision whose *model* is computed: weights, inputs and mask constants are rounded to it once, and
+            the sum with an additive mask constant is rounded as it rounds (SPEC PRC-2, MSK-5, MSK-6).
+        arithmetic: the precision in which it is computed. ``float64`` gives the truth for ``dtype``; ``dtype``
+            itself gives an example of what correct arithmetic of that precision makes of it.
+        corner, shuffle, fused: see :class:`spec.arithmetic.Arithmetic`.
+
+    Raises:
+        WeightsError, BatchError: for input that does not fit, listing everything that is wrong.
+        UnknownNameError: for an unknown part or precision.
+    """
+    validate_weights(config, weights, part)
+    validate_batch(config, batch, part)
+    rounded_weights, rounded_batch = round_inputs(weights, batch, dtype)
+    model = _Reference(config, rounded_weights, rounded_batch, dtype, Arithmetic(arithmetic, corner, shuffle, fused))
+    with np.errstate(all="ignore"):  # infinities and NaN are results here, and are judged
+        loss = model.run(part)
+        taps = {name: tensor.value for name, tensor in model.taps.items()}
+        truth = Truth(taps[output_name(config, part)], loss.value, taps)
+        if gradients:
+            model.a.backward(loss)
+            for name in trainable(config, part):
+                given = name.removeprefix("inputs.")
+                leaf = model.weights[name] if given == name else model.given[given]
+                truth.gradients[name] = np.zeros_like(leaf.value) if leaf.gradient is None else leaf.gradient
+    return truth
+
+
+def predict(config: EncoderConfig, logits: Array) -> NDArray[np.int64]:
+    """Return the predicted label of each sample (SPEC HED-4): (B, C) to (B,)."""
+    return (logits[:, 0] >= 0).astype(np.int64) if config.num_classes == 1 else np.argmax(logits, axis=-1)
+
+
+class _Reference:
+    """One run of the model on one tape."""
+
+    def __init__(self, config: EncoderConfig, weights: Weights, batch: Batch, dtype: str, arithmetic: Arithmetic) -> None:
+        self.config, self.batch, self.dtype, self.a = config, batch, dtype, arithmetic
+        self.weights = {name: arithmetic.leaf(array) for name, array in weights.items()}
+        self.given = {n: arithmetic.leaf(x) for n, x in batch.arrays().items() if np.issubdtype(x.dtype, np.floating)}
+        self.taps: dict[str, Tensor] = {}
+
+    def tap(self, name: str, tensor: Tensor) -> Tensor:
+        self.taps[name] = tensor
+        return tensor
+
+    def run(self, part: str) -> Tensor:
+        if part in ("attention", "dot_product"):
+            attend = self.attention if part == "attention" else self.dot_product
+            query, key, value = (self.given[name] for name in ("query", "key", "value"))
+            return self.cotangent_loss(attend("attention", query, key, value, self.batch.key_mask, self.batch.query_mask))
+        real = real_tokens(self.config, self.batch.required("input_ids"))
+        x = self.given["embeddings"] if part == "stack" else self.embeddings(real)
+        for i in range(self.config.num_layers):
+            x = self.layer(f"layers.{i}", x, real)
+        if self.config.final_norm:
+            x = self.tap("final_norm", self.norm("final_norm", x))
+        return self.classification_loss(self.head(x)) if part == "model" else self.cotangent_loss(x)
+
+    # Embeddings (EMB-1 to EMB-6, POS-5).
+
+    def embeddings(self, real: NDArray[np.bool_]) -> Tensor:
+        config, ids = self.config, self.batch.required("input_ids")
+        token = self.lookup("embeddings.token.weight", ids, config.token_padding_row)
+        if config.token_padding_forward == "zero":
+            token = self.a.replace(token, (ids != config.token_padding_row)[..., None], 0.0)
+        if config.embedding_scale == "sqrt_d_model":
+            token = self.a.scale(token, math.sqrt(config.d_model))
+        token = self.tap("embeddings.token", token)
+        position = self.tap("embeddings.position", self.lookup("embeddings.position.weight", position_ids(config, real), None))
+        total = self.a.add(token, position)
+        if config.num_segments:
+            segment = self.lookup("embeddings.segment.weight", self.batch.required("segment_ids"), config.segment_padding_row)
+            total = self.a.add(total, self.tap("embeddings.segment", segment))
+        total = self.tap("embeddings.sum", total)
+        return self.tap("embeddings.norm", self.norm("embeddings.norm", total)) if config.embedding_norm else total
+
+    def lookup(self, table: str, ids: NDArray[np.int64], padding_row: int | None) -> Tensor:
+        vectors = self.a.take(self.weights[table], ids)  # (B, T, D)
+        return vectors if padding_row is None else self.a.freeze(vectors, (ids == padding_row)[..., None])
+
+    # The encoder layer (NRM-1, RES-1, FFN-1).
+
+    def layer(self, name: str, x: Tensor, real: NDArray[np.bool_]) -> Tensor:
+        x = self.sublayer(name, 1, x, lambda h: self.attention(f"{name}.attention", h, h, h, real, real))
+        return self.sublayer(name, 2, x, lambda h: self.feed_forward(f"{name}.feed_forward", h))
+
+    def sublayer(self, name: str, number: int, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        norm = f"{name}.norm" if self.config.norm_sharing == "shared" else f"{name}.norm{number}"
+
+        def normed(y: Tensor) -> Tensor:
+            return self.tap(f"{name}.norm{number}", self.norm(norm, y))
+
+        if self.config.norm_placement == "pre":
+            return self.tap(f"{name}.residual{number}", self.a.add(x, function(normed(x))))
+        return normed(self.tap(f"{name}.residual{number}", self.a.add(x, function(x))))
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        """Layer norm over D (NRM-2 to NRM-4)."""
+        config, a = self.config, self.a
+        centered = a.subtract(x, a.divide_by(a.sum(x, -1), config.d_model))
+        count = config.d_model - (config.norm_variance == "unbiased")
+        variance = a.divide_by(a.sum(a.multiply(centered, centered), -1), count)  # (B, T, 1)
+        if config.norm_epsilon_placement == "inside":
+            deviation = a.sqrt(a.shift(variance, config.norm_epsilon))
+        else:
+            deviation = a.shift(a.sqrt(variance), config.norm_epsilon)
+        gained = a.multiply(a.divide(centered, deviation), self.weights[f"{name}.weight"])
+        return a.add(gained, self.weights[f"{name}.bias"])
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        rows = self.a.reshape(x, (-1, x.shape[-1]))
+        y = self.a.einsum("ni,io->no", rows, self.weights[f"{name}.weight"])
+        if f"{name}.bias" in self.weights:
+            y = self.a.add(y, self.weights[f"{name}.bias"])
+        return self.a.reshape(y, (*x.shape[:-1], y.shape[-1]))
+
+    def feed_forward(self, name: str, x: Tensor) -> Tensor:
+        inner = self.tap(f"{name}.inner", self.linear(f"{name}.inner", x))  # (B, T, F)
+        active = self.tap(f"{name}.activation", self.activation(inner))
+        return self.tap(f"{name}.outer", self.linear(f"{name}.outer", active))  # (B, T, D)
+
+    def activation(self, x: Tensor) -> Tensor:
+        """FFN-2."""
+        a = self.a
+        if self.config.activation == "relu":
+            return a.relu(x)
+        if self.config.activation == "gelu_erf":
+            inner = a.erf(a.divide_by(x, math.sqrt(2)))
+        else:
+            cubic = a.scale(a.multiply(a.multiply(x, x), x), 0.044715)
+            inner = a.tanh(a.scale(a.add(x, cubic), math.sqrt(2 / math.pi)))
+        return a.multiply(a.scale(x, 0.5), a.shift(inner, 1.0))
+
+    # Attention (ATT-1 to ATT-7, MSK-3 to MSK-8).
+
+    def attention(self, name: str, query: Tensor, key: Tensor, value: Tensor, key_mask: Mask, query_mask: Mask) -> Tensor:
+        q, k, v = (
+            self.tap(f"{name}.{role}", self.project(f"{name}.{role}", x))
+            for role, x in (("query", query), ("key", key), ("value", value))
+        )
+        context = self.dot_product(name, q, k, v, key_mask, query_mask)
+        return self.tap(f"{name}.output", self.linear(f"{name}.output", context)) if self.config.output_projection else context
+
+    def project(self, name: str, x: Tensor) -> Tensor:
+        y = self.linear(name, x)
+        if self.config.qkv_activation == "relu":
+            y = self.a.relu(y)
+        return self.a.reshape(y, (*y.shape[:2], self.config.num_heads, self.config.head_dim))  # (B, T, H, K)
+
+    def dot_product(self, name: str, q: Tensor, k: Tensor, v: Tensor, key_mask: Mask, query_mask: Mask) -> Tensor:
+        """Attend with all heads at once, or with one after the other (ATT-7)."""
+        heads = q.shape[2]
+        groups = [slice(0, heads)] if self.config.head_computation == "batched" else [slice(h, h + 1) for h in range(heads)]
+        steps = [self.attend(*self.heads(g, q, k, v), key_mask, query_mask) for g in groups]
+        for step in steps[0]:
+            if step != "context":
+                self.tap(f"{name}.{step}", self.join([group[step] for group in steps], axis=1))
+        context = self.join([group["context"] for group in steps], axis=2)  # (B, Q, H, K)
+        return self.tap(f"{name}.context", self.a.reshape(context, (*context.shape[:2], -1)))  # (B, Q, D)
+
+    def heads(self, group: slice, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        chosen = (slice(None), slice(None), group)
+        return self.a.index(q, chosen), self.a.index(k, chosen), self.a.index(v, chosen)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Mask, query_mask: Mask) -> dict[str, Tensor]:
+        """Scores, softmax and weighted sum for some heads: q (B, Q, H, K), k and v (B, S, H, K)."""
+        config, a, steps = self.config, self.a, {}
+        root = math.sqrt(q.shape[-1])
+        if config.score_scale == "multiply_query":
+            q = a.scale(q, 1 / root)
+        scores = a.einsum("bqhk,bshk->bhqs", q, k)
+        if config.score_scale == "divide_scores":
+            scores = a.divide_by(scores, root)
+        steps["scores"] = scores
+        constant = mask_constant(config, self.dtype)
+        if key_mask is not None:
+            visible = visible_keys(config, key_mask, q.shape[2])
+            if config.mask_fill == "replace":
+                scores = a.replace(scores, visible, constant)
+            else:
+                scores = a.add_where(scores, visible, constant, rounded=self.dtype)
+            steps["masked_scores"] = scores
+        weights = steps["weights"] = a.softmax(scores)
+        if config.query_mask == "overwrite" and query_mask is not None:
+            weights = steps["masked_weights"] = a.replace(weights, query_mask[:, None, :, None], constant)
+        steps["context"] = a.einsum("bhqs,bshk->bqhk", weights, v)
+        return steps
+
+    def join(self, tensors: Sequence[Tensor], axis: int) -> Tensor:
+        return tensors[0] if len(tensors) == 1 else self.a.concatenate(tensors, axis)
+
+    # Head and loss (HED-1 to HED-3, LOS-1 to LOS-5).
+
+    def head(self, x: Tensor) -> Tensor:
+        if self.config.pooling == "flatten":
+            pooled = self.a.reshape(x, (x.shape[0], -1))  # (B, T * D)
+        else:
+            pooled = self.a.index(x, (slice(None), 0))  # (B, D)
+        pooled = self.tap("pooling", pooled)
+        if self.config.pooler == "tanh":
+            dense = self.tap("pooler.dense", self.linear("pooler", pooled))
+            pooled = self.tap("pooler.output", self.a.tanh(dense))
+        return self.tap("logits", self.linear("classifier", pooled))  # (B, C)
+
+    def classification_loss(self, logits: Tensor) -> Tensor:
+        config, a, labels = self.config, self.a, self.batch.required("labels")
+        if config.num_classes == 1:
+            losses = a.reshape(a.sigmoid_cross_entropy(logits, labels[:, None].astype(logits.value.dtype)), (-1,))
+        else:
+            log_probabilities = self.tap("log_probabilities", a.log_softmax(logits))
+            losses = a.scale(a.index(log_probabilities, (np.arange(len(labels)), labels)), -1.0)
+        losses = self.tap("losses", losses)  # (B,)
+        counted = labels != config.ignore_label if config.ignore_label is not None else np.ones(len(labels), bool)
+        loss = a.divide_by(a.sum(a.replace(losses, counted, 0.0)), float(counted.sum()))
+        if config.l2_weight:
+            for name in ("classifier.weight", "classifier.bias"):
+                square = a.multiply(self.weights[name], self.weights[name])
+                loss = a.add(loss, a.scale(a.sum(square), 0.5 * config.l2_weight))
+        return self.tap("loss", loss)
+
+    def cotangent_loss(self, output: Tensor) -> Tensor:
+        """Sum of output times cotangent, so that its gradient is the cotangent's (LOS-5)."""
+        return self.tap("loss", self.a.sum(self.a.multiply(output, self.given["cotangent"])))

@@ -1,0 +1,217 @@
+"""Names, order and symbolic shapes of every input, tap and output of each part of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from spec.config import EncoderConfig
+from spec.errors import unknown
+
+PARTS: dict[str, str] = {
+    "model": "token ids to logits and loss",
+    "encoder": "token ids to the encoder's output",
+    "stack": "given embeddings to the encoder's output",
+    "attention": "multi-head attention on given queries, keys and values",
+    "dot_product": "scaled dot-product attention on given heads",
+}
+"""The parts of the model that can be run and judged on their own (SPEC PRT-1)."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of the specification.
+
+    Attributes:
+        shape: axis names separated by spaces, for example ``"batch heads query key"``; ``""`` is a scalar.
+        clause: the clause of SPEC.md that defines it.
+        kind: ``"float"``, ``"int"`` or ``"bool"``.
+        required: whether an input has to be given.
+    """
+
+    shape: str
+    clause: str
+    kind: str = "float"
+    required: bool = True
+
+
+def check_part(part: str) -> str:
+    """Return ``part`` if it is one of :data:`PARTS`.
+
+    Raises:
+        UnknownNameError: with the nearest names.
+    """
+    if part not in PARTS:
+        raise unknown("part", part, list(PARTS))
+    return part
+
+
+def inputs(config: EncoderConfig, part: str = "model") -> dict[str, Tensor]:
+    """Return the inputs of a part by name (SPEC INP-1, PRT-1)."""
+    ids = {"input_ids": Tensor("batch tokens", "INP-1", "int")}
+    segments = {"segment_ids": Tensor("batch tokens", "EMB-5", "int")} if config.num_segments else {}
+    masks = {
+        "key_mask": Tensor("batch key", "MSK-4", "bool", required=False),
+        "query_mask": Tensor("batch query", "MSK-8", "bool", required=False),
+    }
+    match check_part(part):
+        case "model":
+            return {**ids, **segments, "labels": Tensor("batch", "INP-3", "int")}
+        case "encoder":
+            return {**ids, **segments, "cotangent": Tensor("batch tokens d_model", "LOS-5")}
+        case "stack":
+            return {
+                **ids,
+                "embeddings": Tensor("batch tokens d_model", "PRT-1"),
+                "cotangent": Tensor("batch tokens d_model", "LOS-5"),
+            }
+        case "attention":
+            width = "d_model"
+        case _:
+            width = "heads head_dim"
+    axes = {"query": "query", "key": "key", "value": "key"}
+    given = {name: Tensor(f"batch {axis} {width}", "PRT-1") for name, axis in axes.items()}
+    return {**given, **masks, "cotangent": Tensor("batch query d_model", "LOS-5")}
+
+
+def differentiable_inputs(part: str) -> tuple[str, ...]:
+    """Return the inputs whose gradients are part of the result, as ``inputs.<name>`` (SPEC GRD-5)."""
+    return {"stack": ("embeddings",), "attention": ("query", "key", "value"), "dot_product": ("query", "key", "value")}.get(check_part(part), ())
+
+
+def taps(config: EncoderConfig, part: str = "model", given: Collection[str] | None = None) -> dict[str, Tensor]:
+    """Return every intermediate tensor of a part, in the order of computation.
+
+    Args:
+        given: names of the inputs that are given; by default all. Without a mask the masked tensors do not exist;
+            only ``attention`` and ``dot_product`` may go without.
+    """
+    names = inputs(config, part) if given is None or part not in ("attention", "dot_product") else given
+    masks = _Masks(keys="key_mask" in names or part in _MASKED_BY_IDS, queries="query_mask" in names or part in _MASKED_BY_IDS)
+    return dict(_taps(config, check_part(part), masks))
+
+
+def output_name(config: EncoderConfig, part: str = "model") -> str:
+    """Return the name of the tap that is the result of a part."""
+    if part == "model":
+        return "logits"
+    return [name for name in taps(config, part) if name != "loss"][-1]
+
+
+def axis_sizes(config: EncoderConfig, **lengths: int) -> dict[str, int]:
+    """Return the size of every axis name; ``lengths`` gives batch, tokens, query and key where they apply."""
+    return {
+        "vocab": config.vocab_size,
+        "positions": config.max_positions,
+        "segments": config.num_segments,
+        "d_model": config.d_model,
+        "heads": config.num_heads,
+        "head_dim": config.head_dim,
+        "d_ff": config.d_ff,
+        "classes": config.num_classes,
+        "features": config.d_model * (config.max_positions if config.pooling == "flatten" else 1),
+        **lengths,
+    }
+
+
+def resolve(shape: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Return a symbolic shape in numbers."""
+    return tuple(sizes[axis] for axis in shape.split())
+
+
+def clause_of(config: EncoderConfig, name: str, part: str = "model") -> str:
+    """Return the clause that defines a tap, or a gradient (``gradients.<parameter>``)."""
+    if name.startswith("gradients."):
+        return "GRD-5" if name.startswith("gradients.inputs.") else "GRD-1"
+    tap = taps(config, part).get(name)
+    return tap.clause if tap else "PRT-1"
+
+
+_MASKED_BY_IDS = ("model", "encoder", "stack")
+
+
+@dataclass(frozen=True)
+class _Masks:
+    keys: bool = True
+    queries: bool = True
+
+
+def _taps(config: EncoderConfig, part: str, masks: _Masks) -> Iterator[tuple[str, Tensor]]:
+    if part == "dot_product":
+        yield from _dot_product_taps(config, "attention", masks, "query", "key")
+    elif part == "attention":
+        yield from _attention_taps(config, "attention", masks, "query", "key")
+    else:
+        if part != "stack":
+            yield from _embedding_taps(config)
+        for i in range(config.num_layers):
+            yield from _layer_taps(config, f"layers.{i}")
+        if config.final_norm:
+            yield "final_norm", Tensor("batch tokens d_model", "NRM-6")
+        if part == "model":
+            yield from _head_taps(config)
+    yield "loss", Tensor("", "LOS-5" if part != "model" else "LOS-2")
+
+
+def _embedding_taps(config: EncoderConfig) -> Iterator[tuple[str, Tensor]]:
+    shape = "batch tokens d_model"
+    yield "embeddings.token", Tensor(shape, "EMB-2")
+    yield "embeddings.position", Tensor(shape, "POS-5")
+    if config.num_segments:
+        yield "embeddings.segment", Tensor(shape, "EMB-5")
+    yield "embeddings.sum", Tensor(shape, "EMB-6")
+    if config.embedding_norm:
+        yield "embeddings.norm", Tensor(shape, "EMB-6")
+
+
+def _dot_product_taps(config: EncoderConfig, name: str, masks: _Masks, query: str, key: str) -> Iterator[tuple[str, Tensor]]:
+    weights = f"batch heads {query} {key}"
+    yield f"{name}.scores", Tensor(weights, "ATT-4")
+    if masks.keys:
+        yield f"{name}.masked_scores", Tensor(weights, "MSK-3")
+    yield f"{name}.weights", Tensor(weights, "ATT-5")
+    if masks.queries and config.query_mask == "overwrite":
+        yield f"{name}.masked_weights", Tensor(weights, "MSK-8")
+    yield f"{name}.context", Tensor(f"batch {query} d_model", "ATT-6")
+
+
+def _attention_taps(config: EncoderConfig, name: str, masks: _Masks, query: str, key: str) -> Iterator[tuple[str, Tensor]]:
+    yield f"{name}.query", Tensor(f"batch {query} heads head_dim", "ATT-2")
+    yield f"{name}.key", Tensor(f"batch {key} heads head_dim", "ATT-2")
+    yield f"{name}.value", Tensor(f"batch {key} heads head_dim", "ATT-2")
+    yield from _dot_product_taps(config, name, masks, query, key)
+    if config.output_projection:
+        yield f"{name}.output", Tensor(f"batch {query} d_model", "ATT-6")
+
+
+def _layer_taps(config: EncoderConfig, name: str) -> Iterator[tuple[str, Tensor]]:
+    shape = "batch tokens d_model"
+
+    def sublayer(number: int, steps: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        norm = (f"{name}.norm{number}", Tensor(shape, "NRM-1"))
+        if config.norm_placement == "pre":
+            yield norm
+        yield from steps
+        yield f"{name}.residual{number}", Tensor(shape, "RES-1")
+        if config.norm_placement == "post":
+            yield norm
+
+    yield from sublayer(1, _attention_taps(config, f"{name}.attention", _Masks(), "tokens", "tokens"))
+    yield from sublayer(2, _feed_forward_taps(f"{name}.feed_forward"))
+
+
+def _feed_forward_taps(name: str) -> Iterator[tuple[str, Tensor]]:
+    yield f"{name}.inner", Tensor("batch tokens d_ff", "FFN-1")
+    yield f"{name}.activation", Tensor("batch tokens d_ff", "FFN-2")
+    yield f"{name}.outer", Tensor("batch tokens d_model", "FFN-1")
+
+
+def _head_taps(config: EncoderConfig) -> Iterator[tuple[str, Tensor]]:
+    yield "pooling", Tensor("batch features", "HED-1")
+    if config.pooler == "tanh":
+        yield "pooler.dense", Tensor("batch d_model", "HED-2")
+        yield "pooler.output", Tensor("batch d_model", "HED-2")
+    yield "logits", Tensor("batch classes", "HED-3")
+    if config.num_classes > 1:
+        yield "log_probabilities", Tensor("batch classes", "LOS-1")
+    yield "losses", Tensor("batch", "LOS-1")

@@ -1,0 +1,55 @@
+"""What the tests share: small models with an axis size of their own for each axis, and a worker for each backend."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import backends
+import spec
+from backends.worker import Worker, WorkerFailure
+
+# Every axis has a size of its own, prime wherever the model allows it.
+SIZES = {"vocab_size": 23, "max_positions": 13, "d_model": 10, "num_heads": 2, "d_ff": 17, "num_layers": 2, "num_classes": 3}
+TOKENS, BATCH = 11, 7
+
+
+def small_config(name: str = "nndl-paddle-api", **fields: object) -> spec.EncoderConfig:
+    """Return a variant with small sizes; a flattening head takes exactly the tokens of the batch."""
+    room = {"max_positions": TOKENS} if spec.variant(name).pooling == "flatten" else {}
+    return spec.variant(name, **{**SIZES, **room, **fields})
+
+
+@pytest.fixture
+def small() -> Callable[..., spec.EncoderConfig]:
+    return small_config
+
+
+@pytest.fixture(params=spec.variants())
+def variant_config(request: pytest.FixtureRequest) -> spec.EncoderConfig:
+    return small_config(request.param)
+
+
+@pytest.fixture(scope="session")
+def open_worker() -> Iterator[Callable[[str], Worker]]:
+    """Return a function that gives the one worker of a backend, and skips visibly where it is not installed."""
+    opened: dict[str, Worker] = {}
+
+    def worker_of(name: str) -> Worker:
+        if name not in opened or opened[name].dead:
+            try:
+                opened[name] = backends.open(name, threads=1)
+            except WorkerFailure as failure:
+                if failure.status != "absent":
+                    raise
+                pytest.skip(f"{name} is not installed: {failure.detail}")
+        return opened[name]
+
+    yield worker_of
+    for worker in opened.values():
+        worker.close()
+
+
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in backends.BUILT_IN])
+def worker(request: pytest.FixtureRequest, open_worker: Callable[[str], Worker]) -> Worker:
+    """Each of the four backends in turn, in its own process."""
+    return open_worker(request.param)

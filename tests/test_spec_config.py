@@ -1,0 +1,189 @@
+"""Configurations, weights and precisions: CFG, WGT, PRC."""
+
+import numpy as np
+import pytest
+
+import spec
+from spec.errors import ConfigError, SpecError, UnknownNameError, WeightsError
+from spec.masks import mask_constant
+
+
+@pytest.mark.clause("CFG-1")
+def test_config_round_trips_through_toml(variant_config):
+    assert spec.from_toml(variant_config.to_toml()) == variant_config
+
+
+@pytest.mark.clause("CFG-1")
+def test_config_reports_every_problem_at_once(small):
+    with pytest.raises(ConfigError) as caught:
+        small(d_model=11, mask_value=1.0, norm_epsilon=-1.0)
+    assert len(caught.value.problems) == 3
+    assert "'d_model' is 11 but must be divisible by 'num_heads', which is 2 [clause=ATT-2]" in caught.value.problems
+
+
+@pytest.mark.clause("CFG-1")
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"d_model": 10.0}, "'d_model' is 10.0 (float) but must be int"),
+        ({"num_layers": True}, "'num_layers' is True (bool) but must be int"),
+        ({"num_heads": 0}, "'num_heads' is 0 but must be at least 1"),
+        ({"activation": "swish"}, "'activation' is 'swish' but must be one of relu, gelu_erf, gelu_tanh"),
+        ({"pad_id": 23}, "'pad_id' is 23 but must lie in [0, 23)"),
+        ({"token_padding_row": None}, "'token_padding_forward' is 'zero' but 'token_padding_row' is absent"),
+        ({"segment_padding_row": 2}, "'segment_padding_row' is 2 but must lie in [0, 2)"),
+        ({"position_base": None}, "must be given with it"),
+        ({"positions": "learned"}, "must be absent with it"),
+        ({"position_start": 2}, "'position_start' is 2 but must be 0 or 1"),
+        ({"position_of_padding": "zero_row"}, "'position_start' is 0; it must be 1"),
+        ({"d_model": 9, "num_heads": 3, "position_layout": "halves"}, "must be even"),
+        ({"mask_value": float("-inf")}, "'mask_value' is -inf but must be finite"),
+        ({"mask_assignment": "batch_major", "head_computation": "looped"}, "it must be 'batched'"),
+        ({"pooling": "flatten"}, "'pooler' is 'tanh' but 'pooling' is 'flatten'"),
+        ({"ignore_label": 3}, "'ignore_label' is 3 but must be a label below"),
+        ({"l2_weight": -0.5}, "'l2_weight' is -0.5"),
+    ],
+)
+def test_config_refuses_what_describes_no_model(small, fields, message):
+    with pytest.raises(ConfigError) as caught:
+        small(**fields)
+    assert message in str(caught.value)
+
+
+@pytest.mark.clause("CFG-1")
+def test_config_from_mapping_names_unknown_and_missing_fields(small):
+    fields = small().as_dict()
+    del fields["d_ff"]
+    with pytest.raises(ConfigError) as caught:
+        spec.from_mapping({**fields, "d_modle": 3})
+    assert [line.split(":")[0] for line in caught.value.problems] == ["configuration", "configuration"]
+    assert "d_model" in caught.value.problems[0]
+    assert "'d_ff' is missing" in caught.value.problems[1]
+
+
+def test_variant_unknown_gives_nearest_names():
+    with pytest.raises(UnknownNameError, match="did you mean 'nndl-paddle' or 'nndl-paddle-api'"):
+        spec.variant("nndl-padle")
+
+
+def test_variants_cover_the_published_sources():
+    assert spec.variants() == [
+        "tf1-text-classifier", "bert-pytorch", "vanilla-encoder", "nndl-paddle", "nndl-paddle-api", "keras-attention", "bert",
+    ]  # fmt: skip
+
+
+def test_unknown_names_are_refused_with_those_that_exist(small):
+    config = small()
+    for call in (
+        lambda: config.replace(d_modle=3),
+        lambda: spec.initialize(config, profile="pekaed"),
+        lambda: spec.example_batch(config, padding="raged"),
+        lambda: spec.inputs(config, "encoders"),
+        lambda: spec.precision("float23"),
+    ):
+        with pytest.raises(UnknownNameError, match="did you mean"):
+            call()
+
+
+@pytest.mark.clause("WGT-1", "WGT-2", "WGT-3")
+def test_weights_problems_are_all_listed(small):
+    config = small()
+    weights = spec.initialize(config)
+    weights["extra"] = weights.pop("classifier.weight")
+    weights["pooler.weight"] = weights["pooler.weight"][:, :3]
+    weights["pooler.bias"] = weights["pooler.bias"].astype(int)
+    weights["classifier.bias"] = np.array([0.0, np.nan, 1.0])
+    with pytest.raises(WeightsError) as caught:
+        spec.validate_weights(config, weights, where="backend=paddle")
+    assert caught.value.problems == [
+        "'classifier.weight' is missing but is required [backend=paddle, clause=WGT-1]",
+        "'pooler.weight' has shape (10, 3) but must be (10, 10) [backend=paddle, clause=WGT-2]",
+        "'pooler.bias' has dtype int64 but must be a floating-point type [backend=paddle, clause=WGT-3]",
+        "'classifier.bias' is nan at (1,) but must be finite [backend=paddle, clause=WGT-3]",
+        "'extra' is unexpected: the configuration has no such parameter [backend=paddle, clause=WGT-1]",
+    ]
+
+
+@pytest.mark.clause("WGT-2")
+def test_weights_linear_layout_is_in_out(small):
+    assert spec.initialize(small())["layers.1.feed_forward.inner.weight"].shape == (10, 17)
+
+
+@pytest.mark.clause("WGT-5")
+@pytest.mark.parametrize("profile", spec.PROFILES)
+def test_initialize_hides_nothing(variant_config, profile):
+    for name, array in spec.initialize(variant_config, seed=3, profile=profile).items():
+        assert array.dtype == np.float64
+        assert (array == array.astype(np.float32)).all()
+        if spec.parameters(variant_config)[name].kind in ("gain", "bias", "offset"):
+            assert not np.isin(array, (0.0, 1.0)).any()
+
+
+@pytest.mark.clause("WGT-5")
+def test_initialize_profiles_do_what_they_say(small):
+    config = small("bert-pytorch")
+    batch = spec.example_batch(config, 7, 11)
+
+    def row_peak(profile):
+        return spec.reference(config, spec.initialize(config, profile=profile), batch).taps["layers.0.attention.weights"][0].max(-1).mean()
+
+    assert row_peak("peaked") > 0.9 > 0.6 > row_peak("generic")
+    tiny = spec.reference(config, spec.initialize(config, profile="tiny"), batch).taps["layers.0.residual1"]
+    assert 0.1 * config.norm_epsilon < tiny.std(-1).mean() < 10 * config.norm_epsilon
+
+
+def test_initialize_streams_are_independent(small):
+    wide, narrow = spec.initialize(small(d_ff=19)), spec.initialize(small())
+    assert (wide["classifier.weight"] == narrow["classifier.weight"]).all()
+
+
+@pytest.mark.clause("PRC-1")
+@pytest.mark.parametrize(("name", "mantissa", "largest"), [("float64", 53, 1.797e308), ("float32", 24, 3.402e38), ("bfloat16", 8, 3.389e38), ("float16", 11, 65504)])
+def test_precision_rounds_to_nearest_even(name, mantissa, largest):
+    target = spec.precision(name)
+    one_step, half = 2.0 ** (1 - mantissa), 2.0**-mantissa
+    assert target.unit_roundoff == half
+    assert target.largest == pytest.approx(largest, rel=1e-3)
+    if name != "float64":  # ties go to the even neighbour; just above a tie goes up
+        assert target.round(np.array([1 + half, 1 + one_step + half, 1 + half * 1.01])).tolist() == [1.0, 1 + 2 * one_step, 1 + one_step]
+
+
+def test_precision_rounding_agrees_with_numpy_and_keeps_special_values():
+    values = np.random.default_rng(5).standard_normal(997) * 10.0 ** np.arange(-6, 991).clip(-6, 4)
+    assert (spec.precision("float16").round(values) == values.astype(np.float16)).all()
+    twice = np.float64(1 + 2.0**-8 + 2.0**-40)  # through float32 this would look like a tie
+    assert spec.precision("bfloat16").round(twice) == 1 + 2.0**-7
+    special = spec.precision("bfloat16").round(np.array([np.nan, np.inf, -np.inf, -0.0]))
+    assert np.isnan(special[0])
+    assert special[1:3].tolist() == [np.inf, -np.inf]
+    assert np.signbit(special[3])
+
+
+@pytest.mark.clause("PRC-2")
+def test_reference_rounds_weights_and_inputs_once(small):
+    config = small()
+    weights = {name: array * (1 + 1e-9) for name, array in spec.initialize(config).items()}
+    batch = spec.example_batch(config, 7, 11)
+    rounded = {name: array.astype(np.float32).astype(np.float64) for name, array in weights.items()}
+    assert (spec.reference(config, weights, batch, dtype="float32").logits == spec.reference(config, rounded, batch, dtype="float32").logits).all()
+    assert (spec.reference(config, weights, batch).logits != spec.reference(config, rounded, batch).logits).any()
+
+
+@pytest.mark.clause("MSK-2", "MSK-6")
+@pytest.mark.parametrize(("name", "dtype", "constant"), [
+    ("nndl-paddle", "float32", -1e9),
+    ("tf1-text-classifier", "float64", -4294967295.0),
+    ("tf1-text-classifier", "float32", -4294967296.0),
+    ("vanilla-encoder", "float16", -10000.0),
+    ("nndl-paddle", "float16", -65504.0),
+    ("bert", "bfloat16", -(2 - 2**-7) * 2.0**127),
+])  # fmt: skip
+def test_mask_constant_is_what_the_precision_holds(small, name, dtype, constant):
+    assert mask_constant(small(name), dtype) == constant
+
+
+def test_errors_survive_pickling():
+    import pickle
+
+    error = pickle.loads(pickle.dumps(SpecError(["a", "b"])))
+    assert error.problems == ["a", "b"]

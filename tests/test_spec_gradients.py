@@ -1,0 +1,83 @@
+"""Gradients of the reference against central differences: GRD."""
+
+import numpy as np
+import pytest
+
+import spec
+from spec.reference import reference
+
+PARTS = ["model", "encoder", "stack", "attention", "dot_product"]
+
+
+STEP = 1e-6  # small enough that hardly any ReLU changes sides, large enough that rounding stays below 1e-9
+
+
+def differentiable(name, small):
+    """Return a configuration whose loss is smooth where it is differentiated: no constant that swallows the values."""
+    return small(name, query_mask="none", mask_value=-20.0)
+
+
+@pytest.mark.clause("GRD-1", "GRD-5")
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("name", spec.variants())
+def test_gradients_agree_with_central_differences(small, name, part):
+    config = differentiable(name, small)
+    weights, batch = spec.initialize(config, part=part), spec.example_batch(config, 5, 11, part=part)
+    truth = reference(config, weights, batch, gradients=True, part=part)
+    generator = np.random.default_rng(1)
+    steepest = max(abs(gradient).max() for gradient in truth.gradients.values())
+    assert list(truth.gradients) == spec.trainable(config, part)
+    for parameter, gradient in truth.gradients.items():
+        direction = generator.standard_normal(gradient.shape)
+        if parameter == "embeddings.token.weight" and config.token_padding_row is not None:
+            direction[config.token_padding_row] = 0.0  # its gradient is withheld on purpose
+        if parameter == "embeddings.segment.weight" and config.segment_padding_row is not None:
+            direction[config.segment_padding_row] = 0.0
+
+        def loss(step, parameter=parameter, direction=direction):
+            given = parameter.removeprefix("inputs.")
+            if given != parameter:
+                moved = spec.from_arrays({**batch.arrays(), given: batch.arrays()[given] + step * direction})
+                return float(reference(config, weights, moved, part=part).loss)
+            return float(reference(config, {**weights, parameter: weights[parameter] + step * direction}, batch, part=part).loss)
+
+        numeric = (loss(STEP) - loss(-STEP)) / (2 * STEP)
+        assert abs(numeric - (gradient * direction).sum()) <= 1e-7 * steepest * direction.size**0.5, parameter
+
+
+@pytest.mark.clause("GRD-2", "EMB-4", "EMB-5")
+def test_padding_rows_get_exactly_no_gradient(small):
+    for name, row in (("bert-pytorch", 0), ("nndl-paddle", 0), ("vanilla-encoder", 1)):
+        config = small(name)
+        gradients = reference(config, spec.initialize(config), spec.example_batch(config, 7, 11), gradients=True).gradients
+        assert (gradients["embeddings.token.weight"][row] == 0).all()
+        assert (gradients["embeddings.token.weight"][2:] != 0).any()
+    assert (reference(small("bert-pytorch"), spec.initialize(small("bert-pytorch")), spec.example_batch(small("bert-pytorch"), 7, 11), gradients=True).gradients["embeddings.segment.weight"][0] == 0).all()
+    trained = small("tf1-text-classifier")
+    gradients = reference(trained, spec.initialize(trained), spec.example_batch(trained, 7, 11), gradients=True).gradients
+    assert (gradients["embeddings.token.weight"][0] != 0).any()
+
+
+@pytest.mark.clause("GRD-2", "EMB-4")
+def test_padding_row_of_the_table_need_not_be_the_pad_id(small):
+    config = small("vanilla-encoder", pad_id=0)
+    gradients = reference(config, spec.initialize(config), spec.example_batch(config, 7, 11), gradients=True).gradients
+    assert (gradients["embeddings.token.weight"][1] == 0).all()
+    assert (gradients["embeddings.token.weight"][0] != 0).any()
+
+
+@pytest.mark.clause("GRD-3", "POS-1")
+def test_only_a_learned_position_table_is_trained(small):
+    assert "embeddings.position.weight" in spec.trainable(small("bert"))
+    assert "embeddings.position.weight" not in spec.trainable(small("nndl-paddle"))
+    assert "embeddings.position.weight" in spec.parameters(small("nndl-paddle"))
+
+
+@pytest.mark.clause("GRD-4")
+def test_key_bias_gradient_is_zero_for_affine_keys_alone(small):
+    for name, zero in (("bert", True), ("tf1-text-classifier", False)):
+        config = small(name, query_mask="none")
+        batch = spec.example_batch(config, 7, 11, padding="none")
+        gradients = reference(config, spec.initialize(config), batch, gradients=True).gradients
+        share = abs(gradients["layers.0.attention.key.bias"]).max() / abs(gradients["layers.0.attention.query.bias"]).max()
+        assert (share < 1e-10) == zero
