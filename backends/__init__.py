@@ -1,0 +1,62 @@
+"""How each framework computes it: the four backends, and the door to them.
+
+Nothing here imports a framework; that happens in a worker process (:mod:`backends.worker`).
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import Any
+
+from backends.interface import Backend, Request, Run, Unsupported
+from backends.worker import Worker, WorkerFailure
+from spec.errors import unknown
+
+BUILT_IN = ("torch", "tf", "paddle", "jax")
+"""The backends that live in this repository."""
+
+ENTRY_POINTS = "concord.backends"
+"""The entry-point group in which an installed package offers a backend of its own."""
+
+
+def names() -> list[str]:
+    """Return the names of all known backends: the four, and those that installed packages offer."""
+    return [*BUILT_IN, *sorted({point.name for point in entry_points(group=ENTRY_POINTS)} - set(BUILT_IN))]
+
+
+def resolve(name: str) -> str:
+    """Return the class behind a backend's name, as ``"package.module:Class"``.
+
+    Args:
+        name: a known name, or such a path itself.
+
+    Raises:
+        UnknownNameError: with the nearest names.
+    """
+    if name in BUILT_IN:
+        return f"backends.{name}.adapter:Adapter"
+    for point in entry_points(group=ENTRY_POINTS):
+        if point.name == name:
+            return point.value
+    module, _, attribute = name.partition(":")
+    if all(word.isidentifier() for word in [*module.split("."), attribute]):
+        return name
+    raise unknown("backend", name, names())
+
+
+def open(name: str, device: str = "cpu", **settings: Any) -> Worker:
+    """Start a backend in a process of its own.
+
+    Args:
+        name: a known name (:func:`names`) or ``"package.module:Class"``.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+        settings: the other arguments of :class:`backends.worker.Worker`.
+
+    Raises:
+        UnknownNameError: with the nearest names.
+        WorkerFailure: if it cannot be started, for example because the framework is not installed.
+    """
+    return Worker(name, resolve(name), device, **settings)
+
+
+__all__ = ["BUILT_IN", "ENTRY_POINTS", "Backend", "Request", "Run", "Unsupported", "Worker", "WorkerFailure", "names", "open", "resolve"]

@@ -1,0 +1,128 @@
+"""What a backend is: the protocol that the four keep, and that anyone else's may (docs/guides/joining.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec.batch import Batch, validate_batch
+from spec.config import EncoderConfig
+from spec.errors import unknown
+from spec.parameters import Weights, validate_weights
+from spec.precision import precision
+from spec.tensors import PARTS, check_part
+
+IMPLEMENTATIONS = ("explicit",)
+"""``explicit``: written out as the sources write it."""
+
+EXECUTIONS = ("eager", "compiled")
+"""``eager``: operation by operation. ``compiled``: through the framework's compiler."""
+
+
+class Unsupported(RuntimeError):
+    """The backend cannot do what was asked, and says so instead of doing something else (SPEC PRC-3)."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One run that a backend is asked for.
+
+    Attributes:
+        config: the member of the model family.
+        weights: canonical name to array (SPEC WGT-1), any floating dtype; the backend rounds to ``dtype`` once.
+        batch: the inputs of the part.
+        part: one of :data:`spec.PARTS`.
+        dtype: ``"float64"``, ``"float32"``, ``"bfloat16"`` or ``"float16"``.
+        implementation: one of :data:`IMPLEMENTATIONS`.
+        execution: one of :data:`EXECUTIONS`.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+        taps: whether to return every intermediate tensor.
+        gradients: whether to return the gradient of the loss for every trainable parameter.
+    """
+
+    config: EncoderConfig
+    weights: Weights
+    batch: Batch
+    part: str = "model"
+    dtype: str = "float32"
+    implementation: str = "explicit"
+    execution: str = "eager"
+    device: str = "cpu"
+    taps: bool = True
+    gradients: bool = True
+
+    def validate(self, where: str = "") -> None:
+        """Refuse a request that no backend could answer.
+
+        Args:
+            where: context for the messages, for example ``"backend=torch"``.
+
+        Raises:
+            UnknownNameError, WeightsError, BatchError: naming what is wrong.
+        """
+        check_part(self.part)
+        precision(self.dtype)
+        for kind, name, known in (("implementation", self.implementation, IMPLEMENTATIONS), ("execution", self.execution, EXECUTIONS)):
+            if name not in known:
+                raise unknown(kind, name, list(known))
+        if self.device.split(":")[0] not in ("cpu", "cuda"):
+            raise unknown("device", self.device, ["cpu", "cuda"])
+        validate_weights(self.config, self.weights, self.part, where)
+        validate_batch(self.config, self.batch, self.part, where)
+
+
+@dataclass
+class Run:
+    """What a backend computed. bfloat16 and float16 come as float32 arrays that hold the same values.
+
+    Attributes:
+        output: the result of the part; for the whole model the logits (B, C).
+        loss: scalar.
+        taps: intermediate tensors by the names of :func:`spec.taps`, in the order of computation.
+        gradients: of the loss, by parameter name, and ``inputs.<name>`` for given tensors.
+        backend: the name of the backend.
+        dtype: the precision it ran in.
+        info: what it ran on: versions, device, threads, precision switches. ``undelivered_taps`` may list patterns of
+            tap names that a fused implementation does not expose.
+        requested: what was asked for besides output and loss; set by whoever asked, so that nothing can be left out.
+    """
+
+    output: NDArray[np.floating]
+    loss: NDArray[np.floating]
+    taps: dict[str, NDArray[np.floating]] = field(default_factory=dict)
+    gradients: dict[str, NDArray[np.floating]] = field(default_factory=dict)
+    backend: str = ""
+    dtype: str = "float32"
+    info: dict[str, Any] = field(default_factory=dict)
+    requested: tuple[str, ...] = ("taps", "gradients")
+
+    @property
+    def logits(self) -> NDArray[np.floating]:
+        """The output under the name that it has in the whole model."""
+        return self.output
+
+
+class Backend(Protocol):
+    """A backend, as it lives in its worker process. It is constructed without arguments.
+
+    Attributes:
+        name: what reports call it.
+    """
+
+    name: str
+
+    def describe(self) -> dict[str, Any]:
+        """Return JSON data about it: ``version``, ``devices``, ``dtypes``, ``threads`` and whatever else matters."""
+
+    def run(self, request: Request) -> Run:
+        """Compute what is asked.
+
+        Raises:
+            Unsupported: if it cannot, with the reason. It must never compute something else instead.
+        """
+
+
+__all__ = ["EXECUTIONS", "IMPLEMENTATIONS", "PARTS", "Backend", "Request", "Run", "Unsupported"]

@@ -1,0 +1,1 @@
+"""The classifier in JAX, with Flax NNX modules."""

@@ -1,0 +1,111 @@
+"""The JAX backend: NumPy in and out, devices, dtypes, compilation."""
+
+import os
+from typing import Any
+
+import flax
+import jax
+import jax.numpy as jnp
+import jaxlib
+import numpy as np
+from flax import nnx
+from jax import Array
+from jax.sharding import SingleDeviceSharding
+
+from backends.interface import Request, Run, Unsupported
+from backends.jax import weights
+from backends.jax.model import PARTS
+from backends.jax.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
+from spec.parameters import Weights
+
+# Without it JAX makes every float64 a float32 and every int64 an int32, and says nothing.
+jax.config.update("jax_enable_x64", True)
+
+DTYPES = {"float64": jnp.float64, "float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
+
+
+class Adapter:
+    """The backend (:class:`backends.interface.Backend`)."""
+
+    name = "jax"
+
+    def describe(self) -> dict[str, Any]:
+        """Return versions, devices, dtypes, threads and precision switches."""
+        return {
+            "version": f"{jax.__version__} (jaxlib {jaxlib.__version__}, flax {flax.__version__})",
+            "devices": ["cpu", *(f"cuda:{i}" for i in range(len(_devices("cuda"))))],
+            "dtypes": {device: list(DTYPES) for device in ("cpu", "cuda")},
+            "threads": _threads(),
+            "thread_switches": {"NPROC": os.environ.get("NPROC")},
+            "precision_switches": {
+                "jax_enable_x64": jax.config.jax_enable_x64,
+                "jax_default_matmul_precision": jax.config.jax_default_matmul_precision,
+            },
+        }
+
+    def run(self, request: Request) -> Run:
+        """Compute what is asked (:meth:`backends.interface.Backend.run`)."""
+        device, config, part = self.device(request.device), request.config, request.part
+        # Products of float32 numbers in full float32, on every device.
+        jax.config.update("jax_default_matmul_precision", "highest")
+        model = self.build(request, device)
+        loss_function = (ClassificationLoss if part == "model" else CotangentLoss)(config)
+        inputs = {name: self.tensor(array, request.dtype, device) for name, array in request.batch.arrays().items()}
+        compiled, gradients = request.execution == "compiled", {}
+        with jax.default_device(device):
+            if request.gradients:
+                output, loss, taps, named = differentiate(model, loss_function, inputs, part, compiled)
+                gradients = weights.export(named, config, part)
+                gradients |= {name: weights.to_numpy(g) for name, g in named.items() if name.startswith("inputs.")}
+            else:
+                options = {"xla_allow_excess_precision": False}
+                forward = jax.jit(evaluate, static_argnums=1, compiler_options=options) if compiled else evaluate
+                output, loss, taps = forward(model, loss_function, inputs)
+        arrays = {name: weights.to_numpy(tensor) for name, tensor in taps.items()} if request.taps else {}
+        info = {"device": request.device, "execution": request.execution, **self.describe()}
+        return Run(weights.to_numpy(output), weights.to_numpy(loss), arrays, gradients, self.name, request.dtype, info)
+
+    def build(self, request: Request, device: jax.Device) -> nnx.Module:
+        """Return the part of the model with the weights loaded."""
+        model = nnx.eval_shape(lambda: PARTS[request.part](request.config))  # Shapes alone; nothing is allocated or drawn.
+        dtype, place = DTYPES[request.dtype], SingleDeviceSharding(device)
+        nnx.update(model, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=place), nnx.state(model)))
+        weights.load(model, request.config, request.weights, request.part)
+        return model
+
+    def round_trip(self, request: Request) -> Weights:
+        """Load canonical weights into a model and read them back (SPEC WGT-4)."""
+        model = self.build(request, self.device(request.device))
+        named = {".".join(map(str, path)): variable[...] for path, variable in nnx.to_flat_state(nnx.state(model))}
+        return weights.export(named, request.config, request.part)
+
+    def device(self, name: str) -> jax.Device:
+        """Return the device of that name.
+
+        Raises:
+            Unsupported: if this machine has none.
+        """
+        platform, _, index = name.partition(":")
+        found = _devices(platform)
+        if int(index or 0) >= len(found):
+            raise Unsupported(f"jax {jax.__version__} sees {len(found)} {platform.upper()} devices; {name!r} is not among them")
+        return found[int(index or 0)]
+
+    def tensor(self, array: np.ndarray, dtype: str, device: jax.Device) -> Array:
+        """Return an input as a tensor: numbers in the precision of the run, ids as int64, masks as bool."""
+        with np.errstate(over="ignore"):  # What float16 cannot hold becomes infinite.
+            return jax.device_put(array.astype(DTYPES[dtype]) if np.issubdtype(array.dtype, np.floating) else array, device)
+
+
+def _devices(platform: str) -> list[jax.Device]:
+    """Return the devices of a platform; none where JAX does not have it."""
+    try:
+        return jax.devices(platform)
+    except RuntimeError:
+        return []
+
+
+def _threads() -> int:
+    """Return the size of XLA's thread pool on the CPU: what NPROC says, else the number of cores that the process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return int(os.environ.get("NPROC") or cores or 1)

@@ -1,0 +1,87 @@
+"""The PaddlePaddle backend: NumPy in and out, devices, dtypes, compilation."""
+
+import os
+from typing import Any
+
+import numpy as np
+import paddle
+
+from backends.interface import Request, Run, Unsupported
+from backends.paddle import weights
+from backends.paddle.model import PARTS
+from backends.paddle.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
+from spec.parameters import Weights
+
+DTYPES = {"float64": paddle.float64, "float32": paddle.float32, "bfloat16": paddle.bfloat16, "float16": paddle.float16}
+
+
+class Adapter:
+    """The backend (:class:`backends.interface.Backend`)."""
+
+    name = "paddle"
+
+    def describe(self) -> dict[str, Any]:
+        """Return versions, devices, dtypes, threads and precision switches."""
+        return {
+            "version": paddle.version.full_version,
+            "devices": ["cpu", *(f"cuda:{i}" for i in range(paddle.device.cuda.device_count()))],
+            "dtypes": {"cpu": ["float64", "float32"], "cuda": list(DTYPES)},
+            "threads": int(os.environ["OMP_NUM_THREADS"]),  # PaddlePaddle sets it when imported, to 1 unless it was set
+            "thread_switches": {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_DEBUG_CPU_TYPE")},
+            "precision_switches": {"cublas_tf32": paddle.base.core.get_cublas_switch()},
+        }
+
+    def run(self, request: Request) -> Run:
+        """Compute what is asked (:meth:`backends.interface.Backend.run`)."""
+        device, config, part = self.device(request.device), request.config, request.part
+        # Products of float32 numbers in full float32, on every device.
+        paddle.base.core.set_cublas_switch(False)
+        # Static programs overwrite tensors that they return, if allowed to compute in place.
+        paddle.set_flags({"FLAGS_pir_apply_inplace_pass": False})
+        model = self.build(request, device)
+        loss_function = (ClassificationLoss if part == "model" else CotangentLoss)(config)
+        inputs = {name: self.tensor(array, request.dtype, device) for name, array in request.batch.arrays().items()}
+        compiled, gradients = request.execution == "compiled", {}
+        if request.gradients:
+            output, loss, taps, named = differentiate(model, loss_function, inputs, part, compiled)
+            gradients = weights.export(named, config, part)
+            gradients |= {name: weights.to_numpy(g) for name, g in named.items() if name.startswith("inputs.")}
+        else:
+            forward = paddle.jit.to_static(evaluate, full_graph=True, backend=None) if compiled else evaluate
+            with paddle.no_grad():
+                output, loss, taps = forward(model, loss_function, inputs)
+        # Every static program that ran stays in memory until this cache is cleared.
+        paddle.base.core.clear_executor_cache()
+        arrays = {name: weights.to_numpy(tensor) for name, tensor in taps.items()} if request.taps else {}
+        info = {"device": request.device, "execution": request.execution, **self.describe()}
+        return Run(weights.to_numpy(output), weights.to_numpy(loss), arrays, gradients, self.name, request.dtype, info)
+
+    def build(self, request: Request, device: str) -> paddle.nn.Layer:
+        """Return the part of the model with the weights loaded."""
+        if device == "cpu" and request.dtype in ("bfloat16", "float16"):
+            raise Unsupported(f"paddle {paddle.version.full_version} has no {request.dtype} matrix product on cpu")
+        model = PARTS[request.part](request.config).to(device=device, dtype=DTYPES[request.dtype]).eval()
+        weights.load(model, request.config, request.weights, request.part)
+        return model
+
+    def round_trip(self, request: Request) -> Weights:
+        """Load canonical weights into a model and read them back (SPEC WGT-4)."""
+        model = self.build(request, self.device(request.device))
+        return weights.export(dict(model.named_parameters()), request.config, request.part)
+
+    def device(self, name: str) -> str:
+        """Return the device of that name, and make it the one for new tensors.
+
+        Raises:
+            Unsupported: if this machine has none.
+        """
+        count = paddle.device.cuda.device_count()
+        if name.startswith("cuda") and int(name.partition(":")[2] or 0) >= count:
+            raise Unsupported(f"paddle {paddle.version.full_version} sees {count} CUDA devices; {name!r} is not among them")
+        paddle.set_device(name.replace("cuda", "gpu"))
+        return paddle.get_device()
+
+    def tensor(self, array: np.ndarray, dtype: str, device: str) -> paddle.Tensor:
+        """Return an input as a tensor: numbers in the precision of the run, ids as int64, masks as bool."""
+        tensor = paddle.to_tensor(np.ascontiguousarray(array), place=device)
+        return tensor.astype(DTYPES[dtype]) if tensor.is_floating_point() else tensor

@@ -1,0 +1,252 @@
+"""Layers of the classifier, written out as the published sources compute them.
+
+Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F d_ff.
+Every layer passes its steps through ``tap(name, tensor)``, which returns the tensor.
+"""
+
+import math
+from collections.abc import Callable
+
+import paddle
+import paddle.nn.functional as F
+from paddle import Tensor, nn
+
+from spec.config import EncoderConfig
+from spec.masks import mask_constant
+
+Tap = Callable[[str, Tensor], Tensor]
+
+
+def _scalar(value: float, like: Tensor) -> Tensor | float:
+    """Return a constant for arithmetic with a tensor: static programs round a Python number to float32."""
+    return paddle.full([], value, dtype=like.dtype) if like.dtype == paddle.float64 else value
+
+
+# Options of the configuration, as functions.
+
+
+def identity(x: Tensor) -> Tensor:
+    return x
+
+
+def gelu_erf(x: Tensor) -> Tensor:
+    return 0.5 * x * (1.0 + paddle.erf(x / _scalar(math.sqrt(2.0), x)))
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    return 0.5 * x * (1.0 + paddle.tanh(_scalar(math.sqrt(2.0 / math.pi), x) * (x + _scalar(0.044715, x) * x * x * x)))
+
+
+ACTIVATIONS = {"none": identity, "relu": F.relu, "gelu_erf": gelu_erf, "gelu_tanh": gelu_tanh}  # ATT-1, FFN-2
+
+
+def epsilon_inside(variance: Tensor, epsilon: float) -> Tensor:
+    return paddle.sqrt(variance + _scalar(epsilon, variance))
+
+
+def epsilon_outside(variance: Tensor, epsilon: float) -> Tensor:
+    return paddle.sqrt(variance) + _scalar(epsilon, variance)
+
+
+DEVIATIONS = {"inside": epsilon_inside, "outside": epsilon_outside}  # NRM-3
+
+
+def replace_masked(scores: Tensor, visible: Tensor, constant: float) -> Tensor:
+    return paddle.where(visible, scores, paddle.full(scores.shape, constant, dtype=scores.dtype))
+
+
+def add_to_masked(scores: Tensor, visible: Tensor, constant: float) -> Tensor:
+    return scores + paddle.where(visible, paddle.zeros_like(scores), paddle.full(scores.shape, constant, dtype=scores.dtype))
+
+
+FILLS = {"replace": replace_masked, "add": add_to_masked}  # MSK-3
+
+
+def mask_per_sample(mask: Tensor, heads: int) -> Tensor:
+    return mask[:, None]  # (B, 1, 1 or Q, S)
+
+
+def mask_batch_major(mask: Tensor, heads: int) -> Tensor:
+    # The published mistake: heads are stacked before samples, masks are repeated sample by sample.
+    batch = mask.shape[0]
+    slot = paddle.arange(heads, dtype="int64")[None, :] * batch + paddle.arange(batch, dtype="int64")[:, None]  # (B, H)
+    return mask[slot // heads]  # (B, H, 1 or Q, S)
+
+
+ASSIGNMENTS = {"per_sample": mask_per_sample, "batch_major": mask_batch_major}  # MSK-7
+
+
+class LayerNorm(nn.Layer):
+    """Layer norm over D in every published form (SPEC NRM-2 to NRM-4): (B, T, D) to (B, T, D)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.weight = self.create_parameter([config.d_model], default_initializer=nn.initializer.Constant(1.0))
+        self.bias = self.create_parameter([config.d_model], default_initializer=nn.initializer.Constant(0.0))
+        self.epsilon = config.norm_epsilon
+        self.count = config.d_model - (1 if config.norm_variance == "unbiased" else 0)
+        self.deviation = DEVIATIONS[config.norm_epsilon_placement]
+
+    def forward(self, x: Tensor) -> Tensor:
+        centered = x - paddle.mean(x, axis=-1, keepdim=True)
+        variance = paddle.sum(centered * centered, axis=-1, keepdim=True) / _scalar(self.count, x)  # (B, T, 1)
+        return centered / self.deviation(variance, self.epsilon) * self.weight + self.bias
+
+
+class Embeddings(nn.Layer):
+    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5, POS-6): (B, T) to (B, T, D)."""
+
+    def __init__(self, config: EncoderConfig, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.token = nn.Embedding(config.vocab_size, config.d_model, padding_idx=None)
+        self.position = nn.Embedding(config.max_positions, config.d_model, padding_idx=None)
+        self.position.weight.stop_gradient = config.positions != "learned"
+        self.segment = nn.Embedding(config.num_segments, config.d_model, padding_idx=None) if config.num_segments else None
+        self.norm = LayerNorm(config) if config.embedding_norm else None
+        self.scale = math.sqrt(config.d_model) if config.embedding_scale == "sqrt_d_model" else None
+        self.token_padding_row = config.token_padding_row
+        self.zero_padding = config.token_padding_forward == "zero"
+        self.segment_padding_row = config.segment_padding_row
+        self.position_start = config.position_start
+        self.zero_row_for_padding = config.position_of_padding == "zero_row"
+
+    def forward(self, input_ids: Tensor, segment_ids: Tensor | None, real: Tensor, tap: Tap) -> Tensor:
+        token = tap(f"{self.name}.token", self.embed_tokens(input_ids))
+        position = tap(f"{self.name}.position", self.position.weight[self.position_ids(real)])
+        total = token + position
+        if self.segment is not None:
+            segment = freeze_row(self.segment.weight[segment_ids], segment_ids, self.segment_padding_row)
+            total = total + tap(f"{self.name}.segment", segment)
+        total = tap(f"{self.name}.sum", total)
+        return total if self.norm is None else tap(f"{self.name}.norm", self.norm(total))
+
+    def embed_tokens(self, input_ids: Tensor) -> Tensor:
+        token = freeze_row(self.token.weight[input_ids], input_ids, self.token_padding_row)
+        if self.zero_padding:
+            token = paddle.where((input_ids == self.token_padding_row)[..., None], paddle.zeros_like(token), token)
+        return token if self.scale is None else token * _scalar(self.scale, token)
+
+    def position_ids(self, real: Tensor) -> Tensor:
+        numbers = paddle.arange(real.shape[1], dtype="int64") + self.position_start  # (T,)
+        numbers = paddle.broadcast_to(numbers, real.shape)  # (B, T)
+        return paddle.where(real, numbers, paddle.zeros_like(numbers)) if self.zero_row_for_padding else numbers
+
+
+def freeze_row(vectors: Tensor, ids: Tensor, row: int | None) -> Tensor:
+    """Let no gradient reach one row of the table that the vectors were taken from (SPEC EMB-4, EMB-5)."""
+    return vectors if row is None else paddle.where((ids == row)[..., None], vectors.detach(), vectors)
+
+
+class DotProductAttention(nn.Layer):
+    """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-8): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
+
+    def __init__(self, config: EncoderConfig, name: str) -> None:
+        super().__init__()
+        self.config = config
+        self.name = name
+        self.heads_at_once = config.num_heads if config.head_computation == "batched" else 1
+        self.scale_query = config.head_dim**-0.5 if config.score_scale == "multiply_query" else None
+        self.divide_scores = math.sqrt(config.head_dim) if config.score_scale == "divide_scores" else None
+        self.assign = ASSIGNMENTS[config.mask_assignment]
+        self.fill = FILLS[config.mask_fill]
+        self.overwrite_queries = config.query_mask == "overwrite"
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, tap: Tap) -> Tensor:
+        groups = zip(*(paddle.split(x, x.shape[2] // self.heads_at_once, axis=2) for x in (q, k, v)), strict=True)
+        steps = [self.attend(*group, key_mask, query_mask) for group in groups]
+        for step in steps[0]:
+            if step != "context":
+                tap(f"{self.name}.{step}", paddle.concat([group[step] for group in steps], axis=1))
+        context = paddle.concat([group["context"] for group in steps], axis=2)  # (B, Q, H, K)
+        return tap(f"{self.name}.context", paddle.flatten(context, start_axis=2))  # (B, Q, D)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None) -> dict[str, Tensor]:
+        steps = {}
+        constant = mask_constant(self.config, str(q.dtype).removeprefix("paddle."))
+        q = q if self.scale_query is None else q * _scalar(self.scale_query, q)
+        scores = paddle.einsum("bqhk,bshk->bhqs", q, k)
+        scores = scores if self.divide_scores is None else scores / _scalar(self.divide_scores, scores)
+        steps["scores"] = scores  # (B, H, Q, S)
+        if key_mask is not None:
+            per_query = key_mask[:, None, :] if key_mask.ndim == 2 else key_mask  # (B, 1 or Q, S)
+            scores = self.fill(scores, self.assign(per_query, q.shape[2]), constant)
+            steps["masked_scores"] = scores
+        weights = F.softmax(scores, axis=-1)
+        steps["weights"] = weights
+        if self.overwrite_queries and query_mask is not None:
+            weights = replace_masked(weights, query_mask[:, None, :, None], constant)
+            steps["masked_weights"] = weights
+        steps["context"] = paddle.einsum("bhqs,bshk->bqhk", weights, v)
+        return steps
+
+
+class MultiHeadAttention(nn.Layer):
+    """Multi-head attention (SPEC ATT-1 to ATT-7): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
+
+    def __init__(self, config: EncoderConfig, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.heads = (config.num_heads, config.head_dim)
+        self.query = nn.Linear(config.d_model, config.d_model, bias_attr=config.qkv_bias)
+        self.key = nn.Linear(config.d_model, config.d_model, bias_attr=config.qkv_bias)
+        self.value = nn.Linear(config.d_model, config.d_model, bias_attr=config.qkv_bias)
+        self.activation = ACTIVATIONS[config.qkv_activation]
+        self.dot_product = DotProductAttention(config, name)
+        self.output = nn.Linear(config.d_model, config.d_model, bias_attr=True) if config.output_projection else None
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, tap: Tap) -> Tensor:
+        q = tap(f"{self.name}.query", self.split_heads(self.activation(self.query(query))))
+        k = tap(f"{self.name}.key", self.split_heads(self.activation(self.key(key))))
+        v = tap(f"{self.name}.value", self.split_heads(self.activation(self.value(value))))
+        context = self.dot_product(q, k, v, key_mask, query_mask, tap)
+        return context if self.output is None else tap(f"{self.name}.output", self.output(context))
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        return paddle.reshape(x, (*x.shape[:2], *self.heads))  # (B, T, H, K)
+
+
+class FeedForward(nn.Layer):
+    """Two linear layers with an activation between them (SPEC FFN-1, FFN-2): (B, T, D) to (B, T, D)."""
+
+    def __init__(self, config: EncoderConfig, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.inner = nn.Linear(config.d_model, config.d_ff, bias_attr=True)
+        self.outer = nn.Linear(config.d_ff, config.d_model, bias_attr=True)
+        self.activation = ACTIVATIONS[config.activation]
+
+    def forward(self, x: Tensor, tap: Tap) -> Tensor:
+        inner = tap(f"{self.name}.inner", self.inner(x))  # (B, T, F)
+        active = tap(f"{self.name}.activation", self.activation(inner))
+        return tap(f"{self.name}.outer", self.outer(active))
+
+
+class EncoderLayer(nn.Layer):
+    """Self-attention and feed-forward, each with residual and norm (SPEC NRM-1, NRM-5, RES-1): (B, T, D) to (B, T, D)."""
+
+    def __init__(self, config: EncoderConfig, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.attention = MultiHeadAttention(config, f"{name}.attention")
+        self.feed_forward = FeedForward(config, f"{name}.feed_forward")
+        if config.norm_sharing == "shared":
+            self.norm = LayerNorm(config)
+            self.norm_names = ("norm", "norm")
+        else:
+            self.norm1 = LayerNorm(config)
+            self.norm2 = LayerNorm(config)
+            self.norm_names = ("norm1", "norm2")
+        self.sublayer = self.pre_norm if config.norm_placement == "pre" else self.post_norm
+
+    def forward(self, x: Tensor, real: Tensor, tap: Tap) -> Tensor:
+        x = self.sublayer(1, x, lambda h: self.attention(h, h, h, real, real, tap), tap)
+        return self.sublayer(2, x, lambda h: self.feed_forward(h, tap), tap)
+
+    def pre_norm(self, number: int, x: Tensor, function: Callable[[Tensor], Tensor], tap: Tap) -> Tensor:
+        normed = tap(f"{self.name}.norm{number}", getattr(self, self.norm_names[number - 1])(x))
+        return tap(f"{self.name}.residual{number}", x + function(normed))
+
+    def post_norm(self, number: int, x: Tensor, function: Callable[[Tensor], Tensor], tap: Tap) -> Tensor:
+        total = tap(f"{self.name}.residual{number}", x + function(x))
+        return tap(f"{self.name}.norm{number}", getattr(self, self.norm_names[number - 1])(total))

@@ -1,0 +1,96 @@
+"""The classifier and those of its parts that can be run alone.
+
+Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim, C classes.
+Every part takes its inputs by name (:func:`spec.inputs`) and ``tap(name, tensor)``, and returns its output.
+"""
+
+from collections.abc import Mapping
+
+import paddle
+from paddle import Tensor, nn
+
+from backends.paddle.layers import DotProductAttention, Embeddings, EncoderLayer, LayerNorm, MultiHeadAttention, Tap
+from spec.config import EncoderConfig
+
+Inputs = Mapping[str, Tensor]
+
+
+class EncoderStack(nn.Layer):
+    """The encoder layers on given embeddings (part ``stack``): (B, T, D) to (B, T, D)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.pad_id = config.pad_id
+        self.layers = nn.LayerList([EncoderLayer(config, f"layers.{i}") for i in range(config.num_layers)])
+        self.final_norm = LayerNorm(config) if config.final_norm else None
+
+    def forward(self, inputs: Inputs, tap: Tap) -> Tensor:
+        return self.encode(inputs["embeddings"], self.real_tokens(inputs), tap)
+
+    def real_tokens(self, inputs: Inputs) -> Tensor:
+        return inputs["input_ids"] != self.pad_id  # (B, T); MSK-1
+
+    def encode(self, x: Tensor, real: Tensor, tap: Tap) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, real, tap)
+        return x if self.final_norm is None else tap("final_norm", self.final_norm(x))
+
+
+class Encoder(EncoderStack):
+    """Embeddings and encoder layers (part ``encoder``): (B, T) to (B, T, D)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        self.embeddings = Embeddings(config, "embeddings")
+
+    def forward(self, inputs: Inputs, tap: Tap) -> Tensor:
+        real = self.real_tokens(inputs)
+        return self.encode(self.embeddings(inputs["input_ids"], inputs.get("segment_ids"), real, tap), real, tap)
+
+
+class TextClassifier(Encoder):
+    """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-3): (B, T) to (B, C)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        self.flatten = config.pooling == "flatten"
+        features = config.d_model * config.max_positions if self.flatten else config.d_model
+        self.pooler = nn.Linear(config.d_model, config.d_model, bias_attr=True) if config.pooler == "tanh" else None
+        self.classifier = nn.Linear(features, config.num_classes, bias_attr=True)
+
+    def forward(self, inputs: Inputs, tap: Tap) -> Tensor:
+        x = super().forward(inputs, tap)  # (B, T, D)
+        pooled = tap("pooling", paddle.flatten(x, start_axis=1) if self.flatten else x[:, 0])  # (B, D) or (B, T * D)
+        if self.pooler is not None:
+            dense = tap("pooler.dense", self.pooler(pooled))
+            pooled = tap("pooler.output", paddle.tanh(dense))
+        return tap("logits", self.classifier(pooled))
+
+
+class AttentionAlone(nn.Layer):
+    """Multi-head attention on given tensors (part ``attention``): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.attention = MultiHeadAttention(config, "attention")
+
+    def forward(self, inputs: Inputs, tap: Tap) -> Tensor:
+        masks = inputs.get("key_mask"), inputs.get("query_mask")
+        return self.attention(inputs["query"], inputs["key"], inputs["value"], *masks, tap)
+
+
+class DotProductAlone(AttentionAlone):
+    """Scaled dot-product attention on given heads (part ``dot_product``): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        nn.Layer.__init__(self)
+        self.attention = DotProductAttention(config, "attention")
+
+
+PARTS = {
+    "model": TextClassifier,
+    "encoder": Encoder,
+    "stack": EncoderStack,
+    "attention": AttentionAlone,
+    "dot_product": DotProductAlone,
+}

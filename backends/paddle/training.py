@@ -1,0 +1,83 @@
+"""Loss and gradients.
+
+Shapes: B batch, C classes.
+"""
+
+from collections.abc import Callable
+
+import paddle
+import paddle.nn.functional as F
+from paddle import Tensor, nn
+
+from backends.paddle.layers import Tap, _scalar
+from backends.paddle.model import Inputs
+from spec.config import EncoderConfig
+from spec.tensors import differentiable_inputs
+
+
+def softmax_losses(logits: Tensor, labels: Tensor, tap: Tap) -> Tensor:
+    log_probabilities = tap("log_probabilities", F.log_softmax(logits, axis=-1))  # (B, C)
+    return -paddle.take_along_axis(log_probabilities, labels[:, None], axis=1)[:, 0]
+
+
+def sigmoid_losses(logits: Tensor, labels: Tensor, tap: Tap) -> Tensor:
+    return F.binary_cross_entropy_with_logits(logits[:, 0], labels.astype(logits.dtype), reduction="none")
+
+
+class ClassificationLoss:
+    """Mean cross-entropy plus the L2 term of the classifier (SPEC LOS-1 to LOS-4): (B, C) to a scalar."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        self.losses = sigmoid_losses if config.num_classes == 1 else softmax_losses
+        self.ignore_label = config.ignore_label
+        self.l2_weight = config.l2_weight
+
+    def __call__(self, model: nn.Layer, logits: Tensor, inputs: Inputs, tap: Tap) -> Tensor:
+        labels = inputs["labels"]
+        losses = tap("losses", self.losses(logits, labels, tap))  # (B,)
+        if self.ignore_label is None:
+            loss = paddle.mean(losses)
+        else:
+            counted = labels != self.ignore_label
+            loss = paddle.sum(paddle.where(counted, losses, paddle.zeros_like(losses))) / paddle.sum(counted, dtype=losses.dtype)
+        if self.l2_weight:
+            weight, bias = model.classifier.weight, model.classifier.bias
+            loss = loss + _scalar(0.5 * self.l2_weight, loss) * (paddle.sum(weight * weight) + paddle.sum(bias * bias))
+        return tap("loss", loss)
+
+
+class CotangentLoss:
+    """Sum of the output times a given cotangent, for the parts without a head (SPEC LOS-5)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        pass
+
+    def __call__(self, model: nn.Layer, output: Tensor, inputs: Inputs, tap: Tap) -> Tensor:
+        return tap("loss", paddle.sum(output * inputs["cotangent"]))
+
+
+@paddle.jit.not_to_static  # traced as it stands: no branch depends on a value
+def evaluate(model: nn.Layer, loss_function: Callable[..., Tensor], inputs: Inputs) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Return output, loss and every tap."""
+    taps: dict[str, Tensor] = {}
+
+    def tap(name: str, tensor: Tensor) -> Tensor:
+        taps[name] = tensor
+        return tensor
+
+    output = model(inputs, tap)
+    return output, loss_function(model, output, inputs, tap), taps
+
+
+def differentiate(
+    model: nn.Layer, loss_function: Callable[..., Tensor], inputs: Inputs, part: str, compiled: bool
+) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    """Return output, loss, taps and the gradient of the loss by native name (SPEC GRD-1 to GRD-5)."""
+    wanted = {name: parameter for name, parameter in model.named_parameters() if not parameter.stop_gradient}
+    wanted |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
+    for tensor in wanted.values():
+        tensor.stop_gradient = False
+    run = paddle.jit.to_static(evaluate, full_graph=True, backend=None) if compiled else evaluate
+    output, loss, taps = run(model, loss_function, inputs)
+    gradients = paddle.grad(outputs=[loss], inputs=list(wanted.values())) if wanted else ()
+    return output, loss, taps, dict(zip(wanted, gradients, strict=True))

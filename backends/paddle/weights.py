@@ -1,0 +1,54 @@
+"""Canonical weights in and out: native names and layouts.
+
+Canonical linear weights are (in, out); PaddlePaddle keeps them as (in, out) too.
+"""
+
+import numpy as np
+import paddle
+from paddle import Tensor, nn
+
+from spec.config import EncoderConfig
+from spec.parameters import Weights, parameters
+
+NATIVE_LEAVES = {"table": "weight", "positions": "weight", "kernel": "weight", "bias": "bias", "gain": "weight", "offset": "bias"}
+
+
+def native_name(name: str, kind: str) -> str:
+    """Return the name of a parameter in the model: the path is canonical, the last word the framework's."""
+    return f"{name.rpartition('.')[0]}.{NATIVE_LEAVES[kind]}"
+
+
+def to_native(array: np.ndarray, kind: str) -> np.ndarray:
+    """Return a canonical array in the native layout."""
+    return array
+
+
+def to_canonical(array: np.ndarray, kind: str) -> np.ndarray:
+    """Return a native array in the canonical layout."""
+    return array
+
+
+def load(model: nn.Layer, config: EncoderConfig, weights: Weights, part: str) -> None:
+    """Copy canonical weights into a model, rounding each to the model's dtype once (SPEC PRC-2, WGT-4)."""
+    named = dict(model.named_parameters())
+    with paddle.no_grad():
+        for name, parameter in parameters(config, part).items():
+            array = to_native(weights[name], parameter.kind)
+            native = named[native_name(name, parameter.kind)]
+            native.set_value(paddle.to_tensor(np.ascontiguousarray(array), place=native.place).astype(native.dtype))
+
+
+def export(named: dict[str, Tensor], config: EncoderConfig, part: str) -> dict[str, np.ndarray]:
+    """Return tensors that bear native names, a model's parameters or their gradients, as canonical arrays."""
+    found = {}
+    for name, parameter in parameters(config, part).items():
+        native = native_name(name, parameter.kind)
+        if native in named:
+            found[name] = np.ascontiguousarray(to_canonical(to_numpy(named[native]), parameter.kind))
+    return found
+
+
+def to_numpy(tensor: Tensor) -> np.ndarray:
+    """Return a tensor as an array; the half precisions come as float32, exactly."""
+    tensor = tensor.detach().cpu()
+    return (tensor.astype(paddle.float32) if tensor.dtype in (paddle.bfloat16, paddle.float16) else tensor).numpy()

@@ -1,0 +1,107 @@
+"""The TensorFlow backend: NumPy in and out, devices, dtypes, compilation."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from backends.interface import Request, Run, Unsupported
+from backends.tf import weights
+from backends.tf.model import PARTS
+from backends.tf.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
+from spec.parameters import Weights
+
+DTYPES = {"float64": tf.float64, "float32": tf.float32, "bfloat16": tf.bfloat16, "float16": tf.float16}
+
+
+class Adapter:
+    """The backend (:class:`backends.interface.Backend`)."""
+
+    name = "tf"
+
+    def describe(self) -> dict[str, Any]:
+        """Return versions, devices, dtypes, threads and precision switches."""
+        switches = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+        return {
+            "version": f"{tf.__version__} (keras {keras.__version__})",
+            "devices": ["cpu", *(f"cuda:{i}" for i in range(len(tf.config.list_physical_devices("GPU"))))],
+            "dtypes": {device: list(DTYPES) for device in ("cpu", "cuda")},
+            "threads": tf.config.threading.get_intra_op_parallelism_threads(),  # 0: as many as TensorFlow chooses
+            "thread_switches": {name: os.environ.get(name) for name in switches},
+            "precision_switches": {
+                "tensor_float_32": tf.config.experimental.tensor_float_32_execution_enabled(),
+                "onednn_fpmath_mode": os.environ.get("TF_SET_ONEDNN_FPMATH_MODE"),
+            },
+        }
+
+    def run(self, request: Request) -> Run:
+        """Compute what is asked (:meth:`backends.interface.Backend.run`)."""
+        device, config, part = self.device(request.device), request.config, request.part
+        # Products of float32 numbers in full float32, on every device.
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        # Errors in the words of TensorFlow; Keras would wrap them.
+        keras.config.disable_traceback_filtering()
+        with tf.device(device), _refusing_missing_kernels(request.dtype):
+            model = self.build(request, device)
+            loss_function = (ClassificationLoss if part == "model" else CotangentLoss)(config)
+            inputs = {name: self.tensor(array, request.dtype, device) for name, array in request.batch.arrays().items()}
+            compiled, gradients = request.execution == "compiled", {}
+            if request.gradients:
+                output, loss, taps, named = differentiate(model, loss_function, inputs, part, compiled)
+                gradients = weights.export(named, config, part)
+                gradients |= {name: weights.to_numpy(g) for name, g in named.items() if name.startswith("inputs.")}
+            else:
+                function = tf.function(evaluate, autograph=False, jit_compile=True)
+                forward = function.get_concrete_function(model, loss_function, inputs) if compiled else evaluate
+                output, loss, taps = forward(model, loss_function, inputs)
+        arrays = {name: weights.to_numpy(tensor) for name, tensor in taps.items()} if request.taps else {}
+        info = {"device": request.device, "execution": request.execution, **self.describe()}
+        return Run(weights.to_numpy(output), weights.to_numpy(loss), arrays, gradients, self.name, request.dtype, info)
+
+    def build(self, request: Request, device: str) -> keras.layers.Layer:
+        """Return the part of the model with the weights loaded."""
+        keras.config.set_dtype_policy(request.dtype)
+        with tf.device(device):
+            model = PARTS[request.part](request.config)
+            weights.load(model, request.config, request.weights, request.part)
+        return model
+
+    def round_trip(self, request: Request) -> Weights:
+        """Load canonical weights into a model and read them back (SPEC WGT-4)."""
+        model = self.build(request, self.device(request.device))
+        return weights.export({variable.path: variable.value for variable in model.weights}, request.config, request.part)
+
+    def device(self, name: str) -> str:
+        """Return the device of that name.
+
+        Raises:
+            Unsupported: if this machine has none.
+        """
+        count = len(tf.config.list_physical_devices("GPU"))
+        if name.startswith("cuda") and int(name.partition(":")[2] or 0) >= count:
+            raise Unsupported(f"tensorflow {tf.__version__} sees {count} CUDA devices; {name!r} is not among them")
+        return f"/GPU:{name.partition(':')[2] or 0}" if name.startswith("cuda") else "/CPU:0"
+
+    def tensor(self, array: np.ndarray, dtype: str, device: str) -> tf.Tensor:
+        """Return an input as a tensor: numbers in the precision of the run, ids as int64, masks as bool."""
+        with tf.device(device):
+            return tf.constant(array, dtype=DTYPES[dtype] if np.issubdtype(array.dtype, np.floating) else array.dtype)
+
+
+_NO_KERNEL = ("not find device for node", "in the list of allowed values", "in list of allowed values", "unsupported operations")
+
+
+@contextmanager
+def _refusing_missing_kernels(dtype: str) -> Iterator[None]:
+    """Turn TensorFlow's report that it has no kernel for a half precision into a refusal (SPEC PRC-3)."""
+    try:
+        yield
+    except (tf.errors.OpError, TypeError) as error:
+        missing = isinstance(error, tf.errors.UnimplementedError) or any(words in str(error) for words in _NO_KERNEL)
+        if dtype not in ("bfloat16", "float16") or not missing:
+            raise
+        raise Unsupported(f"tensorflow {tf.__version__} has no kernel in {dtype}: {error}") from error

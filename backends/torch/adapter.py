@@ -1,0 +1,79 @@
+"""The PyTorch backend: NumPy in and out, devices, dtypes, compilation."""
+
+import os
+from typing import Any
+
+import numpy as np
+import torch
+
+from backends.interface import Request, Run, Unsupported
+from backends.torch import weights
+from backends.torch.model import PARTS
+from backends.torch.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
+from spec.parameters import Weights
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Adapter:
+    """The backend (:class:`backends.interface.Backend`)."""
+
+    name = "torch"
+
+    def describe(self) -> dict[str, Any]:
+        """Return versions, devices, dtypes, threads and precision switches."""
+        return {
+            "version": torch.__version__,
+            "devices": ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))],
+            "dtypes": {device: list(DTYPES) for device in ("cpu", "cuda")},
+            "threads": torch.get_num_threads(),
+            "thread_switches": {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")},
+            "precision_switches": {"float32_matmul_precision": torch.get_float32_matmul_precision()},
+        }
+
+    def run(self, request: Request) -> Run:
+        """Compute what is asked (:meth:`backends.interface.Backend.run`)."""
+        device, config, part = self.device(request.device), request.config, request.part
+        # Products of float32 numbers in full float32, on every device.
+        torch.set_float32_matmul_precision("highest")
+        model = self.build(request, device)
+        loss_function = (ClassificationLoss if part == "model" else CotangentLoss)(config)
+        inputs = {name: self.tensor(array, request.dtype, device) for name, array in request.batch.arrays().items()}
+        compiled, gradients = request.execution == "compiled", {}
+        if request.gradients:
+            output, loss, taps, named = differentiate(model, loss_function, inputs, part, compiled)
+            gradients = weights.export(named, config, part)
+            gradients |= {name: weights.to_numpy(g) for name, g in named.items() if name.startswith("inputs.")}
+        else:
+            forward = torch.compile(evaluate, fullgraph=True, dynamic=False) if compiled else evaluate
+            with torch.no_grad():
+                output, loss, taps = forward(model, loss_function, inputs)
+        arrays = {name: weights.to_numpy(tensor) for name, tensor in taps.items()} if request.taps else {}
+        info = {"device": request.device, "execution": request.execution, **self.describe()}
+        return Run(weights.to_numpy(output), weights.to_numpy(loss), arrays, gradients, self.name, request.dtype, info)
+
+    def build(self, request: Request, device: torch.device) -> torch.nn.Module:
+        """Return the part of the model with the weights loaded."""
+        model = PARTS[request.part](request.config).to(device=device, dtype=DTYPES[request.dtype]).eval()
+        weights.load(model, request.config, request.weights, request.part)
+        return model
+
+    def round_trip(self, request: Request) -> Weights:
+        """Load canonical weights into a model and read them back (SPEC WGT-4)."""
+        model = self.build(request, self.device(request.device))
+        return weights.export(dict(model.named_parameters()), request.config, request.part)
+
+    def device(self, name: str) -> torch.device:
+        """Return the device of that name.
+
+        Raises:
+            Unsupported: if this machine has none.
+        """
+        if name.startswith("cuda") and int(name.partition(":")[2] or 0) >= torch.cuda.device_count():
+            raise Unsupported(f"torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices; {name!r} is not among them")
+        return torch.device(name)
+
+    def tensor(self, array: np.ndarray, dtype: str, device: torch.device) -> torch.Tensor:
+        """Return an input as a tensor: numbers in the precision of the run, ids as int64, masks as bool."""
+        tensor = torch.from_numpy(np.ascontiguousarray(array)).to(device)
+        return tensor.to(DTYPES[dtype]) if tensor.is_floating_point() else tensor

@@ -1,0 +1,80 @@
+"""Loss and gradients.
+
+Shapes: B batch, C classes.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backends.torch.layers import Tap
+from backends.torch.model import Inputs
+from spec.config import EncoderConfig
+from spec.tensors import differentiable_inputs
+
+
+def softmax_losses(logits: Tensor, labels: Tensor, tap: Tap) -> Tensor:
+    log_probabilities = tap("log_probabilities", F.log_softmax(logits, dim=-1))  # (B, C)
+    return -torch.gather(log_probabilities, 1, labels[:, None])[:, 0]
+
+
+def sigmoid_losses(logits: Tensor, labels: Tensor, tap: Tap) -> Tensor:
+    return F.binary_cross_entropy_with_logits(logits[:, 0], labels.to(logits.dtype), reduction="none")
+
+
+class ClassificationLoss:
+    """Mean cross-entropy plus the L2 term of the classifier (SPEC LOS-1 to LOS-4): (B, C) to a scalar."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        self.losses = sigmoid_losses if config.num_classes == 1 else softmax_losses
+        self.ignore_label = config.ignore_label
+        self.l2_weight = config.l2_weight
+
+    def __call__(self, model: nn.Module, logits: Tensor, inputs: Inputs, tap: Tap) -> Tensor:
+        labels = inputs["labels"]
+        losses = tap("losses", self.losses(logits, labels, tap))  # (B,)
+        if self.ignore_label is None:
+            loss = torch.mean(losses)
+        else:
+            counted = labels != self.ignore_label
+            loss = torch.sum(torch.where(counted, losses, torch.zeros_like(losses))) / torch.sum(counted)
+        if self.l2_weight:
+            weight, bias = model.classifier.weight, model.classifier.bias
+            loss = loss + 0.5 * self.l2_weight * (torch.sum(weight * weight) + torch.sum(bias * bias))
+        return tap("loss", loss)
+
+
+class CotangentLoss:
+    """Sum of the output times a given cotangent, for the parts without a head (SPEC LOS-5)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        pass
+
+    def __call__(self, model: nn.Module, output: Tensor, inputs: Inputs, tap: Tap) -> Tensor:
+        return tap("loss", torch.sum(output * inputs["cotangent"]))
+
+
+def evaluate(model: nn.Module, loss_function: Callable[..., Tensor], inputs: Inputs) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Return output, loss and every tap."""
+    taps: dict[str, Tensor] = {}
+
+    def tap(name: str, tensor: Tensor) -> Tensor:
+        taps[name] = tensor
+        return tensor
+
+    output = model(inputs, tap)
+    return output, loss_function(model, output, inputs, tap), taps
+
+
+def differentiate(
+    model: nn.Module, loss_function: Callable[..., Tensor], inputs: Inputs, part: str, compiled: bool
+) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    """Return output, loss, taps and the gradient of the loss by native name (SPEC GRD-1 to GRD-5)."""
+    wanted = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    wanted |= {f"inputs.{name}": inputs[name].requires_grad_() for name in differentiable_inputs(part)}
+    run = torch.compile(evaluate, fullgraph=True, dynamic=False) if compiled else evaluate
+    output, loss, taps = run(model, loss_function, inputs)
+    gradients = torch.autograd.grad(loss, list(wanted.values()), materialize_grads=True) if wanted else ()
+    return output, loss, taps, dict(zip(wanted, gradients, strict=True))

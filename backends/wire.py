@@ -1,0 +1,73 @@
+"""Requests and runs as JSON and safetensors bytes: between processes and hosts, and in files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load, save
+
+from backends.interface import Request, Run
+from spec.batch import from_arrays
+from spec.config import from_mapping
+
+Message = tuple[str, bytes]
+"""A JSON header, and arrays by name in the safetensors format."""
+
+SETTINGS = ("part", "dtype", "implementation", "execution", "device", "taps", "gradients")
+
+
+def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """Return arrays as safetensors bytes, bit for bit."""
+    # safetensors writes the buffer as it lies in memory: it must be in C order. np.ascontiguousarray would lose rank 0.
+    return save({name: np.asarray(array, order="C") for name, array in arrays.items()})
+
+
+def encode_request(request: Request) -> Message:
+    """Return a request as a message."""
+    header = {name: getattr(request, name) for name in SETTINGS} | {"config": request.config.as_dict()}
+    weights = {f"weights/{name}": array for name, array in request.weights.items()}
+    inputs = {f"inputs/{name}": array for name, array in request.batch.arrays().items()}
+    return json.dumps(header), pack({**weights, **inputs})
+
+
+def decode_request(message: Message) -> Request:
+    """Return the request of a message."""
+    header, arrays = json.loads(message[0]), load(message[1])
+    settings = {name: header[name] for name in SETTINGS}
+    return Request(
+        config=from_mapping(header["config"]),
+        weights=section(arrays, "weights/"),
+        batch=from_arrays(section(arrays, "inputs/")),
+        **settings,
+    )
+
+
+def encode_run(run: Run) -> Message:
+    """Return a run as a message."""
+    header = {"backend": run.backend, "dtype": run.dtype, "info": run.info, "taps": list(run.taps)}
+    return json.dumps(header), pack(run_arrays(run))
+
+
+def decode_run(message: Message) -> Run:
+    """Return the run of a message."""
+    header, arrays = json.loads(message[0]), load(message[1])
+    taps = {name: arrays[f"taps/{name}"] for name in header["taps"]}
+    return Run(
+        arrays["output"], arrays["loss"], taps, section(arrays, "gradients/"), header["backend"], header["dtype"], header["info"]
+    )
+
+
+def run_arrays(run: Run) -> dict[str, NDArray[Any]]:
+    """Return every array of a run under the name that it has in a message or a file."""
+    taps = {f"taps/{name}": array for name, array in run.taps.items()}
+    gradients = {f"gradients/{name}": array for name, array in run.gradients.items()}
+    return {"output": np.asarray(run.output), "loss": np.asarray(run.loss), **taps, **gradients}
+
+
+def section(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+    """Return the arrays whose names start with a prefix, without it."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

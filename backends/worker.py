@@ -1,0 +1,319 @@
+"""The parent's side of a worker: one process for each framework, on this machine, another environment or another host.
+
+The parent imports NumPy and no framework. Whatever happens to the worker, a signal, a hang, too little memory, comes
+back as a :class:`WorkerFailure` that says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shlex
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import execnet
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+from safetensors.numpy import load
+
+from backends.interface import Request, Run, Unsupported
+from backends.wire import decode_run, encode_request
+from spec.batch import Batch, round_inputs
+from spec.config import EncoderConfig
+from spec.errors import SpecError
+from spec.parameters import Weights
+
+ROOT = Path(__file__).resolve().parent.parent
+TIME_LIMIT = 300.0
+"""Seconds that one request may take unless the caller says otherwise."""
+
+CONNECT_LIMIT = 30
+"""Seconds that ssh may take to reach a host."""
+
+_BOOTSTRAP = """
+import os, sys
+settings = channel.receive()
+os.environ.update(settings["environment"])
+root = os.path.realpath(os.path.expanduser(settings["root"]))
+# A folder whose subfolders bear the frameworks' names must never be searched for imports.
+shadowing = os.path.join(root, "backends")
+searched = [os.path.abspath(entry or os.getcwd()) for entry in sys.path]
+sys.path[:] = [root] + [entry for entry in searched if os.path.realpath(entry) not in (shadowing, root)]
+if settings["stderr"]:
+    os.dup2(os.open(settings["stderr"], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+if hasattr(os, "setpgrp"):
+    os.setpgrp()  # Ctrl-C is the parent's to handle
+try:
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # if the machine runs out of memory, this process goes first
+except OSError:
+    pass
+from backends.remote import serve
+serve(channel, settings["target"])
+"""
+
+
+class WorkerFailure(RuntimeError):
+    """A worker that gave no result.
+
+    Attributes:
+        status: ``"absent"`` (not installed), ``"broken"`` (installed, cannot be imported), ``"crashed"``,
+            ``"timed out"``, ``"out of memory"``, or ``"error"`` (the backend raised an exception and lives on).
+        detail: one line that says what happened.
+        stderr: the last lines that the worker wrote.
+    """
+
+    def __init__(self, status: str, detail: str, stderr: str = "") -> None:
+        self.status, self.detail, self.stderr = status, detail, stderr
+        super().__init__(f"{status}: {detail}")
+
+
+def environment(device: str, threads: int | None) -> dict[str, str]:
+    """Return the environment that a worker gets on top of the parent's: threads, device and logging, all explicit.
+
+    Args:
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+        threads: for every framework alike; by default as many as this machine has cores.
+    """
+    count = str(threads or os.cpu_count() or 1)
+    # What really controls threads: torch and Paddle OMP, TensorFlow its own two, JAX NPROC, NumPy OpenBLAS.
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "NPROC")
+    on_cpu = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    on_gpu = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "GLOG_minloglevel": "2", "KERAS_BACKEND": "tensorflow", "JAX_ENABLE_X64": "1"}
+    return {**dict.fromkeys(names, count), **(on_cpu if device == "cpu" else on_gpu), **quiet}
+
+
+class Worker:
+    """A backend in a process of its own. Use it in a ``with`` block, or call :meth:`close`.
+
+    Args:
+        name: what to call the backend.
+        target: its class, ``"package.module:Class"``.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+        python: the interpreter of another environment to run it in; it needs numpy, safetensors and the framework.
+        ssh: ``"host"`` or ``"host:/path/to/checkout"`` to run it there.
+        time_limit: seconds that one request may take.
+        memory_limit: bytes that the process may hold; by default four fifths of what is free now.
+        threads: computing threads; by default as many as there are cores.
+        opened: called with the worker as soon as it has a process, so that it can be closed while it still starts.
+
+    Raises:
+        WorkerFailure: if the process cannot be started or the framework cannot be imported.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        target: str,
+        device: str = "cpu",
+        python: str | None = None,
+        ssh: str | None = None,
+        time_limit: float = TIME_LIMIT,
+        memory_limit: int | None = None,
+        threads: int | None = None,
+        opened: Callable[[Worker], None] = lambda worker: None,
+    ) -> None:
+        self.name, self.device, self.time_limit = name, device, time_limit
+        self.memory_limit = memory_limit or int(0.8 * psutil.virtual_memory().available)
+        self.local = ssh is None
+        self.peak_memory = 0
+        self.dead: WorkerFailure | None = None
+        self._stderr = tempfile.NamedTemporaryFile(prefix="concord-") if self.local else None  # noqa: SIM115 - lives as long as the worker
+        self._group = execnet.Group()
+        self._closing = threading.Lock()
+        self._process: psutil.Process | None = None
+        self._stopped_for: tuple[str, str] | None = None
+        started = time.perf_counter()
+        try:
+            settings = self._start(target, python, ssh, threads)
+            opened(self)
+            status, payload, _ = self._exchange(settings)
+        except WorkerFailure:
+            self.close()
+            raise
+        except (AssertionError, EOFError, BrokenPipeError):  # execnet hears something else, or nothing
+            self.close()
+            raise WorkerFailure("broken", f"its process could not be started: no Python answered at {ssh or python}") from None
+        except Exception as error:  # execnet cannot start the interpreter
+            self.close()
+            raise WorkerFailure("broken", f"its process could not be started: {type(error).__name__}: {error}") from None
+        answer = json.loads(payload)
+        self.description: dict[str, Any] = answer["describe"]
+        self.import_seconds: float = answer["import_seconds"]
+        self.start_seconds = time.perf_counter() - started
+        if status != "ok":
+            failure = WorkerFailure(status, self.description["message"], self._last_words())
+            self.close()
+            raise failure
+
+    def _start(self, target: str, python: str | None, ssh: str | None, threads: int | None) -> dict[str, Any]:
+        """Start the process, and return the settings that it waits for."""
+        host, _, folder = (ssh or "").partition(":")
+        where = f"ssh=-o ConnectTimeout={CONNECT_LIMIT} {host}" if ssh else "popen"
+        if python:
+            # "//" would end the path in execnet's notation, and a local path is split as a shell would.
+            path = re.sub("/+", "/", python if ssh else shlex.quote(os.path.expanduser(python)))
+            where += f"//python={path}"
+        gateway = self._group.makegateway(where)
+        # execnet has no public handle of the process; over ssh it is the client.
+        self._process = psutil.Process(gateway._io.popen.pid)  # type: ignore[attr-defined]
+        self._channel = gateway.remote_exec(_BOOTSTRAP)
+        return {
+            "root": (folder or ".") if ssh else str(ROOT),
+            "environment": environment(self.device, threads),
+            "stderr": self._stderr.name if self._stderr else None,
+            "target": target,
+        }
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, on this machine."""
+        return self._process.pid if self._process else None
+
+    def run(
+        self,
+        config: EncoderConfig,
+        weights: Weights,
+        batch: Batch,
+        part: str = "model",
+        dtype: str = "float32",
+        implementation: str = "explicit",
+        execution: str = "eager",
+        taps: bool = True,
+        gradients: bool = True,
+    ) -> Run:
+        """Compute a part of the model in the backend; the arguments are those of :class:`backends.interface.Request`.
+
+        Raises:
+            SpecError: for input that does not fit, before anything is sent.
+            Unsupported: if the backend cannot do what was asked.
+            WorkerFailure: if the worker gave no result.
+        """
+        request = Request(config, weights, batch, part, dtype, implementation, execution, self.device, taps, gradients)
+        message = self._ask("run", request)
+        try:
+            run = decode_run(message)
+        except Exception as error:  # for example arrays of a type that NumPy has not
+            raise WorkerFailure("error", f"its answer cannot be read: {type(error).__name__}: {error}", self._last_words()) from None
+        # What was asked for is the asker's to say: a backend that leaves something out must not pass.
+        run.backend, run.dtype = self.name, dtype
+        run.requested = tuple(name for name, wanted in (("taps", taps), ("gradients", gradients)) if wanted)
+        return run
+
+    def round_trip(self, config: EncoderConfig, weights: Weights, batch: Batch, part: str = "model", dtype: str = "float32") -> dict[str, NDArray[np.floating]]:
+        """Load weights into the framework's model and read them back (SPEC WGT-4)."""
+        return load(self._ask("round_trip", Request(config, weights, batch, part, dtype, device=self.device))[1])
+
+    def _ask(self, operation: str, request: Request) -> tuple[str, bytes]:
+        if self.dead:
+            raise self.dead
+        request.validate(where=f"backend={self.name}")
+        # Rounded once, here (SPEC PRC-2): no framework's own conversion from float64 can round twice.
+        weights, batch = round_inputs(request.weights, request.batch, request.dtype)
+        request = dataclasses.replace(request, weights=weights, batch=batch)
+        status, header, arrays = self._exchange((operation, *encode_request(request)))
+        if status == "ok":
+            return header, arrays
+        message = json.loads(header)["message"]
+        if status == "unsupported":
+            raise Unsupported(message)
+        if status == "refused":
+            raise SpecError(message.split("\n"))
+        raise WorkerFailure(status, message, self._last_words())
+
+    def _exchange(self, message: Any) -> Any:
+        """Send a message and wait for the answer, while a thread watches time and memory."""
+        done = threading.Event()
+        watch = threading.Thread(target=self._watch, args=(done,), daemon=True)
+        watch.start()
+        try:
+            self._channel.send(message)
+            return self._channel.receive()
+        except (EOFError, OSError):
+            raise self._fail(*self._how_it_ended()) from None
+        except self._channel.RemoteError as error:
+            last = str(error).strip().splitlines()[-1]
+            raise self._fail("out of memory" if "MemoryError" in last else "crashed", last) from None
+        finally:
+            done.set()
+            watch.join()
+
+    def _watch(self, done: threading.Event) -> None:
+        """Kill the process when it takes too long or too much; the exchange then ends by itself."""
+        deadline = time.monotonic() + self.time_limit
+        while not done.wait(0.05):
+            used = self._resident()
+            self.peak_memory = max(self.peak_memory, used)
+            if used > self.memory_limit:
+                held, limit = used / 2**20, self.memory_limit / 2**20
+                self._stopped_for = "out of memory", f"it held {held:,.0f} MiB, over its limit of {limit:,.0f} MiB, and was stopped"
+            elif time.monotonic() > deadline:
+                self._stopped_for = "timed out", f"no answer within {self.time_limit:g} s; it was stopped"
+            if self._stopped_for:
+                self._kill()
+                return
+
+    def _resident(self) -> int:
+        """Return the resident size in bytes; 0 for a process on another host."""
+        try:
+            return int(self._process.memory_info().rss) if self.local and self._process else 0
+        except psutil.Error:
+            return 0
+
+    def _how_it_ended(self) -> tuple[str, str]:
+        """Return status and detail of a process that is gone."""
+        if self._stopped_for:
+            return self._stopped_for
+        try:
+            code = self._process.wait(timeout=5) if self._process else None
+        except psutil.Error:
+            code = None
+        if code is not None and code < 0:
+            return "crashed", f"killed by {signal.Signals(-code).name}"
+        return "crashed", "its process ended" + ("" if code is None else f" with exit code {code}")
+
+    def _fail(self, status: str, detail: str) -> WorkerFailure:
+        self.dead = WorkerFailure(status, detail, self._last_words())
+        self.close()
+        return self.dead
+
+    def _kill(self) -> None:
+        try:
+            if self._process:
+                self._process.kill()
+        except psutil.Error:
+            pass
+
+    def _last_words(self, lines: int = 10) -> str:
+        if self._stderr is None or self._stderr.closed:
+            return ""
+        try:
+            text = Path(self._stderr.name).read_text(errors="replace").rstrip()
+        except OSError:  # closed meanwhile, by another thread
+            return ""
+        return "\n".join(text.splitlines()[-lines:])
+
+    def close(self) -> None:
+        """End the process, at once if it is busy. Any thread may."""
+        self._kill()
+        with self._closing:  # execnet's groups are not safe from two threads
+            self._group.terminate(timeout=1.0)
+            if self._stderr is not None:
+                self._stderr.close()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
