@@ -1,0 +1,91 @@
+"""How a source lays out its arrays, by name: weights both ways, inputs and outputs into the canonical layout.
+
+B batch, T tokens, Q queries, S keys, H heads, K head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class WeightLayout:
+    """A layout of a weight.
+
+    Attributes:
+        meaning: in words.
+        rank: of the canonical array.
+        shape: the source's shape of one piece, from the canonical shape and the number of heads.
+        canonical: the canonical array of the source's pieces.
+        native: the source's pieces of a canonical array, for a number of heads.
+    """
+
+    meaning: str
+    rank: int
+    shape: Callable[[Shape, int], Shape]
+    canonical: Callable[[Sequence[Array]], Array]
+    native: Callable[[Array, int], Sequence[Array]]
+
+
+def _as_it_is(meaning: str, rank: int) -> WeightLayout:
+    return WeightLayout(meaning, rank, lambda s, h: s, lambda a: a[0], lambda a, h: [a])
+
+
+WEIGHT_LAYOUTS: dict[str, WeightLayout] = {
+    "vector": _as_it_is("(width)", 1),
+    "table": _as_it_is("(rows, width)", 2),
+    "in_out": _as_it_is("(in, out), as canonical", 2),
+    "out_in": WeightLayout("(out, in)", 2, lambda s, h: s[::-1], lambda a: a[0].T, lambda a, h: [a.T]),
+    "conv1": WeightLayout("(1, in, out), a convolution of width 1", 2, lambda s, h: (1, *s), lambda a: a[0][0], lambda a, h: [a[None]]),
+    "columns": WeightLayout(
+        "(in, out / H), one array for each head",
+        2,
+        lambda s, h: (s[0], s[1] // h),
+        lambda a: np.concatenate(a, axis=1),
+        lambda a, h: np.split(a, h, axis=1),
+    ),
+}
+"""Every layout of a weight or its gradient by name."""
+
+
+def contiguous(array: Array) -> Array:
+    """Return an array of the same values in C order; a scalar stays one."""
+    return np.asarray(array, order="C")
+
+
+Sizes = Mapping[str, int]
+
+
+def _per_sample(array: Array, sizes: Sizes) -> Array:
+    return np.broadcast_to(array, (sizes["batch"], *array.shape))
+
+
+def _head_major(array: Array, sizes: Sizes) -> Array:
+    return array.reshape(sizes["heads"], -1, *array.shape[1:]).swapaxes(0, 1)
+
+
+def _heads_last(array: Array, sizes: Sizes) -> Array:
+    return np.moveaxis(array.reshape(*array.shape[:-1], sizes["heads"], -1), -2, 1)
+
+
+TENSOR_LAYOUTS: dict[str, tuple[str, Callable[[Array, Sizes], Array]]] = {
+    "same": ("as canonical", lambda a, s: a),
+    "flat": ("(B, 1) or (B) to (B)", lambda a, s: a.reshape(-1)),
+    "per_sample": ("(T, D), the same for every sample, to (B, T, D)", _per_sample),
+    "head_axis": ("(B, T, K), one head without an axis for it, to (B, T, 1, K)", lambda a, s: a[:, :, None]),
+    "head_major": ("(H * B, Q, S), slot h * B + b, to (B, H, Q, S)", _head_major),
+    "heads_last": ("(B, Q, H * S), head after head, to (B, H, Q, S)", _heads_last),
+}
+"""Every layout of an input or output by name: its meaning, and the way to the canonical layout.
+
+The functions take the sizes ``batch`` and ``heads``; they raise ``ValueError`` or ``IndexError`` for an array that does
+not have the layout.
+"""

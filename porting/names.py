@@ -1,0 +1,50 @@
+"""Placeholders in a source's names.
+
+``{i}`` is the layer, ``{h}`` the head, ``{n}`` the number of layers, ``{run}`` the label of a run. A number may stand in
+front as a factor and be added or taken off behind: ``{3i+1}``, ``{n-1}``. A leading underscore, ``{_3i+1}``, writes
+``_4``, and nothing at all for 0, which is how TensorFlow 1 numbers layers of one kind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+VARIABLES = ("i", "h", "n", "run")
+"""Every placeholder variable."""
+
+_PLACEHOLDER = re.compile(r"\{(_?)(\d*)(i|h|n|run)(?:([+-]\d+))?\}")
+
+
+def fill(pattern: str, values: Mapping[str, int | str]) -> str:
+    """Return a name with its placeholders filled in.
+
+    Args:
+        pattern: a name such as ``"dense{_3i+1}/kernel"``.
+        values: a number for each variable; a text for ``run``. Variables without a value stay as they are.
+    """
+
+    def replaced(match: re.Match[str]) -> str:
+        underscore, factor, variable, summand = match.groups()
+        value = values.get(variable)
+        if value is None:
+            return match.group()
+        if isinstance(value, str):
+            return value
+        number = int(factor or 1) * value + int(summand or 0)
+        return "" if underscore and number == 0 else f"{underscore}{number}"
+
+    return _PLACEHOLDER.sub(replaced, pattern)
+
+
+def variables(pattern: str) -> set[str]:
+    """Return the variables that a name has placeholders for."""
+    return {match[3] for match in _PLACEHOLDER.finditer(pattern)}
+
+
+def problem(pattern: str) -> str | None:
+    """Return what is wrong with the placeholders of a name, if anything is."""
+    rest = _PLACEHOLDER.sub("", pattern)
+    if "{" in rest or "}" in rest:
+        return f"{pattern!r} holds a placeholder that cannot be read; it must look like {{i}}, {{_3i+1}}, {{h}}, {{n-1}} or {{run}}"
+    return None

@@ -1,0 +1,164 @@
+"""Reading a porting table strictly: every key that is missing, unknown or of the wrong type is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from porting.layouts import TENSOR_LAYOUTS, WEIGHT_LAYOUTS
+from porting.names import problem
+from porting.schema import InputGradient, MaskSource, Native, Option, Output, PartTable, RunEntry, Table
+from spec.errors import SpecError
+
+T = TypeVar("T")
+
+
+def parse(data: Mapping[str, Any], where: str) -> Table:
+    """Return a table from plain data.
+
+    Args:
+        data: what the TOML file holds.
+        where: its name, for messages.
+
+    Raises:
+        SpecError: listing every key that is missing, unknown or of the wrong type, every unknown layout and every
+            placeholder that cannot be read, at once.
+    """
+    problems: list[str] = []
+    top = _Section(data, where, "", problems)
+    parts = top.each("parts", _part)
+    table = Table(top.text("source"), top.text("variant"), top.optional_text("part_key"), parts)
+    top.finish()
+    if not problems and not parts:
+        problems.append(f"{where}: 'parts' is empty but must hold at least one part")
+    if problems:
+        raise SpecError(problems)
+    return table
+
+
+class _Section:
+    """A TOML table that is read key by key; what is wrong with it is noted, and what nobody asked for is refused."""
+
+    def __init__(self, data: Any, where: str, path: str, problems: list[str]) -> None:
+        self.where, self.path, self.problems = where, path, problems
+        if not isinstance(data, Mapping):
+            self.note("", data, "a table")
+        self.data: dict[str, Any] = dict(data) if isinstance(data, Mapping) else {}
+
+    def note(self, key: str, value: Any, required: str) -> None:
+        name = ".".join(filter(None, (self.path, key)))
+        actual = "is missing" if value is None else f"is {value!r}"
+        self.problems.append(f"{self.where}: {name!r} {actual} but must be {required}")
+
+    def take(self, key: str, kind: type[T], default: T | None, required: str) -> T:
+        value = self.data.pop(key, default)
+        if not isinstance(value, kind):
+            self.note(key, value, required)
+            return kind()
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        return self.take(key, str, default, "text")
+
+    def pattern(self, key: str, default: str | None = None) -> str:
+        return self.checked(self.text(key, default))
+
+    def checked(self, name: str) -> str:
+        wrong = problem(name)
+        if wrong:
+            self.problems.append(f"{self.where}: {self.path}: {wrong}")
+        return name
+
+    def optional_text(self, key: str) -> str | None:
+        return self.text(key) if key in self.data else None
+
+    def flag(self, key: str) -> bool:
+        return self.take(key, bool, False, "true or false")
+
+    def layout(self, known: Mapping[str, Any], default: str | None = None) -> str:
+        value = self.text("layout", default)
+        if value and value not in known:
+            self.note("layout", value, f"one of {', '.join(known)}")
+        return value
+
+    def plain(self, key: str) -> dict[str, Any]:
+        return self.take(key, dict, {}, "a table")
+
+    def texts(self, key: str) -> dict[str, str]:
+        inner = self.section(key)
+        return {name: inner.text(name) for name in list(inner.data)}
+
+    def section(self, key: str) -> _Section:
+        return _Section(self.data.pop(key, {}), self.where, ".".join(filter(None, (self.path, key))), self.problems)
+
+    def each(self, key: str, read: Callable[[_Section], T]) -> dict[str, T]:
+        outer, found = self.section(key), {}
+        for name in list(outer.data):
+            inner = outer.section(outer.checked(name))
+            found[name] = read(inner)
+            inner.finish()
+        return found
+
+    def finish(self) -> None:
+        for key in self.data:
+            self.note(key, self.data[key], "left out: no table has such a key")
+
+
+def _native(section: _Section) -> Native:
+    return Native(section.pattern("name"), section.layout(WEIGHT_LAYOUTS))
+
+
+def _input(section: _Section) -> Native:
+    return Native(section.pattern("name"), section.layout(TENSOR_LAYOUTS, "same"))
+
+
+def _output(section: _Section) -> Output:
+    return Output(section.pattern("tap"), section.layout(TENSOR_LAYOUTS, "same"), section.flag("required"))
+
+
+def _option(section: _Section) -> Option:
+    return Option(section.text("key"), section.plain("values"))
+
+
+def _input_gradient(section: _Section) -> InputGradient:
+    names = section.take("sum_of", list, None, "a list of inputs")
+    return InputGradient(tuple(map(str, names)), section.layout(TENSOR_LAYOUTS, "same"))
+
+
+def _mask(section: _Section) -> MaskSource:
+    none = section.section("none")
+    mask = MaskSource(section.text("stored"), section.text("ids"), none.text("key"), none.text("value"))
+    for inner in (none, section):
+        inner.finish()
+    return mask
+
+
+def _run(section: _Section) -> RunEntry:
+    fields, outputs, gradients = section.plain("fields"), section.each("outputs", _output), section.each("gradients", _native)
+    run = RunEntry(section.text("label"), fields, outputs, gradients, section.flag("only"))
+    section.finish()
+    return run
+
+
+def _part(section: _Section) -> PartTable:
+    positions, gradients = section.section("positions"), section.section("gradients")
+    runs = section.take("runs", list, None, "a list of tables")
+    part = PartTable(
+        name=section.path.rpartition(".")[2],
+        kind=section.text("kind", ""),
+        fields=section.texts("fields"),
+        options=section.each("options", _option),
+        constants=section.plain("constants"),
+        weights=section.each("weights", _native),
+        position_output=positions.optional_text("output"),
+        inputs=section.each("inputs", _input),
+        mask=_mask(section.section("mask")) if "mask" in section.data else None,
+        outputs=section.each("outputs", _output),
+        gradients_under=gradients.pattern("under"),
+        input_gradients=gradients.each("inputs", _input_gradient),
+        unchecked=section.texts("unchecked"),
+        runs=tuple(_run(_Section(run, section.where, f"{section.path}.runs.{n}", section.problems)) for n, run in enumerate(runs)),
+    )
+    for inner in (positions, gradients):
+        inner.finish()
+    return part

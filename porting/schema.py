@@ -1,0 +1,116 @@
+"""What a porting table says: the tables of ``porting/tables`` as data classes.
+
+A table is one TOML file for a published source. At the top: ``source``, its name; ``variant``, the member of the family
+that gives every configuration field that the source does not state; ``part_key``, the key of the source's configuration
+that tells which part was run, where there are several. Below ``[parts.<part of the model>]``:
+
+==============  =====================================================================================================
+``kind``        how the value of ``part_key`` begins for this part
+``fields``      configuration field = the source's key; each must be there
+``options``     configuration field = ``{ key, values }``: the source's word to ours, where the source has the key
+``constants``   configuration field = value
+``weights``     canonical parameter = ``{ name, layout }``
+``positions``   ``output``: where a file keeps the position table of a source that has no such parameter
+``inputs``      canonical input = ``{ name, layout }``
+``mask``        ``stored``, an input with the mask itself; ``ids``, one that it follows from; ``none = { key, value }``,
+                what the source's configuration says where there is no mask
+``outputs``     the source's output = ``{ tap, layout, required }``
+``gradients``   ``under``: a prefix of all their names; ``inputs``: the source's input = ``{ sum_of, layout }``
+``unchecked``   the source's output, or a prefix that ends in ``/`` = why it is not checked
+``runs``        a list of ``{ label, fields, outputs, gradients, only }``: what was run on the same weights and inputs;
+                ``gradients`` replaces the names of some weights' gradients; ``only``: the run checks its own
+                outputs and nothing else, and exists where the file has them
+==============  =====================================================================================================
+
+Names may hold the placeholders of :mod:`porting.names`; layouts are those of :mod:`porting.layouts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Native:
+    """A tensor of a source: its name and layout."""
+
+    name: str
+    layout: str
+
+
+@dataclass(frozen=True)
+class Option:
+    """A configuration key of a source whose words are not ours: ``values`` maps its word to our value."""
+
+    key: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class MaskSource:
+    """Where the key mask comes from: a stored one, or ids, or nowhere if key ``none_key`` says ``none_value``."""
+
+    stored: str
+    ids: str
+    none_key: str
+    none_value: str
+
+
+@dataclass(frozen=True)
+class Output:
+    """The tap that an output of a source is."""
+
+    tap: str
+    layout: str
+    required: bool
+
+
+@dataclass(frozen=True)
+class InputGradient:
+    """The inputs whose gradients sum up to a source's gradient."""
+
+    sum_of: tuple[str, ...]
+    layout: str
+
+
+@dataclass(frozen=True)
+class RunEntry:
+    """One of the runs that a file holds."""
+
+    label: str
+    fields: Mapping[str, Any]
+    outputs: Mapping[str, Output]
+    gradients: Mapping[str, Native]
+    only: bool
+
+
+@dataclass(frozen=True)
+class PartTable:
+    """What a table says about one part of the model; the module's docstring explains each field."""
+
+    name: str
+    kind: str
+    fields: Mapping[str, str]
+    options: Mapping[str, Option]
+    constants: Mapping[str, Any]
+    weights: Mapping[str, Native]
+    position_output: str | None
+    inputs: Mapping[str, Native]
+    mask: MaskSource | None
+    outputs: Mapping[str, Output]
+    gradients_under: str
+    input_gradients: Mapping[str, InputGradient]
+    unchecked: Mapping[str, str]
+    runs: tuple[RunEntry, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """How a published source names and lays out what the family has."""
+
+    source: str
+    variant: str
+    part_key: str | None
+    parts: Mapping[str, PartTable]

@@ -1,0 +1,241 @@
+"""The porting tables: which there are, and configurations and weights through them, both ways."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from porting.check import check
+from porting.layouts import WEIGHT_LAYOUTS, Shape, contiguous
+from porting.names import fill, variables
+from porting.parse import parse
+from porting.schema import Native, PartTable, Table
+from spec.config import EncoderConfig, from_mapping, variant
+from spec.errors import SpecError, WeightsError, unknown
+from spec.parameters import Weights, parameters, shape_of, validate_weights
+from spec.positions import sinusoid
+
+TABLES = Path(__file__).parent / "tables"
+POSITIONS = "embeddings.position.weight"
+
+
+def sources() -> list[str]:
+    """Return the names of the published sources that there is a table for."""
+    return sorted(path.stem for path in TABLES.glob("*.toml"))
+
+
+@lru_cache
+def load(source: str) -> Table:
+    """Return the table of a published source.
+
+    Raises:
+        UnknownNameError: with the nearest names.
+        SpecError: if the table itself is wrong.
+    """
+    if source not in sources():
+        raise unknown("source", source, sources())
+    return read(TABLES / f"{source}.toml")
+
+
+def read(path: Path) -> Table:
+    """Read a table, and check it against the parameters, taps and inputs of the family.
+
+    Raises:
+        SpecError: listing everything that is wrong: the file, the key and what is required.
+    """
+    try:
+        data = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SpecError(f"{path}: is no readable TOML file, which a table must be: {error}") from None
+    table = parse(data, path.name)
+    problems = check(table, path.name)
+    if problems:
+        raise SpecError(problems)
+    return table
+
+
+def part_of(table: Table, part: str | None = None) -> PartTable:
+    """Return what a table says about a part of the model; by default about its first one.
+
+    Raises:
+        UnknownNameError: if the source has no such part.
+    """
+    if part is None:
+        return next(iter(table.parts.values()))
+    if part not in table.parts:
+        raise unknown(f"part of {table.source}", part, list(table.parts))
+    return table.parts[part]
+
+
+def configure(table: Table, stated: Mapping[str, Any], part: str | None = None, where: str = "configuration") -> EncoderConfig:
+    """Return the configuration that a source's own one describes.
+
+    Args:
+        table: of the source.
+        stated: the source's configuration; keys that the table does not name are its own affair.
+        part: by default the table's first.
+        where: what to call the configuration in an error message.
+
+    Raises:
+        SpecError: listing the keys that are missing and the words that the table does not know.
+        ConfigError: if it describes no model.
+    """
+    entry, problems = part_of(table, part), []
+    fields = {**variant(table.variant).as_dict(), **entry.constants}
+    for field, key in entry.fields.items():
+        if key not in stated:
+            problems.append(f"{where}: key {key!r} is missing but is required: it gives {field!r} [source={table.source}]")
+        fields[field] = stated.get(key)
+    for field, option in entry.options.items():
+        word = stated.get(option.key)
+        spelled = word if isinstance(word, str) else json.dumps(word)
+        if option.key in stated and spelled not in option.values:
+            known = ", ".join(option.values)
+            problems.append(f"{where}: key {option.key!r} is {word!r} but must be one of {known} [source={table.source}]")
+        elif option.key in stated:
+            fields[field] = option.values[spelled]
+    if problems:
+        raise SpecError(problems)
+    return from_mapping(fields, where)
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A canonical parameter and the source's tensors that hold it.
+
+    Attributes:
+        names: of the source's tensors; several where each holds one head.
+        layout: one of :data:`porting.layouts.WEIGHT_LAYOUTS`.
+        shape: of each of the source's tensors.
+    """
+
+    names: tuple[str, ...]
+    layout: str
+    shape: Shape
+
+
+def bindings(entry: PartTable, config: EncoderConfig, instead: Mapping[str, Native] | None = None) -> dict[str, Binding]:
+    """Return where a source keeps each parameter of a configuration, by canonical name in the order of computation.
+
+    Args:
+        entry: what the table says about the part.
+        config: gives the numbers of layers and heads and the shapes.
+        instead: other names for some parameters, as a run's gradients may have.
+
+    A parameter for which the source has no name is left out.
+    """
+    places = {}
+    for pattern, native in {**entry.weights, **(instead or {})}.items():
+        for i in range(config.num_layers if "i" in variables(pattern) else 1):
+            places[fill(pattern, {"i": i})] = Native(fill(native.name, {"i": i}), native.layout)
+    found = {}
+    for name, parameter in parameters(config, entry.name).items():
+        if name in places:
+            native, heads = places[name], config.num_heads
+            count = heads if "h" in variables(native.name) else 1
+            shape = WEIGHT_LAYOUTS[native.layout].shape(shape_of(config, parameter), heads)
+            found[name] = Binding(tuple(fill(native.name, {"h": h}) for h in range(count)), native.layout, shape)
+    return found
+
+
+def gather(places: Mapping[str, Binding], arrays: Mapping[str, NDArray[Any]], context: str) -> tuple[dict[str, NDArray[Any]], list[str]]:
+    """Return a source's tensors in canonical names and layouts, and what is wrong with them.
+
+    Args:
+        places: where each is kept.
+        arrays: the source's tensors by its own names.
+        context: ends every message, for example ``"source=bert-pytorch"``.
+    """
+    found, problems = {}, []
+    for canonical_name, place in places.items():
+        wrong = []
+        for name in place.names:
+            end = f"[parameter={canonical_name}, {context}]"
+            if name not in arrays:
+                wrong.append(f"{name!r} is missing but is required {end}")
+            elif not np.issubdtype(arrays[name].dtype, np.floating):
+                wrong.append(f"{name!r} has dtype {arrays[name].dtype} but must be a floating-point type {end}")
+            elif arrays[name].shape != place.shape:
+                wrong.append(f"{name!r} has shape {arrays[name].shape} but must be {place.shape} {end}")
+        if not wrong:
+            found[canonical_name] = contiguous(WEIGHT_LAYOUTS[place.layout].canonical([arrays[name] for name in place.names]))
+        problems += wrong
+    return found, problems
+
+
+def canonical(
+    table: Table,
+    config: EncoderConfig,
+    native: Mapping[str, NDArray[Any]],
+    part: str | None = None,
+    positions: NDArray[Any] | None = None,
+) -> dict[str, NDArray[Any]]:
+    """Return a source's weights under canonical names and in canonical layouts; the numbers and dtypes stay.
+
+    Args:
+        table: of the source.
+        config: of the model.
+        native: every weight of the source under its own name.
+        part: by default the table's first.
+        positions: (max_positions, d_model), the position table where the source has no parameter for it; by default
+            the sinusoid of the configuration in float64.
+
+    Raises:
+        WeightsError: listing every missing, unexpected, misshapen, non-float or non-finite weight in the source's
+            names, at once.
+    """
+    entry, context = part_of(table, part), f"source={table.source}"
+    places, required = bindings(entry, config), parameters(config, entry.name)
+    found, problems = gather(places, native, context)
+    known = {name for place in places.values() for name in place.names}
+    infinite = [name for name in native if name in known and not np.isfinite(native[name]).all()]
+    problems += [f"{name!r} holds NaN or infinity but must be finite [{context}]" for name in infinite]
+    unexpected = [name for name in native if name not in known]
+    problems += [f"{name!r} is unexpected: the source has no such weight in this configuration [{context}]" for name in unexpected]
+    problems += [_homeless(name, table) for name in required if name not in places and not _is_computed(name, config)]
+    if POSITIONS in required and POSITIONS not in places and _is_computed(POSITIONS, config):
+        found[POSITIONS] = contiguous(sinusoid(config) if positions is None else positions)
+        shape = shape_of(config, required[POSITIONS])
+        if found[POSITIONS].shape != shape:
+            problems.append(f"the position table has shape {found[POSITIONS].shape} but must be {shape} [{context}]")
+    if problems:
+        raise WeightsError(problems)
+    return {name: found[name] for name in required}
+
+
+def native(table: Table, config: EncoderConfig, canonical: Weights, part: str | None = None) -> dict[str, NDArray[Any]]:
+    """Return canonical weights under a source's names and in its layouts; the numbers and dtypes stay.
+
+    The table of fixed positions is left out where the source keeps none with its weights.
+
+    Raises:
+        WeightsError: if the weights do not fit the configuration, or the source has no place for one of them.
+    """
+    entry = part_of(table, part)
+    validate_weights(config, canonical, entry.name, where=f"source={table.source}")
+    places = bindings(entry, config)
+    problems = [_homeless(name, table) for name in canonical if name not in places and not _is_computed(name, config)]
+    if problems:
+        raise WeightsError(problems)
+    found = {}
+    for name, place in places.items():
+        pieces = WEIGHT_LAYOUTS[place.layout].native(canonical[name], config.num_heads)
+        found.update({native_name: contiguous(piece) for native_name, piece in zip(place.names, pieces, strict=True)})
+    return found
+
+
+def _is_computed(name: str, config: EncoderConfig) -> bool:
+    """Return whether a parameter is one that a source may compute instead of keeping it."""
+    return name == POSITIONS and config.positions == "sinusoidal"
+
+
+def _homeless(name: str, table: Table) -> str:
+    return f"{name!r} is required by this configuration but the source has no weight for it [source={table.source}]"

@@ -1,0 +1,134 @@
+"""The porting tables: weights and configurations of other projects, both ways."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import spec
+from porting import table
+from porting.names import fill, problem
+from spec.errors import SpecError, UnknownNameError, WeightsError
+
+SIZES = {"vocab_size": 29, "d_model": 14, "num_heads": 2, "d_ff": 17, "num_classes": 3, "num_layers": 2, "max_positions": 13}
+PARTS = [(source, part) for source in table.sources() for part in table.load(source).parts]
+SOURCES = ["bert-pytorch", "keras-attention", "nndl-paddle", "nndl-paddle-api", "tf1-text-classifier", "vanilla-encoder"]
+
+
+def config_for(source: str, part: str) -> spec.EncoderConfig:
+    entry = table.load(source).parts[part]
+    return spec.variant(table.load(source).variant, **{**SIZES, **entry.constants})
+
+
+def test_every_published_source_has_a_table() -> None:
+    assert table.sources() == SOURCES
+
+
+@pytest.mark.parametrize(("source", "part"), PARTS)
+def test_weights_come_back_bit_for_bit(source: str, part: str) -> None:
+    entry, config = table.load(source), config_for(source, part)
+    weights = spec.initialize(config, seed=5, part=part)
+    native = table.native(entry, config, weights, part)
+    back = table.canonical(entry, config, native, part, positions=weights.get(table.POSITIONS))
+    assert list(back) == list(weights)
+    assert all(back[name].tobytes() == weights[name].tobytes() for name in weights)
+    again = table.native(entry, config, back, part)
+    assert {name: array.tobytes() for name, array in again.items()} == {name: array.tobytes() for name, array in native.items()}
+
+
+def test_layouts_are_those_of_the_sources() -> None:
+    def shapes(source: str, part: str) -> dict[str, tuple[int, ...]]:
+        config = config_for(source, part)
+        native = table.native(table.load(source), config, spec.initialize(config, part=part), part)
+        return {name: array.shape for name, array in native.items()}
+
+    tf1, bert, keras = shapes("tf1-text-classifier", "model"), shapes("bert-pytorch", "model"), shapes("keras-attention", "encoder")
+    assert tf1["conv1d/kernel"] == (1, 14, 17)
+    assert tf1["conv1d_3/kernel"] == (1, 17, 14)
+    assert tf1["output_w"] == (13 * 14, 3)
+    assert {"dense/kernel", "dense_1/bias", "dense_5/kernel"} < set(tf1)
+    assert bert["bert.transformer_blocks.1.feed_forward.w_1.weight"] == (17, 14)
+    assert shapes("nndl-paddle", "model")["layers.1.ffn.W_1.weight"] == (14, 17)
+    assert keras["encoder.layers.1.pos_ffn_layer.w_2.kernel"] == (1, 17, 14)
+
+
+def test_the_first_norm_variable_of_tf1_is_the_offset() -> None:
+    config = config_for("tf1-text-classifier", "model")
+    weights = spec.initialize(config)
+    native = table.native(table.load("tf1-text-classifier"), config, weights)
+    assert np.array_equal(native["transformer/transformer-2/multi_head_atten/Variable"], weights["layers.1.norm1.bias"])
+    assert np.array_equal(native["transformer/transformer-2/multi_head_atten/Variable_1"], weights["layers.1.norm1.weight"])
+
+
+def test_all_problems_are_reported_at_once_in_the_source_s_names() -> None:
+    config = config_for("tf1-text-classifier", "model")
+    native = table.native(table.load("tf1-text-classifier"), config, spec.initialize(config))
+    del native["dense_4/kernel"]
+    native["dense_6/kernel"] = native["dense/kernel"]
+    native["conv1d_1/kernel"] = native["conv1d_1/kernel"][0]
+    native["embedding_w"] = native["embedding_w"].astype(np.int64)
+    native["output_w"][2, 1] = np.nan
+    with pytest.raises(WeightsError) as raised:
+        table.canonical(table.load("tf1-text-classifier"), config, native)
+    text = "\n".join(raised.value.problems)
+    assert len(raised.value.problems) == 5
+    assert "'output_w' holds NaN or infinity but must be finite" in text
+    assert "'conv1d_1/kernel' has shape (17, 14) but must be (1, 17, 14) [parameter=layers.0.feed_forward.outer.weight" in text
+    assert "'dense_4/kernel' is missing but is required [parameter=layers.1.attention.key.weight" in text
+    assert "'dense_6/kernel' is unexpected" in text
+    assert "'embedding_w' has dtype int64" in text
+
+
+def test_a_configuration_that_the_source_cannot_hold_is_refused() -> None:
+    config = config_for("nndl-paddle", "model").replace(norm_sharing="separate")
+    with pytest.raises(WeightsError, match=r"'layers.0.norm1.weight' is required by this configuration but the source has no weight"):
+        table.native(table.load("nndl-paddle"), config, spec.initialize(config))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "values", "name"),
+    [
+        ("dense{_3i+1}/kernel", {"i": 2}, "dense_7/kernel"),
+        ("dense{_3i}/kernel", {"i": 0}, "dense/kernel"),
+        ("t-{i+1}.{i}", {"i": 4}, "t-5.4"),
+        ("layers.{n-1}.norm2", {"n": 3}, "layers.2.norm2"),
+        ("{run}/block{i}", {"run": "mode1", "i": 0}, "mode1/block0"),
+        ("qs_layers.{h}.kernel", {"i": 0}, "qs_layers.{h}.kernel"),
+    ],
+)
+def test_placeholders_are_filled(pattern: str, values: dict[str, int | str], name: str) -> None:
+    assert problem(pattern) is None
+    assert fill(pattern, values) == name
+
+
+@pytest.mark.parametrize("pattern", ["a{j}", "a{i*2}", "a{i", "a{}"])
+def test_placeholders_that_cannot_be_read_are_refused(pattern: str) -> None:
+    assert "cannot be read" in str(problem(pattern))
+
+
+def test_an_unknown_source_is_refused_with_the_nearest_names() -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown source 'bert-torch': did you mean 'bert-pytorch'"):
+        table.load("bert-torch")
+
+
+def test_a_wrong_table_is_refused_with_everything_that_is_wrong(tmp_path: Path) -> None:
+    text = (table.TABLES / "vanilla-encoder.toml").read_text()
+    path = tmp_path / "wrong.toml"
+    wrong = text.replace('layout = "out_in"', 'layout = "in_aut"', 1).replace("under =", "udner =")
+    path.write_text(wrong.replace("w_k.bias", "w_k{j}.bias"))
+    with pytest.raises(SpecError) as raised:
+        table.read(path)
+    assert len(raised.value.problems) == 4
+    assert "wrong.toml: 'parts.encoder.gradients.under' is missing but must be text" in raised.value.problems
+    path.write_text(text.replace('{i}.attention.query.weight"', '{i}.attention.quarry.weight"'))
+    with pytest.raises(SpecError, match=r"'parts.encoder.weights' lacks 'layers.0.attention.query.weight'"):
+        table.read(path)
+
+
+def test_a_configuration_lists_every_missing_key() -> None:
+    with pytest.raises(SpecError) as raised:
+        table.configure(table.load("bert-pytorch"), {"hidden": 8, "gelu": "erf"})
+    assert len(raised.value.problems) == 11
+    assert "configuration: key 'gelu' is 'erf' but must be one of tanh [source=bert-pytorch]" in raised.value.problems

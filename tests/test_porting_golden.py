@@ -1,0 +1,161 @@
+"""Golden files: what a source computed, read through its table, against the reference."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+import spec
+from porting import golden
+from spec.errors import SpecError
+
+GOLDEN = Path(__file__).parents[2] / "shared" / "golden"
+FILES = sorted(GOLDEN.glob("*/*.safetensors"))
+ABSENT = "no golden files beside the repository, in ../shared/golden"
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def attention_file(path: Path, change: Callable[[Arrays, dict[str, str]], None] = lambda tensors, metadata: None) -> Path:
+    """Write a file as the dot product's own source would, B = 2, Q = 3, S = 5, K = 7, with a stored mask."""
+    generator = np.random.default_rng(0)
+    query, key, value = (generator.standard_normal(shape) for shape in ((2, 3, 7), (2, 5, 7), (2, 5, 7)))
+    mask = np.ones((2, 3, 5), np.int64)
+    mask[0, 1, 2:] = mask[1, :, 4] = 0
+    scores = np.where(mask, query @ key.swapaxes(1, 2) / np.sqrt(7), -1e9)
+    exponentials = np.exp(scores - scores.max(-1, keepdims=True))
+    weights = exponentials / exponentials.sum(-1, keepdims=True)
+    tensors: Arrays = {"inputs/q": query, "inputs/k": key, "inputs/v": value, "inputs/mask": mask, "inputs/cotangent": np.ones((2, 3, 7))}
+    tensors |= {"outputs/attention": weights, "outputs/output": weights @ value, "outputs/loss": np.asarray(np.sum(weights @ value))}
+    config = {"kind": "ScaledDotProductAttention", "d_k": 7, "pad_id": 0, "mask_value": -1e9, "mask": "(B,Q,K) stored"}
+    metadata = {"source": "keras-attention", "case": "x", "dtype": "float64", "config": json.dumps(config)}
+    change(tensors, metadata)
+    save_file(tensors, path, metadata)
+    return path
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(SpecError) as raised:
+        golden.read(path)
+    return str(raised.value)
+
+
+def test_a_stored_mask_for_each_query_is_read(tmp_path: Path) -> None:
+    (run,) = golden.read(attention_file(tmp_path / "x.safetensors")).runs
+    assert run.part == "dot_product"
+    assert run.batch.key_mask is not None
+    assert run.batch.key_mask.shape == (2, 3, 5)
+    truth = spec.reference(run.config, run.weights, run.batch, part=run.part)
+    found = golden.computed(run, truth.taps)
+    assert set(found) == {"attention.weights", "attention.context", "loss"}
+    for name, array in run.expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=0, atol=1e-14)
+    assert run.expected_native["attention.context"] == "outputs/output"
+
+
+def test_two_tensors_of_one_tap_are_both_expected_where_they_differ(tmp_path: Path) -> None:
+    files = [path for path in FILES if path.parent.name == "vanilla-encoder"]
+    if not files:
+        pytest.skip(ABSENT)
+    with safe_open(files[0], framework="numpy") as file:
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, a file is no mapping
+    tensors["outputs/encoder_output"] = tensors["outputs/encoder_output"] + 1e-3
+    save_file(tensors, tmp_path / "x.safetensors", metadata)
+    (run,) = golden.read(tmp_path / "x.safetensors").runs
+    (key,) = [key for key in run.expected if " as " in key]
+    assert key == "layers.0.norm2 as outputs/encoder_output"
+    assert key in golden.computed(run, {"layers.0.norm2": run.expected["layers.0.norm2"]})
+
+
+@pytest.mark.parametrize("length", [0, 5, 100, 900, -1])
+def test_a_truncated_file_is_refused_in_one_line(tmp_path: Path, length: int) -> None:
+    path = attention_file(tmp_path / "x.safetensors")
+    path.write_bytes(path.read_bytes()[:length])
+    message = refusal(path)
+    assert message.startswith(f"{path}: cannot be read; it must be a whole safetensors file")
+    assert "\n" not in message
+
+
+def test_a_corrupt_or_absent_file_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = attention_file(tmp_path / "x.safetensors")
+    path.write_bytes(b"\xff" * 8 + path.read_bytes()[8:])
+    assert "cannot be read" in refusal(path)
+    assert "is no file" in refusal(tmp_path / "absent.safetensors")
+    assert "is no file" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("source", None, "the metadata lack 'source'"),
+        ("source", "gpt", "the metadata's 'source' is 'gpt' but must be one of bert-pytorch"),
+        ("dtype", "float16", "'dtype' is 'float16' but must be 'float64' or 'float32'"),
+        ("config", "{", "the metadata's 'config' is not JSON"),
+        ("config", "[1]", "the metadata's 'config' is a JSON list but must be an object"),
+        ("config", '{"kind": "Decoder"}', "key 'kind' of the metadata's 'config' is 'Decoder' but must begin with one of"),
+        ("config", '{"kind": "ScaledDotProductAttention", "pad_id": 0, "mask_value": -1.0}', "key 'd_k' is missing but is required"),
+    ],
+)
+def test_metadata_that_do_not_say_what_the_file_is_are_refused(tmp_path: Path, key: str, value: str | None, message: str) -> None:
+    def change(tensors: Arrays, metadata: dict[str, str]) -> None:
+        del metadata[key]
+        if value is not None:
+            metadata[key] = value
+
+    path = attention_file(tmp_path / "x.safetensors", change)
+    assert refusal(path).startswith(f"{path}: ")
+    assert message in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("inputs/q", None, "'inputs/q' is missing but is required"),
+        ("inputs/q", np.ones(3), "'inputs/q' has shape (3,) but must be (B, T, K)"),
+        ("inputs/mask", None, "'inputs/key_ids' is missing, but it or 'inputs/mask' is required"),
+        ("outputs/output", None, "'outputs/output' is missing but is required: it is 'attention.context'"),
+        ("outputs/attention", np.ones((2, 4, 5)), "'outputs/attention' has shape (2, 4, 5) but must be"),
+        ("outputs/output", np.ones((2, 3, 7), np.int64), "'outputs/output' has dtype int64 but must be a floating-point type"),
+        ("weights/w", np.ones(2), "'w' is unexpected"),
+    ],
+)
+def test_tensors_that_are_missing_or_misshapen_are_refused(tmp_path: Path, name: str, array: NDArray[Any] | None, message: str) -> None:
+    def change(tensors: Arrays, metadata: dict[str, str]) -> None:
+        tensors.pop(name, None)
+        if array is not None:
+            tensors[name] = array
+
+    assert message in refusal(attention_file(tmp_path / "x.safetensors", change))
+
+
+@pytest.mark.skipif(not FILES, reason=ABSENT)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_golden_files_are_consumed_and_agree_with_the_reference(path: Path) -> None:
+    file = golden.read(path)
+    with safe_open(path, framework="numpy") as tensors:
+        names = set(tensors.keys())
+    assert not [name for name in file.unchecked if name.startswith(("weights/", "grads/"))]
+    assert not [name for name, reason in file.unchecked.items() if "has no place" in reason]
+    assert file.training == ("train" in path.name)
+    expected = {name for run in file.runs for value in run.expected_native.values() for name in value.split(", ")}
+    repeated = {name for run in file.runs for note in run.notes for name in names if note.startswith(f"'{name}' holds the same")}
+    results = {name for name in names if name.startswith(("outputs/", "grads/"))}
+    assert results == (expected | repeated | set(file.unchecked)) & results
+    for run in file.runs:
+        truth = spec.reference(run.config, run.weights, run.batch, gradients=True, part=run.part, dtype=file.dtype)
+        tensors_found = {**truth.taps, **{f"gradients.{name}": array for name, array in truth.gradients.items()}}
+        found = golden.computed(run, tensors_found)
+        assert set(found) == set(run.expected)
+        for name, array in run.expected.items():
+            # The gradient of a key bias is zero but for rounding; the steepest gradient gives its scale.
+            flat = name.endswith("key.bias") and run.config.qkv_activation == "none"
+            scale = 1.0 if flat else np.max(abs(array))
+            assert np.max(abs(found[name] - array)) <= {"float64": 1e-11, "float32": 5e-5}[file.dtype] * scale, name
