@@ -1,0 +1,87 @@
+"""Options that several commands share, and what they mean."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import backends
+from backends.interface import EXECUTIONS, IMPLEMENTATIONS
+from backends.worker import TIME_LIMIT
+from conformance.campaign import Settings
+from spec.errors import SpecError, unknown
+
+Variants = Annotated[list[str] | None, typer.Option("--variant", metavar="V", help="A variant; may be repeated. Default: all.")]
+Backends = Annotated[list[str] | None, typer.Option("--backend", metavar="B", help="torch, tf, paddle, jax, an installed plugin, or package.module:Class; may be repeated. Default: all that are installed.")]
+Dtypes = Annotated[list[str] | None, typer.Option("--dtype", metavar="D", help="float64, float32, bfloat16 or float16; may be repeated.")]
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.")]
+Implementation = Annotated[str, typer.Option("--implementation", help="explicit: written out as the sources write it.")]
+Execution = Annotated[str, typer.Option("--execution", help="eager or compiled.")]
+Part = Annotated[str, typer.Option("--part", help="model, encoder, stack, attention or dot_product.")]
+Cases = Annotated[list[str] | None, typer.Option("--case", metavar="C", help="A standard case by name; may be repeated. Default: all.")]
+Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results as JSON.")]
+Python = Annotated[list[str] | None, typer.Option("--python", metavar="B=PATH", help="Run a backend with the interpreter of another environment.")]
+Ssh = Annotated[list[str] | None, typer.Option("--ssh", metavar="B=HOST[:DIR]", help="Run a backend on another host, from a checkout in DIR.")]
+TimeLimit = Annotated[float, typer.Option("--time-limit", metavar="SECONDS", help="Time that one run may take.")]
+MemoryLimit = Annotated[float | None, typer.Option("--memory-limit", metavar="MIB", help="Memory that one worker may hold. Default: four fifths of what is free.")]
+Threads = Annotated[int | None, typer.Option("--threads", metavar="N", help="Computing threads of each backend. Default: one for each core.")]
+DEFAULT_TIME_LIMIT = TIME_LIMIT
+
+
+def settings(
+    asked: list[str] | None,
+    device: str = "cpu",
+    implementation: str = "explicit",
+    execution: str = "eager",
+    python: list[str] | None = None,
+    ssh: list[str] | None = None,
+    time_limit: float = DEFAULT_TIME_LIMIT,
+    memory_limit: float | None = None,
+    threads: int | None = None,
+) -> Settings:
+    """Return the settings that the options describe.
+
+    Raises:
+        SpecError: listing every option that cannot be understood.
+    """
+    problems: list[str] = []
+    interpreters, hosts = _pairs("--python", python, problems), _pairs("--ssh", ssh, problems)
+    _known("implementation", implementation, IMPLEMENTATIONS, problems)
+    _known("execution", execution, EXECUTIONS, problems)
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        problems.append(f"--device is {device!r} but must be cpu, cuda or cuda:N")
+    if not time_limit > 0:
+        problems.append(f"--time-limit is {time_limit:g} but must be above 0")
+    if memory_limit is not None and not (memory_limit > 0 and math.isfinite(memory_limit)):
+        problems.append(f"--memory-limit is {memory_limit:g} but must be finite and above 0")
+    if threads is not None and threads < 1:
+        problems.append(f"--threads is {threads} but must be at least 1")
+    if problems:
+        raise SpecError(problems)
+    limit = None if memory_limit is None else int(memory_limit * 2**20)
+    return Settings(device, implementation, execution, tuple(asked or ()), interpreters, hosts, time_limit, limit, threads)
+
+
+def _pairs(option: str, values: list[str] | None, problems: list[str]) -> dict[str, str]:
+    pairs = {}
+    for value in values or []:
+        name, equals, rest = value.partition("=")
+        if not (name and equals and rest):
+            problems.append(f"{option} is {value!r} but must be BACKEND=VALUE")
+            continue
+        try:
+            backends.resolve(name)
+        except SpecError as error:
+            problems.append(f"{option} is {value!r}: {error}")
+        pairs[name] = rest
+    return pairs
+
+
+def _known(kind: str, name: str, known: Sequence[str], problems: list[str]) -> None:
+    if name not in known:
+        problems.append(str(unknown(kind, name, list(known))))

@@ -1,0 +1,280 @@
+"""Many runs on many backends: jobs in, results out. A worker that dies is a result and never the end."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import backends
+from backends.interface import Run, Unsupported
+from backends.worker import TIME_LIMIT, Worker, WorkerFailure
+from conformance.comparison import Derivation, Row, Verdict, judge
+from conformance.tolerance import Expectation
+from spec.batch import Batch
+from spec.config import EncoderConfig
+from spec.errors import SpecError
+from spec.parameters import Weights
+
+FAILED_WORKER = ("missing", "broken", "crashed", "timed out", "out of memory", "error")
+"""Statuses of results that a backend owes."""
+
+RESTARTS = 2
+"""How often a backend's worker is started again after it died. A worker that timed out is not."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to be made and judged on every backend.
+
+    Attributes:
+        group: what results are gathered under: a variant, or a published source.
+        case: the name of the case.
+        expectation: what to judge by.
+        derive: how the tensors of a run become those that are expected, where they are not the same.
+    """
+
+    group: str
+    case: str
+    dtype: str
+    part: str
+    config: EncoderConfig
+    weights: Weights
+    batch: Batch
+    expectation: Expectation
+    derive: Derivation | None = None
+
+    @property
+    def name(self) -> str:
+        """A name for progress and files."""
+        return f"{self.case}-{self.dtype}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one job on one backend.
+
+    Attributes:
+        status: ``"agrees"``, ``"diverges"``, ``"undetermined"``, ``"unsupported"``, ``"refused"``, ``"absent"``, or one
+            of :data:`FAILED_WORKER`.
+        detail: one line of explanation where there is no verdict.
+        stderr: the last lines of a worker that failed.
+    """
+
+    backend: str
+    group: str
+    case: str
+    dtype: str
+    status: str
+    detail: str = ""
+    verdict: Verdict | None = None
+    seconds: float = 0.0
+    stderr: str = ""
+
+    @property
+    def worst(self) -> float:
+        """The largest error in allowances."""
+        return self.verdict.worst if self.verdict else 0.0
+
+    @property
+    def first_divergence(self) -> Row | None:
+        """Where the run first left its allowance."""
+        return self.verdict.first_divergence if self.verdict else None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the runs are made; see :class:`backends.worker.Worker`.
+
+    Attributes:
+        asked: backends that were asked for by name: one of them that is not there is *missing*; another is *absent*.
+        python, ssh: for each backend that runs in another environment or on another host.
+    """
+
+    device: str = "cpu"
+    implementation: str = "explicit"
+    execution: str = "eager"
+    asked: tuple[str, ...] = ()
+    python: dict[str, str] = field(default_factory=dict)
+    ssh: dict[str, str] = field(default_factory=dict)
+    time_limit: float = TIME_LIMIT
+    memory_limit: int | None = None
+    threads: int | None = None
+
+    def open(self, name: str, opened: Callable[[Worker], None] = lambda worker: None) -> Worker:
+        """Start the worker of a backend; ``opened`` is called as :class:`backends.worker.Worker` says."""
+        return backends.open(
+            name,
+            self.device,
+            python=self.python.get(name),
+            ssh=self.ssh.get(name),
+            time_limit=self.time_limit,
+            memory_limit=self.memory_limit,
+            threads=self.threads,
+            opened=opened,
+        )
+
+
+@dataclass
+class Report:
+    """The results of a campaign.
+
+    Attributes:
+        results: one for each backend and job.
+        environments: what each backend said of itself, with import and run seconds and its largest resident size.
+        settings: how the runs were made.
+        notes: what was not run and why, by name.
+    """
+
+    results: list[Result]
+    environments: dict[str, dict[str, Any]]
+    settings: Settings
+    seconds: float = 0.0
+    notes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        """0: all agree; 1: something diverges; 3: a backend that was asked for gave no result, or nothing was judged."""
+        found = {result.status for result in self.results}
+        if found & set(FAILED_WORKER) or not found & {"agrees", "diverges", "undetermined"}:
+            return 3
+        return 1 if found & {"diverges", "refused"} else 0
+
+
+Progress = Callable[[str, str], None]
+"""Called with a backend's name and what it has done: a job's name, or ``"started"``."""
+
+
+def conduct(jobs: Sequence[Job], names: Iterable[str], settings: Settings, progress: Progress = lambda backend, done: None) -> Report:
+    """Run every job on every backend, as many backends at a time as there are cores, and judge the runs.
+
+    Raises:
+        UnknownNameError: for an unknown backend, before anything runs.
+    """
+    chosen = list(names)
+    for name in chosen:
+        backends.resolve(name)
+    started = time.perf_counter()
+    environments: dict[str, dict[str, Any]] = {}
+    living = _Living()
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        try:
+            crews = [pool.submit(_Crew(name, settings, environments, progress, living).work, jobs) for name in chosen]
+            results = [result for crew in crews for result in crew.result()]
+        except BaseException:
+            living.stop()
+            pool.shutdown(cancel_futures=True)
+            raise
+    return Report(results, environments, settings, time.perf_counter() - started)
+
+
+class _Living:
+    """The workers of a campaign that have a process, so that all can be ended at once when it is interrupted."""
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self._workers: set[Worker] = set()
+
+    def add(self, worker: Worker) -> None:
+        self._workers.add(worker)
+        if self.stopped:
+            worker.close()
+
+    def remove(self, worker: Worker) -> None:
+        self._workers.discard(worker)
+
+    def stop(self) -> None:
+        self.stopped = True
+        for worker in list(self._workers):
+            worker.close()
+
+
+class _Crew:
+    """One backend at work: its worker, started again when it dies."""
+
+    def __init__(
+        self, name: str, settings: Settings, environments: dict[str, dict[str, Any]], progress: Progress, living: _Living
+    ) -> None:
+        self.name, self.settings, self.environments, self.progress = name, settings, environments, progress
+        self.living = living
+        self.worker: Worker | None = None
+        self.failure: WorkerFailure | None = None
+        self.restarts = RESTARTS
+
+    def work(self, jobs: Sequence[Job]) -> list[Result]:
+        results: list[Result] = []
+        started = time.perf_counter()
+        try:
+            for job in jobs:
+                if self.living.stopped:
+                    break
+                results.append(self.attempt(job))
+                self.progress(self.name, job.name)
+        finally:
+            if self.worker:
+                self.note("run_seconds", time.perf_counter() - started)
+                self.note("peak_memory_bytes", self.worker.peak_memory)
+                self.close()
+        return results
+
+    def attempt(self, job: Job) -> Result:
+        started = time.perf_counter()
+
+        def result(status: str, detail: str = "", verdict: Verdict | None = None, stderr: str = "") -> Result:
+            seconds = time.perf_counter() - started
+            return Result(self.name, job.group, job.case, job.dtype, status, detail, verdict, seconds, stderr)
+
+        try:
+            run = self.run(job)
+        except Unsupported as reason:
+            return result("unsupported", str(reason))
+        except SpecError as error:
+            return result("refused", error.problems[0])
+        except WorkerFailure as failure:
+            status = failure.status
+            if status == "absent":
+                status = "missing" if self.name in self.settings.asked else "absent"
+            return result(status, failure.detail, stderr=failure.stderr)
+        verdict = judge(job.config, job.weights, job.batch, run, job.part, job.expectation, job.derive)
+        return result(verdict.status, verdict=verdict)
+
+    def run(self, job: Job) -> Run:
+        if self.failure:
+            raise self.failure
+        try:
+            worker = self.worker = self.worker or self.start()
+            settings = self.settings
+            return worker.run(job.config, job.weights, job.batch, job.part, job.dtype, settings.implementation, settings.execution)
+        except WorkerFailure as failure:
+            if failure.status != "error":  # an exception in one job leaves the worker alive
+                self.bury(failure)
+            raise
+
+    def start(self) -> Worker:
+        worker = self.settings.open(self.name, self.living.add)
+        self.environments[self.name] = {
+            **worker.description,
+            "import_seconds": worker.import_seconds,
+            "start_seconds": worker.start_seconds,
+        }
+        self.progress(self.name, "started")
+        return worker
+
+    def bury(self, failure: WorkerFailure) -> None:
+        """Let the worker go; whether another one may follow depends on what it died of."""
+        self.close()
+        self.restarts -= 1
+        if failure.status in ("absent", "broken", "timed out") or self.restarts < 0:
+            self.failure = failure
+
+    def close(self) -> None:
+        if self.worker:
+            self.living.remove(self.worker)
+            self.worker.close()
+            self.worker = None
+
+    def note(self, key: str, value: Any) -> None:
+        self.environments.setdefault(self.name, {})[key] = value

@@ -1,0 +1,96 @@
+"""Tensors that the published sources themselves computed, as jobs: whether the backends reproduce them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.campaign import Job
+from conformance.tolerance import Expectation, expect
+from porting.golden import GoldenFile, GoldenRun, computed, read
+from spec.errors import SpecError
+from spec.precision import precision
+
+INCLUDED = Path(__file__).parent / "golden"
+"""The selection that comes with this repository."""
+
+
+@dataclass
+class Collection:
+    """The golden files of a folder.
+
+    Attributes:
+        jobs: one for each run of each file.
+        notes: what is not checked, and why.
+    """
+
+    jobs: list[Job] = field(default_factory=list)
+    notes: dict[str, str] = field(default_factory=dict)
+
+
+def collect(directory: Path) -> Collection:
+    """Read every golden file under a folder.
+
+    Raises:
+        SpecError: if there is none, or listing everything that is wrong with those that there are.
+    """
+    paths = sorted(directory.rglob("*.safetensors"))
+    if not paths:
+        raise SpecError(f"{directory}: holds no golden files (*.safetensors)" if directory.is_dir() else f"{directory}: no such folder")
+    collection, problems = Collection(), []
+    unchecked: Counter[tuple[str, str]] = Counter()
+    training = []
+    for path in paths:
+        try:
+            file = read(path)
+            collection.jobs += [job_of(file, run) for run in file.runs]
+        except SpecError as error:
+            problems += error.problems
+            continue
+        if file.training:
+            training.append(str(path.relative_to(directory)))
+        else:
+            unchecked.update(("/".join(name.split("/")[:2]), reason) for name, reason in file.unchecked.items())
+    if problems:
+        raise SpecError(problems)
+    if training:
+        collection.notes[f"not checked yet, {len(training)} training files"] = ", ".join(training)
+    for (name, reason), count in sorted(unchecked.items()):
+        collection.notes[f"not compared, {count} x {name}"] = reason
+    return collection
+
+
+def job_of(file: GoldenFile, run: GoldenRun) -> Job:
+    """Return the job that reproduces one run of a golden file."""
+    name = f"{file.case}:{run.label}" if len(file.runs) > 1 else file.case
+    derive = partial(_derive, run, str(precision(file.dtype).storage))
+    return Job(file.source, f"{file.source}/{name}", file.dtype, run.part, run.config, run.weights, run.batch, expectation_of(file, run), derive)
+
+
+def _derive(run: GoldenRun, storage: str, tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return a backend's tensors under the names that the golden file has; classes as numbers of the run's precision."""
+    return {key: array.astype(storage) if array.dtype.kind == "i" else array for key, array in computed(run, tensors).items()}
+
+
+def expectation_of(file: GoldenFile, run: GoldenRun) -> Expectation:
+    """Return the source's tensors, with the allowances of the taps and gradients that they are, or are the sum of."""
+    base = expect(run.config, run.weights, run.batch, run.part, file.dtype)
+    values, allowances, clauses = {}, {}, {}
+    for key, array in run.expected.items():
+        names = key.partition(" as ")[0].split(" + ")
+        values[key] = array.astype(precision(file.dtype).storage)
+        if names == ["predictions"]:
+            allowances[key], clauses[key] = np.asarray(0.5), "HED-4"
+        else:
+            allowances[key] = np.asarray(sum(base.allowances[name] for name in names))
+            clauses[key] = base.clauses[names[0]]
+    order = [*base.values, *run.expected]
+    in_order = sorted(values, key=lambda key: order.index(key.partition(" as ")[0].split(" + ")[0]))
+    return Expectation(file.dtype, {key: values[key] for key in in_order}, allowances, clauses)

@@ -1,0 +1,175 @@
+"""Results as a person reads them: a table, and for each failure where it first diverged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from conformance.campaign import FAILED_WORKER, Report, Result
+from conformance.comparison import Row
+from spec.errors import SpecError
+
+SHORT = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+WORST_FIRST = ("diverges", *FAILED_WORKER, "refused", "undetermined", "unsupported", "absent", "agrees")
+NARROW = 100
+"""Columns of a terminal below which backends stand side by side and precisions below each other."""
+
+
+def number(value: float) -> str:
+    """Return a ratio in as few characters as say it."""
+    if not math.isfinite(value):
+        return "inf" if value > 0 else str(value)
+    return f"{value:.2f}" if value < 10 else f"{value:.0f}" if value < 1e4 else f"{value:.0e}".replace("e+0", "e")
+
+
+def worst_of(results: Sequence[Result]) -> Result:
+    """Return the result that speaks for several: the gravest status, then the largest error."""
+    return min(results, key=lambda result: (WORST_FIRST.index(result.status), -result.worst))
+
+
+def plain_cell(results: Sequence[Result]) -> str:
+    """Return what a cell of the table says."""
+    if not results:
+        return "–"
+    worst = worst_of(results)
+    if worst.status == "agrees":
+        return f"{number(worst.worst)} ✓"
+    if worst.status == "diverges":
+        return f"{number(worst.worst)} ✗"
+    return worst.status
+
+
+def _cell(results: Sequence[Result]) -> Text:
+    status = worst_of(results).status if results else "absent"
+    style = {"agrees": "green", "diverges": "bold red", "absent": "dim", "unsupported": "dim", "undetermined": "yellow"}
+    return Text(plain_cell(results), style=style.get(status, "bold magenta"))
+
+
+def _ordered(values: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(values))
+
+
+def select(report: Report, **fields: str) -> list[Result]:
+    """Return the results whose fields have these values."""
+    return [result for result in report.results if all(getattr(result, key) == value for key, value in fields.items())]
+
+
+def matrix(report: Report, width: int, title: str, group: str = "variant") -> Table:
+    """Return the table of verdicts: worst error over allowance in each cell."""
+    groups, names, dtypes = (_ordered(getattr(r, key) for r in report.results) for key in ("group", "backend", "dtype"))
+    table = Table(title=title, title_justify="left", title_style="bold", padding=(0, 1), expand=False)
+    table.add_column(group, no_wrap=True)
+    if width >= NARROW:
+        for name in names:
+            for dtype in dtypes:
+                table.add_column(f"{name}\n{SHORT[dtype]}", justify="right")
+        for entry in groups:
+            cells = (select(report, group=entry, backend=name, dtype=dtype) for name in names for dtype in dtypes)
+            table.add_row(entry, *(_cell(results) for results in cells))
+        return table
+    table.add_column("", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right", overflow="fold")
+    for entry in groups:
+        for dtype in dtypes:
+            cells = (select(report, group=entry, backend=name, dtype=dtype) for name in names)
+            table.add_row(entry if dtype == dtypes[0] else "", SHORT[dtype], *(_cell(results) for results in cells))
+    return table
+
+
+def markdown(report: Report) -> str:
+    """Return the table of verdicts as Markdown, for a README."""
+    groups, names, dtypes = (_ordered(getattr(r, key) for r in report.results) for key in ("group", "backend", "dtype"))
+    header = ["variant", *(f"{name} {SHORT[dtype]}" for name in names for dtype in dtypes)]
+    lines = ["| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
+    for entry in groups:
+        cells = (plain_cell(select(report, group=entry, backend=name, dtype=dtype)) for name in names for dtype in dtypes)
+        lines.append(f"| `{entry}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def put_into(path: Path, name: str, text: str) -> None:
+    """Put text between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` of a file.
+
+    Raises:
+        SpecError: if the file or its markers are missing.
+    """
+    begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
+    try:
+        before, _, rest = path.read_text().partition(begin)
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+    if end not in rest:
+        raise SpecError(f"{path}: lacks the lines '{begin.strip()}' and '{end}'")
+    path.write_text(before + begin + text + end + rest.partition(end)[2])
+
+
+def divergence_lines(result: Result) -> list[str]:
+    """Say where a run first diverged, and what became of it at the end."""
+    row, verdict = result.first_divergence, result.verdict
+    assert row is not None
+    assert verdict is not None
+    lines = [f"{result.backend} diverges: {result.case}, {result.dtype}", f"  first at {row.tensor} (SPEC {row.clause}){_where(row, result.backend)}"]
+    end = next((verdict.row(name) for name in ("logits", "loss") if verdict.row(name)), None)
+    if end and end is not row:
+        lines.append(f"  at {end.tensor}: {number(end.ratio)} allowances")
+    others = [r for r in verdict.table if r.status == "diverges"]
+    lines.append(f"  {len(others)} of {len(verdict.table)} tensors lie beyond their allowance")
+    return lines
+
+
+def _where(row: Row, backend: str) -> str:
+    if row.element == () and row.note:
+        return f": {row.note}"
+    element = f"element {row.element}" if row.element else "the scalar"
+    values = f"{backend} {row.actual:.9g}, oracle {row.expected:.9g}, allowed ±{row.allowance:.2g}"
+    note = f"; {row.note}" if row.note else ""
+    return f", {element}: {values} ({number(row.ratio)} allowances; {row.beyond} of {row.size} elements beyond{note})"
+
+
+def failures(report: Report, details: int = 4) -> RenderableType:
+    """Return what went wrong, in words: the first divergences of each backend, and each backend that gave no result."""
+    lines: list[Text] = []
+    for name in _ordered(r.backend for r in report.results):
+        diverging = [r for r in select(report, backend=name) if r.status == "diverges"]
+        for result in diverging[:details]:
+            head, *rest = divergence_lines(result)
+            lines += [Text(head, style="bold red"), *map(Text, rest)]
+        if len(diverging) > details:
+            lines.append(Text(f"{name}: {len(diverging) - details} more runs diverge (--json lists them all)", style="red"))
+        lines += _explanations(name, [r for r in select(report, backend=name) if r.detail])
+    return Group(*lines)
+
+
+def _explanations(name: str, results: Sequence[Result]) -> list[Text]:
+    lines = []
+    for status, detail in dict.fromkeys((r.status, r.detail) for r in results):
+        of_these = [r for r in results if (r.status, r.detail) == (status, detail)]
+        cases = of_these[0].case + (f" and {len(of_these) - 1} more runs" if len(of_these) > 1 else "")
+        style = "dim" if status in ("unsupported", "absent") else "bold magenta"
+        note = " (not asked for)" if status == "absent" else ""
+        lines.append(Text(f"{name} {status}{note}: {detail} [{cases}]", style=style))
+        if of_these[0].stderr and status in FAILED_WORKER:
+            lines += [Text(f"  | {line}", style="dim") for line in of_these[0].stderr.splitlines()[-3:]]
+    return lines
+
+
+def summary(report: Report) -> str:
+    """Return the count of results by status."""
+    counted = {status: sum(r.status == status for r in report.results) for status in reversed(WORST_FIRST)}
+    return ", ".join(f"{count} {status}" for status, count in counted.items() if count)
+
+
+def show(report: Report, console: Console, title: str, group: str = "variant") -> None:
+    """Print table, failures and summary."""
+    console.print(matrix(report, console.width, title, group))
+    console.print("A cell is the worst error in allowances over all tensors of all cases: up to 1 is rounding.", style="dim")
+    console.print(failures(report))
+    for name, note in report.notes.items():
+        console.print(f"{name}: {note}", style="dim", highlight=False)
+    console.print(summary(report), style="bold", highlight=False)
