@@ -6,11 +6,13 @@ Nothing here imports a framework; that happens in a worker process (:mod:`backen
 from __future__ import annotations
 
 from importlib.metadata import entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from backends.interface import Backend, Request, Run, Unsupported
-from backends.worker import Worker, WorkerFailure
 from spec.errors import unknown
+
+if TYPE_CHECKING:
+    from backends.worker import Worker, WorkerFailure
 
 BUILT_IN = ("torch", "tf", "paddle", "jax")
 """The backends that live in this repository."""
@@ -56,7 +58,18 @@ def open(name: str, device: str = "cpu", **settings: Any) -> Worker:
         UnknownNameError: with the nearest names.
         WorkerFailure: if it cannot be started, for example because the framework is not installed.
     """
+    from backends.worker import Worker
+
     return Worker(name, resolve(name), device, **settings)
+
+
+def __getattr__(name: str) -> Any:
+    # A worker process imports this package too, in environments that have neither execnet nor psutil.
+    if name in ("Worker", "WorkerFailure"):
+        import backends.worker
+
+        return getattr(backends.worker, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = ["BUILT_IN", "ENTRY_POINTS", "Backend", "Request", "Run", "Unsupported", "Worker", "WorkerFailure", "names", "open", "resolve"]

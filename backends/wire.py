@@ -13,6 +13,7 @@ from safetensors.numpy import load, save
 from backends.interface import Request, Run
 from spec.batch import from_arrays
 from spec.config import from_mapping
+from spec.errors import SpecError
 
 Message = tuple[str, bytes]
 """A JSON header, and arrays by name in the safetensors format."""
@@ -55,10 +56,24 @@ def encode_run(run: Run) -> Message:
 def decode_run(message: Message) -> Run:
     """Return the run of a message."""
     header, arrays = json.loads(message[0]), load(message[1])
+    check_info(header["info"])
     taps = {name: arrays[f"taps/{name}"] for name in header["taps"]}
     return Run(
         arrays["output"], arrays["loss"], taps, section(arrays, "gradients/"), header["backend"], header["dtype"], header["info"]
     )
+
+
+def check_info(info: Any) -> None:
+    """Refuse what a run says of itself if it cannot be understood: text for a list would excuse every tensor.
+
+    Raises:
+        SpecError: saying what is wrong.
+    """
+    if not isinstance(info, dict):
+        raise SpecError("'info' must be an object")
+    patterns = info.get("undelivered_taps", [])
+    if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise SpecError(f"'undelivered_taps' is {patterns!r} but must be a list of strings")
 
 
 def run_arrays(run: Run) -> dict[str, NDArray[Any]]:

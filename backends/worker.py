@@ -6,16 +6,18 @@ back as a :class:`WorkerFailure` that says so.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import re
 import shlex
 import signal
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,6 +25,7 @@ from typing import Any
 import execnet
 import numpy as np
 import psutil
+from execnet import gateway_bootstrap, gateway_io
 from numpy.typing import NDArray
 from safetensors.numpy import load
 
@@ -37,9 +40,6 @@ ROOT = Path(__file__).resolve().parent.parent
 TIME_LIMIT = 300.0
 """Seconds that one request may take unless the caller says otherwise."""
 
-CONNECT_LIMIT = 30
-"""Seconds that ssh may take to reach a host."""
-
 _BOOTSTRAP = """
 import os, sys
 settings = channel.receive()
@@ -47,7 +47,7 @@ os.environ.update(settings["environment"])
 root = os.path.realpath(os.path.expanduser(settings["root"]))
 # A folder whose subfolders bear the frameworks' names must never be searched for imports.
 shadowing = os.path.join(root, "backends")
-searched = [os.path.abspath(entry or os.getcwd()) for entry in sys.path]
+searched = [os.path.abspath(entry or os.getcwd()) if os.path.exists(entry or ".") else entry for entry in sys.path]
 sys.path[:] = [root] + [entry for entry in searched if os.path.realpath(entry) not in (shadowing, root)]
 if settings["stderr"]:
     os.dup2(os.open(settings["stderr"], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
@@ -104,7 +104,7 @@ class Worker:
         python: the interpreter of another environment to run it in; it needs numpy, safetensors and the framework.
         ssh: ``"host"`` or ``"host:/path/to/checkout"`` to run it there.
         time_limit: seconds that one request may take.
-        memory_limit: bytes that the process may hold; by default four fifths of what is free now.
+        memory_limit: bytes that the process may hold; by default four fifths of the machine's.
         threads: computing threads; by default as many as there are cores.
         opened: called with the worker as soon as it has a process, so that it can be closed while it still starts.
 
@@ -125,7 +125,7 @@ class Worker:
         opened: Callable[[Worker], None] = lambda worker: None,
     ) -> None:
         self.name, self.device, self.time_limit = name, device, time_limit
-        self.memory_limit = memory_limit or int(0.8 * psutil.virtual_memory().available)
+        self.memory_limit = memory_limit or int(0.8 * psutil.virtual_memory().total)
         self.local = ssh is None
         self.peak_memory = 0
         self.dead: WorkerFailure | None = None
@@ -136,18 +136,17 @@ class Worker:
         self._stopped_for: tuple[str, str] | None = None
         started = time.perf_counter()
         try:
-            settings = self._start(target, python, ssh, threads)
-            opened(self)
+            settings = self._start(target, python, ssh, threads, opened)
             status, payload, _ = self._exchange(settings)
         except WorkerFailure:
             self.close()
             raise
-        except (AssertionError, EOFError, BrokenPipeError):  # execnet hears something else, or nothing
+        except Exception as error:  # execnet cannot start the interpreter, reaches no host, or hears no Python there
             self.close()
-            raise WorkerFailure("broken", f"its process could not be started: no Python answered at {ssh or python}") from None
-        except Exception as error:  # execnet cannot start the interpreter
-            self.close()
-            raise WorkerFailure("broken", f"its process could not be started: {type(error).__name__}: {error}") from None
+            if self._stopped_for:
+                raise WorkerFailure(*self._stopped_for) from None
+            cause = error.strerror if isinstance(error, OSError) and error.filename else f"no Python answered ({type(error).__name__})"
+            raise WorkerFailure("broken", f"its process could not be started: {ssh or python or sys.executable}: {cause}") from None
         answer = json.loads(payload)
         self.description: dict[str, Any] = answer["describe"]
         self.import_seconds: float = answer["import_seconds"]
@@ -157,24 +156,43 @@ class Worker:
             self.close()
             raise failure
 
-    def _start(self, target: str, python: str | None, ssh: str | None, threads: int | None) -> dict[str, Any]:
+    def _start(
+        self, target: str, python: str | None, ssh: str | None, threads: int | None, opened: Callable[[Worker], None]
+    ) -> dict[str, Any]:
         """Start the process, and return the settings that it waits for."""
         host, _, folder = (ssh or "").partition(":")
-        where = f"ssh=-o ConnectTimeout={CONNECT_LIMIT} {host}" if ssh else "popen"
+        where = f"ssh={host}" if ssh else "popen"
         if python:
             # "//" would end the path in execnet's notation, and a local path is split as a shell would.
             path = re.sub("/+", "/", python if ssh else shlex.quote(os.path.expanduser(python)))
             where += f"//python={path}"
-        gateway = self._group.makegateway(where)
-        # execnet has no public handle of the process; over ssh it is the client.
-        self._process = psutil.Process(gateway._io.popen.pid)  # type: ignore[attr-defined]
-        self._channel = gateway.remote_exec(_BOOTSTRAP)
+        self._channel = self._open_gateway(where, opened).remote_exec(_BOOTSTRAP)
         return {
             "root": (folder or ".") if ssh else str(ROOT),
             "environment": environment(self.device, threads),
             "stderr": self._stderr.name if self._stderr else None,
             "target": target,
         }
+
+    def _open_gateway(self, where: str, opened: Callable[[Worker], None]) -> execnet.Gateway:
+        """Do what execnet's ``makegateway`` does, with the process at hand before it has answered: it may never do so."""
+        place = execnet.XSpec(where)
+        self._group.allocate_id(place)
+        place.execmodel = self._group.remote_execmodel.backend
+        streams = gateway_io.create_io(place, execmodel=self._group.execmodel)
+        self._process = psutil.Process(streams.popen.pid)  # over ssh it is the client
+        opened(self)
+        try:
+            with self._watched():
+                gateway = gateway_bootstrap.bootstrap(streams, place)
+        except BaseException:
+            self._kill()
+            with contextlib.suppress(OSError), streams.popen:  # closes its pipes and waits for its end
+                pass
+            raise
+        gateway.spec = place
+        self._group._register(gateway)
+        return gateway
 
     @property
     def pid(self) -> int | None:
@@ -204,8 +222,10 @@ class Worker:
         message = self._ask("run", request)
         try:
             run = decode_run(message)
+        except SpecError as error:
+            raise WorkerFailure("error", f"its answer cannot be read: {error}") from None
         except Exception as error:  # for example arrays of a type that NumPy has not
-            raise WorkerFailure("error", f"its answer cannot be read: {type(error).__name__}: {error}", self._last_words()) from None
+            raise WorkerFailure("error", f"its answer cannot be read: {type(error).__name__}: {error}") from None
         # What was asked for is the asker's to say: a backend that leaves something out must not pass.
         run.backend, run.dtype = self.name, dtype
         run.requested = tuple(name for name, wanted in (("taps", taps), ("gradients", gradients)) if wanted)
@@ -233,18 +253,25 @@ class Worker:
         raise WorkerFailure(status, message, self._last_words())
 
     def _exchange(self, message: Any) -> Any:
-        """Send a message and wait for the answer, while a thread watches time and memory."""
-        done = threading.Event()
-        watch = threading.Thread(target=self._watch, args=(done,), daemon=True)
-        watch.start()
+        """Send a message and wait for the answer."""
         try:
-            self._channel.send(message)
-            return self._channel.receive()
+            with self._watched():
+                self._channel.send(message)
+                return self._channel.receive()
         except (EOFError, OSError):
             raise self._fail(*self._how_it_ended()) from None
         except self._channel.RemoteError as error:
             last = str(error).strip().splitlines()[-1]
             raise self._fail("out of memory" if "MemoryError" in last else "crashed", last) from None
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Have a thread watch time and memory."""
+        done = threading.Event()
+        watch = threading.Thread(target=self._watch, args=(done,), daemon=True)
+        watch.start()
+        try:
+            yield
         finally:
             done.set()
             watch.join()

@@ -10,7 +10,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 import backends
 import spec
@@ -173,16 +174,23 @@ def doctor_command(
     console = Console()
     settings = options.settings(backend, device, python=python, ssh=ssh, threads=threads)
     names = _names(backend)
-    for fact, value in doctor.machine().items():
-        console.print(f"{fact:>10}  {value}", highlight=False)
-    diagnoses = doctor.diagnose(names, settings)
+    console.print(_facts(doctor.machine()), highlight=False)
+    with console.status("starting each backend to ask it", spinner="line"):
+        diagnoses = doctor.diagnose(names, settings)
     for diagnosis in diagnoses:
         console.print(f"\n{diagnosis.backend}: {diagnosis.status}", style="bold", highlight=False)
-        for fact, value in diagnosis.facts.items():
-            console.print(f"{fact:>20}  {value}", highlight=False, markup=False)
+        table = _facts(diagnosis.facts)
         for advice in diagnosis.advice:
-            console.print(f"{'advice':>20}  {advice}", style="yellow", highlight=False, markup=False)
+            table.add_row("advice", Text(advice), style="yellow")
+        console.print(table, highlight=False)
     raise typer.Exit(0 if all(d.status == "ready" or (d.status == "absent" and not backend) for d in diagnoses) else 3)
+
+
+def _facts(facts: Mapping[str, object]) -> Table:
+    table = Table.grid(padding=(0, 2), pad_edge=True)
+    for fact, value in facts.items():
+        table.add_row(fact, Text(doctor.plain(value)))
+    return table
 
 
 def _names(asked: list[str] | None) -> list[str]:

@@ -28,7 +28,7 @@ Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write
 Python = Annotated[list[str] | None, typer.Option("--python", metavar="B=PATH", help="Run a backend with the interpreter of another environment.")]
 Ssh = Annotated[list[str] | None, typer.Option("--ssh", metavar="B=HOST[:DIR]", help="Run a backend on another host, from a checkout in DIR.")]
 TimeLimit = Annotated[float, typer.Option("--time-limit", metavar="SECONDS", help="Time that one run may take.")]
-MemoryLimit = Annotated[float | None, typer.Option("--memory-limit", metavar="MIB", help="Memory that one worker may hold. Default: four fifths of what is free.")]
+MemoryLimit = Annotated[float | None, typer.Option("--memory-limit", metavar="MIB", help="Memory that one worker may hold. Default: four fifths of the machine's.")]
 Threads = Annotated[int | None, typer.Option("--threads", metavar="N", help="Computing threads of each backend. Default: one for each core.")]
 DEFAULT_TIME_LIMIT = TIME_LIMIT
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -163,6 +163,12 @@ def conduct(jobs: Sequence[Job], names: Iterable[str], settings: Settings, progr
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         try:
             crews = [pool.submit(_Crew(name, settings, environments, progress, living).work, jobs) for name in chosen]
+            pending = set(crews)
+            while pending:
+                # In short waits: Ctrl-C does not wake a thread that waits without end, if another one gets the signal.
+                done, pending = wait(pending, timeout=0.2, return_when=FIRST_EXCEPTION)
+                for crew in done:
+                    crew.result()
             results = [result for crew in crews for result in crew.result()]
         except BaseException:
             living.stop()
@@ -238,7 +244,10 @@ class _Crew:
             if status == "absent":
                 status = "missing" if self.name in self.settings.asked else "absent"
             return result(status, failure.detail, stderr=failure.stderr)
-        verdict = judge(job.config, job.weights, job.batch, run, job.part, job.expectation, job.derive)
+        try:
+            verdict = judge(job.config, job.weights, job.batch, run, job.part, job.expectation, job.derive)
+        except (LookupError, TypeError, ValueError) as error:  # for example tensors whose shapes cannot be added
+            return result("error", f"its answer cannot be judged: {type(error).__name__}: {error}")
         return result(verdict.status, verdict=verdict)
 
     def run(self, job: Job) -> Run:

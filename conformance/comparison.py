@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -113,7 +114,20 @@ def judge(
         delivered = derive(delivered)
     undelivered = list(run.info.get("undelivered_taps", []))
     wanted = [name for name in expectation.values if _requested(name, run, output)]
-    return Verdict([judge_tensor(name, delivered.get(name), expectation, undelivered) for name in wanted])
+    table = [
+        judge_tensor(name, delivered.get(name), expectation, () if name in ("loss", output) else undelivered) for name in wanted
+    ]
+    return Verdict([_with_result(row, run, output) for row in table])
+
+
+def _with_result(row: Row, run: Run, output: str) -> Row:
+    """Let the tap that is the run's result diverge if the result that was returned is another."""
+    result = {output: run.output, "loss": run.loss}.get(row.tensor)
+    tap = run.taps.get(row.tensor)
+    if result is None or tap is None or row.status == "diverges" or np.array_equal(result, tap, equal_nan=True):
+        return row
+    what = "output" if row.tensor == output else "loss"
+    return dataclasses.replace(row, status="diverges", ratio=float("inf"), beyond=row.size, element=(), note=f"the run's {what} is not its tap of this name")
 
 
 def _requested(name: str, run: Run, output: str) -> bool:

@@ -18,8 +18,12 @@ OPTIONS = {
     "--backend": ("a backend by name or package.module:Class; may be repeated; default: the four", None),
     "--variant": ("a variant; may be repeated; default: all", None),
     "--dtype": ("a precision; may be repeated; default: float64 and float32", None),
-    "--golden": ("a folder of golden files; may be repeated; default: the included selection", None),
+    "--golden": ("a folder of golden files; may be repeated; default: ../shared/golden where it is, else the included selection", None),
 }
+
+SHARED = Path(__file__).parents[2] / "shared" / "golden"
+"""The whole collection, where it lies beside the checkout; the included selection is a part of it."""
+DEFAULT_GOLDEN = SHARED if SHARED.is_dir() else INCLUDED
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,13 +66,14 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend" in metafunc.fixturenames:
         # Tests of one backend share a process where tests run in parallel: its worker starts once.
-        names = metafunc.config.getoption("--backend") or list(backends.BUILT_IN)
+        # Sorted, the slowest comes first and the others fill the time beside it.
+        names = metafunc.config.getoption("--backend") or sorted(backends.BUILT_IN)
         metafunc.parametrize("backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names])
     if "standard" in metafunc.fixturenames:
         jobs = check_jobs(metafunc.config.getoption("--variant") or variants(), metafunc.config.getoption("--dtype") or DTYPES)
         metafunc.parametrize("standard", jobs, ids=lambda job: job.name)
     if "golden" in metafunc.fixturenames:
-        jobs = [job for folder in metafunc.config.getoption("--golden") or [INCLUDED] for job in collect(Path(folder)).jobs]
+        jobs = [job for folder in metafunc.config.getoption("--golden") or [DEFAULT_GOLDEN] for job in collect(Path(folder)).jobs]
         metafunc.parametrize("golden", jobs, ids=lambda job: job.name)
 
 

@@ -73,6 +73,17 @@ def diagnose(names: Sequence[str], settings: Settings, done: Callable[[str], Non
         return list(pool.map(ask, names))
 
 
+def plain(value: object) -> str:
+    """Return a fact as a person writes it."""
+    if isinstance(value, dict):
+        return "; ".join(f"{key}: {plain(entry)}" for key, entry in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(plain, value))
+    if value is None or isinstance(value, bool):
+        return {None: "not set", True: "on", False: "off"}[value]
+    return str(value)
+
+
 def _remedy(name: str, failure: WorkerFailure) -> str:
     if failure.status == "absent" and name in EXTRAS:
         return f"install it with: pip install -e .[{EXTRAS[name]}] -c constraints/py311.txt"

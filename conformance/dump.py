@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from backends.interface import Request, Run
-from backends.wire import SETTINGS, decode_request, encode_request, run_arrays, section
+from backends.wire import SETTINGS, check_info, decode_request, encode_request, run_arrays, section
 from conformance.campaign import Job, Report, Result, Settings
 from conformance.comparison import judge
 from conformance.tolerance import expect
 from spec.cases.files import read_arrays, read_json
-from spec.errors import SpecError
+from spec.errors import BatchError, SpecError, WeightsError
 from spec.parameters import trainable
 from spec.tensors import output_name, taps
 
@@ -89,8 +89,10 @@ def read_exported(folder: Path) -> tuple[Request, dict[str, Any]]:
             raise SpecError(f"lacks {', '.join(map(repr, missing))}")
         request = decode_request((json.dumps(manifest), arrays.read_bytes()))
         request.validate()
-    except (SpecError, TypeError, AttributeError) as error:
-        raise SpecError([f"{folder / 'case.json'}: {problem}" for problem in getattr(error, "problems", [str(error)])]) from None
+    except (WeightsError, BatchError) as error:
+        raise SpecError([f"{arrays}: {problem}" for problem in error.problems]) from None
+    except SpecError as error:
+        raise SpecError([f"{folder / 'case.json'}: {problem}" for problem in error.problems]) from None
     return request, manifest
 
 
@@ -110,8 +112,12 @@ def read_run(folder: Path, dtype: str) -> Run:
         raise SpecError(f"{path}: lacks {', '.join(map(repr, missing))}")
     about = read_json(about_path) if about_path.exists() else {}
     backend, info = about.get("backend", "dump"), about.get("info", {})
-    if not (isinstance(backend, str) and isinstance(info, dict)):
-        raise SpecError(f"{about_path}: 'backend' must be a string and 'info' an object")
+    if not isinstance(backend, str):
+        raise SpecError(f"{about_path}: 'backend' is {backend!r} but must be a string")
+    try:
+        check_info(info)
+    except SpecError as error:
+        raise SpecError(f"{about_path}: {error}") from None
     # Whatever else it left out, a dump is judged on everything that its case wanted.
     taps, gradients = section(arrays, "taps/"), section(arrays, "gradients/")
     return Run(arrays["output"], arrays["loss"], taps, gradients, backend, dtype, info)
@@ -142,8 +148,8 @@ def judge_dumps(folder: Path) -> Report:
 
 def _judge_dump(folder: Path) -> tuple[Result, dict[str, Any]]:
     request, manifest = read_exported(folder)
-    group, case, path = manifest["group"], manifest["case"], folder / "run.safetensors"
-    if not path.exists():
+    group, case, path = str(manifest["group"]), str(manifest["case"]), folder / "run.safetensors"
+    if not path.is_file():
         return Result("dump", group, case, request.dtype, "missing", f"{path}: no such file"), {}
     run = read_run(folder, request.dtype)
     expectation = expect(request.config, request.weights, request.batch, request.part, request.dtype)

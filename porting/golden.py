@@ -5,6 +5,7 @@ Which name of the source is what is in its table (:mod:`porting.schema`); nothin
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
@@ -178,9 +179,13 @@ def _batch(file: Container, part: PartTable, config: EncoderConfig) -> tuple[Bat
 
 def _key_mask(file: Container, source: MaskSource, pad_id: int) -> tuple[NDArray[np.bool_] | None, str]:
     """Return the key mask, (B, S) or (B, Q, S), True where a key is visible; and where it came from."""
-    stored = file.take(f"inputs/{source.stored}")
-    if stored is not None:
-        return stored != 0, f"the key mask is 'inputs/{source.stored}'"
+    masks = fnmatch.filter(file.tensors, f"inputs/{source.stored}")
+    if len(masks) > 1:
+        raise SpecError(f"{', '.join(map(repr, masks))} are there, but one mask at most may be stored")
+    if masks:
+        stored = file.take(masks[0])
+        assert stored is not None
+        return stored != 0, f"the key mask is {masks[0]!r}"
     if file.config.get(source.none_key) == source.none_value:
         return None, "without a key mask"
     ids = file.take(f"inputs/{source.ids}")

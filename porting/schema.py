@@ -12,7 +12,7 @@ that tells which part was run, where there are several. Below ``[parts.<part of 
 ``weights``     canonical parameter = ``{ name, layout }``
 ``positions``   ``output``: where a file keeps the position table of a source that has no such parameter
 ``inputs``      canonical input = ``{ name, layout }``
-``mask``        ``stored``, an input with the mask itself; ``ids``, one that it follows from; ``none = { key, value }``,
+``mask``        ``stored``, a pattern of an input with the mask itself; ``ids``, one that it follows from; ``none = { key, value }``,
                 what the source's configuration says where there is no mask
 ``outputs``     the source's output = ``{ tap, layout, required }``
 ``gradients``   ``under``: a prefix of all their names; ``inputs``: the source's input = ``{ sum_of, layout }``

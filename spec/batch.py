@@ -28,9 +28,9 @@ class Batch:
     segment_ids: NDArray[np.int64] | None = None  # (B, T)
     labels: NDArray[np.int64] | None = None  # (B,)
     embeddings: NDArray[np.floating] | None = None  # (B, T, D)
-    query: NDArray[np.floating] | None = None  # (B, Q, D), or (B, H, Q, K) for dot_product
-    key: NDArray[np.floating] | None = None  # (B, S, D), or (B, H, S, K)
-    value: NDArray[np.floating] | None = None  # (B, S, D), or (B, H, S, K)
+    query: NDArray[np.floating] | None = None  # (B, Q, D), or (B, Q, H, K) for dot_product
+    key: NDArray[np.floating] | None = None  # (B, S, D), or (B, S, H, K)
+    value: NDArray[np.floating] | None = None  # (B, S, D), or (B, S, H, K)
     key_mask: NDArray[np.bool_] | None = None  # (B, S) or (B, Q, S), True where a key is visible
     query_mask: NDArray[np.bool_] | None = None  # (B, Q), True where a query is real
     cotangent: NDArray[np.floating] | None = None  # shape of the part's output

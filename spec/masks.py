@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec.config import EncoderConfig
-from spec.precision import precision
+from spec.precision import PRECISIONS, precision
 
 
 def real_tokens(config: EncoderConfig, input_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -39,3 +39,8 @@ def mask_constant(config: EncoderConfig, dtype: str) -> float:
     """Return ``mask_value`` as a precision holds it: rounded, and never below its lowest finite number (SPEC MSK-6)."""
     target = precision(dtype)
     return float(target.round(max(config.mask_value, -target.largest)))
+
+
+def mask_constants(config: EncoderConfig) -> dict[str, float]:
+    """Return the mask constant of every precision, by its name."""
+    return {dtype: mask_constant(config, dtype) for dtype in PRECISIONS}

@@ -49,7 +49,7 @@ def open_worker() -> Iterator[Callable[[str], Worker]]:
         worker.close()
 
 
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in backends.BUILT_IN])
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in sorted(backends.BUILT_IN)])
 def worker(request: pytest.FixtureRequest, open_worker: Callable[[str], Worker]) -> Worker:
     """Each of the four backends in turn, in its own process."""
     return open_worker(request.param)

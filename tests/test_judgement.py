@@ -186,6 +186,16 @@ def test_tap_that_a_backend_declares_it_has_not_is_undelivered(sound):
     assert verdict_of(case, run).first_divergence.tensor == "gradients.pooler.bias", "a gradient cannot be declared away"
 
 
+def test_result_that_is_not_its_tap_diverges(sound):
+    case, run = sound
+    run.output = 2 * run.output
+    row = verdict_of(case, run).first_divergence
+    assert (row.tensor, row.note) == ("logits", "the run's output is not its tap of this name")
+    run.info["undelivered_taps"] = ["*"]
+    run.taps.pop("loss")
+    assert {row.tensor for row in verdict_of(case, run).table if row.status == "diverges"} == {"logits", "loss"}
+
+
 def test_wrong_shape_diverges(sound):
     case, run = sound
     run.taps["logits"] = run.taps["logits"].T

@@ -120,7 +120,7 @@ def test_metadata_that_do_not_say_what_the_file_is_are_refused(tmp_path: Path, k
     [
         ("inputs/q", None, "'inputs/q' is missing but is required"),
         ("inputs/q", np.ones(3), "'inputs/q' has shape (3,) but must be (B, T, K)"),
-        ("inputs/mask", None, "'inputs/key_ids' is missing, but it or 'inputs/mask' is required"),
+        ("inputs/mask", None, "'inputs/key_ids' is missing, but it or 'inputs/*mask*' is required"),
         ("outputs/output", None, "'outputs/output' is missing but is required: it is 'attention.context'"),
         ("outputs/attention", np.ones((2, 4, 5)), "'outputs/attention' has shape (2, 4, 5) but must be"),
         ("outputs/output", np.ones((2, 3, 7), np.int64), "'outputs/output' has dtype int64 but must be a floating-point type"),

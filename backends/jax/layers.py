@@ -14,7 +14,7 @@ from jax import Array
 from jax.nn.initializers import zeros
 
 from spec.config import EncoderConfig
-from spec.masks import mask_constant
+from spec.masks import mask_constants
 
 Tap = Callable[[str, Array], Array]
 
@@ -53,7 +53,7 @@ def replace_masked(scores: Array, visible: Array, constant: float) -> Array:
 
 
 def add_to_masked(scores: Array, visible: Array, constant: float) -> Array:
-    return scores + jnp.where(visible, 0.0, constant).astype(scores.dtype)
+    return scores + jnp.where(visible, jnp.zeros_like(scores), jnp.full_like(scores, constant))
 
 
 FILLS = {"replace": replace_masked, "add": add_to_masked}  # MSK-3
@@ -138,7 +138,7 @@ class DotProductAttention(nnx.Module):
     """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-8): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
 
     def __init__(self, config: EncoderConfig, name: str) -> None:
-        self.config = config
+        self.constants = mask_constants(config)  # MSK-6
         self.name = name
         self.heads_at_once = config.num_heads if config.head_computation == "batched" else 1
         self.scale_query = config.head_dim**-0.5 if config.score_scale == "multiply_query" else None
@@ -158,7 +158,7 @@ class DotProductAttention(nnx.Module):
 
     def attend(self, q: Array, k: Array, v: Array, key_mask: Array | None, query_mask: Array | None) -> dict[str, Array]:
         steps = {}
-        constant = mask_constant(self.config, str(q.dtype))
+        constant = self.constants[str(q.dtype)]
         q = q if self.scale_query is None else q * self.scale_query
         scores = jnp.einsum("bqhk,bshk->bhqs", q, k)
         scores = scores if self.divide_scores is None else scores / self.divide_scores

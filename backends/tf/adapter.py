@@ -30,7 +30,8 @@ class Adapter:
             "version": f"{tf.__version__} (keras {keras.__version__})",
             "devices": ["cpu", *(f"cuda:{i}" for i in range(len(tf.config.list_physical_devices("GPU"))))],
             "dtypes": {device: list(DTYPES) for device in ("cpu", "cuda")},
-            "threads": tf.config.threading.get_intra_op_parallelism_threads(),  # 0: as many as TensorFlow chooses
+            # TensorFlow says 0 where nothing was set from Python: then the environment decides, or the number of cores.
+            "threads": tf.config.threading.get_intra_op_parallelism_threads() or int(os.environ.get(switches[0]) or os.cpu_count() or 1),
             "thread_switches": {name: os.environ.get(name) for name in switches},
             "precision_switches": {
                 "tensor_float_32": tf.config.experimental.tensor_float_32_execution_enabled(),

@@ -12,7 +12,7 @@ from keras import layers
 from tensorflow import Tensor
 
 from spec.config import EncoderConfig
-from spec.masks import mask_constant
+from spec.masks import mask_constants
 
 # Layers are built when they are constructed, and say so: Keras would trace ``call``, taps and all, to find out.
 # Keras takes only tensors by position, so ``tap`` is given by name; so are masks, for it fills in absent ones by name.
@@ -144,7 +144,7 @@ class DotProductAttention(layers.Layer):
 
     def __init__(self, config: EncoderConfig, name: str) -> None:
         super().__init__(name=name)
-        self.config = config
+        self.constants = mask_constants(config)  # MSK-6
         self.heads_at_once = config.num_heads if config.head_computation == "batched" else 1
         self.scale_query = config.head_dim**-0.5 if config.score_scale == "multiply_query" else None
         self.divide_scores = math.sqrt(config.head_dim) if config.score_scale == "divide_scores" else None
@@ -164,7 +164,7 @@ class DotProductAttention(layers.Layer):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None) -> dict[str, Tensor]:
         steps = {}
-        constant = mask_constant(self.config, q.dtype.name)
+        constant = self.constants[q.dtype.name]
         q = q if self.scale_query is None else q * self.scale_query
         scores = tf.einsum("bqhk,bshk->bhqs", q, k)
         scores = scores if self.divide_scores is None else scores / self.divide_scores

@@ -36,6 +36,8 @@ class Adapter:
         device, config, part = self.device(request.device), request.config, request.part
         # Products of float32 numbers in full float32, on every device.
         torch.set_float32_matmul_precision("highest")
+        # A worker compiles a model for each run; what earlier ones left counts towards a limit.
+        torch.compiler.reset()
         model = self.build(request, device)
         loss_function = (ClassificationLoss if part == "model" else CotangentLoss)(config)
         inputs = {name: self.tensor(array, request.dtype, device) for name, array in request.batch.arrays().items()}

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spec.config import EncoderConfig
-from spec.masks import mask_constant
+from spec.masks import mask_constants
 
 Tap = Callable[[str, Tensor], Tensor]
 
@@ -138,7 +138,7 @@ class DotProductAttention(nn.Module):
 
     def __init__(self, config: EncoderConfig, name: str) -> None:
         super().__init__()
-        self.config = config
+        self.constants = mask_constants(config)  # MSK-6
         self.name = name
         self.heads_at_once = config.num_heads if config.head_computation == "batched" else 1
         self.scale_query = config.head_dim**-0.5 if config.score_scale == "multiply_query" else None
@@ -158,7 +158,7 @@ class DotProductAttention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None) -> dict[str, Tensor]:
         steps = {}
-        constant = mask_constant(self.config, str(q.dtype).removeprefix("torch."))
+        constant = self.constants[str(q.dtype).removeprefix("torch.")]
         q = q if self.scale_query is None else q * self.scale_query
         scores = torch.einsum("bqhk,bshk->bhqs", q, k)
         scores = scores if self.divide_scores is None else scores / self.divide_scores

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from spec.config import EncoderConfig
 from spec.parameters import Weights, parameters
+from spec.precision import precision
 
 NATIVE_LEAVES = {"table": "weight", "positions": "weight", "kernel": "weight", "bias": "bias", "gain": "weight", "offset": "bias"}
 
@@ -33,8 +34,10 @@ def load(model: nn.Module, config: EncoderConfig, weights: Weights, part: str) -
     named = dict(model.named_parameters())
     with torch.no_grad():
         for name, parameter in parameters(config, part).items():
-            array = to_native(weights[name], parameter.kind)
-            named[native_name(name, parameter.kind)].copy_(torch.from_numpy(np.ascontiguousarray(array)))
+            native = named[native_name(name, parameter.kind)]
+            # ``copy_`` would reach float16 by way of float32.
+            array = precision(str(native.dtype).removeprefix("torch.")).round(to_native(weights[name], parameter.kind))
+            native.copy_(torch.from_numpy(np.ascontiguousarray(array)))
 
 
 def export(named: dict[str, Tensor], config: EncoderConfig, part: str) -> dict[str, np.ndarray]:

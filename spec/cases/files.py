@@ -36,6 +36,7 @@ def write_case(case: Case, folder: Path = FOLDER) -> None:
         "format": FORMAT,
         "name": case.name,
         "variant": case.variant,
+        "scenario": case.scenario,
         "part": case.part,
         "exposes": SCENARIOS[case.scenario].exposes,
         "config": case.config.as_dict(),
@@ -88,7 +89,7 @@ def read_case(path: Path) -> tuple[Case, dict[str, NDArray[Any]]]:
         SpecError: if a file is missing or corrupt, or does not belong to the other.
     """
     header = read_json(path)
-    missing = [key for key in ("format", "name", "variant", "part", "config", "arrays", "sha256") if key not in header]
+    missing = [key for key in ("format", "name", "variant", "scenario", "part", "config", "arrays", "sha256") if key not in header]
     if missing:
         raise SpecError(f"{path}: lacks {', '.join(map(repr, missing))}")
     if header["format"] != FORMAT:
@@ -97,10 +98,9 @@ def read_case(path: Path) -> tuple[Case, dict[str, NDArray[Any]]]:
     arrays = read_arrays(arrays_path)
     if hashlib.sha256(arrays_path.read_bytes()).hexdigest() != header["sha256"]:
         raise SpecError(f"{arrays_path}: is not the file that {path.name} was written with: its SHA-256 differs")
-    scenario = header["name"].removeprefix(f"{header['variant']}-")
     weights, batch = _section(arrays, "weights/"), from_arrays(_section(arrays, "inputs/"))
     config = from_mapping(header["config"], path.name)
-    return Case(header["variant"], scenario, header["part"], config, weights, batch), arrays
+    return Case(header["variant"], header["scenario"], header["part"], config, weights, batch), arrays
 
 
 def drift(folder: Path = FOLDER) -> list[str]:

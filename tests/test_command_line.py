@@ -1,0 +1,370 @@
+"""The command line: exit codes, refusals in one line each, what is printed and what is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import backends
+import spec
+from concord.cli import main
+from tests.toys.surroundings import PATIENCE, ROOT, concord, hide_frameworks, offer, options, toy
+
+Invoke = Callable[..., tuple[int, str, list[str]]]
+
+RIGHT, WRONG = toy("NumpyBackend"), toy("WrongAfterTheFirstLayer")
+ONE = ("--case", "bert-single", "--dtype", "float32")
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
+    """Return a function that runs the command line here, and gives exit code, output and lines of errors."""
+
+    def run(*arguments: str | Path, columns: int = 200) -> tuple[int, str, list[str]]:
+        monkeypatch.setattr(sys, "argv", ["concord", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", str(columns))
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, printed.out, printed.err.splitlines()
+
+    return run
+
+
+# Exit codes.
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [(0, ["NumpyBackend"]), (0, ["NumpyBackend", "SaysUnsupported"]), (1, ["NumpyBackend", "ReturnsNaN"]), (3, ["ReturnsNaN", "KillsItself"]), (3, ["SaysUnsupported"])],
+)
+def test_the_exit_code_says_what_came_of_it(invoke: Invoke, code: int, names: list[str]) -> None:
+    found, _, errors = invoke("check", *options("--backend", map(toy, names)), *ONE)
+    assert (found, errors) == (code, [])
+
+
+def test_both_entrances_give_the_same_exit_code() -> None:
+    script = Path(sys.executable).with_name("concord")
+    for command in ([sys.executable, "-m", "concord"], [str(script)]):
+        done = subprocess.run([*command, "variants", "brt"], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == "concord: error: unknown variant 'brt': did you mean 'bert' or 'bert-pytorch'?\n"
+
+
+# Refusals.
+
+REFUSED: dict[str, tuple[str, ...]] = {
+    "check --variant brt": ("unknown variant 'brt': did you mean 'bert'",),
+    "check --backend troch": ("unknown backend 'troch': did you mean 'torch'?",),
+    "check --backend troch --backend padle": ("unknown backend 'troch': did you mean 'torch'?", "unknown backend 'padle': did you mean 'paddle'?"),
+    "check --backend tests.toys.numpy_backend:": ("unknown backend 'tests.toys.numpy_backend:'",),
+    "check --dtype float46": ("unknown dtype 'float46': did you mean 'float64'",),
+    "check --dtype double": ("unknown dtype 'double': must be one of float64, float32, bfloat16, float16",),
+    "check --part modle": ("unknown part 'modle': did you mean 'model'",),
+    "check --case bert-singel": ("unknown case 'bert-singel': did you mean 'bert-single'",),
+    "check --variant bert --case keras-attention-equal": ("unknown case 'keras-attention-equal'",),
+    "check --execution eagr": ("unknown execution 'eagr': did you mean 'eager'?",),
+    "check --implementation explict": ("unknown implementation 'explict': did you mean 'explicit'?",),
+    "check --device gpu": ("--device is 'gpu' but must be cpu, cuda or cuda:N",),
+    "check --device cuda:first": ("--device is 'cuda:first' but must be cpu, cuda or cuda:N",),
+    "check --python torch": ("--python is 'torch' but must be BACKEND=VALUE",),
+    "check --python =/usr/bin/python3": ("--python is '=/usr/bin/python3' but must be BACKEND=VALUE",),
+    "check --python troch=/usr/bin/python3": ("--python is 'troch=/usr/bin/python3': unknown backend 'troch': did you mean 'torch'?",),
+    "check --ssh torch=": ("--ssh is 'torch=' but must be BACKEND=VALUE",),
+    "check --ssh tprch=far": ("--ssh is 'tprch=far': unknown backend 'tprch': did you mean 'torch'?",),
+    "check --threads 0": ("--threads is 0 but must be at least 1",),
+    "check --time-limit 0": ("--time-limit is 0 but must be above 0",),
+    "check --time-limit -3": ("--time-limit is -3 but must be above 0",),
+    "check --time-limit nan": ("--time-limit is nan but must be above 0",),
+    "check --memory-limit 0": ("--memory-limit is 0 but must be finite and above 0",),
+    "check --memory-limit inf": ("--memory-limit is inf but must be finite and above 0",),
+    "check --memory-limit nan": ("--memory-limit is nan but must be finite and above 0",),
+    "check --threads -1 --time-limit 0 --python x": ("--python is 'x'", "--time-limit is 0", "--threads is -1"),
+    "golden --execution eagr": ("unknown execution 'eagr': did you mean 'eager'?",),
+    "golden --implementation explict": ("unknown implementation 'explict': did you mean 'explicit'?",),
+    "golden --backend troch": ("unknown backend 'troch': did you mean 'torch'?",),
+    "golden /no/such/folder": ("/no/such/folder: no such folder",),
+    "check --json /no/such/folder/out.json": ("/no/such/folder/out.json: cannot be written: No such file or directory",),
+    "golden --json /no/such/folder/out.json": ("/no/such/folder/out.json: cannot be written: No such file or directory",),
+    "check --json /dev/null/out.json": ("/dev/null/out.json: cannot be written: Not a directory",),
+    "export-case /no/such --variant brt": ("unknown variant 'brt': did you mean 'bert'",),
+    "export-case /no/such --dtype float46": ("unknown dtype 'float46': did you mean 'float64'",),
+    "variants keras-atention": ("unknown variant 'keras-atention': did you mean 'keras-attention'?",),
+    "doctor --backend troch": ("unknown backend 'troch': did you mean 'torch'?",),
+    "doctor --threads 0": ("--threads is 0 but must be at least 1",),
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_cannot_be_done_is_refused_in_a_line_for_each_problem(invoke: Invoke, line: str) -> None:
+    code, output, errors = invoke(*line.split())
+    assert (code, output) == (2, "")
+    assert len(errors) == len(REFUSED[line])
+    for error, expected in zip(errors, REFUSED[line], strict=True):
+        assert error.startswith(f"concord: error: {expected}")
+
+
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        ("check --threads many", "--threads"),
+        ("check --time-limit soon", "--time-limit"),
+        ("check --memory-limit 1GiB", "--memory-limit"),
+        ("check --varaint bert", "--varaint"),
+        ("check --json", "--json"),
+        ("export-case", "DIR"),
+        ("chekc", "chekc"),
+    ],
+)
+def test_what_cannot_be_parsed_is_refused_and_named(invoke: Invoke, line: str, option: str) -> None:
+    code, output, errors = invoke(*line.split())
+    assert (code, output) == (2, "")
+    (error,) = [error for error in errors if error.startswith("Error: ")]
+    assert option in error
+
+
+def test_an_empty_folder_of_golden_files_is_refused(invoke: Invoke, tmp_path: Path) -> None:
+    assert invoke("golden", tmp_path) == (2, "", [f"concord: error: {tmp_path}: holds no golden files (*.safetensors)"])
+
+
+def test_corrupt_golden_files_are_all_named(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(b"")
+    (tmp_path / "deeper").mkdir()
+    (tmp_path / "deeper" / "b.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{broken}")
+    code, output, errors = invoke("golden", tmp_path, "--backend", RIGHT, "--json", tmp_path / "out.json")
+    assert (code, output) == (2, "")
+    assert [error.split(": ")[2] for error in errors] == [str(tmp_path / "a.safetensors"), str(tmp_path / "deeper" / "b.safetensors")]
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_results_that_cannot_be_written_leave_nothing_behind(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("kept")
+    for target, reason in (("folder", "Is a directory"), ("absent/out.json", "No such file or directory"), ("file/out.json", "Not a directory")):
+        code, output, errors = invoke("check", "--backend", RIGHT, *ONE, "--json", tmp_path / target)
+        assert (code, output) == (2, "")  # nothing ran in vain
+        assert errors == [f"concord: error: {tmp_path / target}: cannot be written: {reason}"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder"]
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_a_markdown_file_without_markers_is_refused_after_the_table_was_shown(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("text\n")
+    code, output, errors = invoke("check", "--backend", RIGHT, *ONE, "--markdown", tmp_path / "README.md", "--json", tmp_path / "out.json")
+    assert code == 2
+    assert "1 agrees" in output
+    assert errors == [f"concord: error: {tmp_path / 'README.md'}: lacks the lines '<!-- begin check -->' and '<!-- end check -->'"]
+    assert (tmp_path / "README.md").read_text() == "text\n"
+    assert (tmp_path / "out.json").exists()
+
+
+def test_a_markdown_file_gets_the_table_between_its_markers(invoke: Invoke, tmp_path: Path) -> None:
+    path = tmp_path / "README.md"
+    path.write_text("before\n<!-- begin check -->\nold\n<!-- end check -->\nafter\n")
+    assert invoke("check", "--backend", RIGHT, *ONE, "--markdown", path)[0] == 0
+    before, begin, header, _, row, end, after = path.read_text().splitlines()
+    assert (before, begin, end, after) == ("before", "<!-- begin check -->", "<!-- end check -->", "after")
+    assert header == f"| variant | {RIGHT} f32 |"
+    assert row.startswith("| `bert` | ")
+    assert row.endswith(" ✓ |")
+
+
+# What is printed.
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_variants_fit_the_terminal_and_nothing_is_cut_off(invoke: Invoke, columns: int) -> None:
+    code, output, errors = invoke("variants", columns=columns)
+    assert (code, errors) == (0, [])
+    assert max(map(len, output.splitlines())) <= columns
+    assert "…" not in output
+    assert all(name in output for name in spec.variants())
+    assert "norm_placement" in output
+    assert "tanh" in output
+    assert output.count("norm_placement") == (1 if columns == 200 else len(spec.variants()))
+
+
+@pytest.mark.parametrize("name", spec.variants())
+def test_a_variant_is_printed_as_toml_that_reads_back(invoke: Invoke, name: str) -> None:
+    code, output, errors = invoke("variants", name)
+    assert (code, errors) == (0, [])
+    assert spec.from_toml(output) == spec.variant(name)
+
+
+@pytest.mark.parametrize("columns", [60, 100, 200])
+def test_the_table_shows_every_variant_and_backend(tmp_path: Path, columns: int) -> None:
+    packages = offer(hide_frameworks(tmp_path), alpha=RIGHT, omega=toy("ReturnsNaN"))
+    cases = options("--case", [f"{name}-single" for name in spec.variants()])
+    done = concord("check", *cases, "--dtype", "float32", PYTHONPATH=str(packages), COLUMNS=str(columns))
+    assert done.returncode == 1, done.stderr
+    assert done.stderr == ""
+    table = done.stdout.partition("A cell is")[0].splitlines()
+    assert max(map(len, table)) <= columns
+    header = [line.split("┃")[1:-1] for line in table if line.startswith("┃")]
+    names = [unfolded(cells).removesuffix("f32") for cells in zip(*header, strict=True)]
+    assert [name for name in names if name] == ["variant", *backends.BUILT_IN, "alpha", "omega"]
+    rows = [line.split("│")[1:-1] for line in table if line.startswith("│")]
+    firsts = [i for i, row in enumerate(rows) if row[0].strip()]
+    assert [rows[i][0].strip() for i in firsts] == spec.variants()
+    for first, after in zip(firsts, [*firsts[1:], len(rows)], strict=True):
+        cells = [unfolded(cells) for cells in zip(*rows[first:after], strict=True)]
+        assert cells[-6:-2] == ["absent"] * 4
+        assert cells[-2].endswith("✓")
+        assert cells[-1] == "inf✗"
+
+
+def unfolded(cells: Iterable[str]) -> str:
+    """Return the text of the lines of one cell, without spaces."""
+    return "".join(cell.replace(" ", "") for cell in cells)
+
+
+@pytest.mark.parametrize("columns", [60, 200])
+def test_the_table_keeps_the_path_of_a_class(invoke: Invoke, columns: int) -> None:
+    _, output, _ = invoke("check", "--backend", RIGHT, *ONE, columns=columns)
+    header = [line.split("┃")[1:-1] for line in output.splitlines() if line.startswith("┃")]
+    assert any(unfolded(cells).removesuffix("f32") == RIGHT for cells in zip(*header, strict=True))
+
+
+def test_a_divergence_is_told_with_place_values_and_clause(invoke: Invoke) -> None:
+    code, output, _ = invoke("check", "--backend", WRONG, "--case", "bert-ragged", "--dtype", "float64")
+    assert code == 1
+    assert f"{WRONG} diverges: bert-ragged, float64" in output
+    assert "first at layers.1.attention.scores (SPEC ATT-4), element (" in output
+    assert "allowances; " in output
+    assert "at logits: " in output
+
+
+def test_a_backend_that_is_absent_is_missing_only_if_it_was_asked_for(tmp_path: Path) -> None:
+    packages = offer(hide_frameworks(tmp_path), ghost="no_such_package.backend:Ghost", numpy=RIGHT)
+    asked = concord("check", "--backend", "ghost", "--backend", "numpy", *ONE, PYTHONPATH=str(packages))
+    assert (asked.returncode, asked.stderr) == (3, "")
+    assert "ghost missing: No module named 'no_such_package'" in asked.stdout
+    assert "1 agrees" in asked.stdout
+    assert "1 missing" in asked.stdout
+    everything = concord("check", *ONE, PYTHONPATH=str(packages))
+    assert (everything.returncode, everything.stderr) == (0, "")
+    assert "ghost absent (not asked for): No module named 'no_such_package'" in everything.stdout
+    assert "torch absent (not asked for): No module named 'torch'" in everything.stdout
+    assert "1 agrees, 5 absent" in everything.stdout
+
+
+def test_nothing_judged_is_no_success(tmp_path: Path) -> None:
+    done = concord("check", *ONE, PYTHONPATH=str(hide_frameworks(tmp_path)))
+    assert (done.returncode, done.stderr) == (3, "")
+    assert "4 absent" in done.stdout
+
+
+def test_doctor_tells_what_a_backend_is_and_runs_on(invoke: Invoke) -> None:
+    code, output, errors = invoke("doctor", "--backend", RIGHT, "--threads", "1")
+    assert (code, errors) == (0, [])
+    assert f"{RIGHT}: ready" in output
+    facts = {line.split()[0]: line.split(maxsplit=1)[1].strip() for line in output.splitlines() if len(line.split()) > 1}
+    assert facts["python"] == sys.version.split()[0]
+    assert facts["cores"] == str(os.cpu_count())
+    assert facts["threads"] == "1"
+    assert "cpu" in facts["devices"]
+    assert {"system", "memory", "version", "import_seconds"} <= facts.keys()
+    assert "advice" not in output
+
+
+def test_doctor_tells_what_is_wrong(tmp_path: Path) -> None:
+    packages = offer(hide_frameworks(tmp_path), ghost="no_such_package.backend:Ghost")
+    asked = concord("doctor", "--backend", "ghost", "--backend", "tests.toys.unimportable:NumpyBackend", "--backend", "torch", PYTHONPATH=str(packages))
+    assert (asked.returncode, asked.stderr) == (3, "")
+    assert "ghost: absent" in asked.stdout
+    assert "tests.toys.unimportable:NumpyBackend: broken" in asked.stdout
+    assert "ImportError: libtoy.so.1: cannot open shared object file" in asked.stdout
+    assert "pip install -e .[torch] -c constraints/py311.txt" in asked.stdout
+    assert concord("doctor", PYTHONPATH=str(packages)).returncode == 0
+
+
+# What is written.
+
+
+def strictly(text: str) -> Any:
+    """Read JSON that knows no NaN and no infinity."""
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_results_are_written_as_strict_json(invoke: Invoke, tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    path.write_text("old")
+    names = [RIGHT, WRONG, toy("ReturnsNaN"), toy("Raises"), toy("SaysUnsupported")]
+    code, _, _ = invoke("check", *options("--backend", names), "--case", "bert-ragged", "--dtype", "float64", "--threads", "1", "--json", path)
+    data = strictly(path.read_text())
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out.json"]
+    assert (data["schema"], data["kind"], data["exit_code"], code) == ("concord.report/1", "check", 3, 3)
+    assert data.keys() == {"schema", "kind", "exit_code", "seconds", "machine", "settings", "backends", "notes", "results"}
+    assert data["machine"].keys() == {"python", "numpy", "system", "cores"}
+    settings = data["settings"]
+    assert (settings["device"], settings["execution"], settings["threads"], settings["asked"]) == ("cpu", "eager", 1, names)
+    results = {result["backend"].partition(":")[2]: result for result in data["results"]}
+    assert {name: result["status"] for name, result in results.items()} == {
+        "NumpyBackend": "agrees",
+        "WrongAfterTheFirstLayer": "diverges",
+        "ReturnsNaN": "diverges",
+        "Raises": "error",
+        "SaysUnsupported": "unsupported",
+    }
+    for result in data["results"]:
+        assert {"backend", "group", "case", "dtype", "status", "detail", "seconds"} <= result.keys()
+        assert (result["group"], result["case"], result["dtype"]) == ("bert", "bert-ragged", "float64")
+    right, wrong, nan = (results[name] for name in ("NumpyBackend", "WrongAfterTheFirstLayer", "ReturnsNaN"))
+    assert (right["first_divergence"], right["tensors"]) == (None, [])
+    assert 0 <= right["worst"] <= 1
+    assert wrong["first_divergence"] == wrong["tensors"][0]["tensor"] == "layers.1.attention.scores"
+    assert wrong["worst"] > 1
+    row = wrong["tensors"][0]
+    assert row["ratio"] == abs(row["actual"] - row["expected"]) / row["allowance"] > 1
+    assert (row["clause"], row["status"], len(row["element"])) == ("ATT-4", "diverges", 4)
+    assert 0 < row["beyond"] <= row["size"]
+    assert (nan["worst"], nan["tensors"][0]["ratio"], nan["tensors"][0]["actual"]) == ("inf", "inf", "nan")
+    assert results["Raises"]["detail"] == "ArithmeticError: the toy broke"
+    assert results["Raises"]["stderr"].endswith("and has more to say")
+    about = data["backends"][RIGHT]
+    assert (about["threads"], about["devices"]) == (1, ["cpu"])
+    assert {"version", "dtypes", "import_seconds", "start_seconds", "run_seconds", "peak_memory_bytes"} <= about.keys()
+
+
+# Ctrl-C.
+
+
+@pytest.mark.parametrize("name", ["Hangs", "HangsWhenDescribed"])
+def test_an_interrupt_ends_everything_at_once(tmp_path: Path, name: str) -> None:
+    for folder in ("notes", "temporary"):
+        (tmp_path / folder).mkdir()
+    command = [sys.executable, "-m", "concord", "check", *options("--backend", [toy(name), RIGHT]), "--variant", "bert", "--json", str(tmp_path / "out.json")]
+    environment = {**os.environ, "TOY_NOTES": str(tmp_path / "notes"), "TMPDIR": str(tmp_path / "temporary")}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            wait_for(tmp_path / "notes" / "hanging")
+            workers = psutil.Process(process.pid).children(recursive=True)
+            interrupted = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            output, errors = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+    assert (process.returncode, output, errors) == (130, "", "concord: interrupted\n")
+    assert time.monotonic() - interrupted < 15
+    assert workers
+    assert not psutil.wait_procs(workers, timeout=5)[1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes", "temporary"]
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.02)

@@ -1,0 +1,70 @@
+"""The golden files that come with the repository: what they hold, and that the reference reproduces every golden file."""
+
+from pathlib import Path
+
+import pytest
+
+from backends.interface import Run
+from conformance.comparison import judge
+from conformance.conftest import DEFAULT_GOLDEN, SHARED
+from conformance.published import INCLUDED, collect
+from spec.precision import precision
+from spec.reference import reference
+
+SOURCES = ("tf1-text-classifier", "bert-pytorch", "vanilla-encoder", "nndl-paddle", "nndl-paddle-api", "keras-attention")
+JOBS = collect(DEFAULT_GOLDEN).jobs
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_selection_has_every_case_and_both_precisions_of_one(source):
+    stems = [path.name.removesuffix(".safetensors") for path in (INCLUDED / source).glob("*.safetensors")]
+    cases = {stem.removesuffix(".f64") for stem in stems}
+    for letter in "abcdf":
+        assert any(case.removeprefix("full_").removeprefix("stack_").startswith(f"{letter}_") for case in cases), letter
+    assert any(f"{case}.f64" in stems and case in stems for case in cases)
+
+
+def test_selection_is_at_most_ten_megabytes():
+    assert sum(path.stat().st_size for path in INCLUDED.rglob("*.safetensors")) <= 10_000_000
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the whole collection does not lie beside this checkout")
+def test_selection_is_what_the_collection_holds():
+    for path in INCLUDED.rglob("*.safetensors"):
+        assert path.read_bytes() == (SHARED / path.relative_to(INCLUDED)).read_bytes(), path
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
+def test_reference_reproduces_the_source(job):
+    truth = reference(job.config, job.weights, job.batch, gradients=True, part=job.part, dtype=job.dtype)
+    held = precision(job.dtype).round
+    taps, gradients = ({name: held(array) for name, array in named.items()} for named in (truth.taps, truth.gradients))
+    run = Run(held(truth.output), held(truth.loss), taps, gradients, "reference", job.dtype)
+    verdict = judge(job.config, job.weights, job.batch, run, job.part, job.expectation, job.derive)
+    assert verdict.passed, verdict.first_divergence
+
+
+def test_training_files_are_counted_as_not_checked():
+    assert not any("train" in job.name for job in JOBS)
+    if SHARED.is_dir():
+        assert any("training files" in note for note in collect(SHARED).notes)
+
+
+def test_every_gradient_of_a_file_is_compared():
+    for job in JOBS:
+        if "ignore" in job.case:
+            continue
+        expected = [name for name in job.expectation.values if name.startswith("gradients.")]
+        assert expected, job.name
+
+
+def test_keras_modes_differ_exactly_where_masks_do():
+    by_case = {job.case: job for job in JOBS if job.group == "keras-attention" and job.dtype == "float64"}
+    pairs = [(case.partition(":")[0], job) for case, job in by_case.items() if case.endswith(":mode0")]
+    assert pairs
+    for case, mode0 in pairs:
+        mode1 = by_case[f"{case}:mode1"]
+        weights = next(name for name in mode0.expectation.values if name.endswith("attention.weights"))
+        distance = abs(mode0.expectation.values[weights] - mode1.expectation.values[weights]).max()
+        same = Path(case).name.startswith(("mha_b1", "mha_b3_nopad", "mha_b3_same", "mha_b2_no_mask")) or case.endswith(("a_nopad", "f_single_row"))
+        assert (distance < 1e-9) == same, case

@@ -1,0 +1,334 @@
+"""Joining from outside: a class by its path, an installed package, or nothing but files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from concord.cli import main
+from conformance import Report, Settings, check_jobs, conduct
+from tests.toys.surroundings import PATIENCE, ROOT, concord, offer, options, toy
+
+Invoke = Callable[..., tuple[int, str, list[str]]]
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
+    """Return a function that runs the command line here, and gives exit code, output and lines of errors."""
+
+    def run(*arguments: str | Path) -> tuple[int, str, list[str]]:
+        monkeypatch.setattr(sys, "argv", ["concord", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "200")
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, printed.out, printed.err.splitlines()
+
+    return run
+
+
+# A class.
+
+
+@pytest.mark.parametrize("part", ["model", "dot_product"])
+def test_a_class_agrees_in_every_precision(invoke: Invoke, part: str) -> None:
+    dtypes = options("--dtype", ["float64", "float32", "bfloat16", "float16"])
+    code, output, errors = invoke("check", "--backend", toy("NumpyBackend"), *dtypes, "--part", part, "--variant", "bert", "--variant", "keras-attention")
+    assert (code, errors) == (0, [])
+    assert "agrees" in output.splitlines()[-2]
+    assert "diverges" not in output
+
+
+def test_a_class_of_ones_own_is_found_in_the_folder_where_the_command_is_given(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "backend.py").write_text("from tests.toys.numpy_backend import NumpyBackend\n\nclass Mine(NumpyBackend):\n    name = 'mine'\n")
+    done = concord("check", "--backend", "mine.backend:Mine", "--case", "bert-single", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "2 agrees" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> Report:
+    """What becomes of backends that return something else than they should."""
+    names = ["WrongAfterTheFirstLayer", "ReturnsNaN", "ReturnsAWrongShape", "ComputesInFloat32", "ReturnsFloat32"]
+    names += ["LeavesOutATap", "LeavesOutGradients", "DeclaresUndelivered", "SaysUnsupported", "NumpyBackend"]
+    jobs = check_jobs(["bert"], ["float64", "bfloat16"], cases=["bert-ragged", "bert-single"])
+    return conduct(jobs, [toy(name) for name in names], Settings(threads=1))
+
+
+FIRST = [
+    ("WrongAfterTheFirstLayer", "bert-ragged", "float64", "layers.1.attention.scores", ""),
+    ("ReturnsNaN", "bert-single", "bfloat16", "logits", "not finite"),
+    ("ReturnsAWrongShape", "bert-ragged", "float64", "logits", "has shape (3, 5) but must be (5, 3)"),
+    ("ComputesInFloat32", "bert-ragged", "float64", "embeddings.sum", ""),
+    ("ComputesInFloat32", "bert-ragged", "bfloat16", "embeddings.sum", "holds numbers that bfloat16 has not: it was computed in a wider precision"),
+    ("ReturnsFloat32", "bert-single", "float64", "embeddings.token", "has dtype float32 but must be float64 for a float64 run"),
+    ("LeavesOutATap", "bert-single", "float64", "layers.0.attention.weights", "missing: the backend returned no such tensor"),
+    ("LeavesOutGradients", "bert-single", "bfloat16", "gradients.classifier.bias", "missing: the backend returned no such tensor"),
+]
+
+
+@pytest.mark.xdist_group("verdicts")
+@pytest.mark.parametrize(("name", "case", "dtype", "tensor", "note"), FIRST)
+def test_what_is_wrong_or_missing_diverges_where_it_is(verdicts: Report, name: str, case: str, dtype: str, tensor: str, note: str) -> None:
+    (result,) = [r for r in verdicts.results if (r.backend, r.case, r.dtype) == (toy(name), case, dtype)]
+    assert result.status == "diverges"
+    assert result.first_divergence is not None
+    assert (result.first_divergence.tensor, result.first_divergence.note) == (tensor, note)
+
+
+@pytest.mark.xdist_group("verdicts")
+def test_what_is_right_agrees_beside_what_is_wrong(verdicts: Report) -> None:
+    found = {(r.backend.partition(":")[2], r.case, r.dtype): r for r in verdicts.results}
+    assert {r.status for (name, *_), r in found.items() if name in ("NumpyBackend", "DeclaresUndelivered")} == {"agrees"}
+    # Wrong in its second layer only, it has nothing wrong with a model of one.
+    assert found["WrongAfterTheFirstLayer", "bert-single", "float64"].status == "agrees"
+    undelivered = found["DeclaresUndelivered", "bert-single", "float64"].verdict
+    assert undelivered is not None
+    rows = [row.tensor for row in undelivered.table if row.status == "undelivered"]
+    assert rows == [f"layers.0.attention.{name}" for name in ("scores", "masked_scores", "weights")]
+
+
+@pytest.mark.xdist_group("verdicts")
+def test_what_is_not_supported_says_why_and_is_no_failure(verdicts: Report) -> None:
+    found = [r for r in verdicts.results if r.backend == toy("SaysUnsupported")]
+    assert {(r.status, r.dtype, r.detail) for r in found} == {("unsupported", dtype, f"this toy has no {dtype} kernels") for dtype in ("float64", "bfloat16")}
+    assert verdicts.exit_code == 1  # because of the others
+
+
+# A package.
+
+
+def test_an_installed_package_offers_a_backend(tmp_path: Path) -> None:
+    packages = offer(tmp_path, numpy=toy("NumpyBackend"))
+    done = concord("check", "--backend", "numpy", "--case", "bert-single", PYTHONPATH=str(packages))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "2 agrees" in done.stdout
+    refused = concord("check", "--backend", "nunpy", "--case", "bert-single", PYTHONPATH=str(packages))
+    assert refused.returncode == 2
+    assert "unknown backend 'nunpy': did you mean 'numpy'?" in refused.stderr
+
+
+def test_a_package_cannot_take_the_place_of_a_framework(tmp_path: Path) -> None:
+    program = "import backends; print(backends.names(), backends.resolve('torch'))"
+    packages = offer(tmp_path, torch=toy("ReturnsNaN"), zeta=toy("NumpyBackend"), alpha=toy("NumpyBackend"))
+    done = subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": str(packages)}, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert done.stdout.strip() == "['torch', 'tf', 'paddle', 'jax', 'alpha', 'zeta'] backends.torch.adapter:Adapter"
+
+
+# The guide.
+
+
+@pytest.fixture
+def guide(tmp_path: Path) -> Path:
+    """A folder with the programs of the guide."""
+    text = (ROOT / "docs" / "guides" / "joining.md").read_text()
+    programs = [block.partition("```")[0] for block in text.split("```python\n")[1:]]
+    for name, program in zip(("numpy_attention.py", "numpy_backend.py", "run_cases.py"), programs, strict=True):
+        (tmp_path / name).write_text(program)
+    return tmp_path
+
+
+def test_the_plugin_of_the_guide_agrees(guide: Path) -> None:
+    done = concord("check", "--backend", "numpy_backend:Backend", "--part", "dot_product", folder=guide)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "diverges" not in done.stdout
+    assert "agrees" in done.stdout.splitlines()[-2]
+
+
+def test_the_program_of_the_guide_that_has_only_files_agrees(guide: Path) -> None:
+    assert concord("export-case", "cases", "--part", "dot_product", "--variant", "vanilla-encoder", folder=guide).returncode == 0
+    subprocess.run([sys.executable, "run_cases.py", "cases"], cwd=guide, timeout=PATIENCE, check=True)
+    done = concord("check", "--from-dump", "cases", folder=guide)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"{len(list(guide.rglob('case.json')))} agrees" in done.stdout
+
+
+# Files.
+
+CASES = ("bert-single-float64", "bert-single-float32", "keras-attention-ragged-float64", "keras-attention-ragged-float32")
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of exported cases."""
+    folder = tmp_path_factory.mktemp("exported") / "cases"
+    done = concord("export-case", folder, "--case", "bert-single", "--case", "keras-attention-ragged")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(path.name for path in folder.iterdir()) == sorted(CASES)
+    return folder
+
+
+def answer(folder: Path, *wrong: str) -> Path:
+    """Let the stand-alone tool compute the cases of a folder."""
+    subprocess.run([sys.executable, ROOT / "tests" / "toys" / "standalone.py", folder, *wrong], timeout=PATIENCE, check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answered(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with the runs of the stand-alone tool."""
+    return answer(shutil.copytree(exported, tmp_path_factory.mktemp("answered") / "cases"))
+
+
+@pytest.fixture
+def dumps(answered: Path, tmp_path: Path) -> Path:
+    """A copy of that, to be spoilt."""
+    return shutil.copytree(answered, tmp_path / "dumps")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_an_exported_case_says_all_that_has_to_come_back(exported: Path) -> None:
+    case = json.loads((exported / CASES[0] / "case.json").read_text())
+    arrays = load_file(exported / CASES[0] / "case.safetensors")
+    assert (case["format"], case["case"], case["group"], case["part"], case["dtype"]) == ("concord.case/1", "bert-single", "bert", "model", "float64")
+    assert case["wanted"]["output"] == "logits"
+    assert case["wanted"]["taps"][-1] == "loss"
+    assert {f"weights/{name}" for name in case["wanted"]["gradients"]} <= arrays.keys()
+    assert {"inputs/input_ids", "inputs/labels"} <= arrays.keys()
+
+
+def test_right_dumps_agree(invoke: Invoke, answered: Path, tmp_path: Path) -> None:
+    code, output, errors = invoke("check", "--from-dump", answered, "--json", tmp_path / "out.json")
+    assert (code, errors) == (0, [])
+    assert "4 agrees" in output
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert [(r["backend"], r["status"]) for r in record["results"]] == [("standalone", "agrees")] * 4
+    assert record["backends"] == {"standalone": {"numpy": np.__version__}}
+
+
+@pytest.mark.parametrize("tensor", ["taps/layers.0.attention.context", "gradients/layers.0.norm2.bias", "taps/loss"])
+def test_a_wrong_dump_diverges_at_the_wrong_tensor(invoke: Invoke, exported: Path, tmp_path: Path, tensor: str) -> None:
+    folder = answer(shutil.copytree(exported / CASES[0], tmp_path / "one"), tensor)
+    code, output, errors = invoke("check", "--from-dump", folder)
+    assert (code, errors) == (1, [])
+    name = tensor.removeprefix("taps/").replace("gradients/", "gradients.")
+    assert f"first at {name} (SPEC " in output
+    assert "  1 of " in output
+
+
+def test_a_dump_without_its_taps_and_gradients_diverges(invoke: Invoke, dumps: Path) -> None:
+    for path in dumps.rglob("run.safetensors"):
+        run = load_file(path)
+        save_file({name: run[name] for name in ("output", "loss")}, path)
+    code, output, _ = invoke("check", "--from-dump", dumps)
+    assert code == 1
+    assert "missing: the backend returned no such tensor" in output
+
+
+def test_a_case_without_a_run_is_missing_and_the_others_are_judged(invoke: Invoke, dumps: Path) -> None:
+    (dumps / CASES[1] / "run.safetensors").unlink()
+    code, output, errors = invoke("check", "--from-dump", dumps)
+    assert (code, errors) == (3, [])
+    assert "3 agrees" in output
+    assert "1 missing" in output
+    assert f"{CASES[1]}/run.safetensors: no such file" in output.replace("\n", "")
+
+
+def test_a_run_that_does_not_say_who_made_it_is_a_dump(invoke: Invoke, dumps: Path) -> None:
+    for path in dumps.rglob("run.json"):
+        path.unlink()
+    code, output, _ = invoke("check", "--from-dump", dumps)
+    assert code == 0
+    assert "dump" in output
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def edit(path: Path, **fields: object) -> None:
+    data = {key: value for key, value in {**json.loads(path.read_text()), **fields}.items() if value is not None}
+    path.write_text(json.dumps(data))
+
+
+def put(path: Path, **arrays: np.ndarray | None) -> None:
+    """Replace arrays of a file; in the names a double underscore stands for a slash."""
+    changed = load_file(path) | {name.replace("__", "/"): array for name, array in arrays.items()}
+    save_file({name: array for name, array in changed.items() if array is not None}, path)
+
+
+DAMAGE: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "a truncated run": ("run.safetensors", cut, "not a whole safetensors file"),
+    "a run that is something else": ("run.safetensors", lambda path: path.write_bytes(b"no tensors at all, but text"), "not a whole safetensors file"),
+    "an empty run": ("run.safetensors", lambda path: path.write_bytes(b""), "not a whole safetensors file"),
+    "a run without its loss": ("run.safetensors", lambda path: put(path, loss=None), "lacks 'loss'"),
+    "a run by nobody": ("run.json", lambda path: edit(path, backend=3), "'backend' is 3 but must be a string"),
+    "a run that declares nonsense": ("run.json", lambda path: edit(path, info={"undelivered_taps": "*"}), "'undelivered_taps' is '*' but must be a list of strings"),
+    "a truncated description of a run": ("run.json", cut, "not valid JSON"),
+    "truncated arrays": ("case.safetensors", cut, "not a whole safetensors file"),
+    "no arrays": ("case.safetensors", lambda path: path.unlink(), "no such file"),
+    "inputs out of range": ("case.safetensors", lambda path: put(path, inputs__labels=np.array([99])), "'labels' is 99 at (0,) but must lie in [0, 3)"),
+    "a missing weight": ("case.safetensors", lambda path: put(path, **{"weights__classifier.bias": None}), "'classifier.bias' is missing but is required"),
+    "a truncated case": ("case.json", cut, "not valid JSON"),
+    "a case that is a list": ("case.json", lambda path: path.write_text("[]"), "holds a list but must hold a JSON object"),
+    "a case that is no text": ("case.json", lambda path: path.write_bytes(b"\xff\xfe\x00"), "not valid JSON"),
+    "a case of another format": ("case.json", lambda path: edit(path, format="concord.case/9"), "has format 'concord.case/9' but must have 'concord.case/1'"),
+    "a case without its precision": ("case.json", lambda path: edit(path, dtype=None), "lacks 'dtype'"),
+    "a case without its configuration": ("case.json", lambda path: edit(path, config={}), "field 'vocab_size' is missing but is required"),
+    "a case of an unknown part": ("case.json", lambda path: edit(path, part="modle"), "unknown part 'modle': did you mean 'model'"),
+    "a case of an unknown precision": ("case.json", lambda path: edit(path, dtype="float46"), "unknown dtype 'float46'"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_file_is_named_in_one_line(invoke: Invoke, dumps: Path, tmp_path: Path, what: str) -> None:
+    name, spoil, message = DAMAGE[what]
+    spoil(dumps / CASES[0] / name)
+    code, output, errors = invoke("check", "--from-dump", dumps, "--json", tmp_path / "out.json")
+    assert (code, output) == (2, "")
+    assert errors[0].startswith(f"concord: error: {dumps / CASES[0] / name}: ")
+    assert message in errors[0]
+    assert len(errors) == 1 or what == "a case without its configuration"  # one line for each field
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_every_damaged_file_is_named(invoke: Invoke, dumps: Path) -> None:
+    for case in CASES[:3]:
+        cut(dumps / case / "run.safetensors")
+    code, _, errors = invoke("check", "--from-dump", dumps)
+    assert code == 2
+    assert sorted(error.split(": ")[2] for error in errors) == sorted(str(dumps / case / "run.safetensors") for case in CASES[:3])
+
+
+def test_a_folder_without_cases_is_refused(invoke: Invoke, tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "absent"):
+        code, _, errors = invoke("check", "--from-dump", folder)
+        assert (code, errors) == (2, [f"concord: error: {folder}: holds no case.json; export cases with 'concord export-case'"])
+
+
+def test_export_into_a_folder_that_holds_the_case_changes_nothing(invoke: Invoke, exported: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(exported, tmp_path / "cases")
+    before = contents(folder)
+    # Of its four runs two are there already.
+    code, output, errors = invoke("export-case", folder, "--case", "bert-tiny", "--case", "bert-single")
+    assert (code, output) == (2, "")
+    assert errors == [f"concord: error: {folder / 'bert-single-float64'}: exists already; export into an empty folder"]
+    assert contents(folder) == before
+    assert {path.name for path in folder.iterdir()} == set(CASES)
+
+
+def test_export_to_where_no_folder_can_be_is_refused(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    code, _, errors = invoke("export-case", tmp_path / "file" / "cases", "--case", "bert-single")
+    assert (code, errors) == (2, [f"concord: error: {tmp_path / 'file' / 'cases'}: cannot be written: Not a directory"])
+    assert contents(tmp_path) == {"file": b"kept"}
+
+
+def test_options_that_are_repeated_export_a_case_once(invoke: Invoke, tmp_path: Path) -> None:
+    twice = ("--variant", "bert") * 2 + ("--dtype", "float32") * 2
+    code, output, _ = invoke("export-case", tmp_path / "cases", "--case", "bert-single", *twice)
+    assert code == 0
+    assert output.startswith("1 cases written")

@@ -1,0 +1,448 @@
+"""The house: parity of the backends, one-way imports, no shadowing, clauses, and files that do not drift."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import fnmatch
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import backends
+import spec
+from spec.cases.files import FOLDER, drift, read_case, write_case
+from spec.errors import SpecError
+
+ROOT = Path(__file__).parents[1]
+FRAMEWORKS = {"torch": {"torch"}, "tf": {"tensorflow", "keras"}, "paddle": {"paddle"}, "jax": {"jax", "jaxlib", "flax", "optax"}}
+ALL_FRAMEWORKS = frozenset().union(*FRAMEWORKS.values())
+
+MAY_IMPORT = {
+    "spec": set(),
+    "backends": {"spec"},
+    "porting": {"spec", "backends"},
+    "training": {"spec", "backends"},
+    "speed": {"spec", "backends"},
+    "conformance": {"spec", "backends", "porting"},
+    "concord": {"spec", "backends", "porting", "training", "speed", "conformance"},
+}
+"""What each package may import of ours besides itself: arrows point one way."""
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+@cache
+def sources(folder: str) -> tuple[Path, ...]:
+    return tuple(sorted((ROOT / folder).rglob("*.py")))
+
+
+@cache
+def tracked() -> tuple[Path, ...]:
+    """Return the files of the repository: what git has or would take."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    listed = subprocess.run(["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    return tuple(path for name in listed.stdout.split("\0") if name and (path := ROOT / name).is_file())
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a file; nothing for one that is not text."""
+    try:
+        return path.read_text()
+    except UnicodeDecodeError:
+        return ""
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+# Parity: the four backends are read side by side.
+
+
+DEVIATIONS = (
+    # backend, file, what is gone or new (a pattern), the words of the backend's README that say why
+    ("tf", "*", "+ *.built", "A layer that is not marked as built is traced"),
+    ("tf", "layers.py", "- *.name", "names | Keras' variable paths"),  # ``name`` is a property of every Keras layer
+    ("tf", "layers.py", "- MultiHeadAttention.output", "`output` is a property of every Keras layer"),
+    ("tf", "layers.py", "+ MultiHeadAttention.projection", "`output` is a property of every Keras layer"),
+    ("tf", "layers.py", "- LayerNorm.__init__(self, config)", "so `LayerNorm` takes a name here"),
+    ("tf", "layers.py", "+ LayerNorm.__init__(self, config, name)", "so `LayerNorm` takes a name here"),
+    ("jax", "layers.py", "- LayerNorm.weight", "`scale` and `bias` of a norm"),
+    ("jax", "layers.py", "+ LayerNorm.scale", "`scale` and `bias` of a norm"),
+)
+"""The only differences of outline between a backend and torch's."""
+
+
+def public(name: str) -> bool:
+    return not name.startswith("_") or name in ("__init__", "__call__")
+
+
+def signature(function: ast.FunctionDef, prefix: str = "") -> str:
+    name = "forward" if function.name in ("call", "__call__") else function.name
+    return f"{prefix}{name}({', '.join(argument.arg for argument in [*function.args.args, *function.args.kwonlyargs])})"
+
+
+def attributes(function: ast.FunctionDef) -> Iterator[str]:
+    """Yield the names that a method assigns to on ``self``."""
+    for node in ast.walk(function):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        for target in targets:
+            if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
+                yield target.attr
+
+
+def outline(path: Path) -> list[str]:
+    """Return the public definitions of a file in order: functions with parameters, classes with methods and attributes, constants."""
+    lines = []
+    for node in tree(path).body:
+        if isinstance(node, ast.FunctionDef) and public(node.name):
+            lines.append(signature(node))
+        elif isinstance(node, ast.ClassDef) and public(node.name):
+            lines.append(node.name)
+            methods = [member for member in node.body if isinstance(member, ast.FunctionDef) and public(member.name)]
+            for method in methods:
+                lines.append(signature(method, f"{node.name}."))
+                lines += [f"{node.name}.{name}" for name in dict.fromkeys(attributes(method)) if public(name)]
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            lines += [target.id for target in targets if isinstance(target, ast.Name) and public(target.id)]
+    return lines
+
+
+def differences(path: Path, twin: Path) -> list[str]:
+    """Return the lines of outline that are gone (``- ``) or new (``+ ``) in a twin; a moved one is both."""
+    return [line for line in difflib.ndiff(outline(path), outline(twin)) if line.startswith(("- ", "+ "))]
+
+
+def documented(path: Path) -> set[str]:
+    """Return the classes, functions and methods of a file that have a docstring; the module is ``""``."""
+    found = {"" for _ in [0] if ast.get_docstring(tree(path))}
+    for node in tree(path).body:
+        for member in [node, *(node.body if isinstance(node, ast.ClassDef) else [])]:
+            if isinstance(member, (ast.ClassDef, ast.FunctionDef)) and public(member.name) and ast.get_docstring(member):
+                found.add(member.name if member is node else f"{node.name}.{member.name}")
+    return found
+
+
+def einsums(path: Path) -> list[str]:
+    """Return the subscripts of every einsum in a file, in order."""
+    calls = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("einsum")]
+    return [ast.unparse(call.args[0]) for call in sorted(calls, key=lambda call: call.lineno)]
+
+
+TWINS = [(name, file.name) for name in backends.BUILT_IN[1:] for file in sources("backends/torch")]
+each_twin = pytest.mark.parametrize(("backend", "file"), TWINS)
+
+
+@pytest.mark.parametrize("backend", backends.BUILT_IN)
+def test_backend_folders_hold_the_same_files(backend: str) -> None:
+    expected = [path.relative_to(ROOT / "backends/torch") for path in sources("backends/torch")]
+    assert [path.relative_to(ROOT / "backends" / backend) for path in sources(f"backends/{backend}")] == expected
+    assert (ROOT / "backends" / backend / "README.md").is_file()
+
+
+@each_twin
+def test_backends_define_the_same_things_in_the_same_order(backend: str, file: str) -> None:
+    known = [pattern for name, place, pattern, _ in DEVIATIONS if name == backend and fnmatch.fnmatch(file, place)]
+    found = differences(ROOT / "backends/torch" / file, ROOT / "backends" / backend / file)
+    undeclared = [line for line in found if not any(fnmatch.fnmatchcase(line, pattern) for pattern in known)]
+    assert not undeclared, f"backends/{backend}/{file} against backends/torch/{file}: {undeclared}"
+
+
+@pytest.mark.parametrize(("backend", "place", "pattern", "words"), DEVIATIONS)
+def test_declared_deviations_exist_and_are_explained(backend: str, place: str, pattern: str, words: str) -> None:
+    pairs = [(path, ROOT / "backends" / backend / path.name) for path in sources("backends/torch") if fnmatch.fnmatch(path.name, place)]
+    lines = [line for path, twin in pairs for line in differences(path, twin)]
+    assert any(fnmatch.fnmatchcase(line, pattern) for line in lines), f"{backend}: nothing deviates as {pattern!r} says any more"
+    assert words in (ROOT / "backends" / backend / "README.md").read_text()
+
+
+@each_twin
+def test_backends_document_what_torch_documents(backend: str, file: str) -> None:
+    rename = re.compile(r"\.(call|__call__)$")
+    expected, found = ({rename.sub(".forward", name) for name in documented(ROOT / "backends" / b / file)} for b in ("torch", backend))
+    assert not expected - found
+
+
+@each_twin
+def test_backends_contract_with_the_same_einsum_strings(backend: str, file: str) -> None:
+    assert einsums(ROOT / "backends" / backend / file) == einsums(ROOT / "backends/torch" / file)
+
+
+def test_parity_notices_a_moved_definition_and_a_lost_method(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.py", tmp_path / "second.py"
+    first.write_text("A = 1\ndef f(x): pass\nclass C:\n  def forward(self, x): pass\n  def g(self): pass\n")
+    second.write_text("def f(x): pass\nA = 1\nclass C:\n  def __call__(self, x): pass\n")
+    found = differences(first, second)
+    assert "- C.g(self)" in found
+    assert {"- A", "+ A"} <= set(found) or {"- f(x)", "+ f(x)"} <= set(found)
+    assert not [line for line in found if "forward" in line]
+
+
+# Imports: arrows point one way.
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield line and dotted name of every module that a file imports, inside functions too."""
+    package = relative(path).removesuffix(".py").split("/")[:-1]
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = [*package[: len(package) - node.level + 1]] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("import_module", "__import__"):
+            yield from ((node.lineno, str(first.value)) for first in node.args[:1] if isinstance(first, ast.Constant))
+
+
+def offences(folder: str, forbidden: frozenset[str] | set[str]) -> list[str]:
+    return [f"{relative(path)}:{line}: {name}" for path in sources(folder) for line, name in imports(path) if name.partition(".")[0] in forbidden]
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_imports_point_one_way(package: str) -> None:
+    assert not offences(package, MAY_IMPORT.keys() - MAY_IMPORT[package] - {package})
+
+
+def test_every_package_of_ours_is_in_the_import_table() -> None:
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert packages <= MAY_IMPORT.keys() | {"tests"}
+
+
+def test_spec_imports_numpy_and_the_standard_library_only() -> None:
+    allowed = {"numpy", "safetensors", "spec", *sys.stdlib_module_names}
+    assert not [f"{relative(p)}:{line}: {name}" for p in sources("spec") for line, name in imports(p) if name.partition(".")[0] not in allowed]
+
+
+def test_only_the_four_backends_import_frameworks_each_its_own() -> None:
+    found = []
+    for folder in (*MAY_IMPORT, "tests"):
+        for path in sources(folder):
+            owner = next((name for name in FRAMEWORKS if path.is_relative_to(ROOT / "backends" / name)), "")
+            foreign = ALL_FRAMEWORKS - FRAMEWORKS.get(owner, set())
+            found += [f"{relative(path)}:{line}: {name}" for line, name in imports(path) if name.partition(".")[0] in foreign]
+    assert not found
+
+
+def test_backends_do_not_import_each_other() -> None:
+    found = []
+    for path in sources("backends"):
+        owner = path.relative_to(ROOT / "backends").parts[0]
+        others = tuple(f"backends.{name}" for name in FRAMEWORKS if name != owner)
+        found += [f"{relative(path)}:{line}: {name}" for line, name in imports(path) if name.startswith(others)]
+    assert not found
+
+
+def test_backends_know_neither_variants_nor_each_other() -> None:
+    names = "|".join(re.escape(name) for name in sorted(spec.variants(), key=len, reverse=True))
+    pattern = re.compile(rf"(?<![\w-])({names})(?![\w-])")
+    assert not [f"{relative(path)}: {match[0]}" for path in sources("backends") for match in pattern.finditer(path.read_text())]
+    branches = [(path, node) for path in sources("backends") for node in ast.walk(tree(path)) if isinstance(node, (ast.If, ast.IfExp, ast.While))]
+    assert not [f"{relative(path)}:{node.lineno}" for path, node in branches if re.search(r"\bbackend\b", ast.unparse(node.test))]
+
+
+# Shadowing: folders named after frameworks must never be found in a framework's place.
+
+
+def test_frameworks_do_not_resolve_into_the_repository() -> None:
+    for name in sorted(ALL_FRAMEWORKS | {"tf"}):
+        found = importlib.util.find_spec(name)
+        places = [*(found.submodule_search_locations or []), found.origin or ""] if found else []
+        assert not [place for place in places if Path(place).is_relative_to(ROOT / "backends")], name
+
+
+def test_the_backends_folder_is_not_on_the_path() -> None:
+    assert ROOT / "backends" not in [Path(entry).resolve() for entry in sys.path]
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    assert not [entry for entry in options["pythonpath"] if (ROOT / entry).resolve() == ROOT / "backends"]
+    assert "--import-mode=importlib" in options["addopts"].split()
+
+
+def test_a_worker_started_inside_the_backends_folder_finds_no_framework_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "looking_around.py").write_text(
+        "import importlib.util, sys\n"
+        "class Backend:\n"
+        "    name = 'looking'\n"
+        "    def describe(self):\n"
+        "        found = [importlib.util.find_spec(name) for name in ('torch', 'paddle', 'jax', 'tf')]\n"
+        "        return {'origins': [str(spec.origin) for spec in found if spec], 'path': sys.path}\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(ROOT / "backends")
+    with backends.open("looking_around:Backend", threads=1) as worker:
+        origins, path = worker.description["origins"], worker.description["path"]
+    assert str(ROOT) in path
+    assert str(ROOT / "backends") not in path
+    assert not [origin for origin in origins if Path(origin).is_relative_to(ROOT / "backends")]
+
+
+# Clauses: the specification and the tests name each other.
+
+CLAUSE = re.compile(r"\b[A-Z]{3}-\d+\b")
+NO_CLAUSE = {"SHA-256"}
+
+
+def clauses() -> list[str]:
+    return re.findall(r"^\| \*\*([A-Z]{3}-\d+)\*\* \|", (ROOT / "spec/SPEC.md").read_text(), re.MULTILINE)
+
+
+def proven() -> dict[str, list[str]]:
+    """Return the clauses that tests name in ``pytest.mark.clause(…)``, and where."""
+    found: dict[str, list[str]] = {}
+    for path in (path for folder in ("tests", "conformance") for path in sources(folder)):
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.clause":
+                for argument in node.args:
+                    if isinstance(argument, ast.Constant):
+                        found.setdefault(str(argument.value), []).append(f"{relative(path)}:{node.lineno}")
+    return found
+
+
+def test_clauses_are_numbered_without_gaps() -> None:
+    groups: dict[str, list[int]] = {}
+    for clause in clauses():
+        group, number = clause.split("-")
+        groups.setdefault(group, []).append(int(number))
+    assert len(groups) > 10
+    for group, numbers in groups.items():
+        assert numbers == list(range(1, len(numbers) + 1)), group
+
+
+def test_every_clause_is_proven_by_a_test() -> None:
+    required = clauses()
+    missing = [clause for clause in required if clause not in proven()]
+    assert not missing, f"{len(required) - len(missing)} of {len(required)} clauses are named by a test; missing: {', '.join(missing)}"
+
+
+def test_every_clause_that_code_or_prose_names_exists() -> None:
+    known = {*clauses(), *NO_CLAUSE}
+    named = [path for path in tracked() if path.suffix in (".py", ".md", ".toml")]
+    assert not [f"{relative(path)}: {match[0]}" for path in named for match in CLAUSE.finditer(text_of(path)) if match[0] not in known]
+
+
+def test_every_tap_and_input_bears_a_clause_that_exists(variant_config: spec.EncoderConfig) -> None:
+    known = clauses()
+    for part in spec.PARTS:
+        tables = {**spec.taps(variant_config, part), **spec.inputs(variant_config, part)}
+        assert not {name: tensor.clause for name, tensor in tables.items() if tensor.clause not in known}
+
+
+# Files: nothing of one machine, nothing too large.
+
+ELSEWHERE = (
+    # Written so that no pattern finds itself.
+    r"/work[/]", r"/tmp/bash[_]", r"/opt/[w]heels", r"/home/[a-z]", r"/root[/]", r"[A-Z]:\\Users",
+    r"pypi[.]org", r"python[h]osted", r"download[.]pytorch", r"anaconda[.]org", r"index-[u]rl", r"find-[l]inks", r"trusted-[h]ost",
+)  # fmt: skip
+MOST_BYTES, MOST_LINES, LONGEST_FUNCTION = 2 * 2**20, 450, 60
+
+
+def test_no_file_names_a_registry_or_a_place_on_one_machine() -> None:
+    pattern = re.compile("|".join(ELSEWHERE))
+    assert not [f"{relative(path)}: {match[0]}" for path in tracked() for match in pattern.finditer(text_of(path))]
+
+
+def test_no_file_is_too_large() -> None:
+    assert not [relative(path) for path in tracked() if path.stat().st_size > MOST_BYTES]
+
+
+def test_python_files_and_functions_stay_readable() -> None:
+    found = []
+    for path in (path for path in tracked() if path.suffix == ".py"):
+        length = len(path.read_text().splitlines())
+        found += [f"{relative(path)}: {length} lines"] if length > MOST_LINES else []
+        for node in ast.walk(tree(path)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and (node.end_lineno or 0) - node.lineno + 1 > LONGEST_FUNCTION:
+                found.append(f"{relative(path)}:{node.lineno}: {node.name} is over {LONGEST_FUNCTION} lines long")
+    assert not found
+
+
+# The guides: links lead somewhere, and the example runs.
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    links = [(path, link) for path in tracked() if path.suffix == ".md" for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text_of(path))]
+    assert len(links) > 10
+    assert not [f"{relative(path)}: {link}" for path, link in links if not (path.parent / link).exists()]
+
+
+def test_the_example_of_the_joining_guide_runs(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/joining.md").read_text(), re.DOTALL)
+    for name, text in zip(("numpy_attention", "numpy_backend", "run_cases"), blocks, strict=True):
+        (tmp_path / f"{name}.py").write_text(text)
+    concord, case = ["-m", "concord"], ["--part", "dot_product", "--case", "vanilla-encoder-ragged-dot_product"]
+    for arguments in (
+        [*concord, "check", "--backend", "numpy_backend:Backend", *case, "--threads", "1"],
+        [*concord, "export-case", "cases", *case],
+        ["run_cases.py", "cases"],
+        [*concord, "check", "--from-dump", "cases"],
+    ):
+        done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
+
+
+# The files of the standard cases.
+
+
+def test_case_files_are_what_this_code_would_write() -> None:
+    assert drift() == []
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    """One case, copied; its JSON file."""
+    for suffix in (".json", ".safetensors"):
+        shutil.copy(FOLDER / f"bert-single{suffix}", tmp_path)
+    return tmp_path / "bert-single.json"
+
+
+def problems_of(path: Path) -> list[str]:
+    return [problem for problem in drift(path.parent) if not problem.endswith("is missing")]
+
+
+def test_a_changed_byte_is_noticed(stored: Path) -> None:
+    assert problems_of(stored) == []
+    arrays = stored.with_suffix(".safetensors")
+    data = bytearray(arrays.read_bytes())
+    data[-1] ^= 1
+    arrays.write_bytes(data)
+    with pytest.raises(SpecError, match="its SHA-256 differs"):
+        read_case(stored)
+    assert problems_of(stored) == [f"{arrays}: is not the file that bert-single.json was written with: its SHA-256 differs"]
+
+
+def test_a_changed_configuration_is_noticed(stored: Path) -> None:
+    header = json.loads(stored.read_text())
+    header["config"]["norm_epsilon"] = 1e-6
+    stored.write_text(json.dumps(header))
+    assert problems_of(stored) == ["bert-single.json: 'config' differs"]
+
+
+@pytest.mark.parametrize("name", ["bert-single", "keras-attention-looped", "tf1-text-classifier-sigmoid"])
+def test_a_case_survives_being_written_and_read(name: str, tmp_path: Path) -> None:
+    case, arrays = read_case(FOLDER / f"{name}.json")
+    write_case(case, tmp_path)
+    again, rewritten = read_case(tmp_path / f"{name}.json")
+    assert (again.name, again.config, again.part) == (case.name, case.config, case.part)
+    assert again.batch.arrays().keys() == case.batch.arrays().keys()
+    assert rewritten.keys() == arrays.keys()
+    # The others are computed again: another processor may differ in the last bit.
+    for key in (key for key in arrays if key.startswith(("weights/", "inputs/"))):
+        assert rewritten[key].dtype == arrays[key].dtype
+        np.testing.assert_array_equal(rewritten[key], arrays[key])

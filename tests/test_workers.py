@@ -1,0 +1,553 @@
+"""Workers: processes of their own, whatever becomes of them; and what the four real ones do with what they are sent."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from numpy.typing import NDArray
+
+import backends
+import spec
+from backends import wire
+from backends.interface import Request, Run, Unsupported
+from backends.worker import Worker, WorkerFailure, environment
+from conformance import Report, Settings, check_jobs, conduct
+from conformance.campaign import RESTARTS
+from spec.batch import round_inputs
+from tests.toys.surroundings import PATIENCE, ROOT, concord, fake_ssh, marked_python, options, script, toy
+
+MIB = 2**20
+NAN = float("nan")
+
+SmallConfig = Callable[..., spec.EncoderConfig]
+
+
+def request_for(config: spec.EncoderConfig, part: str = "model", **fields: Any) -> Request:
+    """Return a request with small weights and a small batch."""
+    tokens = 5 if part in ("attention", "dot_product") or config.pooling != "flatten" else None
+    return Request(config, spec.initialize(config, part=part), spec.example_batch(config, 3, tokens, part=part), part, **fields)
+
+
+def run_of(worker: Worker, request: Request) -> Run:
+    return worker.run(request.config, request.weights, request.batch, request.part, request.dtype)
+
+
+def assert_same_bits(found: dict[str, NDArray[Any]], expected: dict[str, NDArray[Any]]) -> None:
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape), name
+        assert found[name].tobytes() == array.tobytes(), name
+
+
+# The parent and its frameworks.
+
+
+def test_the_parent_imports_no_framework_not_even_in_a_check() -> None:
+    program = f"""
+import sys
+import spec, backends, conformance, porting, concord.cli
+sys.argv = ["concord", "check", "--backend", {toy("NumpyBackend")!r}, "--case", "bert-single"]
+try:
+    concord.cli.main()
+except SystemExit as end:
+    assert end.code == 0, end.code
+frameworks = {{"torch", "tensorflow", "keras", "paddle", "jax", "jaxlib", "flax"}}
+assert not frameworks & {{name.partition(".")[0] for name in sys.modules}}, sorted(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "2 agrees" in done.stdout
+
+
+def test_a_worker_gets_threads_and_device_whatever_the_parent_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"OMP_NUM_THREADS": "7", "NPROC": "7", "JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with backends.open(toy("Revealing"), threads=3) as worker:
+        found = worker.description["environment"]
+    threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "NPROC")
+    assert {name: found[name] for name in threads} == dict.fromkeys(threads, "3")
+    assert (found["JAX_PLATFORMS"], found["CUDA_VISIBLE_DEVICES"], found["KERAS_BACKEND"]) == ("cpu", "", "tensorflow")
+    assert environment("cpu", 3).items() <= found.items()
+
+
+def test_a_worker_for_the_gpu_keeps_the_devices_and_takes_no_memory_in_advance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    with backends.open(toy("Revealing"), "cuda:0", threads=1) as worker:
+        found = worker.description["environment"]
+    assert found["CUDA_VISIBLE_DEVICES"] == "1"
+    assert "JAX_PLATFORMS" not in found
+    assert (found["XLA_PYTHON_CLIENT_PREALLOCATE"], found["TF_FORCE_GPU_ALLOW_GROWTH"]) == ("false", "true")
+
+
+@pytest.mark.parametrize("linked", [False, True], ids=["in the folder", "through a link on PYTHONPATH"])
+def test_a_framework_is_the_installed_one_beside_folders_of_its_name(tmp_path: Path, linked: bool) -> None:
+    folder, arguments = ROOT / "backends", ("check", "--backend", toy("Revealing"), "--case", "bert-single", "--dtype", "float32", "--json", tmp_path / "out.json")
+    if linked:
+        (tmp_path / "link").symlink_to(folder)
+    done = concord(*arguments, folder=tmp_path if linked else folder, PYTHONPATH=str(tmp_path / "link" if linked else folder))
+    assert done.returncode == 0, done.stderr
+    about = json.loads((tmp_path / "out.json").read_text())["backends"][toy("Revealing")]
+    assert Path(about["folder"]) == (tmp_path if linked else folder)
+    assert str(folder) not in [str(Path(entry).resolve()) for entry in about["path"]]
+    installed = {name: importlib.util.find_spec(name) for name in about["origins"]}
+    assert about["origins"] == {name: found.origin if found else None for name, found in installed.items()}
+    assert not {"torch", "tensorflow", "paddle", "jax"} & set(about["modules"])
+
+
+# Other interpreters, other hosts.
+
+
+def test_the_given_interpreter_is_used(tmp_path: Path) -> None:
+    python = marked_python(tmp_path / "a folder" / "python", "other")
+    with backends.open(toy("Revealing"), python=str(python), threads=1) as worker:
+        assert worker.description["environment"]["TOY_MARKER"] == "other"
+        assert worker.description["pid"] == worker.pid
+
+
+def test_the_command_line_gives_each_backend_its_interpreter(tmp_path: Path) -> None:
+    python = marked_python(tmp_path / "python", "other")
+    done = concord(
+        *("check", "--backend", toy("Revealing"), "--backend", toy("NumpyBackend"), "--python", f"{toy('Revealing')}={tmp_path}//{python.name}"),
+        *("--case", "bert-single", "--dtype", "float32", "--json", tmp_path / "out.json"),
+    )
+    assert done.returncode == 0, done.stderr
+    about = json.loads((tmp_path / "out.json").read_text())["backends"]
+    assert about[toy("Revealing")]["environment"]["TOY_MARKER"] == "other"
+    assert "TOY_MARKER" not in concord("doctor", "--backend", toy("Revealing")).stdout
+
+
+def failure_to_open(**settings: Any) -> tuple[str, str]:
+    """Return status and detail of a toy that does not start."""
+    try:
+        backends.open(toy("NumpyBackend"), **settings).close()
+    except WorkerFailure as failure:
+        return failure.status, failure.detail
+    return pytest.fail("it started")
+
+
+@pytest.mark.parametrize("program", ["/no/such/python", str(ROOT), "/bin/false", "/bin/echo"])
+def test_an_interpreter_that_is_none_is_broken(program: str) -> None:
+    status, detail = failure_to_open(python=program)
+    assert status == "broken"
+    assert detail.startswith(f"its process could not be started: {program}: ")
+
+
+def test_an_interpreter_that_never_answers_is_stopped(tmp_path: Path) -> None:
+    python = script(tmp_path / "python", "exec sleep 600")
+    assert failure_to_open(python=str(python), time_limit=0.5) == ("timed out", "no answer within 0.5 s; it was stopped")
+
+
+@pytest.mark.parametrize("checkout", [str(ROOT), "checkout", "~/checkout"])
+def test_a_backend_runs_on_another_host_from_its_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: SmallConfig, checkout: str) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "checkout").symlink_to(ROOT)
+    calls = fake_ssh(tmp_path / "bin", home)
+    monkeypatch.setenv("PATH", str(calls.parent), prepend=":")
+    with backends.open(toy("Revealing"), ssh=f"me@far:{checkout}", threads=2) as worker:
+        about = worker.description
+        assert (about["environment"]["TOY_MARKER"], about["environment"]["OMP_NUM_THREADS"]) == ("far", "2")
+        assert (Path(about["folder"]), about["path"][0]) == (home, str(ROOT))
+        assert run_of(worker, request_for(small())).output.shape == (3, 3)
+    (call,) = calls.read_text().splitlines()
+    assert "me@far python -c" in call
+
+
+def test_the_command_line_runs_a_backend_on_another_host_with_an_interpreter_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = fake_ssh(tmp_path / "bin", tmp_path)
+    monkeypatch.setenv("PATH", str(calls.parent), prepend=":")
+    name = toy("Revealing")
+    done = concord(
+        *("check", "--backend", name, "--ssh", f"{name}=far:{ROOT}", "--python", f"{name}={sys.executable}"),
+        *("--case", "bert-single", "--dtype", "float32", "--json", tmp_path / "out.json"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "out.json").read_text())["backends"][name]["environment"]["TOY_MARKER"] == "far"
+    assert f"far {sys.executable} -c" in calls.read_text()
+
+
+def test_what_goes_wrong_on_another_host_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: SmallConfig) -> None:
+    calls = fake_ssh(tmp_path / "bin", tmp_path)
+    monkeypatch.setenv("PATH", str(calls.parent), prepend=":")
+    status, detail = failure_to_open(ssh="unreachable")
+    assert status == "broken"
+    assert detail.startswith("its process could not be started: unreachable: no Python answered")
+    with backends.open(toy("KillsItself"), ssh=f"far:{ROOT}") as worker, pytest.raises(WorkerFailure, match=r"^crashed: "):
+        run_of(worker, request_for(small()))
+
+
+# Workers that fail.
+
+FAILURES = {
+    "KillsItself": ("crashed", "killed by SIGKILL", "first words\nlast words"),
+    "ExitsAtOnce": ("crashed", "its process ended with exit code 7", ""),
+    "Exits": ("crashed", "SystemExit: the toy leaves", ""),
+    "Hangs": ("timed out", "no answer within 5 s; it was stopped", "waiting for a lock"),
+    "FillsMemory": ("out of memory", "MiB, over its limit of 600 MiB, and was stopped", "allocating"),
+    "RunsOutOfMemory": ("out of memory", "ArrayMemoryError: Unable to allocate 8.00 PiB", ""),
+    "Raises": ("error", "ArithmeticError: the toy broke", "ArithmeticError: the toy broke\nand has more to say"),
+    "ReturnsNothing": ("error", "AttributeError: ", "AttributeError: "),
+    "RaisesWhenDescribed": ("broken", "OSError: no device answers", "OSError: no device answers"),
+    "NoSuchClass": ("broken", "AttributeError: module 'tests.toys.numpy_backend' has no attribute 'NoSuchClass'", "AttributeError: "),
+    "tests.toys.unimportable:NumpyBackend": ("broken", "ImportError: libtoy.so.1: cannot open shared object file", "ImportError: libtoy.so.1"),
+    "tests.toys.frameworkless:NumpyBackend": ("missing", "No module named 'no_such_framework'", ""),
+}
+
+
+@pytest.fixture(scope="module")
+def wreckage(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], dict[str, dict[str, Any]]]:
+    """One check with a backend for every way to fail, and one that is right; results by name."""
+    path = tmp_path_factory.mktemp("wreckage") / "out.json"
+    names = [toy("NumpyBackend"), *(name if ":" in name else toy(name) for name in FAILURES)]
+    done = concord("check", *options("--backend", names), *("--case", "bert-single", "--dtype", "float32", "--time-limit", "5", "--memory-limit", "600", "--json", path))
+    assert path.exists(), done.stderr
+    return done, {result["backend"].removeprefix(toy("")): result for result in json.loads(path.read_text())["results"]}
+
+
+@pytest.mark.xdist_group("wreckage")
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_worker_that_fails_says_how(wreckage: tuple[subprocess.CompletedProcess[str], dict[str, dict[str, Any]]], name: str) -> None:
+    done, results = wreckage
+    status, detail, words = FAILURES[name]
+    assert results[name]["status"] == status
+    assert detail in results[name]["detail"]
+    assert "\n" not in results[name]["detail"]
+    assert words in results[name].get("stderr", "")
+    assert len(results[name].get("stderr", "").splitlines()) <= 10
+    full_name = name if ":" in name else toy(name)
+    assert f"{full_name} {status}: " in done.stdout
+    assert words.splitlines()[-1:] == [] or f"| {words.splitlines()[-1]}" in done.stdout
+
+
+@pytest.mark.xdist_group("wreckage")
+def test_a_worker_that_fails_leaves_the_others_results_and_exit_code_3(wreckage: tuple[subprocess.CompletedProcess[str], dict[str, dict[str, Any]]]) -> None:
+    done, results = wreckage
+    assert done.returncode == 3
+    assert done.stderr == ""
+    assert results["NumpyBackend"]["status"] == "agrees"
+    assert len(results) == len(FAILURES) + 1
+    assert "Traceback" not in done.stdout.replace("| Traceback", "")
+
+
+def conducted(names: list[str], cases: list[str], monkeypatch: pytest.MonkeyPatch, notes: Path, **settings: Any) -> Report:
+    monkeypatch.setenv("TOY_NOTES", str(notes))
+    return conduct(check_jobs(["bert"], ["float32"], cases=[f"bert-{case}" for case in cases]), names, Settings(threads=1, **settings))
+
+
+def noted(notes: Path, name: str) -> int:
+    """Return how often toys noted something."""
+    return len((notes / name).read_text().splitlines())
+
+
+def statuses(report: Report) -> list[str]:
+    return [result.status for result in report.results]
+
+
+def test_a_worker_that_died_is_started_again_and_later_cases_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = conducted([toy("KillsItselfOnOneSample")], ["ragged", "single", "full", "tiny"], monkeypatch, tmp_path)
+    # The cases come in their own order: the third is the batch of one.
+    assert {result.case: result.status for result in report.results} == {"bert-ragged": "agrees", "bert-tiny": "agrees", "bert-single": "crashed", "bert-full": "agrees"}
+    assert noted(tmp_path, "started") == 2
+    assert report.exit_code == 3
+
+
+def test_a_worker_that_keeps_dying_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = conducted([toy("KillsItself")], ["ragged", "peaked", "tiny", "single", "full"], monkeypatch, tmp_path)
+    assert statuses(report) == ["crashed"] * 5
+    assert {result.detail for result in report.results} == {"killed by SIGKILL"}
+    assert noted(tmp_path, "ran") == noted(tmp_path, "started") == 1 + RESTARTS
+
+
+def test_a_worker_that_timed_out_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = time.monotonic()
+    report = conducted([toy("Hangs")], ["ragged", "peaked", "tiny"], monkeypatch, tmp_path, time_limit=2.0)
+    assert statuses(report) == ["timed out"] * 3
+    assert noted(tmp_path, "started") == 1
+    assert time.monotonic() - started < 20
+
+
+def test_a_worker_that_cannot_be_imported_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = conducted(["tests.toys.unimportable:NumpyBackend", toy("RaisesWhenDescribed")], ["ragged", "peaked", "tiny"], monkeypatch, tmp_path)
+    assert statuses(report) == ["broken"] * 6
+    assert noted(tmp_path, "started") == 2
+
+
+def test_an_exception_leaves_the_worker_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = conducted([toy("RaisesOnOneSample")], ["ragged", "single", "full"], monkeypatch, tmp_path)
+    assert statuses(report) == ["agrees", "error", "agrees"]
+    assert noted(tmp_path, "started") == 1
+
+
+def test_memory_is_limited_where_the_limit_lies(small: SmallConfig) -> None:
+    with backends.open(toy("FillsMemory"), threads=1) as worker:
+        worker.memory_limit = psutil.Process(worker.pid).memory_info().rss + 400 * MIB
+        with pytest.raises(WorkerFailure, match="out of memory: it held") as failed:
+            run_of(worker, request_for(small()))
+        assert worker.memory_limit < worker.peak_memory < worker.memory_limit + 1024 * MIB
+        assert failed.value.stderr == "allocating"
+
+
+def test_a_worker_killed_between_requests_is_noticed_and_stays_dead(small: SmallConfig) -> None:
+    with backends.open(toy("NumpyBackend"), threads=1) as worker:
+        psutil.Process(worker.pid).send_signal(signal.SIGTERM)
+        psutil.Process(worker.pid).wait(10)
+        for _ in range(2):
+            with pytest.raises(WorkerFailure, match=r"crashed: (killed by SIGTERM|its process ended)"):
+                run_of(worker, request_for(small()))
+
+
+def test_no_worker_process_outlives_its_parents_interest(small: SmallConfig) -> None:
+    with backends.open(toy("NumpyBackend"), threads=1) as worker:
+        process = psutil.Process(worker.pid)
+        run_of(worker, request_for(small()))
+    assert not process.is_running()
+    worker.close()
+
+
+def test_an_answer_that_cannot_be_read_is_an_error_of_that_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("ml_dtypes") is None:
+        pytest.skip("ml_dtypes is not installed")
+    report = conducted([toy("ReturnsBfloat16"), toy("DeclaresNonsense"), toy("NumpyBackend")], ["single"], monkeypatch, tmp_path)
+    assert statuses(report) == ["error", "error", "agrees"]
+    assert report.results[0].detail == "its answer cannot be read: KeyError: 'BF16'"
+    assert report.results[1].detail == "its answer cannot be read: 'undelivered_taps' is 'layers.*' but must be a list of strings"
+
+
+def test_an_answer_that_cannot_be_judged_is_an_error_of_that_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def derive(tensors: Any) -> dict[str, NDArray[Any]]:
+        return {"logits": np.add(tensors["logits"], tensors["loss"].reshape(2, 2))}
+
+    (job,) = check_jobs(["bert"], ["float32"], cases=["bert-single"])
+    report = conduct([dataclasses.replace(job, derive=derive), job], [toy("NumpyBackend")], Settings(threads=1))
+    assert statuses(report) == ["error", "agrees"]
+    assert report.results[0].detail.startswith("its answer cannot be judged: ValueError: cannot reshape")
+
+
+# Messages.
+
+DTYPES = ("float64", "float32", "float16", "int64", "int32", "uint8", "bool")
+SHAPES: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
+    "whole": lambda a: a,
+    "rank 0": lambda a: a[1, 2, 3],
+    "empty": lambda a: a[:, :0],
+    "transposed": lambda a: a.T,
+    "strided": lambda a: a[::2, 1:, ::-1],
+    "broadcast": lambda a: np.broadcast_to(a[:1], a.shape),
+    "Fortran order": np.asfortranarray,
+}
+
+
+def arbitrary(dtype: str) -> NDArray[Any]:
+    """Return every kind of bit pattern: for floating-point types also NaN with payloads, infinities and subnormals."""
+    target = np.dtype(dtype)
+    generator = np.random.default_rng(0)
+    array = generator.integers(0, 256, 3 * 5 * 7 * target.itemsize, np.uint8).view(target).reshape(3, 5, 7) if dtype != "bool" else generator.random((3, 5, 7)) < 0.5
+    if target.kind == "f":
+        words = array.view(f"u{target.itemsize}")
+        quiet = np.array([np.nan], target).view(words.dtype)[0]
+        words[1, 2, 3] = quiet | np.array(0x55, words.dtype)
+        array[0, 0, :4] = [np.inf, -np.inf, -0.0, np.finfo(target).smallest_subnormal]
+    return array
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_arrays_pass_through_messages_bit_for_bit(dtype: str, shape: str) -> None:
+    array = np.asarray(SHAPES[shape](arbitrary(dtype)))
+    expected = np.array(array, order="C")
+    assert expected.tobytes() == array.tobytes()
+    run = Run(array, array, {"b": array, "a": array}, {"g": array}, "toy", dtype, {"version": "1"})
+    found = wire.decode_run(wire.encode_run(run))
+    assert list(found.taps) == ["b", "a"]
+    assert_same_bits(wire.run_arrays(found), {"output": expected, "loss": expected, "taps/b": expected, "taps/a": expected, "gradients/g": expected})
+    assert (found.backend, found.dtype, found.info) == ("toy", dtype, {"version": "1"})
+
+
+def test_numbers_of_the_other_byte_order_keep_their_values() -> None:
+    array = np.arange(6.0).astype(">f8").reshape(2, 3)
+    found = wire.decode_run(wire.encode_run(Run(array, array)))
+    assert found.output.tolist() == array.tolist()
+
+
+@pytest.mark.parametrize("part", spec.PARTS)
+def test_requests_pass_through_messages_bit_for_bit(variant_config: spec.EncoderConfig, part: str) -> None:
+    request = request_for(variant_config, part, dtype="bfloat16", implementation="explicit", execution="compiled", device="cuda:1", taps=False)
+    found = wire.decode_request(wire.encode_request(request))
+    for field in ("config", "part", "dtype", "implementation", "execution", "device", "taps", "gradients"):
+        assert getattr(found, field) == getattr(request, field), field
+    assert_same_bits(dict(found.weights), dict(request.weights))
+    assert_same_bits(found.batch.arrays(), request.batch.arrays())
+
+
+def awkward(config: spec.EncoderConfig, dtype: str, part: str = "model") -> dict[str, NDArray[np.floating]]:
+    """Return weights with the numbers of a precision that are lost most easily: -0, subnormals, the largest."""
+    target = spec.precision(dtype)
+    least = target.smallest_normal * (2 * target.unit_roundoff)
+    numbers = [-0.0, least, -3 * least, target.largest, -target.largest, 1 + 2 * target.unit_roundoff]
+    weights = spec.initialize(config, part=part)
+    for array in weights.values():
+        array.reshape(-1)[: len(numbers)] = numbers[: array.size]
+    return weights
+
+
+@pytest.fixture(scope="module")
+def numpy_worker() -> Any:
+    with backends.open(toy("NumpyBackend"), threads=1) as worker:
+        yield worker
+
+
+@pytest.mark.parametrize("dtype", spec.PRECISIONS)
+def test_weights_reach_a_worker_rounded_once_and_bit_for_bit(numpy_worker: Worker, small: SmallConfig, dtype: str) -> None:
+    config = small()
+    weights, batch = awkward(config, dtype), spec.example_batch(config, 3)
+    found = numpy_worker.round_trip(config, weights, batch, dtype=dtype)
+    expected = round_inputs(weights, batch, dtype)[0]
+    assert_same_bits(found, expected)
+    first = expected["embeddings.token.weight"].reshape(-1)
+    assert np.signbit(first[0])
+    assert 0 < first[1] < spec.precision(dtype).smallest_normal
+
+
+def test_a_run_says_who_made_it_whatever_the_backend_says(numpy_worker: Worker, small: SmallConfig) -> None:
+    run = run_of(numpy_worker, request_for(small(), dtype="bfloat16"))
+    assert (run.backend, run.dtype, run.requested) == (toy("NumpyBackend"), "bfloat16", ("taps", "gradients"))
+    assert run.loss.shape == ()
+    assert list(run.taps) == list(spec.taps(small()))
+    assert run.info["peak_memory_bytes"] > MIB
+
+
+# What is refused.
+
+
+def changed(request: Request, **change: Any) -> Request:
+    return dataclasses.replace(request, **change)
+
+
+def with_weight(request: Request, name: str, array: NDArray[Any] | None) -> Request:
+    weights = {key: value for key, value in request.weights.items() if key != name}
+    return changed(request, weights=weights if array is None else {**weights, name: array})
+
+
+def with_input(request: Request, **arrays: NDArray[Any] | None) -> Request:
+    return changed(request, batch=dataclasses.replace(request.batch, **arrays))
+
+
+def poked(array: NDArray[Any] | None, value: float) -> NDArray[Any]:
+    assert array is not None
+    copy = array.copy()
+    copy.reshape(-1)[-1] = value
+    return copy
+
+
+BIAS = "layers.1.feed_forward.inner.bias"
+BAD: dict[str, tuple[str, Callable[[Request], Request], str]] = {
+    "an id beyond the table": ("model", lambda r: with_input(r, input_ids=poked(r.batch.input_ids, 23)), "'input_ids' is 23 at (2, 4) but must lie in [0, 23)"),
+    "a negative id": ("model", lambda r: with_input(r, input_ids=poked(r.batch.input_ids, -1)), "'input_ids' is -1 at (2, 4) but must lie in [0, 23)"),
+    "a label beyond the classes": ("model", lambda r: with_input(r, labels=poked(r.batch.labels, 3)), "'labels' is 3 at (2,) but must lie in [0, 3)"),
+    "ids that are no integers": ("model", lambda r: with_input(r, input_ids=np.ones((3, 5))), "'input_ids' has dtype float64 but must be an integer type"),
+    "labels for another batch": ("model", lambda r: with_input(r, labels=np.zeros(2, np.int64)), "'labels' has shape (2,) but must be (3,)"),
+    "more tokens than positions": ("model", lambda r: with_input(r, input_ids=np.zeros((3, 14), np.int64)), "'input_ids' has 14 tokens but at most 13 fit"),
+    "a given tensor with NaN": ("stack", lambda r: with_input(r, embeddings=poked(r.batch.embeddings, NAN)), "'embeddings' is nan at (2, 4, 9) but must be finite"),
+    "an infinite cotangent": ("attention", lambda r: with_input(r, cotangent=poked(r.batch.cotangent, np.inf)), "'cotangent' is inf at"),
+    "queries of the wrong rank": ("dot_product", lambda r: with_input(r, query=np.zeros((3, 5))), "'query' has rank 2"),
+    "a missing mask dtype": ("attention", lambda r: with_input(r, key_mask=np.ones((3, 5))), "'key_mask' has dtype float64 but must be bool"),
+    "a weight with NaN": ("model", lambda r: with_weight(r, BIAS, np.full(17, NAN)), f"'{BIAS}' is nan at (0,) but must be finite"),
+    "a transposed weight": ("model", lambda r: with_weight(r, "classifier.weight", r.weights["classifier.weight"].T), "'classifier.weight' has shape (3, 10) but must be (10, 3)"),
+    "a missing weight": ("model", lambda r: with_weight(r, BIAS, None), f"'{BIAS}' is missing but is required"),
+    "an unexpected weight": ("model", lambda r: with_weight(r, "layers.9.bias", np.zeros(3)), "'layers.9.bias' is unexpected"),
+    "weights of integers": ("model", lambda r: with_weight(r, BIAS, np.zeros(17, np.int64)), f"'{BIAS}' has dtype int64 but must be a floating-point type"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+@pytest.mark.clause("INP-1", "INP-2", "INP-3", "INP-4", "WGT-1", "WGT-2", "WGT-3")
+def test_bad_input_is_refused_before_it_is_sent(numpy_worker: Worker, small: SmallConfig, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    part, change, message = BAD[what]
+    monkeypatch.setattr(numpy_worker, "_exchange", lambda sent: pytest.fail("it was sent"))
+    with pytest.raises(spec.SpecError) as refused:
+        run_of(numpy_worker, change(request_for(small("vanilla-encoder"), part)))
+    (problem,) = refused.value.problems
+    assert message in problem
+    assert f"backend={toy('NumpyBackend')}" in problem
+
+
+@pytest.mark.clause("INP-1", "INP-2", "INP-3", "INP-4", "WGT-1", "WGT-2", "WGT-3")
+def test_bad_input_is_refused_by_every_backend_that_gets_it(worker: Worker, small: SmallConfig) -> None:
+    for part, change, message in BAD.values():
+        request = change(request_for(small("vanilla-encoder"), part))
+        status, header, arrays = worker._exchange(("run", *wire.encode_request(request)))
+        assert (status, arrays) == ("refused", b"")
+        assert message in json.loads(header)["message"]
+        assert f"backend={worker.name}" in header
+    assert run_of(worker, request_for(small("vanilla-encoder"))).output.shape == (3, 3)
+
+
+def test_bad_input_reaches_no_computation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: SmallConfig) -> None:
+    monkeypatch.setenv("TOY_NOTES", str(tmp_path))
+    with backends.open(toy("NumpyBackend"), threads=1) as worker:
+        for part, change, _ in BAD.values():
+            assert worker._exchange(("run", *wire.encode_request(change(request_for(small("vanilla-encoder"), part)))))[0] == "refused"
+    assert not (tmp_path / "ran").exists()
+
+
+# The four frameworks.
+
+
+@pytest.mark.clause("WGT-4")
+def test_weights_that_go_into_a_model_come_back_bit_for_bit(worker: Worker, variant_config: spec.EncoderConfig) -> None:
+    batch = request_for(variant_config).batch
+    for dtype in spec.PRECISIONS:
+        weights = awkward(variant_config, dtype)
+        try:
+            found = worker.round_trip(variant_config, weights, batch, dtype=dtype)
+        except Unsupported:
+            assert (worker.name, dtype) in (("paddle", "bfloat16"), ("paddle", "float16"))
+            continue
+        expected = round_inputs(weights, batch, dtype)[0]
+        assert_same_bits(found, expected)
+
+
+@pytest.mark.clause("DRP-1")
+@pytest.mark.parametrize(("part", "dtype"), [("model", "float32"), ("attention", "float64")])
+def test_a_run_repeated_is_the_same_bit_for_bit(worker: Worker, small: SmallConfig, part: str, dtype: str) -> None:
+    request = request_for(small("vanilla-encoder"), part, dtype=dtype)
+    first, second = (wire.run_arrays(run_of(worker, request)) for _ in range(2))
+    assert_same_bits(second, first)
+
+
+@pytest.mark.clause("PRC-3")
+@pytest.mark.parametrize("dtype", spec.PRECISIONS)
+def test_a_precision_is_computed_or_declared_unsupported(worker: Worker, small: SmallConfig, dtype: str) -> None:
+    request = request_for(small("vanilla-encoder"), "attention", dtype=dtype)
+    if worker.name == "paddle" and dtype in ("bfloat16", "float16"):
+        with pytest.raises(Unsupported, match=f"paddle .* has no {dtype} matrix product on cpu"):
+            run_of(worker, request)
+        return
+    run = run_of(worker, request)
+    arrays = wire.run_arrays(run)
+    target = spec.precision(dtype)
+    for name, array in arrays.items():
+        assert array.dtype == target.storage, name
+        np.testing.assert_array_equal(target.round(array), array, err_msg=name)
+    # Values that only this precision has: it was not computed in a narrower one.
+    narrower = spec.precision("float32" if dtype == "float64" else "bfloat16" if dtype != "bfloat16" else "float16")
+    assert dtype == "bfloat16" or any((narrower.round(array) != array).any() for array in arrays.values())
+
+
+def test_a_device_that_is_not_there_is_unsupported(worker: Worker, small: SmallConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "device", "cuda:7")
+    with pytest.raises(Unsupported, match=r"(?i)cuda|gpu"):
+        run_of(worker, request_for(small()))

@@ -1,0 +1,1 @@
+"""Backends that need no framework: one that is right, and one for each way of being wrong."""

@@ -1,0 +1,87 @@
+"""What surrounds a run in a test: the command line, installed packages, another interpreter, another host."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 60.0
+"""Seconds after which a command of a test has failed."""
+
+
+def toy(name: str) -> str:
+    """Return how a toy is asked for."""
+    return f"tests.toys.numpy_backend:{name}"
+
+
+def concord(*arguments: str | Path, folder: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own, in a wide terminal."""
+    return subprocess.run(
+        [sys.executable, "-m", "concord", *map(str, arguments)],
+        cwd=folder,
+        env={**os.environ, "COLUMNS": "200", **environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+def options(option: str, values: Iterable[str]) -> list[str]:
+    """Return an option repeated for each value."""
+    return [word for value in values for word in (option, value)]
+
+
+def offer(folder: Path, **backends: str) -> Path:
+    """Write the metadata of an installed package that offers backends; return what PYTHONPATH has to hold."""
+    about = folder / "toy_backends-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-backends\nVersion: 1.0\n")
+    points = "".join(f"{name} = {target}\n" for name, target in backends.items())
+    (about / "entry_points.txt").write_text(f"[concord.backends]\n{points}")
+    return folder
+
+
+def hide_frameworks(folder: Path) -> Path:
+    """Write modules that make the four frameworks look absent; return what PYTHONPATH has to hold."""
+    for name in ("torch", "tensorflow", "keras", "paddle", "jax", "jaxlib", "flax"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text(f"raise ModuleNotFoundError(\"No module named '{name}'\", name='{name}')\n")
+    return folder
+
+
+def script(path: Path, text: str) -> Path:
+    """Write a shell script that can be executed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def marked_python(path: Path, marker: str) -> Path:
+    """Write an interpreter that can be told apart: it has ``TOY_MARKER`` in its environment."""
+    return script(path, f'TOY_MARKER={shlex.quote(marker)} exec {shlex.quote(sys.executable)} "$@"')
+
+
+def fake_ssh(folder: Path, home: Path) -> Path:
+    """Write an ``ssh`` that runs its last argument here, in a home folder, and notes what it was asked for.
+
+    Returns:
+        The file with its arguments, one line for each call.
+    """
+    log = folder / "calls"
+    lines = [
+        f'echo "$@" >> {shlex.quote(str(log))}',
+        "for command; do :; done",
+        'case "$*" in *unreachable*) exit 255;; esac',
+        f"cd {shlex.quote(str(home))}",
+        f"export HOME={shlex.quote(str(home))} TOY_MARKER=far PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH",
+        'exec sh -c "$command"',
+    ]
+    script(folder / "ssh", "\n".join(lines))
+    return log
