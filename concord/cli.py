@@ -10,9 +10,9 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -101,9 +101,12 @@ def check(
     _writable(json)
     if from_dump is not None:
         _finish(dump.judge_dumps(from_dump), console, "check", json, "variant", f"Runs from {from_dump}")
-    settings = options.settings(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads)
-    names = _names(backend)
-    result = _run(check_jobs(_once(variant), _once(dtype) or DTYPES, part, case), names, settings)
+    settings, names, jobs = _all(
+        lambda: options.settings(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads),
+        lambda: _names(backend, python, ssh),
+        lambda: check_jobs(_once(variant), _once(dtype) or DTYPES, part, case),
+    )
+    result = _run(jobs, names, settings)
     _finish(result, console, "check", json, "variant", f"Conformance: {part}, {implementation}, {execution}, {device}", markdown)
 
 
@@ -123,9 +126,11 @@ def golden(
 ) -> None:
     """Compare every backend with tensors that the published sources themselves computed."""
     _writable(json)
-    settings = options.settings(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads)
-    names = _names(backend)
-    collection = published.collect(directory)
+    settings, names, collection = _all(
+        lambda: options.settings(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads),
+        lambda: _names(backend, python, ssh),
+        lambda: published.collect(directory),
+    )
     result = _run(collection.jobs, names, settings)
     result.notes.update(collection.notes)
     _finish(result, Console(), "golden", json, "source", f"Golden files of {directory}")
@@ -173,7 +178,7 @@ def doctor_command(
     """Show what is installed, devices, threads and precision switches, and what to do about them."""
     console = Console()
     settings = options.settings(backend, device, python=python, ssh=ssh, threads=threads)
-    names = _names(backend)
+    names = _names(backend, python, ssh)
     console.print(_facts(doctor.machine()), highlight=False)
     with console.status("starting each backend to ask it", spinner="line"):
         diagnoses = doctor.diagnose(names, settings)
@@ -193,10 +198,29 @@ def _facts(facts: Mapping[str, object]) -> Table:
     return table
 
 
-def _names(asked: list[str] | None) -> list[str]:
-    """Return the backends to run: those asked for, each once, or all known ones."""
+def _all(*steps: Callable[[], Any]) -> list[Any]:
+    """Return the result of each step, or raise what is wrong with all of them at once."""
+    results, problems = [], []
+    for step in steps:
+        try:
+            results.append(step())
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(problems)
+    return results
+
+
+def _names(asked: list[str] | None, *elsewhere: list[str] | None) -> list[str]:
+    """Return the backends to run: those asked for, each once, or all known ones.
+
+    Args:
+        elsewhere: options that place a backend, as ``NAME=VALUE``; each has to name one that runs.
+    """
     names = _once(asked) or backends.names()
-    problems = []
+    # A name that no backend bears is the options' own error.
+    placed = [name for values in elsewhere for name, equals, _ in (value.partition("=") for value in values or []) if equals and _known(name)]
+    problems = [f"{name!r} is given an interpreter or a host but does not run; add --backend {name}" for name in placed if name not in names]
     for name in names:
         try:
             backends.resolve(name)
@@ -205,6 +229,14 @@ def _names(asked: list[str] | None) -> list[str]:
     if problems:
         raise SpecError(problems)
     return names
+
+
+def _known(name: str) -> bool:
+    try:
+        backends.resolve(name)
+    except SpecError:
+        return False
+    return True
 
 
 def _once(values: list[str] | None) -> list[str] | None:

@@ -62,6 +62,7 @@ class Result:
             of :data:`FAILED_WORKER`.
         detail: one line of explanation where there is no verdict.
         stderr: the last lines of a worker that failed.
+        part: the part of the model that ran.
     """
 
     backend: str
@@ -73,6 +74,7 @@ class Result:
     verdict: Verdict | None = None
     seconds: float = 0.0
     stderr: str = ""
+    part: str = "model"
 
     @property
     def worst(self) -> float:
@@ -231,7 +233,7 @@ class _Crew:
 
         def result(status: str, detail: str = "", verdict: Verdict | None = None, stderr: str = "") -> Result:
             seconds = time.perf_counter() - started
-            return Result(self.name, job.group, job.case, job.dtype, status, detail, verdict, seconds, stderr)
+            return Result(self.name, job.group, job.case, job.dtype, status, detail, verdict, seconds, stderr, job.part)
 
         try:
             run = self.run(job)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from conformance.campaign import Job
 from conformance.tolerance import expect
 from spec.cases import Case, standard_cases
+from spec.config import variants as known_variants
+from spec.errors import SpecError, unknown
+from spec.precision import PRECISIONS
+from spec.tensors import PARTS
 
 DTYPES = ("float64", "float32")
 """The precisions that are checked unless others are asked for."""
@@ -22,27 +26,22 @@ def check_jobs(variants: Sequence[str] | None = None, dtypes: Sequence[str] = DT
         cases: names of standard cases; all by default.
 
     Raises:
-        UnknownNameError: with the nearest names.
+        SpecError: listing every unknown name, with the nearest names.
     """
-    from spec.config import variants as known_variants
-    from spec.errors import unknown
-    from spec.precision import precision
-    from spec.tensors import check_part
-
-    check_part(part)
-    for dtype in dtypes:
-        precision(dtype)
-    for name in variants or []:
-        if name not in known_variants():
-            raise unknown("variant", name, known_variants())
+    problems = _unknown("part", [part], PARTS) + _unknown("dtype", dtypes, PRECISIONS) + _unknown("variant", variants or [], known_variants())
+    if problems:
+        raise SpecError(problems)
     chosen = standard_cases(None if variants is None else list(variants), part)
     if cases is not None:
-        known = [case.name for case in chosen]
-        for name in cases:
-            if name not in known:
-                raise unknown("case", name, known)
+        problems = _unknown("case", cases, [case.name for case in chosen])
+        if problems:
+            raise SpecError(problems)
         chosen = [case for case in chosen if case.name in cases]
     return [job_of(case, dtype) for case in chosen for dtype in dtypes]
+
+
+def _unknown(kind: str, names: Sequence[str], known: Collection[str]) -> list[str]:
+    return [str(unknown(kind, name, list(known))) for name in names if name not in known]
 
 
 def job_of(case: Case, dtype: str) -> Job:

@@ -150,8 +150,8 @@ def _judge_dump(folder: Path) -> tuple[Result, dict[str, Any]]:
     request, manifest = read_exported(folder)
     group, case, path = str(manifest["group"]), str(manifest["case"]), folder / "run.safetensors"
     if not path.is_file():
-        return Result("dump", group, case, request.dtype, "missing", f"{path}: no such file"), {}
+        return Result("dump", group, case, request.dtype, "missing", f"{path}: no such file", part=request.part), {}
     run = read_run(folder, request.dtype)
     expectation = expect(request.config, request.weights, request.batch, request.part, request.dtype)
     verdict = judge(request.config, request.weights, request.batch, run, request.part, expectation)
-    return Result(run.backend, group, case, run.dtype, verdict.status, verdict=verdict), run.info
+    return Result(run.backend, group, case, run.dtype, verdict.status, verdict=verdict, part=request.part), run.info

@@ -54,7 +54,7 @@ def write(path: Path, data: dict[str, Any]) -> None:
 
 
 def _result(result: Result, complete: bool) -> dict[str, Any]:
-    data: dict[str, Any] = {key: getattr(result, key) for key in ("backend", "group", "case", "dtype", "status", "detail", "seconds")}
+    data: dict[str, Any] = {key: getattr(result, key) for key in ("backend", "group", "case", "part", "dtype", "status", "detail", "seconds")}
     if result.verdict:
         data["worst"] = result.worst
         data["first_divergence"] = result.first_divergence.tensor if result.first_divergence else None

@@ -1,0 +1,251 @@
+"""Messages: what goes to a worker and comes back is the same bit for bit; what is wrong is refused before it is computed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import backends
+import spec
+from backends import wire
+from backends.interface import Request, Run, Unsupported
+from backends.worker import Worker
+from spec.batch import round_inputs
+from tests.toys.small import request_for, run_of
+from tests.toys.surroundings import toy
+
+MIB = 2**20
+NAN = float("nan")
+
+SmallConfig = Callable[..., spec.EncoderConfig]
+
+
+def assert_same_bits(found: dict[str, NDArray[Any]], expected: dict[str, NDArray[Any]]) -> None:
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape), name
+        assert found[name].tobytes() == array.tobytes(), name
+
+
+# Arrays.
+
+DTYPES = ("float64", "float32", "float16", "int64", "int32", "uint8", "bool")
+SHAPES: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
+    "whole": lambda a: a,
+    "rank 0": lambda a: a[1, 2, 3],
+    "empty": lambda a: a[:, :0],
+    "transposed": lambda a: a.T,
+    "strided": lambda a: a[::2, 1:, ::-1],
+    "broadcast": lambda a: np.broadcast_to(a[:1], a.shape),
+    "Fortran order": np.asfortranarray,
+}
+
+
+def arbitrary(dtype: str) -> NDArray[Any]:
+    """Return every kind of bit pattern: for floating-point types also NaN with payloads, infinities and subnormals."""
+    target = np.dtype(dtype)
+    generator = np.random.default_rng(0)
+    array = generator.integers(0, 256, 3 * 5 * 7 * target.itemsize, np.uint8).view(target).reshape(3, 5, 7) if dtype != "bool" else generator.random((3, 5, 7)) < 0.5
+    if target.kind == "f":
+        words = array.view(f"u{target.itemsize}")
+        quiet = np.array([np.nan], target).view(words.dtype)[0]
+        words[1, 2, 3] = quiet | np.array(0x55, words.dtype)
+        array[0, 0, :4] = [np.inf, -np.inf, -0.0, np.finfo(target).smallest_subnormal]
+    return array
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_arrays_pass_through_messages_bit_for_bit(dtype: str, shape: str) -> None:
+    array = np.asarray(SHAPES[shape](arbitrary(dtype)))
+    expected = np.array(array, order="C")
+    assert expected.tobytes() == array.tobytes()
+    run = Run(array, array, {"b": array, "a": array}, {"g": array}, "toy", dtype, {"version": "1"})
+    found = wire.decode_run(wire.encode_run(run))
+    assert list(found.taps) == ["b", "a"]
+    assert_same_bits(wire.run_arrays(found), {"output": expected, "loss": expected, "taps/b": expected, "taps/a": expected, "gradients/g": expected})
+    assert (found.backend, found.dtype, found.info) == ("toy", dtype, {"version": "1"})
+
+
+def test_numbers_of_the_other_byte_order_keep_their_values() -> None:
+    array = np.arange(6.0).astype(">f8").reshape(2, 3)
+    found = wire.decode_run(wire.encode_run(Run(array, array)))
+    assert found.output.tolist() == array.tolist()
+
+
+@pytest.mark.parametrize("part", spec.PARTS)
+def test_requests_pass_through_messages_bit_for_bit(variant_config: spec.EncoderConfig, part: str) -> None:
+    request = request_for(variant_config, part, dtype="bfloat16", implementation="explicit", execution="compiled", device="cuda:1", taps=False)
+    found = wire.decode_request(wire.encode_request(request))
+    for field in ("config", "part", "dtype", "implementation", "execution", "device", "taps", "gradients"):
+        assert getattr(found, field) == getattr(request, field), field
+    assert_same_bits(dict(found.weights), dict(request.weights))
+    assert_same_bits(found.batch.arrays(), request.batch.arrays())
+
+
+def awkward(config: spec.EncoderConfig, dtype: str, part: str = "model") -> dict[str, NDArray[np.floating]]:
+    """Return weights with the numbers of a precision that are lost most easily: -0, subnormals, the largest."""
+    target = spec.precision(dtype)
+    least = target.smallest_normal * (2 * target.unit_roundoff)
+    numbers = [-0.0, least, -3 * least, target.largest, -target.largest, 1 + 2 * target.unit_roundoff]
+    weights = spec.initialize(config, part=part)
+    for array in weights.values():
+        array.reshape(-1)[: len(numbers)] = numbers[: array.size]
+    return weights
+
+
+@pytest.fixture(scope="module")
+def numpy_worker() -> Iterator[Worker]:
+    with backends.open(toy("NumpyBackend"), threads=1) as worker:
+        yield worker
+
+
+@pytest.mark.parametrize("dtype", spec.PRECISIONS)
+def test_weights_reach_a_worker_rounded_once_and_bit_for_bit(numpy_worker: Worker, small: SmallConfig, dtype: str) -> None:
+    config = small()
+    weights, batch = awkward(config, dtype), spec.example_batch(config, 3)
+    found = numpy_worker.round_trip(config, weights, batch, dtype=dtype)
+    expected = round_inputs(weights, batch, dtype)[0]
+    assert_same_bits(found, expected)
+    first = expected["embeddings.token.weight"].reshape(-1)
+    assert np.signbit(first[0])
+    assert 0 < first[1] < spec.precision(dtype).smallest_normal
+
+
+def test_a_run_says_who_made_it_whatever_the_backend_says(numpy_worker: Worker, small: SmallConfig) -> None:
+    run = run_of(numpy_worker, request_for(small(), dtype="bfloat16"))
+    assert (run.backend, run.dtype, run.requested) == (toy("NumpyBackend"), "bfloat16", ("taps", "gradients"))
+    assert run.loss.shape == ()
+    assert list(run.taps) == list(spec.taps(small()))
+    assert run.info["peak_memory_bytes"] > MIB
+
+
+# What is refused.
+
+
+def changed(request: Request, **change: Any) -> Request:
+    return dataclasses.replace(request, **change)
+
+
+def with_weight(request: Request, name: str, array: NDArray[Any] | None) -> Request:
+    weights = {key: value for key, value in request.weights.items() if key != name}
+    return changed(request, weights=weights if array is None else {**weights, name: array})
+
+
+def with_input(request: Request, **arrays: NDArray[Any] | None) -> Request:
+    return changed(request, batch=dataclasses.replace(request.batch, **arrays))
+
+
+def poked(array: NDArray[Any] | None, value: float) -> NDArray[Any]:
+    assert array is not None
+    copy = array.copy()
+    copy.reshape(-1)[-1] = value
+    return copy
+
+
+BIAS = "layers.1.feed_forward.inner.bias"
+BAD: dict[str, tuple[str, Callable[[Request], Request], str]] = {
+    "an id beyond the table": ("model", lambda r: with_input(r, input_ids=poked(r.batch.input_ids, 23)), "'input_ids' is 23 at (2, 4) but must lie in [0, 23)"),
+    "a negative id": ("model", lambda r: with_input(r, input_ids=poked(r.batch.input_ids, -1)), "'input_ids' is -1 at (2, 4) but must lie in [0, 23)"),
+    "a label beyond the classes": ("model", lambda r: with_input(r, labels=poked(r.batch.labels, 3)), "'labels' is 3 at (2,) but must lie in [0, 3)"),
+    "ids that are no integers": ("model", lambda r: with_input(r, input_ids=np.ones((3, 5))), "'input_ids' has dtype float64 but must be an integer type"),
+    "labels for another batch": ("model", lambda r: with_input(r, labels=np.zeros(2, np.int64)), "'labels' has shape (2,) but must be (3,)"),
+    "more tokens than positions": ("model", lambda r: with_input(r, input_ids=np.zeros((3, 14), np.int64)), "'input_ids' has 14 tokens but at most 13 fit"),
+    "a given tensor with NaN": ("stack", lambda r: with_input(r, embeddings=poked(r.batch.embeddings, NAN)), "'embeddings' is nan at (2, 4, 9) but must be finite"),
+    "an infinite cotangent": ("attention", lambda r: with_input(r, cotangent=poked(r.batch.cotangent, np.inf)), "'cotangent' is inf at"),
+    "queries of the wrong rank": ("dot_product", lambda r: with_input(r, query=np.zeros((3, 5))), "'query' has rank 2"),
+    "a missing mask dtype": ("attention", lambda r: with_input(r, key_mask=np.ones((3, 5))), "'key_mask' has dtype float64 but must be bool"),
+    "a weight with NaN": ("model", lambda r: with_weight(r, BIAS, np.full(17, NAN)), f"'{BIAS}' is nan at (0,) but must be finite"),
+    "a transposed weight": ("model", lambda r: with_weight(r, "classifier.weight", r.weights["classifier.weight"].T), "'classifier.weight' has shape (3, 10) but must be (10, 3)"),
+    "a missing weight": ("model", lambda r: with_weight(r, BIAS, None), f"'{BIAS}' is missing but is required"),
+    "an unexpected weight": ("model", lambda r: with_weight(r, "layers.9.bias", np.zeros(3)), "'layers.9.bias' is unexpected"),
+    "weights of integers": ("model", lambda r: with_weight(r, BIAS, np.zeros(17, np.int64)), f"'{BIAS}' has dtype int64 but must be a floating-point type"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+@pytest.mark.clause("INP-1", "INP-2", "INP-3", "INP-4", "WGT-1", "WGT-2", "WGT-3")
+def test_bad_input_is_refused_before_it_is_sent(numpy_worker: Worker, small: SmallConfig, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    part, change, message = BAD[what]
+    monkeypatch.setattr(numpy_worker, "_exchange", lambda sent: pytest.fail("it was sent"))
+    with pytest.raises(spec.SpecError) as refused:
+        run_of(numpy_worker, change(request_for(small("vanilla-encoder"), part)))
+    (problem,) = refused.value.problems
+    assert message in problem
+    assert f"backend={toy('NumpyBackend')}" in problem
+
+
+@pytest.mark.clause("INP-1", "INP-2", "INP-3", "INP-4", "WGT-1", "WGT-2", "WGT-3")
+def test_bad_input_is_refused_by_every_backend_that_gets_it(worker: Worker, small: SmallConfig) -> None:
+    for part, change, message in BAD.values():
+        request = change(request_for(small("vanilla-encoder"), part))
+        status, header, arrays = worker._exchange(("run", *wire.encode_request(request)))
+        assert (status, arrays) == ("refused", b"")
+        assert message in json.loads(header)["message"]
+        assert f"backend={worker.name}" in header
+    assert run_of(worker, request_for(small("vanilla-encoder"))).output.shape == (3, 3)
+
+
+def test_bad_input_reaches_no_computation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: SmallConfig) -> None:
+    monkeypatch.setenv("TOY_NOTES", str(tmp_path))
+    with backends.open(toy("NumpyBackend"), threads=1) as worker:
+        for part, change, _ in BAD.values():
+            assert worker._exchange(("run", *wire.encode_request(change(request_for(small("vanilla-encoder"), part)))))[0] == "refused"
+    assert not (tmp_path / "ran").exists()
+
+
+# The four frameworks.
+
+
+@pytest.mark.clause("WGT-4")
+def test_weights_that_go_into_a_model_come_back_bit_for_bit(worker: Worker, variant_config: spec.EncoderConfig) -> None:
+    batch = request_for(variant_config).batch
+    for dtype in spec.PRECISIONS:
+        weights = awkward(variant_config, dtype)
+        try:
+            found = worker.round_trip(variant_config, weights, batch, dtype=dtype)
+        except Unsupported:
+            assert (worker.name, dtype) in (("paddle", "bfloat16"), ("paddle", "float16"))
+            continue
+        expected = round_inputs(weights, batch, dtype)[0]
+        assert_same_bits(found, expected)
+
+
+@pytest.mark.clause("DRP-1")
+@pytest.mark.parametrize(("part", "dtype"), [("model", "float32"), ("attention", "float64")])
+def test_a_run_repeated_is_the_same_bit_for_bit(worker: Worker, small: SmallConfig, part: str, dtype: str) -> None:
+    request = request_for(small("vanilla-encoder"), part, dtype=dtype)
+    first, second = (wire.run_arrays(run_of(worker, request)) for _ in range(2))
+    assert_same_bits(second, first)
+
+
+@pytest.mark.clause("PRC-3")
+@pytest.mark.parametrize("dtype", spec.PRECISIONS)
+def test_a_precision_is_computed_or_declared_unsupported(worker: Worker, small: SmallConfig, dtype: str) -> None:
+    request = request_for(small("vanilla-encoder"), "attention", dtype=dtype)
+    if worker.name == "paddle" and dtype in ("bfloat16", "float16"):
+        with pytest.raises(Unsupported, match=f"paddle .* has no {dtype} matrix product on cpu"):
+            run_of(worker, request)
+        return
+    run = run_of(worker, request)
+    arrays = wire.run_arrays(run)
+    target = spec.precision(dtype)
+    for name, array in arrays.items():
+        assert array.dtype == target.storage, name
+        np.testing.assert_array_equal(target.round(array), array, err_msg=name)
+    # Values that only this precision has: it was not computed in a narrower one.
+    narrower = spec.precision("float32" if dtype == "float64" else "bfloat16" if dtype != "bfloat16" else "float16")
+    assert dtype == "bfloat16" or any((narrower.round(array) != array).any() for array in arrays.values())
+
+
+def test_a_device_that_is_not_there_is_unsupported(worker: Worker, small: SmallConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "device", "cuda:7")
+    with pytest.raises(Unsupported, match=r"(?i)cuda|gpu"):
+        run_of(worker, request_for(small()))

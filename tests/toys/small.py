@@ -1,0 +1,20 @@
+"""Small requests, and how to make them of a worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import spec
+from backends.interface import Request, Run
+from backends.worker import Worker
+
+
+def request_for(config: spec.EncoderConfig, part: str = "model", **fields: Any) -> Request:
+    """Return a request with small weights and a small batch."""
+    tokens = 5 if part in ("attention", "dot_product") or config.pooling != "flatten" else None
+    return Request(config, spec.initialize(config, part=part), spec.example_batch(config, 3, tokens, part=part), part, **fields)
+
+
+def run_of(worker: Worker, request: Request) -> Run:
+    """Return what a worker makes of a request."""
+    return worker.run(request.config, request.weights, request.batch, request.part, request.dtype)
