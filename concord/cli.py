@@ -24,7 +24,7 @@ import backends
 import spec
 from concord import options
 from conformance import campaign, check_jobs, doctor, dump, published, record, report
-from conformance.check import DTYPES
+from conformance.check import DTYPES, check_cases, job_of
 from spec.errors import SpecError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help="One Transformer classifier in four frameworks, and the proof that they compute the same.")
@@ -101,12 +101,13 @@ def check(
     _writable(json)
     if from_dump is not None:
         _finish(dump.judge_dumps(from_dump), console, "check", json, "variant", f"Runs from {from_dump}")
-    settings, names, jobs = _all(
+    dtypes = _once(dtype) or list(DTYPES)
+    settings, names, cases = _all(
         lambda: options.settings(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads),
         lambda: _names(backend, python, ssh),
-        lambda: check_jobs(_once(variant), _once(dtype) or DTYPES, part, case),
+        lambda: check_cases(_once(variant), dtypes, part, case),
     )
-    result = _run(jobs, names, settings)
+    result = _run([job_of(case, dtype) for case in cases for dtype in dtypes], names, settings)
     _finish(result, console, "check", json, "variant", f"Conformance: {part}, {implementation}, {execution}, {device}", markdown)
 
 

@@ -16,8 +16,8 @@ DTYPES = ("float64", "float32")
 """The precisions that are checked unless others are asked for."""
 
 
-def check_jobs(variants: Sequence[str] | None = None, dtypes: Sequence[str] = DTYPES, part: str = "model", cases: Sequence[str] | None = None) -> list[Job]:
-    """Return the jobs of a check.
+def check_cases(variants: Sequence[str] | None = None, dtypes: Sequence[str] = DTYPES, part: str = "model", cases: Sequence[str] | None = None) -> list[Case]:
+    """Return the cases of a check.
 
     Args:
         variants: by name; all by default.
@@ -32,12 +32,15 @@ def check_jobs(variants: Sequence[str] | None = None, dtypes: Sequence[str] = DT
     if problems:
         raise SpecError(problems)
     chosen = standard_cases(None if variants is None else list(variants), part)
-    if cases is not None:
-        problems = _unknown("case", cases, [case.name for case in chosen])
-        if problems:
-            raise SpecError(problems)
-        chosen = [case for case in chosen if case.name in cases]
-    return [job_of(case, dtype) for case in chosen for dtype in dtypes]
+    problems = _unknown("case", cases or [], [case.name for case in chosen])
+    if problems:
+        raise SpecError(problems)
+    return [case for case in chosen if cases is None or case.name in cases]
+
+
+def check_jobs(variants: Sequence[str] | None = None, dtypes: Sequence[str] = DTYPES, part: str = "model", cases: Sequence[str] | None = None) -> list[Job]:
+    """Return the jobs of a check: every case of :func:`check_cases` in every precision, with its allowances."""
+    return [job_of(case, dtype) for case in check_cases(variants, dtypes, part, cases) for dtype in dtypes]
 
 
 def _unknown(kind: str, names: Sequence[str], known: Collection[str]) -> list[str]:

@@ -50,6 +50,7 @@ def write(path: Path, data: dict[str, Any]) -> None:
         temporary.write_text(json.dumps(_finite(data), indent=1, allow_nan=False) + "\n")
         temporary.replace(path)
     except OSError as error:
+        temporary.unlink(missing_ok=True)
         raise SpecError(f"{path}: cannot be written: {error.strerror}") from None
 
 

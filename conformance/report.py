@@ -67,7 +67,7 @@ def matrix(report: Report, width: int, title: str, group: str = "variant") -> Ta
     if width >= NARROW:
         for name in names:
             for dtype in dtypes:
-                table.add_column(f"{name}\n{SHORT[dtype]}", justify="right")
+                table.add_column(f"{name}\n{SHORT[dtype]}", justify="right", overflow="fold")
         for entry in groups:
             cells = (select(report, group=entry, backend=name, dtype=dtype) for name in names for dtype in dtypes)
             table.add_row(entry, *(_cell(results) for results in cells))

@@ -91,6 +91,8 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "check --memory-limit inf": ("--memory-limit is inf but must be finite and above 0",),
     "check --memory-limit nan": ("--memory-limit is nan but must be finite and above 0",),
     "check --threads -1 --time-limit 0 --python x": ("--python is 'x'", "--time-limit is 0", "--threads is -1"),
+    "check --backend torch --python jax=/usr/bin/python3": ("'jax' is given an interpreter or a host but does not run; add --backend jax",),
+    "check --variant brt --dtype float46 --threads 0": ("--threads is 0", "unknown dtype 'float46'", "unknown variant 'brt'"),
     "golden --execution eagr": ("unknown execution 'eagr': did you mean 'eager'?",),
     "golden --implementation explict": ("unknown implementation 'explict': did you mean 'explicit'?",),
     "golden --backend troch": ("unknown backend 'troch': did you mean 'torch'?",),
@@ -108,7 +110,8 @@ REFUSED: dict[str, tuple[str, ...]] = {
 
 @pytest.mark.parametrize("line", REFUSED)
 def test_what_cannot_be_done_is_refused_in_a_line_for_each_problem(invoke: Invoke, line: str) -> None:
-    code, output, errors = invoke(*line.split())
+    narrowed = line.startswith("check") and not {"--variant", "--case", "--dtype", "--part"} & set(line.split())
+    code, output, errors = invoke(*line.split(), *(ONE if narrowed else ()))
     assert (code, output) == (2, "")
     assert len(errors) == len(REFUSED[line])
     for error, expected in zip(errors, REFUSED[line], strict=True):
@@ -318,8 +321,8 @@ def test_results_are_written_as_strict_json(invoke: Invoke, tmp_path: Path) -> N
         "SaysUnsupported": "unsupported",
     }
     for result in data["results"]:
-        assert {"backend", "group", "case", "dtype", "status", "detail", "seconds"} <= result.keys()
-        assert (result["group"], result["case"], result["dtype"]) == ("bert", "bert-ragged", "float64")
+        assert {"backend", "group", "case", "part", "dtype", "status", "detail", "seconds"} <= result.keys()
+        assert (result["group"], result["case"], result["part"], result["dtype"]) == ("bert", "bert-ragged", "model", "float64")
     right, wrong, nan = (results[name] for name in ("NumpyBackend", "WrongAfterTheFirstLayer", "ReturnsNaN"))
     assert (right["first_divergence"], right["tensors"]) == (None, [])
     assert 0 <= right["worst"] <= 1
