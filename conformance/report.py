@@ -160,9 +160,11 @@ def _explanations(name: str, results: Sequence[Result]) -> list[Text]:
 
 
 def summary(report: Report) -> str:
-    """Return the count of results by status."""
+    """Return the number of runs, and of each status."""
     counted = {status: sum(r.status == status for r in report.results) for status in reversed(WORST_FIRST)}
-    return ", ".join(f"{count} {status}" for status, count in counted.items() if count)
+    plural = {"agrees": "agree", "diverges": "diverge"}
+    parts = (f"{count} {plural.get(status, status)}" for status, count in counted.items() if count)
+    return f"{len(report.results)} runs: {', '.join(parts)}"
 
 
 def show(report: Report, console: Console, title: str, group: str = "variant") -> None:

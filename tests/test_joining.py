@@ -44,7 +44,7 @@ def test_a_class_agrees_in_every_precision(invoke: Invoke, part: str) -> None:
     dtypes = options("--dtype", ["float64", "float32", "bfloat16", "float16"])
     code, output, errors = invoke("check", "--backend", toy("NumpyBackend"), *dtypes, "--part", part, "--variant", "bert", "--variant", "keras-attention")
     assert (code, errors) == (0, [])
-    assert "agrees" in output.splitlines()[-2]
+    assert " agree" in output.splitlines()[-2]
     assert "diverges" not in output
 
 
@@ -53,7 +53,7 @@ def test_a_class_of_ones_own_is_found_in_the_folder_where_the_command_is_given(t
     (tmp_path / "mine" / "backend.py").write_text("from tests.toys.numpy_backend import NumpyBackend\n\nclass Mine(NumpyBackend):\n    name = 'mine'\n")
     done = concord("check", "--backend", "mine.backend:Mine", "--case", "bert-single", folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "2 agrees" in done.stdout
+    assert "2 agree" in done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_an_installed_package_offers_a_backend(tmp_path: Path) -> None:
     packages = offer(tmp_path, numpy=toy("NumpyBackend"))
     done = concord("check", "--backend", "numpy", "--case", "bert-single", PYTHONPATH=str(packages))
     assert (done.returncode, done.stderr) == (0, "")
-    assert "2 agrees" in done.stdout
+    assert "2 agree" in done.stdout
     refused = concord("check", "--backend", "nunpy", "--case", "bert-single", PYTHONPATH=str(packages))
     assert refused.returncode == 2
     assert "unknown backend 'nunpy': did you mean 'numpy'?" in refused.stderr
@@ -142,7 +142,7 @@ def test_the_plugin_of_the_guide_agrees(guide: Path) -> None:
     done = concord("check", "--backend", "numpy_backend:Backend", "--part", "dot_product", folder=guide)
     assert (done.returncode, done.stderr) == (0, "")
     assert "diverges" not in done.stdout
-    assert "agrees" in done.stdout.splitlines()[-2]
+    assert " agree" in done.stdout.splitlines()[-2]
 
 
 def test_the_program_of_the_guide_that_has_only_files_agrees(guide: Path) -> None:
@@ -150,7 +150,7 @@ def test_the_program_of_the_guide_that_has_only_files_agrees(guide: Path) -> Non
     subprocess.run([sys.executable, "run_cases.py", "cases"], cwd=guide, timeout=PATIENCE, check=True)
     done = concord("check", "--from-dump", "cases", folder=guide)
     assert (done.returncode, done.stderr) == (0, "")
-    assert f"{len(list(guide.rglob('case.json')))} agrees" in done.stdout
+    assert f"{len(list(guide.rglob('case.json')))} agree" in done.stdout
 
 
 # Files.
@@ -203,7 +203,7 @@ def test_an_exported_case_says_all_that_has_to_come_back(exported: Path) -> None
 def test_right_dumps_agree(invoke: Invoke, answered: Path, tmp_path: Path) -> None:
     code, output, errors = invoke("check", "--from-dump", answered, "--json", tmp_path / "out.json")
     assert (code, errors) == (0, [])
-    assert "4 agrees" in output
+    assert "4 agree" in output
     record = json.loads((tmp_path / "out.json").read_text())
     assert [(r["backend"], r["status"]) for r in record["results"]] == [("standalone", "agrees")] * 4
     assert record["backends"] == {"standalone": {"numpy": np.__version__}}
@@ -232,7 +232,7 @@ def test_a_case_without_a_run_is_missing_and_the_others_are_judged(invoke: Invok
     (dumps / CASES[1] / "run.safetensors").unlink()
     code, output, errors = invoke("check", "--from-dump", dumps)
     assert (code, errors) == (3, [])
-    assert "3 agrees" in output
+    assert "3 agree" in output
     assert "1 missing" in output
     assert f"{CASES[1]}/run.safetensors: no such file" in output.replace("\n", "")
 

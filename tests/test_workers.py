@@ -48,7 +48,7 @@ assert not frameworks & {{name.partition(".")[0] for name in sys.modules}}, sort
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
-    assert "2 agrees" in done.stdout
+    assert "2 agree" in done.stdout
 
 
 def test_a_worker_gets_threads_and_device_whatever_the_parent_has(monkeypatch: pytest.MonkeyPatch) -> None:
