@@ -90,7 +90,8 @@ def markdown(report: Report) -> str:
     for entry in groups:
         cells = (plain_cell(select(report, group=entry, backend=name, dtype=dtype)) for name in names for dtype in dtypes)
         lines.append(f"| `{entry}` | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    versions = ", ".join(f"{name} {about['version']}" for name, about in report.environments.items() if "version" in about)
+    return "\n".join([*lines, "", f"{summary(report)}; {versions}."]) + "\n"
 
 
 def put_into(path: Path, name: str, text: str) -> None:
