@@ -164,8 +164,8 @@ def summary(report: Report) -> str:
     """Return the number of runs, and of each status."""
     counted = {status: sum(r.status == status for r in report.results) for status in reversed(WORST_FIRST)}
     plural = {"agrees": "agree", "diverges": "diverge"}
-    parts = (f"{count} {plural.get(status, status)}" for status, count in counted.items() if count)
-    return f"{len(report.results)} runs: {', '.join(parts)}"
+    parts = (f"{count} {status if count == 1 else plural.get(status, status)}" for status, count in counted.items() if count)
+    return f"{len(report.results)} run{'' if len(report.results) == 1 else 's'}: {', '.join(parts)}"
 
 
 def show(report: Report, console: Console, title: str, group: str = "variant") -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -166,7 +167,7 @@ def test_a_markdown_file_without_markers_is_refused_after_the_table_was_shown(in
     (tmp_path / "README.md").write_text("text\n")
     code, output, errors = invoke("check", "--backend", RIGHT, *ONE, "--markdown", tmp_path / "README.md", "--json", tmp_path / "out.json")
     assert code == 2
-    assert "1 agree" in output
+    assert "1 agrees" in output
     assert errors == [f"concord: error: {tmp_path / 'README.md'}: lacks the lines '<!-- begin check -->' and '<!-- end check -->'"]
     assert (tmp_path / "README.md").read_text() == "text\n"
     assert (tmp_path / "out.json").exists()
@@ -176,7 +177,9 @@ def test_a_markdown_file_gets_the_table_between_its_markers(invoke: Invoke, tmp_
     path = tmp_path / "README.md"
     path.write_text("before\n<!-- begin check -->\nold\n<!-- end check -->\nafter\n")
     assert invoke("check", "--backend", RIGHT, *ONE, "--markdown", path)[0] == 0
-    before, begin, header, _, row, end, after = path.read_text().splitlines()
+    before, begin, header, _, row, blank, under, end, after = path.read_text().splitlines()
+    assert blank == ""
+    assert under == f"1 run: 1 agrees; {RIGHT} {np.__version__}."
     assert (before, begin, end, after) == ("before", "<!-- begin check -->", "<!-- end check -->", "after")
     assert header == f"| variant | {RIGHT} f32 |"
     assert row.startswith("| `bert` | ")
@@ -253,13 +256,13 @@ def test_a_backend_that_is_absent_is_missing_only_if_it_was_asked_for(tmp_path: 
     asked = concord("check", "--backend", "ghost", "--backend", "numpy", *ONE, PYTHONPATH=str(packages))
     assert (asked.returncode, asked.stderr) == (3, "")
     assert "ghost missing: No module named 'no_such_package'" in asked.stdout
-    assert "1 agree" in asked.stdout
+    assert "1 agrees" in asked.stdout
     assert "1 missing" in asked.stdout
     everything = concord("check", *ONE, PYTHONPATH=str(packages))
     assert (everything.returncode, everything.stderr) == (0, "")
     assert "ghost absent (not asked for): No module named 'no_such_package'" in everything.stdout
     assert "torch absent (not asked for): No module named 'torch'" in everything.stdout
-    assert "1 agree, 5 absent" in everything.stdout
+    assert "1 agrees, 5 absent" in everything.stdout
 
 
 def test_nothing_judged_is_no_success(tmp_path: Path) -> None:
