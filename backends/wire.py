@@ -12,6 +12,7 @@ from safetensors.numpy import load, save
 
 from backends.interface import Request, Run
 from spec.batch import from_arrays
+from spec.cases.files import section
 from spec.config import from_mapping
 from spec.errors import SpecError
 
@@ -81,8 +82,3 @@ def run_arrays(run: Run) -> dict[str, NDArray[Any]]:
     taps = {f"taps/{name}": array for name, array in run.taps.items()}
     gradients = {f"gradients/{name}": array for name, array in run.gradients.items()}
     return {"output": np.asarray(run.output), "loss": np.asarray(run.loss), **taps, **gradients}
-
-
-def section(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
-    """Return the arrays whose names start with a prefix, without it."""
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from backends.interface import Request, Run
-from backends.wire import SETTINGS, check_info, decode_request, encode_request, run_arrays, section
+from backends.wire import SETTINGS, check_info, decode_request, encode_request
 from conformance.campaign import Job, Report, Result, Settings
 from conformance.comparison import judge
 from conformance.tolerance import expect
-from spec.cases.files import read_arrays, read_json
+from spec.cases.files import read_arrays, read_json, section
 from spec.errors import BatchError, SpecError, WeightsError
 from spec.parameters import trainable
 from spec.tensors import output_name, taps
@@ -59,14 +59,6 @@ def _manifest(job: Job, header: dict[str, Any]) -> dict[str, Any]:
             "gradients": trainable(job.config, job.part),
         },
     }
-
-
-def write_run(folder: Path, run: Run) -> None:
-    """Write a run beside its case: ``run.safetensors`` and ``run.json``. What another tool writes has the same form."""
-    from backends.wire import pack
-
-    (folder / "run.safetensors").write_bytes(pack(run_arrays(run)))
-    (folder / "run.json").write_text(json.dumps({"backend": run.backend, "info": run.info}, indent=1) + "\n")
 
 
 def read_exported(folder: Path) -> tuple[Request, dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def read_case(path: Path) -> tuple[Case, dict[str, NDArray[Any]]]:
     arrays = read_arrays(arrays_path)
     if hashlib.sha256(arrays_path.read_bytes()).hexdigest() != header["sha256"]:
         raise SpecError(f"{arrays_path}: is not the file that {path.name} was written with: its SHA-256 differs")
-    weights, batch = _section(arrays, "weights/"), from_arrays(_section(arrays, "inputs/"))
+    weights, batch = section(arrays, "weights/"), from_arrays(section(arrays, "inputs/"))
     config = from_mapping(header["config"], path.name)
     return Case(header["variant"], header["scenario"], header["part"], config, weights, batch), arrays
 
@@ -139,7 +140,8 @@ def expected(truth: Truth) -> dict[str, NDArray[Any]]:
     return {**truth.taps, **{f"gradients.{name}": array for name, array in truth.gradients.items()}}
 
 
-def _section(arrays: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+def section(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+    """Return the arrays whose names start with a prefix, without it."""
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
