@@ -12,8 +12,7 @@ from typing import Any
 import backends
 from backends.interface import Run, Unsupported
 from backends.worker import TIME_LIMIT, Worker, WorkerFailure
-from conformance.comparison import Derivation, Row, Verdict, judge
-from conformance.tolerance import Expectation
+from conformance.comparison import Derivation, Published, Row, Verdict, judge
 from spec.batch import Batch
 from spec.config import EncoderConfig
 from spec.errors import SpecError
@@ -33,8 +32,9 @@ class Job:
     Attributes:
         group: what results are gathered under: a variant, or a published source.
         case: the name of the case.
-        expectation: what to judge by.
+        expectation: gives tensors to compare with in place of the reference's.
         derive: how the tensors of a run become those that are expected, where they are not the same.
+        rules: the precision or mode whose rounding is allowed for, where it is not that of ``dtype``.
     """
 
     group: str
@@ -44,13 +44,22 @@ class Job:
     config: EncoderConfig
     weights: Weights
     batch: Batch
-    expectation: Expectation
+    expectation: Published | None = None
     derive: Derivation | None = None
+    rules: str | None = None
 
     @property
     def name(self) -> str:
         """A name for progress and files."""
         return f"{self.case}-{self.dtype}"
+
+    def judge(self, run: Run) -> Verdict:
+        """Judge a run of this job.
+
+        Raises:
+            SpecError: for a deviation that cannot be understood.
+        """
+        return judge(self.config, self.weights, self.batch, run, self.part, self.expectation, self.derive, self.rules)
 
 
 @dataclass(frozen=True)
@@ -247,8 +256,8 @@ class _Crew:
                 status = "missing" if self.name in self.settings.asked else "absent"
             return result(status, failure.detail, stderr=failure.stderr)
         try:
-            verdict = judge(job.config, job.weights, job.batch, run, job.part, job.expectation, job.derive)
-        except (LookupError, TypeError, ValueError) as error:  # for example tensors whose shapes cannot be added
+            verdict = job.judge(run)
+        except (SpecError, LookupError, TypeError, ValueError) as error:  # for example tensors whose shapes cannot be added
             return result("error", f"its answer cannot be judged: {type(error).__name__}: {error}")
         return result(verdict.status, verdict=verdict)
 

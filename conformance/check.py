@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from conformance.campaign import Job
-from conformance.tolerance import expect
 from spec.cases import Case, standard_cases
 from spec.config import variants as known_variants
 from spec.errors import SpecError, unknown
@@ -39,7 +38,7 @@ def check_cases(variants: Sequence[str] | None = None, dtypes: Sequence[str] = D
 
 
 def check_jobs(variants: Sequence[str] | None = None, dtypes: Sequence[str] = DTYPES, part: str = "model", cases: Sequence[str] | None = None) -> list[Job]:
-    """Return the jobs of a check: every case of :func:`check_cases` in every precision, with its allowances."""
+    """Return the jobs of a check: every case of :func:`check_cases` in every precision."""
     return [job_of(case, dtype) for case in check_cases(variants, dtypes, part, cases) for dtype in dtypes]
 
 
@@ -49,5 +48,4 @@ def _unknown(kind: str, names: Sequence[str], known: Collection[str]) -> list[st
 
 def job_of(case: Case, dtype: str) -> Job:
     """Return the job that runs a case in a precision."""
-    expectation = expect(case.config, case.weights, case.batch, case.part, dtype)
-    return Job(case.variant, case.name, dtype, case.part, case.config, case.weights, case.batch, expectation)
+    return Job(case.variant, case.name, dtype, case.part, case.config, case.weights, case.batch)

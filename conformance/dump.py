@@ -11,7 +11,6 @@ from backends.interface import Request, Run
 from backends.wire import SETTINGS, check_info, decode_request, encode_request
 from conformance.campaign import Job, Report, Result, Settings
 from conformance.comparison import judge
-from conformance.tolerance import expect
 from spec.cases.files import read_arrays, read_json, section
 from spec.errors import BatchError, SpecError, WeightsError
 from spec.parameters import trainable
@@ -144,6 +143,5 @@ def _judge_dump(folder: Path) -> tuple[Result, dict[str, Any]]:
     if not path.is_file():
         return Result("dump", group, case, request.dtype, "missing", f"{path}: no such file", part=request.part), {}
     run = read_run(folder, request.dtype)
-    expectation = expect(request.config, request.weights, request.batch, request.part, request.dtype)
-    verdict = judge(request.config, request.weights, request.batch, run, request.part, expectation)
+    verdict = judge(request.config, request.weights, request.batch, run, request.part)
     return Result(run.backend, group, case, run.dtype, verdict.status, verdict=verdict, part=request.part), run.info

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance.campaign import FAILED_WORKER, Report, Result
-from conformance.comparison import Row
+from conformance.comparison import Row, Verdict
 from spec.errors import SpecError
 
 SHORT = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
@@ -111,26 +111,38 @@ def put_into(path: Path, name: str, text: str) -> None:
 
 
 def divergence_lines(result: Result) -> list[str]:
-    """Say where a run first diverged, and what became of it at the end."""
+    """Say where a run first diverged, why if that is known, and what became of it at the end."""
     row, verdict = result.first_divergence, result.verdict
     assert row is not None
     assert verdict is not None
     lines = [f"{result.backend} diverges: {result.case}, {result.dtype}", f"  first at {row.tensor} (SPEC {row.clause}){_where(row, result.backend)}"]
-    end = next((verdict.row(name) for name in ("logits", "loss") if verdict.row(name)), None)
-    if end and end is not row:
-        lines.append(f"  at {end.tensor}: {number(end.ratio)} allowances")
+    if verdict.cause:
+        lines.append(f"  {verdict.cause.text}")
+    lines += _arrival(verdict, row)
     others = [r for r in verdict.table if r.status == "diverges"]
     lines.append(f"  {len(others)} of {len(verdict.table)} tensors lie beyond their allowance")
     return lines
 
 
 def _where(row: Row, backend: str) -> str:
-    if row.element == () and row.note:
+    if row.deciding is None:
         return f": {row.note}"
     element = f"element {row.element}" if row.element else "the scalar"
     values = f"{backend} {row.actual:.9g}, oracle {row.expected:.9g}, allowed ±{row.allowance:.2g}"
+    committed = "committed here" if row.local else "as it arrives here"
     note = f"; {row.note}" if row.note else ""
-    return f", {element}: {values} ({number(row.ratio)} allowances; {row.beyond} of {row.size} elements beyond{note})"
+    return f", {element}: {values} ({number(row.ratio)} allowances, {committed}; {row.beyond} of {row.size} elements beyond{note})"
+
+
+def _arrival(verdict: Verdict, first: Row) -> list[str]:
+    """Say how far the error has grown where the model's result is."""
+    end = next((verdict.row(name) for name in ("logits", "loss") if verdict.row(name)), None)
+    if end is None or end is first or end.end_to_end is None:
+        return []
+    arrived = end.end_to_end
+    if arrived.status == "undetermined":
+        return [f"  at {end.tensor}: {arrived.note or 'undetermined'}"]
+    return [f"  at {end.tensor}, as it arrives: {number(arrived.ratio)} allowances"]
 
 
 def failures(report: Report, details: int = 4) -> RenderableType:

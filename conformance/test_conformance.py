@@ -6,7 +6,6 @@ import pytest
 
 from backends.interface import Unsupported
 from conformance.campaign import Job, Result
-from conformance.comparison import judge
 from conformance.conftest import Workers
 from conformance.report import divergence_lines
 
@@ -18,7 +17,7 @@ def conform(workers: Workers, backend: str, job: Job) -> None:
         run = workers.get(backend).run(job.config, job.weights, job.batch, job.part, job.dtype, execution=settings.execution)
     except Unsupported as reason:
         pytest.skip(f"unsupported: {reason}")
-    verdict = judge(job.config, job.weights, job.batch, run, job.part, job.expectation, job.derive)
+    verdict = job.judge(run)
     if verdict.status == "undetermined":
         pytest.skip(f"{job.dtype} determines no tensor of this case")
     if not verdict.passed:

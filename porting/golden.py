@@ -21,6 +21,7 @@ from porting.schema import MaskSource, PartTable, RunEntry, Table
 from porting.table import bindings, canonical, configure, load, sources
 from spec.batch import Batch, from_arrays, validate_batch
 from spec.config import EncoderConfig
+from spec.deviations import NONE, Deviations
 from spec.errors import SpecError
 from spec.parameters import parameters
 from spec.reference import predict
@@ -65,6 +66,7 @@ class GoldenFile:
         source, case: as the file says.
         dtype: ``"float64"`` or ``"float32"``, in which the source ran.
         runs: what the source ran on the same weights and inputs; empty for a training file.
+        deviations: in what the source's framework deviates from the specification.
         unchecked: full name of each tensor that no run expects, and why.
         training: whether the file is of a training run.
         reason: why there are no runs; empty if there are.
@@ -77,6 +79,7 @@ class GoldenFile:
     unchecked: dict[str, str] = field(default_factory=dict)
     training: bool = False
     reason: str = ""
+    deviations: Deviations = field(default_factory=lambda: NONE)
 
 
 def read(path: Path | str) -> GoldenFile:
@@ -127,7 +130,7 @@ def _golden(file: Container) -> GoldenFile:
     config, weights = _weights(file, table, part, config)
     batch, note = _batch(file, part, config)
     runs = [_run(file, part, entry, config, weights, batch, note) for entry in part.runs if _exists(file, entry)]
-    return GoldenFile(file.source, file.case, file.dtype, runs, _unchecked(file, part))
+    return GoldenFile(file.source, file.case, file.dtype, runs, _unchecked(file, part), deviations=table.deviations)
 
 
 def _part(file: Container, table: Table) -> PartTable:

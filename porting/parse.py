@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from porting.layouts import TENSOR_LAYOUTS, WEIGHT_LAYOUTS
 from porting.names import problem
 from porting.schema import InputGradient, MaskSource, Native, Option, Output, PartTable, RunEntry, Table
+from spec.deviations import NONE, Deviations, declared
 from spec.errors import SpecError
 
 T = TypeVar("T")
@@ -27,7 +28,7 @@ def parse(data: Mapping[str, Any], where: str) -> Table:
     problems: list[str] = []
     top = _Section(data, where, "", problems)
     parts = top.each("parts", _part)
-    table = Table(top.text("source"), top.text("variant"), top.optional_text("part_key"), parts)
+    table = Table(top.text("source"), top.text("variant"), top.optional_text("part_key"), parts, _deviations(top))
     top.finish()
     if not problems and not parts:
         problems.append(f"{where}: 'parts' is empty but must hold at least one part")
@@ -138,6 +139,14 @@ def _run(section: _Section) -> RunEntry:
     run = RunEntry(section.text("label"), fields, outputs, gradients, section.flag("only"))
     section.finish()
     return run
+
+
+def _deviations(section: _Section) -> Deviations:
+    try:
+        return declared(section.take("deviations", list, [], "a list of tables"))
+    except SpecError as error:
+        section.problems += [f"{section.where}: {problem}" for problem in error.problems]
+        return NONE
 
 
 def _part(section: _Section) -> PartTable:

@@ -2,7 +2,8 @@
 
 A table is one TOML file for a published source. At the top: ``source``, its name; ``variant``, the member of the family
 that gives every configuration field that the source does not state; ``part_key``, the key of the source's configuration
-that tells which part was run, where there are several. Below ``[parts.<part of the model>]``:
+that tells which part was run, where there are several; ``deviations``, a list of
+``{ name, value, reason }``, where the source's framework could not do what it says (:mod:`spec.deviations`). Below ``[parts.<part of the model>]``:
 
 ==============  =====================================================================================================
 ``kind``        how the value of ``part_key`` begins for this part
@@ -30,6 +31,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from spec.deviations import Deviations
 
 
 @dataclass(frozen=True)
@@ -114,3 +117,4 @@ class Table:
     variant: str
     part_key: str | None
     parts: Mapping[str, PartTable]
+    deviations: Deviations

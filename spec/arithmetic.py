@@ -1,13 +1,14 @@
 """The arithmetic that the reference is written against: elementary operations that round, and their derivatives.
 
-The reference never calls NumPy for a computed value. It calls the operations here, so that one text of the model
-serves float64 and every other precision: after each elementary operation the result is rounded to the precision;
-sums of products accumulate in the storage type. Reverse-mode derivatives are recorded on a tape as the operations run
-and are computed by the same rounded operations.
+The reference never calls NumPy for a computed value. It calls the operations here, so that one text of the model serves
+every kind of arithmetic: exact in float64, rounded to a precision after each operation, or perturbed at random after
+each operation by as much as rounding may (:mod:`spec.montecarlo`). Reverse-mode derivatives are recorded on a tape as
+the operations run and are computed by the same operations.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,157 +23,218 @@ Pullback = Callable[[Values], Values]
 
 _erf = np.frompyfunc(math.erf, 1, 1)
 
+FUNCTION = 4.0
+"""Unit roundoffs that an elementary function (exp, log, tanh, erf) may err; an operation errs 1."""
+
 
 class Tensor:
     """A value on the tape, with the operands that it came from and how a gradient flows back to each."""
 
-    __slots__ = ("gradient", "operands", "value")
+    __slots__ = ("gradient", "operands", "shape", "value")
 
-    def __init__(self, value: Values, operands: Sequence[tuple[Tensor, Pullback]] = ()) -> None:
+    def __init__(self, value: Values, shape: tuple[int, ...], operands: Sequence[tuple[Tensor, Pullback]] = ()) -> None:
         self.value = value
+        self.shape = shape
         self.operands = operands
         self.gradient: Values | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.value.shape
 
 
 class Arithmetic:
     """Elementary operations in one precision.
 
     Args:
-        dtype: a name of :data:`spec.precision.PRECISIONS`.
+        dtype: a name of :data:`spec.precision.PRECISIONS` or :data:`spec.precision.MODES`.
         corner: where the slope of a ReLU changes from 0 to 1, as a share of the largest entry of its row. Rounding may
             put a number this close to zero on either side, and the gradient jumps there.
         shuffle: a seed; sums then run over their terms in an order drawn from it. Mathematically nothing changes.
         fused: whether softmax and derivatives keep the storage type between their steps, as fused kernels do, and round
             their result alone.
 
-    Every operation takes and returns :class:`Tensor` objects of this arithmetic; constants are Python floats.
+    Every operation takes and returns :class:`Tensor` objects of this arithmetic; constants are Python floats. Arrays
+    may have :attr:`lead` leading axes that are not part of a tensor's shape.
     """
+
+    lead = 0
 
     def __init__(self, dtype: str = "float64", corner: float = 0.0, shuffle: int | None = None, fused: bool = False) -> None:
         self.precision = precision(dtype)
         self.corner = corner
         self._generator = None if shuffle is None else np.random.default_rng(shuffle)
-        self._step: Pullback = (lambda values: values) if fused else self.precision.round
+        self._fused = fused
         self._tape: list[Tensor] = []
 
     def leaf(self, values: NDArray[Any]) -> Tensor:
         """Return an input of the computation, rounded to the precision."""
-        return Tensor(self.precision.round(values))
+        rounded = self.precision.round(values)
+        return Tensor(rounded.reshape((1,) * self.lead + rounded.shape), rounded.shape)
+
+    def override(self, a: Tensor, values: NDArray[Any]) -> Tensor:
+        """Return given values in place of computed ones; gradients flow to where those came from."""
+        return self._record(self.leaf(values).value, (a, lambda g: g))
+
+    # What becomes of the result of an operation. These three are all that kinds of arithmetic differ in.
+
+    def settle(self, values: Values, units: float = 1.0, absolute: float = 0.0) -> Values:
+        """Return the result of an operation as this arithmetic yields it.
+
+        Args:
+            units: how many unit roundoffs of its own size correct arithmetic may err there.
+            absolute: how many unit roundoffs of 1 it may err besides.
+        """
+        return self.precision.round(values)
+
+    def settle_sum(self, values: Values, squares: Callable[[], Values], terms: float | Values) -> Values:
+        """Return a sum as this arithmetic yields it.
+
+        Args:
+            squares: gives the sum of the squares of the terms.
+            terms: how many there are.
+        """
+        return self.precision.round(values)
+
+    def step(self, values: Values, units: float = 1.0) -> Values:
+        """Settle a step within an operation, which fused kernels do not round."""
+        return values if self._fused else self.settle(values, units)
 
     # Sums and products.
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
-        return self._record(a.value + b.value, (a, self._unbroadcast(a)), (b, self._unbroadcast(b)))
+        return self._record(self.settle(a.value + b.value), (a, self._unbroadcast(a)), (b, self._unbroadcast(b)))
 
     def subtract(self, a: Tensor, b: Tensor) -> Tensor:
         back = self._unbroadcast(b)
-        return self._record(a.value - b.value, (a, self._unbroadcast(a)), (b, lambda g: -back(g)))
+        return self._record(self.settle(a.value - b.value), (a, self._unbroadcast(a)), (b, lambda g: -back(g)))
 
     def multiply(self, a: Tensor, b: Tensor) -> Tensor:
         back_a, back_b = self._unbroadcast(a), self._unbroadcast(b)
         return self._record(
-            a.value * b.value,
-            (a, lambda g: back_a(self._step(g * b.value))),
-            (b, lambda g: back_b(self._step(g * a.value))),
+            self.settle(a.value * b.value),
+            (a, lambda g: back_a(self.step(g * b.value))),
+            (b, lambda g: back_b(self.step(g * a.value))),
         )
 
     def divide(self, a: Tensor, b: Tensor) -> Tensor:
         back_a, back_b = self._unbroadcast(a), self._unbroadcast(b)
-        quotient = self.precision.round(a.value / b.value)
+        quotient = self.settle(a.value / b.value)
         return self._record(
             quotient,
-            (a, lambda g: back_a(self._step(g / b.value))),
-            (b, lambda g: -back_b(self._step(g * quotient / b.value))),
+            (a, lambda g: back_a(self.step(g / b.value))),
+            (b, lambda g: -back_b(self.step(self.step(g * quotient) / b.value))),
         )
 
     def scale(self, a: Tensor, factor: float) -> Tensor:
         """Multiply by a constant."""
-        return self._record(a.value * self._constant(factor), (a, lambda g: g * self._constant(factor)))
+        units = self._units_of(factor)
+        return self._record(self._scaled(a.value, factor, units), (a, lambda g: self._scaled(g, factor, units)))
 
     def divide_by(self, a: Tensor, divisor: float) -> Tensor:
         """Divide by a constant."""
-        return self._record(a.value / self._constant(divisor), (a, lambda g: g / self._constant(divisor)))
+        units, constant = self._units_of(divisor), self._constant(divisor)
+
+        def divided(values: Values) -> Values:
+            return self.settle(values / constant, units) if units else values / constant
+
+        return self._record(divided(a.value), (a, divided))
 
     def shift(self, a: Tensor, summand: float) -> Tensor:
         """Add a constant."""
-        return self._record(a.value + self._constant(summand), (a, lambda g: g))
+        constant = self._constant(summand)
+        return self._record(self.settle(a.value + constant, 1.0 if float(constant) == summand else 2.0), (a, lambda g: g))
 
     def einsum(self, subscripts: str, a: Tensor, b: Tensor) -> Tensor:
         """Contract two tensors, for example ``"bti,io->bto"``; no index may appear twice in one operand."""
-        left, result = subscripts.split("->")
-        index_a, index_b = left.split(",")
+        return self._record(self._product(subscripts, a.value, b.value), *self._pulls(subscripts, a, b))
 
-        def pull(wanted: str, other: Tensor, index: str) -> Pullback:
-            return lambda g: self._contract(f"{result},{index}->{wanted}", g, other.value)
-
-        value = self._contract(subscripts, a.value, b.value)
-        return self._record(value, (a, pull(index_a, b, index_b)), (b, pull(index_b, a, index_a)))
+    def affine(self, subscripts: str, a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
+        """Contract two tensors and add a third."""
+        return self.add(self.einsum(subscripts, a, b), bias)
 
     def sum(self, a: Tensor, axis: int | None = None) -> Tensor:
-        """Sum over one axis, which stays with size 1, or over all of them to a scalar."""
-        value = np.sum(self._reorder(a.value), axis=axis, keepdims=axis is not None)
-        return self._record(value, (a, lambda g: np.broadcast_to(g, a.shape)))
+        """Sum over one axis, counted from the end, which stays with size 1, or over all of them to a scalar."""
+        axes = (axis,) if axis is not None else tuple(range(self.lead, a.value.ndim))
+        return self._record(self._sum(a.value, axes, axis is not None), (a, lambda g: self._spread(g, a, axis is None)))
 
     # Elementary functions.
 
     def sqrt(self, a: Tensor) -> Tensor:
-        root = self.precision.round(np.sqrt(a.value))
-        return self._record(root, (a, lambda g: g / (2 * root)))
+        root = self.settle(np.sqrt(a.value))
+        return self._record(root, (a, lambda g: self.settle(g / (2 * root))))
 
-    def tanh(self, a: Tensor) -> Tensor:
-        value = self.precision.round(np.tanh(a.value))
-        return self._record(value, (a, lambda g: g * (1 - value * value)))
+    def tanh(self, a: Tensor, absolute: bool = False) -> Tensor:
+        """Hyperbolic tangent.
+
+        Args:
+            absolute: whether it may err as much near 0 as near 1, as it may where 1 is added to it.
+        """
+        value = self._function(np.tanh(a.value), absolute)
+        return self._record(value, (a, lambda g: self.settle(g * self.step(1 - self.step(value * value)))))
 
     def erf(self, a: Tensor) -> Tensor:
-        value = np.asarray(_erf(a.value), dtype=a.value.dtype)
-        slope = 2 / math.sqrt(math.pi)
-        return self._record(value, (a, lambda g: g * (np.exp(-a.value * a.value) * self._constant(slope))))
+        value = self._function(np.asarray(_erf(a.value), dtype=a.value.dtype), absolute=True)
+        slope = self._constant(2 / math.sqrt(math.pi))
+        return self._record(value, (a, lambda g: self.settle(g * self.step(np.exp(-self.step(a.value * a.value)) * slope, FUNCTION))))
 
-    def relu(self, a: Tensor) -> Tensor:
-        steep = a.value > (self.corner * abs(a.value).max(-1, keepdims=True) if self.corner else 0)
+    def relu(self, a: Tensor, active: NDArray[np.bool_] | None = None) -> Tensor:
+        """Rectify.
+
+        Args:
+            active: where the slope is 1, if that is known better than from the values.
+        """
+        if active is not None:
+            steep = active.reshape(a.shape)
+        else:
+            steep = a.value > (self.corner * abs(a.value).max(-1, keepdims=True) if self.corner else 0)
         return self._record(np.maximum(a.value, 0), (a, lambda g: np.where(steep, g, 0)))
 
-    def softmax(self, a: Tensor) -> Tensor:
-        """Softmax over the last axis, with the largest entry taken off first."""
-        exponentials = self._step(np.exp(self._step(a.value - a.value.max(-1, keepdims=True))))
-        value = self.precision.round(exponentials / self._step(self._reorder(exponentials).sum(-1, keepdims=True)))
+    def softmax(self, a: Tensor, floor: float | None = None) -> Tensor:
+        """Softmax over the last axis, with the largest entry taken off first.
+
+        Args:
+            floor: below which what remains is clipped.
+        """
+        exponentials = self.step(np.exp(self._shifted(a, floor)), FUNCTION)
+        value = self.settle(exponentials / self._sum(exponentials, (-1,), True, internal=True))
 
         def pullback(gradient: Values) -> Values:
-            inner = self._step(self._reorder(gradient * value).sum(-1, keepdims=True))
-            return value * self._step(gradient - inner)
+            inner = self._sum(self.step(gradient * value), (-1,), True, internal=True)
+            return self.settle(value * self.step(gradient - inner))
 
         return self._record(value, (a, pullback))
 
-    def log_softmax(self, a: Tensor) -> Tensor:
-        """Logarithm of the softmax over the last axis."""
-        shifted = self._step(a.value - a.value.max(-1, keepdims=True))
-        value = shifted - self._step(np.log(self._step(self._reorder(np.exp(shifted)).sum(-1, keepdims=True))))
+    def log_softmax(self, a: Tensor, floor: float | None = None) -> Tensor:
+        """Logarithm of the softmax over the last axis; ``floor`` as in :meth:`softmax`."""
+        shifted = self._shifted(a, floor)
+        total = self._sum(self.step(np.exp(shifted), FUNCTION), (-1,), True, internal=True)
+        value = self.settle(shifted - self.step(np.log(total), FUNCTION))
 
         def pullback(gradient: Values) -> Values:
-            return gradient - np.exp(value) * self._step(gradient.sum(-1, keepdims=True))
+            share = self.step(np.exp(value), FUNCTION)
+            return self.settle(gradient - self.step(share * self._sum(gradient, (-1,), True, internal=True)))
 
         return self._record(value, (a, pullback))
 
     def sigmoid_cross_entropy(self, logits: Tensor, targets: Values) -> Tensor:
         """Binary cross-entropy of each logit against a target of 0 or 1, without overflow."""
         x = logits.value
-        value = np.maximum(x, 0) - x * targets + np.log1p(np.exp(-abs(x)))
-        return self._record(value, (logits, lambda g: g * (0.5 * (1 + np.tanh(0.5 * x)) - targets)))
+        value = self.settle(np.maximum(x, 0) - x * targets + self.step(np.log1p(np.exp(-abs(x))), FUNCTION))
+
+        def pullback(gradient: Values) -> Values:
+            chance = self.step(0.5 * (1 + np.tanh(0.5 * x)), FUNCTION)
+            return self.settle(gradient * self.step(chance - targets))
+
+        return self._record(value, (logits, pullback))
 
     # Selection and layout: exact in every precision.
 
     def replace(self, a: Tensor, keep: NDArray[np.bool_], value: float) -> Tensor:
         """Put a constant wherever ``keep`` is False; no gradient flows there."""
         keep = np.broadcast_to(keep, a.shape)
-        return self._record(np.where(keep, a.value, value), (a, lambda g: np.where(keep, g, 0)))
+        return self._record(np.where(keep, a.value, self._constant(value)), (a, lambda g: np.where(keep, g, 0)))
 
     def add_where(self, a: Tensor, keep: NDArray[np.bool_], value: float, rounded: str) -> Tensor:
         """Add a constant wherever ``keep`` is False, and round the sum as the precision ``rounded`` does (SPEC MSK-5)."""
-        summed = precision(rounded).round(precision(rounded).round(a.value) + np.float64(value)).astype(a.value.dtype)
+        target = precision(rounded)
+        summed = target.round(target.round(a.value) + np.float64(value)).astype(a.value.dtype)
         return self._record(np.where(keep, a.value, summed), (a, lambda g: g))
 
     def freeze(self, a: Tensor, frozen: NDArray[np.bool_]) -> Tensor:
@@ -181,35 +243,35 @@ class Arithmetic:
 
     def take(self, table: Tensor, rows: NDArray[np.int64]) -> Tensor:
         """Look up rows of a table: ``rows`` (…) to (…, D)."""
+        where: Any = (*(slice(None),) * self.lead, rows)
+        uses = np.bincount(rows.reshape(-1), minlength=table.shape[0])[:, None].astype(np.float64)
 
-        def pullback(gradient: Values) -> Values:
-            total = np.zeros_like(table.value)
-            np.add.at(total, rows, gradient)
+        def gather(gradient: Values) -> Values:
+            total = np.zeros((*gradient.shape[: self.lead], *table.shape), gradient.dtype)
+            np.add.at(total, where, gradient)
             return total
 
-        return self._record(table.value[rows], (table, pullback))
+        def pullback(gradient: Values) -> Values:
+            return self.settle_sum(gather(gradient), lambda: gather(self._one(gradient) ** 2), uses)
+
+        return self._record(table.value[where], (table, pullback))
 
     def index(self, a: Tensor, where: Any) -> Tensor:
         """Select with a NumPy index that picks every element at most once."""
+        inside = (*(slice(None),) * self.lead, *(where if isinstance(where, tuple) else (where,)))
 
         def pullback(gradient: Values) -> Values:
-            full = np.zeros_like(a.value)
-            full[where] = gradient
+            full = np.zeros((*gradient.shape[: self.lead], *a.shape), gradient.dtype)
+            full[inside] = gradient
             return full
 
-        return self._record(a.value[where], (a, pullback))
+        return self._record(a.value[inside], (a, pullback))
 
     def reshape(self, a: Tensor, shape: tuple[int, ...]) -> Tensor:
-        return self._record(a.value.reshape(shape), (a, lambda g: g.reshape(a.shape)))
+        def pullback(gradient: Values) -> Values:
+            return gradient.reshape((*gradient.shape[: self.lead], *a.shape))
 
-    def concatenate(self, parts: Sequence[Tensor], axis: int) -> Tensor:
-        ends = np.cumsum([part.shape[axis] for part in parts])[:-1]
-
-        def pull(i: int) -> Pullback:
-            return lambda g: np.split(g, ends, axis)[i]
-
-        value = np.concatenate([part.value for part in parts], axis)
-        return self._record(value, *((part, pull(i)) for i, part in enumerate(parts)))
+        return self._record(a.value.reshape((*a.value.shape[: self.lead], *shape)), (a, pullback))
 
     # Derivatives.
 
@@ -220,39 +282,129 @@ class Arithmetic:
             if tensor.gradient is None:
                 continue
             for operand, pullback in tensor.operands:
-                part = self.precision.round(pullback(tensor.gradient))
-                operand.gradient = part if operand.gradient is None else self.precision.round(operand.gradient + part)
+                part = pullback(tensor.gradient)
+                operand.gradient = part if operand.gradient is None else self.settle(operand.gradient + part)
+
+    # What the operations share.
+
+    def _one(self, values: Values) -> Values:
+        """Return what stands for all samples where there are several."""
+        return values[:1] if self.lead else values
 
     def _constant(self, value: float) -> Any:
         return self.precision.storage.type(value)
 
+    def _units_of(self, factor: float) -> float:
+        """Return how much a product with a constant errs: nothing for a power of two, more for one that was rounded itself."""
+        return 0.0 if abs(math.frexp(factor)[0]) == 0.5 else 1.0 if float(self._constant(factor)) == factor else 2.0
+
+    def _scaled(self, values: Values, factor: float, units: float) -> Values:
+        scaled = values * self._constant(factor)
+        return self.settle(scaled, units) if units else scaled
+
+    def _function(self, values: Values, absolute: bool) -> Values:
+        return self.settle(values, 0.0, FUNCTION) if absolute else self.settle(values, FUNCTION)
+
+    def _shifted(self, a: Tensor, floor: float | None) -> Values:
+        """Return what lies below the largest entry of its row, clipped where a kernel does that."""
+        shifted = self.step(a.value - a.value.max(-1, keepdims=True))
+        return shifted if floor is None else np.maximum(shifted, self._constant(floor))
+
     def _record(self, value: Any, *operands: tuple[Tensor, Pullback]) -> Tensor:
-        tensor = Tensor(self.precision.round(value), operands)
+        value = np.asarray(value)
+        tensor = Tensor(value, value.shape[self.lead :], operands)
         self._tape.append(tensor)
         return tensor
+
+    def _spread(self, gradient: Values, a: Tensor, everything: bool) -> Values:
+        """Return the gradient of a sum for each of its terms."""
+        samples = gradient.shape[: self.lead]
+        spread: Values = np.broadcast_to(gradient.reshape((*samples, *(1,) * len(a.shape))) if everything else gradient, (*samples, *a.shape))
+        return spread
+
+    def _sum(self, values: Values, axes: tuple[int, ...], keepdims: bool, internal: bool = False) -> Values:
+        """Sum, and settle the sum unless it is a step within an operation, which fused kernels do not round."""
+        total: Values = np.asarray(self._ordered(values, axes).sum(axes, keepdims=keepdims))
+        if internal and self._fused:
+            return total
+        terms = math.prod(values.shape[axis] for axis in axes)
+        return self.settle_sum(total, lambda: np.square(self._one(values)).sum(axes, keepdims=keepdims), terms)
 
     def _unbroadcast(self, operand: Tensor) -> Pullback:
         """Return how a gradient sums back to the shape of an operand that was broadcast."""
 
         def pullback(gradient: Values) -> Values:
-            extra = gradient.ndim - len(operand.shape)
-            axes = tuple(range(extra)) + tuple(i + extra for i, n in enumerate(operand.shape) if n == 1 != gradient.shape[i + extra])
-            terms = self._reorder(gradient, axes[0]) if axes else gradient
-            summed: Values = terms.sum(axes).reshape(operand.shape)
-            return summed
+            shape = gradient.shape[self.lead :]
+            if shape == operand.shape:
+                return gradient
+            extra = len(shape) - len(operand.shape)
+            stretched = (i + extra for i, n in enumerate(operand.shape) if n == 1 != shape[i + extra])
+            axes = tuple(axis + self.lead for axis in (*range(extra), *stretched))
+            return self._sum(gradient, axes, False).reshape((*gradient.shape[: self.lead], *operand.shape))
 
         return pullback
 
-    def _contract(self, subscripts: str, a: Values, b: Values) -> Values:
+    def _pulls(self, subscripts: str, a: Tensor, b: Tensor) -> tuple[tuple[Tensor, Pullback], tuple[Tensor, Pullback]]:
+        """Return the operands of a contraction, with how a gradient flows back to each."""
         left, result = subscripts.split("->")
         index_a, index_b = left.split(",")
+
+        def pull(wanted: str, other: Tensor, index: str) -> Pullback:
+            return lambda g: self._product(f"{result},{index}->{wanted}", g, other.value)
+
+        return (a, pull(index_a, b, index_b)), (b, pull(index_b, a, index_a))
+
+    def _product(self, subscripts: str, a: Values, b: Values) -> Values:
+        """Contract two arrays and settle the sums."""
+        a, b = self._factor(a), self._factor(b)
+        terms = count_terms(subscripts, a.shape[self.lead :])
+        contracted = self._contract(subscripts, a, b)
+        return self.settle_sum(contracted, lambda: self._contract(subscripts, np.square(self._one(a)), np.square(self._one(b))), terms)
+
+    def _factor(self, values: Values) -> Values:
+        """Return a factor of a matrix product as this arithmetic takes it."""
+        return self.precision.round_factor(values)
+
+    def _contract(self, subscripts: str, a: Values, b: Values) -> Values:
         if self._generator:
+            left, result = subscripts.split("->")
+            index_a, index_b = left.split(",")
             for index in sorted((set(index_a) & set(index_b)) - set(result)):
                 order = self._generator.permutation(a.shape[index_a.index(index)])
                 a, b = np.take(a, order, index_a.index(index)), np.take(b, order, index_b.index(index))
-        contracted: Values = np.einsum(subscripts, a, b, optimize=True)
-        return contracted
+        return contract(subscripts, a, b)
 
-    def _reorder(self, values: Values, axis: int = -1) -> Values:
+    def _ordered(self, values: Values, axes: tuple[int, ...]) -> Values:
         """Return the terms of a sum in the order in which they are added."""
-        return values if self._generator is None or not values.ndim else self._generator.permutation(values, axis=axis)
+        return values if self._generator is None or not axes else self._generator.permutation(values, axis=axes[0])
+
+
+def contract(subscripts: str, a: Values, b: Values) -> Values:
+    """Contract two arrays over the indices that the result lacks, by one matrix product; no index may appear twice in one of them."""
+    order_a, order_b, result, restore = _plan(subscripts)
+    sizes = dict(zip(subscripts.split(",")[0], a.shape, strict=True)) | dict(zip(subscripts.split("->")[0].split(",")[1], b.shape, strict=True))
+    batch, rows, inner, columns = (math.prod(sizes[i] for i in group) for group in result)
+    left = a.transpose(order_a).reshape(batch, rows, inner)
+    right = b.transpose(order_b).reshape(batch, inner, columns)
+    product = np.matmul(left, right)
+    full: Values = product.reshape([sizes[i] for i in result[0] + result[1] + result[3]]).transpose(restore)
+    return full
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(subscripts: str) -> tuple[list[int], list[int], tuple[str, str, str, str], list[int]]:
+    """Return how to lay both operands out as stacks of matrices, the groups of indices, and how to lay the product out."""
+    left, result = subscripts.split("->")
+    index_a, index_b = left.split(",")
+    both = [i for i in index_a if i in index_b]
+    batch, inner = ("".join(i for i in both if (i in result) == kept) for kept in (True, False))
+    rows = "".join(i for i in index_a if i not in index_b)
+    columns = "".join(i for i in index_b if i not in index_a)
+    order_a, order_b = [index_a.index(i) for i in batch + rows + inner], [index_b.index(i) for i in batch + inner + columns]
+    return order_a, order_b, (batch, rows, inner, columns), [(batch + rows + columns).index(i) for i in result]
+
+
+def count_terms(subscripts: str, shape_a: tuple[int, ...]) -> int:
+    """Return how many products each element of a contraction is the sum of."""
+    left, result = subscripts.split("->")
+    return math.prod(size for index, size in zip(left.split(",")[0], shape_a, strict=True) if index not in result)

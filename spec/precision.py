@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,11 +18,13 @@ class Precision:
     """A binary floating-point format.
 
     Attributes:
-        name: ``"float64"``, ``"float32"``, ``"bfloat16"`` or ``"float16"``.
+        name: ``"float64"``, ``"float32"``, ``"bfloat16"``, ``"float16"``, or one of :data:`MODES`.
         storage: the NumPy dtype that holds its values exactly.
         unit_roundoff: half the distance from 1 to the next larger number.
         smallest_normal: its smallest positive normal number.
         largest: its largest finite number.
+        accumulation: the unit roundoff of sums: half precisions accumulate in float32.
+        factors: the unit roundoff to which the factors of a product are rounded first; 0 where they are not.
     """
 
     name: str
@@ -29,16 +32,34 @@ class Precision:
     unit_roundoff: float
     smallest_normal: float
     largest: float
+    accumulation: float
+    factors: float = 0.0
 
     def round(self, values: ArrayLike) -> Array:
         """Round to nearest, ties to even, into an array of ``storage``; beyond ``largest`` becomes infinite."""
         given: NDArray[np.floating] = np.asarray(values)
+        if self.name == "shortened":
+            return round_to_bits(given, SHORTENED_BITS)
         if self.name == "bfloat16":
             return _round_to_bfloat16(given)
         if self.name == "float16":
             with np.errstate(over="ignore"):
                 return given.astype(np.float16).astype(np.float32)
         return given.astype(self.storage)
+
+    def round_factor(self, values: Array) -> Array:
+        """Round a factor of a matrix product, where the precision does that (TF32)."""
+        if not self.factors:
+            return values
+        return round_to_bits(values.astype(np.float64), round(-math.log2(self.factors))).astype(self.storage)
+
+
+def round_to_bits(values: Array, bits: int) -> Array:
+    """Round float64 numbers to so many significant bits, to nearest, whatever their exponent (Veltkamp's splitting)."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        spread = values * (2.0 ** (53 - bits) + 1)
+        rounded = spread - (spread - values)
+    return np.where(np.isfinite(spread), rounded, values)
 
 
 def _round_to_bfloat16(values: NDArray[np.floating]) -> NDArray[np.float32]:
@@ -57,9 +78,13 @@ def _sticky(single: NDArray[np.float32], values: NDArray[np.floating]) -> NDArra
     return np.where(inexact, (cut.view(np.uint32) | np.uint32(1)).view(np.float32), single)
 
 
-def _precision(name: str, storage: type, mantissa: int, exponent: int) -> Precision:
+SHORTENED_BITS = 35
+
+
+def _precision(name: str, storage: type, mantissa: int, exponent: int, factors: float = 0.0) -> Precision:
     largest = (2.0 - 2.0 ** (1 - mantissa)) * 2.0 ** (exponent - 1)
-    return Precision(name, np.dtype(storage), 2.0**-mantissa, 2.0 ** (2 - exponent), largest)
+    accumulation = 2.0 ** -max(mantissa, 24)
+    return Precision(name, np.dtype(storage), 2.0**-mantissa, 2.0 ** (2 - exponent), largest, accumulation, factors)
 
 
 PRECISIONS: dict[str, Precision] = {
@@ -71,15 +96,27 @@ PRECISIONS: dict[str, Precision] = {
         _precision("float16", np.float32, 11, 16),
     )
 }
-"""Every precision by name."""
+"""Every precision that a run may be asked for, by name."""
+
+MODES: dict[str, Precision] = {
+    p.name: p
+    for p in (
+        # The factors of matrix products keep 11 significant bits; everything else is float32.
+        _precision("tf32", np.float32, 24, 128, factors=2.0**-11),
+        # float64 with fewer bits: its rounding errors can be measured against float64 itself, and scaled.
+        _precision("shortened", np.float64, SHORTENED_BITS, 1024),
+    )
+}
+"""Further arithmetics that a run may be judged by: how a framework multiplies float32, and a stand-in for float64."""
 
 
 def precision(name: str) -> Precision:
-    """Return a precision by name.
+    """Return a precision or mode by name.
 
     Raises:
         UnknownNameError: with the nearest names.
     """
-    if name not in PRECISIONS:
+    found = PRECISIONS.get(name) or MODES.get(name)
+    if found is None:
         raise unknown("dtype", name, list(PRECISIONS))
-    return PRECISIONS[name]
+    return found

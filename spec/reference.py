@@ -7,7 +7,7 @@ C classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from spec.arithmetic import Arithmetic, Tensor
 from spec.batch import Batch, round_inputs, validate_batch
 from spec.config import EncoderConfig
+from spec.deviations import NONE, Deviations
 from spec.masks import mask_constant, real_tokens, visible_keys
 from spec.parameters import Weights, trainable, validate_weights
 from spec.positions import position_ids
+from spec.precision import round_to_bits
 from spec.tensors import output_name
 
 Array = NDArray[np.floating]
@@ -58,6 +60,8 @@ def reference(
     corner: float = 0.0,
     shuffle: int | None = None,
     fused: bool = False,
+    forced: Mapping[str, Array] | None = None,
+    deviations: Deviations = NONE,
 ) -> Truth:
     """Compute a part of the model.
 
@@ -72,25 +76,44 @@ def reference(
         arithmetic: the precision in which it is computed. ``float64`` gives the truth for ``dtype``; ``dtype``
             itself gives an example of what correct arithmetic of that precision makes of it.
         corner, shuffle, fused: see :class:`spec.arithmetic.Arithmetic`.
+        forced: tap name to array. Each tap is computed from the forced taps before it, where there are any, and what
+            follows goes on from the forced one (SPEC PRT-2). Gradients flow through, by the forced values.
+        deviations: in what a backend says that it deviates from the specification (:mod:`spec.deviations`).
 
     Raises:
         WeightsError, BatchError: for input that does not fit, listing everything that is wrong.
         UnknownNameError: for an unknown part or precision.
     """
+    return compute(config, weights, batch, Arithmetic(arithmetic, corner, shuffle, fused), gradients, part, dtype, forced, deviations)
+
+
+def compute(
+    config: EncoderConfig,
+    weights: Weights,
+    batch: Batch,
+    arithmetic: Arithmetic,
+    gradients: bool = False,
+    part: str = "model",
+    dtype: str = "float64",
+    forced: Mapping[str, Array] | None = None,
+    deviations: Deviations = NONE,
+) -> Truth:
+    """Compute a part of the model in any kind of arithmetic; the other arguments are those of :func:`reference`.
+
+    The arrays of a :class:`spec.montecarlo.MonteCarlo` arithmetic have a leading axis of samples, of size 1 where no
+    sample can differ from another.
+    """
     validate_weights(config, weights, part)
     validate_batch(config, batch, part)
     rounded_weights, rounded_batch = round_inputs(weights, batch, dtype)
-    model = _Reference(config, rounded_weights, rounded_batch, dtype, Arithmetic(arithmetic, corner, shuffle, fused))
+    model = _Reference(config, rounded_weights, rounded_batch, dtype, arithmetic, forced or {}, deviations)
     with np.errstate(all="ignore"):  # infinities and NaN are results here, and are judged
         loss = model.run(part)
         taps = {name: tensor.value for name, tensor in model.taps.items()}
         truth = Truth(taps[output_name(config, part)], loss.value, taps)
         if gradients:
             model.a.backward(loss)
-            for name in trainable(config, part):
-                given = name.removeprefix("inputs.")
-                leaf = model.weights[name] if given == name else model.given[given]
-                truth.gradients[name] = np.zeros_like(leaf.value) if leaf.gradient is None else leaf.gradient
+            truth.gradients = {name: model.gradient(name) for name in trainable(config, part)}
     return truth
 
 
@@ -102,15 +125,35 @@ def predict(config: EncoderConfig, logits: Array) -> NDArray[np.int64]:
 class _Reference:
     """One run of the model on one tape."""
 
-    def __init__(self, config: EncoderConfig, weights: Weights, batch: Batch, dtype: str, arithmetic: Arithmetic) -> None:
+    def __init__(
+        self,
+        config: EncoderConfig,
+        weights: Weights,
+        batch: Batch,
+        dtype: str,
+        arithmetic: Arithmetic,
+        forced: Mapping[str, Array],
+        deviations: Deviations,
+    ) -> None:
         self.config, self.batch, self.dtype, self.a = config, batch, dtype, arithmetic
+        self.forced, self.deviations = forced, deviations
         self.weights = {name: arithmetic.leaf(array) for name, array in weights.items()}
         self.given = {n: arithmetic.leaf(x) for n, x in batch.arrays().items() if np.issubdtype(x.dtype, np.floating)}
         self.taps: dict[str, Tensor] = {}
 
     def tap(self, name: str, tensor: Tensor) -> Tensor:
         self.taps[name] = tensor
-        return tensor
+        return self.a.override(tensor, self.forced[name]) if name in self.forced else tensor
+
+    def active(self, name: str) -> NDArray[np.bool_] | None:
+        """Return where a forced tap that a ReLU gave is not zero: there, and only there, its slope was 1."""
+        return self.forced[name] > 0 if name in self.forced else None
+
+    def gradient(self, name: str) -> Array:
+        """Return the gradient of a parameter or ``inputs.<name>``, zero where the loss does not depend on it."""
+        given = name.removeprefix("inputs.")
+        leaf = self.weights[name] if given == name else self.given[given]
+        return np.zeros_like(leaf.value) if leaf.gradient is None else leaf.gradient
 
     def run(self, part: str) -> Tensor:
         if part in ("attention", "dot_product"):
@@ -169,35 +212,37 @@ class _Reference:
         centered = a.subtract(x, a.divide_by(a.sum(x, -1), config.d_model))
         count = config.d_model - (config.norm_variance == "unbiased")
         variance = a.divide_by(a.sum(a.multiply(centered, centered), -1), count)  # (B, T, 1)
+        epsilon = config.norm_epsilon
+        if "norm_epsilon_bits" in self.deviations:
+            epsilon = float(round_to_bits(np.asarray(epsilon), int(self.deviations["norm_epsilon_bits"])))
         if config.norm_epsilon_placement == "inside":
-            deviation = a.sqrt(a.shift(variance, config.norm_epsilon))
+            deviation = a.sqrt(a.shift(variance, epsilon))
         else:
-            deviation = a.shift(a.sqrt(variance), config.norm_epsilon)
+            deviation = a.shift(a.sqrt(variance), epsilon)
         gained = a.multiply(a.divide(centered, deviation), self.weights[f"{name}.weight"])
         return a.add(gained, self.weights[f"{name}.bias"])
 
     def linear(self, name: str, x: Tensor) -> Tensor:
-        rows = self.a.reshape(x, (-1, x.shape[-1]))
-        y = self.a.einsum("ni,io->no", rows, self.weights[f"{name}.weight"])
-        if f"{name}.bias" in self.weights:
-            y = self.a.add(y, self.weights[f"{name}.bias"])
+        rows = self.a.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
+        weight, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")
+        y = self.a.einsum("ni,io->no", rows, weight) if bias is None else self.a.affine("ni,io->no", rows, weight, bias)
         return self.a.reshape(y, (*x.shape[:-1], y.shape[-1]))
 
     def feed_forward(self, name: str, x: Tensor) -> Tensor:
         inner = self.tap(f"{name}.inner", self.linear(f"{name}.inner", x))  # (B, T, F)
-        active = self.tap(f"{name}.activation", self.activation(inner))
+        active = self.tap(f"{name}.activation", self.activation(inner, self.active(f"{name}.activation")))
         return self.tap(f"{name}.outer", self.linear(f"{name}.outer", active))  # (B, T, D)
 
-    def activation(self, x: Tensor) -> Tensor:
+    def activation(self, x: Tensor, active: NDArray[np.bool_] | None) -> Tensor:
         """FFN-2."""
         a = self.a
         if self.config.activation == "relu":
-            return a.relu(x)
+            return a.relu(x, active)
         if self.config.activation == "gelu_erf":
             inner = a.erf(a.divide_by(x, math.sqrt(2)))
         else:
             cubic = a.scale(a.multiply(a.multiply(x, x), x), 0.044715)
-            inner = a.tanh(a.scale(a.add(x, cubic), math.sqrt(2 / math.pi)))
+            inner = a.tanh(a.scale(a.add(x, cubic), math.sqrt(2 / math.pi)), absolute=True)
         return a.multiply(a.scale(x, 0.5), a.shift(inner, 1.0))
 
     # Attention (ATT-1 to ATT-7, MSK-3 to MSK-8).
@@ -213,34 +258,16 @@ class _Reference:
     def project(self, name: str, x: Tensor) -> Tensor:
         y = self.linear(name, x)
         if self.config.qkv_activation == "relu":
-            y = self.a.relu(y)
+            y = self.a.relu(y, self.active(name))
         return self.a.reshape(y, (*y.shape[:2], self.config.num_heads, self.config.head_dim))  # (B, T, H, K)
 
     def dot_product(self, name: str, q: Tensor, k: Tensor, v: Tensor, key_mask: Mask, query_mask: Mask) -> Tensor:
-        """Attend with all heads at once, or with one after the other (ATT-7)."""
-        heads = q.shape[2]
-        groups = [slice(0, heads)] if self.config.head_computation == "batched" else [slice(h, h + 1) for h in range(heads)]
-        steps = [self.attend(*self.heads(g, q, k, v), key_mask, query_mask) for g in groups]
-        for step in steps[0]:
-            if step != "context":
-                self.tap(f"{name}.{step}", self.join([group[step] for group in steps], axis=1))
-        context = self.join([group["context"] for group in steps], axis=2)  # (B, Q, H, K)
-        return self.tap(f"{name}.context", self.a.reshape(context, (*context.shape[:2], -1)))  # (B, Q, D)
+        """Scores, softmax and weighted sum: q (B, Q, H, K), k and v (B, S, H, K) to (B, Q, D).
 
-    def heads(self, group: slice, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        chosen = (slice(None), slice(None), group)
-        return self.a.index(q, chosen), self.a.index(k, chosen), self.a.index(v, chosen)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Mask, query_mask: Mask) -> dict[str, Tensor]:
-        """Scores, softmax and weighted sum for some heads: q (B, Q, H, K), k and v (B, S, H, K)."""
-        config, a, steps = self.config, self.a, {}
-        root = math.sqrt(q.shape[-1])
-        if config.score_scale == "multiply_query":
-            q = a.scale(q, 1 / root)
-        scores = a.einsum("bqhk,bshk->bhqs", q, k)
-        if config.score_scale == "divide_scores":
-            scores = a.divide_by(scores, root)
-        steps["scores"] = scores
+        All heads at once: one after the other gives the same (ATT-7).
+        """
+        config, a = self.config, self.a
+        scores = self.tap(f"{name}.scores", self.scores(q, k))
         constant = mask_constant(config, self.dtype)
         if key_mask is not None:
             visible = visible_keys(config, key_mask, q.shape[2])
@@ -248,21 +275,25 @@ class _Reference:
                 scores = a.replace(scores, visible, constant)
             else:
                 scores = a.add_where(scores, visible, constant, rounded=self.dtype)
-            steps["masked_scores"] = scores
-        weights = steps["weights"] = a.softmax(scores)
+            scores = self.tap(f"{name}.masked_scores", scores)
+        weights = self.tap(f"{name}.weights", a.softmax(scores, self.deviations.get("softmax_floor")))
         if config.query_mask == "overwrite" and query_mask is not None:
-            weights = steps["masked_weights"] = a.replace(weights, query_mask[:, None, :, None], constant)
-        steps["context"] = a.einsum("bhqs,bshk->bqhk", weights, v)
-        return steps
+            weights = self.tap(f"{name}.masked_weights", a.replace(weights, query_mask[:, None, :, None], constant))
+        context = a.einsum("bhqs,bshk->bqhk", weights, v)
+        return self.tap(f"{name}.context", a.reshape(context, (*context.shape[:2], context.shape[2] * context.shape[3])))
 
-    def join(self, tensors: Sequence[Tensor], axis: int) -> Tensor:
-        return tensors[0] if len(tensors) == 1 else self.a.concatenate(tensors, axis)
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        root = math.sqrt(q.shape[-1])
+        if self.config.score_scale == "multiply_query":
+            q = self.a.scale(q, 1 / root)
+        scores = self.a.einsum("bqhk,bshk->bhqs", q, k)
+        return self.a.divide_by(scores, root) if self.config.score_scale == "divide_scores" else scores
 
     # Head and loss (HED-1 to HED-3, LOS-1 to LOS-5).
 
     def head(self, x: Tensor) -> Tensor:
         if self.config.pooling == "flatten":
-            pooled = self.a.reshape(x, (x.shape[0], -1))  # (B, T * D)
+            pooled = self.a.reshape(x, (x.shape[0], x.shape[1] * x.shape[2]))  # (B, T * D)
         else:
             pooled = self.a.index(x, (slice(None), 0))  # (B, D)
         pooled = self.tap("pooling", pooled)
@@ -274,9 +305,9 @@ class _Reference:
     def classification_loss(self, logits: Tensor) -> Tensor:
         config, a, labels = self.config, self.a, self.batch.required("labels")
         if config.num_classes == 1:
-            losses = a.reshape(a.sigmoid_cross_entropy(logits, labels[:, None].astype(logits.value.dtype)), (-1,))
+            losses = a.reshape(a.sigmoid_cross_entropy(logits, labels[:, None].astype(logits.value.dtype)), labels.shape)
         else:
-            log_probabilities = self.tap("log_probabilities", a.log_softmax(logits))
+            log_probabilities = self.tap("log_probabilities", a.log_softmax(logits, self.deviations.get("log_softmax_floor")))
             losses = a.scale(a.index(log_probabilities, (np.arange(len(labels)), labels)), -1.0)
         losses = self.tap("losses", losses)  # (B,)
         counted = labels != config.ignore_label if config.ignore_label is not None else np.ones(len(labels), bool)

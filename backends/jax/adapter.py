@@ -12,7 +12,7 @@ from flax import nnx
 from jax import Array
 from jax.sharding import SingleDeviceSharding
 
-from backends.interface import Request, Run, Unsupported
+from backends.interface import IMPLEMENTATIONS, Request, Run, Unsupported
 from backends.jax import weights
 from backends.jax.model import PARTS
 from backends.jax.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
@@ -22,6 +22,8 @@ from spec.parameters import Weights
 jax.config.update("jax_enable_x64", True)
 
 DTYPES = {"float64": jnp.float64, "float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
+
+DEVIATIONS: dict[str, list[dict[str, Any]]] = {"cpu": [], "cuda": []}
 
 
 class Adapter:
@@ -37,6 +39,7 @@ class Adapter:
             "dtypes": {device: list(DTYPES) for device in ("cpu", "cuda")},
             "threads": _threads(),
             "thread_switches": {"NPROC": os.environ.get("NPROC")},
+            "deviations": DEVIATIONS,
             "precision_switches": {
                 "jax_enable_x64": jax.config.jax_enable_x64,
                 "jax_default_matmul_precision": jax.config.jax_default_matmul_precision,
@@ -45,6 +48,8 @@ class Adapter:
 
     def run(self, request: Request) -> Run:
         """Compute what is asked (:meth:`backends.interface.Backend.run`)."""
+        if request.implementation not in IMPLEMENTATIONS:
+            raise Unsupported(f"{self.name} has no implementation {request.implementation!r}")
         device, config, part = self.device(request.device), request.config, request.part
         # Products of float32 numbers in full float32, on every device.
         jax.config.update("jax_default_matmul_precision", "highest")
@@ -62,7 +67,7 @@ class Adapter:
                 forward = jax.jit(evaluate, static_argnums=1, compiler_options=options) if compiled else evaluate
                 output, loss, taps = forward(model, loss_function, inputs)
         arrays = {name: weights.to_numpy(tensor) for name, tensor in taps.items()} if request.taps else {}
-        info = {"device": request.device, "execution": request.execution, **self.describe()}
+        info = {"device": request.device, "execution": request.execution, **self.describe(), "deviations": DEVIATIONS[request.device.split(":")[0]]}
         return Run(weights.to_numpy(output), weights.to_numpy(loss), arrays, gradients, self.name, request.dtype, info)
 
     def build(self, request: Request, device: jax.Device) -> nnx.Module:

@@ -6,13 +6,20 @@ from typing import Any
 import numpy as np
 import paddle
 
-from backends.interface import Request, Run, Unsupported
+from backends.interface import IMPLEMENTATIONS, Request, Run, Unsupported
 from backends.paddle import weights
 from backends.paddle.model import PARTS
 from backends.paddle.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
 from spec.parameters import Weights
 
 DTYPES = {"float64": paddle.float64, "float32": paddle.float32, "bfloat16": paddle.bfloat16, "float16": paddle.float16}
+
+# Its softmax and log-softmax clip what lies below the largest entry at -64, on the CPU and in float64 too.
+CLIPPED = "the CPU kernel clips each entry less the largest at -64"
+DEVIATIONS: dict[str, list[dict[str, Any]]] = {
+    "cpu": [{"name": name, "value": -64.0, "reason": CLIPPED} for name in ("softmax_floor", "log_softmax_floor")],
+    "cuda": [],
+}
 
 
 class Adapter:
@@ -28,11 +35,14 @@ class Adapter:
             "dtypes": {"cpu": ["float64", "float32"], "cuda": list(DTYPES)},
             "threads": int(os.environ["OMP_NUM_THREADS"]),  # PaddlePaddle sets it when imported, to 1 unless it was set
             "thread_switches": {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_DEBUG_CPU_TYPE")},
+            "deviations": DEVIATIONS,
             "precision_switches": {"cublas_tf32": paddle.base.core.get_cublas_switch()},
         }
 
     def run(self, request: Request) -> Run:
         """Compute what is asked (:meth:`backends.interface.Backend.run`)."""
+        if request.implementation not in IMPLEMENTATIONS:
+            raise Unsupported(f"{self.name} has no implementation {request.implementation!r}")
         device, config, part = self.device(request.device), request.config, request.part
         # Products of float32 numbers in full float32, on every device.
         paddle.base.core.set_cublas_switch(False)
@@ -53,7 +63,7 @@ class Adapter:
         # Every static program that ran stays in memory until this cache is cleared.
         paddle.base.core.clear_executor_cache()
         arrays = {name: weights.to_numpy(tensor) for name, tensor in taps.items()} if request.taps else {}
-        info = {"device": request.device, "execution": request.execution, **self.describe()}
+        info = {"device": request.device, "execution": request.execution, **self.describe(), "deviations": DEVIATIONS[request.device.split(":")[0]]}
         return Run(weights.to_numpy(output), weights.to_numpy(loss), arrays, gradients, self.name, request.dtype, info)
 
     def build(self, request: Request, device: str) -> paddle.nn.Layer:

@@ -9,13 +9,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from backends.interface import Request, Run, Unsupported
+from backends.interface import IMPLEMENTATIONS, Request, Run, Unsupported
 from backends.tf import weights
 from backends.tf.model import PARTS
 from backends.tf.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
 from spec.parameters import Weights
 
 DTYPES = {"float64": tf.float64, "float32": tf.float32, "bfloat16": tf.bfloat16, "float16": tf.float16}
+
+DEVIATIONS: dict[str, list[dict[str, Any]]] = {"cpu": [], "cuda": []}
 
 
 class Adapter:
@@ -33,6 +35,7 @@ class Adapter:
             # TensorFlow says 0 where nothing was set from Python: then the environment decides, or the number of cores.
             "threads": tf.config.threading.get_intra_op_parallelism_threads() or int(os.environ.get(switches[0]) or os.cpu_count() or 1),
             "thread_switches": {name: os.environ.get(name) for name in switches},
+            "deviations": DEVIATIONS,
             "precision_switches": {
                 "tensor_float_32": tf.config.experimental.tensor_float_32_execution_enabled(),
                 "onednn_fpmath_mode": os.environ.get("TF_SET_ONEDNN_FPMATH_MODE"),
@@ -41,6 +44,8 @@ class Adapter:
 
     def run(self, request: Request) -> Run:
         """Compute what is asked (:meth:`backends.interface.Backend.run`)."""
+        if request.implementation not in IMPLEMENTATIONS:
+            raise Unsupported(f"{self.name} has no implementation {request.implementation!r}")
         device, config, part = self.device(request.device), request.config, request.part
         # Products of float32 numbers in full float32, on every device.
         tf.config.experimental.enable_tensor_float_32_execution(False)
@@ -60,7 +65,7 @@ class Adapter:
                 forward = function.get_concrete_function(model, loss_function, inputs) if compiled else evaluate
                 output, loss, taps = forward(model, loss_function, inputs)
         arrays = {name: weights.to_numpy(tensor) for name, tensor in taps.items()} if request.taps else {}
-        info = {"device": request.device, "execution": request.execution, **self.describe()}
+        info = {"device": request.device, "execution": request.execution, **self.describe(), "deviations": DEVIATIONS[request.device.split(":")[0]]}
         return Run(weights.to_numpy(output), weights.to_numpy(loss), arrays, gradients, self.name, request.dtype, info)
 
     def build(self, request: Request, device: str) -> keras.layers.Layer:

@@ -6,13 +6,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from backends.interface import Request, Run, Unsupported
+from backends.interface import IMPLEMENTATIONS, Request, Run, Unsupported
 from backends.torch import weights
 from backends.torch.model import PARTS
 from backends.torch.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
 from spec.parameters import Weights
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+DEVIATIONS: dict[str, list[dict[str, Any]]] = {"cpu": [], "cuda": []}
 
 
 class Adapter:
@@ -28,11 +30,14 @@ class Adapter:
             "dtypes": {device: list(DTYPES) for device in ("cpu", "cuda")},
             "threads": torch.get_num_threads(),
             "thread_switches": {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")},
+            "deviations": DEVIATIONS,
             "precision_switches": {"float32_matmul_precision": torch.get_float32_matmul_precision()},
         }
 
     def run(self, request: Request) -> Run:
         """Compute what is asked (:meth:`backends.interface.Backend.run`)."""
+        if request.implementation not in IMPLEMENTATIONS:
+            raise Unsupported(f"{self.name} has no implementation {request.implementation!r}")
         device, config, part = self.device(request.device), request.config, request.part
         # Products of float32 numbers in full float32, on every device.
         torch.set_float32_matmul_precision("highest")
@@ -51,7 +56,7 @@ class Adapter:
             with torch.no_grad():
                 output, loss, taps = forward(model, loss_function, inputs)
         arrays = {name: weights.to_numpy(tensor) for name, tensor in taps.items()} if request.taps else {}
-        info = {"device": request.device, "execution": request.execution, **self.describe()}
+        info = {"device": request.device, "execution": request.execution, **self.describe(), "deviations": DEVIATIONS[request.device.split(":")[0]]}
         return Run(weights.to_numpy(output), weights.to_numpy(loss), arrays, gradients, self.name, request.dtype, info)
 
     def build(self, request: Request, device: torch.device) -> torch.nn.Module:

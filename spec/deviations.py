@@ -1,0 +1,65 @@
+"""Deviations that a backend declares: where its framework cannot do what the specification says (SPEC PRC-4).
+
+A declared deviation is fed into the reference for that backend, so that everything else stays as tightly judged as
+ever; it never widens an allowance. It is data: a backend lists it under ``deviations`` in what it says of itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from spec.errors import SpecError, unknown
+
+Deviations = Mapping[str, float]
+"""Name of a deviation (:data:`KINDS`) to its value."""
+
+NONE: Deviations = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A deviation that the reference can follow.
+
+    Attributes:
+        clause: of SPEC.md that it departs from.
+        meaning: of its value.
+    """
+
+    clause: str
+    meaning: str
+
+
+KINDS: dict[str, Kind] = {
+    "softmax_floor": Kind("ATT-5", "softmax clips each entry less the largest at this number, so that no weight falls below its exponential"),
+    "norm_epsilon_bits": Kind("NRM-2", "layer norm rounds its epsilon to so many significant bits, whatever the precision"),
+    "log_softmax_floor": Kind("LOS-1", "log-softmax clips each entry less the largest at this number, so that a loss saturates"),
+}
+"""Every deviation that can be declared."""
+
+
+def declared(entries: Sequence[Mapping[str, Any]]) -> Deviations:
+    """Read declarations.
+
+    Args:
+        entries: each with ``name`` (one of :data:`KINDS`), ``value`` and ``reason``.
+
+    Raises:
+        SpecError: listing every unknown name, missing reason, and value that is no number.
+    """
+    problems, found = [], {}
+    for entry in entries:
+        name, value, reason = (entry.get(key) for key in ("name", "value", "reason"))
+        if name not in KINDS:
+            problems.append(str(unknown("deviation", str(name), list(KINDS))))
+        elif isinstance(value, bool) or not isinstance(value, (int, float)):
+            problems.append(f"deviation {name!r} has value {value!r} but must have a number [clause=PRC-4]")
+        elif not (isinstance(reason, str) and reason):
+            problems.append(f"deviation {name!r} has no reason but must give one [clause=PRC-4]")
+        else:
+            found[str(name)] = float(value)
+    if problems:
+        raise SpecError(problems)
+    return found
