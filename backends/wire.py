@@ -14,6 +14,7 @@ from backends.interface import Request, Run
 from spec.batch import from_arrays
 from spec.cases.files import section
 from spec.config import from_mapping
+from spec.deviations import declared
 from spec.errors import SpecError
 
 Message = tuple[str, bytes]
@@ -75,6 +76,10 @@ def check_info(info: Any) -> None:
     patterns = info.get("undelivered_taps", [])
     if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
         raise SpecError(f"'undelivered_taps' is {patterns!r} but must be a list of strings")
+    deviations = info.get("deviations", [])
+    if not isinstance(deviations, list) or not all(isinstance(entry, dict) for entry in deviations):
+        raise SpecError(f"'deviations' is {deviations!r} but must be a list of objects [clause=PRC-4]")
+    declared(deviations)
 
 
 def run_arrays(run: Run) -> dict[str, NDArray[Any]]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from backends.interface import Run
 from conformance import tolerance
 from conformance.causes import Cause, explain
-from conformance.tolerance import Case, Expectation, R, Z
+from conformance.tolerance import Case, Expectation, R, Z, root_mean_square
 from spec.batch import Batch
 from spec.config import EncoderConfig
 from spec.deviations import Deviations, declared
@@ -284,7 +284,7 @@ class _Judging:
                 break
             sigma = self.expectation.sigmas[name]
             judged = np.isfinite(sigma) & np.isfinite(value)
-            if found or _rms(sigma[judged]) > tolerance.UNDECIDED * _rms(value[judged]):
+            if found or root_mean_square(sigma[judged]) > tolerance.UNDECIDED * root_mean_square(value[judged]):
                 found.add(name)
         return found
 
@@ -336,7 +336,7 @@ def judge_tensor(actual: Array, value: Array, sigma: Array, dtype: str, strict: 
     with np.errstate(all="ignore"):
         errors = np.where(judged, abs(actual - value), 0.0)
         scores = np.where(judged, np.where(np.isfinite(actual), errors / sigma, np.inf), np.where(wrongly_finite, np.inf, 0.0))
-        rms = _rms(errors[judged]) / _rms(sigma[judged]) if np.isfinite(scores).all() else np.inf
+        rms = float(root_mean_square(errors[judged]) / root_mean_square(sigma[judged])) if np.isfinite(scores).all() else np.inf
     element = np.unravel_index(int(np.argmax(scores)), scores.shape)
     z, beyond = float(scores[element]), int((scores > Z).sum())
     counted = np.histogram(scores[judged], bins=[0.0, *Z_BINS, np.inf])[0] if judged.any() else [0] * (len(Z_BINS) + 1)
@@ -345,7 +345,7 @@ def judge_tensor(actual: Array, value: Array, sigma: Array, dtype: str, strict: 
     return Judgement(
         status="diverges" if beyond or rms > R else "agrees",
         z=z,
-        rms=float(rms),
+        rms=rms,
         element=tuple(int(i) for i in element),
         actual=float(actual[element]),
         expected=float(value[element]),
@@ -355,12 +355,6 @@ def judge_tensor(actual: Array, value: Array, sigma: Array, dtype: str, strict: 
         spread=tuple(int(count) for count in counted),
         note="finite where the oracle is not" if wrongly_finite.any() else infinite,
     )
-
-
-def _rms(values: Array) -> float:
-    """Return the root mean square, scaled so that its squares neither overflow nor vanish."""
-    largest = float(np.max(abs(values), initial=0.0))
-    return largest * float(np.sqrt(np.mean(np.square(values / largest)))) if largest > 0 and np.isfinite(largest) else largest
 
 
 def _precision_problem(actual: Array, target: Precision) -> str | None:

@@ -149,15 +149,26 @@ def _estimate(case: Case, forced: Mapping[str, Array] | None) -> Expectation:
     values, sigmas, target = _in_order(truth), {}, precision(case.dtype)
     with np.errstate(all="ignore"):  # what is not finite is undetermined, and says so
         for name, value in values.items():
-            spread = samples[name]
-            noise = np.mean(np.square(spread[1:] - value), axis=0) if len(spread) > 1 else np.zeros_like(value)
-            bias = np.square(shadow[name].astype(np.float64) - value)
-            bias = bias.mean(-1, keepdims=True) if bias.ndim else bias
-            sigma = shrink * np.sqrt(noise + bias)
+            noise = root_mean_square(samples[name][1:] - value, 0) if len(samples[name]) > 1 else 0.0
+            rounded: Array = shadow[name].astype(np.float64) - value
+            bias = root_mean_square(rounded, -1) if rounded.ndim else abs(rounded)
+            sigma = shrink * np.hypot(noise, bias)
             floor = np.maximum(target.unit_roundoff / np.sqrt(3) * abs(value), target.smallest_normal)
             sigma = np.maximum(np.hypot(sigma, jumps.get(name, 0.0)), floor)
             sigmas[name] = np.where(abs(value) > target.largest, np.nan, sigma)
     return Expectation(case.dtype, values, sigmas, {name: clause_of(case.config, name, case.part) for name in values})
+
+
+def root_mean_square(values: Array, axis: int | None = None) -> Array:
+    """Return the root mean square over an axis, scaled so that squares neither overflow nor vanish.
+
+    A single axis is left out if it is the first, and stays with size 1 if it is the last.
+    """
+    largest = np.max(abs(values), axis=axis, keepdims=True, initial=0.0)
+    with np.errstate(all="ignore"):
+        scaled = values / np.where(largest > 0, largest, 1.0)
+    root: Array = largest * np.sqrt(np.mean(np.square(scaled), axis=axis, keepdims=True)) if values.size else largest
+    return root if axis == -1 else root.reshape(root.shape[1:] if axis == 0 else ())
 
 
 def _jumps(case: Case) -> dict[str, Array]:

@@ -65,7 +65,8 @@ class Arithmetic:
 
     def leaf(self, values: NDArray[Any]) -> Tensor:
         """Return an input of the computation, rounded to the precision."""
-        rounded = self.precision.round(values)
+        # What stands in for float64 is given float64 numbers: only what is computed has fewer bits.
+        rounded = np.asarray(values) if self.precision.name == "shortened" else self.precision.round(values)
         return Tensor(rounded.reshape((1,) * self.lead + rounded.shape), rounded.shape)
 
     def override(self, a: Tensor, values: NDArray[Any]) -> Tensor:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec.arithmetic import Arithmetic, Tensor, Values, contract, count_terms
-from spec.precision import precision
+from spec.precision import SHORTENED_BITS, precision
 
 
 class MonteCarlo(Arithmetic):
@@ -63,6 +63,18 @@ class MonteCarlo(Arithmetic):
             count_terms(subscripts, a.shape) + 1,
         )
         return self._record(summed, *self._pulls(subscripts, a, b), (bias, self._unbroadcast(bias)))
+
+    def add_where(self, a: Tensor, keep: NDArray[np.bool_], value: float, rounded: str) -> Tensor:
+        """Add a constant wherever ``keep`` is False, and round the sum as the precision ``rounded`` does.
+
+        Samples show by themselves how often a sum comes to lie on the other side of a rounding border, unless their
+        noise is that of fewer bits and is scaled afterwards: a step from one number to the next does not scale.
+        """
+        summed = super().add_where(a, keep, value, rounded)
+        if self.target.name != "shortened":
+            return summed
+        step = np.where(keep, 0.0, np.spacing(abs(summed.value))) * 2.0 ** (53 - SHORTENED_BITS)
+        return self._record(self._perturbed(summed.value, step), (summed, lambda g: g))
 
     def settle(self, values: Values, units: float = 1.0, absolute: float = 0.0) -> Values:
         """Perturb the result of an operation (:meth:`Arithmetic.settle`)."""

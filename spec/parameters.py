@@ -78,7 +78,8 @@ def validate_weights(config: EncoderConfig, weights: Weights, part: str = "model
 
 PROFILES: dict[str, str] = {
     "generic": "random gains and biases, softmax of moderate spread",
-    "peaked": "query and key kernels 8 times as large: some softmax rows all but one-hot",
+    "peaked": "query and key kernels 8 times as large in the first half of their columns, so that some softmax rows are all but one-hot; 200 times in the second, so that some scores lie beyond 10000",
+    "offset": "token vectors far from zero in the mean: a variance that is the difference of two squares loses its digits",
     "tiny": "every norm sees a deviation near its epsilon, so that epsilon and where it stands are visible",
 }
 """How :func:`initialize` may draw weights (SPEC WGT-5)."""
@@ -107,7 +108,7 @@ def initialize(config: EncoderConfig, seed: int = 0, profile: str = "generic", p
     for name, parameter in parameters(config, part).items():
         generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
         shape = shape_of(config, parameter)
-        values = _draw(config, parameter, generator.standard_normal(shape)) * _profile_factor(config, name, profile)
+        values = _profiled(config, name, _draw(config, parameter, generator.standard_normal(shape)), profile)
         drawn[name] = values.astype(np.float32).astype(np.float64)
     return drawn
 
@@ -127,15 +128,22 @@ def _draw(config: EncoderConfig, parameter: Parameter, normal: NDArray[np.float6
     return drawn
 
 
-def _profile_factor(config: EncoderConfig, name: str, profile: str) -> float:
-    if profile == "peaked":
-        return 8.0 if name.endswith(("query.weight", "key.weight")) else 1.0
+def _profiled(config: EncoderConfig, name: str, values: NDArray[np.float64], profile: str) -> NDArray[np.float64]:
+    """Return a drawn parameter as a profile has it."""
+    if profile == "peaked" and name.endswith(("query.weight", "key.weight")):
+        values = values * np.where(np.arange(config.d_model) < config.d_model // 2, 8.0, 200.0)
+    if profile == "offset" and name == "embeddings.token.weight":
+        values = values + OFFSET * np.sqrt(np.mean(np.square(values)))
     if profile == "tiny":
         deviation = config.norm_epsilon if config.norm_epsilon_placement == "outside" else np.sqrt(config.norm_epsilon)
         last_of_attention = "attention.output." if config.output_projection else "attention.value."
         into_a_norm = name.startswith("embeddings.") or ".norm" in name or last_of_attention in name or "feed_forward.outer." in name
-        return float(deviation) if into_a_norm else 1.0
-    return 1.0
+        values = values * (deviation if into_a_norm else 1.0)
+    return values
+
+
+OFFSET = 40.0
+"""Mean of the token vectors in the profile ``offset``, in their own deviations."""
 
 
 def _linear(name: str, inward: str, outward: str, bias: bool = True) -> Iterator[tuple[str, Parameter]]:

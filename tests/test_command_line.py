@@ -247,8 +247,9 @@ def test_a_divergence_is_told_with_place_values_and_clause(invoke: Invoke) -> No
     assert code == 1
     assert f"{WRONG} diverges: bert-ragged, float64" in output
     assert "first at layers.1.attention.scores (SPEC ATT-4), element (" in output
-    assert "allowances; " in output
-    assert "at logits: " in output
+    told = " ".join(output.split())
+    assert "allowances, committed here; " in told
+    assert "at logits, as it arrives: " in told
 
 
 def test_a_backend_that_is_absent_is_missing_only_if_it_was_asked_for(tmp_path: Path) -> None:

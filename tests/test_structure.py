@@ -446,3 +446,29 @@ def test_a_case_survives_being_written_and_read(name: str, tmp_path: Path) -> No
     for key in (key for key in arrays if key.startswith(("weights/", "inputs/"))):
         assert rewritten[key].dtype == arrays[key].dtype
         np.testing.assert_array_equal(rewritten[key], arrays[key])
+
+
+# Allowances are derived: nobody sets one by hand.
+
+TOLERANCES = r"\b(rtol|atol|rel_tol|abs_tol|reltol|abstol|allclose|isclose|assert_allclose|approx|assert_almost_equal|assert_array_almost_equal|tolerances?)\b"
+BY_HAND = {
+    "tests/test_spec_config.py": "the largest number of a precision, as a textbook prints it",
+    "tests/test_spec_inputs.py": "a table of sines against math.sin",
+}
+"""Files that may use such a word, and why: what they compare is no result of a backend."""
+
+
+def test_no_tolerance_is_set_by_hand() -> None:
+    found = {}
+    for path in tracked():
+        if path.suffix != ".py" or path == Path(__file__).resolve():
+            continue
+        for word in re.findall(TOLERANCES, text_of(path)):
+            if not (word == "tolerance" and relative(path).startswith(("conformance/", "tests/"))):
+                found.setdefault(relative(path), set()).add(word)
+    assert set(found) <= set(BY_HAND), found
+
+
+def test_every_exception_is_still_one() -> None:
+    for name in BY_HAND:
+        assert re.search(TOLERANCES, (ROOT / name).read_text()), name

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from spec.batch import Batch, example_batch
 from spec.config import EncoderConfig, variant, variants
 from spec.parameters import Weights, initialize
@@ -27,6 +29,7 @@ class Scenario:
         padding: of the batch (:data:`spec.PADDINGS`).
         batch, tokens: sizes of the batch.
         options: configuration fields that it sets.
+        shifts: what is added to every element of a weight, by its name.
         only: the variants that it is for; all by default.
     """
 
@@ -36,6 +39,7 @@ class Scenario:
     batch: int = BATCH
     tokens: int = TOKENS
     options: dict[str, Any] = field(default_factory=dict)
+    shifts: dict[str, float] = field(default_factory=dict)
     only: tuple[str, ...] = ()
 
 
@@ -44,11 +48,12 @@ SCENARIOS: dict[str, Scenario] = {
         "rows that are full, of one token, half full, fully padded, and padded inside the text; two layers; gains and biases far from 1 and 0",
         options={"num_layers": 2},
     ),
-    "peaked": Scenario("softmax rows that are all but one-hot", profile="peaked"),
-    "tiny": Scenario("rows whose variance is near epsilon: its value and its place", profile="tiny"),
+    "peaked": Scenario("softmax rows that are all but one-hot, and scores beyond 10000", profile="peaked"),
+    "tiny": Scenario("rows whose variance is near epsilon: its value and its place; flat softmax rows", profile="tiny"),
+    "offset": Scenario("rows whose mean is far larger than their deviation: how the variance is computed", profile="offset"),
     "single": Scenario("a batch of one sample of one token: softmax over one key", padding="none", batch=1, tokens=1),
     "full": Scenario("no padding at all: masks must have no effect", padding="none"),
-    "equal": Scenario("masks that are alike in every sample: a wrong assignment of masks to samples is invisible", padding="equal", only=("keras-attention",)),
+    "equal": Scenario("every row ends in the same padding: it must be masked all the same", padding="equal"),
     "looped": Scenario(
         "one head after the other, with the mask of the right sample",
         options={"head_computation": "looped", "mask_assignment": "per_sample"},
@@ -60,6 +65,11 @@ SCENARIOS: dict[str, Scenario] = {
     "notes": Scenario(
         "sinusoid halves, positions from 1, scaled embeddings, additive mask: the options of the notes",
         options={"position_layout": "halves", "position_start": 1, "embedding_scale": "sqrt_d_model", "mask_fill": "add", "num_segments": 2},
+        only=("vanilla-encoder",),
+    ),
+    "large-mean": Scenario(
+        "rows whose mean is a thousand times their deviation: a variance computed as E[x²] - E[x]² loses its digits",
+        shifts={"layers.0.attention.output.bias": 1000.0},
         only=("vanilla-encoder",),
     ),
 }
@@ -113,5 +123,7 @@ def build_case(name: str, scenario: str, part: str = "model", options: dict[str,
     segments = {"num_segments": published.num_segments}
     config = published.replace(**{**SIZES, **segments, "max_positions": room, **entry.options, **(options or {})})
     weights = initialize(config, seed=0, profile=entry.profile, part=part)
+    for shifted in entry.shifts.keys() & weights.keys():
+        weights[shifted] = (weights[shifted] + entry.shifts[shifted]).astype(np.float32).astype(np.float64)
     batch = example_batch(config, entry.batch, entry.tokens, seed=0, padding=entry.padding, part=part)
     return Case(name, scenario, part, config, weights, batch)
