@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -188,6 +188,13 @@ def conduct(jobs: Sequence[Job], names: Iterable[str], settings: Settings, progr
     return Report(results, environments, settings, time.perf_counter() - started)
 
 
+def deviations_of(description: Mapping[str, Any], device: str) -> list[dict[str, Any]]:
+    """Return what a backend says that it deviates in, on a device: a list, or one for each kind of device."""
+    stated = description.get("deviations", [])
+    found = stated.get(device.partition(":")[0], []) if isinstance(stated, dict) else stated
+    return found if isinstance(found, list) else []
+
+
 class _Living:
     """The workers of a campaign that have a process, so that all can be ended at once when it is interrupted."""
 
@@ -277,6 +284,7 @@ class _Crew:
         worker = self.settings.open(self.name, self.living.add)
         self.environments[self.name] = {
             **worker.description,
+            "deviations": deviations_of(worker.description, self.settings.device),
             "import_seconds": worker.import_seconds,
             "start_seconds": worker.start_seconds,
         }

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from conformance.campaign import FAILED_WORKER, Report, Result
 from conformance.comparison import Row, Verdict
+from spec.deviations import KINDS
 from spec.errors import SpecError
 
 SHORT = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
@@ -172,6 +173,16 @@ def _explanations(name: str, results: Sequence[Result]) -> list[Text]:
     return lines
 
 
+def declarations(report: Report) -> list[str]:
+    """Say in what each backend declares that it deviates: the oracle computes it so for that backend."""
+    return [
+        f"{name} declares {entry['name']} = {entry['value']:g} (SPEC {KINDS[entry['name']].clause}): {entry['reason']}"
+        for name, about in report.environments.items()
+        for entry in about.get("deviations", [])
+        if entry.get("name") in KINDS
+    ]
+
+
 def summary(report: Report) -> str:
     """Return the number of runs, and of each status."""
     counted = {status: sum(r.status == status for r in report.results) for status in reversed(WORST_FIRST)}
@@ -185,6 +196,8 @@ def show(report: Report, console: Console, title: str, group: str = "variant") -
     console.print(matrix(report, console.width, title, group))
     console.print("A cell is the worst error in allowances over all tensors of all cases: up to 1 is rounding.", style="dim")
     console.print(failures(report))
+    for line in declarations(report):
+        console.print(line, style="dim", highlight=False)
     for name, note in report.notes.items():
         console.print(f"{name}: {note}", style="dim", highlight=False)
     console.print(summary(report), style="bold", highlight=False)

@@ -47,6 +47,9 @@ R = 4.0
 SAMPLES = 16
 """Samples of Monte Carlo arithmetic."""
 
+SHADOWS = 4
+"""Rounded runs: the first with sums as they stand, the others in orders drawn at random, half of them as fused kernels round."""
+
 UNDECIDED = 0.1
 """Share of a tap's own size that sigma may have; beyond it, and in every later tap, end to end says nothing."""
 
@@ -86,7 +89,8 @@ class Expectation:
         dtype: the precision or mode.
         values: tensor name to expected array; taps in the order of computation, then gradients in the order in which
             they are computed, last layer first.
-        sigmas: for each, the standard deviation of correct results, in its shape. Not finite: undetermined.
+        sigmas: for each, the standard deviation of correct results, in its shape. NaN: undetermined. Infinite: the
+            value is not finite, and no rounding makes it so.
         clauses: for each, the clause that defines it.
     """
 
@@ -111,15 +115,17 @@ def end_to_end(case: Case) -> Expectation:
 def local(case: Case, taps: Mapping[str, Array]) -> Expectation:
     """Return what each step of a run should have made of the run's own preceding taps.
 
-    How far a step may err is taken from the same step of the reference, which is at hand for all runs of a case; see
-    :func:`local_exactly` for a run that is far from it.
+    How far a step may err is taken from the same step of the reference, which is at hand for all runs of a case. In the
+    half precisions, where a correct run may be far from the reference, and for a run that comes near its allowance by
+    this, it has to be derived from the run's own taps: :func:`local_exactly`.
 
     Args:
         taps: of the run; those that are missing are computed from the ones before.
     """
     usual = _cached(f"local {sorted(taps)} {case.key}", lambda: _estimate(case, _truth_taps(case, taps)))
     values = _in_order(_tensors(case, Arithmetic(), taps))
-    return Expectation(case.dtype, values, usual.sigmas, usual.clauses)
+    sigmas = {name: np.maximum(usual.sigmas[name], _least(value, case.dtype)) for name, value in values.items()}
+    return Expectation(case.dtype, values, sigmas, usual.clauses)
 
 
 def local_exactly(case: Case, taps: Mapping[str, Array]) -> Expectation:
@@ -144,31 +150,35 @@ def _estimate(case: Case, forced: Mapping[str, Array] | None) -> Expectation:
     measured, shrink = ("shortened", np.sqrt(2.0) * 2.0 ** (SHORTENED_BITS - 53)) if case.dtype == "float64" else (case.dtype, 1.0)
     truth = _tensors(case, Arithmetic(), forced)
     samples = _tensors(case, MonteCarlo(measured, SAMPLES), forced)
-    shadow = _tensors(case, Arithmetic(measured), forced)
+    shadows = [
+        _tensors(case, Arithmetic(measured, shuffle=seed or None, fused=seed % 2 == 1, strict=True), forced) for seed in range(SHADOWS)
+    ]
     jumps = _jumps(case) if forced is None else {}
     values, sigmas, target = _in_order(truth), {}, precision(case.dtype)
     with np.errstate(all="ignore"):  # what is not finite is undetermined, and says so
         for name, value in values.items():
-            noise = root_mean_square(samples[name][1:] - value, 0) if len(samples[name]) > 1 else 0.0
-            rounded: Array = shadow[name].astype(np.float64) - value
-            bias = root_mean_square(rounded, -1) if rounded.ndim else abs(rounded)
-            sigma = shrink * np.hypot(noise, bias)
-            floor = np.maximum(target.unit_roundoff / np.sqrt(3) * abs(value), target.smallest_normal)
-            sigma = np.maximum(np.hypot(sigma, jumps.get(name, 0.0)), floor)
-            sigmas[name] = np.where(abs(value) > target.largest, np.nan, sigma)
+            noise = root_mean_square(samples[name][1:] - value, 0) if len(samples[name]) > 1 else np.zeros_like(value)
+            errors = np.stack([shadow[name] - value for shadow in shadows])
+            sigma = shrink * np.hypot(noise, root_mean_square(errors, (0, -1) if value.ndim else 0))
+            sigma = np.maximum(np.hypot(sigma, jumps.get(name, 0.0)), _least(value, case.dtype))
+            sigma = np.where(abs(value) > target.largest, np.nan, sigma)
+            sigmas[name] = np.where(np.isfinite(samples[name]).any(0) | np.isfinite(value), sigma, np.inf)
     return Expectation(case.dtype, values, sigmas, {name: clause_of(case.config, name, case.part) for name in values})
 
 
-def root_mean_square(values: Array, axis: int | None = None) -> Array:
-    """Return the root mean square over an axis, scaled so that squares neither overflow nor vanish.
+def _least(value: Array, dtype: str) -> Array:
+    """Return what sigma is at least: the result itself has to be rounded."""
+    target = precision(dtype)
+    least: Array = np.maximum(target.unit_roundoff / np.sqrt(3) * abs(value), target.smallest_normal)
+    return least
 
-    A single axis is left out if it is the first, and stays with size 1 if it is the last.
-    """
-    largest = np.max(abs(values), axis=axis, keepdims=True, initial=0.0)
-    with np.errstate(all="ignore"):
-        scaled = values / np.where(largest > 0, largest, 1.0)
-    root: Array = largest * np.sqrt(np.mean(np.square(scaled), axis=axis, keepdims=True)) if values.size else largest
-    return root if axis == -1 else root.reshape(root.shape[1:] if axis == 0 else ())
+
+def root_mean_square(values: Array, axes: int | tuple[int, ...]) -> Array:
+    """Return the root mean square over axes, scaled so that squares neither overflow nor vanish; a last axis stays, with size 1."""
+    largest = np.max(abs(values), axis=axes, keepdims=True, initial=0.0)
+    scaled = values / np.where(largest > 0, largest, 1.0)
+    root: Array = largest * np.sqrt(np.mean(np.square(scaled), axis=axes, keepdims=True)) if values.size else largest
+    return root.squeeze(0)
 
 
 def _jumps(case: Case) -> dict[str, Array]:

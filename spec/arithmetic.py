@@ -49,18 +49,24 @@ class Arithmetic:
         shuffle: a seed; sums then run over their terms in an order drawn from it. Mathematically nothing changes.
         fused: whether softmax and derivatives keep the storage type between their steps, as fused kernels do, and round
             their result alone.
+        strict: whether what is too large for the precision becomes NaN, which taints all that depends on it, and not
+            infinity, from which a quotient may come back looking sound.
 
     Every operation takes and returns :class:`Tensor` objects of this arithmetic; constants are Python floats. Arrays
     may have :attr:`lead` leading axes that are not part of a tensor's shape.
     """
 
     lead = 0
+    narrow_bias_gradients = False
+    """Whether those are summed in bfloat16 itself, in a run of that precision (:data:`spec.deviations.KINDS`)."""
 
-    def __init__(self, dtype: str = "float64", corner: float = 0.0, shuffle: int | None = None, fused: bool = False) -> None:
+    def __init__(
+        self, dtype: str = "float64", corner: float = 0.0, shuffle: int | None = None, fused: bool = False, strict: bool = False
+    ) -> None:
         self.precision = precision(dtype)
         self.corner = corner
         self._generator = None if shuffle is None else np.random.default_rng(shuffle)
-        self._fused = fused
+        self._fused, self._strict = fused, strict
         self._tape: list[Tensor] = []
 
     def leaf(self, values: NDArray[Any]) -> Tensor:
@@ -82,20 +88,22 @@ class Arithmetic:
             units: how many unit roundoffs of its own size correct arithmetic may err there.
             absolute: how many unit roundoffs of 1 it may err besides.
         """
-        return self.precision.round(values)
+        return self._kept(self.precision.round(values))
 
-    def settle_sum(self, values: Values, squares: Callable[[], Values], terms: float | Values) -> Values:
+    def settle_sum(self, values: Values, squares: Callable[[], Values], terms: float | Values, wide: bool = True) -> Values:
         """Return a sum as this arithmetic yields it.
 
         Args:
             squares: gives the sum of the squares of the terms.
             terms: how many there are.
+            wide: whether half precisions accumulate it in float32: only sums of products may be counted on for that
+                (SPEC PRC-2).
         """
-        return self.precision.round(values)
+        return self._kept(self.precision.round(values))
 
     def step(self, values: Values, units: float = 1.0) -> Values:
         """Settle a step within an operation, which fused kernels do not round."""
-        return values if self._fused else self.settle(values, units)
+        return self._kept(values) if self._fused else self.settle(values, units)
 
     # Sums and products.
 
@@ -147,8 +155,10 @@ class Arithmetic:
         return self._record(self._product(subscripts, a.value, b.value), *self._pulls(subscripts, a, b))
 
     def affine(self, subscripts: str, a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
-        """Contract two tensors and add a third."""
-        return self.add(self.einsum(subscripts, a, b), bias)
+        """Contract two tensors and add a bias, which is broadcast."""
+        product = self.einsum(subscripts, a, b)
+        total = self.settle(product.value + bias.value)
+        return self._record(total, (product, self._unbroadcast(product)), (bias, self._bias_pullback(bias)))
 
     def sum(self, a: Tensor, axis: int | None = None) -> Tensor:
         """Sum over one axis, counted from the end, which stays with size 1, or over all of them to a scalar."""
@@ -215,9 +225,12 @@ class Arithmetic:
         return self._record(value, (a, pullback))
 
     def sigmoid_cross_entropy(self, logits: Tensor, targets: Values) -> Tensor:
-        """Binary cross-entropy of each logit against a target of 0 or 1, without overflow."""
+        """Binary cross-entropy of each logit against a target of 0 or 1, without overflow.
+
+        Frameworks add 1 to an exponential before the logarithm, or do not: near 0 the result errs as it does near 1.
+        """
         x = logits.value
-        value = self.settle(np.maximum(x, 0) - x * targets + self.step(np.log1p(np.exp(-abs(x))), FUNCTION))
+        value = self.settle(np.maximum(x, 0) - x * targets + self.settle(np.log1p(np.exp(-abs(x))), FUNCTION, 2.0))
 
         def pullback(gradient: Values) -> Values:
             chance = self.step(0.5 * (1 + np.tanh(0.5 * x)), FUNCTION)
@@ -253,7 +266,7 @@ class Arithmetic:
             return total
 
         def pullback(gradient: Values) -> Values:
-            return self.settle_sum(gather(gradient), lambda: gather(self._one(gradient) ** 2), uses)
+            return self.settle_sum(gather(gradient), lambda: gather(self._one(gradient) ** 2), uses, wide=False)
 
         return self._record(table.value[where], (table, pullback))
 
@@ -288,9 +301,13 @@ class Arithmetic:
 
     # What the operations share.
 
+    def _kept(self, values: Values) -> Values:
+        """Return rounded values, with what is out of range marked."""
+        return np.where(np.isinf(values), np.nan, values).astype(values.dtype) if self._strict and np.isinf(values).any() else values
+
     def _one(self, values: Values) -> Values:
-        """Return what stands for all samples where there are several."""
-        return values[:1] if self.lead else values
+        """Return what stands for all samples where there are several: a perturbed one, which a single point cannot make singular."""
+        return values[-1:] if self.lead else values
 
     def _constant(self, value: float) -> Any:
         return self.precision.storage.type(value)
@@ -329,7 +346,7 @@ class Arithmetic:
         if internal and self._fused:
             return total
         terms = math.prod(values.shape[axis] for axis in axes)
-        return self.settle_sum(total, lambda: np.square(self._one(values)).sum(axes, keepdims=keepdims), terms)
+        return self.settle_sum(total, lambda: np.square(self._one(values)).sum(axes, keepdims=keepdims), terms, wide=False)
 
     def _unbroadcast(self, operand: Tensor) -> Pullback:
         """Return how a gradient sums back to the shape of an operand that was broadcast."""
@@ -342,6 +359,16 @@ class Arithmetic:
             stretched = (i + extra for i, n in enumerate(operand.shape) if n == 1 != shape[i + extra])
             axes = tuple(axis + self.lead for axis in (*range(extra), *stretched))
             return self._sum(gradient, axes, False).reshape((*gradient.shape[: self.lead], *operand.shape))
+
+        return pullback
+
+    def _bias_pullback(self, bias: Tensor) -> Pullback:
+        """Return how a gradient sums to that of a bias: term by term, each sum rounded, where a kernel does that."""
+        if not (self.narrow_bias_gradients and self.precision.name == "bfloat16"):
+            return self._unbroadcast(bias)
+
+        def pullback(gradient: Values) -> Values:
+            return functools.reduce(lambda total, term: self.settle(total + term), gradient, np.zeros(bias.shape, gradient.dtype))
 
         return pullback
 
@@ -360,6 +387,9 @@ class Arithmetic:
         a, b = self._factor(a), self._factor(b)
         terms = count_terms(subscripts, a.shape[self.lead :])
         contracted = self._contract(subscripts, a, b)
+        if self._strict and self.precision.name == "float16":
+            # In another order, or before it is scaled, a partial sum may be out of range.
+            contracted = np.where(self._contract(subscripts, abs(a), abs(b)) > self.precision.largest, np.inf, contracted)
         return self.settle_sum(contracted, lambda: self._contract(subscripts, np.square(self._one(a)), np.square(self._one(b))), terms)
 
     def _factor(self, values: Values) -> Values:

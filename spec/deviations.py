@@ -36,6 +36,7 @@ KINDS: dict[str, Kind] = {
     "softmax_floor": Kind("ATT-5", "softmax clips each entry less the largest at this number, so that no weight falls below its exponential"),
     "norm_epsilon_bits": Kind("NRM-2", "layer norm rounds its epsilon to so many significant bits, whatever the precision"),
     "log_softmax_floor": Kind("LOS-1", "log-softmax clips each entry less the largest at this number, so that a loss saturates"),
+    "narrow_bias_gradients": Kind("PRC-2", "in bfloat16 the gradient of a linear layer's bias is summed in that precision, not in float32 (value 1)"),
 }
 """Every deviation that can be declared."""
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from spec.arithmetic import Arithmetic, Tensor, Values, contract, count_terms
-from spec.precision import SHORTENED_BITS, precision
+from spec.arithmetic import Arithmetic, Pullback, Tensor, Values, contract, count_terms
+from spec.precision import precision
 
 
 class MonteCarlo(Arithmetic):
@@ -59,22 +59,10 @@ class MonteCarlo(Arithmetic):
         left, right, added = self._factor(a.value), self._factor(b.value), bias.value
         summed = self.settle_sum(
             self._contract(subscripts, left, right) + added,
-            lambda: self._contract(subscripts, np.square(left[:1]), np.square(right[:1])) + np.square(added[:1]),
+            lambda: self._contract(subscripts, np.square(self._one(left)), np.square(self._one(right))) + np.square(self._one(added)),
             count_terms(subscripts, a.shape) + 1,
         )
-        return self._record(summed, *self._pulls(subscripts, a, b), (bias, self._unbroadcast(bias)))
-
-    def add_where(self, a: Tensor, keep: NDArray[np.bool_], value: float, rounded: str) -> Tensor:
-        """Add a constant wherever ``keep`` is False, and round the sum as the precision ``rounded`` does.
-
-        Samples show by themselves how often a sum comes to lie on the other side of a rounding border, unless their
-        noise is that of fewer bits and is scaled afterwards: a step from one number to the next does not scale.
-        """
-        summed = super().add_where(a, keep, value, rounded)
-        if self.target.name != "shortened":
-            return summed
-        step = np.where(keep, 0.0, np.spacing(abs(summed.value))) * 2.0 ** (53 - SHORTENED_BITS)
-        return self._record(self._perturbed(summed.value, step), (summed, lambda g: g))
+        return self._record(summed, *self._pulls(subscripts, a, b), (bias, self._bias_pullback(bias)))
 
     def settle(self, values: Values, units: float = 1.0, absolute: float = 0.0) -> Values:
         """Perturb the result of an operation (:meth:`Arithmetic.settle`)."""
@@ -83,16 +71,31 @@ class MonteCarlo(Arithmetic):
         size += absolute * self._roundoff + self._least
         return self._perturbed(values, size)
 
-    def settle_sum(self, values: Values, squares: Callable[[], Values], terms: float | Values) -> Values:
+    def settle_sum(self, values: Values, squares: Callable[[], Values], terms: float | Values, wide: bool = True) -> Values:
         """Perturb a sum (:meth:`Arithmetic.settle_sum`), and round it to the precision if sums are wider than that."""
-        exact = self._one(values)
-        power = np.square(exact)
+        power = np.square(self._one(values))
         terms = np.maximum(terms, 1.0)
         spread = np.maximum(squares() - power / terms, 0)
         # Each sample's own sum would say the same but for rounding: one estimate serves all.
-        size = self._accumulation * np.sqrt(terms / 3 * power + (terms + 1) / 6 * spread) + self._least
+        roundoff = self._accumulation if wide else self._roundoff
+        size = roundoff * np.sqrt(terms / 3 * power + (terms + 1) / 6 * spread) + self._least
         summed = self._perturbed(values, size)
         return self.settle(summed) if self._roundoff > self._accumulation else summed
+
+    def _bias_pullback(self, bias: Tensor) -> Pullback:
+        """Return how a gradient sums to that of a bias.
+
+        Terms that are nearly equal are all rounded the same way when they are added one by one in few bits: the errors
+        of the partial sums do not cancel, and are taken together.
+        """
+        if not (self.narrow_bias_gradients and self.target.name == "bfloat16"):
+            return self._unbroadcast(bias)
+
+        def pullback(gradient: Values) -> Values:
+            partial = abs(np.cumsum(self._one(gradient), axis=1)).sum(1)
+            return self._perturbed(gradient.sum(1), self._roundoff * partial + self._least)
+
+        return pullback
 
     def _contract(self, subscripts: str, a: Values, b: Values) -> Values:
         """Contract sample by sample; an operand that is the same for all of them is taken as it is."""

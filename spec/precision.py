@@ -42,10 +42,10 @@ class Precision:
             return round_to_bits(given, SHORTENED_BITS)
         if self.name == "bfloat16":
             return _round_to_bfloat16(given)
-        if self.name == "float16":
-            with np.errstate(over="ignore"):
-                return given.astype(np.float16).astype(np.float32)
-        return given.astype(self.storage)
+        if given.dtype == self.storage and self.name != "float16":
+            return given
+        with np.errstate(over="ignore"):
+            return given.astype(np.float16).astype(np.float32) if self.name == "float16" else given.astype(self.storage)
 
     def round_factor(self, values: Array) -> Array:
         """Round a factor of a matrix product, where the precision does that (TF32)."""

@@ -97,8 +97,11 @@ def compute(
     dtype: str = "float64",
     forced: Mapping[str, Array] | None = None,
     deviations: Deviations = NONE,
+    model: Callable[..., _Reference] | None = None,
 ) -> Truth:
     """Compute a part of the model in any kind of arithmetic; the other arguments are those of :func:`reference`.
+
+    ``model`` stands in for the model that is specified, as something that goes wrong in one of its steps.
 
     The arrays of a :class:`spec.montecarlo.MonteCarlo` arithmetic have a leading axis of samples, of size 1 where no
     sample can differ from another.
@@ -106,14 +109,15 @@ def compute(
     validate_weights(config, weights, part)
     validate_batch(config, batch, part)
     rounded_weights, rounded_batch = round_inputs(weights, batch, dtype)
-    model = _Reference(config, rounded_weights, rounded_batch, dtype, arithmetic, forced or {}, deviations)
+    arithmetic.narrow_bias_gradients = bool(deviations.get("narrow_bias_gradients"))
+    run = (model or _Reference)(config, rounded_weights, rounded_batch, dtype, arithmetic, forced or {}, deviations)
     with np.errstate(all="ignore"):  # infinities and NaN are results here, and are judged
-        loss = model.run(part)
-        taps = {name: tensor.value for name, tensor in model.taps.items()}
+        loss = run.run(part)
+        taps = {name: tensor.value for name, tensor in run.taps.items()}
         truth = Truth(taps[output_name(config, part)], loss.value, taps)
         if gradients:
-            model.a.backward(loss)
-            truth.gradients = {name: model.gradient(name) for name in trainable(config, part)}
+            run.a.backward(loss)
+            truth.gradients = {name: run.gradient(name) for name in trainable(config, part)}
     return truth
 
 
