@@ -4,13 +4,16 @@ VENV ?= .venv
 RUN := $(VENV)/bin
 CONSTRAINTS := constraints/py311.txt
 
-.PHONY: check test lint golden cases readme clean
+.PHONY: check test slow lint golden cases readme clean
 
 check: $(VENV)/installed
 	$(RUN)/concord check
 
 test: $(VENV)/installed
 	$(RUN)/python -m pytest -n 2 --dist loadgroup
+
+slow: $(VENV)/installed
+	$(RUN)/python -m pytest -n 2 --dist loadgroup -m slow
 
 lint: $(VENV)/installed
 	$(RUN)/ruff check .

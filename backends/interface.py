@@ -36,7 +36,7 @@ class Request:
         batch: the inputs of the part.
         part: one of :data:`spec.PARTS`.
         dtype: ``"float64"``, ``"float32"``, ``"bfloat16"`` or ``"float16"``.
-        implementation: one of :data:`IMPLEMENTATIONS`.
+        implementation: one of :data:`IMPLEMENTATIONS`, or a name with a colon: one of the backend's own.
         execution: one of :data:`EXECUTIONS`.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
         taps: whether to return every intermediate tensor.
@@ -66,7 +66,7 @@ class Request:
         check_part(self.part)
         precision(self.dtype)
         for kind, name, known in (("implementation", self.implementation, IMPLEMENTATIONS), ("execution", self.execution, EXECUTIONS)):
-            if name not in known:
+            if name not in known and not (kind == "implementation" and ":" in name):
                 raise unknown(kind, name, list(known))
         if self.device.split(":")[0] not in ("cpu", "cuda"):
             raise unknown("device", self.device, ["cpu", "cuda"])

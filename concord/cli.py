@@ -5,12 +5,14 @@ Exit codes: 0 agrees; 1 diverges; 2 bad usage or input; 3 a backend crashed or i
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +26,10 @@ import backends
 import spec
 from concord import options
 from conformance import campaign, check_jobs, doctor, dump, published, record, report
-from conformance.check import DTYPES, check_cases, job_of
+from conformance.check import DTYPES, QUICK, check_cases, job_of
+from conformance.html import page
+from conformance.mutants import matrix
+from conformance.mutants import table as mutants_table
 from spec.errors import SpecError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help="One Transformer classifier in four frameworks, and the proof that they compute the same.")
@@ -50,26 +55,32 @@ def main() -> None:
         sys.exit(INTERRUPTED)
 
 
-def _run(jobs: Sequence[campaign.Job], names: Sequence[str], settings: campaign.Settings) -> campaign.Report:
-    """Run a campaign with a bar for each backend, where somebody watches."""
+@contextmanager
+def _bars(total: int, names: Sequence[str]) -> Iterator[campaign.Progress]:
+    """Show a bar for each backend, where somebody watches."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[now]}"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        tasks = {name: bars.add_task(name, total=len(jobs), now="starting") for name in names}
+        tasks = {name: bars.add_task(name, total=total, now="starting") for name in names}
+        yield lambda name, done: bars.update(tasks[name], advance=0 if done == "started" else 1, now=done)
 
-        def progress(name: str, done: str) -> None:
-            bars.update(tasks[name], advance=0 if done == "started" else 1, now=done)
 
+def _run(jobs: Sequence[campaign.Job], names: Sequence[str], settings: campaign.Settings) -> campaign.Report:
+    with _bars(len(jobs), names) as progress:
         return campaign.conduct(jobs, names, settings, progress)
 
 
 def _finish(
-    result: campaign.Report, console: Console, kind: str, json: Path | None, group: str, title: str, markdown: Path | None = None
+    result: campaign.Report, console: Console, kind: str, json: Path | None, html: Path | None, group: str, title: str, markdown: Path | None = None
 ) -> None:
     report.show(result, console, title, group)
+    data = record.record(result, kind, title) if json or html else {}
     if json is not None:
-        record.write(json, record.record(result, kind))
+        record.write(json, data)
         console.print(f"written: {json}", highlight=False)
+    if html is not None:
+        record.save(html, page(data))
+        console.print(f"written: {html}", highlight=False)
     if markdown is not None:
         report.put_into(markdown, "check", report.markdown(result))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
@@ -87,8 +98,10 @@ def check(
     execution: options.Execution = "eager",
     part: options.Part = "model",
     case: options.Cases = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Only float32, unless --dtype says otherwise: half the time, and what shows in float64 alone is not seen.")] = False,
     from_dump: Annotated[Path | None, typer.Option("--from-dump", metavar="DIR", help="Judge runs that came back as files for cases written by 'concord export-case'.")] = None,
     json: options.Json = None,
+    html: options.Html = None,
     markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", help="Put the table between the markers of a Markdown file.")] = None,
     python: options.Python = None,
     ssh: options.Ssh = None,
@@ -98,17 +111,17 @@ def check(
 ) -> None:
     """Run the standard cases on every backend and judge them against the oracle."""
     console = Console()
-    _writable(json)
+    _writable(json, html)
     if from_dump is not None:
-        _finish(dump.judge_dumps(from_dump), console, "check", json, "variant", f"Runs from {from_dump}")
-    dtypes = _once(dtype) or list(DTYPES)
+        _finish(dump.judge_dumps(from_dump), console, "check", json, html, "variant", f"Runs from {from_dump}")
+    dtypes = _once(dtype) or list(QUICK if quick else DTYPES)
     settings, names, cases = _all(
         lambda: options.settings(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads),
         lambda: _names(backend, python, ssh),
         lambda: check_cases(_once(variant), dtypes, part, case),
     )
     result = _run([job_of(case, dtype) for case in cases for dtype in dtypes], names, settings)
-    _finish(result, console, "check", json, "variant", f"Conformance: {part}, {implementation}, {execution}, {device}", markdown)
+    _finish(result, console, "check", json, html, "variant", f"Conformance: {part}, {implementation}, {execution}, {device}", markdown)
 
 
 @app.command()
@@ -119,6 +132,7 @@ def golden(
     implementation: options.Implementation = "explicit",
     execution: options.Execution = "eager",
     json: options.Json = None,
+    html: options.Html = None,
     python: options.Python = None,
     ssh: options.Ssh = None,
     time_limit: options.TimeLimit = options.DEFAULT_TIME_LIMIT,
@@ -126,7 +140,7 @@ def golden(
     threads: options.Threads = None,
 ) -> None:
     """Compare every backend with tensors that the published sources themselves computed."""
-    _writable(json)
+    _writable(json, html)
     settings, names, collection = _all(
         lambda: options.settings(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads),
         lambda: _names(backend, python, ssh),
@@ -134,7 +148,46 @@ def golden(
     )
     result = _run(collection.jobs, names, settings)
     result.notes.update(collection.notes)
-    _finish(result, Console(), "golden", json, "source", f"Golden files of {directory}")
+    _finish(result, Console(), "golden", json, html, "source", f"Golden files of {directory}")
+
+
+@app.command()
+def mutants(
+    backend: Annotated[list[str] | None, typer.Option("--backend", metavar="B", help="torch, tf, paddle or jax; may be repeated. Default: all that are installed.")] = None,
+    mutant: Annotated[list[str] | None, typer.Option("--mutant", metavar="M", help="A mutant by name; may be repeated. Default: all.")] = None,
+    json: options.Json = None,
+    time_limit: options.TimeLimit = options.DEFAULT_TIME_LIMIT,
+    memory_limit: options.MemoryLimit = None,
+    threads: options.Threads = None,
+) -> None:
+    """Put porting bugs into every backend, and show which are found, where, and by how much."""
+    console = Console()
+    _writable(json)
+    settings, names, chosen = _all(
+        lambda: options.settings(backend, time_limit=time_limit, memory_limit=memory_limit, threads=threads),
+        lambda: matrix.mutable(_once(backend)),
+        lambda: matrix.chosen(_once(mutant)),
+    )
+    with _bars(len(chosen), names) as progress:
+        found = matrix.conduct(chosen, names, settings, progress)
+    mutants_table.show(found, console)
+    if json is not None:
+        record.write(json, found.as_dict())
+        console.print(f"written: {json}", highlight=False)
+    raise typer.Exit(found.exit_code)
+
+
+@app.command(name="report")
+def report_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What --json wrote.")],
+    html: Annotated[Path, typer.Option("--html", metavar="FILE", help="Where to write the page.")],
+) -> None:
+    """Make the page of an earlier run from its JSON."""
+    if file.resolve() == html.resolve():
+        raise SpecError(f"{html}: is the record itself; name another file for the page")
+    _writable(html)
+    record.save(html, page(record.read(file)))
+    Console().print(f"written: {html}", highlight=False)
 
 
 @app.command(name="export-case")
@@ -148,6 +201,52 @@ def export_case(
     """Write standard cases as files that can be run anywhere; judge what comes back with 'concord check --from-dump DIR'."""
     written = dump.export_cases(directory, check_jobs(_once(variant), _once(dtype) or DTYPES, part, case))
     Console().print(f"{len(written)} cases written to {directory}; put run.safetensors beside each case.json", highlight=False)
+
+
+@app.command()
+def fuzz(
+    backend: options.Backends = None,
+    cases: Annotated[int | None, typer.Option("--cases", metavar="N", help="How many random cases. Default: 100; with --time: no limit.")] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="S", help="What the cases follow from.")] = 0,
+    seconds: Annotated[float | None, typer.Option("--time", metavar="SECONDS", help="Stop after this time.")] = None,
+    dtype: options.Dtypes = None,
+    part: options.Parts = None,
+    shapes: Annotated[int, typer.Option("--shapes", metavar="N", help="How many tuples of sizes the cases share; 0: each has its own.")] = 12,
+    arriving: Annotated[bool, typer.Option("--end-to-end", help="Judge end to end too; it decides nothing, and takes as long again.")] = False,
+    stop_first: Annotated[bool, typer.Option("--stop-first", help="Stop at the first failure.")] = False,
+    sets: Annotated[int | None, typer.Option("--sets", metavar="N", help="Sets of workers on this machine, each judged by a process of its own. Default: 1.")] = None,
+    host: Annotated[list[str] | None, typer.Option("--host", metavar="HOST[:DIR]", help="One more set, whose workers run there by ssh, from a checkout in DIR; may be repeated.")] = None,
+    scheduler: Annotated[str | None, typer.Option("--scheduler", metavar="ADDRESS", help="Run on a Dask cluster instead, for example tcp://host:8786.")] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where failures are written.")] = Path("concord-fuzz"),
+    replay: Annotated[Path | None, typer.Option("--replay", metavar="DIR", help="Run failures again that were written there.")] = None,
+    json: options.Json = None,
+    device: options.Device = "cpu",
+    implementation: options.Implementation = "explicit",
+    execution: options.Execution = "eager",
+    python: options.Python = None,
+    ssh: options.Ssh = None,
+    time_limit: options.TimeLimit = options.DEFAULT_TIME_LIMIT,
+    memory_limit: options.MemoryLimit = None,
+    threads: Annotated[int, typer.Option("--threads", metavar="N", help="Computing threads of each backend.")] = 1,
+) -> None:
+    """Run random cases on every backend, and make each failure as small as can be."""
+    from concord import fuzzing  # hypothesis takes long to import, and nothing else needs it
+
+    _writable(json)
+    settings, names, again, plan, _ = _all(
+        lambda: options.settings(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads),
+        lambda: _names(backend, python, ssh),
+        lambda: fuzzing.Replay(replay) if replay is not None else None,
+        lambda: fuzzing.plan(_once(backend) or backends.names(), seed, cases, seconds, _once(dtype), _once(part), shapes, arriving, stop_first),
+        lambda: fuzzing.check_places(sets, host, scheduler, out),
+    )
+    if again is None:
+        findings = fuzzing.run(plan, settings, sets, host, scheduler, out, json)
+        raise typer.Exit(INTERRUPTED if findings.interrupted else findings.exit_code)
+    names = _once(backend) or list(dict.fromkeys([*again.backends, *names]))
+    result = _run(again.jobs, names, dataclasses.replace(settings, asked=tuple(backend or again.backends)))
+    again.tell(result, Console())
+    _finish(result, Console(), "check", json, None, "case", f"Failures of {replay}, run again")
 
 
 @app.command()
@@ -245,10 +344,18 @@ def _once(values: list[str] | None) -> list[str] | None:
     return list(dict.fromkeys(values)) if values else None
 
 
-def _writable(path: Path | None) -> None:
-    """Refuse a file that cannot be written before anything runs."""
-    if path is None:
-        return
+def _writable(*paths: Path | None) -> None:
+    """Refuse files that cannot be written, or are one and the same, before anything runs."""
+    given = [path for path in paths if path is not None]
+    problems = [problem for path in given if (problem := _obstacle(path))]
+    if len({path.resolve() for path in given}) < len(given):
+        problems.append(f"{given[0]}: is named twice")
+    if problems:
+        raise SpecError(problems)
+
+
+def _obstacle(path: Path) -> str | None:
+    """Return what keeps a file from being written."""
     folder = path.parent
     problem = (
         errno.EISDIR if path.is_dir()
@@ -257,5 +364,4 @@ def _writable(path: Path | None) -> None:
         else errno.EACCES if not os.access(folder, os.W_OK)
         else None
     )  # fmt: skip
-    if problem:
-        raise SpecError(f"{path}: cannot be written: {os.strerror(problem)}")
+    return f"{path}: cannot be written: {os.strerror(problem)}" if problem else None

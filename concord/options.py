@@ -23,8 +23,10 @@ Device = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.")]
 Implementation = Annotated[str, typer.Option("--implementation", help="explicit: written out as the sources write it.")]
 Execution = Annotated[str, typer.Option("--execution", help="eager or compiled.")]
 Part = Annotated[str, typer.Option("--part", help="model, encoder, stack, attention or dot_product.")]
+Parts = Annotated[list[str] | None, typer.Option("--part", metavar="P", help="model, encoder, stack, attention or dot_product; may be repeated. Default: all, mostly model.")]
 Cases = Annotated[list[str] | None, typer.Option("--case", metavar="C", help="A standard case by name; may be repeated. Default: all.")]
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results as JSON.")]
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the results as a page: one file that needs nothing else.")]
 Python = Annotated[list[str] | None, typer.Option("--python", metavar="B=PATH", help="Run a backend with the interpreter of another environment.")]
 Ssh = Annotated[list[str] | None, typer.Option("--ssh", metavar="B=HOST[:DIR]", help="Run a backend on another host, from a checkout in DIR.")]
 TimeLimit = Annotated[float, typer.Option("--time-limit", metavar="SECONDS", help="Time that one run may take.")]
@@ -51,7 +53,8 @@ def settings(
     """
     problems: list[str] = []
     interpreters, hosts = _pairs("--python", python, problems), _pairs("--ssh", ssh, problems)
-    _known("implementation", implementation, IMPLEMENTATIONS, problems)
+    if ":" not in implementation:  # a name with a colon is a backend's own
+        _known("implementation", implementation, IMPLEMENTATIONS, problems)
     _known("execution", execution, EXECUTIONS, problems)
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         problems.append(f"--device is {device!r} but must be cpu, cuda or cuda:N")

@@ -34,7 +34,7 @@ class Job:
         case: the name of the case.
         expectation: gives tensors to compare with in place of the reference's.
         derive: how the tensors of a run become those that are expected, where they are not the same.
-        rules: the precision or mode whose rounding is allowed for, where it is not that of ``dtype``.
+        arriving: whether to judge end to end too where that does not decide.
     """
 
     group: str
@@ -46,20 +46,23 @@ class Job:
     batch: Batch
     expectation: Published | None = None
     derive: Derivation | None = None
-    rules: str | None = None
+    arriving: bool = True
 
     @property
     def name(self) -> str:
         """A name for progress and files."""
         return f"{self.case}-{self.dtype}"
 
-    def judge(self, run: Run) -> Verdict:
+    def judge(self, run: Run, rules: str | None = None) -> Verdict:
         """Judge a run of this job.
+
+        Args:
+            rules: the precision or mode whose rounding is allowed for, where it is not that of ``dtype``.
 
         Raises:
             SpecError: for a deviation that cannot be understood.
         """
-        return judge(self.config, self.weights, self.batch, run, self.part, self.expectation, self.derive, self.rules)
+        return judge(self.config, self.weights, self.batch, run, self.part, self.expectation, self.derive, rules, self.arriving)
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,12 @@ class Settings:
     time_limit: float = TIME_LIMIT
     memory_limit: int | None = None
     threads: int | None = None
+
+    @property
+    def rules(self) -> str | None:
+        """The mode that an implementation ``emulate:MODE`` imitates, and by whose rules it is judged."""
+        kind, _, mode = self.implementation.partition(":")
+        return mode if kind == "emulate" else None
 
     def open(self, name: str, opened: Callable[[Worker], None] = lambda worker: None) -> Worker:
         """Start the worker of a backend; ``opened`` is called as :class:`backends.worker.Worker` says."""
@@ -263,7 +272,7 @@ class _Crew:
                 status = "missing" if self.name in self.settings.asked else "absent"
             return result(status, failure.detail, stderr=failure.stderr)
         try:
-            verdict = job.judge(run)
+            verdict = job.judge(run, self.settings.rules)
         except (SpecError, LookupError, TypeError, ValueError) as error:  # for example tensors whose shapes cannot be added
             return result("error", f"its answer cannot be judged: {type(error).__name__}: {error}")
         return result(verdict.status, verdict=verdict)

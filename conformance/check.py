@@ -14,6 +14,9 @@ from spec.tensors import PARTS
 DTYPES = ("float64", "float32")
 """The precisions that are checked unless others are asked for."""
 
+QUICK = ("float32",)
+"""Those of a quick check."""
+
 
 def check_cases(variants: Sequence[str] | None = None, dtypes: Sequence[str] = DTYPES, part: str = "model", cases: Sequence[str] | None = None) -> list[Case]:
     """Return the cases of a check.

@@ -16,7 +16,7 @@ from conformance.causes import Cause, explain
 from conformance.tolerance import Case, Expectation, R, Z, root_mean_square
 from spec.batch import Batch
 from spec.config import EncoderConfig
-from spec.deviations import Deviations, declared
+from spec.deviations import Deviations, declared, in_precision
 from spec.parameters import Weights
 from spec.precision import Precision, precision
 from spec.tensors import output_name
@@ -194,6 +194,7 @@ def judge(
     expectation: Published | None = None,
     derive: Derivation | None = None,
     dtype: str | None = None,
+    arriving: bool = True,
 ) -> Verdict:
     """Judge a run against the oracle.
 
@@ -204,13 +205,19 @@ def judge(
         expectation: gives tensors to compare with in place of the reference's, end to end.
         derive: how the tensors of the run become those that are expected, where they are not the same.
         dtype: the precision or mode to judge by; by default the run's.
+        arriving: whether to judge end to end too where that does not decide; it takes as long as all the rest.
 
     Raises:
         SpecError: for a deviation that cannot be understood.
     """
-    case = Case(config, weights, batch, part, dtype or run.dtype, declared(run.info.get("deviations", [])))
-    judging = _Judging(case, run, expectation(case.deviations) if expectation else tolerance.end_to_end(case), derive)
-    return judging.verdict(local=expectation is None and bool(run.taps))
+    dtype = dtype or run.dtype
+    case = Case(config, weights, batch, part, dtype, in_precision(declared(run.info.get("deviations", [])), dtype))
+    local = expectation is None and bool(run.taps)
+    if expectation is not None:
+        wanted = expectation(case.deviations)
+    else:
+        wanted = tolerance.end_to_end(case) if arriving or not local else tolerance.plain(case)
+    return _Judging(case, run, wanted, derive).verdict(local, arriving or not local)
 
 
 class _Judging:
@@ -226,12 +233,14 @@ class _Judging:
             self.delivered = derive(self.delivered)
         self.undelivered = list(run.info.get("undelivered_taps", []))
 
-    def verdict(self, local: bool) -> Verdict:
+    def verdict(self, local: bool, arriving: bool) -> Verdict:
+        """Judge every requested tensor, in one way or both."""
         wanted = [name for name in self.expectation.values if self.requested(name)]
         faults = {name: self.fault(name) for name in wanted}
-        arriving = {name: self.end_to_end(name) for name in wanted if faults[name] is None}
-        committed = self.local(list(arriving)) if local else {}
-        table = [faults[name] or self.row(name, committed.get(name), arriving[name]) for name in wanted]
+        sound = [name for name in wanted if faults[name] is None]
+        committed = self.local(sound) if local else {}
+        arrived = {name: self.end_to_end(name) for name in sound} if arriving else {}
+        table = [faults[name] or self.row(name, committed.get(name), arrived.get(name)) for name in wanted]
         verdict = Verdict(table)
         first = verdict.first_divergence
         if not local or first is None or first.local is None:
@@ -266,8 +275,9 @@ class _Judging:
             return fault(f"the run's {'output' if name == self.output else 'loss'} is not its tap of this name")
         return None
 
-    def row(self, name: str, local: Judgement | None, end_to_end: Judgement) -> Row:
+    def row(self, name: str, local: Judgement | None, end_to_end: Judgement | None) -> Row:
         deciding = local or end_to_end
+        assert deciding is not None
         return Row(name, self.expectation.clauses[name], deciding.status, local, end_to_end, deciding.note, deciding.size)
 
     def end_to_end(self, name: str) -> Judgement:
@@ -298,7 +308,7 @@ class _Judging:
 
     def forced(self) -> dict[str, Array]:
         """Return the run's taps that others can be recomputed from."""
-        names = [name for name, value in tolerance.end_to_end(self.case).values.items() if name in self.run.taps and self.run.taps[name].shape == value.shape]
+        names = [name for name, value in tolerance.plain(self.case).values.items() if name in self.run.taps and self.run.taps[name].shape == value.shape]
         return {name: self.run.taps[name].astype(np.float64) for name in names if name != "loss"}
 
     def local(self, names: Sequence[str]) -> dict[str, Judgement]:

@@ -26,17 +26,21 @@ class Kind:
     Attributes:
         clause: of SPEC.md that it departs from.
         meaning: of its value.
+        dtypes: the precisions in which it makes a difference; all, if there are none.
     """
 
     clause: str
     meaning: str
+    dtypes: tuple[str, ...] = ()
 
 
 KINDS: dict[str, Kind] = {
     "softmax_floor": Kind("ATT-5", "softmax clips each entry less the largest at this number, so that no weight falls below its exponential"),
-    "norm_epsilon_bits": Kind("NRM-2", "layer norm rounds its epsilon to so many significant bits, whatever the precision"),
+    "norm_epsilon_bits": Kind("NRM-2", "layer norm rounds its epsilon to so many significant bits, whatever the precision", ("float64",)),
     "log_softmax_floor": Kind("LOS-1", "log-softmax clips each entry less the largest at this number, so that a loss saturates"),
-    "narrow_bias_gradients": Kind("PRC-2", "in bfloat16 the gradient of a linear layer's bias is summed in that precision, not in float32 (value 1)"),
+    "narrow_bias_gradients": Kind(
+        "PRC-2", "the gradient of a linear layer's bias is summed in bfloat16 itself, not in float32 (value 1)", ("bfloat16",)
+    ),
 }
 """Every deviation that can be declared."""
 
@@ -64,3 +68,8 @@ def declared(entries: Sequence[Mapping[str, Any]]) -> Deviations:
     if problems:
         raise SpecError(problems)
     return found
+
+
+def in_precision(deviations: Deviations, dtype: str) -> Deviations:
+    """Return those that make a difference in a precision."""
+    return {name: value for name, value in deviations.items() if not KINDS[name].dtypes or dtype in KINDS[name].dtypes}

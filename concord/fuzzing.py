@@ -1,0 +1,156 @@
+"""What ``concord fuzz`` does with its options."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from conformance import campaign, record
+from conformance.fuzz import Findings, Plan, hunt, places, read_found, summary, write_failures
+from conformance.fuzz.findings import FAILED
+from conformance.fuzz.spread import Progress as Told
+from spec.errors import SpecError, unknown
+from spec.precision import PRECISIONS
+from spec.tensors import PARTS
+
+CASES = 100
+"""Cases of a hunt unless a number or a time is given."""
+
+
+def plan(
+    names: Sequence[str],
+    seed: int,
+    cases: int | None,
+    seconds: float | None,
+    dtypes: Sequence[str] | None,
+    parts: Sequence[str] | None,
+    shapes: int,
+    arriving: bool,
+    stop_first: bool,
+) -> Plan:
+    """Return the plan that the options describe.
+
+    Args:
+        cases, seconds: either may be absent, both: :data:`CASES`.
+
+    Raises:
+        SpecError: listing every option that cannot be understood.
+    """
+    problems = [str(unknown("dtype", name, list(PRECISIONS))) for name in dtypes or [] if name not in PRECISIONS]
+    problems += [str(unknown("part", name, list(PARTS))) for name in parts or [] if name not in PARTS]
+    for option, value, least in (("--seed", seed, 0), ("--cases", cases, 1), ("--shapes", shapes, 0)):
+        if value is not None and value < least:
+            problems.append(f"{option} is {value} but must be at least {least}")
+    if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
+        problems.append(f"--time is {seconds:g} but must be finite and above 0")
+    if problems:
+        raise SpecError(problems)
+    return Plan(
+        names=tuple(names),
+        seed=seed,
+        cases=CASES if cases is None and seconds is None else cases,
+        dtypes=tuple(dtypes or ("float32",)),
+        parts=tuple(parts or PARTS),
+        shapes=shapes,
+        arriving=arriving,
+        stop_first=stop_first,
+        until=None if seconds is None else time.time() + seconds,
+    )
+
+
+def check_places(sets: int | None, hosts: Sequence[str] | None, scheduler: str | None, out: Path) -> None:
+    """Refuse places that exclude each other, and a folder that cannot be written.
+
+    Raises:
+        SpecError: listing every problem.
+    """
+    least = 0 if hosts else 1
+    problems = [f"--sets is {sets} but must be at least {least}"] if sets is not None and sets < least else []
+    problems += [f"--host is {host!r} but must be HOST or HOST:DIR" for host in hosts or [] if not host.partition(":")[0]]
+    if scheduler is not None and (sets is not None or hosts):
+        problems.append("--scheduler takes the place of --sets and --host; give either")
+    there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    reason = errno.ENOTDIR if not there.is_dir() else errno.EACCES if not os.access(there, os.W_OK) else None
+    if reason:
+        problems.append(f"--out {out}: cannot be written: {os.strerror(reason)}")
+    if problems:
+        raise SpecError(problems)
+
+
+@contextlib.contextmanager
+def _bars(chosen: Plan, names: Sequence[str], chunks: str) -> Iterator[Told]:
+    """Show a bar for each set of workers, where somebody watches."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn(chunks))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        tasks = {name: bars.add_task(name, total=chosen.cases) for name in names}
+        yield lambda name, done: bars.update(tasks[name], completed=done)
+
+
+def run(
+    chosen: Plan, settings: campaign.Settings, sets: int | None, hosts: Sequence[str] | None, scheduler: str | None, out: Path, json: Path | None
+) -> Findings:
+    """Hunt, print what was found, and write it.
+
+    Raises:
+        SpecError: if a scheduler does not answer, or something cannot be written.
+    """
+    where = places(settings, chosen.names, 1 if sets is None else sets, hosts or (), scheduler)
+    chunks = "cases" if chosen.chunks is None else f"cases, {chosen.chunks} chunk{'' if chosen.chunks == 1 else 's'} of {chosen.chunk}"
+    with _bars(chosen, [place.name for place in where], chunks) as progress:
+        findings = hunt(chosen, where, progress)
+    console = Console()
+    folders = write_failures(out, findings, settings)
+    summary.show(findings, console, settings, folders)
+    if json is not None:
+        record.write(json, {**findings.as_dict(), "plan": _described(chosen), "folders": {name: str(path) for name, path in folders.items()}})
+        console.print(f"written: {json}", highlight=False)
+    return findings
+
+
+def _described(chosen: Plan) -> dict[str, object]:
+    fields = ("names", "seed", "cases", "dtypes", "parts", "shapes", "chunk", "arriving", "stop_first")
+    return {name: getattr(chosen, name) for name in fields}
+
+
+class Replay:
+    """Failures that were found before.
+
+    Args:
+        folder: of one or of many.
+
+    Raises:
+        SpecError: if there is none, or a file is corrupt.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.found = read_found(folder)
+
+    @property
+    def jobs(self) -> list[campaign.Job]:
+        """What is to be run again."""
+        return [job for job, _ in self.found]
+
+    @property
+    def backends(self) -> list[str]:
+        """The backends that failed."""
+        return list(dict.fromkeys(str(about["backend"]) for _, about in self.found))
+
+    def tell(self, report: campaign.Report, console: Console) -> None:
+        """Say of each failure whether it is still one."""
+        for job, about in self.found:
+            again = [r for r in report.results if (r.backend, r.case, r.dtype) == (about["backend"], job.case, job.dtype)]
+            for result in again:
+                still = result.status in FAILED
+                same = "still fails" if still else "no longer fails"
+                style = "bold red" if still else "green"
+                console.print(Text(f"{job.case}: {result.backend} {same}: was {about['status']}, is {result.status}", style=style))

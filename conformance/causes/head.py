@@ -1,0 +1,191 @@
+"""Mistakes in activations, pooling, head and loss (SPEC FFN-2, HED-1 to HED-3, LOS-1 to LOS-4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.causes.hypothesis import Hypothesis, changed, options
+from conformance.causes.question import Question
+from conformance.causes.step import Change, Step
+from spec.arithmetic import Tensor
+
+Flags = NDArray[np.bool_]
+Function = Callable[[Any], Any]
+
+
+def logistic(x: Any) -> Any:
+    """Return 1 / (1 + exp(-x))."""
+    return 0.5 * (1 + np.tanh(0.5 * x))
+
+
+def erf_by_polynomial(x: Any) -> Any:
+    """Return erf to 1.5e-7 (Abramowitz and Stegun, 7.1.26)."""
+    t = 1 / (1 + 0.3275911 * abs(x))
+    polynomial = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    return np.sign(x) * (1 - polynomial * np.exp(-x * x))
+
+
+ERF = np.frompyfunc(math.erf, 1, 1)
+
+
+def erf(x: Any) -> Any:
+    """Return erf."""
+    return ERF(x).astype(x.dtype)
+
+
+def gelu_tanh(cubic: float = 0.044715, factor: float = math.sqrt(2 / math.pi)) -> Function:
+    """Return what x is multiplied by in the approximation of GELU, with other constants."""
+    return lambda x: 0.5 * (1 + np.tanh(factor * (x + cubic * x * x * x)))
+
+
+def of_activation(question: Question, tap: str) -> Iterator[Hypothesis]:
+    """Yield what may be wrong with the activation."""
+    inner, bias = tap.replace("activation", "inner"), tap.replace("activation", "inner.bias")
+
+    def gate(name: str, text: str, function: Function) -> Hypothesis:
+        """Return the hypothesis of x times a function of x."""
+
+        def change(m: Step, tap: str, y: Tensor) -> Tensor:
+            return m.a.multiply(m.now[inner], m.function(m.now[inner], function, absolute=True))
+
+        return changed(name, text, "FFN-2", change)
+
+    def elementwise(name: str, text: str, function: Function) -> Hypothesis:
+        return changed(name, text, "FFN-2", lambda m, tap, y: m.function(m.now[inner], function))
+
+    def before_bias(m: Step, tap: str, y: Tensor) -> Tensor:
+        return m.a.add(m.activation(m.a.subtract(m.now[inner], m.weights[bias]), None), m.weights[bias])
+
+    yield from options(question.config, "activation", ("relu", "gelu_erf", "gelu_tanh"), "FFN-2")
+    yield gate("quick_gelu", "x sigmoid(1.702 x), the quick GELU", lambda x: logistic(1.702 * x))
+    yield gate("silu", "x sigmoid(x)", logistic)
+    yield gate("gelu_without_root", "a GELU with erf(x) instead of erf(x / sqrt(2))", lambda x: 0.5 * (1 + erf(x)))
+    if question.config.activation == "gelu_erf":
+        yield gate(
+            "gelu_by_polynomial", "a GELU whose erf is approximated to 1.5e-7", lambda x: 0.5 * (1 + erf_by_polynomial(x * math.sqrt(0.5)))
+        )
+    for cubic in (0.0, 0.44715, 0.0044715, 0.044715**2, 0.04715, 0.0447):
+        yield gate("gelu_cubic_term", f"a GELU whose cubic term has the factor {cubic:g}", gelu_tanh(cubic))
+    for factor, text in (
+        (2 / math.pi, "2 / pi"),
+        (math.sqrt(math.pi / 2), "sqrt(pi / 2)"),
+        (1.0, "1"),
+        (math.sqrt(2) / math.pi, "sqrt(2) / pi"),
+    ):
+        yield gate("gelu_inner_factor", f"a GELU whose tanh has the factor {text} instead of sqrt(2 / pi)", gelu_tanh(factor=factor))
+    for slope in (0.01, 0.1, 0.2):
+        yield elementwise("leaky_relu", f"a ReLU that lets {slope:g} of what is negative through", _leaky(slope))
+    yield elementwise("elu", "an ELU", lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))))
+    if question.config.activation == "relu":
+        yield elementwise("relu6", "a ReLU that is clipped at 6", lambda x: np.clip(x, 0, 6))
+    yield elementwise("tanh_activation", "tanh", np.tanh)
+    yield changed("no_activation", "no activation", "FFN-2", lambda m, tap, y: m.now[inner])
+    yield changed("activation_before_bias", f"`{bias}` added after the activation", "FFN-1", before_bias)
+
+
+def _leaky(slope: float) -> Function:
+    return lambda x: np.where(x > 0, x, slope * x)
+
+
+def of_outer(question: Question, tap: str) -> Iterator[Hypothesis]:
+    """Yield what may be wrong with the end of the feed-forward sublayer, besides the linear layer."""
+    yield changed("activation_twice", "an activation after the second linear layer too", "FFN-1", lambda m, tap, y: m.activation(y, None))
+
+
+# Pooling.
+
+
+def of_pooling(question: Question, tap: str) -> Iterator[Hypothesis]:
+    """Yield what may be wrong with the pooled vector."""
+    yield from (of_flattening if question.config.pooling == "flatten" else of_vector)(_last_of_encoder(question))
+
+
+def of_flattening(last: str) -> Iterator[Hypothesis]:
+    """Yield other ways to flatten."""
+
+    def features_first(m: Step, tap: str, y: Tensor) -> Tensor:
+        return m.rearranged(m.now[last], lambda numbers: numbers.swapaxes(1, 2).reshape(y.shape))
+
+    def without_padding(m: Step, tap: str, y: Tensor) -> Tensor:
+        return m.a.reshape(m.a.replace(m.now[last], m.key_mask()[..., None], 0.0), y.shape)
+
+    yield changed("flatten_order", "features flattened before tokens", "HED-1", features_first)
+    yield changed("padding_flattened_as_zero", "padded rows that are set to 0", "HED-1", without_padding)
+
+
+def of_vector(last: str) -> Iterator[Hypothesis]:
+    """Yield other ways to make one vector of all."""
+
+    def token(name: str, text: str, place: Callable[[Flags], NDArray[np.integer]]) -> Hypothesis:
+        def change(m: Step, tap: str, y: Tensor) -> Tensor:
+            return m.a.index(m.now[last], (np.arange(len(m.key_mask())), place(m.key_mask())))
+
+        return changed(name, f"{text} instead of the first", "HED-1", change)
+
+    def every(name: str, text: str, made: Callable[[Step, Tensor, Flags], Tensor]) -> Iterator[Hypothesis]:
+        """Yield what is made of all tokens, and of the real ones."""
+        all_tokens, real_tokens = f"{text} all tokens instead of the first", f"{text} real tokens instead of the first"
+        yield changed(f"{name}_pooled", all_tokens, "HED-1", lambda m, tap, y: made(m, m.now[last], np.ones_like(m.key_mask())))
+        yield changed(f"{name}_of_real_tokens_pooled", real_tokens, "HED-1", lambda m, tap, y: made(m, m.now[last], m.key_mask()))
+
+    def total(m: Step, x: Tensor, counted: Flags) -> Tensor:
+        kept = m.a.replace(x, counted[..., None], 0.0)
+        return m.a.reshape(m.a.sum(kept, -2), (x.shape[0], x.shape[2]))
+
+    def mean(m: Step, x: Tensor, counted: Flags) -> Tensor:
+        return m.a.divide(total(m, x, counted), m.constant(np.maximum(counted.sum(1), 1)[:, None].astype(np.float64)))
+
+    def maximum(m: Step, x: Tensor, counted: Flags) -> Tensor:
+        vector = m.a.index(x, (slice(None), 0))
+        return m.function(vector, lambda _: np.where(counted[..., None], x.value, -np.inf).max(-2))
+
+    yield token("last_token_pooled", "the last token", lambda real: np.full(len(real), real.shape[1] - 1))
+    yield token("second_token_pooled", "the second token", lambda real: np.full(len(real), min(1, real.shape[1] - 1)))
+    yield token("last_real_token_pooled", "the last real token", _last)
+    yield token("first_real_token_pooled", "the first real token", lambda real: real.argmax(1))
+    yield token("token_by_length_pooled", "the token at the number of real ones", lambda real: np.maximum(real.sum(1) - 1, 0))
+    yield from every("mean", "the mean of", mean)
+    yield from every("sum", "the sum of", total)
+    yield from every("maximum", "the maximum over", maximum)
+
+
+def _last(real: Flags) -> NDArray[np.integer]:
+    return np.where(real.any(1), real.shape[1] - 1 - real[:, ::-1].argmax(1), 0)
+
+
+def _last_of_encoder(question: Question) -> str:
+    config = question.config
+    if config.final_norm:
+        return "final_norm"
+    return f"layers.{config.num_layers - 1}.{'residual2' if config.norm_placement == 'pre' else 'norm2'}"
+
+
+def of_pooler(question: Question, tap: str) -> Iterator[Hypothesis]:
+    """Yield other functions after the pooler."""
+    for name, text, function in (
+        ("pooler_tanh_missing", "no tanh", lambda x: x),
+        ("pooler_activation", "a ReLU instead of tanh", lambda x: np.maximum(x, 0)),
+        ("pooler_activation", "the logistic function instead of tanh", logistic),
+        ("pooler_activation", "a GELU instead of tanh", lambda x: x * 0.5 * (1 + erf(x * math.sqrt(0.5)))),
+    ):
+        yield changed(name, text, "HED-2", _function_of("pooler.dense", function))
+
+
+def _function_of(source: str, function: Function) -> Change:
+    return lambda m, tap, y: m.function(m.now[source], function)
+
+
+def of_logits(question: Question, tap: str) -> Iterator[Hypothesis]:
+    """Yield what may be wrong with logits besides the linear layer."""
+    if question.config.num_classes > 1:
+        yield changed("logits_softmaxed", "probabilities instead of logits", "HED-3", lambda m, tap, y: m.a.softmax(y))
+        yield changed("logits_softmaxed", "log-probabilities instead of logits", "HED-3", lambda m, tap, y: m.a.log_softmax(y))
+    else:
+        yield changed("logits_softmaxed", "a probability instead of a logit", "HED-3", lambda m, tap, y: m.function(y, logistic))
+    yield changed("logits_activated", "logits that pass through a ReLU", "HED-3", lambda m, tap, y: m.a.relu(y))
+    yield changed("logits_activated", "logits that pass through tanh", "HED-3", lambda m, tap, y: m.a.tanh(y))

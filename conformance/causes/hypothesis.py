@@ -1,0 +1,108 @@
+"""What may have gone wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.causes.step import Change, matches
+from spec.config import EncoderConfig
+from spec.errors import ConfigError
+
+Array = NDArray[np.floating]
+
+Gradients = Callable[[str], Array]
+"""Gives the gradient of a parameter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hypothesis:
+    """A mistake that a run may contain.
+
+    Attributes:
+        name: of the kind of mistake.
+        text: what would explain the tensor, in words that follow "is explained by".
+        clause: of SPEC.md that it breaks.
+        fields: of the configuration, that are others.
+        weights: that are others.
+        deviations: of :mod:`spec.deviations` that nobody declared.
+        change: what is made of a tap.
+        on: patterns of the taps that ``change`` changes; by default the one in question.
+        gradient: what the gradient in question is made of, where it is not the parameter's own.
+        factors: the format that factors of products are rounded to.
+    """
+
+    name: str
+    text: str
+    clause: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    weights: Mapping[str, Array] = field(default_factory=dict)
+    deviations: Mapping[str, float] = field(default_factory=dict)
+    change: Change | None = None
+    on: tuple[str, ...] = ()
+    gradient: Callable[[Gradients], Array] | None = None
+    factors: str | None = None
+
+    def at(self, tap: str) -> Hypothesis:
+        """Return the same of one tap, if it is not said of which."""
+        return self if self.on else dataclasses.replace(self, on=(tap,))
+
+    def changes(self, tap: str) -> Change | None:
+        """Return what is made of a tap, if anything."""
+        return self.change if self.change and matches(tap, self.on) else None
+
+
+def changed(name: str, text: str, clause: str, change: Change, *on: str) -> Hypothesis:
+    """Return the hypothesis of a tap that something else is made of.
+
+    Args:
+        on: patterns of the taps; by default the one in question.
+    """
+    return Hypothesis(name=name, text=text, clause=clause, change=change, on=on)
+
+
+def loaded(name: str, text: str, clause: str, weights: Mapping[str, Array]) -> Hypothesis:
+    """Return the hypothesis of other weights."""
+    return Hypothesis(name=name, text=text, clause=clause, weights=weights)
+
+
+RIGHT = Hypothesis(name="right", text="nothing", clause="PRT-1")
+"""No mistake at all."""
+
+
+def options(config: EncoderConfig, name: str, values: Sequence[Any], clause: str, **besides: Any) -> Iterator[Hypothesis]:
+    """Yield hypotheses of another value of a configuration field, as far as they describe a model.
+
+    Args:
+        besides: fields that have to be others too.
+    """
+    right = getattr(config, name)
+    for value in values:
+        if value == right:
+            continue
+        fields = {name: value, **besides}
+        try:
+            config.replace(**fields)
+        except ConfigError:
+            continue
+        yield Hypothesis(name=name, text=f"{name} = {_plain(value)} instead of {_plain(right)}", clause=clause, fields=fields)
+
+
+def both(first: Hypothesis, second: Hypothesis) -> Hypothesis:
+    """Return two mistakes made at once."""
+    return Hypothesis(
+        name=f"{first.name} and {second.name}",
+        text=f"{first.text} and {second.text}",
+        clause=f"{first.clause}, {second.clause}",
+        fields={**first.fields, **second.fields},
+        weights={**first.weights, **second.weights},
+    )
+
+
+def _plain(value: Any) -> str:
+    return "absent" if value is None else f"{value:.12g}" if isinstance(value, float) else str(value)

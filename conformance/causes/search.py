@@ -1,0 +1,189 @@
+"""The search: which hypotheses give the tensor that the run gave, and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.causes import attention, embeddings, gradients, head, linear, losses, masks, norms
+from conformance.causes.formats import of_factors, of_parameters
+from conformance.causes.hypothesis import Hypothesis
+from conformance.causes.question import Prediction, Question
+from conformance.causes.reading import CLEAR
+from conformance.causes.recovered import of_weights
+from conformance.causes.step import matches
+from conformance.causes.structure import of_cancellation, of_dropout, of_dropped_weights, of_format
+from conformance.tolerance import Case, R
+from spec.errors import SpecError
+
+Array = NDArray[np.floating]
+
+Family = Callable[[Question, str], Iterator[Hypothesis]]
+
+FAMILIES: tuple[tuple[tuple[str, ...], Family], ...] = (
+    (("embeddings.token",), embeddings.of_tokens),
+    (("embeddings.position",), embeddings.of_positions),
+    (("embeddings.segment",), embeddings.of_segments),
+    (("embeddings.sum",), embeddings.of_sum),
+    (norms.NORMS, norms.of_norm),
+    (norms.RESIDUALS, norms.of_residual),
+    (linear.LINEAR, linear.of_linear),
+    (linear.PROJECTIONS, attention.of_projection),
+    (("*attention.scores",), attention.of_scores),
+    (("*attention.masked_scores",), masks.of_masked_scores),
+    (("*attention.weights",), attention.of_weights),
+    (("*attention.masked_weights",), masks.of_masked_weights),
+    (("*attention.context",), attention.of_context),
+    (("*.feed_forward.activation",), head.of_activation),
+    (("*.feed_forward.outer",), head.of_outer),
+    (("pooling",), head.of_pooling),
+    (("pooler.output",), head.of_pooler),
+    (("logits",), head.of_logits),
+    (("log_probabilities",), losses.of_log_probabilities),
+    (("losses",), losses.of_losses),
+    (("loss",), losses.of_loss),
+    (("*",), of_parameters),
+)
+"""Which taps (patterns) may have which mistakes."""
+
+READINGS = (of_format, of_dropout, of_dropped_weights, of_weights, of_cancellation)
+"""In the order in which they are tried; the first that says something is believed."""
+
+MUCH_BETTER = 8.0
+"""How many times smaller the error under one hypothesis must be for another, at the edge of its allowance, to be dropped."""
+
+EDGE = 0.5
+"""From which share of the allowance on an error lies at its edge."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What explains a divergence.
+
+    Attributes:
+        hypothesis: its name; several are joined by "or".
+        text: a sentence that says so.
+        confident: whether nothing else that was tried explains it as well.
+    """
+
+    hypothesis: str
+    text: str
+    confident: bool
+
+
+@dataclass(frozen=True)
+class _Explanation:
+    hypothesis: Hypothesis
+    judgement: Any
+
+
+def explain(case: Case, forced: Mapping[str, Array], tensor: str, actual: Array, judge: Callable[..., Any]) -> Cause | None:
+    """Return the hypothesis that explains a tensor to within its allowance.
+
+    Args:
+        case: what was computed.
+        forced: the taps that the run delivered.
+        tensor: the first one, or the first gradient, that is wrong.
+        actual: the run's values of it.
+        judge: judges values, given what they should be, their sigma and the precision.
+    """
+    return _Search(Question(case, forced, tensor, actual), judge).cause()
+
+
+class _Search:
+    """One search for one tensor."""
+
+    def __init__(self, question: Question, judge: Callable[..., Any]) -> None:
+        self.question, self.judge = question, judge
+        self.before = self.judged(question.actual, question.right)
+
+    def cause(self) -> Cause | None:
+        for hypotheses in (self.simple(), self.double()):
+            found = self.explaining(hypotheses)
+            if found:
+                return self.conclude(found)
+        for look in READINGS:
+            for seen in look(self.question):
+                return Cause(seen.hypothesis.name, self.sentence([seen.hypothesis], seen.sure), seen.sure)
+        return None
+
+    def simple(self) -> Iterator[Hypothesis]:
+        """Yield single mistakes."""
+        question = self.question
+        if question.parameter:
+            yield from gradients.of_gradient(question, question.parameter)
+        for tap in question.span:
+            for patterns, family in FAMILIES:
+                if matches(tap, patterns):
+                    yield from (hypothesis.at(tap) for hypothesis in family(question, tap))
+        yield from of_factors(question)
+
+    def double(self) -> Iterator[Hypothesis]:
+        """Yield pairs of mistakes."""
+        for tap in self.question.span:
+            if matches(tap, norms.NORMS):
+                yield from norms.two_options(self.question, tap)
+
+    def explaining(self, hypotheses: Iterable[Hypothesis]) -> list[_Explanation]:
+        """Return the hypotheses under which the tensor is right, and which do not leave it as it should be."""
+        found: dict[str, _Explanation] = {}
+        for hypothesis in hypotheses:
+            try:
+                near = self.near(hypothesis, self.question.values(hypothesis))
+                prediction = self.question.predict(hypothesis) if near else None
+            except (SpecError, IndexError, ValueError, KeyError):  # it does not apply to this model or this batch
+                continue
+            if prediction and self.explains(prediction):
+                found.setdefault(hypothesis.text, _Explanation(hypothesis, self.judged(self.question.actual, prediction)))
+        return list(found.values())
+
+    def near(self, hypothesis: Hypothesis, value: Array) -> bool:
+        """Return whether a value halves the error where there is one, in most places: only then its own sigma is worth deriving."""
+        actual, right = self.question.actual, self.question.right
+        if value.shape != actual.shape or not _same_infinities(actual, value):
+            return False
+        if self.question.parameter and hypothesis.name != "no_gradient" and not value.any():
+            return False  # a reason for having no gradient, and not told apart from others
+        if not _same_infinities(actual, right.value):
+            return True
+        with np.errstate(all="ignore"):
+            before, left = abs(actual - right.value), abs(actual - value)
+            wrong = np.maximum(before, left) > R * right.sigma
+        return bool(wrong.any()) and float(np.mean(left[wrong] <= before[wrong] / 2)) >= 0.5
+
+    def explains(self, prediction: Prediction) -> bool:
+        question, judgement = self.question, self.judged(self.question.actual, prediction)
+        if judgement.status != "agrees" or self.before.ratio < CLEAR * judgement.ratio:
+            return False
+        if not _same_infinities(prediction.value, question.right.value):
+            return True
+        # Neither may pass for the other: a hypothesis without effect explains nothing, nor does a sigma that allows anything.
+        return all(
+            judgement.status == "diverges"
+            for judgement in (self.judged(prediction.value, question.right), self.judged(question.right.value, prediction))
+        )
+
+    def judged(self, actual: Array, prediction: Prediction) -> Any:
+        return self.judge(actual, prediction.value, prediction.sigma, self.question.case.dtype)
+
+    def conclude(self, found: Sequence[_Explanation]) -> Cause:
+        best = min(found, key=lambda one: one.judgement.rms)
+        kept = [one for one in found if one is best or one.judgement.rms < MUCH_BETTER * best.judgement.rms or one.judgement.ratio <= EDGE]
+        sure = len(found) == 1 and best.judgement.ratio <= EDGE
+        kept.sort(key=lambda one: not one.hypothesis.fields)  # an option that is wrong is the plainest reason
+        names = dict.fromkeys(one.hypothesis.name for one in kept)
+        return Cause(" or ".join(names), self.sentence([one.hypothesis for one in kept], sure), sure)
+
+    def sentence(self, hypotheses: Sequence[Hypothesis], sure: bool) -> str:
+        shown = " or by ".join(f"{hypothesis.text} ({hypothesis.clause})" for hypothesis in hypotheses[:4])
+        more = f" or by {len(hypotheses) - 4} others" if len(hypotheses) > 4 else ""
+        return f"`{self.question.tensor}` {'is' if sure else 'may be'} explained by {shown}{more}"
+
+
+def _same_infinities(a: Array, b: Array) -> bool:
+    """Return whether two arrays are infinite, or no number, in the same places."""
+    return bool(np.array_equal(np.where(np.isfinite(a), 0.0, a), np.where(np.isfinite(b), 0.0, b), equal_nan=True))

@@ -1,0 +1,186 @@
+"""One step of the model, recomputed from what a run had when it came to it, as the model would be with some mistake."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.tolerance import Case
+from spec.arithmetic import Arithmetic, Tensor
+from spec.masks import real_tokens
+from spec.reference import _Reference
+
+Array = NDArray[np.floating]
+Flags = NDArray[np.bool_]
+
+Change = Callable[["Step", str, Tensor], Tensor]
+"""Takes the run, the name of a tap and what it rightly is; returns what it is with the mistake."""
+
+
+class Reached(Exception):
+    """The tensor in question has been computed."""
+
+
+class Step(_Reference):
+    """A run of the reference on forced taps, which ends at the tensor in question.
+
+    Args:
+        case: with weights and inputs rounded to its precision.
+        arithmetic: in which it is computed.
+        forced: taps that what follows is computed from.
+        wanted: the tensor in question.
+        changes: gives, for the name of a tap, what is made of it.
+        whole: whether everything is computed, and not only what the tensor in question depends on.
+
+    Attributes:
+        now: each tap as what follows sees it.
+        x: what went into the last linear layer or norm.
+        inputs: the same, by the name of the tap that followed.
+        entered: what went into each sublayer, by its norm's name.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        arithmetic: Arithmetic,
+        forced: Mapping[str, Array],
+        wanted: str,
+        changes: Callable[[str], Change | None],
+        whole: bool = False,
+    ) -> None:
+        super().__init__(case.config, {}, case.batch, case.dtype, arithmetic, forced, case.deviations)
+        self.weights = _Leaves(arithmetic, case.weights)
+        self.wanted, self.changes, self.whole = wanted, changes, whole
+        self.now: dict[str, Tensor] = {}
+        self.x = self.a.leaf(np.zeros(()))
+        self.inputs: dict[str, Tensor] = {}
+        self.entered: dict[str, Tensor] = {}
+
+    def tap(self, name: str, tensor: Tensor) -> Tensor:
+        change = self.changes(name)
+        if change:
+            tensor = change(self, name, tensor)
+        self.inputs[name] = self.x
+        self.now[name] = super().tap(name, tensor)
+        if name == self.wanted:
+            raise Reached
+        return self.now[name]
+
+    # What went into a step is kept, for a change that takes something else of it.
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        self.x = x
+        return super().linear(name, x)
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        self.x = x
+        return super().norm(name, x)
+
+    def sublayer(self, name: str, number: int, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        self.entered[f"{name}.norm{number}"] = x
+        return super().sublayer(name, number, x, function)
+
+    # Layers that are not in question are not computed where the run says what came out of them.
+
+    def embeddings(self, real: Flags) -> Tensor:
+        last = "embeddings.norm" if self.config.embedding_norm else "embeddings.sum"
+        return self.given_tap(last) if self.skips("embeddings", last) else super().embeddings(real)
+
+    def layer(self, name: str, x: Tensor, real: Flags) -> Tensor:
+        last = f"{name}.residual2" if self.config.norm_placement == "pre" else f"{name}.norm2"
+        return self.given_tap(last) if self.skips(name, last) else super().layer(name, x, real)
+
+    def skips(self, group: str, last: str) -> bool:
+        """Return whether nothing of a group matters to what is wanted but its last tap."""
+        if self.whole or last not in self.forced:
+            return False
+        wanted, gradient = group_of(self.wanted.removeprefix("gradients.")), self.wanted.startswith("gradients.")
+        return place_of(group) < place_of(wanted) if gradient else group != wanted
+
+    def given_tap(self, name: str) -> Tensor:
+        self.now[name] = self.a.override(self.a.leaf(self.forced[name]), self.forced[name])
+        return self.now[name]
+
+    # What changes are made of.
+
+    def beside(self, tap: str, name: str) -> Tensor:
+        """Return another tap of the same layer or sublayer; what would be one may have been given instead."""
+        full = f"{tap.rpartition('.')[0]}.{name}"
+        return self.given[name] if full not in self.now and name in self.given else self.now[full]
+
+    def key_mask(self) -> Flags:
+        """Return which keys are visible: (B, S), or (B, Q, S)."""
+        if self.batch.key_mask is not None:
+            return self.batch.key_mask
+        return real_tokens(self.config, self.batch.required("input_ids"))
+
+    def query_mask(self) -> Flags:
+        """Return which queries are real: (B, Q)."""
+        if self.batch.query_mask is not None:
+            return self.batch.query_mask
+        return real_tokens(self.config, self.batch.required("input_ids"))
+
+    def plain(self, tensor: Tensor) -> Array:
+        """Return a tensor's values; where there are samples, those of the exact one."""
+        return tensor.value[0] if self.a.lead else tensor.value
+
+    def constant(self, values: NDArray[Any]) -> Tensor:
+        """Return numbers that no gradient flows to."""
+        return self.a.leaf(values)
+
+    def stopped(self, tensor: Tensor) -> Tensor:
+        """Return the same numbers; no gradient flows through them."""
+        return self.a.freeze(tensor, np.ones(tensor.shape, bool))
+
+    def straight(self, forward: Tensor, backward: Tensor) -> Tensor:
+        """Return the numbers of one tensor, whose gradient flows to where the other came from."""
+        return self.a._record(forward.value, (backward, lambda g: g))
+
+    def rearranged(self, tensor: Tensor, order: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> Tensor:
+        """Return the elements of a tensor in another order, given as what it makes of their numbers."""
+        numbers = order(np.arange(int(np.prod(tensor.shape))).reshape(tensor.shape))
+        flat = self.a.reshape(tensor, (int(np.prod(tensor.shape)),))
+        return self.a.reshape(self.a.index(flat, numbers.reshape(-1)), numbers.shape)
+
+    def function(self, tensor: Tensor, function: Callable[[Array], Array], absolute: bool = False) -> Tensor:
+        """Return a function of each element; no gradient flows through it.
+
+        Args:
+            absolute: whether it may err as much near 0 as near 1.
+        """
+        return self.a._record(self.a._function(function(tensor.value).astype(tensor.value.dtype), absolute), (tensor, np.zeros_like))
+
+
+def matches(tap: str, patterns: Iterable[str]) -> bool:
+    """Return whether the name of a tap fits one of several patterns."""
+    return any(fnmatch.fnmatchcase(tap, pattern) for pattern in patterns)
+
+
+def group_of(name: str) -> str:
+    """Return which layer, or which other part of the model, a tap or a parameter belongs to."""
+    parts = name.split(".")
+    return ".".join(parts[:2]) if parts[0] == "layers" else parts[0]
+
+
+def place_of(group: str) -> int:
+    """Return where a group stands in the order of computation."""
+    return {"inputs": -1, "embeddings": -1}.get(group, int(group.removeprefix("layers.")) if group.startswith("layers.") else 1_000_000)
+
+
+class _Leaves(dict[str, Tensor]):
+    """The weights on the tape, each put there when it is first used: most steps use few of them."""
+
+    def __init__(self, arithmetic: Arithmetic, arrays: Mapping[str, Array]) -> None:
+        super().__init__()
+        self.arithmetic, self.arrays = arithmetic, arrays
+
+    def __missing__(self, name: str) -> Tensor:
+        self[name] = self.arithmetic.leaf(self.arrays[name])
+        return self[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self.arrays else default

@@ -1,0 +1,332 @@
+"""What a hunt found: counts and largest errors for each backend and precision, and the cases that failed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from conformance.campaign import FAILED_WORKER, Result
+from conformance.comparison import Z_BINS, Judgement, Row, Verdict
+from conformance.fuzz.cases import FuzzCase
+from conformance.report import divergence_lines
+
+SCHEMA = "concord.fuzz/1"
+
+FAILED = ("diverges", "refused", "error", "crashed", "timed out", "out of memory")
+"""Statuses of a case that has found something."""
+
+NOT_THERE = ("absent", "missing", "broken")
+"""Statuses of a backend that cannot be had at all; that is no finding."""
+
+WAYS, KINDS = ("local", "end_to_end"), ("taps", "gradients")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Which case of a run it is.
+
+    Attributes:
+        seed: of the run.
+        index: of the case in the run.
+    """
+
+    seed: int
+    index: int
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The largest of a statistic, and where it occurred."""
+
+    value: float = 0.0
+    tensor: str = ""
+    origin: Origin | None = None
+    case: FuzzCase | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON data."""
+        where = dataclasses.asdict(self.origin) if self.origin else {}
+        return {"value": self.value, "tensor": self.tensor, **where, "case": self.case.as_dict() if self.case else None}
+
+
+@dataclass
+class Statistics:
+    """The judgements of one kind of tensor in one way.
+
+    Attributes:
+        tensors: how many were judged.
+        undetermined: how many could not be.
+        z: the largest error of an element, in sigma.
+        rms: the largest root mean square error of a tensor, in root mean square sigma.
+        spread: how many elements have an error in each bin of :data:`conformance.comparison.Z_BINS`, and beyond the last.
+    """
+
+    tensors: int = 0
+    undetermined: int = 0
+    z: Peak = Peak()
+    rms: Peak = Peak()
+    spread: list[int] = field(default_factory=lambda: [0] * (len(Z_BINS) + 1))
+
+    def add(self, judgement: Judgement, tensor: str, origin: Origin, case: FuzzCase) -> None:
+        """Count a judgement."""
+        if judgement.status == "undetermined":
+            self.undetermined += 1
+            return
+        self.tensors += 1
+        if judgement.z > self.z.value:
+            self.z = Peak(judgement.z, tensor, origin, case)
+        if judgement.rms > self.rms.value:
+            self.rms = Peak(judgement.rms, tensor, origin, case)
+        for place, count in enumerate(judgement.spread):
+            self.spread[place] += count
+
+    def merge(self, other: Statistics) -> None:
+        """Count what another has counted."""
+        self.tensors += other.tensors
+        self.undetermined += other.undetermined
+        self.z = max(self.z, other.z, key=lambda peak: peak.value)  # the first of equal ones
+        self.rms = max(self.rms, other.rms, key=lambda peak: peak.value)
+        self.spread = [ours + theirs for ours, theirs in zip(self.spread, other.spread, strict=True)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON data."""
+        return {"tensors": self.tensors, "undetermined": self.undetermined, "z": self.z.as_dict(), "rms": self.rms.as_dict(), "spread": self.spread}
+
+
+@dataclass
+class Tally:
+    """One backend in one precision.
+
+    Attributes:
+        statuses: how many cases came to each.
+        tensors: how many tensors were judged.
+        statistics: by way (``local``, ``end_to_end``) and kind (``taps``, ``gradients``).
+    """
+
+    statuses: Counter[str] = field(default_factory=Counter)
+    tensors: int = 0
+    statistics: dict[tuple[str, str], Statistics] = field(default_factory=lambda: {(way, kind): Statistics() for way in WAYS for kind in KINDS})
+
+    @property
+    def cases(self) -> int:
+        """How many cases were run."""
+        return self.statuses.total()
+
+    @property
+    def arrived(self) -> bool:
+        """Whether anything was judged end to end."""
+        return any(statistics.tensors for (way, _), statistics in self.statistics.items() if way == "end_to_end")
+
+    def add(self, status: str, verdict: Verdict | None, origin: Origin, case: FuzzCase) -> None:
+        """Count a result."""
+        self.statuses[status] += 1
+        for row in verdict.table if verdict else []:
+            kind = "gradients" if row.tensor.startswith("gradients.") else "taps"
+            self.tensors += row.status in ("agrees", "diverges")
+            for way, judgement in (("local", row.local), ("end_to_end", row.end_to_end)):
+                if judgement is not None:
+                    self.statistics[way, kind].add(judgement, row.tensor, origin, case)
+
+    def merge(self, other: Tally) -> None:
+        """Count what another has counted."""
+        self.statuses += other.statuses
+        self.tensors += other.tensors
+        for key, statistics in other.statistics.items():
+            self.statistics[key].merge(statistics)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON data."""
+        statistics = {way: {kind: self.statistics[way, kind].as_dict() for kind in KINDS} for way in WAYS}
+        return {"cases": self.cases, "statuses": dict(self.statuses), "tensors": self.tensors, **statistics}
+
+
+Signature = tuple[str, str, str]
+"""Backend, status, and the tensor that diverges first, or what the backend said: failures that share it are one finding."""
+
+
+def signature_of(result: Result) -> Signature:
+    """Return what a failure is known by: whatever layer and part it shows in, it is the same."""
+    row = result.first_divergence
+    note = result.detail if row is None else row.note if row.deciding is None else ""
+    told = f"{row.tensor if row else ''} {re.sub('[0-9]+', '#', note)}"
+    return result.backend, result.status, re.sub(r"\blayers\.\d+\.", "", told).strip()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A case that fails, shrunk to the smallest that fails in the same way.
+
+    Attributes:
+        tensor: the first that diverges; empty where there is no verdict.
+        worst: the largest error in allowances.
+        lines: what happened, in words.
+        case: the smallest case.
+        found_as: the case that it was shrunk from.
+        attempts: how many smaller cases were tried.
+        times: how many cases of the run failed in this way.
+    """
+
+    signature: Signature
+    dtype: str
+    tensor: str
+    detail: str
+    worst: float
+    lines: tuple[str, ...]
+    case: FuzzCase
+    found_as: FuzzCase
+    origin: Origin
+    attempts: int
+    times: int = 1
+
+    @property
+    def backend(self) -> str:
+        """The backend that failed."""
+        return self.signature[0]
+
+    @property
+    def status(self) -> str:
+        """The status that it came to."""
+        return self.signature[1]
+
+    @property
+    def name(self) -> str:
+        """A name for files."""
+        return f"{re.sub('[^A-Za-z0-9]+', '-', self.backend).strip('-')}-{self.origin.seed}-{self.origin.index}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON data."""
+        plain = ("backend", "status", "dtype", "tensor", "detail", "worst", "attempts", "times")
+        return {
+            **{name: getattr(self, name) for name in plain},
+            **dataclasses.asdict(self.origin),
+            "lines": list(self.lines),
+            "case": self.case.as_dict(),
+            "found_as": self.found_as.as_dict(),
+        }
+
+
+def failure_of(result: Result, case: FuzzCase, found_as: FuzzCase, origin: Origin, attempts: int) -> Failure:
+    """Return the failure that a result is."""
+    row = result.first_divergence
+    if row:
+        lines = _told(result, row)
+    else:
+        told = [f"  | {line}" for line in result.stderr.splitlines()[-3:]]
+        lines = [f"{result.backend} {result.status}: {result.case}, {result.dtype}", f"  {result.detail}", *told]
+    return Failure(
+        signature_of(result), result.dtype, row.tensor if row else "", result.detail, result.worst, tuple(lines), case, found_as, origin, attempts
+    )
+
+
+def _told(result: Result, row: Row) -> list[str]:
+    try:
+        return divergence_lines(result)
+    except Exception as error:  # random cases are hard on whatever looks for causes, and what was found matters more
+        return [f"{result.backend} diverges: {result.case}, {result.dtype}", f"  first at {row.tensor}; looking for its cause failed: {error!r}"]
+
+
+@dataclass
+class Findings:
+    """What a hunt found. Findings of several chunks can be merged.
+
+    Attributes:
+        tallies: by backend and precision.
+        failures: one for each signature.
+        environments: what each backend said of itself.
+        notes: what was not run, and why.
+        cases: how many were drawn and run.
+        owed: whether a backend that was asked for, or a set of workers, was not there.
+        idle: whether no backend at all was there.
+        interrupted: whether somebody stopped the hunt.
+    """
+
+    tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+    environments: dict[str, dict[str, Any]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    cases: int = 0
+    owed: bool = False
+    idle: bool = False
+    interrupted: bool = False
+    seconds: float = 0.0
+
+    def tally(self, backend: str, dtype: str) -> Tally:
+        """Return the tally of a backend in a precision."""
+        return self.tallies.setdefault((backend, dtype), Tally())
+
+    def note(self, text: str) -> None:
+        """Keep a note, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def merge(self, other: Findings) -> None:
+        """Take over what another has found. Of failures that share a signature, the smaller case stays."""
+        for (backend, dtype), tally in other.tallies.items():
+            self.tally(backend, dtype).merge(tally)
+        for failure in other.failures:
+            self.add(failure)
+        for backend, environment in other.environments.items():
+            self.environments.setdefault(backend, environment)
+        for text in other.notes:
+            self.note(text)
+        self.cases += other.cases
+        self.owed |= other.owed
+
+    def add(self, failure: Failure) -> None:
+        """Add a failure, or count it as one that is known."""
+        for place, known in enumerate(self.failures):
+            if known.signature == failure.signature:
+                smaller = min(known, failure, key=lambda one: _size(one.case))
+                self.failures[place] = dataclasses.replace(smaller, times=known.times + failure.times)
+                return
+        self.failures.append(failure)
+
+    @property
+    def exit_code(self) -> int:
+        """0: nothing found; 1: something diverges; 3: a backend crashed or is missing, or nothing was judged."""
+        found = {status for tally in self.tallies.values() for status in tally.statuses}
+        if self.owed or found & set(FAILED_WORKER) or not found & {"agrees", "diverges", "undetermined"}:
+            return 3
+        return 1 if found & {"diverges", "refused"} else 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON data (docs/guides/fuzz.md)."""
+        return {
+            "schema": SCHEMA,
+            "exit_code": self.exit_code,
+            "seconds": self.seconds,
+            "cases": self.cases,
+            "interrupted": self.interrupted,
+            "machine": machine(),
+            "backends": self.environments,
+            "notes": self.notes,
+            "bins": list(Z_BINS),
+            "tallies": [{"backend": backend, "dtype": dtype, **tally.as_dict()} for (backend, dtype), tally in sorted(self.tallies.items())],
+            "failures": [failure.as_dict() for failure in self.failures],
+        }
+
+
+def merged(chunks: Iterable[Findings]) -> Findings:
+    """Return the findings of several chunks as one."""
+    whole = Findings()
+    for chunk in chunks:
+        whole.merge(chunk)
+    return whole
+
+
+def machine() -> dict[str, Any]:
+    """Return what the judging process runs on."""
+    return {"python": platform.python_version(), "numpy": np.__version__, "system": platform.platform(), "cores": os.cpu_count()}
+
+
+def _size(case: FuzzCase) -> tuple[int, int]:
+    """Return what makes a case small."""
+    return case.batch * case.tokens * case.config.d_model, case.config.num_layers

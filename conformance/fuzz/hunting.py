@@ -1,0 +1,190 @@
+"""One chunk of a hunt: random cases on every backend of one set of workers, and failures made small."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+from conformance.campaign import Result, Settings, _Crew
+from conformance.fuzz.cases import FuzzCase
+from conformance.fuzz.findings import FAILED, NOT_THERE, Failure, Findings, Origin, Signature, failure_of, signature_of
+from conformance.fuzz.plan import Failed, Plan, draw, files_elsewhere
+from conformance.fuzz.station import RESTARTS, Defect, Station, attempt, borrow, give_back
+
+ATTEMPTS = {"diverges": 200, "error": 100, "refused": 100, "crashed": 25, "out of memory": 10, "timed out": 0}
+"""How many smaller cases are tried for a failure. After a crash each costs the start of a worker."""
+
+SHRUNK = 5
+"""How many failures of a backend are made smaller in one chunk: one that fails in more ways needs no smaller cases."""
+
+
+class Over(BaseException):  # hypothesis lets through what is no Exception
+    """The chunk ends here."""
+
+
+def _fail() -> None:
+    raise Failed  # in one place: hypothesis takes failures of different lines for different ones
+
+
+def hunt_chunk(
+    plan: Plan,
+    settings: Settings,
+    chunk: int,
+    halted: Callable[[], bool] = lambda: False,
+    progress: Callable[[], None] = lambda: None,
+) -> Findings:
+    """Run one chunk. Workers are kept for the next one in this process; see :func:`conformance.fuzz.station.close_idle`.
+
+    Args:
+        chunk: its number, from 0.
+        halted: asked now and then; once it says True, the chunk ends with what it has found.
+        progress: called after each case.
+    """
+    station = borrow(plan.names, settings)
+    try:
+        with station.watching(halted):
+            findings = _Chunk(plan, chunk, station, progress).run()
+    except BaseException:
+        station.close()
+        raise
+    give_back(station)
+    return findings
+
+
+class _Chunk:
+    """A chunk at work."""
+
+    def __init__(self, plan: Plan, chunk: int, station: Station, progress: Callable[[], None]) -> None:
+        self.plan, self.chunk, self.station, self.progress = plan, chunk, station, progress
+        self.findings = Findings()
+        self.results: list[Result] = []  # of the case that was run last
+        self.times: Counter[Signature] = Counter()
+        self.known: set[Signature] = set()
+        self.smallest: FuzzCase | None = None
+
+    def run(self) -> Findings:
+        self.station.refresh()
+        try:
+            with files_elsewhere():
+                for index in self.plan.indices(self.chunk):
+                    self.case(index)
+        except Over:
+            pass
+        except Defect as defect:
+            raise RuntimeError(f"{defect} cannot be judged: {defect.__cause__!r}") from defect.__cause__
+        finally:
+            self.conclude()
+        return self.findings
+
+    def conclude(self) -> None:
+        findings = self.findings
+        findings.environments |= self.station.environments
+        findings.failures = [replace(failure, times=self.times[failure.signature]) for failure in findings.failures]
+        for crew in self.station.crews.values():
+            if crew.failure:
+                findings.note(f"{crew.name}: {crew.failure}; it was not started again for the rest of chunk {self.chunk}")
+
+    @property
+    def over(self) -> bool:
+        return self.station.halted or self.plan.late
+
+    def case(self, index: int) -> None:
+        """Run the case of a number, and make each new failure that it shows as small as can be."""
+        origin = Origin(self.plan.seed, index)
+        self.draw(index, lambda case: self.examine(case, origin))
+        while self.results:
+            result = self.results.pop(0)
+            if result.status in FAILED and signature_of(result) not in self.known:
+                self.pursue(result, origin)
+                if self.plan.stop_first:
+                    raise Over
+
+    def draw(self, index: int, look: Callable[[FuzzCase], None]) -> None:
+        draw(self.plan, index, look, lambda case: setattr(self, "smallest", case))
+
+    def examine(self, case: FuzzCase, origin: Origin) -> None:
+        """Run a case on every backend, and count what comes of it."""
+        if self.over:
+            raise Over
+        results = self.station.attempt(case.job(_name(origin), self.plan.arriving))
+        if self.station.halted:  # the workers were ended in the middle of it
+            raise Over
+        for result in results:
+            if result.status in NOT_THERE:
+                self.dismiss(result)
+                continue
+            self.results.append(result)
+            self.findings.tally(result.backend, result.dtype).add(result.status, result.verdict, origin, case)
+            if result.status in FAILED:
+                self.times[signature_of(result)] += 1
+        if not self.results:
+            self.findings.idle = not self.station.crews
+            raise Over
+        self.findings.cases += 1
+        self.progress()
+
+    def dismiss(self, result: Result) -> None:
+        self.station.dismiss(result.backend)
+        self.findings.owed |= result.status != "absent"
+        self.findings.note(f"{result.backend} is {result.status}: {result.detail}")
+
+    def pursue(self, result: Result, origin: Origin) -> None:
+        """Record a failure, with the smallest case that fails in the same way."""
+        enough = sum(backend == result.backend for backend, *_ in self.known) >= SHRUNK
+        pursuit = _Pursuit(result, origin, self.station.crews[result.backend], lambda: enough or self.over)
+        with contextlib.suppress(Failed):
+            self.draw(origin.index, pursuit.look)
+        if self.smallest:
+            pursuit.attempt(self.smallest)  # hypothesis believes that it passes
+        self.known.add(pursuit.signature)
+        self.findings.failures.append(pursuit.failure)
+
+
+class _Pursuit:
+    """A failure that is being made smaller, on the backend that failed."""
+
+    def __init__(self, result: Result, origin: Origin, crew: _Crew, over: Callable[[], bool]) -> None:
+        self.result, self.origin, self.crew, self.over = result, origin, crew, over
+        self.signature = signature_of(result)
+        self.tried: dict[FuzzCase, bool] = {}
+        self.found_as: FuzzCase | None = None
+        self.case: FuzzCase | None = None  # the smallest so far
+        self.attempts = 0
+
+    def look(self, case: FuzzCase) -> None:
+        """Fail if a case fails in the same way as the first."""
+        if self.found_as is None:
+            self.found_as = self.case = case
+            self.tried[case] = True
+        if self.attempt(case):
+            _fail()
+
+    def attempt(self, case: FuzzCase) -> bool:
+        """Return whether a case fails in the same way; once there were attempts enough, no further one does."""
+        if case not in self.tried and (self.attempts >= ATTEMPTS[self.result.status] or self.over()):
+            return False
+        if case not in self.tried:
+            result = self.run(case)
+            self.tried[case] = not self.over() and signature_of(result) == self.signature
+            if self.tried[case]:
+                self.result, self.case = result, case
+        return self.tried[case]
+
+    def run(self, case: FuzzCase) -> Result:
+        self.attempts += 1
+        if self.result.status != "timed out":
+            self.crew.failure, self.crew.restarts = None, RESTARTS
+        return attempt(self.crew, case.job(_name(self.origin)))
+
+    @property
+    def failure(self) -> Failure:
+        """What there is to say of it."""
+        assert self.case is not None
+        assert self.found_as is not None
+        return failure_of(self.result, self.case, self.found_as, self.origin, self.attempts)
+
+
+def _name(origin: Origin) -> str:
+    return f"fuzz-{origin.seed}-{origin.index}"

@@ -1,0 +1,119 @@
+"""What to hunt through, and how a case follows from the seed and its number."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import hypothesis
+import numpy as np
+from hypothesis import HealthCheck, Phase, Verbosity, configuration
+
+from conformance.fuzz.cases import FuzzCase
+from conformance.fuzz.strategies import SHAPES, fuzz_cases, pool
+from spec.tensors import PARTS
+
+CHUNK = 50
+"""How many cases sets of workers are given at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to hunt through.
+
+    Attributes:
+        names: of backends.
+        seed: of the run, not negative.
+        cases: how many; None: until ``until``.
+        dtypes, parts: what cases choose from.
+        shapes: how many tuples of sizes the cases share; 0: any sizes.
+        chunk: how many cases are given out at a time.
+        arriving: whether to judge end to end too.
+        stop_first: whether the first failure ends the hunt.
+        until: when to stop, in seconds since the epoch.
+    """
+
+    names: tuple[str, ...]
+    seed: int = 0
+    cases: int | None = 100
+    dtypes: tuple[str, ...] = ("float32",)
+    parts: tuple[str, ...] = tuple(PARTS)
+    shapes: int = SHAPES
+    chunk: int = CHUNK
+    arriving: bool = False
+    stop_first: bool = False
+    until: float | None = None
+
+    @property
+    def chunks(self) -> int | None:
+        """How many chunks there are; None: no end."""
+        return None if self.cases is None else -(-self.cases // self.chunk)
+
+    def indices(self, chunk: int) -> range:
+        """Return the numbers of the cases of a chunk."""
+        first = chunk * self.chunk
+        return range(first, first + self.chunk if self.cases is None else min(first + self.chunk, self.cases))
+
+    @property
+    def late(self) -> bool:
+        """Whether the time is over."""
+        return self.until is not None and time.time() >= self.until
+
+
+class Failed(Exception):
+    """What hypothesis shrinks: a case that fails in the way that is being looked at."""
+
+
+def sample(plan: Plan, indices: Iterable[int]) -> list[FuzzCase]:
+    """Return the cases of a run with these numbers, without running them."""
+    drawn: list[FuzzCase] = []
+    with files_elsewhere():
+        for index in indices:
+            draw(plan, index, drawn.append, lambda smallest: None)
+    return drawn
+
+
+def draw(plan: Plan, index: int, look: Callable[[FuzzCase], None], smallest: Callable[[FuzzCase], None]) -> None:
+    """Have hypothesis draw one case, the same each time, and shrink it if ``look`` raises Failed.
+
+    Hypothesis draws the smallest case first, and then most cases from earlier ones, with a value or two exchanged. So
+    each case has a run of its own, in which it is the second: cases are independent of each other, and each follows
+    from the seed and its number alone.
+
+    Args:
+        smallest: what is called with the first.
+    """
+    chosen = hypothesis.settings(
+        max_examples=2,
+        phases=(Phase.generate, Phase.shrink),
+        database=None,
+        deadline=None,
+        derandomize=False,
+        report_multiple_bugs=False,
+        print_blob=False,
+        verbosity=Verbosity.quiet,
+        suppress_health_check=list(HealthCheck),
+    )
+    calls = itertools.count()
+
+    def test(case: FuzzCase) -> None:
+        (look if next(calls) else smallest)(case)
+
+    seed = int(np.random.SeedSequence([plan.seed, index]).generate_state(1, np.uint64)[0])
+    given = hypothesis.given(fuzz_cases(plan.dtypes, plan.parts, pool(plan.seed, plan.shapes)))
+    hypothesis.seed(seed)(chosen(given(test)))()
+
+
+@contextmanager
+def files_elsewhere() -> Iterator[None]:
+    """Keep hypothesis from leaving a folder where somebody happens to stand."""
+    with tempfile.TemporaryDirectory(prefix="concord-", ignore_cleanup_errors=True) as folder:
+        configuration.set_hypothesis_home_dir(folder)
+        try:
+            yield
+        finally:
+            configuration.set_hypothesis_home_dir(None)

@@ -1,0 +1,245 @@
+"""What hypothesis draws: random configurations over the whole option space, and the sizes that they share.
+
+No draw has 100 values or more. Hypothesis mixes numbers that it finds in the source code of loaded modules into wider
+ranges; what a seed gives would depend on what else has been imported.
+
+Every strategy has its simplest value first: that is where hypothesis shrinks to.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from conformance.fuzz.cases import ATTENTION_PARTS, KEY_MASKS, PADDINGS, FuzzCase
+from spec.config import CHOICES, EncoderConfig
+from spec.parameters import PROFILES
+
+SHAPES = 12
+"""Tuples of sizes in the default pool."""
+
+MASK_VALUES = (-1e9, -1e4, -(2.0**32) + 1, float(np.finfo(np.float32).min))
+"""The mask constants of published sources; any other negative number is drawn too."""
+
+SCALES = (1.0, *(quarter / 4 for quarter in range(1, 13) if quarter != 4))
+OFFSETS = (0.0, 0.0, 0.0, 0.0, 1.0, 8.0, 64.0, 512.0)
+BASES = (10000.0, 10000.0, 2.0, 100.0, 1e6)
+L2_WEIGHTS = (0.0, 0.0, 0.01, 1.0)
+MOSTLY_MODEL = ("model", "model", "model", "model", "encoder", "stack", "attention", "dot_product")
+_PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a case. ``max_positions`` leaves room for positions that start at 1."""
+
+    batch: int
+    tokens: int
+    num_heads: int
+    head_dim: int
+    d_ff: int
+    num_classes: int
+    vocab_size: int
+    max_positions: int
+    num_segments: int
+
+    @property
+    def volume(self) -> int:
+        """Numbers in one activation: what shrinking makes small."""
+        return self.batch * self.tokens * self.num_heads * self.head_dim
+
+    @property
+    def apart(self) -> bool:
+        """Whether no two of the axes that can have a size of their own have the same."""
+        width = self.num_heads * self.head_dim
+        sizes = [self.batch, self.tokens, width, self.d_ff, self.vocab_size, self.max_positions]
+        sizes += [self.head_dim] if self.num_heads > 1 else []
+        return len(set(sizes)) == len(sizes)
+
+
+FIXED = (
+    Sizes(batch=3, tokens=5, num_heads=2, head_dim=7, d_ff=11, num_classes=3, vocab_size=19, max_positions=13, num_segments=2),
+    Sizes(batch=1, tokens=1, num_heads=1, head_dim=3, d_ff=2, num_classes=2, vocab_size=5, max_positions=4, num_segments=1),
+    Sizes(batch=2, tokens=11, num_heads=4, head_dim=16, d_ff=67, num_classes=5, vocab_size=31, max_positions=13, num_segments=3),
+    Sizes(batch=2, tokens=37, num_heads=3, head_dim=5, d_ff=23, num_classes=1, vocab_size=53, max_positions=41, num_segments=0),
+)
+"""Sizes that every pool of four or more has: usual ones, one token and one head, width 64, a longer text."""
+
+
+@functools.cache
+def pool(seed: int, count: int) -> tuple[Sizes, ...]:
+    """Return the sizes that the cases of a run share, the smallest first.
+
+    JAX compiles each primitive for each new shape, which takes seconds for each new tuple of sizes: cases that all had
+    sizes of their own would spend their time compiling.
+
+    Args:
+        seed: of the run; the same for all of its chunks.
+        count: how many tuples.
+    """
+    generator = np.random.default_rng([seed, 0x512E5])
+    found = list(FIXED[:count])
+    while len(found) < count:
+        drawn = _random_sizes(generator)
+        if drawn.apart and drawn not in found:
+            found.append(drawn)
+    return tuple(sorted(found, key=lambda sizes: sizes.volume))
+
+
+def _random_sizes(generator: np.random.Generator) -> Sizes:
+    def one_of(values: Sequence[int]) -> int:
+        return int(generator.choice(values))
+
+    tokens = one_of(_PRIMES[:7])
+    return Sizes(
+        batch=one_of((1, 2, 3, 4, 5, 7)),
+        tokens=tokens,
+        num_heads=one_of((1, 2, 3, 4)),
+        head_dim=one_of((1, 2, 3, 4, 5, 7, 8)),
+        d_ff=one_of(_PRIMES),
+        num_classes=one_of((1, 2, 3, 4, 5)),
+        vocab_size=one_of(_PRIMES[1:]),
+        max_positions=one_of([prime for prime in _PRIMES if prime > tokens]),
+        num_segments=one_of((0, 1, 2, 3)),
+    )
+
+
+@st.composite
+def free_sizes(draw: DrawFn) -> Sizes:
+    """Draw sizes that no other case need have."""
+    tokens = draw(st.integers(1, 37))
+    return Sizes(
+        batch=draw(st.integers(1, 6)),
+        tokens=tokens,
+        num_heads=draw(st.integers(1, 4)),
+        head_dim=draw(st.integers(1, 16)),
+        d_ff=draw(st.integers(1, 67)),
+        num_classes=draw(st.integers(1, 5)),
+        vocab_size=draw(st.integers(1, 61)),
+        max_positions=draw(st.integers(tokens + 1, tokens + 9)),
+        num_segments=draw(st.integers(0, 3)),
+    )
+
+
+@st.composite
+def fuzz_cases(draw: DrawFn, dtypes: Sequence[str], parts: Sequence[str], shared: Sequence[Sizes] = ()) -> FuzzCase:
+    """Draw a case.
+
+    Args:
+        dtypes, parts: what to choose from.
+        shared: sizes to choose from; none: any sizes.
+    """
+    # Hypothesis draws the smallest case first, and departs from it at the first draw: here that costs nothing.
+    weights_seed = draw(_seeds())
+    sizes = draw(st.sampled_from(list(shared)) if shared else free_sizes())
+    part = draw(st.sampled_from([part for part in MOSTLY_MODEL if part in parts]))
+    config = draw(configurations(sizes, part))
+    fewer = draw(st.booleans())
+    attends = part in ATTENTION_PARTS
+    return FuzzCase(
+        config=config,
+        part=part,
+        dtype=draw(st.sampled_from(list(dtypes))),
+        batch=sizes.batch,
+        tokens=sizes.tokens,
+        queries=(sizes.tokens // 2 + 1 if fewer else sizes.tokens + 2) if attends else sizes.tokens,
+        weights_seed=weights_seed,
+        inputs_seed=draw(_seeds()),
+        profile=draw(st.sampled_from(list(PROFILES))),
+        scale=draw(st.sampled_from(SCALES)),
+        offset=draw(st.sampled_from(OFFSETS)),
+        padding=draw(st.sampled_from(list(PADDINGS))),
+        key_mask=draw(st.sampled_from(list(KEY_MASKS))) if attends else "none",
+        query_mask=draw(st.booleans()) if attends else False,
+    )
+
+
+def _seeds() -> SearchStrategy[int]:
+    return st.tuples(*[st.integers(0, 99)] * 3).map(lambda digits: (digits[0] * 100 + digits[1]) * 100 + digits[2])
+
+
+@st.composite
+def configurations(draw: DrawFn, sizes: Sizes, part: str) -> EncoderConfig:
+    """Draw a configuration of given sizes; what its fields exclude is honoured by construction, nothing is rejected."""
+    width, flat = sizes.num_heads * sizes.head_dim, draw(_choice("pooling"))
+    # The flattening head takes exactly max_positions tokens (INP-5), which leaves no room for positions from 1 (INP-2).
+    filled = flat == "flatten" and part == "model"
+    heads = draw(_choice("head_computation"))
+    return EncoderConfig(
+        vocab_size=sizes.vocab_size,
+        max_positions=sizes.tokens if filled else sizes.max_positions,
+        num_segments=sizes.num_segments,
+        d_model=width,
+        num_heads=sizes.num_heads,
+        d_ff=sizes.d_ff,
+        num_layers=draw(st.integers(1, 3)),
+        num_classes=sizes.num_classes,
+        pad_id=draw(st.integers(0, sizes.vocab_size - 1)),
+        embedding_scale=draw(_choice("embedding_scale")),
+        embedding_norm=draw(st.booleans()),
+        mask_fill=draw(_choice("mask_fill")),
+        mask_value=draw(_mask_values()),
+        mask_assignment=draw(_choice("mask_assignment")) if heads == "batched" else "per_sample",
+        query_mask=draw(_choice("query_mask")),
+        qkv_bias=draw(st.booleans()),
+        qkv_activation=draw(_choice("qkv_activation")),
+        score_scale=draw(_choice("score_scale")),
+        head_computation=heads,
+        output_projection=draw(st.booleans()),
+        norm_placement=draw(_choice("norm_placement")),
+        norm_epsilon=10.0 ** (-3 - draw(st.integers(0, 90)) / 10),
+        norm_epsilon_placement=draw(_choice("norm_epsilon_placement")),
+        norm_variance=draw(_choice("norm_variance")) if width > 1 else "biased",
+        norm_sharing=draw(_choice("norm_sharing")),
+        final_norm=draw(st.booleans()),
+        activation=draw(_choice("activation")),
+        pooling=flat,
+        pooler=draw(_choice("pooler")) if flat == "first" else "none",
+        l2_weight=draw(st.sampled_from(L2_WEIGHTS)),
+        segment_padding_row=draw(_row(sizes.num_segments)),
+        ignore_label=draw(_row(sizes.num_classes)) if sizes.num_classes > 1 else None,
+        **draw(_token_padding(sizes.vocab_size)),
+        **draw(_positions(width, filled)),
+    )
+
+
+def _choice(field: str) -> SearchStrategy[str]:
+    return st.sampled_from(CHOICES[field])
+
+
+def _mask_values() -> SearchStrategy[float]:
+    return st.sampled_from(MASK_VALUES) | st.integers(0, 99).map(lambda tenths: -(10.0 ** (tenths / 10)))
+
+
+def _row(rows: int) -> SearchStrategy[int | None]:
+    return st.none() | st.integers(0, rows - 1) if rows else st.none()
+
+
+@st.composite
+def _token_padding(draw: DrawFn, vocab: int) -> dict[str, Any]:
+    row = draw(_row(vocab))
+    return {"token_padding_row": row, "token_padding_forward": "stored" if row is None else draw(_choice("token_padding_forward"))}
+
+
+@st.composite
+def _positions(draw: DrawFn, width: int, filled: bool) -> dict[str, Any]:
+    start = 0 if filled else draw(st.sampled_from((0, 1)))
+    kind = draw(_choice("positions"))
+    fields: dict[str, Any] = {
+        "positions": kind,
+        "position_start": start,
+        "position_of_padding": draw(_choice("position_of_padding")) if start else "counted",
+    }
+    if kind == "sinusoidal":
+        fields |= {
+            "position_layout": draw(_choice("position_layout")) if width % 2 == 0 else "interleaved",
+            "position_exponent": draw(_choice("position_exponent")),
+            "position_base": draw(st.sampled_from(BASES)),
+        }
+    return fields

@@ -1,0 +1,101 @@
+"""Findings as a person reads them: counts and largest errors, then each failure in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from conformance.campaign import Settings
+from conformance.fuzz.findings import FAILED, KINDS, WAYS, Findings, Tally
+from conformance.fuzz.replay import command
+from conformance.report import SHORT, number
+from conformance.tolerance import R, Z
+
+WIDE = 140
+"""Columns of a terminal from which counts and errors stand in one table."""
+
+COUNTED = ("agrees", "diverges", "undetermined", "unsupported")
+
+Column = tuple[str, Callable[[Tally], Text]]
+
+
+def _count(status: str) -> Callable[[Tally], Text]:
+    style = {"diverges": "bold red", "undetermined": "yellow"}.get(status, "")
+    return lambda tally: Text(str(tally.statuses[status]), style=style if tally.statuses[status] else "dim")
+
+
+def _failed(tally: Tally) -> Text:
+    count = sum(tally.statuses[status] for status in FAILED if status != "diverges")
+    return Text(str(count), style="bold magenta" if count else "dim")
+
+
+def _largest(way: str, kind: str) -> Callable[[Tally], Text]:
+    def cell(tally: Tally) -> Text:
+        found = tally.statistics[way, kind]
+        if not found.tensors:
+            return Text("–", style="dim")
+        beyond = found.z.value > Z or found.rms.value > R
+        return Text(f"{number(found.z.value)} / {number(found.rms.value)}", style="bold red" if beyond else "")
+
+    return cell
+
+
+COUNTS: tuple[Column, ...] = (
+    ("cases", lambda tally: Text(str(tally.cases))),
+    ("agree", _count("agrees")),
+    ("diverge", _count("diverges")),
+    ("undet.", _count("undetermined")),
+    ("unsupp.", _count("unsupported")),
+    ("failed", _failed),
+    ("tensors", lambda tally: Text(str(tally.tensors))),
+)
+ERRORS: tuple[Column, ...] = tuple(
+    (f"{kind}\n{'at its step' if way == 'local' else 'end to end'}", _largest(way, kind)) for way in WAYS for kind in KINDS
+)
+
+
+def _table(findings: Findings, columns: tuple[Column, ...], title: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", padding=(0, 1), expand=False)
+    table.add_column("backend", overflow="fold")
+    table.add_column("", no_wrap=True)
+    for name, _ in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for (backend, dtype), tally in sorted(findings.tallies.items()):
+        table.add_row(backend, SHORT.get(dtype, dtype), *(cell(tally) for _, cell in columns))
+    return table
+
+
+def show(findings: Findings, console: Console, settings: Settings, folders: Mapping[str, Path]) -> None:
+    """Print counts, largest errors, failures and notes.
+
+    Args:
+        folders: where each failure was written, by its name.
+    """
+    errors = "Largest error of an element in sigma / of a tensor in RMS sigma"
+    columns = ERRORS if any(tally.arrived for tally in findings.tallies.values()) else ERRORS[: len(KINDS)]
+    if findings.tallies and console.width >= WIDE:
+        console.print(_table(findings, COUNTS + columns, f"Random cases. {errors}"))
+    elif findings.tallies:
+        console.print(_table(findings, COUNTS[:-1], "Random cases"))
+        console.print(_table(findings, columns, errors))
+    console.print(f"An element may err by {Z:g} sigma, a tensor by {R:g} RMS sigma; what happens at its step decides.", style="dim", highlight=False)
+    for failure in findings.failures:
+        head, *rest = failure.lines
+        console.print(Text(head, style="bold red"))
+        for line in rest:
+            console.print(Text(line))
+        smaller = f"the smallest of {failure.attempts + 1} tried" if failure.attempts else "as found"
+        times = f"{failure.times} case{'' if failure.times == 1 else 's'} failed in this way"
+        console.print(Text(f"  {times}; this one is {smaller}"))
+        if failure.name in folders:
+            console.print(Text(f"  {command(folders[failure.name], failure.backend, settings)}"), soft_wrap=True)
+    for note in findings.notes:
+        console.print(Text(note, style="magenta"))
+    plural = "" if len(findings.failures) == 1 else "s"
+    console.print(
+        f"{findings.cases} random cases in {findings.seconds:.0f} s: {len(findings.failures)} failure{plural} found", style="bold", highlight=False
+    )

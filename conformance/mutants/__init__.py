@@ -1,0 +1,1 @@
+"""Porting bugs on purpose: proof that the judgement finds them, and where."""

@@ -1,0 +1,1 @@
+"""The mutants, one module for each group."""

@@ -1,0 +1,134 @@
+"""Bugs in the embeddings (SPEC EMB-1 to EMB-6)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from conformance.mutants.mutant import Mutant, inputs, option, steps, weight
+from conformance.mutants.operations import Array
+from conformance.mutants.rewrites import Embed, TokenVectors
+from conformance.mutants.surgery import Steps
+
+ORDER = "sums in another order round differently, and differ in nothing else"
+
+
+def renormalised(family: Steps, layer: Any, ids: Array) -> Array:
+    """Shorten rows to length 1, as ``max_norm=1`` does."""
+    vectors = family.o.take(family.o.table(layer.token), ids)
+    length = family.o.sqrt(family.o.sum(vectors * vectors, -1))
+    return family.o.where(length > 1.0, vectors / length, vectors)
+
+
+def dropped(family: Steps, layer: Any, token: Array, position: Array, *segment: Array) -> Array:
+    """Drop every seventh number of the sum, and enlarge the others."""
+    total = sum(segment, start=token + position)
+    shape = tuple(total.shape)
+    kept = (np.arange(np.prod(shape)) % 7 > 0).reshape(shape) * (7 / 6)
+    return total * family.o.constant(kept, total)
+
+
+def mutant(name: str, what: str, **fields: Any) -> Mutant:
+    return Mutant(**{"name": name, "group": "embeddings", "what": what, "variant": "nndl-paddle", "first": ("embeddings.token",), **fields})
+
+
+MUTANTS = (
+    mutant(
+        "embedding_scale_missing",
+        "Token vectors are not multiplied by sqrt(D).",
+        change=option(embedding_scale="one"),
+    ),
+    mutant(
+        "embedding_scale_added",
+        "Token vectors are multiplied by sqrt(D) as the paper says, where the source does not do it.",
+        variant="vanilla-encoder",
+        change=option(embedding_scale="sqrt_d_model"),
+    ),
+    mutant(
+        "embedding_scale_on_positions",
+        "The sum of token and position is multiplied by sqrt(D), the position with it.",
+        first=("embeddings.sum",),
+        change=steps(Embed, add=lambda family, layer, token, position, *segment: sum(segment, start=token + position * layer.scale)),
+    ),
+    mutant(
+        "embedding_scale_inverted",
+        "Token vectors are divided by sqrt(D).",
+        change=steps(TokenVectors, scale=lambda family, layer, vectors: vectors / layer.scale),
+    ),
+    mutant(
+        "embedding_rows_renormalised",
+        "Rows of the token table are shortened to length 1 when they are looked up (max_norm).",
+        variant="bert",
+        change=steps(TokenVectors, look_up=renormalised),
+    ),
+    mutant(
+        "embedding_ids_off_by_one",
+        "The token table starts with a row for the unknown word that the ids do not count.",
+        variant="bert",
+        change=weight("embeddings.token.weight", lambda table: np.roll(table, 1, axis=0)),
+    ),
+    mutant(
+        "embedding_padding_row_used",
+        "Padding takes the stored row where the source takes a zero vector.",
+        input="padding",
+        change=option(token_padding_forward="stored"),
+    ),
+    mutant(
+        "embedding_padding_row_zeroed",
+        "Padding takes a zero vector where the source takes the stored row.",
+        variant="bert",
+        input="padding",
+        change=option(token_padding_forward="zero"),
+    ),
+    mutant(
+        "embedding_padding_row_hard_coded",
+        "The zero vector is that of id 1, whatever the id of padding is.",
+        input="padding",
+        change=option(token_padding_row=1),
+    ),
+    mutant(
+        "embedding_segments_ignored",
+        "Segment vectors are not added.",
+        variant="bert",
+        first=("embeddings.segment",),
+        change=steps(Embed, segment=lambda family, layer, ids: family.o.take(family.o.table(layer.segment), ids) * 0.0),
+    ),
+    mutant(
+        "embedding_segment_ids_left_out",
+        "Segment ids are not passed on, and default to 0.",
+        variant="bert",
+        first=("embeddings.segment",),
+        input="two segments",
+        change=inputs(lambda config, batch: {"segment_ids": np.zeros_like(batch.required("segment_ids"))}),
+    ),
+    mutant(
+        "embedding_segment_ids_from_zero",
+        "Segment ids start at 0, where the source keeps 0 for padding and starts at 1.",
+        variant="bert-pytorch",
+        first=("embeddings.segment",),
+        change=inputs(lambda config, batch: {"segment_ids": np.maximum(batch.required("segment_ids") - 1, 0)}),
+    ),
+    mutant(
+        "embedding_norm_missing",
+        "No norm follows the sum of the embeddings.",
+        variant="bert",
+        first=("embeddings.norm",),
+        change=steps(Embed, norm=lambda family, layer, total: total),
+    ),
+    mutant(
+        "embedding_dropout_left_on",
+        "Dropout after the embeddings stays on in evaluation.",
+        variant="bert",
+        first=("embeddings.sum",),
+        change=steps(Embed, add=dropped),
+    ),
+    mutant(
+        "embedding_sum_reordered",
+        "Position and segment are added first, the token last.",
+        variant="bert",
+        first=(),
+        equivalent={"float64": ORDER, "float32": ORDER},
+        change=steps(Embed, add=lambda family, layer, token, position, *segment: sum(segment, start=position) + token),
+    ),
+)

@@ -1,0 +1,141 @@
+"""Bugs in position tables and position numbers (SPEC POS-1 to POS-6)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from conformance.mutants.mutant import Array as Table
+from conformance.mutants.mutant import Change, Mutant, option, steps, weight, weights
+from conformance.mutants.operations import Array
+from conformance.mutants.rewrites import Embed, PositionNumbers
+from conformance.mutants.surgery import Steps
+from spec.config import EncoderConfig
+from spec.parameters import Weights
+from spec.positions import sinusoid
+
+TABLE = "embeddings.position.weight"
+
+
+def table_of(**fields: Any) -> Change:
+    """Return the change to the table of another configuration."""
+    return weights(lambda config, given: {TABLE: sinusoid(config.replace(**fields))})
+
+
+def exponent_halved(config: EncoderConfig, given: Weights) -> dict[str, Table]:
+    """Forget the factor 2 of 2 (j // 2) / D."""
+    assert config.position_base is not None
+    column = np.arange(config.d_model)
+    angle = np.arange(config.max_positions)[:, None] / config.position_base ** (column // 2 / config.d_model)
+    return {TABLE: np.where(column % 2 == 0, np.sin(angle), np.cos(angle))}
+
+
+def row_of_padding(table: Table) -> Table:
+    """Fill row 0 as any other: sin 0, cos 0."""
+    table[0] = np.arange(table.shape[1]) % 2
+    return table
+
+
+def over_real_tokens(family: Steps, layer: Any, real: Array) -> Array:
+    """Count real tokens alone, from 0; padding takes row 0."""
+    mask = family.o.numpy(real)
+    return family.o.constant(np.where(mask, np.cumsum(mask, axis=1) - 1, 0))
+
+
+def over_samples(family: Steps, layer: Any, real: Array) -> Array:
+    """Count along the wrong axis."""
+    batch, tokens = tuple(real.shape)
+    return family.o.constant(np.repeat(np.arange(batch)[:, None], tokens, axis=1))
+
+
+def as_if_decoding(family: Steps, layer: Any, real: Array) -> Array:
+    """Take a single token for the next one of a text under way."""
+    numbers = family.original(layer, real)
+    return numbers + 1 if tuple(real.shape)[1] == 1 else numbers
+
+
+def mutant(name: str, what: str, **fields: Any) -> Mutant:
+    return Mutant(
+        **{"name": name, "group": "positions", "what": what, "variant": "vanilla-encoder", "first": ("embeddings.position",), **fields}
+    )
+
+
+MUTANTS = (
+    mutant("position_off_by_one", "Positions are numbered from 1 instead of 0.", variant="bert", change=option(position_start=1)),
+    mutant(
+        "position_offset_by_two",
+        "The learned table keeps two rows for special positions, which are not skipped.",
+        variant="bert",
+        change=weight(TABLE, lambda table: np.roll(table, 2, axis=0)),
+    ),
+    mutant(
+        "position_missing",
+        "Positions are not added.",
+        variant="bert-pytorch",
+        change=steps(
+            Embed, position=lambda family, layer, real: family.o.take(family.o.table(layer.position), layer.position_ids(real)) * 0.0
+        ),
+    ),
+    mutant("position_base_1000", "The base of the wavelengths is 1000.", change=table_of(position_base=1000.0)),
+    mutant(
+        "position_exponent_by_column",
+        "The exponent is j / D for each column, not the same for a pair.",
+        change=table_of(position_exponent="column"),
+    ),
+    mutant(
+        "position_exponent_by_pair",
+        "The exponent is the same for a pair of columns, where the source has one for each.",
+        variant="tf1-text-classifier",
+        change=table_of(position_exponent="pair"),
+    ),
+    mutant("position_exponent_halved", "The exponent is (j // 2) / D, without its factor 2.", change=weights(exponent_halved)),
+    mutant("position_halves_for_interleaved", "All sines stand before all cosines.", change=table_of(position_layout="halves")),
+    mutant(
+        "position_interleaved_for_halves",
+        "Sines and cosines alternate, where the model has all sines first.",
+        scenario="notes",
+        alone=True,
+        change=table_of(position_layout="interleaved"),
+    ),
+    mutant(
+        "position_sine_and_cosine_swapped",
+        "The cosine stands on even columns and the sine on odd ones.",
+        change=weight(TABLE, lambda table: table.reshape(len(table), -1, 2)[..., ::-1].reshape(table.shape)),
+    ),
+    mutant(
+        "position_of_padding_counted",
+        "Padding takes the row of its position, where the source gives it row 0.",
+        variant="keras-attention",
+        input="padding",
+        change=option(position_of_padding="counted"),
+    ),
+    mutant(
+        "position_over_real_tokens",
+        "Only real tokens are counted, so that padding uses up no number.",
+        variant="bert",
+        input="padding",
+        change=steps(PositionNumbers, run=over_real_tokens),
+    ),
+    mutant(
+        "position_row_of_padding_not_zero",
+        "Row 0, which padding takes, is (sin 0, cos 0, ...) and not zero.",
+        variant="keras-attention",
+        input="padding",
+        change=weight(TABLE, row_of_padding),
+    ),
+    mutant(
+        "position_over_samples",
+        "Positions are counted along the batch axis.",
+        input="more than one sample or token",
+        change=steps(PositionNumbers, run=over_samples),
+    ),
+    mutant(
+        "position_of_one_token_decoding",
+        "A text of one token takes the branch for decoding, and with it the next position.",
+        variant="bert",
+        scenario="single",
+        input="texts of one token",
+        change=steps(PositionNumbers, run=as_if_decoding),
+    ),
+)

@@ -1,0 +1,258 @@
+"""Which mutants are found, where, and by how much: every mutant on every backend."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+import backends
+from backends.interface import Run, Unsupported
+from backends.worker import Worker, WorkerFailure
+from conformance.campaign import Settings
+from conformance.check import job_of
+from conformance.mutants.catalogue import MUTANTS
+from conformance.mutants.mutant import REFUSED, Mutant
+from spec.cases import Case, build_case
+from spec.errors import SpecError, unknown
+
+RESTARTS = 2
+"""How often a backend's worker is started again after it died."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came of one mutant on one backend.
+
+    Attributes:
+        status: ``"found"``; ``"misplaced"``: found, but another tensor named first; ``"missed"``; ``"equivalent"``: not
+            found, and no input can show it; ``"alarm"``: found in a precision in which no input can show it;
+            ``"failed"``: no result; ``"absent"``: the framework is not installed.
+        tensor: the first that is wrong, or :data:`conformance.mutants.mutant.REFUSED`.
+        margin: its error in allowances.
+        case, dtype: where it was found.
+        designated: whether in the case and precision that the catalogue names first.
+        detail: one line of explanation.
+    """
+
+    mutant: str
+    backend: str
+    status: str
+    tensor: str = ""
+    margin: float = 0.0
+    case: str = ""
+    dtype: str = ""
+    designated: bool = True
+    detail: str = ""
+
+
+@dataclass
+class Matrix:
+    """The findings of all mutants on all backends.
+
+    Attributes:
+        asked: backends that were asked for by name: one of them that is absent has failed.
+    """
+
+    findings: list[Finding]
+    asked: tuple[str, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        """0: all are found, at the right tensor; 1: not so; 3: a backend gave no result."""
+        found = {finding.status for finding in self.findings}
+        if "failed" in found or not found - {"absent"} or any(f.status == "absent" and f.backend in self.asked for f in self.findings):
+            return 3
+        return 1 if found & {"misplaced", "missed", "alarm"} else 0
+
+    def of(self, **fields: str) -> list[Finding]:
+        """Return the findings whose fields have these values."""
+        return [finding for finding in self.findings if all(getattr(finding, key) == value for key, value in fields.items())]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the matrix as plain data."""
+        mutants = {
+            name: {
+                "group": MUTANTS[name].group,
+                "what": MUTANTS[name].what,
+                "input": MUTANTS[name].input,
+                "variant": MUTANTS[name].variant,
+                "scenario": MUTANTS[name].scenario,
+                "equivalent": dict(MUTANTS[name].equivalent),
+            }
+            for name in dict.fromkeys(finding.mutant for finding in self.findings)
+        }
+        findings = [dataclasses.asdict(finding) for finding in self.findings]
+        return {"kind": "mutants", "exit_code": self.exit_code, "versions": self.versions, "mutants": mutants, "findings": findings}
+
+
+def plugin(backend: str) -> str:
+    """Return the class of a built-in backend that has bugs on request."""
+    return f"conformance.mutants.plugins.{backend}:Mutated"
+
+
+def mutable(names: Sequence[str] | None) -> list[str]:
+    """Return backends that can have bugs on request, by name; all by default.
+
+    Raises:
+        SpecError: listing every unknown name, with the nearest names.
+    """
+    problems = [str(unknown("backend", name, list(backends.BUILT_IN))) for name in names or [] if name not in backends.BUILT_IN]
+    if problems:
+        raise SpecError(problems)
+    return list(names or backends.BUILT_IN)
+
+
+def chosen(names: Sequence[str] | None) -> list[Mutant]:
+    """Return mutants by name, all by default.
+
+    Raises:
+        SpecError: listing every unknown name, with the nearest names.
+    """
+    problems = [str(unknown("mutant", name, list(MUTANTS))) for name in names or [] if name not in MUTANTS]
+    if problems:
+        raise SpecError(problems)
+    return [MUTANTS[name] for name in names or MUTANTS]
+
+
+Progress = Callable[[str, str], None]
+"""Called with a backend's name and the mutant that it is done with, or ``"started"``."""
+
+
+def conduct(mutants: Sequence[Mutant], names: Iterable[str], settings: Settings, progress: Progress = lambda backend, done: None) -> Matrix:
+    """Run every mutant on every backend, as many backends at a time as there are cores."""
+    hunts = [Hunt(name, settings, progress) for name in names]
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        try:
+            running = [pool.submit(hunt.all, mutants) for hunt in hunts]
+            pending = set(running)
+            while pending:
+                # In short waits, so that Ctrl-C is heard.
+                done, pending = wait(pending, timeout=0.2, return_when=FIRST_EXCEPTION)
+                for one in done:
+                    one.result()
+        except BaseException:
+            for hunt in hunts:
+                hunt.stop()
+            pool.shutdown(cancel_futures=True)
+            raise
+    findings = [finding for one in running for finding in one.result()]
+    return Matrix(findings, settings.asked, {hunt.backend: hunt.version for hunt in hunts if hunt.version})
+
+
+class Hunt:
+    """One backend, and the search for every mutant on it.
+
+    Args:
+        backend: the name of a built-in backend.
+        worker: a worker of its plugin, if one runs already; it is left running.
+    """
+
+    def __init__(
+        self, backend: str, settings: Settings | None = None, progress: Progress = lambda backend, done: None, worker: Worker | None = None
+    ) -> None:
+        self.backend, self.settings, self.progress = backend, settings or Settings(), progress
+        self.worker, self.version = worker, ""
+        self.failure: WorkerFailure | None = None
+        self.restarts, self.stopped = RESTARTS, False
+
+    def all(self, mutants: Sequence[Mutant]) -> list[Finding]:
+        """Return a finding for each mutant."""
+        findings = []
+        try:
+            for mutant in mutants:
+                if self.stopped:
+                    break
+                findings.append(self.find(mutant))
+                self.progress(self.backend, mutant.name)
+        finally:
+            self.stop()
+        return findings
+
+    def find(self, mutant: Mutant, everywhere: bool = True) -> Finding:
+        """Look for a mutant, first in its own case.
+
+        Args:
+            everywhere: whether to look in the other standard cases of its variant too, if it is not found there.
+        """
+        try:
+            for dtype in mutant.equivalent:
+                seen = self.look(mutant, mutant.scenario, dtype)
+                if seen:
+                    return dataclasses.replace(seen, status="alarm", detail=f"found in {dtype}, in which nothing can show it")
+            if not mutant.precisions:
+                return Finding(mutant.name, self.backend, "equivalent", detail="; ".join(dict.fromkeys(mutant.equivalent.values())))
+            for scenario in mutant.scenarios if everywhere else (mutant.scenario,):
+                for dtype in mutant.precisions:
+                    seen = self.look(mutant, scenario, dtype)
+                    if seen:
+                        return dataclasses.replace(seen, designated=scenario == mutant.scenario)
+            return Finding(mutant.name, self.backend, "missed")
+        except WorkerFailure as failure:
+            return Finding(mutant.name, self.backend, "absent" if failure.status == "absent" else "failed", detail=str(failure))
+        except (SpecError, Unsupported) as error:
+            return Finding(mutant.name, self.backend, "failed", detail=str(error))
+
+    def look(self, mutant: Mutant, scenario: str, dtype: str) -> Finding | None:
+        """Look for a mutant in one case and precision."""
+        case = build_case(mutant.variant, scenario, options=dict(mutant.options))
+
+        def seen(tensor: str, margin: float, detail: str = "") -> Finding:
+            status = "found" if mutant.rightly_first(tensor) else "misplaced"
+            return Finding(mutant.name, self.backend, status, tensor, margin, case.name, dtype, detail=detail)
+
+        try:
+            run = self.run(case, dtype, f"mutant:{mutant.name}")
+        except WorkerFailure as failure:
+            if failure.status != "error":
+                raise
+            return seen(REFUSED, float("inf"), failure.detail)
+        row = job_of(case, dtype).judge(run).first_divergence
+        return None if row is None else seen(row.tensor, row.ratio, row.note)
+
+    def run(self, case: Case, dtype: str, implementation: str) -> Run:
+        """Run a case; a worker that dies is started again, a few times.
+
+        Raises:
+            WorkerFailure: if there is no result.
+        """
+        if self.failure:
+            raise self.failure
+        try:
+            worker = self.worker or self.start()
+            return worker.run(case.config, case.weights, case.batch, case.part, dtype, implementation)
+        except WorkerFailure as failure:
+            if failure.status != "error":
+                self.close()
+                self.restarts -= 1
+                if failure.status in ("absent", "broken", "timed out") or self.restarts < 0:
+                    self.failure = failure
+            raise
+
+    def start(self) -> Worker:
+        """Start the backend's worker."""
+        worker = self.settings.open(plugin(self.backend), self.hold)
+        self.version = str(worker.description.get("version", ""))
+        self.progress(self.backend, "started")
+        return worker
+
+    def hold(self, worker: Worker) -> None:
+        """Take note of a worker that has a process, so that it can be closed while it still starts."""
+        self.worker = worker
+        if self.stopped:
+            self.close()
+
+    def stop(self) -> None:
+        """End the search: the worker is closed, and no other is started."""
+        self.stopped = True
+        self.close()
+
+    def close(self) -> None:
+        """Close the worker, if there is one."""
+        worker, self.worker = self.worker, None
+        if worker:
+            worker.close()

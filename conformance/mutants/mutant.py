@@ -1,0 +1,145 @@
+"""What a mutant is: a porting bug with a name, and how the model is changed so that it has it."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.interface import Request
+from conformance.mutants.surgery import Patch, Steps
+from spec.batch import Batch
+from spec.cases import SCENARIOS
+from spec.config import EncoderConfig
+from spec.parameters import Weights
+
+Array = NDArray[np.floating]
+
+GROUPS = ("embeddings", "positions", "masks", "attention", "norms", "activations", "pooling", "loss", "gradients", "precision", "weights")
+"""Where a bug sits."""
+
+REFUSED = "refused"
+"""Stands among the tensors of :attr:`Mutant.first` for a run that the framework itself refuses."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What turns the clean model into the mutant.
+
+    Attributes:
+        request: changes what the backend is asked: its configuration, weights or inputs. NumPy alone.
+        patches: steps of the backend's layers that are replaced during the run.
+    """
+
+    request: Callable[[Request], Request] = lambda request: request
+    patches: tuple[Patch, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """A realistic porting bug.
+
+    Attributes:
+        name: unique, in words joined by underscores.
+        group: one of :data:`GROUPS`.
+        what: the bug, in one sentence.
+        variant: its home, the variant that it is run on.
+        scenario: of the standard case (:data:`spec.cases.SCENARIOS`) that makes it visible.
+        first: patterns of tensor names; each tensor that fits one is rightly named first. :data:`REFUSED` where the
+            framework may refuse to run.
+        change: what turns the clean model into it.
+        input: what an input must have to make it visible.
+        options: configuration fields to set in the case.
+        equivalent: the precisions in which no input can show it, each with the reason.
+        alone: whether, in float32, no other scenario of its variant shows it: it is why the scenario is there.
+        cause: the hypothesis that should explain it.
+    """
+
+    name: str
+    group: str
+    what: str
+    variant: str
+    first: tuple[str, ...]
+    change: Change
+    scenario: str = "ragged"
+    input: str = "any"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    equivalent: Mapping[str, str] = field(default_factory=dict)
+    alone: bool = False
+    cause: str | None = None
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """The precisions that it is looked for in, in this order."""
+        return tuple(dtype for dtype in ("float64", "float32") if dtype not in self.equivalent)
+
+    @property
+    def scenarios(self) -> tuple[str, ...]:
+        """Its own scenario, and after it the others of its variant."""
+        others = (name for name, entry in SCENARIOS.items() if not entry.only or self.variant in entry.only)
+        return tuple(dict.fromkeys((self.scenario, *others)))
+
+    def rightly_first(self, tensor: str) -> bool:
+        """Return whether a tensor may be the first that is wrong."""
+        return any(fnmatch.fnmatchcase(tensor, pattern) for pattern in self.first)
+
+
+# Kinds of change.
+
+
+def steps(*families: type[Steps], **changed: Callable[..., Any]) -> Change:
+    """Return a change of steps.
+
+    Args:
+        families: what is replaced as a whole (:mod:`conformance.mutants.rewrites`).
+        changed: the steps that become others, by name; each takes the family, then what the step takes.
+    """
+    for name in changed:
+        if not any(hasattr(family, name) for family in families):
+            raise AttributeError(f"{name!r} is a step of none of {', '.join(family.__name__ for family in families)}")
+    return Change(patches=tuple(Patch(family, {n: step for n, step in changed.items() if hasattr(family, n)}) for family in families))
+
+
+def together(*changes: Change) -> Change:
+    """Return all changes as one, from first to last."""
+
+    def request(given: Request) -> Request:
+        for change in changes:
+            given = change.request(given)
+        return given
+
+    return Change(request, tuple(patch for change in changes for patch in change.patches))
+
+
+def option(**fields: Any) -> Change:
+    """Return a change of configuration fields."""
+    return Change(lambda request: dataclasses.replace(request, config=request.config.replace(**fields)))
+
+
+def inputs(change: Callable[[EncoderConfig, Batch], Mapping[str, NDArray[Any]]]) -> Change:
+    """Return a change of inputs; ``change`` gives the new ones by name."""
+    return Change(
+        lambda request: dataclasses.replace(request, batch=dataclasses.replace(request.batch, **change(request.config, request.batch)))
+    )
+
+
+def weights(change: Callable[[EncoderConfig, Weights], Mapping[str, Array]]) -> Change:
+    """Return a change of weights; ``change`` gives the new ones by name. Each keeps its dtype."""
+
+    def changed(request: Request) -> Request:
+        new = {name: array.astype(request.weights[name].dtype) for name, array in change(request.config, request.weights).items()}
+        return dataclasses.replace(request, weights={**request.weights, **new})
+
+    return Change(changed)
+
+
+def weight(pattern: str, change: Callable[[Array], Array]) -> Change:
+    """Return a change of every weight whose name fits a pattern."""
+    return weights(
+        lambda config, given: {name: change(array.copy()) for name, array in given.items() if fnmatch.fnmatchcase(name, pattern)}
+    )

@@ -1,0 +1,119 @@
+"""The operations in PaddlePaddle."""
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+
+from backends.paddle import adapter, layers, model, training
+from conformance.mutants.operations import Operations
+from conformance.mutants.surgery import Patch, Steps, Target
+
+
+class UnusedParameters(Steps):
+    """Gives a parameter that a mutant leaves out the gradient 0, as the other three do, where ``paddle.grad`` refuses."""
+
+    target = Target("paddle", "", "grad")
+
+    def run(self, outputs, inputs):
+        gradients = self.original(outputs=outputs, inputs=inputs, allow_unused=True)
+        return [paddle.zeros_like(given) if gradient is None else gradient for given, gradient in zip(inputs, gradients, strict=True)]
+
+
+class PaddleOperations(Operations):
+    """The operations in PaddlePaddle."""
+
+    call = "forward"
+    modules = {"layers": layers, "model": model, "training": training, "adapter": adapter, "paddle": paddle}
+    companions = (Patch(UnusedParameters),)
+
+    def einsum(self, subscripts, a, b):
+        return paddle.einsum(subscripts, a, b)
+
+    def sum(self, x, axis=None):
+        return paddle.sum(x) if axis is None else paddle.sum(x, axis=axis, keepdim=True)
+
+    def max(self, x, axis):
+        return paddle.amax(x, axis=axis, keepdim=True)
+
+    def sqrt(self, x):
+        return paddle.sqrt(x)
+
+    def exp(self, x):
+        return paddle.exp(x)
+
+    def log(self, x):
+        return paddle.log(x)
+
+    def tanh(self, x):
+        return paddle.tanh(x)
+
+    def erf(self, x):
+        return paddle.erf(x)
+
+    def sigmoid(self, x):
+        return F.sigmoid(x)
+
+    def relu(self, x):
+        return F.relu(x)
+
+    def softmax(self, x, axis):
+        return F.softmax(x, axis=axis)
+
+    def log_softmax(self, x, axis):
+        return F.log_softmax(x, axis=axis)
+
+    def reshape(self, x, shape):
+        return paddle.reshape(x, list(shape))
+
+    def transpose(self, x, axes):
+        return paddle.transpose(x, list(axes))
+
+    def concat(self, parts, axis):
+        return paddle.concat(list(parts), axis=axis)
+
+    def roll(self, x, shift, axis):
+        if x.dtype == paddle.bool:  # no kernel
+            return paddle.roll(x.astype("int64"), shift, axis=axis).astype("bool")
+        return paddle.roll(x, shift, axis=axis)
+
+    def where(self, condition, a, b):
+        return paddle.where(condition, a, b if isinstance(b, paddle.Tensor) else paddle.full(a.shape, b, dtype=a.dtype))
+
+    def take(self, table, ids):
+        return table[ids]
+
+    def pick(self, x, columns):
+        return paddle.take_along_axis(x, columns[:, None], axis=1)[:, 0]
+
+    def constant(self, values, like=None):
+        return paddle.to_tensor(np.array(values), dtype=None if like is None else like.dtype)
+
+    def numpy(self, x):
+        return x.detach().numpy()
+
+    def dtype(self, x):
+        return str(x.dtype).removeprefix("paddle.")
+
+    def stop_gradient(self, x):
+        return x.detach()
+
+    def with_gradient(self, x, function):
+        x = x * 1.0  # a tensor of its own: a hook on a parameter would outlive the run
+        if not x.stop_gradient:
+            x.register_hook(function)
+        return x
+
+    def gain(self, norm):
+        return norm.weight
+
+    def offset(self, norm):
+        return norm.bias
+
+    def table(self, embedding):
+        return embedding.weight
+
+    def weight(self, linear):
+        return linear.weight
+
+    def bias(self, linear):
+        return linear.bias

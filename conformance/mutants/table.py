@@ -1,0 +1,96 @@
+"""The detection matrix as a person reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from conformance.mutants.catalogue import MUTANTS
+from conformance.mutants.matrix import Finding, Matrix
+from conformance.report import NARROW, number
+
+STYLES = {"found": "green", "equivalent": "dim", "absent": "dim", "failed": "bold magenta"}
+
+
+def cell(finding: Finding) -> str:
+    """Return what a cell of the matrix says."""
+    return f"{number(finding.margin)} ✓" if finding.status == "found" else "–" if finding.status == "equivalent" else finding.status
+
+
+def matrix_table(matrix: Matrix, width: int) -> Table:
+    """Return the matrix: a row for each mutant, with its margin over the allowance on each backend."""
+    names, mutants = _ordered(f.backend for f in matrix.findings), _ordered(f.mutant for f in matrix.findings)
+    wide = width >= NARROW
+    table = Table(title="Mutants: first error in allowances", title_justify="left", title_style="bold", padding=(0, 1))
+    table.add_column("mutant", overflow="fold")
+    if wide:
+        table.add_column("group", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    if wide:
+        table.add_column("input that shows it", overflow="fold")
+    cells = {(finding.mutant, finding.backend): finding for finding in matrix.findings}
+    group = ""
+    for name in mutants:
+        mutant = MUTANTS[name]
+        if mutant.group != group:
+            group = mutant.group
+            table.add_section()
+            if not wide:
+                table.add_row(Text(group, style="bold"))
+        found = [
+            Text(cell(f), style=STYLES.get(f.status, "bold red")) if (f := cells.get((name, backend))) else Text("") for backend in names
+        ]
+        shown_by = mutant.input if mutant.precisions else "none"
+        label = Text(name) if wide else Text(f"{name}\n").append(shown_by, style="dim")
+        table.add_row(*([label, group, *found, shown_by] if wide else [label, *found]))
+    return table
+
+
+def summaries(matrix: Matrix) -> list[str]:
+    """Return a line for each backend: how many are found, and how often the right tensor is named first."""
+    lines = []
+    for name in _ordered(finding.backend for finding in matrix.findings):
+        findings = [finding for finding in matrix.of(backend=name) if MUTANTS[finding.mutant].precisions]
+        found = [finding for finding in findings if finding.status in ("found", "misplaced")]
+        right = sum(finding.status == "found" for finding in found)
+        share = f"; first tensor right in {100 * right / len(found):.0f} %" if found else ""
+        lines.append(f"{name}: found {len(found)} of {len(findings)}{share}")
+    return lines
+
+
+def show(matrix: Matrix, console: Console) -> None:
+    """Print the matrix, what is wrong in it, what no input can show, and a summary."""
+    console.print(matrix_table(matrix, console.width))
+    for finding in matrix.findings:
+        if finding.status not in ("found", "equivalent", "absent"):
+            console.print(Text(_explained(finding), style="red"), soft_wrap=False)
+    for name, backend_detail in {f.backend: f.detail for f in matrix.of(status="absent")}.items():
+        console.print(Text(f"{name} is not installed: {backend_detail}", style="dim"))
+    for name in _ordered(finding.mutant for finding in matrix.findings):
+        for reason, precisions in _reasons(name).items():
+            console.print(Text(f"equivalent in {precisions}: {name}: {reason}", style="dim"))
+    for line in summaries(matrix):
+        console.print(line, highlight=False)
+
+
+def _explained(finding: Finding) -> str:
+    mutant = MUTANTS[finding.mutant]
+    detail = f": {finding.detail}" if finding.detail else ""
+    where = f" ({finding.case}, {finding.dtype})" if finding.case else ""
+    named = f" at {finding.tensor}, not {' or '.join(mutant.first)}" if finding.status == "misplaced" else ""
+    return f"{finding.backend}: {finding.mutant} {finding.status}{named}{where}{detail}"
+
+
+def _reasons(name: str) -> dict[str, str]:
+    reasons: dict[str, str] = {}
+    for dtype, reason in MUTANTS[name].equivalent.items():
+        reasons[reason] = f"{reasons[reason]} and {dtype}" if reason in reasons else dtype
+    return reasons
+
+
+def _ordered(values: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(values))

@@ -1,0 +1,365 @@
+"""Hunts through random cases: what is found, how small it gets, and that it does not matter who runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import backends
+import spec
+from backends.interface import Unsupported
+from backends.worker import Worker
+from concord.cli import main
+from conformance.campaign import Result, Settings
+from conformance.fuzz import Findings, Plan, case_from, hunt, places, read_found, sample
+from conformance.fuzz import hunting as hunting_module
+from conformance.fuzz.findings import Origin, failure_of
+from tests.toys.surroundings import PATIENCE, ROOT, fake_ssh, options, toy
+
+RIGHT, WRONG, DIES, RAISES = (toy(name) for name in ("NumpyBackend", "WrongAfterTheFirstLayer", "KillsItselfOnOneSample", "RaisesOnOneSample"))
+QUICK = {"shapes": 2, "parts": ("model",)}
+
+Invoke = Callable[..., tuple[int, str, list[str]]]
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Invoke:
+    """Return a function that runs the command line here, and gives exit code, output and lines of errors."""
+
+    def run(*arguments: str | Path, columns: int = 200) -> tuple[int, str, list[str]]:
+        monkeypatch.setattr(sys, "argv", ["concord", "fuzz", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, printed.out, printed.err.splitlines()
+
+    return run
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave failures as they are found: not all tests are about small ones."""
+    for status in hunting_module.ATTEMPTS:
+        monkeypatch.setitem(hunting_module.ATTEMPTS, status, 0)
+
+
+def hunted(*names: str, sets: int = 1, **fields: Any) -> Findings:
+    settings = Settings(asked=names, threads=1)
+    return hunt(Plan(names=names, **{**QUICK, **fields}), places(settings, names, sets))
+
+
+def comparable(findings: Findings) -> dict[str, Any]:
+    """Return what does not depend on who ran it and how long that took."""
+    data = findings.as_dict()
+    return {key: data[key] for key in ("cases", "exit_code", "tallies", "failures", "notes")}
+
+
+# What is found.
+
+
+def test_a_sound_backend_survives_and_is_measured() -> None:
+    found = hunted(RIGHT, cases=30, dtypes=("float32", "float64"), parts=tuple(spec.PARTS), shapes=3, arriving=True)
+    assert (found.failures, found.notes, found.exit_code, found.cases) == ([], [], 0, 30)
+    assert set(found.tallies) == {(RIGHT, "float32"), (RIGHT, "float64")}
+    assert sum(tally.cases for tally in found.tallies.values()) == 30
+    for tally in found.tallies.values():
+        assert tally.tensors > 100
+        for (way, kind), statistics in tally.statistics.items():
+            assert statistics.tensors > 10, (way, kind)
+            assert sum(statistics.spread) > 100
+    # In float64 this backend is the reference itself.
+    for (_, kind), statistics in found.tallies[RIGHT, "float32"].statistics.items():
+        assert 0 < statistics.z.value < 16
+        assert 0 < statistics.rms.value < 4
+        assert statistics.z.origin is not None
+        assert statistics.z.case == sample(Plan(names=(), dtypes=("float32", "float64"), shapes=3), [statistics.z.origin.index])[0]
+        assert statistics.z.tensor.startswith("gradients.") == (kind == "gradients")
+
+
+def test_a_wrong_backend_is_found_made_small_and_replayed(invoke: Invoke, tmp_path: Path) -> None:
+    arguments = [*options("--backend", [RIGHT, WRONG]), "--cases", "8", "--part", "model", "--shapes", "3"]
+    code, output, errors = invoke(*arguments, "--out", tmp_path / "out", "--json", tmp_path / "out.json")
+    assert (code, errors) == (1, [])
+    (folder,) = (tmp_path / "out").iterdir()
+    found = json.loads((folder / "found.json").read_text())
+    case = case_from(found["case"])
+    assert found["tensor"] == "layers.1.attention.scores"
+    assert case.config.num_layers == 2
+    assert (case.batch, case.tokens, case.config.d_model) == (1, 1, 3)
+    assert (case.profile, case.padding, case.scale, case.offset, case.config.embedding_norm) == ("generic", "none", 1.0, 0.0, False)
+    assert found["found_as"] == sample(Plan(names=(), parts=("model",), shapes=3), [found["index"]])[0].as_dict()
+    assert (found["backend"], found["status"], found["settings"]["implementation"]) == (WRONG, "diverges", "explicit")
+    assert found["versions"].keys() == {"python", "numpy", "system", "cores", WRONG}
+    assert f"{WRONG} diverges: fuzz-0-{found['index']}, float32" in output
+    assert f"concord fuzz --backend {WRONG} --replay {folder}" in output
+    assert "8 random cases" in output
+    data = json.loads((tmp_path / "out.json").read_text(), parse_constant=pytest.fail)
+    assert (data["schema"], data["exit_code"], data["plan"]["seed"], data["cases"]) == ("concord.fuzz/1", 1, 0, 8)
+    assert [tally["cases"] for tally in data["tallies"]] == [8, 8]
+    assert data["failures"][0]["times"] == data["tallies"][1]["statuses"]["diverges"]
+
+    code, output, errors = invoke("--backend", WRONG, "--replay", folder)
+    assert (code, errors) == (1, [])
+    assert f"{WRONG} still fails: was diverges, is diverges" in output
+    assert "first at layers.1.attention.scores" in output
+    job, about = read_found(folder)[0]
+    assert (job.case, about["backend"]) == (f"tests-toys-numpy-backend-WrongAfterTheFirstLayer-0-{found['index']}", WRONG)
+    about["backend"] = RIGHT  # as if the backend had been mended
+    (folder / "found.json").write_text(json.dumps(about))
+    code, output, errors = invoke("--backend", RIGHT, "--replay", tmp_path / "out")
+    assert (code, errors) == (0, [])
+    assert f"{RIGHT} no longer fails: was diverges, is agrees" in output
+
+
+def test_a_crash_and_an_exception_are_findings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(hunting_module.ATTEMPTS, "crashed", 3)
+    found = hunted(DIES, RAISES, RIGHT, cases=8)
+    assert found.exit_code == 3
+    assert [(f.backend, f.status, f.case.batch) for f in found.failures] == [(DIES, "crashed", 1), (RAISES, "error", 1)]
+    crash, error = found.failures
+    assert crash.attempts <= 4
+    assert "killed by SIGKILL" in crash.detail
+    assert any("last words" in line for line in crash.lines)
+    assert error.detail == "ArithmeticError: one sample is too few"
+    assert error.case.config.num_layers == 1
+    assert found.tallies[RIGHT, "float32"].statuses == {"agrees": 8}
+    assert found.tallies[DIES, "float32"].statuses == {"agrees": 8 - crash.times, "crashed": crash.times}
+    assert found.tallies[RAISES, "float32"].statuses == {"agrees": 8 - error.times, "error": error.times}
+
+
+def test_a_hang_is_found_once_and_ends_the_chunk_of_its_backend() -> None:
+    settings = Settings(asked=(toy("Hangs"), RIGHT), threads=1, time_limit=2)
+    found = hunt(Plan(names=settings.asked, cases=4, chunk=4, **QUICK), places(settings, settings.asked))
+    (failure,) = found.failures
+    assert (failure.status, failure.attempts, failure.times, found.exit_code) == ("timed out", 0, 1, 3)
+    assert {name: tally.cases for (name, _), tally in found.tallies.items()} == {toy("Hangs"): 1, RIGHT: 4}
+    assert found.notes == [f"{toy('Hangs')}: timed out: no answer within 2 s; it was stopped; it was not started again for the rest of chunk 0"]
+
+
+@pytest.mark.usefixtures("hasty")
+def test_different_failures_are_kept_apart_and_the_same_ones_counted() -> None:
+    found = hunted(toy("ReturnsNaN"), cases=8, parts=("model", "dot_product"))
+    names = [failure.tensor for failure in found.failures]
+    assert sorted(set(names)) == ["attention.context", "logits"]
+    assert len(names) == 2
+    assert sum(failure.times for failure in found.failures) == 8
+    assert found.failures[0].worst == float("inf")
+
+
+def test_a_backend_that_fails_in_many_ways_gets_few_smaller_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hunting_module, "SHRUNK", 0)
+    unshrunk = hunted(toy("ReturnsNaN"), cases=2)
+    assert [failure.attempts for failure in unshrunk.failures] == [0]
+    assert unshrunk.failures[0].case == unshrunk.failures[0].found_as
+
+
+@pytest.mark.usefixtures("hasty")
+def test_the_first_failure_can_end_the_hunt() -> None:
+    found = hunted(toy("ReturnsNaN"), cases=40, chunk=4, stop_first=True)
+    assert (found.cases, len(found.failures), found.exit_code) == (1, 1, 1)
+
+
+def test_a_hunt_ends_when_its_time_is_over() -> None:
+    started = time.time()
+    found = hunted(RIGHT, cases=None, until=started + 3, chunk=4)
+    assert found.cases > 3
+    assert time.time() - started < 20
+    assert not found.interrupted
+
+
+def test_a_backend_that_is_not_there_is_owed_and_the_others_go_on() -> None:
+    found = hunted("no_such_package.backend:Ghost", RIGHT, cases=3)
+    assert (found.exit_code, found.cases, list(found.tallies)) == (3, 3, [(RIGHT, "float32")])
+    assert found.notes == ["no_such_package.backend:Ghost is missing: No module named 'no_such_package'"]
+    alone = hunted("no_such_package.backend:Ghost", cases=3)
+    assert (alone.exit_code, alone.cases) == (3, 0)
+
+
+def test_an_error_of_the_judge_names_its_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    def judge(*arguments: object) -> None:
+        raise ZeroDivisionError("of the judge")
+
+    monkeypatch.setattr("conformance.campaign.judge", judge)
+    with pytest.raises(RuntimeError, match=r"^fuzz-0-0 cannot be judged: ZeroDivisionError"):
+        hunted(RIGHT, cases=2)
+
+
+# Who runs it.
+
+
+def test_it_does_not_matter_how_many_sets_run_the_chunks() -> None:
+    plan = {"cases": 6, "chunk": 3, "dtypes": ("float32", "float64")}
+    alone = hunted(RIGHT, RAISES, **plan)
+    (failure,) = alone.failures
+    assert 1 < failure.times < 6
+    assert comparable(hunted(RIGHT, RAISES, sets=2, **plan)) == comparable(alone)
+
+
+def test_a_set_may_have_its_workers_on_another_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = fake_ssh(tmp_path / "bin", tmp_path)
+    monkeypatch.setenv("PATH", str(calls.parent), prepend=":")
+    settings, plan = Settings(asked=(RIGHT,), threads=1), Plan(names=(RIGHT,), cases=6, chunk=2, **QUICK)
+    found = hunt(plan, places(settings, plan.names, sets=0, hosts=[f"far:{ROOT}"]))
+    assert (found.cases, found.exit_code, found.notes) == (6, 0, [])
+    assert "far python" in calls.read_text()
+    lost = hunt(plan, places(settings, plan.names, sets=1, hosts=["unreachable"]))
+    assert (lost.cases, lost.exit_code) == (6, 3)
+    (note,) = lost.notes
+    assert note.startswith(f"unreachable was given up: {RIGHT} is broken: its process could not be started")
+    assert comparable(lost)["tallies"] == comparable(found)["tallies"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_chunks_may_be_tasks_of_dask() -> None:
+    distributed = pytest.importorskip("distributed", reason="distributed is not installed")
+    plan = Plan(names=(RIGHT, RAISES), cases=5, chunk=2, **QUICK)
+    settings = Settings(asked=plan.names, threads=1)
+    with distributed.LocalCluster(processes=False, n_workers=1, threads_per_worker=2, dashboard_address=None) as cluster:
+        found = hunt(plan, places(settings, plan.names, scheduler=cluster.scheduler_address))
+    assert comparable(found) == comparable(hunt(plan, places(settings, plan.names)))
+
+
+def test_without_dask_the_extra_is_named(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    code, output, (error,) = invoke("--backend", RIGHT, "--scheduler", "tcp://localhost:1")
+    assert (code, output) == (2, "")
+    assert error.startswith("concord: error: --scheduler needs Dask, which is not installed (")
+    assert error.endswith("): pip install 'concord[dask]'")
+
+
+# The command line.
+
+REFUSED: dict[str, tuple[str, ...]] = {
+    "--cases 0": ("--cases is 0 but must be at least 1",),
+    "--seed -1": ("--seed is -1 but must be at least 0",),
+    "--shapes -2": ("--shapes is -2 but must be at least 0",),
+    "--time 0": ("--time is 0 but must be finite and above 0",),
+    "--time inf": ("--time is inf but must be finite and above 0",),
+    "--sets 0": ("--sets is 0 but must be at least 1",),
+    "--host :there": ("--host is ':there' but must be HOST or HOST:DIR",),
+    "--sets 2 --scheduler tcp://x:1": ("--scheduler takes the place of --sets and --host; give either",),
+    "--out /dev/null/x": ("--out /dev/null/x: cannot be written: Not a directory",),
+    "--json /no/such/folder/out.json": ("/no/such/folder/out.json: cannot be written: No such file or directory",),
+    "--replay /no/such/folder": ("/no/such/folder: no such folder",),
+    "--backend troch --dtype float46 --part modle --cases 0 --sets 0": (
+        "unknown backend 'troch': did you mean 'torch'?",
+        "unknown dtype 'float46': did you mean 'float64'",
+        "unknown part 'modle': did you mean 'model'",
+        "--cases is 0 but must be at least 1",
+        "--sets is 0 but must be at least 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_cannot_be_done_is_refused_in_a_line_for_each_problem(invoke: Invoke, line: str) -> None:
+    code, output, errors = invoke(*line.split())
+    assert (code, output) == (2, "")
+    assert len(errors) == len(REFUSED[line])
+    for error, expected in zip(errors, REFUSED[line], strict=True):
+        assert error.startswith(f"concord: error: {expected}")
+
+
+def test_a_folder_without_failures_or_with_broken_ones_cannot_be_replayed(invoke: Invoke, tmp_path: Path) -> None:
+    assert invoke("--replay", tmp_path) == (2, "", [f"concord: error: {tmp_path}: holds no found.json; 'concord fuzz' writes such folders"])
+    for name, text in (("a", "{"), ("b", '{"format": "concord.found/1"}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "found.json").write_text(text)
+    code, _, errors = invoke("--replay", tmp_path)
+    assert code == 2
+    assert [error.split(": ")[2] for error in errors] == [str(tmp_path / name / "found.json") for name in "ab"]
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("columns", [80, 200])
+def test_the_summary_fits_the_terminal(invoke: Invoke, columns: int) -> None:
+    code, output, errors = invoke("--backend", toy("ReturnsNaN"), "--part", "model", "--cases", "2", "--shapes", "2", columns=columns)
+    assert (code, errors) == (1, [])
+    told = [line for line in output.splitlines() if "--replay" not in line]
+    assert max(map(len, told)) <= columns
+    assert "…" not in output
+    assert output.count("┏") == (1 if columns == 200 else 2)
+    for word in ("cases", "diverge", "at its step", "taps", "gradients", "inf / inf", "1 failure found"):
+        assert word in output, word
+
+
+def test_an_interrupt_keeps_what_was_found(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    arguments = ["--backend", RAISES, "--part", "model", "--cases", "100000", "--shapes", "2", "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "concord", "fuzz", *arguments]
+    for sets in ("1", "2"):
+        environment = {**os.environ, "TOY_NOTES": str(tmp_path / "notes"), "COLUMNS": "200"}
+        with subprocess.Popen([*command, "--sets", sets], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                wait_for_runs(tmp_path / "notes" / "ran", 20)
+                process.send_signal(signal.SIGINT)
+                output, errors = process.communicate(timeout=PATIENCE)
+            finally:
+                process.kill()
+        assert (process.returncode, errors) == (130, "concord: interrupted\n")
+        assert "one sample is too few" in output
+        assert "1 failure found" in output
+        assert len(list((tmp_path / "out").iterdir())) == 1
+        (tmp_path / "notes" / "ran").unlink()
+
+
+def wait_for_runs(path: Path, count: int) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not path.exists() or len(path.read_text().splitlines()) < count:
+        assert time.monotonic() < deadline, f"no {count} lines in {path}"
+        time.sleep(0.05)
+
+
+# The four backends.
+
+
+def test_random_cases_agree(worker: Worker) -> None:
+    # One tuple of sizes: JAX compiles for each.
+    assert survivors(worker, Plan(names=(), shapes=1), range(100)) == []
+
+
+@pytest.mark.slow
+def test_thousands_of_random_cases_agree(worker: Worker) -> None:
+    assert survivors(worker, Plan(names=(), seed=1, shapes=12), range(2000)) == []
+
+
+def survivors(worker: Worker, plan: Plan, indices: Sequence[int]) -> list[str]:
+    """Return what a backend got wrong, in words."""
+    lines = []
+    for index, case in zip(indices, sample(plan, indices), strict=True):
+        job = case.job(f"fuzz-{plan.seed}-{index}")
+        try:
+            run = worker.run(job.config, job.weights, job.batch, job.part, job.dtype)
+        except Unsupported:
+            continue
+        verdict = job.judge(run)
+        if verdict.status == "diverges":
+            result = Result(worker.name, job.group, job.case, job.dtype, verdict.status, verdict=verdict)
+            lines += failure_of(result, case, case, Origin(plan.seed, index), 0).lines
+    return lines
+
+
+def test_the_built_in_backends_are_hunted_by_default(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Plan] = []
+
+    def noted(plan: Plan, where: object, progress: object) -> Findings:
+        asked.append(plan)
+        return Findings(owed=True)
+
+    monkeypatch.setattr("concord.fuzzing.hunt", noted)
+    assert invoke()[0] == 3
+    (plan,) = asked
+    assert plan == Plan(names=tuple(backends.names()))
+    assert (plan.cases, plan.dtypes, plan.seed, plan.shapes) == (100, ("float32",), 0, 12)

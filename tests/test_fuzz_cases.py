@@ -1,0 +1,113 @@
+"""Random cases: what is drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import spec
+from conformance.fuzz import FuzzCase, Plan, case_from, sample
+from conformance.fuzz.cases import KEY_MASKS, PADDINGS
+from conformance.fuzz.strategies import FIXED, MASK_VALUES, pool
+from spec.batch import validate_batch
+from spec.config import CHOICES
+from spec.parameters import validate_weights
+
+
+@functools.cache
+def drawn_cases(shapes: int) -> tuple[FuzzCase, ...]:
+    return tuple(sample(Plan(names=(), shapes=shapes, dtypes=tuple(spec.PRECISIONS)), range(300 if shapes else 100)))
+
+
+@pytest.mark.parametrize("shapes", [12, 0])
+def test_every_case_is_one_that_the_specification_takes(shapes: int) -> None:
+    drawn = drawn_cases(shapes)
+    for case in drawn:
+        config, weights, batch = case.build()
+        validate_weights(config, weights, case.part)
+        validate_batch(config, batch, case.part)
+        for array in [*weights.values(), *batch.arrays().values()]:
+            assert array.dtype.kind != "f" or (array == array.astype(np.float32)).all()
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_the_whole_option_space_is_drawn() -> None:
+    drawn = drawn_cases(12)
+    configs = [case.config for case in drawn]
+    for name, values in CHOICES.items():
+        assert set(values) <= {getattr(config, name) for config in configs}, name
+    for name in spec.FIELDS:
+        assert len({getattr(config, name) for config in configs}) > 1, name
+    assert {config.num_layers for config in configs} == {1, 2, 3}
+    assert set(MASK_VALUES) < {config.mask_value for config in configs}
+    epsilons = [config.norm_epsilon for config in configs]
+    assert min(epsilons) < 1e-11
+    assert max(epsilons) > 1e-4
+    for name, known in (("part", spec.PARTS), ("profile", spec.PROFILES), ("padding", PADDINGS), ("key_mask", KEY_MASKS), ("dtype", spec.PRECISIONS)):
+        assert {getattr(case, name) for case in drawn} == set(known), name
+    attending = [case for case in drawn if case.part == "attention"]
+    assert {case.queries > case.tokens for case in attending} == {True, False}
+    assert min(case.scale for case in drawn) == 0.25
+    assert max(case.scale for case in drawn) == 3
+    assert max(case.offset for case in drawn) == 512
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_padding_is_what_it_is_called(padding: str) -> None:
+    usual = sample(Plan(names=(), parts=("encoder",)), [0])[0]
+    config = usual.config.replace(vocab_size=19, max_positions=40, pad_id=3, num_segments=0, segment_padding_row=None)
+    case = dataclasses.replace(usual, config=config, batch=64, tokens=9, padding=padding)
+    real = case.build()[2].required("input_ids") != 3
+    assert {row.all() for row in real} == {"none": {True}, "all": {False}}.get(padding, {True, False})
+    assert {row.any() for row in real} >= {"rows": {True, False}, "all": {False}}.get(padding, {True})
+    gaps = [np.flatnonzero(row) for row in real]
+    inside = [g for g in gaps if len(g) and g[-1] - g[0] >= len(g)]
+    assert bool(inside) == (padding == "inside")
+    assert any(len(g) and g[0] > 0 for g in gaps) == (padding in ("front", "inside"))
+
+
+def test_a_case_follows_from_seed_and_number_alone() -> None:
+    plan = Plan(names=(), seed=4)
+    several = sample(plan, range(6))
+    assert sample(plan, [5, 2]) == [several[5], several[2]]
+    assert sample(dataclasses.replace(plan, chunk=3, cases=7, names=("x",)), [5]) == [several[5]]
+    assert sample(dataclasses.replace(plan, seed=5), [5]) != [several[5]]
+    assert case_from(several[3].as_dict()) == several[3]
+    first, again = (case.build() for case in (several[3], case_from(json.loads(json.dumps(several[3].as_dict())))))
+    for name, array in first[1].items():
+        np.testing.assert_array_equal(array, again[1][name])
+    for name, array in first[2].arrays().items():
+        np.testing.assert_array_equal(array, again[2].arrays()[name])
+
+
+def test_drawing_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sample(Plan(names=()), range(40))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_case_that_cannot_be_read_is_refused_by_name() -> None:
+    fields = sample(Plan(names=()), [0])[0].as_dict()
+    del fields["scale"]
+    with pytest.raises(spec.SpecError, match=r"^case: field 'scale' is missing but is required\ncase: field 'sclae' is unknown$"):
+        case_from({**fields, "sclae": 1.0})
+
+
+def test_shapes_are_shared_few_and_apart() -> None:
+    shapes = pool(3, 12)
+    assert shapes == pool(3, 12) != pool(4, 12)
+    assert set(FIXED) <= set(shapes)
+    assert len(set(shapes)) == 12
+    assert sum(sizes.apart for sizes in shapes) >= 11
+    assert {1, 37} <= {sizes.tokens for sizes in shapes}
+    assert 64 in {sizes.num_heads * sizes.head_dim for sizes in shapes}
+    assert 1 in {sizes.num_heads for sizes in shapes}
+    assert list(shapes) == sorted(shapes, key=lambda sizes: sizes.volume)
+    drawn = {(case.batch, case.tokens, case.config.d_model) for case in sample(Plan(names=(), seed=3), range(60))}
+    assert drawn <= {(sizes.batch, sizes.tokens, sizes.num_heads * sizes.head_dim) for sizes in shapes}
+    assert len({(case.batch, case.tokens, case.config.d_model) for case in sample(Plan(names=(), seed=3, shapes=0), range(60))}) > 50

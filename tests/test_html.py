@@ -1,0 +1,351 @@
+"""The page: it says everything, needs nothing else, and escapes whatever a backend says."""
+
+from __future__ import annotations
+
+import copy
+import html
+import json
+import math
+import re
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance import drawing, record
+from conformance.campaign import Report, Settings
+from conformance.html import FINDINGS, OPEN, headline, page
+from conformance.views import cases_of, clean, run_of
+from tests.toys import reports
+from tests.toys.surroundings import concord, options, toy
+
+VOID = {"meta", "link", "br", "img", "input", "hr", "wbr"}
+MOST = 3 * 2**20
+
+
+class Outline(HTMLParser):
+    """The structure of a page: what is not balanced, every tag with its attributes, and the text of each kind of element."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.wrong: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+        self.wrong += [f"{tag} is never closed" for tag in self.open]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if self.open and self.open[-1] == tag:
+            self.open.pop()
+        else:
+            self.wrong.append(f"line {self.getpos()[0]}: </{tag}> in {self.open[-3:]}")
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+    def attributes(self, name: str) -> list[str]:
+        return [value for _, attributes in self.tags for key, value in attributes.items() if key == name and value is not None]
+
+
+def said(text: str) -> str:
+    """Return what a page says, without markup, in one line."""
+    body = re.sub(r"<style>.*?</style>|<wbr>", "", text, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
+
+
+def page_of(report: Report, kind: str = "check", title: str = "what was run") -> str:
+    return page(record.record(report, kind, title))
+
+
+@pytest.fixture(scope="module")
+def mixed() -> str:
+    return page_of(reports.mixed())
+
+
+REPORTS = {
+    "everything": reports.mixed,
+    "agreement": reports.agreeing,
+    "nothing": lambda: Report([], {}, Settings()),
+    "only failures": lambda: Report([reports.result("tf", "missing", detail="No module named 'tf'")], {}, Settings()),
+    "a case that diverges in every run": lambda: reports.large(wrong=3),
+}
+
+
+@pytest.mark.parametrize("kind", ["check", "golden"])
+@pytest.mark.parametrize("name", REPORTS)
+def test_a_page_is_well_formed_and_needs_nothing_else(name: str, kind: str) -> None:
+    text = page_of(REPORTS[name](), kind)
+    outline = Outline(text)
+    assert outline.wrong == []
+    tags = {tag for tag, _ in outline.tags}
+    assert not tags & {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
+    for attribute in ("src", "href", "xlink:href", "action", "data", "srcset"):
+        assert all(value.startswith("#") for value in outline.attributes(attribute))
+    assert not re.search(r"https?://|@import|url\(|javascript:", text)
+    identities = outline.attributes("id")
+    assert len(identities) == len(set(identities))
+    assert {value.removeprefix("#") for value in outline.attributes("href")} <= set(identities)
+    assert not [key for _, attributes in outline.tags for key in attributes if key.startswith("on")]
+
+
+def test_a_page_can_be_read_without_eyes_for_colour_or_at_all(mixed: str) -> None:
+    outline = Outline(mixed)
+    assert dict(outline.tags)["html"] == {"lang": "en"}
+    assert all(attributes.get("aria-label") or attributes.get("aria-hidden") for tag, attributes in outline.tags if tag == "svg")
+    assert all(attributes.get("scope") in ("col", "row") for tag, attributes in outline.tags if tag == "th")
+    headings = [int(tag[1]) for tag, _ in outline.tags if re.fullmatch("h[1-6]", tag)]
+    assert headings.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(headings))
+    assert {"0.10 ✓ agrees", "1e9 ✗ diverges", "inf ✗ diverges"} <= set(re.findall(r"[\w.]+ [✓✗] (?:agrees|diverges)", said(mixed)))
+
+
+def test_a_page_names_every_backend_case_and_status(mixed: str) -> None:
+    words = said(mixed)
+    for name in ("torch", "my.plugin:Backend", "jax", "tf", "paddle", "half", "bert-ragged", "bert-full", "what was run"):
+        assert name in words
+    assert words.count("Exit code 3") == 1
+    assert "12 runs: 4 diverge, 2 crashed, 1 undetermined, 1 unsupported, 1 absent, 3 agree" in words
+
+
+def test_a_page_tells_first_divergences_in_words(mixed: str) -> None:
+    words = said(mixed)
+    assert "my.plugin:Backend diverges first at layers.1.attention.scores (SPEC ATT-2)" in words
+    assert "float64: element (0, 1)" in words
+    assert "1e9 allowances (largest error 1.6e+10 σ of 16 allowed, RMS 2e+09 of 4); 1 of 6 elements lie beyond." in words
+    assert "first at layers.1.attention.scores (SPEC ATT-2), element (0, 1) : 500.5, oracle 0.5, allowed ±1. Committed at this step: 500 allowances" in words
+    assert "From the inputs it arrives here as 250 allowances. At the logits it arrives as 250 allowances; 1 of 11 tensors lie beyond" in words
+    assert "Likely cause: The scores are too large by a factor of 1.001. [scale]" in words
+    assert "jax diverges first at layers.0.attention.weights (SPEC ATT-2)" in words
+    assert "has shape (2, 3) but must be (3, 2)" in words
+    assert "published" not in words
+
+
+def test_a_page_tells_what_failed(mixed: str) -> None:
+    words = said(mixed)
+    assert "tf: crashed killed by SIGSEGV bert-ragged, float32, and 1 more run The last lines of its process first words last words" in words
+    assert "paddle absent, and not asked for: No module named 'paddle'" in words
+    assert "jax unsupported: no such precision" in words
+    assert "half , float16: undetermined: the precision determines none of its tensors" in words
+
+
+def test_a_page_tells_environments_and_notes(mixed: str) -> None:
+    words = said(mixed)
+    assert "precision switches matmul: highest; tf32: off" in words
+    assert "peak memory 256 MiB" in words
+    assert "Declared deviation from SPEC ATT-5: softmax_floor = -64.0 the kernel clips" in words
+    assert words.count("Declared deviation from") == 1
+    assert "It never came to describing itself." in words
+    assert "not compared, 3 x lr: belongs to the optimizer" in words
+
+
+def test_golden_pages_speak_of_published_tensors() -> None:
+    report = Report([reports.result(judged=reports.verdict(wrong=2))], {}, Settings())
+    words = said(page_of(report, "golden"))
+    assert "torch diverges from the published tensors in 1 of 1 run." in words
+    assert "500.5, published tensors 0.5" in words
+
+
+def test_grave_cases_come_first_and_open_and_agreeing_ones_folded(mixed: str) -> None:
+    details = re.findall(r'<details id="case-(\d+)"( open)?>', mixed)
+    assert details == [("1", " open"), ("2", " open")]
+    folded = re.findall(r'<details id="case-(\d+)"( open)?>', page_of(reports.agreeing()))
+    assert folded == [("1", ""), ("2", "")]
+    runs = [("torch", "a", 0.1), ("torch", "b", 500.0), ("torch", "c", 0.1), ("tf", "c", None)]
+    results = [
+        reports.result(name, "crashed" if ratio is None else None, None if ratio is None else reports.verdict(wrong=2 if ratio > 1 else None), case=case)
+        for name, case, ratio in runs
+    ]
+    text = page_of(Report(results, {}, Settings()))
+    assert re.findall(r'<details id="case-\d+"( open)?>\n<summary>.*?<h3>(\w)</h3>', text) == [(" open", "b"), (" open", "c"), ("", "a")]
+
+
+def test_of_many_grave_cases_only_some_are_open() -> None:
+    text = page_of(reports.large(wrong=3))
+    assert text.count('<details id="case-') == 44
+    assert len(re.findall(r'<details id="case-\d+" open>', text)) == OPEN
+    assert text.count('<article class="card finding">') <= FINDINGS
+
+
+@pytest.mark.parametrize("wrong", [None, 3])
+def test_the_page_of_a_whole_check_stays_small(wrong: int | None) -> None:
+    report = reports.large(wrong)
+    assert len(report.results) == 352
+    text = page_of(report)
+    assert len(text.encode()) < MOST
+    assert len(re.findall(r"<[a-z]", text)) < 40_000
+
+
+def test_the_page_of_four_precisions_says_less_of_each_tensor() -> None:
+    report = reports.large()
+    report.results += [reports.result(r.backend, judged=r.verdict, case=r.case, dtype={"float64": "bfloat16", "float32": "float16"}[r.dtype]) for r in report.results]
+    assert len(page_of(report).encode()) < 1.2 * MOST
+
+
+def test_every_tensor_can_be_read_off_its_column(mixed: str) -> None:
+    titles = [text for tag, text in Outline(mixed).texts if tag == "title"]
+    assert any(
+        "layers.1.attention.scores (ATT-2)\ntorch 0.10: local z 1.6 rms 0.2, end to end z 1.6 rms 0.2\nBackend 500 diverges: local z 8e+03 rms 1e+03," in title
+        for title in titles
+    )
+    assert any("jax undelivered: not compared" in title for title in titles)
+
+
+def test_the_same_page_is_made_of_a_record_that_was_written_and_read(tmp_path: Path) -> None:
+    for name, report in REPORTS.items():
+        data = record.record(report(), "check", name)
+        before = copy.deepcopy(data)
+        text = page(data)
+        assert data == before
+        record.write(tmp_path / "out.json", data)
+        assert page(record.read(tmp_path / "out.json")) == text
+
+
+# Whatever a backend says.
+
+HOSTILE = '<script>alert("1")</script>&amp;\'"--><svg/onload=x>\x1b[31m\x00\u202e{{ 7 * 7 }}{% raw %}\ud800'
+
+
+def poisoned(value: Any, keys: bool = False) -> Any:
+    """Return data with every text that the schema leaves free made hostile."""
+    if isinstance(value, dict):
+        return {key + HOSTILE if keys else key: poisoned(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [poisoned(entry) for entry in value]
+    return value + HOSTILE if isinstance(value, str) else value
+
+
+def test_whatever_a_backend_says_is_only_text() -> None:
+    data = record.record(reports.mixed(), "check", "title" + HOSTILE)
+    for key in ("machine", "settings", "tables", "written"):
+        data[key] = poisoned(data[key])
+    data["notes"], data["backends"] = poisoned(data["notes"], True), poisoned(data["backends"], True)
+    for result in data["results"]:
+        for key in ("backend", "group", "case", "part", "dtype", "detail", "stderr", "first_divergence", "cause"):
+            if result.get(key):
+                result[key] = poisoned(result[key])
+        for row in result.get("tensors", []):
+            row.update({key: poisoned(row[key]) for key in ("tensor", "clause", "note")})
+    assert record.problems(data) == []
+    text = page(data)
+    outline = Outline(text)
+    assert outline.wrong == []
+    assert not {tag for tag, _ in outline.tags} & {"script", "img", "iframe"}
+    assert not [key for _, attributes in outline.tags for key in attributes if key.startswith("on")]
+    assert not re.search("[\x00-\x08\x0b-\x1f\u202e\ud800]", text)
+    assert text.encode()
+    words = said(text)
+    assert words.count("{{ 7 * 7 }}") > 50
+    assert "49" not in words.replace(data["written"], "")
+    assert words.count('torch<script>alert("1")</script>&amp;') > 3
+
+
+def test_characters_that_change_others_are_taken_out() -> None:
+    assert clean({"a\x00": ["\x1b[1;31mred\x1b[0m\tand\nplain\r", ("\u202eright", 1, None)]}) == {"a": ["red\tand\nplain", ["right", 1, None]]}
+
+
+# Words and drawings.
+
+
+@pytest.mark.parametrize(
+    ("statuses", "sentence"),
+    [
+        ({"torch": "agrees"}, "torch agrees with the oracle to within rounding, in every tensor of every run that was judged."),
+        ({"torch": "agrees", "jax": "diverges"}, "jax diverges from the oracle in 1 of 1 run; torch agrees with the oracle."),
+        ({"a": "crashed", "b": "missing", "c": "agrees"}, "a and b gave no result in 2 of 2 runs; c agrees with the oracle."),
+        ({"a": "refused", "b": "diverges", "c": "error"}, "a and b diverge from the oracle in 2 of 2 runs; c gave no result in 1 of 1 run."),
+        ({"a": "unsupported", "b": "absent", "c": "undetermined"}, "Nothing was judged."),
+        ({}, "Nothing was judged."),
+    ],
+)
+def test_the_headline_says_it_in_a_sentence(statuses: dict[str, str], sentence: str) -> None:
+    results = [
+        reports.result(name, None, reports.verdict(wrong=2)) if status == "diverges" else reports.result(name) if status == "agrees" else reports.result(name, status)
+        for name, status in statuses.items()
+    ]
+    data = record.record(Report(results, {}, Settings()), "check")
+    assert headline([run_of(result, data) for result in data["results"]]) == sentence
+
+
+def test_levels_follow_the_error_and_the_verdict() -> None:
+    assert [drawing.level(ratio) for ratio in (0.0, 0.03, 0.05, 0.2, 1.0, 1.01, 100.0, 1e4, 1e9, math.inf)] == [0, 0, 1, 2, 3, 4, 5, 6, 7, 7]
+    assert drawing.level(1.0, beyond=True) == drawing.WITHIN  # 1.00001, written with four digits
+    assert len(drawing.HEIGHTS) == len(drawing.LEVELS) + 1
+    assert max(drawing.HEIGHTS[: drawing.WITHIN]) < min(drawing.HEIGHTS[drawing.WITHIN :])
+
+
+def test_lines_keep_within_the_chart_and_break_where_nothing_is_known() -> None:
+    svg = drawing.growth([[0.1, None, 10.0, math.inf, 0.0, math.nan]], "label", [2])
+    (line,) = re.findall(r'class="line s0" d="([^"]*)"', svg)
+    points = re.findall(r"([ML])(\d+) ([\d.]+)", line)
+    assert [(kind, int(x)) for kind, x, _ in points] == [("M", 1), ("M", 5), ("L", 7), ("L", 9)]
+    heights = [float(y) for *_, y in points]
+    assert heights[2] == 0.0
+    assert heights[3] == drawing.CHART
+    assert all(0 <= y <= drawing.CHART for y in heights)
+    lowest, highest = drawing.decades([[0.1, 1e9]])
+    assert (lowest, highest) == (-2, 9)
+    assert "1" in [word for _, word in drawing.ticks(lowest, highest)]
+
+
+def test_histograms_show_where_the_limit_lies() -> None:
+    edges = [1.0, 2.0, 4.0, 8.0]
+    assert [drawing.position(value, edges) for value in (0.1, 1.0, 2.0, 4.0, 8.0, 99.0)] == [0.5, 1.0, 2.0, 3.0, 4.0, 4.5]
+    assert drawing.position(2.0, [1.0, 4.0, 8.0]) == 1.5
+    svg = drawing.histogram([5, 0, 1, 0, 2], [1, 1, 1, 1, 1], edges, 4.0, "a <label>")
+    assert svg.count('class="bar"') == svg.count('class="bar over"') == svg.count('class="outline"') == 1
+    assert 'class="limit" d="M30 0V60"' in svg
+    assert 'aria-label="a &lt;label&gt;"' in svg
+
+
+def test_cases_of_the_same_name_but_another_part_are_apart() -> None:
+    report = Report([reports.result(part=part) for part in ("model", "stack", "model")], {}, Settings())
+    data = record.record(report, "check")
+    assert [(case.part, len(case.runs)) for case in cases_of([run_of(result, data) for result in data["results"]])] == [("model", 2), ("stack", 1)]
+
+
+# The command line.
+
+
+def test_the_command_line_writes_the_page_and_makes_it_again(tmp_path: Path) -> None:
+    first, again, data = (tmp_path / name for name in ("first.html", "again.html", "out.json"))
+    names = [toy("NumpyBackend"), toy("WrongAfterTheFirstLayer"), toy("KillsItself"), "no.such:Backend"]
+    done = concord("check", *options("--backend", names), "--case", "bert-ragged", "--dtype", "float64", "--json", data, "--html", first)
+    assert done.returncode == 3, done.stderr
+    assert f"written: {first}" in done.stdout
+    assert Outline(first.read_text()).wrong == []
+    words = said(first.read_text())
+    assert f"{names[1]} diverges first at layers.1.attention.scores (SPEC ATT-4)" in words
+    assert f"{names[2]}: crashed" in words
+    assert "Conformance: model, explicit, eager, cpu" in words
+    done = concord("report", data, "--html", again)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert again.read_text() == first.read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again.html", "first.html", "out.json"]
+
+
+def test_the_command_line_refuses_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "out.json").write_text(json.dumps({"schema": "concord.report/1"}))
+    same = tmp_path / "same"
+    for arguments, problem in (
+        (["check", "--html", tmp_path / "no" / "x.html"], f"{tmp_path / 'no' / 'x.html'}: cannot be written: No such file or directory"),
+        (["golden", "--html", tmp_path], f"{tmp_path}: cannot be written: Is a directory"),
+        (["check", "--json", same, "--html", same], f"{same}: is named twice"),
+        (["report", tmp_path / "out.json", "--html", tmp_path / "x.html"], f"{tmp_path / 'out.json'}: has schema 'concord.report/1'"),
+        (["report", tmp_path / "out.json", "--html", tmp_path / "out.json"], f"{tmp_path / 'out.json'}: is the record itself"),
+    ):
+        done = concord(*arguments)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"concord: error: {problem}")
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]

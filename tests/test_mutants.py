@@ -1,0 +1,379 @@
+"""Porting bugs on purpose: the catalogue is sound, the surgery leaves no trace, and every bug is found at the right tensor."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import backends
+import spec
+from backends.interface import Request, Run, Unsupported
+from backends.worker import Worker, WorkerFailure
+from concord.cli import main
+from conformance.comparison import judge
+from conformance.mutants.catalogue import ALL, GROUPS, MUTANTS, Mutant
+from conformance.mutants.matrix import Finding, Hunt, Matrix, plugin
+from conformance.mutants.mutant import REFUSED
+from conformance.mutants.rewrites import FAMILIES
+from conformance.mutants.surgery import Patch, Steps, Target, operated
+from conformance.mutants.table import show
+from spec.cases import SCENARIOS, Case, build_case
+from spec.errors import SpecError
+
+VISIBLE = [mutant for mutant in ALL if mutant.precisions]
+EQUIVALENT = [mutant for mutant in ALL if not mutant.precisions]
+each_mutant = pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
+
+
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in sorted(backends.BUILT_IN)])
+def mutated(request: pytest.FixtureRequest, open_worker: Callable[[str], Worker]) -> tuple[str, Worker]:
+    """Each of the four backends in turn, with bugs on request, in a process of its own."""
+    return request.param, open_worker(plugin(request.param))
+
+
+def case_of(mutant: Mutant) -> Case:
+    return build_case(mutant.variant, mutant.scenario, options=dict(mutant.options))
+
+
+def request_of(case: Case) -> Request:
+    return Request(case.config, case.weights, case.batch, case.part, "float64")
+
+
+def arrays_of(run: Run) -> dict[str, Any]:
+    return {"output": run.output, "loss": run.loss, **run.taps, **{f"gradients.{name}": array for name, array in run.gradients.items()}}
+
+
+# The catalogue.
+
+
+def test_catalogue_is_large_and_has_every_group() -> None:
+    assert len(MUTANTS) == len(ALL), "names are unique"
+    assert len(VISIBLE) >= 66
+    assert EQUIVALENT
+    assert {mutant.group for mutant in ALL} == set(GROUPS)
+
+
+@each_mutant
+def test_mutant_is_documented_and_at_home(mutant: Mutant) -> None:
+    assert mutant.name.replace("_", "").isalnum()
+    assert mutant.name == mutant.name.lower()
+    assert mutant.what.endswith(".")
+    assert mutant.input
+    assert mutant.variant in spec.variants()
+    assert not SCENARIOS[mutant.scenario].only or mutant.variant in SCENARIOS[mutant.scenario].only
+    assert mutant.equivalent.keys() <= {"float64", "float32"}
+    assert all(mutant.equivalent.values())
+
+
+@each_mutant
+def test_first_tensors_exist_at_home(mutant: Mutant) -> None:
+    config = case_of(mutant).config
+    names = [REFUSED, *spec.taps(config), *(f"gradients.{name}" for name in spec.trainable(config))]
+    assert bool(mutant.first) == bool(mutant.precisions)
+    assert not [pattern for pattern in mutant.first if not fnmatch.filter(names, pattern)]
+
+
+@each_mutant
+def test_change_changes_something_and_leaves_what_it_is_given(mutant: Mutant) -> None:
+    case, again = case_of(mutant), case_of(mutant)
+    changed = mutant.change.request(request_of(case))
+    assert case.config == again.config
+    for before, after in ((again.weights, case.weights), (again.batch.arrays(), case.batch.arrays())):
+        assert all(np.array_equal(before[name], after[name]) for name in before)
+    differs = changed.config != case.config or any(
+        not np.array_equal(array, given[name])
+        for given, now in ((case.weights, changed.weights), (case.batch.arrays(), changed.batch.arrays()))
+        for name, array in now.items()
+    )
+    assert differs != bool(mutant.change.patches), "a request is changed, or the layers are"
+
+
+def test_every_family_of_steps_is_used() -> None:
+    assert {patch.family for mutant in ALL for patch in mutant.change.patches} == set(FAMILIES.values())
+
+
+# The surgery, without a framework.
+
+
+class Layer:
+    def forward(self, x: int) -> int:
+        return x + 1
+
+
+class Inheriting(Layer):
+    pass
+
+
+TABLE = {"relu": abs}
+
+
+class Method(Steps):
+    target = Target("layers", "Layer", "forward")
+
+    def run(self, layer: Any, x: int) -> int:
+        return self.more(x) * 10
+
+    def more(self, x: int) -> int:
+        return x
+
+
+class Inherited(Method):
+    target = Target("layers", "Inheriting", "forward")
+
+
+class Entry(Steps):
+    target = Target("layers", "TABLE", "relu")
+
+    def run(self, x: int) -> int:
+        return self.original(x) + 5
+
+
+class Function(Steps):
+    target = Target("layers", "", "function")
+
+
+@pytest.fixture
+def place() -> SimpleNamespace:
+    """A module with everything that can be patched, as operations give it."""
+    module = ModuleType("layers")
+    module.Layer, module.Inheriting, module.TABLE, module.function = Layer, Inheriting, TABLE, len  # type: ignore[attr-defined]
+    return SimpleNamespace(modules={"layers": module}, call="forward", companions=())
+
+
+PATCHES = (
+    Patch(Method, {"more": lambda family, x: x + 2}),
+    Patch(Inherited),
+    Patch(Entry),
+    Patch(Function, {"run": lambda family, *arguments: family.original(*arguments) + 1}),
+)
+
+
+def state(place: SimpleNamespace) -> tuple[Any, ...]:
+    """Return everything that a patch touches."""
+    return dict(vars(Layer)), dict(vars(Inheriting)), dict(TABLE), dict(vars(place.modules["layers"]))
+
+
+def test_patch_is_in_place_during_the_block_and_gone_after_it(place: SimpleNamespace) -> None:
+    before = state(place)
+    with operated(place, PATCHES):  # type: ignore[arg-type]
+        assert (Layer().forward(1), Inheriting().forward(1), TABLE["relu"](-1), place.modules["layers"].function("ab")) == (30, 10, 6, 3)
+        assert "forward" in vars(Inheriting)
+    assert state(place) == before
+    assert (Layer().forward(1), Inheriting().forward(1), TABLE["relu"](-1)) == (2, 2, 1)
+
+
+def test_patch_is_gone_after_an_exception(place: SimpleNamespace) -> None:
+    before = state(place)
+    with pytest.raises(ZeroDivisionError), operated(place, PATCHES):  # type: ignore[arg-type]
+        raise ZeroDivisionError
+    with pytest.raises(AttributeError), operated(place, (*PATCHES, Patch(type("Nowhere", (Steps,), {"target": Target("layers", "Gone", "x")})))):  # type: ignore[arg-type]
+        raise AssertionError
+    assert state(place) == before
+
+
+# In the backends.
+
+
+def test_clean_run_after_mutated_ones_is_the_same_bit_for_bit(mutated: tuple[str, Worker]) -> None:
+    _, worker = mutated
+    case, one = build_case("bert", "ragged"), build_case("bert", "single")
+
+    def clean() -> Mapping[str, Any]:
+        return arrays_of(worker.run(case.config, case.weights, case.batch, dtype="float32"))
+
+    before = clean()
+    for name in ("null:everything", "mutant:tf32_everywhere", "mutant:gelu_quick", "mutant:weight_transposed"):
+        changed = arrays_of(worker.run(case.config, case.weights, case.batch, dtype="float32", implementation=name))
+        assert changed.keys() == before.keys()
+    with pytest.raises(WorkerFailure):
+        worker.run(one.config, one.weights, one.batch, dtype="float32", implementation="mutant:pooling_squeezed")
+    after = clean()
+    assert not [name for name in before if not np.array_equal(before[name], after[name])]
+
+
+HOMES = {"PreNorm": ("bert-pytorch", "ragged"), "GeluTanh": ("bert-pytorch", "ragged"), "SigmoidLosses": ("tf1-text-classifier", "sigmoid")}
+EVERYTHING = [("bert", "ragged"), ("bert-pytorch", "ignored-label"), ("tf1-text-classifier", "sigmoid"), ("nndl-paddle", "tiny"), ("keras-attention", "looped")]
+NULLS = [(name, *HOMES.get(name, ("bert", "ragged"))) for name in FAMILIES] + [("everything", *home) for home in EVERYTHING]
+
+
+@pytest.mark.parametrize(("name", "variant", "scenario"), NULLS)
+def test_surgery_that_changes_nothing_conforms(mutated: tuple[str, Worker], name: str, variant: str, scenario: str) -> None:
+    case = build_case(variant, scenario)
+    for dtype in ("float64", "float32"):
+        run = mutated[1].run(case.config, case.weights, case.batch, dtype=dtype, implementation=f"null:{name}")
+        verdict = judge(case.config, case.weights, case.batch, run)
+        assert verdict.passed, verdict.first_divergence
+
+
+@pytest.mark.parametrize("mutant", VISIBLE, ids=lambda mutant: mutant.name)
+def test_mutant_is_found_at_the_right_tensor(mutated: tuple[str, Worker], mutant: Mutant) -> None:
+    name, worker = mutated
+    finding = Hunt(name, worker=worker).find(mutant, everywhere=False)
+    assert finding.status == "found", finding
+
+
+@pytest.mark.parametrize("mutant", EQUIVALENT, ids=lambda mutant: mutant.name)
+def test_equivalent_mutant_is_not_called_a_bug(mutated: tuple[str, Worker], mutant: Mutant) -> None:
+    name, worker = mutated
+    finding = Hunt(name, worker=worker).find(mutant)
+    assert finding.status == "equivalent", finding
+
+
+def test_products_in_tf32_conform_to_tf32_and_not_to_float32(mutated: tuple[str, Worker]) -> None:
+    case = build_case("bert", "ragged")
+    run = mutated[1].run(case.config, case.weights, case.batch, dtype="float32", implementation="emulate:tf32")
+    assert judge(case.config, case.weights, case.batch, run, dtype="tf32").passed
+    assert not judge(case.config, case.weights, case.batch, run).passed
+
+
+def test_what_a_backend_has_not_is_refused(mutated: tuple[str, Worker]) -> None:
+    _, worker = mutated
+    case = build_case("bert", "single")
+    with pytest.raises(SpecError, match="unknown mutant 'mask_mising': did you mean 'mask_missing'"):
+        worker.run(case.config, case.weights, case.batch, implementation="mutant:mask_mising")
+    with pytest.raises(SpecError, match="unknown kind of implementation 'mutent': did you mean 'mutant'"):
+        worker.run(case.config, case.weights, case.batch, implementation="mutent:mask_missing")
+    with pytest.raises(Unsupported, match="runs eagerly only"):
+        worker.run(case.config, case.weights, case.batch, implementation="mutant:mask_missing", execution="compiled")
+
+
+def test_clean_backend_has_no_mutants(worker: Worker) -> None:
+    case = build_case("bert", "single")
+    with pytest.raises(Unsupported, match=f"{worker.name} has no implementation 'mutant:mask_missing'"):
+        worker.run(case.config, case.weights, case.batch, implementation="mutant:mask_missing")
+
+
+# The matrix.
+
+
+def finding(status: str, backend: str = "torch", mutant: str = "mask_missing", **fields: Any) -> Finding:
+    return Finding(mutant, backend, status, **{"tensor": "logits", "margin": 3e8, **fields})
+
+
+@pytest.mark.parametrize(
+    ("code", "statuses", "asked"),
+    [
+        (0, ["found"], ()),
+        (0, ["found", "equivalent", "absent"], ()),
+        (1, ["found", "missed"], ()),
+        (1, ["misplaced"], ()),
+        (1, ["alarm"], ()),
+        (3, ["missed", "failed"], ()),
+        (3, ["found", "absent"], ("torch",)),
+        (3, ["absent"], ()),
+        (3, [], ()),
+    ],
+)
+def test_exit_code_of_a_matrix(code: int, statuses: list[str], asked: tuple[str, ...]) -> None:
+    assert Matrix([finding(status) for status in statuses], asked).exit_code == code
+
+
+class Imagined(Hunt):
+    """Finds each mutant where it is told, and notes where it looked."""
+
+    def __init__(self, found: dict[tuple[str, str], str]) -> None:
+        super().__init__("torch")
+        self.found, self.looked = found, []
+
+    def look(self, mutant: Mutant, scenario: str, dtype: str) -> Finding | None:
+        self.looked.append((scenario, dtype))
+        tensor = self.found.get((scenario, dtype))
+        return tensor and finding("found" if mutant.rightly_first(tensor) else "misplaced", tensor=tensor)  # type: ignore[return-value]
+
+
+def test_a_mutant_is_looked_for_at_home_first_and_then_everywhere() -> None:
+    mutant = MUTANTS["norm_epsilon_outside"]
+    hunt = Imagined({("single", "float64"): "embeddings.norm"})
+    found = hunt.find(mutant)
+    assert (found.status, found.designated) == ("found", False)
+    scenarios = list(dict.fromkeys(scenario for scenario, _ in hunt.looked))
+    assert scenarios[:2] == ["tiny", "ragged"]
+    assert hunt.looked == [(scenario, dtype) for scenario in scenarios for dtype in ("float64", "float32")][:-1]
+    assert hunt.find(mutant, everywhere=False).status == "missed"
+    assert Imagined({("tiny", "float32"): "logits"}).find(mutant).status == "misplaced"
+
+
+def test_a_mutant_found_where_nothing_can_show_it_is_an_alarm() -> None:
+    mutant = MUTANTS["mask_constant_through_float32"]
+    hunt = Imagined({("ragged", "float64"): mutant.first[0]})
+    assert hunt.find(mutant).status == "found"
+    assert hunt.looked == [("ragged", "float32"), ("ragged", "float64")]
+    assert Imagined({("ragged", "float32"): mutant.first[0]}).find(mutant).status == "alarm"
+    everywhere = dataclasses.replace(mutant, first=(), equivalent={"float64": "why", "float32": "why"})
+    assert Imagined({}).find(everywhere) == Finding(mutant.name, "torch", "equivalent", detail="why")
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[Any, str, str]]:
+    def run(*arguments: str, columns: int = 200) -> tuple[Any, str, str]:
+        monkeypatch.setattr(sys, "argv", ["concord", "mutants", *arguments])
+        monkeypatch.setenv("COLUMNS", str(columns))
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_matrix_is_legible(columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    monkeypatch.setenv("COLUMNS", str(columns))
+    names = [name for name in MUTANTS if MUTANTS[name].precisions]
+    findings = [finding("found", backend, name, margin=3e12) for backend in backends.BUILT_IN for name in names]
+    findings[0] = finding("misplaced", "torch", names[0], case="bert-ragged", dtype="float64")
+    findings += [finding("equivalent", backend, EQUIVALENT[0].name) for backend in backends.BUILT_IN]
+    show(Matrix(findings), Console())
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= columns
+    assert "…" not in printed
+    assert printed.count("3e+12 ✓") == len(names) * 4 - 1
+    assert f"torch: {names[0]} misplaced at logits, not" in printed
+    assert f"tf: found {len(names)} of {len(names)}; first tensor right in 100 %" in printed
+    assert f"equivalent in float64 and float32: {EQUIVALENT[0].name}" in printed.replace("\n", " ")
+    assert all(name in printed for name in names)
+
+
+@pytest.mark.xdist_group("torch")
+def test_command_shows_the_matrix(invoke: Callable[..., tuple[Any, str, str]], open_worker: Callable[[str], Worker], tmp_path: Path) -> None:
+    open_worker(plugin("torch"))  # or skip
+    file = tmp_path / "matrix.json"
+    code, printed, errors = invoke("--backend", "torch", "--mutant", "norm_gain_missing", "--mutant", "heads_one_by_one", "--json", str(file), "--threads", "1")
+    assert (code, errors) == (0, "")
+    assert "torch: found 1 of 1; first tensor right in 100 %" in printed
+    data = json.loads(file.read_text())
+    assert [(entry["mutant"], entry["status"]) for entry in data["findings"]] == [("norm_gain_missing", "found"), ("heads_one_by_one", "equivalent")]
+    assert (data["kind"], data["exit_code"], data["findings"][0]["tensor"]) == ("mutants", 0, "embeddings.norm")
+
+
+def test_command_refuses_all_unknown_names_at_once(invoke: Callable[..., tuple[Any, str, str]]) -> None:
+    code, _, errors = invoke("--backend", "torsh", "--mutant", "mask_mising", "--threads", "0")
+    assert code == 2
+    assert "--threads is 0" in errors
+    assert "unknown backend 'torsh': did you mean 'torch'?" in errors
+    assert "unknown mutant 'mask_mising': did you mean 'mask_missing'" in errors
+
+
+# The standard cases: none can be done without.
+
+
+def test_every_scenario_has_a_mutant_that_it_alone_shows() -> None:
+    assert {mutant.scenario for mutant in ALL if mutant.alone} == set(SCENARIOS)
+
+
+@pytest.mark.xdist_group("torch")
+@pytest.mark.parametrize("mutant", [mutant for mutant in ALL if mutant.alone], ids=lambda mutant: mutant.name)
+def test_without_its_scenario_a_mutant_lives(open_worker: Callable[[str], Worker], mutant: Mutant) -> None:
+    hunt = Hunt("torch", worker=open_worker(plugin("torch")))
+    shown = [scenario for scenario in mutant.scenarios if hunt.look(mutant, scenario, "float32")]
+    assert shown == [mutant.scenario]

@@ -1,0 +1,105 @@
+"""Reports of runs that never were."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from conformance.campaign import Report, Result, Settings
+from conformance.causes import Cause
+from conformance.comparison import Z_BINS, Judgement, Row, Verdict
+from conformance.tolerance import R, Z
+
+TENSORS = [
+    ("embeddings.sum", "EMB-6"),
+    *((f"layers.{layer}.attention.{name}", "ATT-2") for layer in range(2) for name in ("query", "scores", "weights")),
+    ("pooling", "HED-1"),
+    ("logits", "HED-3"),
+    ("loss", "LOS-2"),
+    ("gradients.classifier.weight", "GRD-1"),
+]
+
+
+def judgement(ratio: float, size: int = 6, **fields: Any) -> Judgement:
+    """Return a judgement of so many allowances: one element has the largest error, the others a tenth of it."""
+    counts = [0] * (len(Z_BINS) + 1)
+    for z in [ratio * Z, *[ratio * Z / 10] * (size - 1)]:
+        counts[sum(edge <= z for edge in Z_BINS)] += 1
+    values = {"element": (0, 1), "actual": 0.5 + ratio, "expected": 0.5, "sigma": 1 / Z, "beyond": int(ratio > 1), "spread": tuple(counts)}
+    return Judgement("diverges" if ratio > 1 else "agrees", ratio * Z, ratio * R / 2, size=size, **{**values, **fields})
+
+
+def row(name: str, clause: str, local: float | None, end_to_end: float | None = None, note: str = "") -> Row:
+    """Return a row; one without judgements could not be compared."""
+    judged = [None if ratio is None else judgement(ratio) for ratio in (local, end_to_end)]
+    deciding = judged[0] or judged[1]
+    return Row(name, clause, deciding.status if deciding else "diverges", *judged, note, 6)
+
+
+def verdict(ratio: float = 0.1, wrong: int | None = None, error: float = 500.0, cause: Cause | None = None, tensors: Sequence[tuple[str, str]] = TENSORS) -> Verdict:
+    """Return a verdict, in which perhaps the tensor at one place is wrong, and all that follow inherit it."""
+    table = []
+    for place, (name, clause) in enumerate(tensors):
+        inherited = error / 2 if wrong is not None and place >= wrong else ratio
+        table.append(row(name, clause, error if place == wrong else ratio, inherited))
+    return Verdict(table, lambda: cause)
+
+
+def result(backend: str = "torch", status: str | None = None, judged: Verdict | None = None, **fields: Any) -> Result:
+    """Return a result: of a status without a verdict, or of a verdict."""
+    judged = judged or (verdict() if status is None else None)
+    values = {"group": "bert", "case": "bert-ragged", "dtype": "float32", "seconds": 0.25, **fields}
+    return Result(backend, status=status or (judged.status if judged else ""), verdict=judged, **values)
+
+
+CAUSE = Cause("scale", "The scores are too large by a factor of 1.001.", True)
+
+
+def mixed() -> Report:
+    """Return a report of everything that can become of a run."""
+    undetermined = Verdict([Row(name, clause, "undetermined", None, Judgement("undetermined", size=6, note="out of range"), "out of range", 6) for name, clause in TENSORS])
+    unlike = verdict()
+    unlike.table[3] = Row("layers.0.attention.weights", "ATT-2", "diverges", note="has shape (2, 3) but must be (3, 2)", size=6)
+    unlike.table[5] = Row("layers.1.attention.scores", "ATT-2", "undelivered", note="declared by the backend", size=6)
+    results = [
+        result("torch", case="bert-full"),
+        result("torch"),
+        result("torch", dtype="float64"),
+        result("my.plugin:Backend", judged=verdict(wrong=5, cause=CAUSE)),
+        result("my.plugin:Backend", judged=verdict(wrong=5, error=1e9), dtype="float64"),
+        result("my.plugin:Backend", case="bert-full", judged=verdict(wrong=1, error=float("inf"))),
+        result("jax", judged=unlike),
+        result("jax", "unsupported", detail="no such precision", dtype="float64"),
+        result("tf", "crashed", detail="killed by SIGSEGV", stderr="first words\nlast words"),
+        result("tf", "crashed", detail="killed by SIGSEGV", dtype="float64"),
+        result("paddle", "absent", detail="No module named 'paddle'"),
+        result("half", judged=undetermined, dtype="float16"),
+    ]
+    environments = {
+        "torch": {"version": "2.0", "devices": ["cpu"], "threads": 2, "precision_switches": {"matmul": "highest", "tf32": False}, "import_seconds": 1.5, "peak_memory_bytes": 2**28},
+        "my.plugin:Backend": {"version": "1.0", "deviations": {"cpu": [{"name": "softmax_floor", "value": -64.0, "reason": "the kernel clips"}], "cuda": []}},
+    }
+    return Report(results, environments, Settings(), 12.0, {"not compared, 3 x lr": "belongs to the optimizer"})
+
+
+def agreeing(names: Sequence[str] = ("torch", "tf", "paddle", "jax"), cases: int = 2, tensors: Sequence[tuple[str, str]] = TENSORS) -> Report:
+    """Return a report in which everything agrees."""
+    verdicts = [verdict(0.05 + 0.01 * case, tensors=tensors) for case in range(cases)]
+    results = [
+        result(name, judged=judged, case=f"case-{case}", dtype=dtype)
+        for name in names
+        for case, judged in enumerate(verdicts)
+        for dtype in ("float64", "float32")
+    ]
+    return Report(results, {name: {"version": "1.0"} for name in names}, Settings(), 3.0)
+
+
+def large(wrong: int | None = None) -> Report:
+    """Return a report as large as that of a whole check: 352 runs of 60 tensors."""
+    taps = [(f"layers.{place // 16}.attention.masked_scores{place}", "ATT-2") for place in range(40)]
+    tensors = [*taps, *((f"gradients.layers.{place}.feed_forward.inner.weight", "GRD-1") for place in range(20))]
+    report = agreeing(cases=44, tensors=tensors)
+    if wrong is not None:
+        judged = verdict(wrong=wrong, tensors=tensors)
+        report.results = [result(r.backend, judged=judged, case=r.case, dtype=r.dtype) for r in report.results]
+    return report
