@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from backends.interface import Run
 from conformance import tolerance
 from conformance.causes import Cause, explain
-from conformance.tolerance import Case, Expectation, R, Z, root_mean_square
+from conformance.tolerance import Case, Expectation, Z, rms_limit, root_mean_square
 from spec.batch import Batch
 from spec.config import EncoderConfig
 from spec.deviations import Deviations, declared, in_precision
@@ -62,7 +62,7 @@ class Judgement:
     @property
     def ratio(self) -> float:
         """The error in allowances: up to 1 is rounding."""
-        return max(self.z / Z, self.rms / R)
+        return max(self.z / Z, self.rms / rms_limit(self.size))
 
 
 @dataclass(frozen=True)
@@ -373,7 +373,7 @@ def judge_tensor(actual: Array, value: Array, sigma: Array, dtype: str, strict: 
     unjudged = f"{judged.size - judged.sum()} elements are undetermined: out of range" if not judged.all() else ""
     infinite = unjudged if np.isfinite(actual[judged]).all() else "not finite"
     return Judgement(
-        status="diverges" if beyond or rms > R else "agrees",
+        status="diverges" if beyond or rms > rms_limit(value.size) else "agrees",
         z=z,
         rms=rms,
         element=tuple(int(i) for i in element),

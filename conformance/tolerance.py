@@ -4,7 +4,8 @@ For each tensor the reference is computed in float64, and beside it two estimate
 run's precision does to it: **Monte Carlo arithmetic** (:mod:`spec.montecarlo`), the mean square error of
 :data:`SAMPLES` perturbed samples, element by element; and a **shadow**, one run of the reference rounded after each
 operation, whose squared error is averaged over the last axis. Their sum is sigma². A tensor is judged by
-``z = |error| / sigma``, at most :data:`Z` in every element, and by ``RMS(error) / RMS(sigma)``, at most :data:`R`.
+``z = |error| / sigma``, at most :data:`Z` in every element, and by ``RMS(error) / RMS(sigma)``, at most :data:`R` but for one
+element (:func:`rms_limit`).
 
 Each tensor is judged in two ways. *End to end*: against the reference from the inputs. *Locally*: against the
 reference that recomputes each tap from the run's own preceding taps, so that only the error committed at that step
@@ -42,7 +43,7 @@ Z = 16.0
 """The largest error of an element, in sigma."""
 
 R = 4.0
-"""The largest root mean square error of a tensor, in root mean square sigma."""
+"""The largest root mean square error of a large tensor, in root mean square sigma; see :func:`rms_limit`."""
 
 SAMPLES = 16
 """Samples of Monte Carlo arithmetic."""
@@ -98,6 +99,11 @@ class Expectation:
     values: dict[str, Array]
     sigmas: dict[str, Array]
     clauses: dict[str, str]
+
+
+def rms_limit(size: int) -> float:
+    """Return the largest root mean square error of a tensor: one of its elements may err :data:`Z`, the rest :data:`R`."""
+    return float(np.sqrt(R**2 + (Z**2 - R**2) / max(size, 1)))
 
 
 def expect(

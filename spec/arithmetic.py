@@ -233,8 +233,9 @@ class Arithmetic:
         value = self.settle(np.maximum(x, 0) - x * targets + self.settle(np.log1p(np.exp(-abs(x))), FUNCTION, 2.0))
 
         def pullback(gradient: Values) -> Values:
-            chance = self.step(0.5 * (1 + np.tanh(0.5 * x)), FUNCTION)
-            return self.settle(gradient * self.step(chance - targets))
+            # The chance less the target, from whichever side loses no digits.
+            slope = (1 - targets) * _logistic(x) - targets * _logistic(-x)
+            return self.settle(gradient * self.settle(slope, FUNCTION, 2.0))
 
         return self._record(value, (logits, pullback))
 
@@ -408,6 +409,12 @@ class Arithmetic:
     def _ordered(self, values: Values, axes: tuple[int, ...]) -> Values:
         """Return the terms of a sum in the order in which they are added."""
         return values if self._generator is None or not axes else self._generator.permutation(values, axis=axes[0])
+
+
+def _logistic(x: Values) -> Values:
+    small = np.exp(-abs(x))
+    share: Values = np.where(x >= 0, 1, small) / (1 + small)
+    return share
 
 
 def contract(subscripts: str, a: Values, b: Values) -> Values:

@@ -164,6 +164,10 @@ def of_context(question: Question, tap: str) -> Iterator[Hypothesis]:
 
         return change
 
+    def of_first_head(m: Step, tap: str, y: Tensor) -> Tensor:
+        values = m.rearranged(m.beside(tap, "value"), lambda v: np.repeat(v[:, :, :1], heads, axis=2))
+        return m.a.reshape(m.a.einsum("bhqs,bshk->bqhk", used(m, tap), values), y.shape)
+
     def used(m: Step, tap: str) -> Tensor:
         return m.now.get(f"{tap.rpartition('.')[0]}.masked_weights") or m.beside(tap, "weights")
 
@@ -171,6 +175,7 @@ def of_context(question: Question, tap: str) -> Iterator[Hypothesis]:
     yield changed("context_of_queries", "a weighted sum of queries instead of values", "ATT-6", summed(used, "query"))
     turned = summed(lambda m, tap: m.rearranged(used(m, tap), lambda w: w.swapaxes(-1, -2)))
     yield changed("weights_transposed", "weights whose queries and keys have changed places", "ATT-6", turned)
+    yield changed("value_of_first_head", "the values of the first head for all", "ATT-7", of_first_head)
     yield changed("query_mask", "weights before they were overwritten", "MSK-8", summed(lambda m, tap: m.beside(tap, "weights")))
     yield from options(config, "query_mask", ("none", "overwrite"), "MSK-8")
     joined = reordered(lambda y: y.reshape(*y.shape[:2], heads, width).transpose(0, 2, 1, 3).reshape(y.shape))

@@ -35,6 +35,7 @@ class Hypothesis:
         on: patterns of the taps that ``change`` changes; by default the one in question.
         gradient: what the gradient in question is made of, where it is not the parameter's own.
         factors: the format that factors of products are rounded to.
+        rare: whether hardly anyone makes it: it is tried only to show how well others are told apart from it.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Hypothesis:
     on: tuple[str, ...] = ()
     gradient: Callable[[Gradients], Array] | None = None
     factors: str | None = None
+    rare: bool = False
 
     def at(self, tap: str) -> Hypothesis:
         """Return the same of one tap, if it is not said of which."""

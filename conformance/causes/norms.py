@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ NORMS = ("embeddings.norm", "layers.*.norm1", "layers.*.norm2", "final_norm")
 RESIDUALS = ("layers.*.residual1", "layers.*.residual2")
 
 EPSILONS = (1e-12, 1e-10, 1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
+RARE_EPSILONS = tuple(factor * epsilon for epsilon in EPSILONS for factor in (2.0, 5.0))
 
 Deviation = Callable[[Step, Tensor], Tensor]
 """Makes the deviation of the variance."""
@@ -95,6 +97,8 @@ def two_options(question: Question, tap: str) -> Iterator[Hypothesis]:
 def of_norm(question: Question, tap: str) -> Iterator[Hypothesis]:
     """Yield what may be wrong with a norm."""
     yield from itertools.chain(*options_of_norm(question))
+    for hypothesis in options(question.config, "norm_epsilon", RARE_EPSILONS, "NRM-2"):
+        yield dataclasses.replace(hypothesis, rare=True)
     if question.case.dtype == "float64":
         yield Hypothesis(
             name="norm_epsilon_in_float32",

@@ -54,12 +54,13 @@ class _Recovery:
         column = int(self.wrong[0])
         error, sigma = self.error[:, column], self.sigma[:, column]
         found = []
-        for row, factor in enumerate((*self.inputs.T, np.ones(len(self.inputs)))):
+        # After the inputs come what stands for the bias, and what would be a column that is multiplied by something.
+        for row, factor in enumerate((*self.inputs.T, np.ones(len(self.inputs)), self.right[:, column])):
             power = float((np.square(factor / sigma)).sum())
             change = float((factor / sigma * (error / sigma)).sum()) / power if power > 0 else 0.0
             if power > 0 and clear(error, error - factor * change, sigma):
                 found.append((row, change))
-        if len(found) != 1:
+        if len(found) != 1 or found[0][0] > len(self.weight):
             return None
         row, change = found[0]
         if row == len(self.weight):

@@ -16,7 +16,7 @@ from conformance.causes.question import Prediction, Question
 from conformance.causes.reading import CLEAR
 from conformance.causes.recovered import of_weights
 from conformance.causes.step import matches
-from conformance.causes.structure import of_cancellation, of_dropout, of_dropped_weights, of_format
+from conformance.causes.structure import of_cancellation, of_dropout, of_dropped_weights, of_format, of_limit
 from conformance.tolerance import Case, R
 from spec.errors import SpecError
 
@@ -50,11 +50,14 @@ FAMILIES: tuple[tuple[tuple[str, ...], Family], ...] = (
 )
 """Which taps (patterns) may have which mistakes."""
 
-READINGS = (of_format, of_dropout, of_dropped_weights, of_weights, of_cancellation)
+READINGS = (of_format, of_limit, of_dropout, of_dropped_weights, of_weights, of_cancellation)
 """In the order in which they are tried; the first that says something is believed."""
 
 MUCH_BETTER = 8.0
 """How many times smaller the error under one hypothesis must be for another, at the edge of its allowance, to be dropped."""
+
+MOST_NAMED = 4
+"""How many explanations a sentence names."""
 
 EDGE = 0.5
 """From which share of the allowance on an error lies at its edge."""
@@ -174,13 +177,14 @@ class _Search:
         best = min(found, key=lambda one: one.judgement.rms)
         kept = [one for one in found if one is best or one.judgement.rms < MUCH_BETTER * best.judgement.rms or one.judgement.ratio <= EDGE]
         sure = len(found) == 1 and best.judgement.ratio <= EDGE
-        kept.sort(key=lambda one: not one.hypothesis.fields)  # an option that is wrong is the plainest reason
-        names = dict.fromkeys(one.hypothesis.name for one in kept)
-        return Cause(" or ".join(names), self.sentence([one.hypothesis for one in kept], sure), sure)
+        hypotheses = [one.hypothesis for one in kept]
+        shown = [hypothesis for hypothesis in hypotheses if not hypothesis.rare] or hypotheses
+        shown.sort(key=lambda hypothesis: not hypothesis.fields)  # an option that is wrong is the plainest reason
+        return Cause(" or ".join(dict.fromkeys(hypothesis.name for hypothesis in shown)), self.sentence(shown, sure), sure)
 
     def sentence(self, hypotheses: Sequence[Hypothesis], sure: bool) -> str:
-        shown = " or by ".join(f"{hypothesis.text} ({hypothesis.clause})" for hypothesis in hypotheses[:4])
-        more = f" or by {len(hypotheses) - 4} others" if len(hypotheses) > 4 else ""
+        shown = " or by ".join(f"{hypothesis.text} ({hypothesis.clause})" for hypothesis in hypotheses[:MOST_NAMED])
+        more = f" or by {len(hypotheses) - MOST_NAMED} others" if len(hypotheses) > MOST_NAMED else ""
         return f"`{self.question.tensor}` {'is' if sure else 'may be'} explained by {shown}{more}"
 
 

@@ -14,7 +14,7 @@ from conformance.causes.norms import NORMS, RESIDUALS, normalised, owner, usual_
 from conformance.causes.question import Question
 from conformance.causes.reading import Reading, clear, reading, root_mean_square, within
 from conformance.causes.step import Step, matches
-from conformance.tolerance import Z
+from conformance.tolerance import R, Z
 from spec.arithmetic import Tensor
 
 Array = NDArray[np.floating]
@@ -44,6 +44,25 @@ def of_format(question: Question) -> Iterator[Reading]:
         and root_mean_square(error) >= LEAST * root_mean_square(prediction.sigma)
     ):
         yield reading(f"computed_in_{name}", f"a step that was computed in {SPELLED[name]}", "PRC-2")
+
+
+# Limits.
+
+
+def of_limit(question: Question) -> Iterator[Reading]:
+    """Read off that whatever is beyond a limit was set to it."""
+    right, actual = question.right.value, question.actual
+    if not (np.isfinite(right).all() and np.isfinite(actual).all()):
+        return
+    for text, limited in (("at least", np.maximum(right, actual.min())), ("at most", np.minimum(right, actual.max()))):
+        beyond = limited != right
+        if beyond.sum() >= 3 and (~beyond).sum() >= 3 and clear(actual - right, actual - limited, question.right.sigma):
+            yield reading("clamped", f"numbers that are clamped to be {text} {float(limited[beyond][0]):.6g}", "PRC-2")
+            return
+    limit = abs(actual).max()
+    limited = np.clip(right, -limit, limit)
+    if (limited != right).sum() >= 3 and clear(actual - right, actual - limited, question.right.sigma):
+        yield reading("clamped", f"numbers that are clamped to {float(limit):.6g}", "PRC-2")
 
 
 # Dropout.
@@ -144,5 +163,6 @@ def of_cancellation(question: Question) -> Iterator[Reading]:
         and within(error, prediction.sigma)
         and clear(error, error - stretch * gained, question.right.sigma)
         and root_mean_square(error) >= LEAST * root_mean_square(prediction.sigma)
+        and root_mean_square(prediction.sigma) >= R * root_mean_square(question.right.sigma)  # else it is no worse than any other
     ):
         yield Reading(hypothesis, True)
