@@ -161,7 +161,10 @@ class Verdict:
     @functools.cached_property
     def cause(self) -> Cause | None:
         """What explains the first divergence, if anything that is known does (:mod:`conformance.causes`)."""
-        return self.search()
+        try:
+            return self.search()
+        except Exception as error:  # a run that is wrong in an unforeseen way still has its verdict
+            return Cause("unknown", f"the search for a cause failed: {type(error).__name__}: {error}", confident=False)
 
     @property
     def worst(self) -> float:
