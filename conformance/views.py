@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -177,6 +178,12 @@ def run_of(result: Mapping[str, Any], data: Mapping[str, Any]) -> Run:
     return run
 
 
+def _ratio(z: float, rms: float, spread: Sequence[int], limits: Mapping[str, Any]) -> float:
+    """Return an error in allowances: one element of a tensor may err as much as any."""
+    mean: float = math.sqrt(limits["rms"] ** 2 + (limits["z"] ** 2 - limits["rms"] ** 2) / max(sum(spread), 1))
+    return max(z / float(limits["z"]), rms / mean)
+
+
 def _tensors(measures: Mapping[str, Any], table: Mapping[str, Any], limits: Mapping[str, Any]) -> list[Tensor]:
     """Return the tensors of a run out of their columns."""
 
@@ -185,7 +192,7 @@ def _tensors(measures: Mapping[str, Any], table: Mapping[str, Any], limits: Mapp
         if columns is None:
             return [None] * len(table["tensors"])
         return [
-            None if z is None or rms is None else Error(float(z), float(rms), max(float(z) / limits["z"], float(rms) / limits["rms"]), spread or [])
+            None if z is None or rms is None else Error(float(z), float(rms), _ratio(float(z), float(rms), spread or [], limits), spread or [])
             for z, rms, spread in zip(columns["z"], columns["rms"], columns["spread"], strict=True)
         ]
 
