@@ -40,10 +40,10 @@ def test_the_cause_is_named(name, dtype):
     assert f"`{verdict.first_divergence.tensor}` {'is' if cause.confident else 'may be'} explained by" in cause.text
 
 
-def wrongly_sure(case: Case, dtype: str, names: Iterable[str]) -> list[str]:
-    """Return the mistakes that are given another's name with confidence in a case."""
+def wrongly_sure(case: Case, meetings: Iterable[tuple[str, str]]) -> list[str]:
+    """Return the mistakes, each met in a precision, that are given another's name with confidence in a case."""
     found = []
-    for name in names:
+    for name, dtype in meetings:
         run = run_of(case, MISTAKES[name], dtype)
         cause = verdict_of(case, run).cause if run else None
         if cause and cause.confident and not right(cause, MISTAKES[name]):
@@ -53,16 +53,17 @@ def wrongly_sure(case: Case, dtype: str, names: Iterable[str]) -> list[str]:
 
 @pytest.mark.parametrize("place", range(0, len(standard_cases()), 6))
 def test_no_mistake_is_taken_for_another(place):
-    """A sample of the whole table: each case meets some of the mistakes, in one precision."""
-    case, dtype = standard_cases()[place], ("float32", "float64")[place // 6 % 2]
-    assert not wrongly_sure(case, dtype, [name for i, name in enumerate(MISTAKES) if (i + place) % 7 == 0])
+    """A sample of the whole table: some of the cases meet some of the mistakes."""
+    dtype = ("float32", "float64")[place // 6 % 2]
+    assert not wrongly_sure(standard_cases()[place], [(name, dtype) for i, name in enumerate(MISTAKES) if (i + place) % 7 == 0])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("case", standard_cases(), ids=lambda case: case.name)
-def test_no_mistake_is_taken_for_another_in_any_case(case, dtype):
-    assert not wrongly_sure(case, dtype, MISTAKES)
+@pytest.mark.parametrize("place", range(len(standard_cases())), ids=lambda place: standard_cases()[place].name)
+def test_no_mistake_is_taken_for_another_in_any_case(place):
+    """The whole table: every case meets every mistake, in one precision or the other."""
+    meetings = [(name, ("float32", "float64")[(i + place) % 2]) for i, name in enumerate(MISTAKES)]
+    assert not wrongly_sure(standard_cases()[place], meetings)
 
 
 # What is not known is not named.
@@ -123,6 +124,33 @@ def test_a_value_that_cannot_be_told_from_others_is_not_sure():
     assert cause.hypothesis.startswith("norm_epsilon")
     assert "norm_epsilon = 1e-08 instead of 1e-05 (NRM-2) or by" in cause.text
     assert not cause.confident
+
+
+def test_a_mask_value_that_nobody_uses_is_read_off():
+    for home, value in (("nndl-paddle", -54321.0), ("vanilla-encoder", -77.0)):
+        case = build_case(home, "ragged")
+        cause = verdict_of(case, run_of(case, option("", home, mask_value=value))).cause
+        assert cause == Cause("mask_value", cause.text, confident=False)
+        assert f"may be explained by mask_value = {value:g} instead of" in cause.text
+
+
+def test_an_epsilon_that_nobody_uses_is_not_sure():
+    case = build_case("bert", "tiny")
+    cause = verdict_of(case, run_of(case, option("", "bert", norm_epsilon=2e-6))).cause
+    assert cause == Cause(
+        "norm_epsilon", "`embeddings.norm` may be explained by norm_epsilon = 2e-06 instead of 1e-12 (NRM-2)", confident=False
+    )
+
+
+def test_scores_that_are_clamped_are_recognised():
+    case = build_case("bert", "peaked")
+
+    def clamped(run: Spoiled, name: str, y: Tensor) -> Tensor:
+        high = run.a.replace(y, y.value < 5, 5.0)
+        return run.a.replace(high, high.value > -5, -5.0)
+
+    cause = verdict_of(case, run_of(case, step("", "", "*.scores", clamped))).cause
+    assert cause == Cause("clamped", f"`{SCORES}` is explained by numbers that are clamped to 5 (PRC-2)", confident=True)
 
 
 # Parts, fused implementations, dropout, precisions.

@@ -53,10 +53,10 @@ def of_parameters(question: Question, tap: str) -> Iterator[Hypothesis]:
 
 def held_in(question: Question) -> str | None:
     """Return the shortest format that holds every number of the tensor, if few of the right ones are numbers of it too."""
-    finite = question.actual[np.isfinite(question.actual)]
-    right = question.right.value[np.isfinite(question.right.value)]
+    finite = np.isfinite(question.actual) & np.isfinite(question.right.value)
+    actual, right = question.actual[finite], question.right.value[finite]
     for name in reversed(FORMATS.get(question.case.dtype, ())):
-        if (rounding(name)(finite) == finite).all() and (rounding(name)(right) != right).sum() >= 2:
+        if (rounding(name)(actual) == actual).all() and (rounding(name)(right) != right).sum() >= 2:
             return name
     return None
 
@@ -64,8 +64,7 @@ def held_in(question: Question) -> str | None:
 def stored(question: Question, name: str) -> Array:
     """Return what is left of the tensor's error when it may have been rounded to a format at last."""
     error = abs(question.actual - question.right.value)
-    with np.errstate(all="ignore"):
-        exponent = np.floor(np.log2(np.maximum(abs(question.actual), precision(name).smallest_normal)))
+    exponent = np.floor(np.log2(np.maximum(abs(question.actual), precision(name).smallest_normal)))
     # A number just below a power of two may have been rounded up to it, by half the larger spacing.
     half = 2.0**exponent * precision(name).unit_roundoff
     return np.maximum(error - half, 0)

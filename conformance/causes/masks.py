@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -45,6 +46,21 @@ def of_masked_scores(question: Question, tap: str) -> Iterator[Hypothesis]:
         yield from by_ids()
     yield from by_other_masks()
     yield from by_other_filling(question)
+
+
+def of_other_constants(question: Question, tap: str) -> Iterator[Hypothesis]:
+    """Yield what mask_value must have been, read off the masked scores themselves."""
+    scores = question.exact.beside(tap, "scores").value
+    hidden = ~np.broadcast_to(visible_keys(question.config, question.exact.key_mask(), scores.shape[1]), scores.shape)
+    if question.tensor != tap or not hidden.any() or not np.isfinite(question.actual).all():
+        return
+    for fill, shown in (("replace", question.actual), ("add", question.actual - scores)):
+        constant, spread = float(np.median(shown[hidden])), float(np.ptp(shown[hidden]))
+        # The shortest number that all of them may have been made of.
+        value = next(short for digits in range(1, 18) if abs((short := float(f"{constant:.{digits}g}")) - constant) <= spread)
+        for option in options(question.config, "mask_value", (value,), "MSK-2", mask_fill=fill):
+            text = option.text if fill == question.config.mask_fill else f"{option.text} and mask_fill = {fill}"
+            yield dataclasses.replace(option, text=text, rare=True)
 
 
 def mask(name: str, text: str, visible: Callable[[Step, Flags], Flags], clause: str = "MSK-4") -> Hypothesis:

@@ -141,13 +141,12 @@ def _arithmetics(dtype: str) -> Iterator[Arithmetic]:
 
 def _sigma(value: Array, samples: Array, shadows: Array, dtype: str) -> Array:
     target, shrink = precision(dtype), np.sqrt(2.0) * 2.0 ** (SHORTENED_BITS - 53) if dtype == "float64" else 1.0
-    with np.errstate(all="ignore"):
-        samples, shadows = (np.where(np.isfinite(value), x - value, 0.0) for x in (samples[1:], shadows))  # an infinity errs nowhere
-        noise = np.mean(np.square(samples), axis=0) if len(samples) else np.zeros_like(value)
-        bias = np.mean(np.square(shadows), axis=0)
-        bias = bias.mean(-1, keepdims=True) if bias.ndim else bias
-        floor = np.maximum(target.unit_roundoff / np.sqrt(3) * abs(value), target.smallest_normal)
-        return np.where(abs(value) > target.largest, np.nan, np.maximum(shrink * np.sqrt(noise + bias), floor))
+    samples, shadows = (np.where(np.isfinite(value), x - value, 0.0) for x in (samples[1:], shadows))  # an infinity errs nowhere
+    noise = np.mean(np.square(samples), axis=0) if len(samples) else np.zeros_like(value)
+    bias = np.mean(np.square(shadows), axis=0)
+    bias = bias.mean(-1, keepdims=True) if bias.ndim else bias
+    floor = np.maximum(target.unit_roundoff / np.sqrt(3) * abs(value), target.smallest_normal)
+    return np.where(abs(value) > target.largest, np.nan, np.maximum(shrink * np.sqrt(noise + bias), floor))
 
 
 class Exact(Arithmetic):

@@ -41,15 +41,13 @@ def within(error: Array, sigma: Array) -> bool:
     error, sigma = error[known], np.broadcast_to(sigma, known.shape)[known]
     if not np.isfinite(error).all():
         return False
-    with np.errstate(all="ignore"):
-        scores = np.where(error != 0, abs(error) / sigma, 0.0)
+    scores = np.where(error != 0, abs(error) / sigma, 0.0)
     return bool(scores.max(initial=0.0) <= Z and root_mean_square(error) <= R * root_mean_square(sigma))
 
 
 def clear(before: Array, left: Array, sigma: Array) -> bool:
     """Return whether what is left of an error is rounding, and much smaller than it was."""
-    with np.errstate(all="ignore"):
-        scores = [root_mean_square(np.where(error != 0, error / sigma, 0.0)) for error in (before, left)]
+    scores = [root_mean_square(np.where(error != 0, error / sigma, 0.0)) for error in (before, left)]
     return within(left, sigma) and scores[0] >= CLEAR * scores[1]
 
 

@@ -94,7 +94,8 @@ def explain(case: Case, forced: Mapping[str, Array], tensor: str, actual: Array,
         actual: the run's values of it.
         judge: judges values, given what they should be, their sigma and the precision.
     """
-    return _Search(Question(case, forced, tensor, actual), judge).cause()
+    with np.errstate(all="ignore"):  # what is not finite is compared as such
+        return _Search(Question(case, forced, tensor, actual), judge).cause()
 
 
 class _Search:
@@ -105,7 +106,7 @@ class _Search:
         self.before = self.judged(question.actual, question.right)
 
     def cause(self) -> Cause | None:
-        for hypotheses in (self.simple(), self.double()):
+        for hypotheses in (self.simple(), self.unusual()):
             found = self.explaining(hypotheses)
             if found:
                 return self.conclude(found)
@@ -125,11 +126,13 @@ class _Search:
                     yield from (hypothesis.at(tap) for hypothesis in family(question, tap))
         yield from of_factors(question)
 
-    def double(self) -> Iterator[Hypothesis]:
-        """Yield pairs of mistakes."""
+    def unusual(self) -> Iterator[Hypothesis]:
+        """Yield pairs of mistakes, and values that nobody uses."""
         for tap in self.question.span:
             if matches(tap, norms.NORMS):
                 yield from norms.two_options(self.question, tap)
+            if matches(tap, ("*.masked_scores",)):
+                yield from masks.of_other_constants(self.question, tap)
 
     def explaining(self, hypotheses: Iterable[Hypothesis]) -> list[_Explanation]:
         """Return the hypotheses under which the tensor is right, and which do not leave it as it should be."""
@@ -153,9 +156,8 @@ class _Search:
             return False  # a reason for having no gradient, and not told apart from others
         if not _same_infinities(actual, right.value):
             return True
-        with np.errstate(all="ignore"):
-            before, left = abs(actual - right.value), abs(actual - value)
-            wrong = np.maximum(before, left) > R * right.sigma
+        before, left = abs(actual - right.value), abs(actual - value)
+        wrong = np.maximum(before, left) > R * right.sigma
         return bool(wrong.any()) and float(np.mean(left[wrong] <= before[wrong] / 2)) >= 0.5
 
     def explains(self, prediction: Prediction) -> bool:
@@ -176,7 +178,7 @@ class _Search:
     def conclude(self, found: Sequence[_Explanation]) -> Cause:
         best = min(found, key=lambda one: one.judgement.rms)
         kept = [one for one in found if one is best or one.judgement.rms < MUCH_BETTER * best.judgement.rms or one.judgement.ratio <= EDGE]
-        sure = len(found) == 1 and best.judgement.ratio <= EDGE
+        sure = len(found) == 1 and best.judgement.ratio <= EDGE and not best.hypothesis.rare
         hypotheses = [one.hypothesis for one in kept]
         shown = [hypothesis for hypothesis in hypotheses if not hypothesis.rare] or hypotheses
         shown.sort(key=lambda hypothesis: not hypothesis.fields)  # an option that is wrong is the plainest reason

@@ -52,7 +52,8 @@ def of_format(question: Question) -> Iterator[Reading]:
 def of_limit(question: Question) -> Iterator[Reading]:
     """Read off that whatever is beyond a limit was set to it."""
     right, actual = question.right.value, question.actual
-    if not (np.isfinite(right).all() and np.isfinite(actual).all()):
+    masked = matches(question.tensor, ("*.masked_scores", "*.masked_weights"))  # where a constant is no sign of a limit
+    if masked or not (np.isfinite(right).all() and np.isfinite(actual).all()):
         return
     for text, limited in (("at least", np.maximum(right, actual.min())), ("at most", np.minimum(right, actual.max()))):
         beyond = limited != right
@@ -114,9 +115,10 @@ def of_dropped_weights(question: Question) -> Iterator[Reading]:
     """Read off that each query's context is that of some keys alone, their weights all enlarged by the same factor."""
     if not matches(question.tensor, ("*attention.context",)):
         return
-    tap, config, now = question.tensor, question.config, question.exact.now
+    tap, config, exact = question.tensor, question.config, question.exact
     prefix = tap.rpartition(".")[0]
-    weights = now.get(f"{prefix}.masked_weights", now[f"{prefix}.weights"]).value  # (B, H, Q, S)
+    weights = exact.now.get(f"{prefix}.masked_weights", exact.now[f"{prefix}.weights"]).value  # (B, H, Q, S)
+    values = exact.beside(tap, "value").value  # (B, S, H, K)
     batch, heads, queries, keys = weights.shape
     if keys > MOST_KEYS:
         return
@@ -127,7 +129,7 @@ def of_dropped_weights(question: Question) -> Iterator[Reading]:
     )
     left, whole = list(SHARES), 0
     for b, h, q in np.ndindex(batch, heads, queries):
-        possible = kept @ (weights[b, h, q][:, None] * now[f"{prefix}.value"].value[b, :, h])  # (2^S, K)
+        possible = kept @ (weights[b, h, q][:, None] * values[b, :, h])  # (2^S, K)
         fits = {p: (abs(actual[b, q, h] - possible / (1 - p)) <= Z * sigma[b, q, h] / (1 - p)).min(-1) for p in left}
         left = [p for p in left if fits[p].any()]
         whole += sum(bool(fits[p][-1]) for p in left[:1])  # the last way keeps every key
@@ -156,8 +158,7 @@ def of_cancellation(question: Question) -> Iterator[Reading]:
     error = question.actual - question.right.value
     offset = question.case.weights[f"{owner(question.config.norm_sharing, question.tensor)}.bias"].astype(np.float64)
     gained = question.right.value - offset
-    with np.errstate(all="ignore"):
-        stretch = (error * gained).sum(-1, keepdims=True) / np.square(gained).sum(-1, keepdims=True)
+    stretch = (error * gained).sum(-1, keepdims=True) / np.square(gained).sum(-1, keepdims=True)
     if (
         np.isfinite(stretch).all()
         and within(error, prediction.sigma)
