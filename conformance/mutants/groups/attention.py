@@ -37,11 +37,11 @@ def clamped(family: Steps, layer: Any, scores: Array, q: Array) -> Array:
     return family.o.where(scaled > 1e4, 1e4 + 0.0 * scaled, family.o.where(scaled < -1e4, -1e4 + 0.0 * scaled, scaled))
 
 
-def first_value_for_all(family: Steps, layer: Any, q: Array, k: Array, v: Array, **given: Any) -> Array:
+def first_value_for_all(family: Steps, layer: Any, q: Array, k: Array, v: Array, *masks: Any, **named: Any) -> Array:
     """Loop over heads, and take the value of the first one each time."""
     heads = tuple(v.shape)[2]
     looped = layer.heads_at_once < heads
-    return family.original(layer, q, k, family.o.concat([v[:, :, :1]] * heads, 2) if looped else v, **given)
+    return family.original(layer, q, k, family.o.concat([v[:, :, :1]] * heads, 2) if looped else v, *masks, **named)
 
 
 def split_by_reshape(family: Steps, layer: Any, x: Array) -> Array:

@@ -111,7 +111,7 @@ MUTANTS = (
             Loss, reduce=lambda family, losses, counted, count: family.o.sum(family.o.where(counted, losses, 0.0)) / float(len(losses))
         ),
     ),
-    of_one_class("loss_l2_missing", "The L2 term is left out.", input="an L2 term", change=option(l2_weight=0.0)),
+    of_one_class("loss_l2_missing", "The L2 term is left out.", input="an L2 term", alone=True, change=option(l2_weight=0.0)),
     of_one_class(
         "loss_l2_without_bias",
         "The L2 term has the weight alone, not the bias.",
@@ -131,7 +131,6 @@ MUTANTS = (
         "The logit is taken for that of class 0.",
         first=("losses",),
         input="one class",
-        alone=True,
         change=inputs(lambda config, batch: {"labels": 1 - batch.required("labels")}),
     ),
 )

@@ -92,10 +92,17 @@ MUTANTS = (
     mutant("position_exponent_halved", "The exponent is (j // 2) / D, without its factor 2.", change=weights(exponent_halved)),
     mutant("position_halves_for_interleaved", "All sines stand before all cosines.", change=table_of(position_layout="halves")),
     mutant(
+        "position_from_zero_for_one",
+        "Positions are numbered from 0 instead of 1.",
+        scenario="notes",
+        input="positions from 1",
+        alone=True,
+        change=option(position_start=0),
+    ),
+    mutant(
         "position_interleaved_for_halves",
         "Sines and cosines alternate, where the model has all sines first.",
         scenario="notes",
-        alone=True,
         change=table_of(position_layout="interleaved"),
     ),
     mutant(
