@@ -182,7 +182,8 @@ def conduct(jobs: Sequence[Job], names: Iterable[str], settings: Settings, progr
     living = _Living()
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         try:
-            crews = [pool.submit(_Crew(name, settings, environments, progress, living).work, jobs) for name in chosen]
+            # From the last: JAX takes longest, and alone at the end it would leave the other cores idle.
+            crews = [pool.submit(_Crew(name, settings, environments, progress, living).work, jobs) for name in reversed(chosen)][::-1]
             pending = set(crews)
             while pending:
                 # In short waits: Ctrl-C does not wake a thread that waits without end, if another one gets the signal.
