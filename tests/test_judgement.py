@@ -227,6 +227,27 @@ def test_out_of_range_is_undetermined():
 
 
 @pytest.mark.clause("GRD-4")
+@pytest.mark.clause("NRM-7")
+def test_beyond_a_gradient_that_is_not_finite_only_finite_values_are_compared(small):
+    config = small(norm_placement="post", norm_epsilon_placement="outside", qkv_activation="relu", embedding_norm=False, positions="sinusoidal")
+    weights, batch = spec.initialize(config), spec.example_batch(config, 7, 11)
+    weights["layers.0.norm1.weight"][:] = 0.0  # then norm2 sees rows that only the feed-forward tells apart,
+    weights["layers.0.feed_forward.outer.weight"][:] = 0.0  # and now nothing
+    weights["layers.0.norm1.bias"][:] = weights["layers.0.feed_forward.outer.bias"][:] = 0.5
+    weights["layers.0.attention.value.weight"][:] = 0.0
+    weights["layers.0.attention.value.bias"][:] = -1.0  # a ReLU that is closed for all
+    truth = reference(config, weights, batch, gradients=True, dtype="float32", arithmetic="float32")
+    run = Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", "float32")
+    beyond = "layers.0.attention.value.bias"
+    assert np.isnan(run.gradients["layers.0.norm1.bias"]).any()
+    assert (run.gradients[beyond] == 0).all()
+    assert judge(config, weights, batch, run).passed
+    multiplied = dataclasses.replace(run, gradients={**run.gradients, beyond: np.full_like(run.gradients[beyond], np.nan)})
+    assert judge(config, weights, batch, multiplied).passed
+    wrong = dataclasses.replace(run, gradients={**run.gradients, beyond: np.ones_like(run.gradients[beyond])})
+    assert judge(config, weights, batch, wrong).first_divergence.tensor == f"gradients.{beyond}"
+
+
 def test_gradient_that_is_mathematically_zero_is_judged_by_its_own_rounding():
     case = build_case("bert", "ragged")
     for dtype in ("float64", "float32"):
