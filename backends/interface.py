@@ -22,6 +22,10 @@ EXECUTIONS = ("eager", "compiled")
 """``eager``: operation by operation. ``compiled``: through the framework's compiler."""
 
 
+KINDS = ("inference", "training")
+"""``inference``: the forward pass. ``training``: forward, loss, gradients and an update by gradient descent."""
+
+
 class Unsupported(RuntimeError):
     """The backend cannot do what was asked, and says so instead of doing something else (SPEC PRC-3)."""
 
@@ -105,6 +109,29 @@ class Run:
         return self.output
 
 
+LEARNING_RATE = 2.0**-7
+"""Of the training steps that are timed: plain gradient descent. A power of two, so that the product with it is exact."""
+
+
+class Program(Protocol):
+    """A model that is built once and run many times, or a bare matrix product. Steps may run on after they have started."""
+
+    def compile(self) -> None:
+        """Do ahead of the first step what can be done ahead of it."""
+
+    def step(self) -> None:
+        """Start one forward pass, or one training step."""
+
+    def wait(self) -> None:
+        """Wait until the device is done."""
+
+    def results(self) -> dict[str, NDArray[np.floating]]:
+        """Return what the last step computed: ``logits`` (B, C), or the ``loss`` before the update."""
+
+    def parameters(self) -> Weights:
+        """Return the parameters as they are now, by canonical name."""
+
+
 class Backend(Protocol):
     """A backend, as it lives in its worker process. It is constructed without arguments.
 
@@ -125,4 +152,21 @@ class Backend(Protocol):
         """
 
 
-__all__ = ["EXECUTIONS", "IMPLEMENTATIONS", "PARTS", "Backend", "Request", "Run", "Unsupported"]
+class Measurable(Backend, Protocol):
+    """A backend whose speed can be measured too."""
+
+    def program(self, request: Request, kind: str) -> Program:
+        """Build the whole model to be run many times, by the implementation and execution of the request.
+
+        Args:
+            kind: one of :data:`KINDS`.
+
+        Raises:
+            Unsupported: as :meth:`Backend.run` does.
+        """
+
+    def product(self, left: NDArray[np.floating], right: NDArray[np.floating], dtype: str, device: str) -> Program:
+        """Return the bare product of two matrices, (M, K) and (K, N), to measure the machine by."""
+
+
+__all__ = ["EXECUTIONS", "IMPLEMENTATIONS", "KINDS", "LEARNING_RATE", "PARTS", "Backend", "Measurable", "Program", "Request", "Run", "Unsupported"]

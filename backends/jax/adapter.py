@@ -12,9 +12,10 @@ from flax import nnx
 from jax import Array
 from jax.sharding import SingleDeviceSharding
 
-from backends.interface import IMPLEMENTATIONS, Request, Run, Unsupported
+from backends.interface import IMPLEMENTATIONS, Program, Request, Run, Unsupported
 from backends.jax import weights
 from backends.jax.model import PARTS
+from backends.jax.program import PROGRAMS, Product
 from backends.jax.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
 from spec.parameters import Weights
 
@@ -77,6 +78,22 @@ class Adapter:
         nnx.update(model, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=place), nnx.state(model)))
         weights.load(model, request.config, request.weights, request.part)
         return model
+
+    def program(self, request: Request, kind: str) -> Program:
+        """Build the model to be run many times (:meth:`backends.interface.Measurable.program`)."""
+        device = self.device(request.device)
+        # Products of float32 numbers in full float32, on every device.
+        jax.config.update("jax_default_matmul_precision", "highest")
+        jax.config.update("jax_default_device", device)
+        model = self.build(request, device)
+        inputs = {name: self.tensor(array, request.dtype, device) for name, array in request.batch.arrays().items()}
+        return PROGRAMS[kind](model, ClassificationLoss(request.config), inputs, request.config, "compiled" in request.execution)
+
+    def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str) -> Program:
+        """Return the product of two matrices (:meth:`backends.interface.Measurable.product`)."""
+        place = self.device(device)
+        jax.config.update("jax_default_matmul_precision", "highest")
+        return Product(self.tensor(left, dtype, place), self.tensor(right, dtype, place))
 
     def round_trip(self, request: Request) -> Weights:
         """Load canonical weights into a model and read them back (SPEC WGT-4)."""

@@ -9,9 +9,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from backends.interface import IMPLEMENTATIONS, Request, Run, Unsupported
+from backends.interface import IMPLEMENTATIONS, Program, Request, Run, Unsupported
 from backends.tf import weights
 from backends.tf.model import PARTS
+from backends.tf.program import PROGRAMS, Product
 from backends.tf.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
 from spec.parameters import Weights
 
@@ -79,6 +80,23 @@ class Adapter:
             model = PARTS[request.part](request.config)
             weights.load(model, request.config, request.weights, request.part)
         return model
+
+    def program(self, request: Request, kind: str) -> Program:
+        """Build the model to be run many times (:meth:`backends.interface.Measurable.program`)."""
+        device = self.device(request.device)
+        # Products of float32 numbers in full float32, on every device.
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        keras.config.disable_traceback_filtering()
+        with tf.device(device), _refusing_missing_kernels(request.dtype):
+            model = self.build(request, device)
+            inputs = {name: self.tensor(array, request.dtype, device) for name, array in request.batch.arrays().items()}
+            return PROGRAMS[kind](model, ClassificationLoss(request.config), inputs, request.config, "compiled" in request.execution)
+
+    def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str) -> Program:
+        """Return the product of two matrices (:meth:`backends.interface.Measurable.product`)."""
+        place = self.device(device)
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        return Product(self.tensor(left, dtype, place), self.tensor(right, dtype, place))
 
     def round_trip(self, request: Request) -> Weights:
         """Load canonical weights into a model and read them back (SPEC WGT-4)."""

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from backends.interface import IMPLEMENTATIONS, Request, Run, Unsupported
+from backends.interface import IMPLEMENTATIONS, Program, Request, Run, Unsupported
 from backends.torch import weights
 from backends.torch.model import PARTS
+from backends.torch.program import PROGRAMS, Product
 from backends.torch.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
 from spec.parameters import Weights
 
@@ -64,6 +65,22 @@ class Adapter:
         model = PARTS[request.part](request.config).to(device=device, dtype=DTYPES[request.dtype]).eval()
         weights.load(model, request.config, request.weights, request.part)
         return model
+
+    def program(self, request: Request, kind: str) -> Program:
+        """Build the model to be run many times (:meth:`backends.interface.Measurable.program`)."""
+        device = self.device(request.device)
+        # Products of float32 numbers in full float32, on every device.
+        torch.set_float32_matmul_precision("highest")
+        torch.compiler.reset()
+        model = self.build(request, device)
+        inputs = {name: self.tensor(array, request.dtype, device) for name, array in request.batch.arrays().items()}
+        return PROGRAMS[kind](model, ClassificationLoss(request.config), inputs, request.config, "compiled" in request.execution)
+
+    def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str) -> Program:
+        """Return the product of two matrices (:meth:`backends.interface.Measurable.product`)."""
+        place = self.device(device)
+        torch.set_float32_matmul_precision("highest")
+        return Product(self.tensor(left, dtype, place), self.tensor(right, dtype, place))
 
     def round_trip(self, request: Request) -> Weights:
         """Load canonical weights into a model and read them back (SPEC WGT-4)."""

@@ -1,0 +1,5 @@
+"""The page."""
+
+
+def page(data: object) -> str:
+    raise NotImplementedError
