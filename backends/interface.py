@@ -15,7 +15,7 @@ from spec.parameters import Weights, validate_weights
 from spec.precision import precision
 from spec.tensors import PARTS, check_part
 
-IMPLEMENTATIONS = ("explicit",)
+IMPLEMENTATIONS = ("explicit", "library")
 """``explicit``: written out as the sources write it."""
 
 EXECUTIONS = ("eager", "compiled")

@@ -126,7 +126,8 @@ def project(name: str, change: NDArray[np.floating]) -> NDArray[np.float64]:
     total = flat.sum()
     # Sums of signed terms, without an array of signs in float64: twice those that keep their sign, less all.
     sums = [2 * flat[signs[i].view(bool)].sum() - total for i in range(VECTORS)]
-    return np.array(sums) / np.sqrt(change.size)
+    projected: NDArray[np.float64] = np.array(sums) / np.sqrt(change.size)
+    return projected
 
 
 def reset_peak_memory() -> None:

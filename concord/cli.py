@@ -31,6 +31,7 @@ from conformance.html import page
 from conformance.mutants import matrix
 from conformance.mutants import table as mutants_table
 from spec.errors import SpecError
+from speed.peers import PEERS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help="One Transformer classifier in four frameworks, and the proof that they compute the same.")
 
@@ -276,12 +277,14 @@ def speed(
     if compare is not None:
         raise typer.Exit(speeding.changes(*compare))
     _writable(json, html)
+    asked = [name for name in backend or () if name not in PEERS] or None
     settings, names, works, modes = _all(
-        lambda: options.settings(backend, device, python=python, ssh=ssh, time_limit=time_limit, threads=threads),
-        lambda: _names(backend, python, ssh),
+        lambda: options.settings(asked, device, python=python, ssh=ssh, time_limit=time_limit, threads=threads),
+        lambda: [*_names(asked, python, ssh), *(name for name in backend or () if name in PEERS)] if asked or not backend else list(backend),
         lambda: speeding.workloads(_once(preset), _once(kind), _once(lengths), _once(dtype), sweep),
         lambda: speeding.modes(implementation, execution, profile, "ragged" in (lengths or []), quick),
     )
+    names = speeding.with_peers(names, backend, works)
     raise typer.Exit(speeding.run(speeding.plan(names, works, modes, settings, turns, quick), json, html, resume))
 
 

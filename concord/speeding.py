@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,11 +14,14 @@ from rich.console import Console
 
 from conformance import record as files
 from conformance.campaign import FAILED_WORKER, Settings
+from conformance.html import style
 from conformance.tolerance import Z
 from spec.errors import SpecError, unknown
 from speed import Mode, Plan, Record, Workload, compare, measure, read, workload
+from speed.bandwidth import copy_gbytes
 from speed.measure import PROFILES, TURNS
 from speed.page import page
+from speed.peers import PEERS
 from speed.presets import sweep
 from speed.table import show, show_changes
 
@@ -68,6 +72,12 @@ def modes(implementations: Sequence[str] | None, executions: Sequence[str] | Non
     return tuple(mode for mode in usual if mode.profile in (profiles or (("tuned",) if quick else PROFILES)))
 
 
+def with_peers(names: Sequence[str], asked: Sequence[str] | None, works: Sequence[Workload]) -> list[str]:
+    """Return backends and, unless some were asked for by name, the peers that know one of the models."""
+    known = [work for work in works if work.preset.config.pooler == "tanh" and work.preset.config.positions == "learned"]
+    return [*names, *(PEERS if known and not asked else ())]
+
+
 def plan(names: Sequence[str], works: Sequence[Workload], chosen: Sequence[Mode], settings: Settings, turns: int | None, quick: bool) -> Plan:
     """Return the plan.
 
@@ -100,6 +110,8 @@ def run(chosen: Plan, json: Path | None, html: Path | None, resume: Path | None)
         KeyboardInterrupt: when interrupted; what was measured until then has been printed and written.
     """
     kept = Record(chosen, read(resume) if resume else None)
+    if chosen.device == "cpu":
+        kept.settings["copy_gbytes"] = copy_gbytes(chosen.threads or os.cpu_count() or 1)
     json = json or resume
     started, before, console = time.perf_counter(), kept.seconds, Console()
 
@@ -122,7 +134,7 @@ def run(chosen: Plan, json: Path | None, html: Path | None, resume: Path | None)
             files.write(json, data)
             console.print(f"written: {json}", highlight=False)
         if html is not None:
-            files.save(html, page(data))
+            files.save(html, page(data, style()))
             console.print(f"written: {html}", highlight=False)
         console.print(f"{kept.seconds:.0f} s in all", highlight=False)
     return exit_code(data)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from backends.worker import Worker, WorkerFailure
 from spec.errors import SpecError
 from spec.parameters import initialize
 from speed import truth
+from speed.peers import PEERS
 from speed.presets import SEED, Workload
 from speed.statistics import settled
 from speed.work import product_sizes
@@ -66,7 +66,7 @@ class Plan:
     """What is measured.
 
     Attributes:
-        names: of backends.
+        names: of backends, and of :data:`speed.peers.PEERS`.
         asked: those of them that were asked for by name.
         workloads, modes: all of the one in each of the other.
         limit: how far results may lie from the oracle's, in sigma.
@@ -130,7 +130,7 @@ class _Member:
         plan = self.plan
         try:
             self.worker = backends.open(
-                self.name,
+                PEERS.get(self.name, self.name),
                 plan.device,
                 python=plan.python.get(self.name),
                 ssh=plan.ssh.get(self.name),
@@ -210,7 +210,7 @@ class _Team:
     def _prepare(self, member: _Member, work: Workload) -> dict[str, Any]:
         """Build a program and check what it computes first; nothing is timed that is wrong."""
         self.tell(f"{work.name}, {self.mode.name}: building on {member.name}")
-        entry = {"backend": member.name, "mode": self.mode.name, "workload": work.name, **_plain(self.mode), "status": "measured", "detail": "", "turns": []}
+        entry: dict[str, Any] = {"backend": member.name, "mode": self.mode.name, "workload": work.name, **_plain(self.mode), "status": "measured", "detail": "", "turns": []}
         settings = {"implementation": self.mode.implementation, "execution": self.mode.execution, "device": self.plan.device}
         answer = member.ask("prepare", **work.request(), **settings, weights=self._weights(work))
         entry["backend_info"] = member.about
@@ -258,26 +258,25 @@ class _Team:
                 return
             self.tell(f"{work.name}, {self.mode.name}: turn {turn + 1}")
             for member in members:
-                with _busy_threads(member.worker) as busy:
-                    answer = member.ask("repeat", count=1000, seconds=self.plan.slice)
+                before, started = _thread_seconds(member.worker), time.perf_counter()
+                answer = member.ask("repeat", count=1000, seconds=self.plan.slice)
                 if answer is not None:
                     steps[member.name].append(answer[0]["seconds"])
-                    yield member, {**answer[0], "busy_threads": busy() if busy else None}
+                    yield member, {**answer[0], "busy_threads": busy_threads(before, _thread_seconds(member.worker), time.perf_counter() - started)}
 
 
 def _plain(mode: Mode) -> dict[str, str]:
     return {"implementation": mode.implementation, "execution": mode.execution, "profile": mode.profile}
 
 
-@contextlib.contextmanager
-def _busy_threads(worker: Worker | None) -> Iterator[Callable[[], float | None]]:
-    """Give a function that says, afterwards, how many threads of a worker computed most of the time. None: it is elsewhere."""
-    before, started = _thread_seconds(worker), time.perf_counter()
-    counted: list[float | None] = []
-    yield lambda: counted[0] if counted else None
-    elapsed, after = time.perf_counter() - started, _thread_seconds(worker)
-    shares = [(seconds - before.get(thread, 0.0)) / elapsed for thread, seconds in after.items()]
-    counted.append(float(sum(share > BUSY for share in shares)) if shares else None)
+def busy_threads(before: Mapping[int, float], after: Mapping[int, float], elapsed: float) -> int | None:
+    """Return how many threads computed most of the time. None: nothing is known of them, for they are elsewhere.
+
+    Args:
+        before, after: thread to the seconds that it has computed.
+        elapsed: seconds between the two.
+    """
+    return sum(seconds - before.get(thread, 0.0) > BUSY * elapsed for thread, seconds in after.items()) if after else None
 
 
 def _thread_seconds(worker: Worker | None) -> dict[int, float]:

@@ -148,4 +148,5 @@ def _resized(preset: Preset, axis: str, size: int) -> Preset:
     config = preset.config
     if axis == "tokens" and (size > config.max_positions or config.pooling == "flatten"):
         config = replace(config, max_positions=size)  # a flattening head takes exactly as many tokens as there are positions
-    return replace(preset, name=name, config=config, **{axis: size})
+    sizes = {"batch": preset.batch, "tokens": preset.tokens, axis: size}
+    return replace(preset, name=name, config=config, batch=sizes["batch"], tokens=sizes["tokens"])

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from speed.compare import Change, drift
+from speed.growth import curves, exponent
 
 WIDE = 110
 """Columns from which on every figure has room."""
@@ -38,7 +39,21 @@ def show(data: Mapping[str, Any], console: Console) -> None:
         entries = [entry for entry in data["entries"] if entry["workload"] == name]
         if entries:
             console.print(_table(name, work, entries, console.width >= WIDE))
+    _fits(data, console)
     _notes(data, console)
+
+
+def _fits(data: Mapping[str, Any], console: Console) -> None:
+    """Print how fast cost grows along each sweep."""
+    found = curves(data)
+    if found:
+        table = Table(title="Growth: the exponent of the size that fits best; 1 is linear", title_justify="left", title_style="bold")
+        for column in ("sweep", "backend", "mode"):
+            table.add_column(column, overflow="fold")
+        table.add_column("exponent", justify="right")
+        for (name, axis, backend, mode), points in found.items():
+            table.add_row(f"{name}, {axis} {points[0][0]} to {points[-1][0]}", backend, mode, f"{exponent(points):.2f}")
+        console.print(table)
 
 
 def _table(name: str, work: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], wide: bool) -> Table:
@@ -52,7 +67,7 @@ def _table(name: str, work: Mapping[str, Any], entries: Sequence[Mapping[str, An
     for entry in sorted((e for e in entries if e["summary"]), key=lambda e: e["summary"]["median_seconds"]):
         s = entry["summary"]
         unsteady = Text(percent(s["spread"] / 2 if s["spread"] is not None else None), style="" if s["steady"] else "bold yellow")
-        cells = [seconds(s["median_seconds"]), unsteady, f"{s['real_tokens_per_second']:,.0f}", f"{s['gflops']:.0f}", percent(s["share_of_best_product"])]
+        cells: list[str | Text] = [seconds(s["median_seconds"]), unsteady, f"{s['real_tokens_per_second']:,.0f}", f"{s['gflops']:.0f}", percent(s["share_of_best_product"])]
         if wide:
             cells += [percent(s["share_of_own_product"]), seconds(entry["import_seconds"]), seconds(entry["build_seconds"]), seconds(s["compile_seconds"]), seconds(entry["first_seconds"])]
         cells.append(memory(s["peak_memory_bytes"]))
