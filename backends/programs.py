@@ -24,6 +24,9 @@ from spec.parameters import Weights, initialize, trainable
 VECTORS = 4
 """Random directions along which an update is reported."""
 
+WHOLE = 16
+"""Numbers up to which it is reported as it is."""
+
 
 class Bench:
     """The one program that a worker holds at a time."""
@@ -119,7 +122,12 @@ def digest(before: Weights, after: Weights, names: list[str]) -> dict[str, NDArr
 
 
 def project(name: str, change: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return the sums of an array's elements under random signs, which follow from the name, in units of their root number."""
+    """Return the sums of an array's elements under random signs, which follow from the name, in units of their root number.
+
+    A small array is returned whole: a few signs may miss a change of a few numbers altogether.
+    """
+    if change.size <= WHOLE:
+        return change.reshape(-1).astype(np.float64)
     generator = np.random.default_rng(zlib.crc32(name.encode()))
     signs = generator.integers(0, 2, (VECTORS, change.size), dtype=np.int8)
     flat = change.reshape(-1)

@@ -23,7 +23,7 @@ def page(data: Mapping[str, Any], style: str) -> str:
         style: the style sheet that Concord's pages share.
     """
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("speed"), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.PackageLoader("speed"), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.ChainableUndefined
     )
     environment.filters |= {"seconds": seconds, "memory": memory, "percent": percent}
     backends = list(dict.fromkeys(entry["backend"] for entry in data["entries"]))
