@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,7 +18,7 @@ from spec.precision import precision
 from spec.tensors import PARTS, check_part
 
 IMPLEMENTATIONS = ("explicit", "library")
-"""``explicit``: written out as the sources write it."""
+"""``explicit``: written out as the sources write it. ``library``: out of the framework's own layers and fused kernels."""
 
 EXECUTIONS = ("eager", "compiled")
 """``eager``: operation by operation. ``compiled``: through the framework's compiler."""
@@ -132,6 +134,46 @@ class Program(Protocol):
         """Return the parameters as they are now, by canonical name."""
 
 
+def _nothing(request: Request) -> list[str]:
+    return []
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way in which a backend computes the model.
+
+    Attributes:
+        parts: what builds each part (:data:`spec.PARTS`) from a configuration.
+        inexpressible: says what keeps a request from being computed so, one line for each option; nothing: it can be.
+        undelivered: patterns of the names of taps that it does not expose.
+        deviations: what it declares besides the backend's own (SPEC PRC-4), for each kind of device.
+        context: what a request is computed within, for example the choice of a kernel.
+    """
+
+    parts: Mapping[str, Callable[[EncoderConfig], Any]]
+    inexpressible: Callable[[Request], list[str]] = _nothing
+    undelivered: tuple[str, ...] = ()
+    deviations: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
+    context: Callable[[Request], AbstractContextManager[Any]] = nullcontext
+
+
+def choose(backend: str, implementations: Mapping[str, Implementation], request: Request) -> Implementation:
+    """Return the implementation that a request asks for.
+
+    Raises:
+        Unsupported: if there is none of that name, or with everything that keeps it from computing the request.
+    """
+    if request.implementation not in implementations:
+        raise Unsupported(f"{backend} has no implementation {request.implementation!r}")
+    found = implementations[request.implementation]
+    if request.part not in found.parts:
+        raise Unsupported(f"{backend} has no part {request.part!r} in its implementation {request.implementation!r}")
+    reasons = found.inexpressible(request)
+    if reasons:
+        raise Unsupported(f"{backend} cannot express this by its library layers: {'; '.join(reasons)}")
+    return found
+
+
 class Backend(Protocol):
     """A backend, as it lives in its worker process. It is constructed without arguments.
 
@@ -169,4 +211,7 @@ class Measurable(Backend, Protocol):
         """Return the bare product of two matrices, (M, K) and (K, N), to measure the machine by."""
 
 
-__all__ = ["EXECUTIONS", "IMPLEMENTATIONS", "KINDS", "LEARNING_RATE", "PARTS", "Backend", "Measurable", "Program", "Request", "Run", "Unsupported"]
+__all__ = [
+    "EXECUTIONS", "IMPLEMENTATIONS", "KINDS", "LEARNING_RATE", "PARTS",
+    "Backend", "Implementation", "Measurable", "Program", "Request", "Run", "Unsupported", "choose",
+]  # fmt: skip

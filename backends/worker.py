@@ -246,9 +246,11 @@ class Worker:
         run.requested = tuple(name for name, wanted in (("taps", taps), ("gradients", gradients)) if wanted)
         return run
 
-    def round_trip(self, config: EncoderConfig, weights: Weights, batch: Batch, part: str = "model", dtype: str = "float32") -> dict[str, NDArray[np.floating]]:
+    def round_trip(
+        self, config: EncoderConfig, weights: Weights, batch: Batch, part: str = "model", dtype: str = "float32", implementation: str = "explicit"
+    ) -> dict[str, NDArray[np.floating]]:
         """Load weights into the framework's model and read them back (SPEC WGT-4)."""
-        return load(self._ask("round_trip", Request(config, weights, batch, part, dtype, device=self.device))[1])
+        return load(self._ask("round_trip", Request(config, weights, batch, part, dtype, implementation, device=self.device))[1])
 
     def bench(self, operation: str, **asked: Any) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Have a program built, run or let go: an operation of :class:`backends.programs.Bench`, with what it is asked.

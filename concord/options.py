@@ -20,7 +20,7 @@ Variants = Annotated[list[str] | None, typer.Option("--variant", metavar="V", he
 Backends = Annotated[list[str] | None, typer.Option("--backend", metavar="B", help="torch, tf, paddle, jax, an installed plugin, or package.module:Class; may be repeated. Default: all that are installed.")]
 Dtypes = Annotated[list[str] | None, typer.Option("--dtype", metavar="D", help="float64, float32, bfloat16 or float16; may be repeated.")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.")]
-Implementation = Annotated[str, typer.Option("--implementation", help="explicit: written out as the sources write it.")]
+Implementation = Annotated[str, typer.Option("--implementation", help="explicit: written out as the sources write it; library: out of the framework's own layers, where they can express it; or a name with a colon, a backend's own, for example library:layer (torch, paddle).")]
 Execution = Annotated[str, typer.Option("--execution", help="eager or compiled.")]
 Part = Annotated[str, typer.Option("--part", help="model, encoder, stack, attention or dot_product.")]
 Parts = Annotated[list[str] | None, typer.Option("--part", metavar="P", help="model, encoder, stack, attention or dot_product; may be repeated. Default: all, mostly model.")]

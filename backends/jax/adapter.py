@@ -12,8 +12,8 @@ from flax import nnx
 from jax import Array
 from jax.sharding import SingleDeviceSharding
 
-from backends.interface import IMPLEMENTATIONS, Program, Request, Run, Unsupported
-from backends.jax import weights
+from backends.interface import Implementation, Program, Request, Run, Unsupported, choose
+from backends.jax import library, weights
 from backends.jax.model import PARTS
 from backends.jax.program import PROGRAMS, Product
 from backends.jax.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
@@ -25,6 +25,8 @@ jax.config.update("jax_enable_x64", True)
 DTYPES = {"float64": jnp.float64, "float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 
 DEVIATIONS: dict[str, list[dict[str, Any]]] = {"cpu": [], "cuda": []}
+
+IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS}
 
 
 class Adapter:
@@ -41,6 +43,8 @@ class Adapter:
             "threads": _threads(),
             "thread_switches": {"NPROC": os.environ.get("NPROC")},
             "deviations": DEVIATIONS,
+            "implementations": list(IMPLEMENTATIONS),
+            "implementation_deviations": {name: dict(entry.deviations) for name, entry in IMPLEMENTATIONS.items() if entry.deviations},
             "precision_switches": {
                 "jax_enable_x64": jax.config.jax_enable_x64,
                 "jax_default_matmul_precision": jax.config.jax_default_matmul_precision,
@@ -49,8 +53,7 @@ class Adapter:
 
     def run(self, request: Request) -> Run:
         """Compute what is asked (:meth:`backends.interface.Backend.run`)."""
-        if request.implementation not in IMPLEMENTATIONS:
-            raise Unsupported(f"{self.name} has no implementation {request.implementation!r}")
+        implementation = choose(self.name, IMPLEMENTATIONS, request)
         device, config, part = self.device(request.device), request.config, request.part
         # Products of float32 numbers in full float32, on every device.
         jax.config.update("jax_default_matmul_precision", "highest")
@@ -58,7 +61,7 @@ class Adapter:
         loss_function = (ClassificationLoss if part == "model" else CotangentLoss)(config)
         inputs = {name: self.tensor(array, request.dtype, device) for name, array in request.batch.arrays().items()}
         compiled, gradients = request.execution == "compiled", {}
-        with jax.default_device(device):
+        with jax.default_device(device), implementation.context(request):
             if request.gradients:
                 output, loss, taps, named = differentiate(model, loss_function, inputs, part, compiled)
                 gradients = weights.export(named, config, part)
@@ -68,12 +71,16 @@ class Adapter:
                 forward = jax.jit(evaluate, static_argnums=1, compiler_options=options) if compiled else evaluate
                 output, loss, taps = forward(model, loss_function, inputs)
         arrays = {name: weights.to_numpy(tensor) for name, tensor in taps.items()} if request.taps else {}
-        info = {"device": request.device, "execution": request.execution, **self.describe(), "deviations": DEVIATIONS[request.device.split(":")[0]]}
+        kind = request.device.split(":")[0]
+        info = {"device": request.device, "implementation": request.implementation, "execution": request.execution, **self.describe()}
+        info["deviations"] = [*DEVIATIONS[kind], *implementation.deviations.get(kind, [])]
+        info["undelivered_taps"] = list(implementation.undelivered)
         return Run(weights.to_numpy(output), weights.to_numpy(loss), arrays, gradients, self.name, request.dtype, info)
 
     def build(self, request: Request, device: jax.Device) -> nnx.Module:
         """Return the part of the model with the weights loaded."""
-        model = nnx.eval_shape(lambda: PARTS[request.part](request.config))  # Shapes alone; nothing is allocated or drawn.
+        parts = choose(self.name, IMPLEMENTATIONS, request).parts
+        model = nnx.eval_shape(lambda: parts[request.part](request.config))  # Shapes alone; nothing is allocated or drawn.
         dtype, place = DTYPES[request.dtype], SingleDeviceSharding(device)
         nnx.update(model, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=place), nnx.state(model)))
         weights.load(model, request.config, request.weights, request.part)
