@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from backends.interface import LEARNING_RATE
 from backends.programs import project
 from spec.arithmetic import Arithmetic
-from spec.batch import batch_of_lengths, round_inputs
+from spec.batch import Batch, batch_of_lengths, from_arrays, round_inputs
+from spec.config import EncoderConfig
 from spec.parameters import initialize, trainable
 from spec.precision import precision
-from spec.reference import compute
+from spec.reference import Truth, compute
 from speed.presets import SEED, Workload, workload
 
 EXPECTED = Path(__file__).parent / "expected"
@@ -66,18 +67,18 @@ def derive(work: Workload, shadows: int = SHADOWS) -> Expected:
     """Compute what a program has to yield, and how far rounding may lead from it."""
     config, target = work.preset.config, precision(work.dtype)
     weights, batch = round_inputs(initialize(config, SEED), batch_of_lengths(config, work.lengths, work.preset.tokens, SEED), work.dtype)
+    batches = samples(config, batch)
 
-    def outcome(arithmetic: Arithmetic) -> dict[str, Array]:
-        truth = compute(config, weights, batch, arithmetic, work.kind == "training", "model", work.dtype)
+    def outcome(arithmetic: Callable[[], Arithmetic]) -> dict[str, Array]:
+        truths = (compute(config, weights, part, arithmetic(), work.kind == "training", "model", work.dtype) for part in batches)
         if work.kind == "inference":
-            return {"logits": truth.output}
-        moved = {f"updates/{name}": project(name, -LEARNING_RATE * truth.gradients[name]) for name in trainable(config)}
-        return {"loss": np.asarray(truth.loss), **moved}
+            return {"logits": np.concatenate([truth.output for truth in truths])}
+        return _mean([_step(config, truth) for truth in truths])
 
-    values = outcome(Arithmetic())
+    values = outcome(Arithmetic)
     squares = dict.fromkeys(values, 0.0)
     for seed in range(shadows):
-        rounded = outcome(Arithmetic(work.dtype, shuffle=seed or None, fused=seed % 2 == 1))
+        rounded = outcome(lambda seed=seed: Arithmetic(work.dtype, shuffle=seed or None, fused=seed % 2 == 1))  # type: ignore[misc]
         for name, value in values.items():
             squares[name] += float(np.mean(np.square(rounded[name] - value))) / shadows
     sigmas = {}
@@ -86,6 +87,25 @@ def derive(work: Workload, shadows: int = SHADOWS) -> Expected:
         least = target.unit_roundoff / np.sqrt(3) * float(np.sqrt(np.mean(np.square(stored, dtype=np.float64))))  # the result itself is rounded
         sigmas[name] = float(np.hypot(np.sqrt(squares[name]), least)) + target.smallest_normal
     return Expected(values, sigmas)
+
+
+def samples(config: EncoderConfig, batch: Batch) -> list[Batch]:
+    """Return a batch sample by sample, where a sample knows nothing of the others: the whole may not fit in memory."""
+    if config.mask_assignment != "per_sample" or config.ignore_label is not None or config.l2_weight:
+        return [batch]
+    arrays = batch.arrays()
+    return [from_arrays({name: array[i : i + 1] for name, array in arrays.items()}) for i in range(len(arrays["input_ids"]))]
+
+
+def _step(config: EncoderConfig, truth: Truth) -> dict[str, Array]:
+    """Return what one training step is reported by."""
+    moved = {f"updates/{name}": project(name, -LEARNING_RATE * truth.gradients[name]) for name in trainable(config)}
+    return {"loss": np.asarray(truth.loss), **moved}
+
+
+def _mean(steps: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """Return the step of a batch from those of its samples: the loss is their mean, and so is all that is linear in its gradient."""
+    return {name: np.asarray(sum(np.asarray(step[name], np.float64) for step in steps) / len(steps)) for name in steps[0]}
 
 
 def expected(work: Workload) -> Expected:

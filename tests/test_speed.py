@@ -377,3 +377,12 @@ def test_what_cannot_be_understood_is_refused(invoke: Callable[..., tuple[int, s
     code, _, err = invoke(*line.split())
     assert code == 2
     assert words in err
+
+
+@pytest.mark.parametrize("kind", ["inference", "training"])
+def test_samples_one_by_one_are_the_batch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    apart = truth.derive(small(kind), 1)
+    monkeypatch.setattr(truth, "samples", lambda config, batch: [batch])
+    together = truth.derive(small(kind), 1)
+    assert together.worst(apart.values, 1 / 1024)[0] < 1
+    assert all(0.1 < together.sigmas[name] / sigma < 10 for name, sigma in apart.sigmas.items())
