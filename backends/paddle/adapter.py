@@ -7,7 +7,8 @@ import numpy as np
 import paddle
 
 from backends.interface import Implementation, Request, Run, Unsupported, choose
-from backends.paddle import library, weights
+from backends.packing import indices
+from backends.paddle import library, packing, weights
 from backends.paddle.model import PARTS
 from backends.paddle.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
 from spec.parameters import Weights
@@ -20,7 +21,7 @@ DEVIATIONS: dict[str, list[dict[str, Any]]] = {
     "cuda": [],
 }
 
-IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS}
+IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS, **packing.IMPLEMENTATIONS}
 
 
 class Adapter:
@@ -52,8 +53,8 @@ class Adapter:
         paddle.set_flags({"FLAGS_pir_apply_inplace_pass": False})
         model = self.build(request, device)
         loss_function = (ClassificationLoss if part == "model" else CotangentLoss)(config)
-        inputs = {name: self.tensor(array, request.dtype, device) for name, array in request.batch.arrays().items()}
-        compiled, gradients = request.execution == "compiled", {}
+        inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
+        compiled, gradients = request.execution.endswith("compiled"), {}
         with implementation.context(request):
             if request.gradients:
                 output, loss, taps, named = differentiate(model, loss_function, inputs, part, compiled)

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 from backends.interface import Implementation, Request, Run, Unsupported, choose
-from backends.torch import library, weights
+from backends.packing import indices
+from backends.torch import library, packing, weights
 from backends.torch.model import PARTS
 from backends.torch.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
 from spec.parameters import Weights
@@ -16,7 +17,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 
 DEVIATIONS: dict[str, list[dict[str, Any]]] = {"cpu": [], "cuda": []}
 
-IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS}
+IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS, **packing.IMPLEMENTATIONS}
 
 
 class Adapter:
@@ -48,8 +49,8 @@ class Adapter:
         torch.compiler.reset()
         model = self.build(request, device)
         loss_function = (ClassificationLoss if part == "model" else CotangentLoss)(config)
-        inputs = {name: self.tensor(array, request.dtype, device) for name, array in request.batch.arrays().items()}
-        compiled, gradients = request.execution == "compiled", {}
+        inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
+        compiled, gradients = request.execution.endswith("compiled"), {}
         with implementation.context(request):
             if request.gradients:
                 output, loss, taps, named = differentiate(model, loss_function, inputs, part, compiled)
