@@ -20,8 +20,9 @@ from spec.tensors import PARTS, check_part
 IMPLEMENTATIONS = ("explicit", "library")
 """``explicit``: written out as the sources write it. ``library``: out of the framework's own layers and fused kernels."""
 
-EXECUTIONS = ("eager", "compiled")
-"""``eager``: operation by operation. ``compiled``: through the framework's compiler."""
+EXECUTIONS = ("eager", "compiled", "packed", "packed-compiled")
+"""``eager``: operation by operation. ``compiled``: through the framework's compiler. ``packed``, ``packed-compiled``: the
+same without the rows of padded tokens (:mod:`backends.packing`), library layers alone."""
 
 
 KINDS = ("inference", "training")
@@ -157,6 +158,11 @@ class Implementation:
     context: Callable[[Request], AbstractContextManager[Any]] = nullcontext
 
 
+def variety(implementation: str, execution: str) -> str:
+    """Return the name under which a backend lists an implementation: without padding it is one of its own."""
+    return implementation + (" packed" if execution.startswith("packed") else "")
+
+
 def choose(backend: str, implementations: Mapping[str, Implementation], request: Request) -> Implementation:
     """Return the implementation that a request asks for.
 
@@ -165,12 +171,15 @@ def choose(backend: str, implementations: Mapping[str, Implementation], request:
     """
     if request.implementation not in implementations:
         raise Unsupported(f"{backend} has no implementation {request.implementation!r}")
-    found = implementations[request.implementation]
-    if request.part not in found.parts:
-        raise Unsupported(f"{backend} has no part {request.part!r} in its implementation {request.implementation!r}")
+    name = variety(request.implementation, request.execution)
+    if name not in implementations:
+        raise Unsupported(f"{backend} keeps padding in its implementation {request.implementation!r}; 'library' can run without")
+    found = implementations[name]
     reasons = found.inexpressible(request)
     if reasons:
         raise Unsupported(f"{backend} cannot express this by its library layers: {'; '.join(reasons)}")
+    if request.part not in found.parts:
+        raise Unsupported(f"{backend} has no part {request.part!r} in its implementation {request.implementation!r}")
     return found
 
 
@@ -213,5 +222,5 @@ class Measurable(Backend, Protocol):
 
 __all__ = [
     "EXECUTIONS", "IMPLEMENTATIONS", "KINDS", "LEARNING_RATE", "PARTS",
-    "Backend", "Implementation", "Measurable", "Program", "Request", "Run", "Unsupported", "choose",
+    "Backend", "Implementation", "Measurable", "Program", "Request", "Run", "Unsupported", "choose", "variety",
 ]  # fmt: skip

@@ -21,7 +21,7 @@ Backends = Annotated[list[str] | None, typer.Option("--backend", metavar="B", he
 Dtypes = Annotated[list[str] | None, typer.Option("--dtype", metavar="D", help="float64, float32, bfloat16 or float16; may be repeated.")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.")]
 Implementation = Annotated[str, typer.Option("--implementation", help="explicit: written out as the sources write it; library: out of the framework's own layers, where they can express it; or a name with a colon, a backend's own, for example library:layer (torch, paddle).")]
-Execution = Annotated[str, typer.Option("--execution", help="eager or compiled.")]
+Execution = Annotated[str, typer.Option("--execution", help="eager, compiled, packed (library layers without the rows of padding) or packed-compiled.")]
 Part = Annotated[str, typer.Option("--part", help="model, encoder, stack, attention or dot_product.")]
 Parts = Annotated[list[str] | None, typer.Option("--part", metavar="P", help="model, encoder, stack, attention or dot_product; may be repeated. Default: all, mostly model.")]
 Cases = Annotated[list[str] | None, typer.Option("--case", metavar="C", help="A standard case by name; may be repeated. Default: all.")]

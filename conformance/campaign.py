@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import backends
-from backends.interface import Run, Unsupported
+from backends.interface import Run, Unsupported, variety
 from backends.worker import TIME_LIMIT, Worker, WorkerFailure
 from conformance.comparison import Derivation, Published, Row, Verdict, judge
 from spec.batch import Batch
@@ -297,7 +297,7 @@ class _Crew:
         worker = self.settings.open(self.name, self.living.add)
         self.environments[self.name] = {
             **{key: value for key, value in worker.description.items() if key != "implementation_deviations"},
-            "deviations": deviations_of(worker.description, self.settings.device, self.settings.implementation),
+            "deviations": deviations_of(worker.description, self.settings.device, variety(self.settings.implementation, self.settings.execution)),
             "import_seconds": worker.import_seconds,
             "start_seconds": worker.start_seconds,
         }

@@ -284,11 +284,19 @@ class _Reference:
             else:
                 scores = a.add_where(scores, visible, constant, rounded=self.dtype)
             scores = self.tap(f"{name}.masked_scores", scores)
-        weights = self.tap(f"{name}.weights", a.softmax(scores, self.deviations.get("softmax_floor")))
+        weights = self.tap(f"{name}.weights", a.softmax(scores, self.softmax_floor(key_mask)))
         if config.query_mask == "overwrite" and query_mask is not None:
             weights = self.tap(f"{name}.masked_weights", a.replace(weights, query_mask[:, None, :, None], constant))
         context = a.einsum("bhqs,bshk->bqhk", weights, v)
         return self.tap(f"{name}.context", a.reshape(context, (*context.shape[:2], context.shape[2] * context.shape[3])))
+
+    def softmax_floor(self, key_mask: Mask) -> float | Array | None:
+        """Return where the softmax clips: everywhere alike, or for each key (B, 1, 1, S); one that was left out nowhere."""
+        floor = self.deviations.get("softmax_floor")
+        if floor is None or key_mask is None or not self.deviations.get("padding_left_out"):
+            return floor
+        kept = key_mask | (np.arange(key_mask.shape[-1]) == 0)  # (B, S)
+        return np.where(kept, floor, -np.inf)[:, None, None, :]
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         root = math.sqrt(q.shape[-1])

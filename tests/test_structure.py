@@ -88,6 +88,7 @@ DEVIATIONS = (
     ("paddle", "library.py", "+ DEVIATIONS", "holds epsilon as a float32"),
     ("paddle", "library.py", "+ LARGEST_EPSILON", "takes no epsilon above 0.001"),
     ("paddle", "library.py", "+ NAMES", "takes the name of its activation"),
+    ("paddle", "packing.py", "+ DEVIATIONS", "`padding_left_out`"),
     *(("paddle", "library.py", pattern, "no half precision on CPU") for pattern in ("- HALF", "- ABSORBING")),
 )
 """The only differences of outline between a backend and torch's."""

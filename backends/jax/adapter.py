@@ -13,10 +13,11 @@ from jax import Array
 from jax.sharding import SingleDeviceSharding
 
 from backends.interface import Implementation, Program, Request, Run, Unsupported, choose
-from backends.jax import library, weights
+from backends.jax import library, packing, weights
 from backends.jax.model import PARTS
 from backends.jax.program import PROGRAMS, Product
 from backends.jax.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
+from backends.packing import indices
 from spec.parameters import Weights
 
 # Without it JAX makes every float64 a float32 and every int64 an int32, and says nothing.
@@ -26,7 +27,7 @@ DTYPES = {"float64": jnp.float64, "float32": jnp.float32, "bfloat16": jnp.bfloat
 
 DEVIATIONS: dict[str, list[dict[str, Any]]] = {"cpu": [], "cuda": []}
 
-IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS}
+IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS, **packing.IMPLEMENTATIONS}
 
 
 class Adapter:
@@ -59,8 +60,8 @@ class Adapter:
         jax.config.update("jax_default_matmul_precision", "highest")
         model = self.build(request, device)
         loss_function = (ClassificationLoss if part == "model" else CotangentLoss)(config)
-        inputs = {name: self.tensor(array, request.dtype, device) for name, array in request.batch.arrays().items()}
-        compiled, gradients = request.execution == "compiled", {}
+        inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
+        compiled, gradients = request.execution.endswith("compiled"), {}
         with jax.default_device(device), implementation.context(request):
             if request.gradients:
                 output, loss, taps, named = differentiate(model, loss_function, inputs, part, compiled)
@@ -93,8 +94,8 @@ class Adapter:
         jax.config.update("jax_default_matmul_precision", "highest")
         jax.config.update("jax_default_device", device)
         model = self.build(request, device)
-        inputs = {name: self.tensor(array, request.dtype, device) for name, array in request.batch.arrays().items()}
-        return PROGRAMS[kind](model, ClassificationLoss(request.config), inputs, request.config, "compiled" in request.execution)
+        inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
+        return PROGRAMS[kind](model, ClassificationLoss(request.config), inputs, request.config, request.execution.endswith("compiled"))
 
     def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str) -> Program:
         """Return the product of two matrices (:meth:`backends.interface.Measurable.product`)."""

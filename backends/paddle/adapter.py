@@ -7,7 +7,8 @@ import numpy as np
 import paddle
 
 from backends.interface import Implementation, Program, Request, Run, Unsupported, choose
-from backends.paddle import library, weights
+from backends.packing import indices
+from backends.paddle import library, packing, weights
 from backends.paddle.model import PARTS
 from backends.paddle.program import PROGRAMS, Product
 from backends.paddle.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
@@ -21,7 +22,7 @@ DEVIATIONS: dict[str, list[dict[str, Any]]] = {
     "cuda": [],
 }
 
-IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS}
+IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS, **packing.IMPLEMENTATIONS}
 
 
 class Adapter:
@@ -53,8 +54,8 @@ class Adapter:
         paddle.set_flags({"FLAGS_pir_apply_inplace_pass": False})
         model = self.build(request, device)
         loss_function = (ClassificationLoss if part == "model" else CotangentLoss)(config)
-        inputs = {name: self.tensor(array, request.dtype, device) for name, array in request.batch.arrays().items()}
-        compiled, gradients = request.execution == "compiled", {}
+        inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
+        compiled, gradients = request.execution.endswith("compiled"), {}
         with implementation.context(request):
             if request.gradients:
                 output, loss, taps, named = differentiate(model, loss_function, inputs, part, compiled)
@@ -89,8 +90,8 @@ class Adapter:
         paddle.base.core.set_cublas_switch(False)
         paddle.base.core.clear_executor_cache()
         model = self.build(request, device)
-        inputs = {name: self.tensor(array, request.dtype, device) for name, array in request.batch.arrays().items()}
-        return PROGRAMS[kind](model, ClassificationLoss(request.config), inputs, request.config, "compiled" in request.execution)
+        inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
+        return PROGRAMS[kind](model, ClassificationLoss(request.config), inputs, request.config, request.execution.endswith("compiled"))
 
     def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str) -> Program:
         """Return the product of two matrices (:meth:`backends.interface.Measurable.product`)."""

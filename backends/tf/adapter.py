@@ -10,7 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from backends.interface import Implementation, Program, Request, Run, Unsupported, choose
-from backends.tf import library, weights
+from backends.packing import indices
+from backends.tf import library, packing, weights
 from backends.tf.model import PARTS
 from backends.tf.program import PROGRAMS, Product
 from backends.tf.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
@@ -24,7 +25,7 @@ DEVIATIONS: dict[str, list[dict[str, Any]]] = {
     "cuda": [],
 }
 
-IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS}
+IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS, **packing.IMPLEMENTATIONS}
 
 
 class Adapter:
@@ -62,8 +63,8 @@ class Adapter:
         with tf.device(device), _refusing_missing_kernels(request.dtype), implementation.context(request):
             model = self.build(request, device)
             loss_function = (ClassificationLoss if part == "model" else CotangentLoss)(config)
-            inputs = {name: self.tensor(array, request.dtype, device) for name, array in request.batch.arrays().items()}
-            compiled, gradients = request.execution == "compiled", {}
+            inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
+            compiled, gradients = request.execution.endswith("compiled"), {}
             if request.gradients:
                 output, loss, taps, named = differentiate(model, loss_function, inputs, part, compiled)
                 gradients = weights.export(named, config, part)
@@ -96,8 +97,8 @@ class Adapter:
         keras.config.disable_traceback_filtering()
         with tf.device(device), _refusing_missing_kernels(request.dtype):
             model = self.build(request, device)
-            inputs = {name: self.tensor(array, request.dtype, device) for name, array in request.batch.arrays().items()}
-            return PROGRAMS[kind](model, ClassificationLoss(request.config), inputs, request.config, "compiled" in request.execution)
+            inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
+            return PROGRAMS[kind](model, ClassificationLoss(request.config), inputs, request.config, request.execution.endswith("compiled"))
 
     def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str) -> Program:
         """Return the product of two matrices (:meth:`backends.interface.Measurable.product`)."""

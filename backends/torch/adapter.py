@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 from backends.interface import Implementation, Program, Request, Run, Unsupported, choose
-from backends.torch import library, weights
+from backends.packing import indices
+from backends.torch import library, packing, weights
 from backends.torch.model import PARTS
 from backends.torch.program import PROGRAMS, Product
 from backends.torch.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
@@ -17,7 +18,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 
 DEVIATIONS: dict[str, list[dict[str, Any]]] = {"cpu": [], "cuda": []}
 
-IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS}
+IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS, **packing.IMPLEMENTATIONS}
 
 
 class Adapter:
@@ -49,8 +50,8 @@ class Adapter:
         torch.compiler.reset()
         model = self.build(request, device)
         loss_function = (ClassificationLoss if part == "model" else CotangentLoss)(config)
-        inputs = {name: self.tensor(array, request.dtype, device) for name, array in request.batch.arrays().items()}
-        compiled, gradients = request.execution == "compiled", {}
+        inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
+        compiled, gradients = request.execution.endswith("compiled"), {}
         with implementation.context(request):
             if request.gradients:
                 output, loss, taps, named = differentiate(model, loss_function, inputs, part, compiled)
@@ -81,8 +82,8 @@ class Adapter:
         torch.set_float32_matmul_precision("highest")
         torch.compiler.reset()
         model = self.build(request, device)
-        inputs = {name: self.tensor(array, request.dtype, device) for name, array in request.batch.arrays().items()}
-        return PROGRAMS[kind](model, ClassificationLoss(request.config), inputs, request.config, "compiled" in request.execution)
+        inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
+        return PROGRAMS[kind](model, ClassificationLoss(request.config), inputs, request.config, request.execution.endswith("compiled"))
 
     def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str) -> Program:
         """Return the product of two matrices (:meth:`backends.interface.Measurable.product`)."""
