@@ -78,6 +78,18 @@ def test_compiled_library_conforms(worker: Worker) -> None:
     assert_conforms(worker, build_case("bert", "ragged"), ("float32",), execution="compiled")
 
 
+@pytest.mark.clause("MSK-5")
+@pytest.mark.xdist_group("torch")
+def test_fused_kernel_conforms_where_each_query_sees_a_key(open_worker: Callable[[str], Worker]) -> None:
+    torch = open_worker("torch")
+    for scenario in ("equal", "full", "single"):
+        assert_conforms(torch, build_case("bert", scenario), implementation="library:fused")
+    case = build_case("nndl-paddle", "ragged")
+    assert_conforms(torch, case, implementation="library:fused", gradients=False)
+    with pytest.raises(Unsupported, match="a query sees no key: the fused kernel differentiates its weights as if each were 1"):
+        run_of(torch, case, "float32", "library:fused")
+
+
 @pytest.mark.parametrize("scenario", ["ragged", "peaked", "tiny"])
 @pytest.mark.parametrize("name", ["bert", "nndl-paddle-api"])
 def test_whole_layer_conforms(layered: Worker, name: str, scenario: str) -> None:

@@ -106,5 +106,7 @@ def inexpressible(request: Request) -> list[str]:
 
 
 IMPLEMENTATIONS = {
-    "library packed": replace(library.IMPLEMENTATIONS["library"], parts=PARTS, inexpressible=inexpressible, undelivered=UNDELIVERED, deviations=DEVIATIONS),
+    f"{name} packed": replace(entry, parts=PARTS, inexpressible=inexpressible, undelivered=UNDELIVERED, deviations=DEVIATIONS)
+    for name, entry in library.IMPLEMENTATIONS.items()
+    if entry.parts is library.PARTS
 }

@@ -167,11 +167,19 @@ def inexpressible(request: Request) -> list[str]:
     return found
 
 
+def fused_inexpressible(request: Request) -> list[str]:
+    """Return what keeps a request from being computed by whichever kernel PyTorch chooses; nothing if it can be."""
+    found = inexpressible(request)
+    if request.gradients and sees_nothing(request.config, request.batch):
+        found.append("a query sees no key: the fused kernel differentiates its weights as if each were 1 (MSK-5)")
+    return found
+
+
 def kernels(request: Request) -> AbstractContextManager[None]:
-    """Choose the attention kernel: any, or the one that differentiates a row right whose keys are all masked (SPEC MSK-5)."""
-    # The fused kernels' backward pass computes the weights again, from the logarithm of their sum. The mask constant
-    # leaves that no digit: the weights of such a row become 1 instead of 1 / S.
-    return sdpa_kernel(SDPBackend.MATH) if request.gradients and sees_nothing(request.config, request.batch) else nullcontext()
+    """Choose the attention kernel: the one that differentiates by the weights that it computed, or any (SPEC ATT-5)."""
+    # The fused kernels' backward pass computes the weights again, as exp(score - logarithm of their sum). Rounded, that
+    # logarithm shifts a whole row, by as much more as scores are larger; a row of masked keys loses it altogether.
+    return sdpa_kernel(SDPBackend.MATH) if request.gradients else nullcontext()
 
 
 # Its fast path, taken without gradients, makes a boolean mask of numbers: the constant becomes minus infinity, and a row
@@ -236,5 +244,6 @@ def whole_inexpressible(request: Request) -> list[str]:
 
 IMPLEMENTATIONS = {
     "library": Implementation(PARTS, inexpressible, UNDELIVERED, {}, kernels),
+    "library:fused": Implementation(PARTS, fused_inexpressible, UNDELIVERED, {}),
     "library:layer": Implementation(WHOLE_PARTS, whole_inexpressible, WHOLE_UNDELIVERED, {}, kernels),
 }
