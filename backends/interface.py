@@ -108,6 +108,10 @@ class Run:
         return self.output
 
 
+INEXPRESSIBLE = "cannot express this by its library layers: "
+"""What stands before the reasons, which are divided by semicolons."""
+
+
 def _nothing(request: Request) -> list[str]:
     return []
 
@@ -150,7 +154,7 @@ def choose(backend: str, implementations: Mapping[str, Implementation], request:
     found = implementations[name]
     reasons = found.inexpressible(request)
     if reasons:
-        raise Unsupported(f"{backend} cannot express this by its library layers: {'; '.join(reasons)}")
+        raise Unsupported(f"{backend} {INEXPRESSIBLE}{'; '.join(reasons)}")
     if request.part not in found.parts:
         raise Unsupported(f"{backend} has no part {request.part!r} in its implementation {request.implementation!r}")
     return found
@@ -176,4 +180,4 @@ class Backend(Protocol):
         """
 
 
-__all__ = ["EXECUTIONS", "IMPLEMENTATIONS", "PARTS", "Backend", "Implementation", "Request", "Run", "Unsupported", "choose", "variety"]
+__all__ = ["EXECUTIONS", "IMPLEMENTATIONS", "INEXPRESSIBLE", "PARTS", "Backend", "Implementation", "Request", "Run", "Unsupported", "choose", "variety"]
