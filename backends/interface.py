@@ -135,8 +135,16 @@ class Program(Protocol):
         """Return the parameters as they are now, by canonical name."""
 
 
+INEXPRESSIBLE = "cannot express this by its library layers: "
+"""What stands before the reasons, which are divided by semicolons."""
+
+
 def _nothing(request: Request) -> list[str]:
     return []
+
+
+def _as_it_is(model: Any) -> Any:
+    return model
 
 
 @dataclass(frozen=True)
@@ -149,6 +157,7 @@ class Implementation:
         undelivered: patterns of the names of taps that it does not expose.
         deviations: what it declares besides the backend's own (SPEC PRC-4), for each kind of device.
         context: what a request is computed within, for example the choice of a kernel.
+        finish: turns a model that has its weights into what runs, for example with weights in a layout of a kernel's own.
     """
 
     parts: Mapping[str, Callable[[EncoderConfig], Any]]
@@ -156,6 +165,7 @@ class Implementation:
     undelivered: tuple[str, ...] = ()
     deviations: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
     context: Callable[[Request], AbstractContextManager[Any]] = nullcontext
+    finish: Callable[[Any], Any] = _as_it_is
 
 
 def variety(implementation: str, execution: str) -> str:
@@ -177,7 +187,7 @@ def choose(backend: str, implementations: Mapping[str, Implementation], request:
     found = implementations[name]
     reasons = found.inexpressible(request)
     if reasons:
-        raise Unsupported(f"{backend} cannot express this by its library layers: {'; '.join(reasons)}")
+        raise Unsupported(f"{backend} {INEXPRESSIBLE}{'; '.join(reasons)}")
     if request.part not in found.parts:
         raise Unsupported(f"{backend} has no part {request.part!r} in its implementation {request.implementation!r}")
     return found
@@ -221,6 +231,6 @@ class Measurable(Backend, Protocol):
 
 
 __all__ = [
-    "EXECUTIONS", "IMPLEMENTATIONS", "KINDS", "LEARNING_RATE", "PARTS",
+    "EXECUTIONS", "IMPLEMENTATIONS", "INEXPRESSIBLE", "KINDS", "LEARNING_RATE", "PARTS",
     "Backend", "Implementation", "Measurable", "Program", "Request", "Run", "Unsupported", "choose", "variety",
 ]  # fmt: skip

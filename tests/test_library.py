@@ -5,12 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import spec
 from backends.interface import Run, Unsupported
 from backends.worker import Worker
-from conformance.campaign import deviations_of
+from conformance.campaign import Report, Result, Settings, deviations_of
 from conformance.comparison import judge
+from conformance.report import failures
 from spec.cases import Case, build_case
 
 INNER = ("scores", "masked_scores", "weights")
@@ -76,6 +78,18 @@ def test_part_conforms_alone(worker: Worker, name: str, part: str) -> None:
 
 def test_compiled_library_conforms(worker: Worker) -> None:
     assert_conforms(worker, build_case("bert", "ragged"), ("float32",), execution="compiled")
+
+
+@pytest.mark.clause("MSK-5")
+@pytest.mark.xdist_group("torch")
+def test_fused_kernel_conforms_where_each_query_sees_a_key(open_worker: Callable[[str], Worker]) -> None:
+    torch = open_worker("torch")
+    for scenario in ("equal", "full", "single"):
+        assert_conforms(torch, build_case("bert", scenario), implementation="library:fused")
+    case = build_case("nndl-paddle", "ragged")
+    assert_conforms(torch, case, implementation="library:fused", gradients=False)
+    with pytest.raises(Unsupported, match="a query sees no key: the fused kernel differentiates its weights as if each were 1"):
+        run_of(torch, case, "float32", "library:fused")
 
 
 @pytest.mark.parametrize("scenario", ["ragged", "peaked", "tiny"])
@@ -185,6 +199,18 @@ def test_what_library_layers_cannot_express_is_refused_in_one_line(worker: Worke
     found = reasons.split("; ")
     assert [reason.startswith(start) for reason, start in zip(found, REASONS[name], strict=True)] == [True] * len(found)
     assert all(reason.endswith(")") for reason in found)
+
+
+def test_report_has_a_line_for_each_reason_and_not_for_each_run(capsys: pytest.CaptureFixture[str]) -> None:
+    head = "torch cannot express this by its library layers: "
+    details = [f"{head}mask: only added (MSK-3); norm: only inside (NRM-3)", f"{head}norm: only inside (NRM-3)", "sees 0 devices; none is there"]
+    results = [Result("torch", "bert", f"bert-{i}", "float32", "unsupported", detail) for i, detail in enumerate(details)]
+    Console(width=200).print(failures(Report(results, {}, Settings())))
+    assert capsys.readouterr().out.splitlines() == [
+        "torch unsupported: mask: only added (MSK-3) [bert-0]",
+        "torch unsupported: norm: only inside (NRM-3) [bert-0 and 1 more runs]",
+        "torch unsupported: sees 0 devices; none is there [bert-2]",
+    ]
 
 
 def test_a_norm_stands_in_the_way_of_no_part_that_has_none(worker: Worker) -> None:

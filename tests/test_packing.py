@@ -1,6 +1,7 @@
 """Runs without padding: the same model by the same judge, of which padded tokens are no rows."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,13 @@ def test_run_without_padding_conforms(worker: Worker, name: str, scenario: str, 
 )
 def test_run_without_padding_conforms_with_other_options(worker: Worker, options: dict[str, Any]) -> None:
     assert_conforms(worker, without_empty_samples(build_case("bert", "ragged", options=options)), "float32")
+
+
+@pytest.mark.xdist_group("torch")
+def test_fused_kernel_runs_without_padding(open_worker: Callable[[str], Worker]) -> None:
+    case = build_case("bert", "equal")
+    run = open_worker("torch").run(case.config, case.weights, case.batch, dtype="float32", implementation="library:fused", execution="packed")
+    assert judge(case.config, case.weights, case.batch, run).passed
 
 
 def test_compiled_run_without_padding_conforms(worker: Worker) -> None:

@@ -83,7 +83,7 @@ DEVIATIONS = (
     # What the libraries themselves have, or need said of them.
     *((name, "library.py", pattern, "has no encoder layer") for name in ("tf", "jax") for pattern in ("- Whole*", "- whole_*", "- WHOLE_*", "- OF_LAYER")),
     *((name, "weights.py", pattern, "has no encoder layer") for name in ("tf", "jax") for pattern in ("- explicit_names(named)", "- LAYER_NAMES")),
-    *((name, "library.py", "- kernels(request)", "has one kernel") for name in ("tf", "paddle", "jax")),
+    *((name, "library.py", pattern, "has one kernel") for name in ("tf", "paddle", "jax") for pattern in ("- kernels(request)", "- fused_inexpressible(request)")),
     ("tf", "library.py", "+ DEVIATIONS", "rounds sqrt(1/2) and 0.044715 to float32"),
     ("paddle", "library.py", "+ DEVIATIONS", "holds epsilon as a float32"),
     ("paddle", "library.py", "+ LARGEST_EPSILON", "takes no epsilon above 0.001"),

@@ -58,7 +58,7 @@ class Adapter:
         device, config, part = self.device(request.device), request.config, request.part
         # Products of float32 numbers in full float32, on every device.
         jax.config.update("jax_default_matmul_precision", "highest")
-        model = self.build(request, device)
+        model = implementation.finish(self.build(request, device))
         loss_function = (ClassificationLoss if part == "model" else CotangentLoss)(config)
         inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
         compiled, gradients = request.execution.endswith("compiled"), {}
@@ -89,13 +89,14 @@ class Adapter:
 
     def program(self, request: Request, kind: str) -> Program:
         """Build the model to be run many times (:meth:`backends.interface.Measurable.program`)."""
-        device = self.device(request.device)
+        implementation, device = choose(self.name, IMPLEMENTATIONS, request), self.device(request.device)
         # Products of float32 numbers in full float32, on every device.
         jax.config.update("jax_default_matmul_precision", "highest")
         jax.config.update("jax_default_device", device)
-        model = self.build(request, device)
+        model = implementation.finish(self.build(request, device))
         inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
-        return PROGRAMS[kind](model, ClassificationLoss(request.config), inputs, request.config, request.execution.endswith("compiled"))
+        compiled = request.execution.endswith("compiled")
+        return PROGRAMS[kind](model, ClassificationLoss(request.config), inputs, request.config, compiled, lambda: implementation.context(request))
 
     def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str) -> Program:
         """Return the product of two matrices (:meth:`backends.interface.Measurable.product`)."""

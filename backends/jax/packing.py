@@ -5,12 +5,13 @@ Rows stand as one sample of N tokens, (1, N, D), so that the layers stay as they
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
-from backends.interface import Request
+from backends.interface import Implementation, Request
 from backends.jax import library, model
 from backends.jax.layers import Tap
 from backends.jax.model import Inputs
@@ -27,12 +28,12 @@ class Packing(NamedTuple):
 
 def pack(x: Array, packing: Packing) -> Array:
     """Take out the rows that are kept: (B, T, ...) to (1, N, ...)."""
-    return jnp.reshape(x, (-1, *x.shape[2:]))[packing.rows][None]
+    return jnp.reshape(x, (-1, *x.shape[2:])).at[packing.rows].get(mode="promise_in_bounds")[None]
 
 
 def unpack(x: Array, packing: Packing) -> Array:
     """Put rows in their places; in those of padding any row stands: (1, N, ...) to (B, T, ...)."""
-    return x[0][packing.slots]
+    return x[0].at[packing.slots].get(mode="promise_in_bounds")
 
 
 def silent(name: str, x: Array) -> Array:
@@ -93,11 +94,13 @@ UNDELIVERED = ("embeddings.*", "layers.*", "final_norm")
 """Patterns of the taps that have another shape here, or none."""
 
 
-def inexpressible(request: Request) -> list[str]:
+def inexpressible(entry: Implementation, request: Request) -> list[str]:
     """Return what keeps a request from being computed by library layers without padding, one line for each reason."""
-    return library.inexpressible(request) + obstacles(request)
+    return entry.inexpressible(request) + obstacles(request)
 
 
 IMPLEMENTATIONS = {
-    "library packed": replace(library.IMPLEMENTATIONS["library"], parts=PARTS, inexpressible=inexpressible, undelivered=UNDELIVERED),
+    f"{name} packed": replace(entry, parts=PARTS, inexpressible=partial(inexpressible, entry), undelivered=UNDELIVERED)
+    for name, entry in library.IMPLEMENTATIONS.items()
+    if entry.parts is library.PARTS
 }

@@ -4,6 +4,7 @@ Shapes: B batch, T tokens, C classes, M rows, N columns.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,9 @@ from spec.config import EncoderConfig
 from spec.parameters import Weights
 
 OPTIONS = {"xla_allow_excess_precision": False}
+
+
+Context = Callable[[], AbstractContextManager[None]]
 
 
 def silent(name: str, tensor: Array) -> Array:
@@ -35,10 +39,13 @@ def evaluate(model: nnx.Module, loss_function: Callable[..., Array], inputs: Inp
 class Inference:
     """The forward pass, again and again (:class:`backends.interface.Program`): (B, T) to (B, C)."""
 
-    def __init__(self, model: nnx.Module, loss_function: Callable[..., Array], inputs: Inputs, config: EncoderConfig, compiled: bool) -> None:
+    def __init__(
+        self, model: nnx.Module, loss_function: Callable[..., Array], inputs: Inputs, config: EncoderConfig, compiled: bool, context: Context
+    ) -> None:
         self.graph, self.state = nnx.split(model)
         self.inputs = inputs
         self.config = config
+        self.context = context
         self.output: Array | None = None
         self.compiled = compiled
         self.forward: Callable[..., Array] = self.infer
@@ -49,11 +56,13 @@ class Inference:
     def compile(self) -> None:
         """Compile ahead of the first step."""
         if self.compiled:
-            self.forward = jax.jit(self.infer).lower(self.state, self.inputs).compile(compiler_options=OPTIONS)
+            with self.context():
+                self.forward = jax.jit(self.infer).lower(self.state, self.inputs).compile(compiler_options=OPTIONS)
 
     def step(self) -> None:
         """Start one forward pass."""
-        self.output = self.forward(self.state, self.inputs)
+        with self.context():
+            self.output = self.forward(self.state, self.inputs)
 
     def wait(self) -> None:
         """Wait until the device is done."""
@@ -72,11 +81,14 @@ class Inference:
 class Training:
     """Training steps by gradient descent, one after another (:class:`backends.interface.Program`): (B, T) to a scalar."""
 
-    def __init__(self, model: nnx.Module, loss_function: Callable[..., Array], inputs: Inputs, config: EncoderConfig, compiled: bool) -> None:
+    def __init__(
+        self, model: nnx.Module, loss_function: Callable[..., Array], inputs: Inputs, config: EncoderConfig, compiled: bool, context: Context
+    ) -> None:
         self.graph, self.state, self.fixed = nnx.split(model, nnx.Param, ...)
         self.loss_function = loss_function
         self.inputs = inputs
         self.config = config
+        self.context = context
         self.loss: Array | None = None
         self.compiled = compiled
         self.forward: Callable[..., tuple[Array, nnx.State]] = self.update
@@ -91,12 +103,14 @@ class Training:
     def compile(self) -> None:
         """Compile ahead of the first step."""
         if self.compiled:
-            lowered = jax.jit(self.update, donate_argnums=0).lower(self.state, self.fixed, self.inputs)
-            self.forward = lowered.compile(compiler_options=OPTIONS)
+            with self.context():
+                lowered = jax.jit(self.update, donate_argnums=0).lower(self.state, self.fixed, self.inputs)
+                self.forward = lowered.compile(compiler_options=OPTIONS)
 
     def step(self) -> None:
         """Start one step: loss, gradients, and every trained parameter less its gradient times the learning rate."""
-        self.loss, self.state = self.forward(self.state, self.fixed, self.inputs)
+        with self.context():
+            self.loss, self.state = self.forward(self.state, self.fixed, self.inputs)
 
     def wait(self) -> None:
         """Wait until the device is done."""

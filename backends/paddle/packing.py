@@ -5,12 +5,13 @@ Rows stand as one sample of N tokens, (1, N, D), so that the layers stay as they
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import paddle
 from paddle import Tensor
 
-from backends.interface import Request
+from backends.interface import Implementation, Request
 from backends.packing import obstacles
 from backends.paddle import library, model
 from backends.paddle.layers import Tap
@@ -100,11 +101,13 @@ DEVIATIONS = {
 }
 
 
-def inexpressible(request: Request) -> list[str]:
+def inexpressible(entry: Implementation, request: Request) -> list[str]:
     """Return what keeps a request from being computed by library layers without padding, one line for each reason."""
-    return library.inexpressible(request) + obstacles(request)
+    return entry.inexpressible(request) + obstacles(request)
 
 
 IMPLEMENTATIONS = {
-    "library packed": replace(library.IMPLEMENTATIONS["library"], parts=PARTS, inexpressible=inexpressible, undelivered=UNDELIVERED, deviations=DEVIATIONS),
+    f"{name} packed": replace(entry, parts=PARTS, inexpressible=partial(inexpressible, entry), undelivered=UNDELIVERED, deviations=DEVIATIONS)
+    for name, entry in library.IMPLEMENTATIONS.items()
+    if entry.parts is library.PARTS
 }

@@ -4,6 +4,7 @@ Shapes: B batch, T tokens, C classes, M rows, N columns.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import numpy as np
 import paddle
@@ -14,6 +15,8 @@ from backends.paddle import weights
 from backends.paddle.model import Inputs
 from spec.config import EncoderConfig
 from spec.parameters import Weights
+
+Context = Callable[[], AbstractContextManager[None]]
 
 
 def silent(name: str, tensor: Tensor) -> Tensor:
@@ -33,10 +36,13 @@ def evaluate(model: nn.Layer, loss_function: Callable[..., Tensor], inputs: Inpu
 class Inference:
     """The forward pass, again and again (:class:`backends.interface.Program`): (B, T) to (B, C)."""
 
-    def __init__(self, model: nn.Layer, loss_function: Callable[..., Tensor], inputs: Inputs, config: EncoderConfig, compiled: bool) -> None:
+    def __init__(
+        self, model: nn.Layer, loss_function: Callable[..., Tensor], inputs: Inputs, config: EncoderConfig, compiled: bool, context: Context
+    ) -> None:
         self.model = model
         self.inputs = inputs
         self.config = config
+        self.context = context
         self.output: Tensor | None = None
         self.forward = paddle.jit.to_static(predict, full_graph=True, backend=None) if compiled else predict
 
@@ -45,7 +51,7 @@ class Inference:
 
     def step(self) -> None:
         """Start one forward pass."""
-        with paddle.no_grad():
+        with self.context(), paddle.no_grad():
             self.output = self.forward(self.model, self.inputs)
 
     def wait(self) -> None:
@@ -65,11 +71,14 @@ class Inference:
 class Training:
     """Training steps by gradient descent, one after another (:class:`backends.interface.Program`): (B, T) to a scalar."""
 
-    def __init__(self, model: nn.Layer, loss_function: Callable[..., Tensor], inputs: Inputs, config: EncoderConfig, compiled: bool) -> None:
+    def __init__(
+        self, model: nn.Layer, loss_function: Callable[..., Tensor], inputs: Inputs, config: EncoderConfig, compiled: bool, context: Context
+    ) -> None:
         self.model = model
         self.loss_function = loss_function
         self.inputs = inputs
         self.config = config
+        self.context = context
         self.loss: Tensor | None = None
         trained = [parameter for parameter in model.parameters() if not parameter.stop_gradient]
         self.optimizer = paddle.optimizer.SGD(learning_rate=LEARNING_RATE, parameters=trained, weight_decay=None)
@@ -81,8 +90,9 @@ class Training:
     def step(self) -> None:
         """Start one step: loss, gradients, and every trained parameter less its gradient times the learning rate."""
         self.optimizer.clear_grad(set_to_zero=False)
-        self.loss = self.forward(self.model, self.loss_function, self.inputs)
-        self.loss.backward()
+        with self.context():
+            self.loss = self.forward(self.model, self.loss_function, self.inputs)
+            self.loss.backward()
         self.optimizer.step()
 
     def wait(self) -> None:

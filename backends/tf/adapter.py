@@ -61,7 +61,7 @@ class Adapter:
         # Errors in the words of TensorFlow; Keras would wrap them.
         keras.config.disable_traceback_filtering()
         with tf.device(device), _refusing_missing_kernels(request.dtype), implementation.context(request):
-            model = self.build(request, device)
+            model = implementation.finish(self.build(request, device))
             loss_function = (ClassificationLoss if part == "model" else CotangentLoss)(config)
             inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
             compiled, gradients = request.execution.endswith("compiled"), {}
@@ -91,14 +91,15 @@ class Adapter:
 
     def program(self, request: Request, kind: str) -> Program:
         """Build the model to be run many times (:meth:`backends.interface.Measurable.program`)."""
-        device = self.device(request.device)
+        implementation, device = choose(self.name, IMPLEMENTATIONS, request), self.device(request.device)
         # Products of float32 numbers in full float32, on every device.
         tf.config.experimental.enable_tensor_float_32_execution(False)
         keras.config.disable_traceback_filtering()
         with tf.device(device), _refusing_missing_kernels(request.dtype):
-            model = self.build(request, device)
+            model = implementation.finish(self.build(request, device))
             inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
-            return PROGRAMS[kind](model, ClassificationLoss(request.config), inputs, request.config, request.execution.endswith("compiled"))
+            compiled = request.execution.endswith("compiled")
+            return PROGRAMS[kind](model, ClassificationLoss(request.config), inputs, request.config, compiled, lambda: implementation.context(request))
 
     def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str) -> Program:
         """Return the product of two matrices (:meth:`backends.interface.Measurable.product`)."""

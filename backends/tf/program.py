@@ -4,6 +4,7 @@ Shapes: B batch, T tokens, C classes, M rows, N columns.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import numpy as np
 import tensorflow as tf
@@ -15,6 +16,8 @@ from backends.tf import weights
 from backends.tf.model import Inputs
 from spec.config import EncoderConfig
 from spec.parameters import Weights
+
+Context = Callable[[], AbstractContextManager[None]]
 
 
 def silent(name: str, tensor: Tensor) -> Tensor:
@@ -32,10 +35,13 @@ def evaluate(model: layers.Layer, loss_function: Callable[..., Tensor], inputs: 
 class Inference:
     """The forward pass, again and again (:class:`backends.interface.Program`): (B, T) to (B, C)."""
 
-    def __init__(self, model: layers.Layer, loss_function: Callable[..., Tensor], inputs: Inputs, config: EncoderConfig, compiled: bool) -> None:
+    def __init__(
+        self, model: layers.Layer, loss_function: Callable[..., Tensor], inputs: Inputs, config: EncoderConfig, compiled: bool, context: Context
+    ) -> None:
         self.model = model
         self.inputs = inputs
         self.config = config
+        self.context = context
         self.output: Tensor | None = None
         self.compiled = compiled
         self.forward: Callable[[Inputs], Tensor] = self.infer
@@ -46,11 +52,13 @@ class Inference:
     def compile(self) -> None:
         """Trace ahead of the first step, which compiles."""
         if self.compiled:
-            self.forward = tf.function(self.infer, autograph=False, jit_compile=True).get_concrete_function(self.inputs)
+            with self.context():
+                self.forward = tf.function(self.infer, autograph=False, jit_compile=True).get_concrete_function(self.inputs)
 
     def step(self) -> None:
         """Start one forward pass."""
-        self.output = self.forward(self.inputs)
+        with self.context():
+            self.output = self.forward(self.inputs)
 
     def wait(self) -> None:
         """Wait until the device is done."""
@@ -68,11 +76,14 @@ class Inference:
 class Training:
     """Training steps by gradient descent, one after another (:class:`backends.interface.Program`): (B, T) to a scalar."""
 
-    def __init__(self, model: layers.Layer, loss_function: Callable[..., Tensor], inputs: Inputs, config: EncoderConfig, compiled: bool) -> None:
+    def __init__(
+        self, model: layers.Layer, loss_function: Callable[..., Tensor], inputs: Inputs, config: EncoderConfig, compiled: bool, context: Context
+    ) -> None:
         self.model = model
         self.loss_function = loss_function
         self.inputs = inputs
         self.config = config
+        self.context = context
         self.loss: Tensor | None = None
         self.compiled = compiled
         self.forward: Callable[[Inputs], Tensor] = self.update
@@ -91,11 +102,13 @@ class Training:
     def compile(self) -> None:
         """Trace ahead of the first step, which compiles."""
         if self.compiled:
-            self.forward = tf.function(self.update, autograph=False, jit_compile=True).get_concrete_function(self.inputs)
+            with self.context():
+                self.forward = tf.function(self.update, autograph=False, jit_compile=True).get_concrete_function(self.inputs)
 
     def step(self) -> None:
         """Start one step: loss, gradients, and every trained parameter less its gradient times the learning rate."""
-        self.loss = self.forward(self.inputs)
+        with self.context():
+            self.loss = self.forward(self.inputs)
 
     def wait(self) -> None:
         """Wait until the device is done."""

@@ -5,6 +5,8 @@ What no layer of the framework does is refused (:func:`inexpressible`); glue suc
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import ClassVar
+from weakref import WeakValueDictionary
 
 import torch
 import torch.nn.functional as F
@@ -167,11 +169,65 @@ def inexpressible(request: Request) -> list[str]:
     return found
 
 
+def fused_inexpressible(request: Request) -> list[str]:
+    """Return what keeps a request from being computed by whichever kernel PyTorch chooses; nothing if it can be."""
+    found = inexpressible(request)
+    if request.gradients and sees_nothing(request.config, request.batch):
+        found.append("a query sees no key: the fused kernel differentiates its weights as if each were 1 (MSK-5)")
+    return found
+
+
 def kernels(request: Request) -> AbstractContextManager[None]:
-    """Choose the attention kernel: any, or the one that differentiates a row right whose keys are all masked (SPEC MSK-5)."""
-    # The fused kernels' backward pass computes the weights again, from the logarithm of their sum. The mask constant
-    # leaves that no digit: the weights of such a row become 1 instead of 1 / S.
-    return sdpa_kernel(SDPBackend.MATH) if request.gradients and sees_nothing(request.config, request.batch) else nullcontext()
+    """Choose the attention kernel: the one that differentiates by the weights that it computed, or any (SPEC ATT-5)."""
+    # The fused kernels' backward pass computes the weights again, as exp(score - logarithm of their sum). Rounded, that
+    # logarithm shifts a whole row, by as much more as scores are larger; a row of masked keys loses it altogether.
+    return sdpa_kernel(SDPBackend.MATH) if request.gradients else nullcontext()
+
+
+class PackedLinear(nn.Module):
+    """A linear layer whose weight lies as oneDNN's kernel reads it: (..., in) to (..., out). It has no gradient."""
+
+    living: ClassVar[WeakValueDictionary[int, "PackedLinear"]] = WeakValueDictionary()
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
+        self.bias = None if linear.bias is None else linear.bias.detach()
+        self.features = linear.out_features
+        self.number = id(self)
+        self.living[self.number] = self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return packed_linear(x, self.number, self.features)
+
+
+# The compiler cannot look into a weight of such a layout: it sees one operation, and the layer's number in place of the weight.
+@torch.library.custom_op("concord::packed_linear", mutates_args=())
+def packed_linear(x: Tensor, number: int, features: int) -> Tensor:
+    layer = PackedLinear.living[number]
+    return torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, "none", [], "")
+
+
+@packed_linear.register_fake
+def _(x: Tensor, number: int, features: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], features))
+
+
+def pack_linears(module: nn.Module) -> nn.Module:
+    """Put packed layers in the place of all linear ones: on the CPU F.linear calls MKL, which is slow on some processors."""
+    for name, child in module.named_children():
+        setattr(module, name, PackedLinear(child) if isinstance(child, nn.Linear) else pack_linears(child))
+    return module
+
+
+def packed_linear_inexpressible(request: Request) -> list[str]:
+    """Return what keeps a request from being computed with packed weights; nothing if it can be."""
+    found = inexpressible(request)
+    if request.gradients:
+        found.append("gradients: packed weights have none (GRD-1)")
+    if request.dtype != "float32" or request.device != "cpu":
+        found.append(f"dtype={request.dtype!r}, device={request.device!r}: packed weights are those of float32 on cpu (PRC-3)")
+    return found
 
 
 # Its fast path, taken without gradients, makes a boolean mask of numbers: the constant becomes minus infinity, and a row
@@ -236,5 +292,7 @@ def whole_inexpressible(request: Request) -> list[str]:
 
 IMPLEMENTATIONS = {
     "library": Implementation(PARTS, inexpressible, UNDELIVERED, {}, kernels),
+    "library:fused": Implementation(PARTS, fused_inexpressible, UNDELIVERED, {}),
+    "library:onednn": Implementation(PARTS, packed_linear_inexpressible, UNDELIVERED, {}, finish=pack_linears),
     "library:layer": Implementation(WHOLE_PARTS, whole_inexpressible, WHOLE_UNDELIVERED, {}, kernels),
 }

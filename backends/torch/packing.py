@@ -5,12 +5,13 @@ Rows stand as one sample of N tokens, (1, N, D), so that the layers stay as they
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from backends.interface import Request
+from backends.interface import Implementation, Request
 from backends.packing import obstacles
 from backends.torch import library, model
 from backends.torch.layers import Tap
@@ -93,11 +94,13 @@ UNDELIVERED = ("embeddings.*", "layers.*", "final_norm")
 """Patterns of the taps that have another shape here, or none."""
 
 
-def inexpressible(request: Request) -> list[str]:
+def inexpressible(entry: Implementation, request: Request) -> list[str]:
     """Return what keeps a request from being computed by library layers without padding, one line for each reason."""
-    return library.inexpressible(request) + obstacles(request)
+    return entry.inexpressible(request) + obstacles(request)
 
 
 IMPLEMENTATIONS = {
-    "library packed": replace(library.IMPLEMENTATIONS["library"], parts=PARTS, inexpressible=inexpressible, undelivered=UNDELIVERED),
+    f"{name} packed": replace(entry, parts=PARTS, inexpressible=partial(inexpressible, entry), undelivered=UNDELIVERED)
+    for name, entry in library.IMPLEMENTATIONS.items()
+    if entry.parts is library.PARTS
 }

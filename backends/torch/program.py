@@ -4,6 +4,7 @@ Shapes: B batch, T tokens, C classes, M rows, N columns.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ from backends.torch import weights
 from backends.torch.model import Inputs
 from spec.config import EncoderConfig
 from spec.parameters import Weights
+
+Context = Callable[[], AbstractContextManager[None]]
 
 
 def silent(name: str, tensor: Tensor) -> Tensor:
@@ -31,10 +34,13 @@ def evaluate(model: nn.Module, loss_function: Callable[..., Tensor], inputs: Inp
 class Inference:
     """The forward pass, again and again (:class:`backends.interface.Program`): (B, T) to (B, C)."""
 
-    def __init__(self, model: nn.Module, loss_function: Callable[..., Tensor], inputs: Inputs, config: EncoderConfig, compiled: bool) -> None:
+    def __init__(
+        self, model: nn.Module, loss_function: Callable[..., Tensor], inputs: Inputs, config: EncoderConfig, compiled: bool, context: Context
+    ) -> None:
         self.model = model.requires_grad_(False)
         self.inputs = inputs
         self.config = config
+        self.context = context
         self.output: Tensor | None = None
         self.forward = torch.compile(predict, fullgraph=True, dynamic=False) if compiled else predict
 
@@ -43,7 +49,7 @@ class Inference:
 
     def step(self) -> None:
         """Start one forward pass."""
-        with torch.inference_mode():
+        with self.context(), torch.inference_mode():
             self.output = self.forward(self.model, self.inputs)
 
     def wait(self) -> None:
@@ -63,11 +69,14 @@ class Inference:
 class Training:
     """Training steps by gradient descent, one after another (:class:`backends.interface.Program`): (B, T) to a scalar."""
 
-    def __init__(self, model: nn.Module, loss_function: Callable[..., Tensor], inputs: Inputs, config: EncoderConfig, compiled: bool) -> None:
+    def __init__(
+        self, model: nn.Module, loss_function: Callable[..., Tensor], inputs: Inputs, config: EncoderConfig, compiled: bool, context: Context
+    ) -> None:
         self.model = model
         self.loss_function = loss_function
         self.inputs = inputs
         self.config = config
+        self.context = context
         self.loss: Tensor | None = None
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.SGD(trained, lr=LEARNING_RATE, momentum=0.0, weight_decay=0.0, foreach=True)
@@ -79,8 +88,9 @@ class Training:
     def step(self) -> None:
         """Start one step: loss, gradients, and every trained parameter less its gradient times the learning rate."""
         self.optimizer.zero_grad(set_to_none=True)
-        self.loss = self.forward(self.model, self.loss_function, self.inputs)
-        self.loss.backward()
+        with self.context():
+            self.loss = self.forward(self.model, self.loss_function, self.inputs)
+            self.loss.backward()
         self.optimizer.step()
 
     def wait(self) -> None:
