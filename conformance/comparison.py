@@ -27,6 +27,9 @@ Array = NDArray[np.floating]
 NEAR = 0.5
 """Share of an allowance from which on it is derived again from the run's own taps."""
 
+ZERO = 2.0**-24
+"""Share of sigma up to which a gradient is zero but for the oracle's own rounding; then rounding is all that there is to judge."""
+
 Z_BINS = tuple(2.0**i for i in range(-8, 9))
 """Edges of the bins in which the errors of a tensor's elements are counted, in sigma."""
 
@@ -311,6 +314,12 @@ class _Judging:
         """Whether the precision does not determine all taps: every gradient flows through all of them."""
         return not all(np.isfinite(sigma).all() for name, sigma in self.expectation.sigmas.items() if not name.startswith("gradients."))
 
+    @functools.cached_property
+    def half(self) -> bool:
+        """Whether the run is in a precision that sums in a wider one."""
+        target = precision(self.case.dtype)
+        return target.unit_roundoff > target.accumulation
+
     def forced(self) -> dict[str, Array]:
         """Return the run's taps that others can be recomputed from."""
         names = [name for name, value in tolerance.plain(self.case).values.items() if name in self.run.taps and self.run.taps[name].shape == value.shape]
@@ -320,8 +329,7 @@ class _Judging:
         """Judge tensors by what was committed at each."""
         forced = self.forced()
         sound = all(np.isfinite(tap).all() for tap in forced.values())
-        target = precision(self.case.dtype)
-        if target.unit_roundoff <= target.accumulation:
+        if not self.half:
             expectation = tolerance.local(self.case, forced)
             found = {name: self.committed(name, expectation, sound) for name in names}
             if all(judgement.ratio <= NEAR for judgement in found.values()):
@@ -335,6 +343,8 @@ class _Judging:
             return Judgement("undetermined", size=value.size, note="the forward pass is not finite")
         if name.startswith("gradients.") and _rounding_decides_a_norm(expectation):
             return Judgement("undetermined", size=value.size, note="rounding decides a layer norm that it flows through")
+        if name.startswith("gradients.") and self.half and _is_noise(value, expectation.sigmas[name]):
+            return Judgement("undetermined", size=value.size, note="rounding leaves no digit of it")
         lenient = _behind_a_singularity(name, expectation)
         return judge_tensor(self.delivered[name], value, expectation.sigmas[name], self.case.dtype, sound and not lenient, lenient)
 
@@ -351,6 +361,16 @@ def _rounding_decides_a_norm(expectation: Expectation) -> bool:
             if not (sigma <= tolerance.UNDECIDED * size).all():  # nor is it where sigma is not a number
                 return True
     return False
+
+
+def _is_noise(value: Array, sigma: Array) -> bool:
+    """Return whether rounding is larger than a gradient that is not zero in exact arithmetic.
+
+    In few bits a softmax of large scores has but one weight, and what flows back through it is a difference of equal
+    numbers: rounding, times weights that are large. Few samples say little of how far that may go.
+    """
+    size, noise = _rms(value.reshape(-1)), _rms(sigma.reshape(-1))
+    return noise * ZERO < size < noise
 
 
 def _behind_a_singularity(name: str, expectation: Expectation) -> bool:

@@ -426,3 +426,18 @@ def test_samples_of_monte_carlo_arithmetic_are_perturbed_but_for_the_first():
         if len(samples[name]) > 1:
             assert (abs(samples[name][0] - value) <= Z * truth.sigmas[name]).all(), name
             assert len({sample.tobytes() for sample in samples[name]}) == 6, name
+
+
+def test_gradient_of_which_rounding_leaves_no_digit_is_undetermined_in_a_half_precision(small):
+    config = small("bert", pooling="first")
+    weights, batch = spec.initialize(config), spec.example_batch(config, 7, 11)
+    for name in ("query", "key"):
+        weights[f"layers.0.attention.{name}.weight"] *= 300.0  # a softmax with but one weight
+    truth = reference(config, weights, batch, gradients=True, dtype="bfloat16", arithmetic="bfloat16")
+    run = Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", "bfloat16")
+    statuses = {row.tensor: row.status for row in judge(config, weights, batch, run).table}
+    assert statuses["gradients.layers.0.attention.query.weight"] == "undetermined"
+    assert statuses["gradients.layers.0.attention.value.weight"] == "agrees"
+    assert statuses["gradients.layers.1.attention.key.bias"] == "agrees"  # zero in exact arithmetic: rounding is judged
+    single = Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", "float32")
+    assert judge(config, weights, batch, single).row("gradients.layers.0.attention.query.weight").status != "undetermined"
