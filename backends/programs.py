@@ -31,8 +31,8 @@ WHOLE = 16
 class Bench:
     """The one program that a worker holds at a time."""
 
-    def __init__(self, backend: Measurable) -> None:
-        self.backend = backend
+    def __init__(self, measured: Measurable) -> None:
+        self.measured = measured
         self.program: Program | None = None
 
     def perform(self, operation: str, header: str) -> Message:
@@ -53,17 +53,17 @@ class Bench:
             projections on :data:`VECTORS` directions for each trained parameter.
         """
         self.release({})
-        if not hasattr(self.backend, "program"):
-            raise Unsupported(f"{self.backend.name} cannot be measured: it has no method 'program'")
+        if not hasattr(self.measured, "program"):
+            raise Unsupported(f"{self.measured.name} cannot be measured: it has no method 'program'")
         config = from_mapping(asked["config"])
         weights = load_file(asked["weights"]) if asked["weights"] and Path(asked["weights"]).is_file() else initialize(config, asked["seed"])
         weights, batch = round_inputs(weights, batch_of_lengths(config, asked["lengths"], asked["tokens"], asked["seed"]), asked["dtype"])
         settings = {name: asked[name] for name in ("dtype", "implementation", "execution", "device")}
         request = Request(config, weights, batch, **settings, taps=False, gradients=asked["kind"] == "training")
-        request.validate(where=f"backend={self.backend.name}")
+        request.validate(where=f"backend={self.measured.name}")
         reset_peak_memory()
         started = time.perf_counter()
-        self.program = self.backend.program(request, asked["kind"])
+        self.program = self.measured.program(request, asked["kind"])
         seconds, results = self._begin(time.perf_counter() - started)
         if asked["kind"] == "training":
             after = self.program.parameters()
@@ -74,13 +74,13 @@ class Bench:
     def product(self, asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Make ready a product of two random matrices: ``sizes`` (M, K, N), ``dtype``, ``device``."""
         self.release({})
-        if not hasattr(self.backend, "product"):
-            raise Unsupported(f"{self.backend.name} cannot be measured: it has no method 'product'")
+        if not hasattr(self.measured, "product"):
+            raise Unsupported(f"{self.measured.name} cannot be measured: it has no method 'product'")
         m, k, n = asked["sizes"]
         generator = np.random.default_rng(asked["sizes"])
         left, right = (generator.standard_normal(shape).astype(np.float32) for shape in ((m, k), (k, n)))
         started = time.perf_counter()
-        self.program = self.backend.product(left, right, asked["dtype"], asked["device"])
+        self.program = self.measured.product(left, right, asked["dtype"], asked["device"])
         return self._begin(time.perf_counter() - started)[0], {}
 
     def _begin(self, build_seconds: float) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:

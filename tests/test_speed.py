@@ -118,7 +118,7 @@ def test_what_is_kept_is_what_is_derived(kind: str) -> None:
     work = workload("nndl", kind, "ragged")
     kept, derived = truth.expected(work), truth.derive(work)
     assert derived.worst(kept.values, 1 / 64)[0] <= 1
-    assert kept.sigmas == pytest.approx(derived.sigmas)
+    assert {round(kept.sigmas[name] / sigma, 6) for name, sigma in derived.sigmas.items()} == {1.0}
 
 
 def test_what_is_missing_misshapen_or_not_finite_is_wrong() -> None:
@@ -215,7 +215,7 @@ def test_a_measurement_is_steady_if_the_middle_half_of_its_turns_is_narrow() -> 
 
 
 def test_an_exponent_is_fitted() -> None:
-    assert exponent([(2, 8.0), (4, 64.0), (8, 512.0)]) == pytest.approx(3.0)
+    assert round(exponent([(2, 8.0), (4, 64.0), (8, 512.0)]), 9) == 3
 
 
 # Records.
