@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,11 +17,16 @@ from spec.parameters import Weights, validate_weights
 from spec.precision import precision
 from spec.tensors import PARTS, check_part
 
-IMPLEMENTATIONS = ("explicit",)
-"""``explicit``: written out as the sources write it."""
+IMPLEMENTATIONS = ("explicit", "library")
+"""``explicit``: written out as the sources write it. ``library``: out of the framework's own layers and fused kernels."""
 
-EXECUTIONS = ("eager", "compiled")
-"""``eager``: operation by operation. ``compiled``: through the framework's compiler."""
+EXECUTIONS = ("eager", "compiled", "packed", "packed-compiled")
+"""``eager``: operation by operation. ``compiled``: through the framework's compiler. ``packed``, ``packed-compiled``: the
+same without the rows of padded tokens (:mod:`backends.packing`), library layers alone."""
+
+
+KINDS = ("inference", "training")
+"""``inference``: the forward pass. ``training``: forward, loss, gradients and an update by gradient descent."""
 
 
 class Unsupported(RuntimeError):
@@ -105,6 +112,87 @@ class Run:
         return self.output
 
 
+LEARNING_RATE = 2.0**-7
+"""Of the training steps that are timed: plain gradient descent. A power of two, so that the product with it is exact."""
+
+
+class Program(Protocol):
+    """A model that is built once and run many times, or a bare matrix product. Steps may run on after they have started."""
+
+    def compile(self) -> None:
+        """Do ahead of the first step what can be done ahead of it."""
+
+    def step(self) -> None:
+        """Start one forward pass, or one training step."""
+
+    def wait(self) -> None:
+        """Wait until the device is done."""
+
+    def results(self) -> dict[str, NDArray[np.floating]]:
+        """Return what the last step computed: ``logits`` (B, C), or the ``loss`` before the update."""
+
+    def parameters(self) -> Weights:
+        """Return the parameters as they are now, by canonical name."""
+
+
+INEXPRESSIBLE = "cannot express this by its library layers: "
+"""What stands before the reasons, which are divided by semicolons."""
+
+
+def _nothing(request: Request) -> list[str]:
+    return []
+
+
+def _as_it_is(model: Any) -> Any:
+    return model
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way in which a backend computes the model.
+
+    Attributes:
+        parts: what builds each part (:data:`spec.PARTS`) from a configuration.
+        inexpressible: says what keeps a request from being computed so, one line for each option; nothing: it can be.
+        undelivered: patterns of the names of taps that it does not expose.
+        deviations: what it declares besides the backend's own (SPEC PRC-4), for each kind of device.
+        context: what a request is computed within, for example the choice of a kernel.
+        finish: turns a model that has its weights into what runs, for example with weights in a layout of a kernel's own.
+    """
+
+    parts: Mapping[str, Callable[[EncoderConfig], Any]]
+    inexpressible: Callable[[Request], list[str]] = _nothing
+    undelivered: tuple[str, ...] = ()
+    deviations: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
+    context: Callable[[Request], AbstractContextManager[Any]] = nullcontext
+    finish: Callable[[Any], Any] = _as_it_is
+
+
+def variety(implementation: str, execution: str) -> str:
+    """Return the name under which a backend lists an implementation: without padding it is one of its own."""
+    return implementation + (" packed" if execution.startswith("packed") else "")
+
+
+def choose(backend: str, implementations: Mapping[str, Implementation], request: Request) -> Implementation:
+    """Return the implementation that a request asks for.
+
+    Raises:
+        Unsupported: if there is none of that name, or with everything that keeps it from computing the request.
+    """
+    if request.implementation not in implementations:
+        raise Unsupported(f"{backend} has no implementation {request.implementation!r}")
+    name = variety(request.implementation, request.execution)
+    if name not in implementations:
+        raise Unsupported(f"{backend} keeps padding in its implementation {request.implementation!r}; 'library' can run without")
+    found = implementations[name]
+    reasons = found.inexpressible(request)
+    if reasons:
+        raise Unsupported(f"{backend} {INEXPRESSIBLE}{'; '.join(reasons)}")
+    if request.part not in found.parts:
+        raise Unsupported(f"{backend} has no part {request.part!r} in its implementation {request.implementation!r}")
+    return found
+
+
 class Backend(Protocol):
     """A backend, as it lives in its worker process. It is constructed without arguments.
 
@@ -125,4 +213,24 @@ class Backend(Protocol):
         """
 
 
-__all__ = ["EXECUTIONS", "IMPLEMENTATIONS", "PARTS", "Backend", "Request", "Run", "Unsupported"]
+class Measurable(Backend, Protocol):
+    """A backend whose speed can be measured too."""
+
+    def program(self, request: Request, kind: str) -> Program:
+        """Build the whole model to be run many times, by the implementation and execution of the request.
+
+        Args:
+            kind: one of :data:`KINDS`.
+
+        Raises:
+            Unsupported: as :meth:`Backend.run` does.
+        """
+
+    def product(self, left: NDArray[np.floating], right: NDArray[np.floating], dtype: str, device: str) -> Program:
+        """Return the bare product of two matrices, (M, K) and (K, N), to measure the machine by."""
+
+
+__all__ = [
+    "EXECUTIONS", "IMPLEMENTATIONS", "INEXPRESSIBLE", "KINDS", "LEARNING_RATE", "PARTS",
+    "Backend", "Implementation", "Measurable", "Program", "Request", "Run", "Unsupported", "choose", "variety",
+]  # fmt: skip

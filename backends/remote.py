@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from backends.interface import Backend, Unsupported
+from backends.programs import Bench
 from backends.wire import decode_request, encode_run, pack
 from spec.errors import SpecError
 
@@ -38,8 +39,9 @@ def serve(channel: Any, target: str) -> None:
     channel.send((status, json.dumps({"describe": payload, "import_seconds": time.perf_counter() - started}), b""))
     if status != "ok":
         return
+    bench = Bench(backend)
     for operation, header, arrays in channel:
-        channel.send(_answer(lambda: _perform(backend, operation, (header, arrays))))  # noqa: B023 - answered at once
+        channel.send(_answer(lambda: _perform(backend, bench, operation, (header, arrays))))  # noqa: B023 - answered at once
 
 
 def _construct(target: str) -> tuple[str, Any]:
@@ -54,7 +56,9 @@ def _construct(target: str) -> tuple[str, Any]:
         return "broken", {"message": f"{type(error).__name__}: {error}"}
 
 
-def _perform(backend: Backend, operation: str, message: tuple[str, bytes]) -> Reply:
+def _perform(backend: Backend, bench: Bench, operation: str, message: tuple[str, bytes]) -> Reply:
+    if operation not in ("run", "round_trip"):
+        return "ok", *bench.perform(operation, message[0])
     request = decode_request(message)
     request.validate(where=f"backend={backend.name}")
     if operation == "round_trip":

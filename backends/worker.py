@@ -78,20 +78,32 @@ class WorkerFailure(RuntimeError):
         super().__init__(f"{status}: {detail}")
 
 
-def environment(device: str, threads: int | None) -> dict[str, str]:
+PROFILES = ("plain", "tuned", "as shipped")
+"""How a worker's environment is set: ``plain``: threads alike for all. ``tuned``: that, and the switches that its vendors
+document for speed. ``as shipped``: neither."""
+
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "NPROC")
+"""What really controls threads: torch and Paddle OMP, TensorFlow its own two, JAX NPROC, NumPy OpenBLAS."""
+
+SWITCHES = {"MKL_DEBUG_CPU_TYPE": "5"}
+"""MKL in Paddle's wheel is of a version that takes slow paths on processors that are not Intel's unless this says AVX2."""
+
+
+def environment(device: str, threads: int | None, profile: str = "plain") -> dict[str, str]:
     """Return the environment that a worker gets on top of the parent's: threads, device and logging, all explicit.
 
     Args:
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
         threads: for every framework alike; by default as many as this machine has cores.
+        profile: one of :data:`PROFILES`.
     """
     count = str(threads or os.cpu_count() or 1)
-    # What really controls threads: torch and Paddle OMP, TensorFlow its own two, JAX NPROC, NumPy OpenBLAS.
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "NPROC")
+    explicit = {} if profile == "as shipped" else dict.fromkeys(THREADS, count)
+    tuned = SWITCHES if profile == "tuned" else {}
     on_cpu = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     on_gpu = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "GLOG_minloglevel": "2", "KERAS_BACKEND": "tensorflow", "JAX_ENABLE_X64": "1"}
-    return {**dict.fromkeys(names, count), **(on_cpu if device == "cpu" else on_gpu), **quiet}
+    return {**explicit, **tuned, **(on_cpu if device == "cpu" else on_gpu), **quiet}
 
 
 class Worker:
@@ -107,6 +119,7 @@ class Worker:
         memory_limit: bytes that the process may hold; by default four fifths of the machine's.
         threads: computing threads; by default as many as there are cores.
         opened: called with the worker as soon as it has a process, so that it can be closed while it still starts.
+        profile: one of :data:`PROFILES`.
 
     Raises:
         WorkerFailure: if the process cannot be started or the framework cannot be imported.
@@ -123,7 +136,9 @@ class Worker:
         memory_limit: int | None = None,
         threads: int | None = None,
         opened: Callable[[Worker], None] = lambda worker: None,
+        profile: str = "plain",
     ) -> None:
+        self.profile = profile
         self.name, self.device, self.time_limit = name, device, time_limit
         self.memory_limit = memory_limit or int(0.8 * psutil.virtual_memory().total)
         self.local = ssh is None
@@ -169,7 +184,7 @@ class Worker:
         self._channel = self._open_gateway(where, opened).remote_exec(_BOOTSTRAP)
         return {
             "root": (folder or ".") if ssh else str(ROOT),
-            "environment": environment(self.device, threads),
+            "environment": environment(self.device, threads, self.profile),
             "stderr": self._stderr.name if self._stderr else None,
             "target": target,
         }
@@ -231,9 +246,22 @@ class Worker:
         run.requested = tuple(name for name, wanted in (("taps", taps), ("gradients", gradients)) if wanted)
         return run
 
-    def round_trip(self, config: EncoderConfig, weights: Weights, batch: Batch, part: str = "model", dtype: str = "float32") -> dict[str, NDArray[np.floating]]:
+    def round_trip(
+        self, config: EncoderConfig, weights: Weights, batch: Batch, part: str = "model", dtype: str = "float32", implementation: str = "explicit"
+    ) -> dict[str, NDArray[np.floating]]:
         """Load weights into the framework's model and read them back (SPEC WGT-4)."""
-        return load(self._ask("round_trip", Request(config, weights, batch, part, dtype, device=self.device))[1])
+        return load(self._ask("round_trip", Request(config, weights, batch, part, dtype, implementation, device=self.device))[1])
+
+    def bench(self, operation: str, **asked: Any) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """Have a program built, run or let go: an operation of :class:`backends.programs.Bench`, with what it is asked.
+
+        Raises:
+            Unsupported: if the backend cannot be measured, or not in this way.
+            SpecError: for a configuration or sizes that do not fit.
+            WorkerFailure: if the worker gave no answer.
+        """
+        header, arrays = self._send(operation, json.dumps(asked), b"")
+        return json.loads(header), load(arrays)
 
     def _ask(self, operation: str, request: Request) -> tuple[str, bytes]:
         if self.dead:
@@ -241,8 +269,12 @@ class Worker:
         request.validate(where=f"backend={self.name}")
         # Rounded once, here (SPEC PRC-2): no framework's own conversion from float64 can round twice.
         weights, batch = round_inputs(request.weights, request.batch, request.dtype)
-        request = dataclasses.replace(request, weights=weights, batch=batch)
-        status, header, arrays = self._exchange((operation, *encode_request(request)))
+        return self._send(operation, *encode_request(dataclasses.replace(request, weights=weights, batch=batch)))
+
+    def _send(self, operation: str, header: str, arrays: bytes) -> tuple[str, bytes]:
+        if self.dead:
+            raise self.dead
+        status, header, arrays = self._exchange((operation, header, arrays))
         if status == "ok":
             return header, arrays
         message = json.loads(header)["message"]

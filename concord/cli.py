@@ -24,13 +24,14 @@ from rich.text import Text
 
 import backends
 import spec
-from concord import options
+from concord import options, speeding
 from conformance import campaign, check_jobs, doctor, dump, published, record, report
 from conformance.check import DTYPES, QUICK, check_cases, job_of
 from conformance.html import page
 from conformance.mutants import matrix
 from conformance.mutants import table as mutants_table
 from spec.errors import SpecError
+from speed.peers import PEERS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help="One Transformer classifier in four frameworks, and the proof that they compute the same.")
 
@@ -247,6 +248,44 @@ def fuzz(
     result = _run(again.jobs, names, dataclasses.replace(settings, asked=tuple(backend or again.backends)))
     again.tell(result, Console())
     _finish(result, Console(), "check", json, None, "case", f"Failures of {replay}, run again")
+
+
+@app.command()
+def speed(
+    backend: options.Backends = None,
+    preset: Annotated[list[str] | None, typer.Option("--preset", metavar="P", help="nndl, tf1, minilm, bert-base or bert-large; may be repeated. Default: all but the last.")] = None,
+    kind: Annotated[list[str] | None, typer.Option("--kind", metavar="K", help="inference (the default) or training; may be repeated.")] = None,
+    lengths: Annotated[list[str] | None, typer.Option("--lengths", metavar="L", help="full (the default): no padding. ragged: as long as real texts are. May be repeated.")] = None,
+    implementation: Annotated[list[str] | None, typer.Option("--implementation", metavar="I", help="explicit, library, or a backend's own; may be repeated.")] = None,
+    execution: Annotated[list[str] | None, typer.Option("--execution", metavar="E", help="eager, compiled, packed or packed-compiled; may be repeated.")] = None,
+    profile: Annotated[list[str] | None, typer.Option("--profile", metavar="P", help="tuned: the same threads for all, and documented switches. as shipped: neither. Default: both.")] = None,
+    sweep: Annotated[str | None, typer.Option("--sweep", metavar="AXIS", help="Vary tokens, batch or layers, and fit how the time grows.")] = None,
+    device: options.Device = "cpu",
+    dtype: options.Dtypes = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Two turns, and the tuned profile only.")] = False,
+    turns: Annotated[int | None, typer.Option("--turns", metavar="N", help="How often each backend has its turn, at least. Default: 5.")] = None,
+    resume: Annotated[Path | None, typer.Option("--resume", metavar="FILE", help="Go on with a record that was interrupted.")] = None,
+    compare: Annotated[tuple[Path, Path] | None, typer.Option("--compare", metavar="OLD NEW", help="Measure nothing; say what changed between two records.")] = None,
+    json: options.Json = None,
+    html: options.Html = None,
+    python: options.Python = None,
+    ssh: options.Ssh = None,
+    time_limit: options.TimeLimit = options.DEFAULT_TIME_LIMIT,
+    threads: options.Threads = None,
+) -> None:
+    """Measure the backends side by side: in turns, and only what conforms."""
+    if compare is not None:
+        raise typer.Exit(speeding.changes(*compare))
+    _writable(json, html)
+    asked = [name for name in backend or () if name not in PEERS] or None
+    settings, names, works, modes = _all(
+        lambda: options.settings(asked, device, python=python, ssh=ssh, time_limit=time_limit, threads=threads),
+        lambda: [*_names(asked, python, ssh), *(name for name in backend or () if name in PEERS)] if asked or not backend else list(backend),
+        lambda: speeding.workloads(_once(preset), _once(kind), _once(lengths), _once(dtype), sweep),
+        lambda: speeding.modes(implementation, execution, profile, "ragged" in (lengths or []), quick),
+    )
+    names = speeding.with_peers(names, backend, works)
+    raise typer.Exit(speeding.run(speeding.plan(names, works, modes, settings, turns, quick), json, html, resume))
 
 
 @app.command()

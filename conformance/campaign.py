@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import backends
-from backends.interface import Run, Unsupported
+from backends.interface import Run, Unsupported, variety
 from backends.worker import TIME_LIMIT, Worker, WorkerFailure
 from conformance.comparison import Derivation, Published, Row, Verdict, judge
 from spec.batch import Batch
@@ -198,11 +198,14 @@ def conduct(jobs: Sequence[Job], names: Iterable[str], settings: Settings, progr
     return Report(results, environments, settings, time.perf_counter() - started)
 
 
-def deviations_of(description: Mapping[str, Any], device: str) -> list[dict[str, Any]]:
+def deviations_of(description: Mapping[str, Any], device: str, implementation: str = "explicit") -> list[dict[str, Any]]:
     """Return what a backend says that it deviates in, on a device: a list, or one for each kind of device."""
-    stated = description.get("deviations", [])
-    found = stated.get(device.partition(":")[0], []) if isinstance(stated, dict) else stated
-    return found if isinstance(found, list) else []
+    further = description.get("implementation_deviations", {})
+    found = []
+    for stated in (description.get("deviations", []), further.get(implementation, []) if isinstance(further, dict) else []):
+        entries = stated.get(device.partition(":")[0], []) if isinstance(stated, dict) else stated
+        found += entries if isinstance(entries, list) else []
+    return found
 
 
 class _Living:
@@ -293,8 +296,8 @@ class _Crew:
     def start(self) -> Worker:
         worker = self.settings.open(self.name, self.living.add)
         self.environments[self.name] = {
-            **worker.description,
-            "deviations": deviations_of(worker.description, self.settings.device),
+            **{key: value for key, value in worker.description.items() if key != "implementation_deviations"},
+            "deviations": deviations_of(worker.description, self.settings.device, variety(self.settings.implementation, self.settings.execution)),
             "import_seconds": worker.import_seconds,
             "start_seconds": worker.start_seconds,
         }

@@ -79,6 +79,11 @@ def page(data: Mapping[str, Any]) -> str:
 
 
 @functools.cache
+def style() -> str:
+    """Return the style sheet that Concord's pages share."""
+    return (Path(__file__).parent / "templates" / "report.css").read_text(encoding="utf-8")
+
+
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),

@@ -6,16 +6,13 @@ import dataclasses
 import json
 import math
 import os
-import platform
 import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from backends import machine
 from conformance.campaign import Report, Result
 from conformance.comparison import Z_BINS, Judgement, Row, Verdict
 from conformance.tolerance import R, Z
@@ -44,7 +41,7 @@ def record(report: Report, kind: str, title: str = "", complete: bool = False) -
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "exit_code": report.exit_code,
         "seconds": report.seconds,
-        "machine": _machine(),
+        "machine": machine.describe(),
         "settings": dataclasses.asdict(report.settings),
         "limits": {"z": Z, "rms": R, "bins": Z_BINS},
         "backends": report.environments,
@@ -52,22 +49,8 @@ def record(report: Report, kind: str, title: str = "", complete: bool = False) -
         "tables": [{"tensors": [name for name, _ in table], "clauses": [clause for _, clause in table]} for table in tables],
         "results": results,
     }
-    plain: dict[str, Any] = _plain(data)
-    return plain
-
-
-def _machine() -> dict[str, Any]:
-    try:
-        concord = version("concord")
-    except PackageNotFoundError:  # run from a checkout that is not installed
-        concord = None
-    return {
-        "concord": concord,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "system": platform.platform(),
-        "cores": os.cpu_count(),
-    }
+    done: dict[str, Any] = plain(data)
+    return done
 
 
 def _result(result: Result, tables: dict[tuple[tuple[str, str], ...], int], complete: bool) -> dict[str, Any]:
@@ -132,14 +115,14 @@ def _without_trailing_zeros(counts: Sequence[int]) -> list[int]:
     return list(counts[: filled[-1] + 1]) if filled else []
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return data as JSON would give it back: lists, keys of text, and text for what it has no number for."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {str(key): _plain(entry) for key, entry in value.items()}
+        return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
+        return [plain(entry) for entry in value]
     return value
 
 
@@ -149,7 +132,7 @@ def write(path: Path, data: dict[str, Any]) -> None:
     Raises:
         SpecError: if the file cannot be written.
     """
-    save(path, _text(_plain(data)) + "\n")
+    save(path, _text(plain(data)) + "\n")
 
 
 def save(path: Path, text: str) -> None:

@@ -10,6 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from backends.interface import INEXPRESSIBLE
 from conformance.campaign import FAILED_WORKER, Report, Result
 from conformance.comparison import Row, Verdict
 from spec.deviations import KINDS
@@ -160,10 +161,19 @@ def failures(report: Report, details: int = 4) -> RenderableType:
     return Group(*lines)
 
 
+def reasons(detail: str) -> list[str]:
+    """Return an explanation as lines: one for each reason where library layers cannot express something."""
+    before, marker, rest = detail.partition(INEXPRESSIBLE)
+    return rest.split("; ") if marker else [before]
+
+
 def _explanations(name: str, results: Sequence[Result]) -> list[Text]:
     lines = []
-    for status, detail in dict.fromkeys((r.status, r.detail) for r in results):
-        of_these = [r for r in results if (r.status, r.detail) == (status, detail)]
+    gathered: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        for reason in reasons(result.detail):
+            gathered.setdefault((result.status, reason), []).append(result)
+    for (status, detail), of_these in gathered.items():
         cases = of_these[0].case + (f" and {len(of_these) - 1} more runs" if len(of_these) > 1 else "")
         style = "dim" if status in ("unsupported", "absent") else "bold magenta"
         note = " (not asked for)" if status == "absent" else ""

@@ -197,11 +197,11 @@ class Arithmetic:
             steep = a.value > (self.corner * abs(a.value).max(-1, keepdims=True) if self.corner else 0)
         return self._record(np.maximum(a.value, 0), (a, lambda g: np.where(steep, g, 0)))
 
-    def softmax(self, a: Tensor, floor: float | None = None) -> Tensor:
+    def softmax(self, a: Tensor, floor: float | Values | None = None) -> Tensor:
         """Softmax over the last axis, with the largest entry taken off first.
 
         Args:
-            floor: below which what remains is clipped.
+            floor: below which what remains is clipped; one number, or what can be broadcast with ``a``.
         """
         exponentials = self.step(np.exp(self._shifted(a, floor)), FUNCTION)
         value = self.settle(exponentials / self._sum(exponentials, (-1,), True, internal=True))
@@ -324,10 +324,10 @@ class Arithmetic:
     def _function(self, values: Values, absolute: bool) -> Values:
         return self.settle(values, 0.0, FUNCTION) if absolute else self.settle(values, FUNCTION)
 
-    def _shifted(self, a: Tensor, floor: float | None) -> Values:
+    def _shifted(self, a: Tensor, floor: float | Values | None) -> Values:
         """Return what lies below the largest entry of its row, clipped where a kernel does that."""
         shifted = self.step(a.value - a.value.max(-1, keepdims=True))
-        return shifted if floor is None else np.maximum(shifted, self._constant(floor))
+        return shifted if floor is None else np.maximum(shifted, np.asarray(floor, self.precision.storage))
 
     def _record(self, value: Any, *operands: tuple[Tensor, Pullback]) -> Tensor:
         value = np.asarray(value)

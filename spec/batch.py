@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,6 +161,25 @@ def example_batch(config: EncoderConfig, batch: int = 4, tokens: int | None = No
     real = _real_tokens(batch, tokens, padding)
     drawn = Batch(**_draw(config, generator, real, part))
     validate_batch(config, drawn, part)
+    return drawn
+
+
+def batch_of_lengths(config: EncoderConfig, lengths: Sequence[int], tokens: int, seed: int = 0) -> Batch:
+    """Draw a batch for the whole model in which each sample ends in padding.
+
+    Args:
+        lengths: the number of real tokens of each sample.
+        tokens: T; no length may be larger.
+        seed: of the random stream.
+
+    Raises:
+        BatchError: if the batch does not fit the configuration.
+    """
+    if not lengths or not all(0 <= length <= tokens for length in lengths):
+        raise BatchError([f"lengths are {list(lengths)} but must be at least one number from 0 to {tokens} [clause=INP-1]"])
+    real = np.arange(tokens) < np.asarray(lengths)[:, None]
+    drawn = Batch(**_draw(config, np.random.default_rng([seed, len(lengths)]), real, "model"))
+    validate_batch(config, drawn)
     return drawn
 
 

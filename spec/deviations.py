@@ -36,7 +36,9 @@ class Kind:
 
 KINDS: dict[str, Kind] = {
     "softmax_floor": Kind("ATT-5", "softmax clips each entry less the largest at this number, so that no weight falls below its exponential"),
+    "padding_left_out": Kind("ATT-5", "padded tokens are left out, but for a sample's first, so that the floor of softmax gives them no weight (value 1)"),
     "norm_epsilon_bits": Kind("NRM-2", "layer norm rounds its epsilon to so many significant bits, whatever the precision", ("float64",)),
+    "gelu_constant_bits": Kind("FFN-2", "GELU rounds the constants sqrt(1/2) and 0.044715 to so many significant bits, whatever the precision", ("float64",)),
     "log_softmax_floor": Kind("LOS-1", "log-softmax clips each entry less the largest at this number, so that a loss saturates"),
     "narrow_bias_gradients": Kind(
         "PRC-2", "the gradient of a linear layer's bias is summed in bfloat16 itself, not in float32 (value 1)", ("bfloat16",)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from spec.batch import Batch
 from spec.config import EncoderConfig
 from spec.precision import PRECISIONS, precision
 
@@ -33,6 +34,12 @@ def visible_keys(config: EncoderConfig, key_mask: NDArray[np.bool_], num_heads: 
     slot = np.arange(num_heads)[None, :] * batch + np.arange(batch)[:, None]  # (B, H)
     assigned: NDArray[np.bool_] = per_query[slot // num_heads]
     return assigned
+
+
+def sees_nothing(config: EncoderConfig, batch: Batch) -> bool:
+    """Return whether some query of a batch sees no key at all (SPEC MSK-5)."""
+    visible = batch.key_mask if batch.input_ids is None else real_tokens(config, batch.input_ids)
+    return visible is not None and not bool(visible.any(axis=-1).all())
 
 
 def mask_constant(config: EncoderConfig, dtype: str) -> float:

@@ -159,6 +159,11 @@ class _Reference:
         leaf = self.weights[name] if given == name else self.given[given]
         return np.zeros_like(leaf.value) if leaf.gradient is None else leaf.gradient
 
+    def held(self, constant: float, deviation: str) -> float:
+        """Return a constant as the backend holds it: rounded to as many bits as it declares."""
+        bits = self.deviations.get(deviation)
+        return constant if bits is None else float(round_to_bits(np.asarray(constant), int(bits)))
+
     def run(self, part: str) -> Tensor:
         if part in ("attention", "dot_product"):
             attend = self.attention if part == "attention" else self.dot_product
@@ -216,9 +221,7 @@ class _Reference:
         centered = a.subtract(x, a.divide_by(a.sum(x, -1), config.d_model))
         count = config.d_model - (config.norm_variance == "unbiased")
         variance = a.divide_by(a.sum(a.multiply(centered, centered), -1), count)  # (B, T, 1)
-        epsilon = config.norm_epsilon
-        if "norm_epsilon_bits" in self.deviations:
-            epsilon = float(round_to_bits(np.asarray(epsilon), int(self.deviations["norm_epsilon_bits"])))
+        epsilon = self.held(config.norm_epsilon, "norm_epsilon_bits")
         if config.norm_epsilon_placement == "inside":
             deviation = a.sqrt(a.shift(variance, epsilon))
         else:
@@ -243,9 +246,10 @@ class _Reference:
         if self.config.activation == "relu":
             return a.relu(x, active)
         if self.config.activation == "gelu_erf":
-            inner = a.erf(a.divide_by(x, math.sqrt(2)))
+            half = self.held(math.sqrt(0.5), "gelu_constant_bits")
+            inner = a.erf(a.divide_by(x, math.sqrt(2)) if half == math.sqrt(0.5) else a.scale(x, half))
         else:
-            cubic = a.scale(a.multiply(a.multiply(x, x), x), 0.044715)
+            cubic = a.scale(a.multiply(a.multiply(x, x), x), self.held(0.044715, "gelu_constant_bits"))
             inner = a.tanh(a.scale(a.add(x, cubic), math.sqrt(2 / math.pi)), absolute=True)
         return a.multiply(a.scale(x, 0.5), a.shift(inner, 1.0))
 
@@ -280,11 +284,19 @@ class _Reference:
             else:
                 scores = a.add_where(scores, visible, constant, rounded=self.dtype)
             scores = self.tap(f"{name}.masked_scores", scores)
-        weights = self.tap(f"{name}.weights", a.softmax(scores, self.deviations.get("softmax_floor")))
+        weights = self.tap(f"{name}.weights", a.softmax(scores, self.softmax_floor(key_mask)))
         if config.query_mask == "overwrite" and query_mask is not None:
             weights = self.tap(f"{name}.masked_weights", a.replace(weights, query_mask[:, None, :, None], constant))
         context = a.einsum("bhqs,bshk->bqhk", weights, v)
         return self.tap(f"{name}.context", a.reshape(context, (*context.shape[:2], context.shape[2] * context.shape[3])))
+
+    def softmax_floor(self, key_mask: Mask) -> float | Array | None:
+        """Return where the softmax clips: everywhere alike, or for each key (B, 1, 1, S); one that was left out nowhere."""
+        floor = self.deviations.get("softmax_floor")
+        if floor is None or key_mask is None or not self.deviations.get("padding_left_out"):
+            return floor
+        kept = key_mask | (np.arange(key_mask.shape[-1]) == 0)  # (B, S)
+        return np.where(kept, floor, -np.inf)[:, None, None, :]
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         root = math.sqrt(q.shape[-1])

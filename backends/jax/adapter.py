@@ -12,10 +12,12 @@ from flax import nnx
 from jax import Array
 from jax.sharding import SingleDeviceSharding
 
-from backends.interface import IMPLEMENTATIONS, Request, Run, Unsupported
-from backends.jax import weights
+from backends.interface import Implementation, Program, Request, Run, Unsupported, choose
+from backends.jax import library, packing, weights
 from backends.jax.model import PARTS
+from backends.jax.program import PROGRAMS, Product
 from backends.jax.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
+from backends.packing import indices
 from spec.parameters import Weights
 
 # Without it JAX makes every float64 a float32 and every int64 an int32, and says nothing.
@@ -24,6 +26,8 @@ jax.config.update("jax_enable_x64", True)
 DTYPES = {"float64": jnp.float64, "float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 
 DEVIATIONS: dict[str, list[dict[str, Any]]] = {"cpu": [], "cuda": []}
+
+IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS, **packing.IMPLEMENTATIONS}
 
 
 class Adapter:
@@ -40,6 +44,8 @@ class Adapter:
             "threads": _threads(),
             "thread_switches": {"NPROC": os.environ.get("NPROC")},
             "deviations": DEVIATIONS,
+            "implementations": list(IMPLEMENTATIONS),
+            "implementation_deviations": {name: dict(entry.deviations) for name, entry in IMPLEMENTATIONS.items() if entry.deviations},
             "precision_switches": {
                 "jax_enable_x64": jax.config.jax_enable_x64,
                 "jax_default_matmul_precision": jax.config.jax_default_matmul_precision,
@@ -48,16 +54,15 @@ class Adapter:
 
     def run(self, request: Request) -> Run:
         """Compute what is asked (:meth:`backends.interface.Backend.run`)."""
-        if request.implementation not in IMPLEMENTATIONS:
-            raise Unsupported(f"{self.name} has no implementation {request.implementation!r}")
+        implementation = choose(self.name, IMPLEMENTATIONS, request)
         device, config, part = self.device(request.device), request.config, request.part
         # Products of float32 numbers in full float32, on every device.
         jax.config.update("jax_default_matmul_precision", "highest")
-        model = self.build(request, device)
+        model = implementation.finish(self.build(request, device))
         loss_function = (ClassificationLoss if part == "model" else CotangentLoss)(config)
-        inputs = {name: self.tensor(array, request.dtype, device) for name, array in request.batch.arrays().items()}
-        compiled, gradients = request.execution == "compiled", {}
-        with jax.default_device(device):
+        inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
+        compiled, gradients = request.execution.endswith("compiled"), {}
+        with jax.default_device(device), implementation.context(request):
             if request.gradients:
                 output, loss, taps, named = differentiate(model, loss_function, inputs, part, compiled)
                 gradients = weights.export(named, config, part)
@@ -67,16 +72,37 @@ class Adapter:
                 forward = jax.jit(evaluate, static_argnums=1, compiler_options=options) if compiled else evaluate
                 output, loss, taps = forward(model, loss_function, inputs)
         arrays = {name: weights.to_numpy(tensor) for name, tensor in taps.items()} if request.taps else {}
-        info = {"device": request.device, "execution": request.execution, **self.describe(), "deviations": DEVIATIONS[request.device.split(":")[0]]}
+        kind = request.device.split(":")[0]
+        info = {"device": request.device, "implementation": request.implementation, "execution": request.execution, **self.describe()}
+        info["deviations"] = [*DEVIATIONS[kind], *implementation.deviations.get(kind, [])]
+        info["undelivered_taps"] = list(implementation.undelivered)
         return Run(weights.to_numpy(output), weights.to_numpy(loss), arrays, gradients, self.name, request.dtype, info)
 
     def build(self, request: Request, device: jax.Device) -> nnx.Module:
         """Return the part of the model with the weights loaded."""
-        model = nnx.eval_shape(lambda: PARTS[request.part](request.config))  # Shapes alone; nothing is allocated or drawn.
+        parts = choose(self.name, IMPLEMENTATIONS, request).parts
+        model = nnx.eval_shape(lambda: parts[request.part](request.config))  # Shapes alone; nothing is allocated or drawn.
         dtype, place = DTYPES[request.dtype], SingleDeviceSharding(device)
         nnx.update(model, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=place), nnx.state(model)))
         weights.load(model, request.config, request.weights, request.part)
         return model
+
+    def program(self, request: Request, kind: str) -> Program:
+        """Build the model to be run many times (:meth:`backends.interface.Measurable.program`)."""
+        implementation, device = choose(self.name, IMPLEMENTATIONS, request), self.device(request.device)
+        # Products of float32 numbers in full float32, on every device.
+        jax.config.update("jax_default_matmul_precision", "highest")
+        jax.config.update("jax_default_device", device)
+        model = implementation.finish(self.build(request, device))
+        inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
+        compiled = request.execution.endswith("compiled")
+        return PROGRAMS[kind](model, ClassificationLoss(request.config), inputs, request.config, compiled, lambda: implementation.context(request))
+
+    def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str) -> Program:
+        """Return the product of two matrices (:meth:`backends.interface.Measurable.product`)."""
+        place = self.device(device)
+        jax.config.update("jax_default_matmul_precision", "highest")
+        return Product(self.tensor(left, dtype, place), self.tensor(right, dtype, place))
 
     def round_trip(self, request: Request) -> Weights:
         """Load canonical weights into a model and read them back (SPEC WGT-4)."""

@@ -1,7 +1,8 @@
 """Layers of the classifier, written out as the published sources compute them.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F d_ff.
-Every layer passes its steps through ``tap(name, tensor)``, which returns the tensor.
+Every layer passes its steps through ``tap(name, tensor)``, which returns the tensor. What a layer is made of stands in
+class attributes, where :mod:`backends.jax.library` puts the framework's own layers.
 """
 
 import math
@@ -92,6 +93,8 @@ class LayerNorm(nnx.Module):
 class Embeddings(nnx.Module):
     """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5, POS-6): (B, T) to (B, T, D)."""
 
+    norm_class = LayerNorm
+
     def __init__(self, config: EncoderConfig, name: str) -> None:
         self.name = name
         rngs = nnx.Rngs(0)
@@ -99,7 +102,7 @@ class Embeddings(nnx.Module):
         self.position = nnx.Embed(config.max_positions, config.d_model, embedding_init=zeros, rngs=rngs)
         self.position.embedding = (nnx.Param if config.positions == "learned" else nnx.Variable)(self.position.embedding[...])
         self.segment = nnx.Embed(config.num_segments, config.d_model, embedding_init=zeros, rngs=rngs) if config.num_segments else None
-        self.norm = LayerNorm(config) if config.embedding_norm else None
+        self.norm = self.norm_class(config) if config.embedding_norm else None
         self.scale = math.sqrt(config.d_model) if config.embedding_scale == "sqrt_d_model" else None
         self.token_padding_row = config.token_padding_row
         self.zero_padding = config.token_padding_forward == "zero"
@@ -109,19 +112,22 @@ class Embeddings(nnx.Module):
 
     def __call__(self, input_ids: Array, segment_ids: Array | None, real: Array, tap: Tap) -> Array:
         token = tap(f"{self.name}.token", self.embed_tokens(input_ids))
-        position = tap(f"{self.name}.position", self.position.embedding[self.position_ids(real)])
+        position = tap(f"{self.name}.position", self.look_up(self.position, self.position_ids(real)))
         total = token + position
         if self.segment is not None:
-            segment = freeze_row(self.segment.embedding[segment_ids], segment_ids, self.segment_padding_row)
+            segment = freeze_row(self.look_up(self.segment, segment_ids), segment_ids, self.segment_padding_row)
             total = total + tap(f"{self.name}.segment", segment)
         total = tap(f"{self.name}.sum", total)
         return total if self.norm is None else tap(f"{self.name}.norm", self.norm(total))
 
     def embed_tokens(self, input_ids: Array) -> Array:
-        token = freeze_row(self.token.embedding[input_ids], input_ids, self.token_padding_row)
+        token = freeze_row(self.look_up(self.token, input_ids), input_ids, self.token_padding_row)
         if self.zero_padding:
             token = jnp.where((input_ids == self.token_padding_row)[..., None], jnp.zeros_like(token), token)
         return token if self.scale is None else token * self.scale
+
+    def look_up(self, table: nnx.Embed, ids: Array) -> Array:
+        return table.embedding[ids]
 
     def position_ids(self, real: Array) -> Array:
         numbers = jnp.arange(real.shape[1], dtype=jnp.int64) + self.position_start  # (T,)
@@ -179,6 +185,9 @@ class DotProductAttention(nnx.Module):
 class MultiHeadAttention(nnx.Module):
     """Multi-head attention (SPEC ATT-1 to ATT-7): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
 
+    activations = ACTIVATIONS
+    dot_product_class = DotProductAttention
+
     def __init__(self, config: EncoderConfig, name: str) -> None:
         self.name = name
         self.heads = (config.num_heads, config.head_dim)
@@ -186,8 +195,8 @@ class MultiHeadAttention(nnx.Module):
         self.query = nnx.Linear(width, width, use_bias=config.qkv_bias, kernel_init=zeros, rngs=rngs)
         self.key = nnx.Linear(width, width, use_bias=config.qkv_bias, kernel_init=zeros, rngs=rngs)
         self.value = nnx.Linear(width, width, use_bias=config.qkv_bias, kernel_init=zeros, rngs=rngs)
-        self.activation = ACTIVATIONS[config.qkv_activation]
-        self.dot_product = DotProductAttention(config, name)
+        self.activation = self.activations[config.qkv_activation]
+        self.dot_product = self.dot_product_class(config, name)
         self.output = nnx.Linear(width, width, use_bias=True, kernel_init=zeros, rngs=rngs) if config.output_projection else None
 
     def __call__(self, query: Array, key: Array, value: Array, key_mask: Array | None, query_mask: Array | None, tap: Tap) -> Array:
@@ -204,12 +213,14 @@ class MultiHeadAttention(nnx.Module):
 class FeedForward(nnx.Module):
     """Two linear layers with an activation between them (SPEC FFN-1, FFN-2): (B, T, D) to (B, T, D)."""
 
+    activations = ACTIVATIONS
+
     def __init__(self, config: EncoderConfig, name: str) -> None:
         self.name = name
         rngs = nnx.Rngs(0)
         self.inner = nnx.Linear(config.d_model, config.d_ff, use_bias=True, kernel_init=zeros, rngs=rngs)
         self.outer = nnx.Linear(config.d_ff, config.d_model, use_bias=True, kernel_init=zeros, rngs=rngs)
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = self.activations[config.activation]
 
     def __call__(self, x: Array, tap: Tap) -> Array:
         inner = tap(f"{self.name}.inner", self.inner(x))  # (B, T, F)
@@ -220,16 +231,20 @@ class FeedForward(nnx.Module):
 class EncoderLayer(nnx.Module):
     """Self-attention and feed-forward, each with residual and norm (SPEC NRM-1, NRM-5, RES-1): (B, T, D) to (B, T, D)."""
 
+    norm_class = LayerNorm
+    attention_class = MultiHeadAttention
+    feed_forward_class = FeedForward
+
     def __init__(self, config: EncoderConfig, name: str) -> None:
         self.name = name
-        self.attention = MultiHeadAttention(config, f"{name}.attention")
-        self.feed_forward = FeedForward(config, f"{name}.feed_forward")
+        self.attention = self.attention_class(config, f"{name}.attention")
+        self.feed_forward = self.feed_forward_class(config, f"{name}.feed_forward")
         if config.norm_sharing == "shared":
-            self.norm = LayerNorm(config)
+            self.norm = self.norm_class(config)
             self.norm_names = ("norm", "norm")
         else:
-            self.norm1 = LayerNorm(config)
-            self.norm2 = LayerNorm(config)
+            self.norm1 = self.norm_class(config)
+            self.norm2 = self.norm_class(config)
             self.norm_names = ("norm1", "norm2")
         # Not bound: nnx.merge builds new modules, and a bound method would compute with the old one's weights.
         self.sublayer = EncoderLayer.pre_norm if config.norm_placement == "pre" else EncoderLayer.post_norm

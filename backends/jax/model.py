@@ -20,10 +20,13 @@ Inputs = Mapping[str, Array]
 class EncoderStack(nnx.Module):
     """The encoder layers on given embeddings (part ``stack``): (B, T, D) to (B, T, D)."""
 
+    layer_class = EncoderLayer
+    norm_class = LayerNorm
+
     def __init__(self, config: EncoderConfig) -> None:
         self.pad_id = config.pad_id
-        self.layers = nnx.List([EncoderLayer(config, f"layers.{i}") for i in range(config.num_layers)])
-        self.final_norm = LayerNorm(config) if config.final_norm else None
+        self.layers = nnx.List([self.layer_class(config, f"layers.{i}") for i in range(config.num_layers)])
+        self.final_norm = self.norm_class(config) if config.final_norm else None
 
     def __call__(self, inputs: Inputs, tap: Tap) -> Array:
         return self.encode(inputs["embeddings"], self.real_tokens(inputs), tap)
@@ -40,9 +43,11 @@ class EncoderStack(nnx.Module):
 class Encoder(EncoderStack):
     """Embeddings and encoder layers (part ``encoder``): (B, T) to (B, T, D)."""
 
+    embeddings_class = Embeddings
+
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
-        self.embeddings = Embeddings(config, "embeddings")
+        self.embeddings = self.embeddings_class(config, "embeddings")
 
     def __call__(self, inputs: Inputs, tap: Tap) -> Array:
         real = self.real_tokens(inputs)
@@ -72,8 +77,10 @@ class TextClassifier(Encoder):
 class AttentionAlone(nnx.Module):
     """Multi-head attention on given tensors (part ``attention``): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
 
+    attention_class = MultiHeadAttention
+
     def __init__(self, config: EncoderConfig) -> None:
-        self.attention = MultiHeadAttention(config, "attention")
+        self.attention = self.attention_class(config, "attention")
 
     def __call__(self, inputs: Inputs, tap: Tap) -> Array:
         masks = inputs.get("key_mask"), inputs.get("query_mask")
@@ -83,8 +90,7 @@ class AttentionAlone(nnx.Module):
 class DotProductAlone(AttentionAlone):
     """Scaled dot-product attention on given heads (part ``dot_product``): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
 
-    def __init__(self, config: EncoderConfig) -> None:
-        self.attention = DotProductAttention(config, "attention")
+    attention_class = DotProductAttention
 
 
 PARTS = {

@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import paddle
 
-from backends.interface import IMPLEMENTATIONS, Request, Run, Unsupported
-from backends.paddle import weights
+from backends.interface import Implementation, Program, Request, Run, Unsupported, choose
+from backends.packing import indices
+from backends.paddle import library, packing, weights
 from backends.paddle.model import PARTS
+from backends.paddle.program import PROGRAMS, Product
 from backends.paddle.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
 from spec.parameters import Weights
 
@@ -19,6 +21,8 @@ DEVIATIONS: dict[str, list[dict[str, Any]]] = {
     "cpu": [{"name": name, "value": -64.0, "reason": "the CPU kernel clips each entry less the largest at -64"} for name in ("softmax_floor", "log_softmax_floor")],
     "cuda": [],
 }
+
+IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS, **packing.IMPLEMENTATIONS}
 
 
 class Adapter:
@@ -35,43 +39,66 @@ class Adapter:
             "threads": int(os.environ["OMP_NUM_THREADS"]),  # PaddlePaddle sets it when imported, to 1 unless it was set
             "thread_switches": {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_DEBUG_CPU_TYPE")},
             "deviations": DEVIATIONS,
+            "implementations": list(IMPLEMENTATIONS),
+            "implementation_deviations": {name: dict(entry.deviations) for name, entry in IMPLEMENTATIONS.items() if entry.deviations},
             "precision_switches": {"cublas_tf32": paddle.base.core.get_cublas_switch()},
         }
 
     def run(self, request: Request) -> Run:
         """Compute what is asked (:meth:`backends.interface.Backend.run`)."""
-        if request.implementation not in IMPLEMENTATIONS:
-            raise Unsupported(f"{self.name} has no implementation {request.implementation!r}")
+        implementation = choose(self.name, IMPLEMENTATIONS, request)
         device, config, part = self.device(request.device), request.config, request.part
         # Products of float32 numbers in full float32, on every device.
         paddle.base.core.set_cublas_switch(False)
         # Static programs overwrite tensors that they return, if allowed to compute in place.
         paddle.set_flags({"FLAGS_pir_apply_inplace_pass": False})
-        model = self.build(request, device)
+        model = implementation.finish(self.build(request, device))
         loss_function = (ClassificationLoss if part == "model" else CotangentLoss)(config)
-        inputs = {name: self.tensor(array, request.dtype, device) for name, array in request.batch.arrays().items()}
-        compiled, gradients = request.execution == "compiled", {}
-        if request.gradients:
-            output, loss, taps, named = differentiate(model, loss_function, inputs, part, compiled)
-            gradients = weights.export(named, config, part)
-            gradients |= {name: weights.to_numpy(g) for name, g in named.items() if name.startswith("inputs.")}
-        else:
-            forward = paddle.jit.to_static(evaluate, full_graph=True, backend=None) if compiled else evaluate
-            with paddle.no_grad():
-                output, loss, taps = forward(model, loss_function, inputs)
+        inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
+        compiled, gradients = request.execution.endswith("compiled"), {}
+        with implementation.context(request):
+            if request.gradients:
+                output, loss, taps, named = differentiate(model, loss_function, inputs, part, compiled)
+                gradients = weights.export(named, config, part)
+                gradients |= {name: weights.to_numpy(g) for name, g in named.items() if name.startswith("inputs.")}
+            else:
+                forward = paddle.jit.to_static(evaluate, full_graph=True, backend=None) if compiled else evaluate
+                with paddle.no_grad():
+                    output, loss, taps = forward(model, loss_function, inputs)
         # Every static program that ran stays in memory until this cache is cleared.
         paddle.base.core.clear_executor_cache()
         arrays = {name: weights.to_numpy(tensor) for name, tensor in taps.items()} if request.taps else {}
-        info = {"device": request.device, "execution": request.execution, **self.describe(), "deviations": DEVIATIONS[request.device.split(":")[0]]}
+        kind = request.device.split(":")[0]
+        info = {"device": request.device, "implementation": request.implementation, "execution": request.execution, **self.describe()}
+        info["deviations"] = [*DEVIATIONS[kind], *implementation.deviations.get(kind, [])]
+        info["undelivered_taps"] = list(implementation.undelivered)
         return Run(weights.to_numpy(output), weights.to_numpy(loss), arrays, gradients, self.name, request.dtype, info)
 
     def build(self, request: Request, device: str) -> paddle.nn.Layer:
         """Return the part of the model with the weights loaded."""
+        parts = choose(self.name, IMPLEMENTATIONS, request).parts
         if device == "cpu" and request.dtype in ("bfloat16", "float16"):
             raise Unsupported(f"paddle {paddle.version.full_version} has no {request.dtype} matrix product on cpu")
-        model = PARTS[request.part](request.config).to(device=device, dtype=DTYPES[request.dtype]).eval()
+        model = parts[request.part](request.config).to(device=device, dtype=DTYPES[request.dtype]).eval()
         weights.load(model, request.config, request.weights, request.part)
         return model
+
+    def program(self, request: Request, kind: str) -> Program:
+        """Build the model to be run many times (:meth:`backends.interface.Measurable.program`)."""
+        implementation, device = choose(self.name, IMPLEMENTATIONS, request), self.device(request.device)
+        # Products of float32 numbers in full float32, on every device.
+        paddle.base.core.set_cublas_switch(False)
+        paddle.base.core.clear_executor_cache()
+        model = implementation.finish(self.build(request, device))
+        inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
+        compiled = request.execution.endswith("compiled")
+        return PROGRAMS[kind](model, ClassificationLoss(request.config), inputs, request.config, compiled, lambda: implementation.context(request))
+
+    def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str) -> Program:
+        """Return the product of two matrices (:meth:`backends.interface.Measurable.product`)."""
+        place = self.device(device)
+        paddle.base.core.set_cublas_switch(False)
+        return Product(self.tensor(left, dtype, place), self.tensor(right, dtype, place))
 
     def round_trip(self, request: Request) -> Weights:
         """Load canonical weights into a model and read them back (SPEC WGT-4)."""

@@ -18,11 +18,14 @@ Inputs = Mapping[str, Tensor]
 class EncoderStack(nn.Layer):
     """The encoder layers on given embeddings (part ``stack``): (B, T, D) to (B, T, D)."""
 
+    layer_class = EncoderLayer
+    norm_class = LayerNorm
+
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.pad_id = config.pad_id
-        self.layers = nn.LayerList([EncoderLayer(config, f"layers.{i}") for i in range(config.num_layers)])
-        self.final_norm = LayerNorm(config) if config.final_norm else None
+        self.layers = nn.LayerList([self.layer_class(config, f"layers.{i}") for i in range(config.num_layers)])
+        self.final_norm = self.norm_class(config) if config.final_norm else None
 
     def forward(self, inputs: Inputs, tap: Tap) -> Tensor:
         return self.encode(inputs["embeddings"], self.real_tokens(inputs), tap)
@@ -39,9 +42,11 @@ class EncoderStack(nn.Layer):
 class Encoder(EncoderStack):
     """Embeddings and encoder layers (part ``encoder``): (B, T) to (B, T, D)."""
 
+    embeddings_class = Embeddings
+
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
-        self.embeddings = Embeddings(config, "embeddings")
+        self.embeddings = self.embeddings_class(config, "embeddings")
 
     def forward(self, inputs: Inputs, tap: Tap) -> Tensor:
         real = self.real_tokens(inputs)
@@ -70,9 +75,11 @@ class TextClassifier(Encoder):
 class AttentionAlone(nn.Layer):
     """Multi-head attention on given tensors (part ``attention``): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
 
+    attention_class = MultiHeadAttention
+
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.attention = MultiHeadAttention(config, "attention")
+        self.attention = self.attention_class(config, "attention")
 
     def forward(self, inputs: Inputs, tap: Tap) -> Tensor:
         masks = inputs.get("key_mask"), inputs.get("query_mask")
@@ -82,9 +89,7 @@ class AttentionAlone(nn.Layer):
 class DotProductAlone(AttentionAlone):
     """Scaled dot-product attention on given heads (part ``dot_product``): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
 
-    def __init__(self, config: EncoderConfig) -> None:
-        nn.Layer.__init__(self)
-        self.attention = DotProductAttention(config, "attention")
+    attention_class = DotProductAttention
 
 
 PARTS = {

@@ -3,6 +3,8 @@
 Canonical linear weights are (in, out); PaddlePaddle keeps them as (in, out) too.
 """
 
+import functools
+
 import numpy as np
 import paddle
 from paddle import Tensor, nn
@@ -28,9 +30,27 @@ def to_canonical(array: np.ndarray, kind: str) -> np.ndarray:
     return array
 
 
+LAYER_NAMES = {
+    ".self_attn.q_proj.": ".attention.query.",
+    ".self_attn.k_proj.": ".attention.key.",
+    ".self_attn.v_proj.": ".attention.value.",
+    ".self_attn.out_proj.": ".attention.output.",
+    ".linear1.": ".feed_forward.inner.",
+    ".linear2.": ".feed_forward.outer.",
+}
+
+
+def explicit_names(named: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors by native name, those of the framework's encoder layer by the names that the explicit one has."""
+    found = {}
+    for name, tensor in named.items():
+        found[functools.reduce(lambda path, names: path.replace(*names), LAYER_NAMES.items(), name)] = tensor
+    return found
+
+
 def load(model: nn.Layer, config: EncoderConfig, weights: Weights, part: str) -> None:
     """Copy canonical weights into a model, rounding each to the model's dtype once (SPEC PRC-2, WGT-4)."""
-    named = dict(model.named_parameters())
+    named = explicit_names(dict(model.named_parameters()))
     with paddle.no_grad():
         for name, parameter in parameters(config, part).items():
             array = to_native(weights[name], parameter.kind)
@@ -40,7 +60,7 @@ def load(model: nn.Layer, config: EncoderConfig, weights: Weights, part: str) ->
 
 def export(named: dict[str, Tensor], config: EncoderConfig, part: str) -> dict[str, np.ndarray]:
     """Return tensors that bear native names, a model's parameters or their gradients, as canonical arrays."""
-    found = {}
+    found, named = {}, explicit_names(named)
     for name, parameter in parameters(config, part).items():
         native = native_name(name, parameter.kind)
         if native in named:

@@ -9,9 +9,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from backends.interface import IMPLEMENTATIONS, Request, Run, Unsupported
-from backends.tf import weights
+from backends.interface import Implementation, Program, Request, Run, Unsupported, choose
+from backends.packing import indices
+from backends.tf import library, packing, weights
 from backends.tf.model import PARTS
+from backends.tf.program import PROGRAMS, Product
 from backends.tf.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
 from spec.parameters import Weights
 
@@ -22,6 +24,8 @@ DEVIATIONS: dict[str, list[dict[str, Any]]] = {
     "cpu": [{"name": "narrow_bias_gradients", "value": 1, "reason": "BiasAddGrad on the CPU adds up in bfloat16 from term to term"}],
     "cuda": [],
 }
+
+IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS, **packing.IMPLEMENTATIONS}
 
 
 class Adapter:
@@ -40,6 +44,8 @@ class Adapter:
             "threads": tf.config.threading.get_intra_op_parallelism_threads() or int(os.environ.get(switches[0]) or os.cpu_count() or 1),
             "thread_switches": {name: os.environ.get(name) for name in switches},
             "deviations": DEVIATIONS,
+            "implementations": list(IMPLEMENTATIONS),
+            "implementation_deviations": {name: dict(entry.deviations) for name, entry in IMPLEMENTATIONS.items() if entry.deviations},
             "precision_switches": {
                 "tensor_float_32": tf.config.experimental.tensor_float_32_execution_enabled(),
                 "onednn_fpmath_mode": os.environ.get("TF_SET_ONEDNN_FPMATH_MODE"),
@@ -48,18 +54,17 @@ class Adapter:
 
     def run(self, request: Request) -> Run:
         """Compute what is asked (:meth:`backends.interface.Backend.run`)."""
-        if request.implementation not in IMPLEMENTATIONS:
-            raise Unsupported(f"{self.name} has no implementation {request.implementation!r}")
+        implementation = choose(self.name, IMPLEMENTATIONS, request)
         device, config, part = self.device(request.device), request.config, request.part
         # Products of float32 numbers in full float32, on every device.
         tf.config.experimental.enable_tensor_float_32_execution(False)
         # Errors in the words of TensorFlow; Keras would wrap them.
         keras.config.disable_traceback_filtering()
-        with tf.device(device), _refusing_missing_kernels(request.dtype):
-            model = self.build(request, device)
+        with tf.device(device), _refusing_missing_kernels(request.dtype), implementation.context(request):
+            model = implementation.finish(self.build(request, device))
             loss_function = (ClassificationLoss if part == "model" else CotangentLoss)(config)
-            inputs = {name: self.tensor(array, request.dtype, device) for name, array in request.batch.arrays().items()}
-            compiled, gradients = request.execution == "compiled", {}
+            inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
+            compiled, gradients = request.execution.endswith("compiled"), {}
             if request.gradients:
                 output, loss, taps, named = differentiate(model, loss_function, inputs, part, compiled)
                 gradients = weights.export(named, config, part)
@@ -69,16 +74,38 @@ class Adapter:
                 forward = function.get_concrete_function(model, loss_function, inputs) if compiled else evaluate
                 output, loss, taps = forward(model, loss_function, inputs)
         arrays = {name: weights.to_numpy(tensor) for name, tensor in taps.items()} if request.taps else {}
-        info = {"device": request.device, "execution": request.execution, **self.describe(), "deviations": DEVIATIONS[request.device.split(":")[0]]}
+        kind = request.device.split(":")[0]
+        info = {"device": request.device, "implementation": request.implementation, "execution": request.execution, **self.describe()}
+        info["deviations"] = [*DEVIATIONS[kind], *implementation.deviations.get(kind, [])]
+        info["undelivered_taps"] = list(implementation.undelivered)
         return Run(weights.to_numpy(output), weights.to_numpy(loss), arrays, gradients, self.name, request.dtype, info)
 
     def build(self, request: Request, device: str) -> keras.layers.Layer:
         """Return the part of the model with the weights loaded."""
+        parts = choose(self.name, IMPLEMENTATIONS, request).parts
         keras.config.set_dtype_policy(request.dtype)
         with tf.device(device):
-            model = PARTS[request.part](request.config)
+            model = parts[request.part](request.config)
             weights.load(model, request.config, request.weights, request.part)
         return model
+
+    def program(self, request: Request, kind: str) -> Program:
+        """Build the model to be run many times (:meth:`backends.interface.Measurable.program`)."""
+        implementation, device = choose(self.name, IMPLEMENTATIONS, request), self.device(request.device)
+        # Products of float32 numbers in full float32, on every device.
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        keras.config.disable_traceback_filtering()
+        with tf.device(device), _refusing_missing_kernels(request.dtype):
+            model = implementation.finish(self.build(request, device))
+            inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
+            compiled = request.execution.endswith("compiled")
+            return PROGRAMS[kind](model, ClassificationLoss(request.config), inputs, request.config, compiled, lambda: implementation.context(request))
+
+    def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str) -> Program:
+        """Return the product of two matrices (:meth:`backends.interface.Measurable.product`)."""
+        place = self.device(device)
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        return Product(self.tensor(left, dtype, place), self.tensor(right, dtype, place))
 
     def round_trip(self, request: Request) -> Weights:
         """Load canonical weights into a model and read them back (SPEC WGT-4)."""

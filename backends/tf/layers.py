@@ -1,7 +1,8 @@
 """Layers of the classifier, written out as the published sources compute them.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F d_ff.
-Every layer passes its steps through ``tap(name, tensor)``, which returns the tensor.
+Every layer passes its steps through ``tap(name, tensor)``, which returns the tensor. What a layer is made of stands in
+class attributes, where :mod:`backends.tf.library` puts the framework's own layers.
 """
 
 import math
@@ -78,8 +79,8 @@ class LayerNorm(layers.Layer):
 
     def __init__(self, config: EncoderConfig, name: str) -> None:
         super().__init__(name=name)
-        self.weight = self.add_weight(name="weight", shape=(config.d_model,), initializer="ones", trainable=True)
-        self.bias = self.add_weight(name="bias", shape=(config.d_model,), initializer="zeros", trainable=True)
+        self.weight = self.add_weight(name="gamma", shape=(config.d_model,), initializer="ones", trainable=True)
+        self.bias = self.add_weight(name="beta", shape=(config.d_model,), initializer="zeros", trainable=True)
         self.epsilon = config.norm_epsilon
         self.count = config.d_model - (1 if config.norm_variance == "unbiased" else 0)
         self.deviation = DEVIATIONS[config.norm_epsilon_placement]
@@ -94,6 +95,8 @@ class LayerNorm(layers.Layer):
 class Embeddings(layers.Layer):
     """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5, POS-6): (B, T) to (B, T, D)."""
 
+    norm_class = LayerNorm
+
     def __init__(self, config: EncoderConfig, name: str) -> None:
         super().__init__(name=name)
         width, segments = config.d_model, config.num_segments
@@ -103,7 +106,7 @@ class Embeddings(layers.Layer):
         self.segment = layers.Embedding(segments, width, mask_zero=False, name=f"{name}.segment") if segments else None
         for table in filter(None, (self.token, self.position, self.segment)):
             table.build()
-        self.norm = LayerNorm(config, f"{name}.norm") if config.embedding_norm else None
+        self.norm = self.norm_class(config, f"{name}.norm") if config.embedding_norm else None
         self.scale = math.sqrt(config.d_model) if config.embedding_scale == "sqrt_d_model" else None
         self.token_padding_row = config.token_padding_row
         self.zero_padding = config.token_padding_forward == "zero"
@@ -114,19 +117,22 @@ class Embeddings(layers.Layer):
 
     def call(self, input_ids: Tensor, segment_ids: Tensor | None, real: Tensor, tap: Tap) -> Tensor:
         token = tap(f"{self.name}.token", self.embed_tokens(input_ids))
-        position = tap(f"{self.name}.position", tf.gather(self.position.embeddings.value, self.position_ids(real), axis=0))
+        position = tap(f"{self.name}.position", self.look_up(self.position, self.position_ids(real)))
         total = token + position
         if self.segment is not None:
-            segment = freeze_row(tf.gather(self.segment.embeddings.value, segment_ids, axis=0), segment_ids, self.segment_padding_row)
+            segment = freeze_row(self.look_up(self.segment, segment_ids), segment_ids, self.segment_padding_row)
             total = total + tap(f"{self.name}.segment", segment)
         total = tap(f"{self.name}.sum", total)
         return total if self.norm is None else tap(f"{self.name}.norm", self.norm(total))
 
     def embed_tokens(self, input_ids: Tensor) -> Tensor:
-        token = freeze_row(tf.gather(self.token.embeddings.value, input_ids, axis=0), input_ids, self.token_padding_row)
+        token = freeze_row(self.look_up(self.token, input_ids), input_ids, self.token_padding_row)
         if self.zero_padding:
             token = tf.where((input_ids == self.token_padding_row)[..., None], tf.zeros_like(token), token)
         return token if self.scale is None else token * self.scale
+
+    def look_up(self, table: layers.Embedding, ids: Tensor) -> Tensor:
+        return tf.gather(table.embeddings.value, ids, axis=0)
 
     def position_ids(self, real: Tensor) -> Tensor:
         numbers = tf.range(real.shape[1], dtype=tf.int64) + self.position_start  # (T,)
@@ -185,6 +191,9 @@ class DotProductAttention(layers.Layer):
 class MultiHeadAttention(layers.Layer):
     """Multi-head attention (SPEC ATT-1 to ATT-7): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
 
+    activations = ACTIVATIONS
+    dot_product_class = DotProductAttention
+
     def __init__(self, config: EncoderConfig, name: str) -> None:
         super().__init__(name=name)
         self.heads = (config.num_heads, config.head_dim)
@@ -192,8 +201,8 @@ class MultiHeadAttention(layers.Layer):
         self.query = layers.Dense(width, activation=None, use_bias=config.qkv_bias, name=f"{name}.query")
         self.key = layers.Dense(width, activation=None, use_bias=config.qkv_bias, name=f"{name}.key")
         self.value = layers.Dense(width, activation=None, use_bias=config.qkv_bias, name=f"{name}.value")
-        self.activation = ACTIVATIONS[config.qkv_activation]
-        self.dot_product = DotProductAttention(config, name)
+        self.activation = self.activations[config.qkv_activation]
+        self.dot_product = self.dot_product_class(config, name)
         # Not ``self.output``: every Keras layer has a property of that name.
         self.projection = layers.Dense(width, activation=None, use_bias=True, name=f"{name}.output") if config.output_projection else None
         for linear in filter(None, (self.query, self.key, self.value, self.projection)):
@@ -214,13 +223,15 @@ class MultiHeadAttention(layers.Layer):
 class FeedForward(layers.Layer):
     """Two linear layers with an activation between them (SPEC FFN-1, FFN-2): (B, T, D) to (B, T, D)."""
 
+    activations = ACTIVATIONS
+
     def __init__(self, config: EncoderConfig, name: str) -> None:
         super().__init__(name=name)
         self.inner = layers.Dense(config.d_ff, activation=None, use_bias=True, name=f"{name}.inner")
         self.inner.build((None, config.d_model))
         self.outer = layers.Dense(config.d_model, activation=None, use_bias=True, name=f"{name}.outer")
         self.outer.build((None, config.d_ff))
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = self.activations[config.activation]
         self.built = True
 
     def call(self, x: Tensor, tap: Tap) -> Tensor:
@@ -232,16 +243,20 @@ class FeedForward(layers.Layer):
 class EncoderLayer(layers.Layer):
     """Self-attention and feed-forward, each with residual and norm (SPEC NRM-1, NRM-5, RES-1): (B, T, D) to (B, T, D)."""
 
+    norm_class = LayerNorm
+    attention_class = MultiHeadAttention
+    feed_forward_class = FeedForward
+
     def __init__(self, config: EncoderConfig, name: str) -> None:
         super().__init__(name=name)
-        self.attention = MultiHeadAttention(config, f"{name}.attention")
-        self.feed_forward = FeedForward(config, f"{name}.feed_forward")
+        self.attention = self.attention_class(config, f"{name}.attention")
+        self.feed_forward = self.feed_forward_class(config, f"{name}.feed_forward")
         if config.norm_sharing == "shared":
-            self.norm = LayerNorm(config, f"{name}.norm")
+            self.norm = self.norm_class(config, f"{name}.norm")
             self.norm_names = ("norm", "norm")
         else:
-            self.norm1 = LayerNorm(config, f"{name}.norm1")
-            self.norm2 = LayerNorm(config, f"{name}.norm2")
+            self.norm1 = self.norm_class(config, f"{name}.norm1")
+            self.norm2 = self.norm_class(config, f"{name}.norm2")
             self.norm_names = ("norm1", "norm2")
         self.sublayer = self.pre_norm if config.norm_placement == "pre" else self.post_norm
         self.built = True

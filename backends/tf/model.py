@@ -19,11 +19,14 @@ Inputs = Mapping[str, Tensor]
 class EncoderStack(layers.Layer):
     """The encoder layers on given embeddings (part ``stack``): (B, T, D) to (B, T, D)."""
 
+    layer_class = EncoderLayer
+    norm_class = LayerNorm
+
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.pad_id = config.pad_id
-        self.layers = [EncoderLayer(config, f"layers.{i}") for i in range(config.num_layers)]
-        self.final_norm = LayerNorm(config, "final_norm") if config.final_norm else None
+        self.layers = [self.layer_class(config, f"layers.{i}") for i in range(config.num_layers)]
+        self.final_norm = self.norm_class(config, "final_norm") if config.final_norm else None
         self.built = True
 
     def call(self, inputs: Inputs, tap: Tap) -> Tensor:
@@ -41,9 +44,11 @@ class EncoderStack(layers.Layer):
 class Encoder(EncoderStack):
     """Embeddings and encoder layers (part ``encoder``): (B, T) to (B, T, D)."""
 
+    embeddings_class = Embeddings
+
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
-        self.embeddings = Embeddings(config, "embeddings")
+        self.embeddings = self.embeddings_class(config, "embeddings")
 
     def call(self, inputs: Inputs, tap: Tap) -> Tensor:
         real = self.real_tokens(inputs)
@@ -75,9 +80,11 @@ class TextClassifier(Encoder):
 class AttentionAlone(layers.Layer):
     """Multi-head attention on given tensors (part ``attention``): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
 
+    attention_class = MultiHeadAttention
+
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.attention = MultiHeadAttention(config, "attention")
+        self.attention = self.attention_class(config, "attention")
         self.built = True
 
     def call(self, inputs: Inputs, tap: Tap) -> Tensor:
@@ -88,10 +95,7 @@ class AttentionAlone(layers.Layer):
 class DotProductAlone(AttentionAlone):
     """Scaled dot-product attention on given heads (part ``dot_product``): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
 
-    def __init__(self, config: EncoderConfig) -> None:
-        layers.Layer.__init__(self)
-        self.attention = DotProductAttention(config, "attention")
-        self.built = True
+    attention_class = DotProductAttention
 
 
 PARTS = {

@@ -11,7 +11,7 @@ from tensorflow import Tensor
 from spec.config import EncoderConfig
 from spec.parameters import Weights, parameters
 
-NATIVE_LEAVES = {"table": "embeddings", "positions": "embeddings", "kernel": "kernel", "bias": "bias", "gain": "weight", "offset": "bias"}
+NATIVE_LEAVES = {"table": "embeddings", "positions": "embeddings", "kernel": "kernel", "bias": "bias", "gain": "gamma", "offset": "beta"}
 
 
 def native_name(name: str, kind: str) -> str:

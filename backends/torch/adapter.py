@@ -6,15 +6,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from backends.interface import IMPLEMENTATIONS, Request, Run, Unsupported
-from backends.torch import weights
+from backends.interface import Implementation, Program, Request, Run, Unsupported, choose
+from backends.packing import indices
+from backends.torch import library, packing, weights
 from backends.torch.model import PARTS
+from backends.torch.program import PROGRAMS, Product
 from backends.torch.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
 from spec.parameters import Weights
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 DEVIATIONS: dict[str, list[dict[str, Any]]] = {"cpu": [], "cuda": []}
+
+IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS, **packing.IMPLEMENTATIONS}
 
 
 class Adapter:
@@ -31,39 +35,62 @@ class Adapter:
             "threads": torch.get_num_threads(),
             "thread_switches": {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")},
             "deviations": DEVIATIONS,
+            "implementations": list(IMPLEMENTATIONS),
+            "implementation_deviations": {name: dict(entry.deviations) for name, entry in IMPLEMENTATIONS.items() if entry.deviations},
             "precision_switches": {"float32_matmul_precision": torch.get_float32_matmul_precision()},
         }
 
     def run(self, request: Request) -> Run:
         """Compute what is asked (:meth:`backends.interface.Backend.run`)."""
-        if request.implementation not in IMPLEMENTATIONS:
-            raise Unsupported(f"{self.name} has no implementation {request.implementation!r}")
+        implementation = choose(self.name, IMPLEMENTATIONS, request)
         device, config, part = self.device(request.device), request.config, request.part
         # Products of float32 numbers in full float32, on every device.
         torch.set_float32_matmul_precision("highest")
         # A worker compiles a model for each run; what earlier ones left counts towards a limit.
         torch.compiler.reset()
-        model = self.build(request, device)
+        model = implementation.finish(self.build(request, device))
         loss_function = (ClassificationLoss if part == "model" else CotangentLoss)(config)
-        inputs = {name: self.tensor(array, request.dtype, device) for name, array in request.batch.arrays().items()}
-        compiled, gradients = request.execution == "compiled", {}
-        if request.gradients:
-            output, loss, taps, named = differentiate(model, loss_function, inputs, part, compiled)
-            gradients = weights.export(named, config, part)
-            gradients |= {name: weights.to_numpy(g) for name, g in named.items() if name.startswith("inputs.")}
-        else:
-            forward = torch.compile(evaluate, fullgraph=True, dynamic=False) if compiled else evaluate
-            with torch.no_grad():
-                output, loss, taps = forward(model, loss_function, inputs)
+        inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
+        compiled, gradients = request.execution.endswith("compiled"), {}
+        with implementation.context(request):
+            if request.gradients:
+                output, loss, taps, named = differentiate(model, loss_function, inputs, part, compiled)
+                gradients = weights.export(named, config, part)
+                gradients |= {name: weights.to_numpy(g) for name, g in named.items() if name.startswith("inputs.")}
+            else:
+                forward = torch.compile(evaluate, fullgraph=True, dynamic=False) if compiled else evaluate
+                with torch.no_grad():
+                    output, loss, taps = forward(model, loss_function, inputs)
         arrays = {name: weights.to_numpy(tensor) for name, tensor in taps.items()} if request.taps else {}
-        info = {"device": request.device, "execution": request.execution, **self.describe(), "deviations": DEVIATIONS[request.device.split(":")[0]]}
+        kind = request.device.split(":")[0]
+        info = {"device": request.device, "implementation": request.implementation, "execution": request.execution, **self.describe()}
+        info["deviations"] = [*DEVIATIONS[kind], *implementation.deviations.get(kind, [])]
+        info["undelivered_taps"] = list(implementation.undelivered)
         return Run(weights.to_numpy(output), weights.to_numpy(loss), arrays, gradients, self.name, request.dtype, info)
 
     def build(self, request: Request, device: torch.device) -> torch.nn.Module:
         """Return the part of the model with the weights loaded."""
-        model = PARTS[request.part](request.config).to(device=device, dtype=DTYPES[request.dtype]).eval()
+        parts = choose(self.name, IMPLEMENTATIONS, request).parts
+        model = parts[request.part](request.config).to(device=device, dtype=DTYPES[request.dtype]).eval()
         weights.load(model, request.config, request.weights, request.part)
         return model
+
+    def program(self, request: Request, kind: str) -> Program:
+        """Build the model to be run many times (:meth:`backends.interface.Measurable.program`)."""
+        implementation, device = choose(self.name, IMPLEMENTATIONS, request), self.device(request.device)
+        # Products of float32 numbers in full float32, on every device.
+        torch.set_float32_matmul_precision("highest")
+        torch.compiler.reset()
+        model = implementation.finish(self.build(request, device))
+        inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
+        compiled = request.execution.endswith("compiled")
+        return PROGRAMS[kind](model, ClassificationLoss(request.config), inputs, request.config, compiled, lambda: implementation.context(request))
+
+    def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str) -> Program:
+        """Return the product of two matrices (:meth:`backends.interface.Measurable.product`)."""
+        place = self.device(device)
+        torch.set_float32_matmul_precision("highest")
+        return Product(self.tensor(left, dtype, place), self.tensor(right, dtype, place))
 
     def round_trip(self, request: Request) -> Weights:
         """Load canonical weights into a model and read them back (SPEC WGT-4)."""

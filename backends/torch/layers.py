@@ -1,7 +1,8 @@
 """Layers of the classifier, written out as the published sources compute them.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F d_ff.
-Every layer passes its steps through ``tap(name, tensor)``, which returns the tensor.
+Every layer passes its steps through ``tap(name, tensor)``, which returns the tensor. What a layer is made of stands in
+class attributes, where :mod:`backends.torch.library` puts the framework's own layers.
 """
 
 import math
@@ -91,6 +92,8 @@ class LayerNorm(nn.Module):
 class Embeddings(nn.Module):
     """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5, POS-6): (B, T) to (B, T, D)."""
 
+    norm_class = LayerNorm
+
     def __init__(self, config: EncoderConfig, name: str) -> None:
         super().__init__()
         self.name = name
@@ -98,7 +101,7 @@ class Embeddings(nn.Module):
         self.position = nn.Embedding(config.max_positions, config.d_model, padding_idx=None)
         self.position.weight.requires_grad_(config.positions == "learned")
         self.segment = nn.Embedding(config.num_segments, config.d_model, padding_idx=None) if config.num_segments else None
-        self.norm = LayerNorm(config) if config.embedding_norm else None
+        self.norm = self.norm_class(config) if config.embedding_norm else None
         self.scale = math.sqrt(config.d_model) if config.embedding_scale == "sqrt_d_model" else None
         self.token_padding_row = config.token_padding_row
         self.zero_padding = config.token_padding_forward == "zero"
@@ -108,19 +111,22 @@ class Embeddings(nn.Module):
 
     def forward(self, input_ids: Tensor, segment_ids: Tensor | None, real: Tensor, tap: Tap) -> Tensor:
         token = tap(f"{self.name}.token", self.embed_tokens(input_ids))
-        position = tap(f"{self.name}.position", self.position.weight[self.position_ids(real)])
+        position = tap(f"{self.name}.position", self.look_up(self.position, self.position_ids(real)))
         total = token + position
         if self.segment is not None:
-            segment = freeze_row(self.segment.weight[segment_ids], segment_ids, self.segment_padding_row)
+            segment = freeze_row(self.look_up(self.segment, segment_ids), segment_ids, self.segment_padding_row)
             total = total + tap(f"{self.name}.segment", segment)
         total = tap(f"{self.name}.sum", total)
         return total if self.norm is None else tap(f"{self.name}.norm", self.norm(total))
 
     def embed_tokens(self, input_ids: Tensor) -> Tensor:
-        token = freeze_row(self.token.weight[input_ids], input_ids, self.token_padding_row)
+        token = freeze_row(self.look_up(self.token, input_ids), input_ids, self.token_padding_row)
         if self.zero_padding:
             token = torch.where((input_ids == self.token_padding_row)[..., None], torch.zeros_like(token), token)
         return token if self.scale is None else token * self.scale
+
+    def look_up(self, table: nn.Embedding, ids: Tensor) -> Tensor:
+        return table.weight[ids]
 
     def position_ids(self, real: Tensor) -> Tensor:
         numbers = torch.arange(real.shape[1], device=real.device) + self.position_start  # (T,)
@@ -179,6 +185,9 @@ class DotProductAttention(nn.Module):
 class MultiHeadAttention(nn.Module):
     """Multi-head attention (SPEC ATT-1 to ATT-7): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
 
+    activations = ACTIVATIONS
+    dot_product_class = DotProductAttention
+
     def __init__(self, config: EncoderConfig, name: str) -> None:
         super().__init__()
         self.name = name
@@ -186,8 +195,8 @@ class MultiHeadAttention(nn.Module):
         self.query = nn.Linear(config.d_model, config.d_model, bias=config.qkv_bias)
         self.key = nn.Linear(config.d_model, config.d_model, bias=config.qkv_bias)
         self.value = nn.Linear(config.d_model, config.d_model, bias=config.qkv_bias)
-        self.activation = ACTIVATIONS[config.qkv_activation]
-        self.dot_product = DotProductAttention(config, name)
+        self.activation = self.activations[config.qkv_activation]
+        self.dot_product = self.dot_product_class(config, name)
         self.output = nn.Linear(config.d_model, config.d_model, bias=True) if config.output_projection else None
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, tap: Tap) -> Tensor:
@@ -204,12 +213,14 @@ class MultiHeadAttention(nn.Module):
 class FeedForward(nn.Module):
     """Two linear layers with an activation between them (SPEC FFN-1, FFN-2): (B, T, D) to (B, T, D)."""
 
+    activations = ACTIVATIONS
+
     def __init__(self, config: EncoderConfig, name: str) -> None:
         super().__init__()
         self.name = name
         self.inner = nn.Linear(config.d_model, config.d_ff, bias=True)
         self.outer = nn.Linear(config.d_ff, config.d_model, bias=True)
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = self.activations[config.activation]
 
     def forward(self, x: Tensor, tap: Tap) -> Tensor:
         inner = tap(f"{self.name}.inner", self.inner(x))  # (B, T, F)
@@ -220,17 +231,21 @@ class FeedForward(nn.Module):
 class EncoderLayer(nn.Module):
     """Self-attention and feed-forward, each with residual and norm (SPEC NRM-1, NRM-5, RES-1): (B, T, D) to (B, T, D)."""
 
+    norm_class = LayerNorm
+    attention_class = MultiHeadAttention
+    feed_forward_class = FeedForward
+
     def __init__(self, config: EncoderConfig, name: str) -> None:
         super().__init__()
         self.name = name
-        self.attention = MultiHeadAttention(config, f"{name}.attention")
-        self.feed_forward = FeedForward(config, f"{name}.feed_forward")
+        self.attention = self.attention_class(config, f"{name}.attention")
+        self.feed_forward = self.feed_forward_class(config, f"{name}.feed_forward")
         if config.norm_sharing == "shared":
-            self.norm = LayerNorm(config)
+            self.norm = self.norm_class(config)
             self.norm_names = ("norm", "norm")
         else:
-            self.norm1 = LayerNorm(config)
-            self.norm2 = LayerNorm(config)
+            self.norm1 = self.norm_class(config)
+            self.norm2 = self.norm_class(config)
             self.norm_names = ("norm1", "norm2")
         self.sublayer = self.pre_norm if config.norm_placement == "pre" else self.post_norm
 

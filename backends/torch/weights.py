@@ -3,6 +3,8 @@
 Canonical linear weights are (in, out); PyTorch keeps them as (out, in).
 """
 
+import functools
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -29,10 +31,25 @@ def to_canonical(array: np.ndarray, kind: str) -> np.ndarray:
     return array.T if kind == "kernel" else array
 
 
+LAYER_NAMES = {".self_attn.out_proj.": ".attention.output.", ".linear1.": ".feed_forward.inner.", ".linear2.": ".feed_forward.outer."}
+
+
+def explicit_names(named: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors by native name, those of the framework's encoder layer by the names that the explicit one has."""
+    found = {}
+    for name, tensor in named.items():
+        layer, stacked, leaf = name.rpartition(".self_attn.in_proj_")
+        if stacked:  # (3 D, D) or (3 D,): query, key and value below each other
+            found |= {f"{layer}.attention.{role}.{leaf}": rows for role, rows in zip(("query", "key", "value"), torch.chunk(tensor, 3, dim=0), strict=True)}
+            continue
+        found[functools.reduce(lambda path, names: path.replace(*names), LAYER_NAMES.items(), name)] = tensor
+    return found
+
+
 def load(model: nn.Module, config: EncoderConfig, weights: Weights, part: str) -> None:
     """Copy canonical weights into a model, rounding each to the model's dtype once (SPEC PRC-2, WGT-4)."""
-    named = dict(model.named_parameters())
     with torch.no_grad():
+        named = explicit_names(dict(model.named_parameters()))
         for name, parameter in parameters(config, part).items():
             native = named[native_name(name, parameter.kind)]
             # ``copy_`` would reach float16 by way of float32.
@@ -42,7 +59,7 @@ def load(model: nn.Module, config: EncoderConfig, weights: Weights, part: str) -
 
 def export(named: dict[str, Tensor], config: EncoderConfig, part: str) -> dict[str, np.ndarray]:
     """Return tensors that bear native names, a model's parameters or their gradients, as canonical arrays."""
-    found = {}
+    found, named = {}, explicit_names(named)
     for name, parameter in parameters(config, part).items():
         native = native_name(name, parameter.kind)
         if native in named:

@@ -14,9 +14,9 @@ PATIENCE = 60.0
 """Seconds after which a command of a test has failed."""
 
 
-def toy(name: str) -> str:
+def toy(name: str, module: str = "numpy_backend") -> str:
     """Return how a toy is asked for."""
-    return f"tests.toys.numpy_backend:{name}"
+    return f"tests.toys.{module}:{name}"
 
 
 def concord(*arguments: str | Path, folder: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:

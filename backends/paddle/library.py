@@ -1,0 +1,234 @@
+"""The same classifier out of PaddlePaddle's own layers and fused kernels. Its parameters have the names of the explicit one's.
+
+Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim.
+What no layer of the framework does is refused (:func:`inexpressible`); glue such as padding rows is the explicit one's.
+"""
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+from paddle import Tensor, nn
+
+from backends.interface import Implementation, Request
+from backends.paddle import layers as explicit
+from backends.paddle import model
+from backends.paddle.layers import Tap
+from spec.config import EncoderConfig
+from spec.masks import mask_constants
+
+
+def gelu_erf(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate=False)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate=True)
+
+
+ACTIVATIONS = {"none": explicit.identity, "relu": F.relu, "gelu_erf": gelu_erf, "gelu_tanh": gelu_tanh}  # ATT-1, FFN-2
+
+
+class LayerNorm(nn.LayerNorm):
+    """Layer norm over D with the biased variance and epsilon inside (SPEC NRM-2): (B, T, D) to (B, T, D)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config.d_model, epsilon=config.norm_epsilon, elementwise_affine=True, bias=True)
+
+
+class Embeddings(explicit.Embeddings):
+    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5, POS-6): (B, T) to (B, T, D)."""
+
+    norm_class = LayerNorm
+
+    def look_up(self, table: nn.Embedding, ids: Tensor) -> Tensor:
+        return table(ids)
+
+
+class DotProductAttention(nn.Layer):
+    """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
+
+    def __init__(self, config: EncoderConfig, name: str) -> None:
+        super().__init__()
+        self.constants = mask_constants(config)  # MSK-6
+        self.name = name
+        self.scale = config.head_dim**-0.5  # ATT-4: both ways, which differ in rounding alone
+        self.assign = explicit.ASSIGNMENTS[config.mask_assignment]
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, tap: Tap) -> Tensor:
+        context = self.attend(q, k, v, None if key_mask is None else self.bias(q, key_mask))  # (B, Q, H, K)
+        return tap(f"{self.name}.context", paddle.flatten(context, start_axis=2))  # (B, Q, D)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+        # Static programs round a number to float32, beside float64 tensors too; hence not by the argument ``scale``.
+        q = q * explicit._scalar(self.scale, q)
+        options = {"dropout_p": 0.0, "is_causal": False, "training": False, "backend": None, "scale": 1.0, "enable_gqa": False}
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, **options)
+
+    def bias(self, q: Tensor, key_mask: Tensor) -> Tensor:
+        # Numbers that are added, since a boolean mask has a constant of the kernel's own (MSK-2).
+        constant = self.constants[str(q.dtype).removeprefix("paddle.")]
+        per_query = key_mask[:, None, :] if key_mask.ndim == 2 else key_mask  # (B, 1 or Q, S)
+        visible = self.assign(per_query, q.shape[2])  # (B, 1 or H, 1 or Q, S)
+        return explicit.add_to_masked(paddle.zeros(visible.shape, dtype=q.dtype), visible, constant)
+
+
+class MultiHeadAttention(explicit.MultiHeadAttention):
+    """Multi-head attention (SPEC ATT-1 to ATT-7): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
+
+    activations = ACTIVATIONS
+    dot_product_class = DotProductAttention
+
+
+class FeedForward(explicit.FeedForward):
+    """Two linear layers with an activation between them (SPEC FFN-1, FFN-2): (B, T, D) to (B, T, D)."""
+
+    activations = ACTIVATIONS
+
+
+class EncoderLayer(explicit.EncoderLayer):
+    """Self-attention and feed-forward, each with residual and norm (SPEC NRM-1, NRM-5, RES-1): (B, T, D) to (B, T, D)."""
+
+    norm_class = LayerNorm
+    attention_class = MultiHeadAttention
+    feed_forward_class = FeedForward
+
+
+class Pieces:
+    """What an encoder is made of."""
+
+    layer_class = EncoderLayer
+    norm_class = LayerNorm
+    embeddings_class = Embeddings
+
+
+class EncoderStack(Pieces, model.EncoderStack):
+    """The encoder layers on given embeddings (part ``stack``): (B, T, D) to (B, T, D)."""
+
+
+class Encoder(Pieces, model.Encoder):
+    """Embeddings and encoder layers (part ``encoder``): (B, T) to (B, T, D)."""
+
+
+class TextClassifier(Pieces, model.TextClassifier):
+    """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-3): (B, T) to (B, C)."""
+
+
+class AttentionAlone(model.AttentionAlone):
+    """Multi-head attention on given tensors (part ``attention``): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
+
+    attention_class = MultiHeadAttention
+
+
+class DotProductAlone(model.DotProductAlone):
+    """Scaled dot-product attention on given heads (part ``dot_product``): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
+
+    attention_class = DotProductAttention
+
+
+PARTS = {
+    "model": TextClassifier,
+    "encoder": Encoder,
+    "stack": EncoderStack,
+    "attention": AttentionAlone,
+    "dot_product": DotProductAlone,
+}
+
+ATTENTION_ALONE = ("attention", "dot_product")
+
+OF_ATTENTION = {
+    ("mask_fill", "replace"): "F.scaled_dot_product_attention only adds to scores (MSK-3)",
+    ("query_mask", "overwrite"): "F.scaled_dot_product_attention does not give its weights away (MSK-8)",
+}
+
+OF_NORMS = {
+    ("norm_epsilon_placement", "outside"): "nn.LayerNorm adds epsilon to the variance (NRM-3)",
+    ("norm_variance", "unbiased"): "nn.LayerNorm divides by D (NRM-4)",
+}
+
+UNDELIVERED = ("*attention.scores", "*attention.masked_scores", "*attention.weights")
+"""Patterns of the taps that stay inside the kernel."""
+
+
+DEVIATIONS = {kind: [{"name": "norm_epsilon_bits", "value": 24, "reason": "nn.LayerNorm holds epsilon as a float32"}] for kind in ("cpu", "cuda")}
+
+LARGEST_EPSILON = 0.001
+
+
+def inexpressible(request: Request) -> list[str]:
+    """Return what keeps a request from being computed by library layers, one line for each option; nothing if they can."""
+    options = OF_ATTENTION if request.part in ATTENTION_ALONE else {**OF_ATTENTION, **OF_NORMS}
+    found = [f"{option}={value!r}: {why}" for (option, value), why in options.items() if getattr(request.config, option) == value]
+    if request.part not in ATTENTION_ALONE and request.config.norm_epsilon > LARGEST_EPSILON:
+        found.append(f"norm_epsilon={request.config.norm_epsilon!r}: nn.LayerNorm takes none above {LARGEST_EPSILON} (NRM-2)")
+    return found
+
+
+NAMES = {"relu": "relu", "gelu_erf": "gelu"}  # of functions of ``F``, which get no other argument
+
+
+class WholeLayer(nn.TransformerEncoderLayer):
+    """The framework's encoder layer (SPEC NRM-1, RES-1, ATT-1 to ATT-6, FFN-1): (B, T, D) to (B, T, D)."""
+
+    def __init__(self, config: EncoderConfig, name: str) -> None:
+        pre = config.norm_placement == "pre"
+        options = {"layer_norm_eps": config.norm_epsilon, "normalize_before": pre, "attn_dropout": 0.0, "act_dropout": 0.0, "bias_attr": True}
+        super().__init__(config.d_model, config.num_heads, config.d_ff, dropout=0.0, activation=NAMES[config.activation], **options)
+        self.constants = mask_constants(config)  # MSK-6
+        self.result = f"{name}.residual2" if pre else f"{name}.norm2"
+
+    def forward(self, x: Tensor, real: Tensor, tap: Tap) -> Tensor:
+        constant = self.constants[str(x.dtype).removeprefix("paddle.")]
+        visible = real[:, None, None, :]  # (B, 1, 1, S)
+        bias = explicit.add_to_masked(paddle.zeros(visible.shape, dtype=x.dtype), visible, constant)
+        return tap(self.result, super().forward(x, src_mask=bias, cache=None))
+
+
+class WholePieces:
+    """What an encoder is made of that has the framework's layers."""
+
+    layer_class = WholeLayer
+    norm_class = LayerNorm
+    embeddings_class = Embeddings
+
+
+class WholeStack(WholePieces, model.EncoderStack):
+    """The encoder layers on given embeddings (part ``stack``): (B, T, D) to (B, T, D)."""
+
+
+class WholeEncoder(WholePieces, model.Encoder):
+    """Embeddings and encoder layers (part ``encoder``): (B, T) to (B, T, D)."""
+
+
+class WholeClassifier(WholePieces, model.TextClassifier):
+    """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-3): (B, T) to (B, C)."""
+
+
+WHOLE_PARTS = {"model": WholeClassifier, "encoder": WholeEncoder, "stack": WholeStack}
+
+OF_LAYER = {
+    ("qkv_bias", False): "nn.TransformerEncoderLayer has biases everywhere or nowhere (ATT-1)",
+    ("qkv_activation", "relu"): "nn.TransformerEncoderLayer has none on query, key and value (ATT-1)",
+    ("output_projection", False): "nn.TransformerEncoderLayer always has one (ATT-6)",
+    ("norm_sharing", "shared"): "nn.TransformerEncoderLayer has two norms (NRM-5)",
+    ("mask_assignment", "batch_major"): "its mask is one for all heads of a sample (MSK-7)",
+}
+
+WHOLE_UNDELIVERED = ("layers.*.attention.*", "layers.*.feed_forward.*", "layers.*.norm?", "layers.*.residual?")
+"""Patterns of the taps that stay inside the framework's layer. Its result is delivered."""
+
+
+def whole_inexpressible(request: Request) -> list[str]:
+    """Return what keeps a request from being computed by the framework's encoder layer; nothing if it can be."""
+    found = inexpressible(request) + [f"{option}={value!r}: {why}" for (option, value), why in OF_LAYER.items() if getattr(request.config, option) == value]
+    if request.config.activation not in NAMES:
+        found.append(f"activation={request.config.activation!r}: nn.TransformerEncoderLayer takes the name of a function alone (FFN-2)")
+    scale = request.config.head_dim**-0.5
+    if (request.dtype, request.execution) == ("float64", "compiled") and scale != float(np.float32(scale)):
+        found.append("dtype='float64': compiled, nn.TransformerEncoderLayer rounds 1 / sqrt(K) to float32 (ATT-4)")
+    return found
+
+
+IMPLEMENTATIONS = {
+    "library": Implementation(PARTS, inexpressible, UNDELIVERED, DEVIATIONS),
+    "library:layer": Implementation(WHOLE_PARTS, whole_inexpressible, WHOLE_UNDELIVERED, DEVIATIONS),
+}

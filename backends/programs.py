@@ -1,0 +1,153 @@
+"""The worker's side of a measurement: a program is built from a few numbers, run, and timed where it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import time
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+from backends.interface import Measurable, Program, Request, Unsupported
+from backends.wire import Message, pack
+from spec.batch import batch_of_lengths, round_inputs
+from spec.config import from_mapping
+from spec.parameters import Weights, initialize, trainable
+
+VECTORS = 4
+"""Random directions along which an update is reported."""
+
+WHOLE = 16
+"""Numbers up to which it is reported as it is."""
+
+
+class Bench:
+    """The one program that a worker holds at a time."""
+
+    def __init__(self, measured: Measurable) -> None:
+        self.measured = measured
+        self.program: Program | None = None
+
+    def perform(self, operation: str, header: str) -> Message:
+        """Answer one message: ``prepare``, ``product``, ``repeat`` or ``release``."""
+        asked = json.loads(header)
+        answer, arrays = {"prepare": self.prepare, "product": self.product, "repeat": self.repeat, "release": self.release}[operation](asked)
+        return json.dumps(answer), pack(arrays)
+
+    def prepare(self, asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """Build a model and run it once.
+
+        Args:
+            asked: ``config``, ``lengths`` (real tokens of each sample), ``tokens``, ``seed``, ``weights`` (a file with
+                them, or null: drawn from the seed), ``kind``, ``dtype``, ``implementation``, ``execution``, ``device``.
+
+        Returns:
+            Seconds (building, compiling ahead, first step), and what the first step computed; of an update the
+            projections on :data:`VECTORS` directions for each trained parameter.
+        """
+        self.release({})
+        if not hasattr(self.measured, "program"):
+            raise Unsupported(f"{self.measured.name} cannot be measured: it has no method 'program'")
+        config = from_mapping(asked["config"])
+        weights = load_file(asked["weights"]) if asked["weights"] and Path(asked["weights"]).is_file() else initialize(config, asked["seed"])
+        weights, batch = round_inputs(weights, batch_of_lengths(config, asked["lengths"], asked["tokens"], asked["seed"]), asked["dtype"])
+        settings = {name: asked[name] for name in ("dtype", "implementation", "execution", "device")}
+        request = Request(config, weights, batch, **settings, taps=False, gradients=asked["kind"] == "training")
+        request.validate(where=f"backend={self.measured.name}")
+        reset_peak_memory()
+        started = time.perf_counter()
+        self.program = self.measured.program(request, asked["kind"])
+        seconds, results = self._begin(time.perf_counter() - started)
+        if asked["kind"] == "training":
+            after = self.program.parameters()
+            moved = digest(weights, after, [name for name in trainable(config) if name in after])
+            results |= {f"updates/{name}": values for name, values in moved.items()}
+        return seconds, results
+
+    def product(self, asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """Make ready a product of two random matrices: ``sizes`` (M, K, N), ``dtype``, ``device``."""
+        self.release({})
+        if not hasattr(self.measured, "product"):
+            raise Unsupported(f"{self.measured.name} cannot be measured: it has no method 'product'")
+        m, k, n = asked["sizes"]
+        generator = np.random.default_rng(asked["sizes"])
+        left, right = (generator.standard_normal(shape).astype(np.float32) for shape in ((m, k), (k, n)))
+        started = time.perf_counter()
+        self.program = self.measured.product(left, right, asked["dtype"], asked["device"])
+        return self._begin(time.perf_counter() - started)[0], {}
+
+    def _begin(self, build_seconds: float) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        assert self.program is not None
+        started = time.perf_counter()
+        self.program.compile()
+        compiled = time.perf_counter()
+        self.program.step()
+        self.program.wait()
+        ended = time.perf_counter()
+        peak = peak_memory()
+        results = {name: np.asarray(array) for name, array in self.program.results().items()}
+        seconds = {"build_seconds": build_seconds, "compile_seconds": compiled - started, "first_seconds": ended - compiled, "peak_memory_bytes": peak}
+        return seconds, results
+
+    def repeat(self, asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """Run steps, at least one, until ``seconds`` are over or ``count`` are done; return how long each took."""
+        if self.program is None:
+            raise RuntimeError("nothing is prepared")
+        reset_peak_memory()
+        taken: list[float] = []
+        while not taken or (len(taken) < asked["count"] and sum(taken) < asked["seconds"]):
+            started = time.perf_counter()
+            self.program.step()
+            self.program.wait()
+            taken.append(time.perf_counter() - started)
+        return {"seconds": taken, "peak_memory_bytes": peak_memory()}, {}
+
+    def release(self, asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """Let the program go."""
+        self.program = None
+        gc.collect()
+        return {}, {}
+
+
+def digest(before: Weights, after: Weights, names: list[str]) -> dict[str, NDArray[np.float64]]:
+    """Return each parameter's change along :data:`VECTORS` directions of random signs: a few numbers for millions."""
+    return {name: project(name, np.asarray(after[name], np.float64) - np.asarray(before[name], np.float64)) for name in names}
+
+
+def project(name: str, change: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return the sums of an array's elements under random signs, which follow from the name, in units of their root number.
+
+    A small array is returned whole: a few signs may miss a change of a few numbers altogether.
+    """
+    if change.size <= WHOLE:
+        return change.reshape(-1).astype(np.float64)
+    generator = np.random.default_rng(zlib.crc32(name.encode()))
+    signs = generator.integers(0, 2, (VECTORS, change.size), dtype=np.int8)
+    flat = change.reshape(-1)
+    total = flat.sum()
+    # Sums of signed terms, without an array of signs in float64: twice those that keep their sign, less all.
+    sums = [2 * flat[signs[i].view(bool)].sum() - total for i in range(VECTORS)]
+    projected: NDArray[np.float64] = np.array(sums) / np.sqrt(change.size)
+    return projected
+
+
+def reset_peak_memory() -> None:
+    """Have the kernel forget this process's largest resident size, where it can."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory() -> int | None:
+    """Return the largest resident size since the last reset, in bytes; None where the kernel does not say."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)

@@ -1,0 +1,139 @@
+"""Programs: a model that is built once and run many times, and a bare matrix product to measure it by.
+
+Shapes: B batch, T tokens, C classes, M rows, N columns.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from backends.interface import LEARNING_RATE
+from backends.torch import weights
+from backends.torch.model import Inputs
+from spec.config import EncoderConfig
+from spec.parameters import Weights
+
+Context = Callable[[], AbstractContextManager[None]]
+
+
+def silent(name: str, tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def predict(model: nn.Module, inputs: Inputs) -> Tensor:
+    return model(inputs, silent)
+
+
+def evaluate(model: nn.Module, loss_function: Callable[..., Tensor], inputs: Inputs) -> Tensor:
+    return loss_function(model, model(inputs, silent), inputs, silent)
+
+
+class Inference:
+    """The forward pass, again and again (:class:`backends.interface.Program`): (B, T) to (B, C)."""
+
+    def __init__(
+        self, model: nn.Module, loss_function: Callable[..., Tensor], inputs: Inputs, config: EncoderConfig, compiled: bool, context: Context
+    ) -> None:
+        self.model = model.requires_grad_(False)
+        self.inputs = inputs
+        self.config = config
+        self.context = context
+        self.output: Tensor | None = None
+        self.forward = torch.compile(predict, fullgraph=True, dynamic=False) if compiled else predict
+
+    def compile(self) -> None:
+        """Do nothing: PyTorch compiles when the first step runs."""
+
+    def step(self) -> None:
+        """Start one forward pass."""
+        with self.context(), torch.inference_mode():
+            self.output = self.forward(self.model, self.inputs)
+
+    def wait(self) -> None:
+        """Wait until the device is done."""
+        if self.output is not None and self.output.is_cuda:
+            torch.cuda.synchronize(self.output.device)
+
+    def results(self) -> dict[str, np.ndarray]:
+        """Return what the last step computed: the logits (B, C)."""
+        return {"logits": weights.to_numpy(self.output)}
+
+    def parameters(self) -> Weights:
+        """Return the parameters as they are now, by canonical name."""
+        return weights.export(dict(self.model.named_parameters()), self.config, "model")
+
+
+class Training:
+    """Training steps by gradient descent, one after another (:class:`backends.interface.Program`): (B, T) to a scalar."""
+
+    def __init__(
+        self, model: nn.Module, loss_function: Callable[..., Tensor], inputs: Inputs, config: EncoderConfig, compiled: bool, context: Context
+    ) -> None:
+        self.model = model
+        self.loss_function = loss_function
+        self.inputs = inputs
+        self.config = config
+        self.context = context
+        self.loss: Tensor | None = None
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.SGD(trained, lr=LEARNING_RATE, momentum=0.0, weight_decay=0.0, foreach=True)
+        self.forward = torch.compile(evaluate, fullgraph=True, dynamic=False) if compiled else evaluate
+
+    def compile(self) -> None:
+        """Do nothing: PyTorch compiles when the first step runs."""
+
+    def step(self) -> None:
+        """Start one step: loss, gradients, and every trained parameter less its gradient times the learning rate."""
+        self.optimizer.zero_grad(set_to_none=True)
+        with self.context():
+            self.loss = self.forward(self.model, self.loss_function, self.inputs)
+            self.loss.backward()
+        self.optimizer.step()
+
+    def wait(self) -> None:
+        """Wait until the device is done."""
+        if self.loss is not None and self.loss.is_cuda:
+            torch.cuda.synchronize(self.loss.device)
+
+    def results(self) -> dict[str, np.ndarray]:
+        """Return what the last step computed: the loss before its update."""
+        return {"loss": weights.to_numpy(self.loss)}
+
+    def parameters(self) -> Weights:
+        """Return the parameters as they are now, by canonical name."""
+        return weights.export(dict(self.model.named_parameters()), self.config, "model")
+
+
+class Product:
+    """A matrix product, again and again (:class:`backends.interface.Program`): (M, K) and (K, N) to (M, N)."""
+
+    def __init__(self, left: Tensor, right: Tensor) -> None:
+        self.left = left
+        self.right = right
+        self.product: Tensor | None = None
+
+    def compile(self) -> None:
+        """Do nothing: there is nothing to compile."""
+
+    def step(self) -> None:
+        """Start one product."""
+        self.product = torch.mm(self.left, self.right)
+
+    def wait(self) -> None:
+        """Wait until the device is done."""
+        if self.left.is_cuda:
+            torch.cuda.synchronize(self.left.device)
+
+    def results(self) -> dict[str, np.ndarray]:
+        """Return what the last step computed."""
+        return {"product": weights.to_numpy(self.product)}
+
+    def parameters(self) -> Weights:
+        """Return nothing: there are no parameters."""
+        return {}
+
+
+PROGRAMS = {"inference": Inference, "training": Training}

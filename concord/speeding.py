@@ -1,0 +1,168 @@
+"""What ``concord speed`` does with its options."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from conformance import record as files
+from conformance.campaign import FAILED_WORKER, Settings
+from conformance.html import style
+from conformance.tolerance import Z
+from spec.errors import SpecError, unknown
+from speed import Mode, Plan, Record, Workload, compare, measure, read, workload
+from speed.bandwidth import copy_gbytes
+from speed.measure import PROFILES, TURNS
+from speed.page import page
+from speed.peers import PEERS
+from speed.presets import sweep
+from speed.table import show, show_changes
+
+PRESETS = ("nndl", "tf1", "minilm", "bert-base")
+"""What is measured unless something else is asked for: what a machine without accelerators can do in minutes."""
+
+MODES = (Mode("explicit", "eager"), Mode("library", "eager"), Mode("library", "compiled"), Mode("library", "eager", "as shipped"))
+"""How it is measured unless something else is asked for."""
+
+PACKED = (Mode("library", "packed"), Mode("library", "packed-compiled"))
+"""And where texts are of unequal length."""
+
+QUICK_TURNS = 2
+"""Turns of a quick measurement, which has no as-shipped profile."""
+
+
+def workloads(presets: Sequence[str] | None, kinds: Sequence[str] | None, paddings: Sequence[str] | None, dtypes: Sequence[str] | None, swept: str | None) -> tuple[Workload, ...]:
+    """Return what the options describe.
+
+    Raises:
+        SpecError: listing every name that is unknown.
+    """
+    found, problems = [], []
+    for name, kind, padding, dtype in itertools.product(presets or PRESETS, kinds or ("inference",), paddings or ("full",), dtypes or ("float32",)):
+        try:
+            work = workload(name, kind, padding, dtype)
+            found += sweep(swept, work) if swept else [work]
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(list(dict.fromkeys(problems)))
+    return tuple(found)
+
+
+def modes(implementations: Sequence[str] | None, executions: Sequence[str] | None, profiles: Sequence[str] | None, ragged: bool, quick: bool) -> tuple[Mode, ...]:
+    """Return the modes that the options describe; without any, those that most will ask for.
+
+    Raises:
+        SpecError: for an unknown profile.
+    """
+    wrong = [str(unknown("profile", name, list(PROFILES))) for name in profiles or () if name not in PROFILES]
+    if wrong:
+        raise SpecError(wrong)
+    if implementations or executions:
+        chosen = [Mode(*names) for names in itertools.product(implementations or ("explicit", "library"), executions or ("eager", "compiled"), profiles or ("tuned",))]
+        return tuple(chosen)
+    usual = [*MODES, *(PACKED if ragged else ())]
+    return tuple(mode for mode in usual if mode.profile in (profiles or (("tuned",) if quick else PROFILES)))
+
+
+def with_peers(names: Sequence[str], asked: Sequence[str] | None, works: Sequence[Workload]) -> list[str]:
+    """Return backends and, unless some were asked for by name, the peers that know one of the models."""
+    known = [work for work in works if work.preset.config.pooler == "tanh" and work.preset.config.positions == "learned"]
+    return [*names, *(PEERS if known and not asked else ())]
+
+
+def plan(names: Sequence[str], works: Sequence[Workload], chosen: Sequence[Mode], settings: Settings, turns: int | None, quick: bool) -> Plan:
+    """Return the plan.
+
+    Raises:
+        SpecError: if there are too few turns.
+    """
+    if turns is not None and turns < 1:
+        raise SpecError([f"--turns is {turns} but must be at least 1"])
+    return Plan(
+        names=tuple(names),
+        workloads=tuple(works),
+        modes=tuple(chosen),
+        limit=Z,
+        asked=settings.asked,
+        device=settings.device,
+        turns=turns or (QUICK_TURNS if quick else TURNS),
+        patience=1 if quick else 3,
+        threads=settings.threads,
+        python=settings.python,
+        ssh=settings.ssh,
+        time_limit=settings.time_limit,
+    )
+
+
+def run(chosen: Plan, json: Path | None, html: Path | None, resume: Path | None) -> int:
+    """Measure, print and write; return the exit code.
+
+    Raises:
+        SpecError: if a record cannot be gone on with, or something cannot be written.
+        KeyboardInterrupt: when interrupted; what was measured until then has been printed and written.
+    """
+    kept = Record(chosen, read(resume) if resume else None)
+    if chosen.device == "cpu":
+        kept.settings["copy_gbytes"] = copy_gbytes(chosen.threads or os.cpu_count() or 1)
+    json = json or resume
+    started, before, console = time.perf_counter(), kept.seconds, Console()
+
+    def keep(entry: dict[str, Any]) -> None:
+        kept.add(entry)
+        kept.seconds = before + time.perf_counter() - started
+        if json is not None:
+            files.write(json, kept.as_dict())
+
+    try:
+        with _telling() as tell:
+            measure(chosen, kept.done, keep, tell)
+        kept.complete = True
+    finally:
+        kept.seconds = before + time.perf_counter() - started
+        data = files.plain(kept.as_dict())
+        if kept.entries:
+            show(data, console)
+        if json is not None:
+            files.write(json, data)
+            console.print(f"written: {json}", highlight=False)
+        if html is not None:
+            files.save(html, page(data, style()))
+            console.print(f"written: {html}", highlight=False)
+        console.print(f"{kept.seconds:.0f} s in all", highlight=False)
+    return exit_code(data)
+
+
+def exit_code(data: dict[str, Any]) -> int:
+    """0: all was measured that can be; 1: something was withheld because it is wrong; 3: a backend failed, or nothing was measured."""
+    found = {entry["status"] for entry in data["entries"]}
+    if found & set(FAILED_WORKER) or "measured" not in found | ({"measured"} if "withheld" in found else set()):
+        return 3
+    return 1 if found & {"withheld", "refused"} else 0
+
+
+def changes(old: Path, new: Path) -> int:
+    """Print what changed between two records; 1 if something became slower."""
+    before, after = read(old), read(new)
+    found = list(compare(before, after))
+    show_changes(before, after, found, Console())
+    return 1 if any(change.verdict == "slower" for change in found) else 0
+
+
+@contextlib.contextmanager
+def _telling() -> Iterator[Callable[[str], None]]:
+    """Say on standard error what is being done, where somebody watches."""
+    console, started = Console(stderr=True), time.perf_counter()
+    if not console.is_terminal:
+        yield lambda text: None
+        return
+    with console.status("starting") as status:
+        yield lambda text: status.update(f"{time.perf_counter() - started:4.0f} s  {text}")
+

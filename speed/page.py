@@ -1,0 +1,112 @@
+"""The page: one file that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from speed import drawing
+from speed.growth import curves, exponent
+from speed.table import memory, percent, seconds
+
+LINES = ("measured", "inexpressible", "unsupported", "absent")
+"""Statuses that are nobody's fault."""
+
+
+def page(data: Mapping[str, Any], style: str) -> str:
+    """Return a record (:mod:`speed.record`) as HTML.
+
+    Args:
+        style: the style sheet that Concord's pages share.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("speed"), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.ChainableUndefined
+    )
+    environment.filters |= {"seconds": seconds, "memory": memory, "percent": percent}
+    backends = list(dict.fromkeys(entry["backend"] for entry in data["entries"]))
+    works = [_work(name, work, data["entries"], backends) for name, work in data["workloads"].items()]
+    return environment.get_template("speed.html").render(
+        data=data,
+        style=Markup(style),  # ours
+        works=[work for work in works if work["rows"]],
+        headline=_headline(data),
+        faults=_faults(data["entries"]),
+        growth=_growth(data, backends),
+        roofline=_roofline(data, backends),
+        legend=[(name, i % drawing.COLOURS) for i, name in enumerate(backends)],
+    )
+
+
+def _headline(data: Mapping[str, Any]) -> str:
+    measured = [entry for entry in data["entries"] if entry["summary"]]
+    wrong = [entry for entry in data["entries"] if entry["status"] == "withheld"]
+    text = f"{len(measured)} measurement{'' if len(measured) == 1 else 's'}, all of programs that conformed"
+    return text + (f"; {len(wrong)} withheld, because what they computed is wrong" if wrong else "")
+
+
+def _work(name: str, work: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], backends: Sequence[str]) -> dict[str, Any]:
+    rows = sorted((e for e in entries if e["workload"] == name and e["summary"]), key=lambda e: e["summary"]["median_seconds"])
+    times = [
+        (f"{e['backend']} {e['mode']}", s["median_seconds"], s["low_seconds"], s["high_seconds"], seconds(s["median_seconds"]) + ("" if s["steady"] else " ~"), backends.index(e["backend"]))
+        for e in rows
+        for s in [e["summary"]]
+    ]
+    held = [
+        (f"{e['backend']} {e['mode']}", peak, peak, peak, f"{memory(peak)} MiB", backends.index(e["backend"]))
+        for e in rows
+        for peak in [e["summary"]["peak_memory_bytes"]]
+        if peak
+    ]
+    return {"name": name, **work, "rows": rows, "bars": drawing.bars(times, f"seconds a step, {name}"), "held": drawing.bars(held, f"largest resident memory, {name}") if held else None}
+
+
+def _faults(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return what was not measured and why, said once for all workloads that it holds for."""
+    said: dict[tuple[str, str, str, str], list[str]] = {}
+    for entry in entries:
+        if entry["status"] != "measured":
+            said.setdefault((entry["backend"], entry["mode"], entry["status"], entry["detail"]), []).append(entry["workload"])
+    return [{"backend": b, "mode": m, "status": s, "detail": d, "works": works, "bad": s not in LINES} for (b, m, s, d), works in said.items()]
+
+
+def _growth(data: Mapping[str, Any], backends: Sequence[str]) -> list[dict[str, Any]]:
+    found: dict[tuple[str, str], dict[str, list[tuple[int, float]]]] = {}
+    for (name, axis, backend, mode), points in curves(data).items():
+        found.setdefault((name, axis), {})[f"{backend} {mode}"] = points
+    pictures = []
+    for (name, axis), lines in found.items():
+        series = {line: (backends.index(line.split(" ")[0]), points) for line, points in lines.items()}
+        fits = [(line, exponent(points), points) for line, points in lines.items()]
+        pictures.append({"name": name, "axis": axis, "picture": drawing.loglog(series, f"{name}: seconds by {axis}", axis, "seconds"), "fits": fits})
+    return pictures
+
+
+def _roofline(data: Mapping[str, Any], backends: Sequence[str]) -> Markup | None:
+    """Draw what was reached against what the machine's memory and its best matrix product allow."""
+    best, bandwidth = data["best_product_gflops"], data["settings"].get("copy_gbytes")
+    series: dict[str, tuple[int, list[tuple[float, float]]]] = {}
+    for entry in data["entries"]:
+        if entry["summary"]:
+            work = data["workloads"][entry["workload"]]
+            point = (intensity(work), entry["summary"]["gflops"])
+            series[f"{entry['backend']} {entry['mode']}, {entry['workload']}"] = (backends.index(entry["backend"]), [point])
+    if not series or not best or not bandwidth:
+        return None
+    reached = [points[0][0] for _, points in series.values()]
+    ridge = best / bandwidth
+    first, last = min(*reached, ridge) / 2, max(*reached, ridge) * 2
+    ceilings = [(first, first * bandwidth, ridge, best), (ridge, best, last, best)]
+    return drawing.loglog(series, "roofline", "operations for each byte of weights and activations", "GFLOP/s", ceilings, joined=False)
+
+
+def intensity(work: Mapping[str, Any]) -> float:
+    """Return how many operations there are for each byte of weights and layer results, each moved once."""
+    config, itemsize = work["config"], {"float64": 8, "float32": 4}.get(work["dtype"], 2)
+    width, inner, layers = config["d_model"], config["d_ff"], config["num_layers"]
+    rows = work["batch"] * work["tokens"]
+    weights = layers * (4 * width * width + 2 * width * inner)
+    results = layers * (rows * (8 * width + 2 * inner) + 2 * work["batch"] * config["num_heads"] * work["tokens"] ** 2)
+    return float(work["flops"] / (itemsize * (weights + results) * (3 if work["kind"] == "training" else 1)))

@@ -1,0 +1,156 @@
+"""Hugging Face's ``BertForSequenceClassification`` on PyTorch, with attention by ``scaled_dot_product_attention``."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from backends.interface import LEARNING_RATE, Program, Request, Run, Unsupported
+from spec.config import EncoderConfig
+from spec.parameters import Weights
+from speed.peers.naming import refuse_others, to_canonical, to_native
+
+
+class Inference:
+    """The forward pass (:class:`backends.interface.Program`)."""
+
+    def __init__(self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], config: EncoderConfig, compiled: bool) -> None:
+        self.model, self.config = model, config
+        self.inputs = {name: tensor for name, tensor in inputs.items() if name != "labels"}
+        self.output: torch.Tensor | None = None
+        self.forward = torch.compile(model, fullgraph=True, dynamic=False) if compiled else model
+
+    def compile(self) -> None:
+        """Do nothing: PyTorch compiles when the first step runs."""
+
+    def step(self) -> None:
+        """Start one forward pass."""
+        with torch.inference_mode():
+            self.output = self.forward(**self.inputs).logits
+
+    def wait(self) -> None:
+        """Wait until the device is done."""
+        _wait(self.output)
+
+    def results(self) -> dict[str, np.ndarray]:
+        """Return the logits (B, C)."""
+        assert self.output is not None
+        return {"logits": self.output.float().cpu().numpy()}
+
+    def parameters(self) -> Weights:
+        """Return the parameters by canonical name."""
+        return to_canonical(self.config, {name: p.detach().cpu().numpy() for name, p in self.model.named_parameters()})
+
+
+class Training:
+    """Training steps by gradient descent (:class:`backends.interface.Program`)."""
+
+    def __init__(self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], config: EncoderConfig, compiled: bool) -> None:
+        self.model, self.inputs, self.config = model, inputs, config
+        self.loss: torch.Tensor | None = None
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, foreach=True)
+        self.forward = torch.compile(model, fullgraph=True, dynamic=False) if compiled else model
+
+    def compile(self) -> None:
+        """Do nothing: PyTorch compiles when the first step runs."""
+
+    def step(self) -> None:
+        """Start one step."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.loss = self.forward(**self.inputs).loss
+        self.loss.backward()
+        self.optimizer.step()
+
+    def wait(self) -> None:
+        """Wait until the device is done."""
+        _wait(self.loss)
+
+    def results(self) -> dict[str, np.ndarray]:
+        """Return the loss before the update."""
+        assert self.loss is not None
+        return {"loss": self.loss.detach().float().cpu().numpy()}
+
+    def parameters(self) -> Weights:
+        """Return the parameters by canonical name."""
+        return to_canonical(self.config, {name: p.detach().cpu().numpy() for name, p in self.model.named_parameters()})
+
+
+class Peer:
+    """The peer (:class:`backends.interface.Measurable`)."""
+
+    name = "hf"
+
+    def describe(self) -> dict[str, Any]:
+        """Return versions, devices and threads."""
+        return {
+            "version": f"transformers {transformers.__version__} on torch {torch.__version__}",
+            "devices": ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))],
+            "dtypes": {"cpu": ["float32"], "cuda": ["float32"]},
+            "threads": torch.get_num_threads(),
+            "thread_switches": {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")},
+        }
+
+    def run(self, request: Request) -> Run:
+        """Refuse: only whole programs are measured."""
+        raise Unsupported("hf is measured by 'concord speed' alone")
+
+    def program(self, request: Request, kind: str) -> Program:
+        """Build the model to be run many times."""
+        if request.implementation != "library" or request.execution not in ("eager", "compiled"):
+            raise Unsupported("hf has its own implementation: --implementation library, --execution eager or compiled")
+        torch.set_float32_matmul_precision("highest")
+        torch.compiler.reset()
+        model = build(request.config, request.weights).to(request.device)
+        inputs = {name: torch.from_numpy(array).to(request.device) for name, array in tensors(request).items()}
+        return {"inference": Inference, "training": Training}[kind](model, inputs, request.config, request.execution == "compiled")
+
+    def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str) -> Program:
+        """Refuse: torch has the same product."""
+        raise Unsupported("hf has no product of its own")
+
+
+def build(config: EncoderConfig, weights: Weights) -> torch.nn.Module:
+    """Return the model, without dropout, with the weights loaded.
+
+    Raises:
+        Unsupported: for a model that is no BERT.
+    """
+    refuse_others(config, "hf")
+    described = transformers.BertConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.d_model,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        intermediate_size=config.d_ff,
+        hidden_act="gelu",
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        max_position_embeddings=config.max_positions,
+        type_vocab_size=config.num_segments,
+        layer_norm_eps=config.norm_epsilon,
+        pad_token_id=config.pad_id,
+        num_labels=config.num_classes,
+        attn_implementation="sdpa",
+    )
+    model = transformers.BertForSequenceClassification(described).eval()
+    arrays = {name: torch.from_numpy(array) for name, array in to_native(config, weights).items()}
+    missing, unexpected = model.load_state_dict(arrays, strict=False)
+    if unexpected or any(not name.endswith("position_ids") for name in missing):
+        raise RuntimeError(f"weights do not fit: missing {missing}, unexpected {unexpected}")
+    return model
+
+
+def tensors(request: Request) -> dict[str, np.ndarray]:
+    """Return the inputs by the names that they have there."""
+    given = request.batch.arrays()
+    mask = (given["input_ids"] != request.config.pad_id).astype(np.int64)
+    return {"input_ids": given["input_ids"], "attention_mask": mask, "token_type_ids": given["segment_ids"], "labels": given["labels"]}
+
+
+def _wait(tensor: torch.Tensor | None) -> None:
+    if tensor is not None and tensor.is_cuda:
+        torch.cuda.synchronize(tensor.device)

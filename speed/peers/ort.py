@@ -1,0 +1,99 @@
+"""ONNX Runtime, on Hugging Face's model as PyTorch exports it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+
+from backends.interface import Program, Request, Run, Unsupported
+from spec.parameters import Weights
+from speed.peers.hf import build, tensors
+
+NAMES = ("input_ids", "attention_mask", "token_type_ids")
+
+
+class Inference:
+    """The forward pass (:class:`backends.interface.Program`)."""
+
+    def __init__(self, file: bytes, inputs: dict[str, np.ndarray], threads: int | None) -> None:
+        self.file: bytes | None = file
+        self.inputs, self.threads = inputs, threads
+        self.session: onnxruntime.InferenceSession | None = None
+        self.output: np.ndarray | None = None
+
+    def compile(self) -> None:
+        """Optimise the graph, as far as ONNX Runtime does."""
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+        options.log_severity_level = 3
+        if self.threads:
+            options.intra_op_num_threads, options.inter_op_num_threads = self.threads, 1
+        self.session, self.file = onnxruntime.InferenceSession(self.file, options, providers=["CPUExecutionProvider"]), None
+
+    def step(self) -> None:
+        """Run one forward pass."""
+        assert self.session is not None
+        (self.output,) = self.session.run(["logits"], self.inputs)
+
+    def wait(self) -> None:
+        """Do nothing: a step ends when it is done."""
+
+    def results(self) -> dict[str, np.ndarray]:
+        """Return the logits (B, C)."""
+        assert self.output is not None
+        return {"logits": self.output}
+
+    def parameters(self) -> Weights:
+        """Return nothing: they are part of the graph."""
+        return {}
+
+
+class Peer:
+    """The peer (:class:`backends.interface.Measurable`)."""
+
+    name = "ort"
+
+    def describe(self) -> dict[str, Any]:
+        """Return versions, devices and threads."""
+        return {
+            "version": f"onnxruntime {onnxruntime.__version__}",
+            "devices": ["cpu"],
+            "dtypes": {"cpu": ["float32"]},
+            "threads": int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1),
+            "thread_switches": {"intra_op_num_threads": os.environ.get("OMP_NUM_THREADS")},
+        }
+
+    def run(self, request: Request) -> Run:
+        """Refuse: only whole programs are measured."""
+        raise Unsupported("ort is measured by 'concord speed' alone")
+
+    def program(self, request: Request, kind: str) -> Program:
+        """Export the model and load it, to be run many times."""
+        if request.implementation != "library" or request.execution != "compiled" or kind != "inference" or request.device != "cpu":
+            raise Unsupported("ort runs optimised graphs on cpu: --implementation library, --execution compiled, --kind inference")
+        given = {name: array for name, array in tensors(request).items() if name in NAMES}
+        threads = os.environ.get("OMP_NUM_THREADS")
+        return Inference(_exported(build(request.config, request.weights), given), given, int(threads) if threads else None)
+
+    def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str) -> Program:
+        """Refuse: it runs graphs."""
+        raise Unsupported("ort has no product of its own")
+
+
+def _exported(model: torch.nn.Module, inputs: dict[str, np.ndarray]) -> bytes:
+    """Return the model as an ONNX file."""
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    arguments = {name: torch.from_numpy(array) for name, array in inputs.items()}
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):
+        path = Path(folder) / "model.onnx"
+        torch.onnx.export(model, (), path, kwargs=arguments, input_names=list(arguments), output_names=["logits"], dynamo=True, external_data=False)
+        return path.read_bytes()

@@ -1,0 +1,152 @@
+"""What is measured: models of a size that is in use, on batches of a size that is in use."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from backends.interface import KINDS
+from spec.config import EncoderConfig, variant
+from spec.errors import SpecError, unknown
+
+LENGTHS = ("full", "ragged")
+"""``full``: no padding. ``ragged``: the lengths of real texts, which are close to log-normal."""
+
+MEDIAN, SIGMA = 0.4, 0.6
+"""Of ragged lengths: the median as a share of T, and the standard deviation of their logarithm. A sixteenth is cut off at T."""
+
+SEED = 0
+"""Of weights and inputs."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A model and a batch.
+
+    Attributes:
+        name: what it is called.
+        source: where the sizes come from.
+        config: the model.
+        batch, tokens: B and T.
+    """
+
+    name: str
+    source: str
+    config: EncoderConfig
+    batch: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is timed: a preset, inference or training, with full or ragged lengths.
+
+    Attributes:
+        kind: one of :data:`backends.interface.KINDS`.
+        padding: one of :data:`LENGTHS`.
+    """
+
+    preset: Preset
+    kind: str = "inference"
+    padding: str = "full"
+    dtype: str = "float32"
+
+    @property
+    def name(self) -> str:
+        """A name for tables and records."""
+        return f"{self.preset.name} {self.kind} {self.padding}"
+
+    @functools.cached_property
+    def lengths(self) -> list[int]:
+        """The number of real tokens of each sample."""
+        return ragged(self.preset.batch, self.preset.tokens) if self.padding == "ragged" else [self.preset.tokens] * self.preset.batch
+
+    @property
+    def key(self) -> str:
+        """A digest of all that its result follows from, but for the number of times it is run."""
+        plain = [self.preset.config.as_dict(), self.kind, self.lengths, self.preset.tokens, self.dtype, SEED]
+        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
+
+    def request(self) -> dict[str, Any]:
+        """Return what :meth:`backends.programs.Bench.prepare` needs to know of it."""
+        return {
+            "config": self.preset.config.as_dict(),
+            "lengths": self.lengths,
+            "tokens": self.preset.tokens,
+            "seed": SEED,
+            "kind": self.kind,
+            "dtype": self.dtype,
+        }
+
+
+def ragged(batch: int, tokens: int) -> list[int]:
+    """Return realistic lengths, none of them drawn at random: evenly spaced quantiles of a log-normal distribution, cut off at T."""
+    normal = statistics.NormalDist()
+    quantiles = [normal.inv_cdf((i + 0.5) / batch) for i in range(batch)]
+    return [max(1, min(tokens, round(MEDIAN * tokens * math.exp(SIGMA * z)))) for z in quantiles]
+
+
+def _bert(name: str, source: str, batch: int, tokens: int, **sizes: int) -> Preset:
+    return Preset(name, source, variant("bert", **sizes), batch, tokens)
+
+
+@functools.cache
+def presets() -> Mapping[str, Preset]:
+    """Return the presets by name."""
+    found = [
+        Preset("nndl", "NNDL practice 8.4: one layer, batches of 32 x 52", variant("nndl-paddle-api", num_layers=1), 32, 52),
+        Preset("tf1", "TF1 text classifier: batches of 128 x 100", variant("tf1-text-classifier"), 128, 100),
+        _bert("minilm", "MiniLM, 6 layers of width 384", 8, 128, num_layers=6, d_model=384, num_heads=12, d_ff=1536),
+        _bert("bert-base", "BERT base", 8, 128),
+        _bert("bert-large", "BERT large, at a size for accelerators", 64, 512, num_layers=24, d_model=1024, num_heads=16, d_ff=4096),
+    ]
+    return {preset.name: preset for preset in found}
+
+
+PRESETS = ("nndl", "tf1", "minilm", "bert-base", "bert-large")
+"""The names of the presets."""
+
+
+def workload(name: str, kind: str = "inference", padding: str = "full", dtype: str = "float32") -> Workload:
+    """Return a workload by name.
+
+    Raises:
+        SpecError: listing every unknown name, with the nearest.
+    """
+    wanted = (("preset", name, PRESETS), ("kind", kind, KINDS), ("lengths", padding, LENGTHS))
+    problems = [str(unknown(what, given, list(known))) for what, given, known in wanted if given not in known]
+    if problems:
+        raise SpecError(problems)
+    return Workload(presets()[name], kind, padding, dtype)
+
+
+SWEEPS: dict[str, tuple[int, ...]] = {"tokens": (32, 64, 128, 256), "batch": (1, 2, 4, 8, 16), "layers": (1, 2, 3, 4, 6)}
+"""What a sweep varies, and its points."""
+
+
+def sweep(axis: str, base: Workload) -> list[Workload]:
+    """Return workloads that differ in one size.
+
+    Raises:
+        UnknownNameError: for an unknown axis.
+    """
+    if axis not in SWEEPS:
+        raise unknown("sweep", axis, list(SWEEPS))
+    return [replace(base, preset=_resized(base.preset, axis, size)) for size in SWEEPS[axis]]
+
+
+def _resized(preset: Preset, axis: str, size: int) -> Preset:
+    name = f"{preset.name} {axis}={size}"
+    if axis == "layers":
+        return replace(preset, name=name, config=replace(preset.config, num_layers=size))
+    config = preset.config
+    if axis == "tokens" and (size > config.max_positions or config.pooling == "flatten"):
+        config = replace(config, max_positions=size)  # a flattening head takes exactly as many tokens as there are positions
+    sizes = {"batch": preset.batch, "tokens": preset.tokens, axis: size}
+    return replace(preset, name=name, config=config, batch=sizes["batch"], tokens=sizes["tokens"])

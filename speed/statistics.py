@@ -1,0 +1,48 @@
+"""What many timings say: the median, its spread, and whether it can be relied on."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+STEADY = 0.10
+"""The largest spread, as a share of the median, of a measurement that is called steady."""
+
+WARM = 3
+"""A turn with at least so many steps begins with one that is not counted: another process had the caches."""
+
+
+def counted(turns: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Return the steps of each turn that count. The first turn warms up and does not, unless it is the only one."""
+    kept = turns[1:] or turns
+    return [list(turn[1:] if len(turn) >= WARM else turn) for turn in kept]
+
+
+def median(turns: Sequence[Sequence[float]]) -> float:
+    """Return the median of the turns' medians, in seconds; NaN of nothing."""
+    medians = [statistics.median(turn) for turn in counted(turns) if turn]
+    return statistics.median(medians) if medians else math.nan
+
+
+def interval(turns: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Return the range in which the middle half of the turns' medians lie, in seconds."""
+    medians = sorted(statistics.median(turn) for turn in counted(turns) if turn)
+    if not medians:
+        return math.nan, math.nan
+    if len(medians) < 4:
+        return medians[0], medians[-1]
+    lower, _, upper = statistics.quantiles(medians, n=4, method="inclusive")
+    return lower, upper
+
+
+def spread(turns: Sequence[Sequence[float]]) -> float:
+    """Return the width of that range as a share of the median; infinite if there is but one turn."""
+    low, high = interval(turns)
+    middle = median(turns)
+    return (high - low) / middle if len(turns) > 1 and middle > 0 else math.inf
+
+
+def settled(turns: Sequence[Sequence[float]]) -> bool:
+    """Whether a measurement is steady."""
+    return spread(turns) <= STEADY

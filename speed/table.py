@@ -1,0 +1,117 @@
+"""What a person sees in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from speed.compare import Change, drift
+from speed.growth import curves, exponent
+
+WIDE = 110
+"""Columns from which on every figure has room."""
+
+
+def seconds(value: float | None) -> str:
+    """Return a duration in the unit that suits it."""
+    if value is None:
+        return ""
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} µs"
+
+
+def memory(value: float | None) -> str:
+    """Return bytes as MiB."""
+    return "" if value is None else f"{value / 2**20:,.0f}"
+
+
+def percent(value: float | None) -> str:
+    """Return a share."""
+    return "" if value is None else f"{100 * value:.0f} %"
+
+
+def show(data: Mapping[str, Any], console: Console) -> None:
+    """Print a record: a table for each workload, fastest first, then what could not be measured."""
+    for name, work in data["workloads"].items():
+        entries = [entry for entry in data["entries"] if entry["workload"] == name]
+        if entries:
+            console.print(_table(name, work, entries, console.width >= WIDE))
+    _fits(data, console)
+    _notes(data, console)
+
+
+def _fits(data: Mapping[str, Any], console: Console) -> None:
+    """Print how fast cost grows along each sweep."""
+    found = curves(data)
+    if found:
+        table = Table(title="Growth: the exponent of the size that fits best; 1 is linear", title_justify="left", title_style="bold")
+        for column in ("sweep", "backend", "mode"):
+            table.add_column(column, overflow="fold")
+        table.add_column("exponent", justify="right")
+        for (name, axis, backend, mode), points in found.items():
+            table.add_row(f"{name}, {axis} {points[0][0]} to {points[-1][0]}", backend, mode, f"{exponent(points):.2f}")
+        console.print(table)
+
+
+def _table(name: str, work: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], wide: bool) -> Table:
+    size = f"{work['batch']} x {work['tokens']} tokens, {work['real_tokens']:,} real, {work['flops'] / 1e9:.3g} GFLOP a step"
+    table = Table(title=f"{name}: {size}", title_justify="left", title_style="bold")
+    table.add_column("backend", overflow="fold")
+    table.add_column("mode", overflow="fold")
+    columns = ["step", "±", "tokens/s", "GFLOP/s", "of best"] + (["of own", "import", "build", "compile", "first", "MiB", "threads"] if wide else ["MiB"])
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    for entry in sorted((e for e in entries if e["summary"]), key=lambda e: e["summary"]["median_seconds"]):
+        s = entry["summary"]
+        unsteady = Text(percent(s["spread"] / 2 if s["spread"] is not None else None), style="" if s["steady"] else "bold yellow")
+        cells: list[str | Text] = [seconds(s["median_seconds"]), unsteady, f"{s['real_tokens_per_second']:,.0f}", f"{s['gflops']:.0f}", percent(s["share_of_best_product"])]
+        if wide:
+            cells += [percent(s["share_of_own_product"]), seconds(entry["import_seconds"]), seconds(entry["build_seconds"]), seconds(s["compile_seconds"]), seconds(entry["first_seconds"])]
+        cells.append(memory(s["peak_memory_bytes"]))
+        if wide:
+            cells.append("" if s["busy_threads"] is None else f"{s['busy_threads']:.0f}")
+        table.add_row(entry["backend"], entry["mode"], *cells)
+    return table
+
+
+def _notes(data: Mapping[str, Any], console: Console) -> None:
+    said: dict[tuple[str, str, str, str], list[str]] = {}
+    for entry in data["entries"]:
+        if entry["status"] != "measured":
+            said.setdefault((entry["backend"], entry["mode"], entry["status"], entry["detail"]), []).append(entry["workload"])
+    for (backend, mode, status, detail), works in said.items():
+        style = "bold red" if status in ("withheld", "crashed", "error", "missing", "broken", "timed out", "out of memory") else "dim"
+        console.print(Text(f"{backend}, {mode}: {status}: {detail} [{', '.join(works)}]", style=style))
+    for entry in data["entries"]:
+        if entry["summary"] and not entry["summary"]["steady"]:
+            console.print(Text(f"unsteady: {entry['backend']}, {entry['mode']}, {entry['workload']}: spread {percent(entry['summary']['spread'])} of the median", style="yellow"))
+    threads = {name: entry["summary"]["busy_threads"] for entry in data["entries"] if entry["summary"] and entry["profile"] == "tuned" for name in [entry["backend"]]}
+    counted = {count for count in threads.values() if count is not None}
+    if len(counted) > 1:
+        console.print(Text("threads that were busy differ: " + ", ".join(f"{name} {count:.0f}" for name, count in threads.items() if count is not None), style="yellow"))
+    if not data["complete"]:
+        console.print(Text("interrupted: what was measured until then is above; --resume FILE goes on", style="yellow"))
+
+
+def show_changes(old: Mapping[str, Any], new: Mapping[str, Any], changes: Iterable[Change], console: Console) -> None:
+    """Print what changed between two records."""
+    table = Table(title="New against old", title_justify="left", title_style="bold")
+    for column in ("workload", "backend", "mode"):
+        table.add_column(column, overflow="fold")
+    for column in ("old", "new", "time", "noise", ""):
+        table.add_column(column, justify="right", no_wrap=True)
+    styles = {"slower": "bold red", "faster": "bold green", "same": "", "new": "dim", "gone": "dim", "cannot say": "yellow"}
+    for change in changes:
+        ratio = "" if change.ratio is None else f"{100 * (change.ratio - 1):+.1f} %"
+        noise = "" if change.noise is None else f"±{100 * change.noise:.1f} %"
+        said = Text(change.verdict + (f": {change.detail}" if change.detail else ""), style=styles[change.verdict])
+        table.add_row(change.workload, change.backend, change.mode, seconds(change.old), seconds(change.new), ratio, noise, said)
+    console.print(table)
+    machine = drift(old, new)
+    if machine is not None:
+        console.print(f"The best bare matrix product is {100 * (machine - 1):+.1f} % as fast as it was: what the machine itself did.", highlight=False)
+    if old["machine"].get("processor") != new["machine"].get("processor"):
+        console.print(Text(f"Not the same processor: {old['machine'].get('processor')}, {new['machine'].get('processor')}", style="bold yellow"))

@@ -1,0 +1,36 @@
+"""How much arithmetic a workload is: the products of its matrices; what is left is little."""
+
+from __future__ import annotations
+
+from speed.presets import Workload
+
+BACKWARD = 2
+"""A product's two gradients are two products of its size."""
+
+
+def flops(workload: Workload, real_only: bool = False) -> float:
+    """Return the floating-point operations of one step: a multiplication and an addition for each term of each product.
+
+    Args:
+        real_only: whether padding is left out, as packed execution does in all but attention's core.
+    """
+    preset = workload.preset
+    config, tokens = preset.config, preset.tokens
+    width, rows = config.d_model, sum(workload.lengths) if real_only else preset.batch * tokens
+    projections = 3 + bool(config.output_projection)
+    per_token = 2 * width * (projections * width + 2 * config.d_ff)
+    attention = 4 * preset.batch * tokens * tokens * width
+    features = width * (config.max_positions if config.pooling == "flatten" else 1)
+    head = 2 * preset.batch * (features * config.num_classes + (width * width if config.pooler == "tanh" else 0))
+    forward = config.num_layers * (rows * per_token + attention) + head
+    return float(forward * (1 + BACKWARD if workload.kind == "training" else 1))
+
+
+def real_tokens(workload: Workload) -> int:
+    """Return how many tokens of a batch are no padding."""
+    return sum(workload.lengths)
+
+
+def product_sizes(workload: Workload) -> tuple[int, int, int]:
+    """Return the sizes of the largest product of the model: the feed-forward's first."""
+    return workload.preset.batch * workload.preset.tokens, workload.preset.config.d_model, workload.preset.config.d_ff

@@ -1,0 +1,388 @@
+"""Speed: backends have their turns, what is wrong is withheld, and only what exceeds the noise is called a change."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spec
+from backends.worker import Worker
+from concord import speeding
+from concord.cli import main
+from conformance.html import style
+from conformance.tolerance import Z
+from spec.errors import SpecError
+from speed import Mode, Plan, Record, Workload, compare, measure, presets, read, statistics, truth, workload
+from speed.growth import curves, exponent
+from speed.measure import busy_threads
+from speed.page import page
+from speed.presets import PRESETS, Preset, ragged, sweep
+from speed.work import flops
+from tests.toys.surroundings import toy
+
+EXPLICIT = Mode("explicit", "eager")
+RIGHT, SLOW, WRONG, DYING = (toy(name, "measurable") for name in ("Measurable", "Slow", "WrongLogits", "DiesInTheSecondStep"))
+NARROW = {"d_model": 14, "num_heads": 2, "d_ff": 23, "num_layers": 2, "vocab_size": 31, "max_positions": 13}
+
+
+def small_preset(name: str = "small", variant: str = "bert", **fields: int) -> Preset:
+    return Preset(name, "a test", spec.variant(variant, **{**NARROW, **fields}), 5, 11)
+
+
+def small(kind: str = "inference", padding: str = "ragged") -> Workload:
+    return Workload(small_preset(), kind, padding)
+
+
+def plan_of(*names: str, works: tuple[Workload, ...] | None = None, modes: tuple[Mode, ...] = (EXPLICIT,), **settings: Any) -> Plan:
+    return Plan(names=names, workloads=works or (small(),), modes=modes, limit=Z, **{"turns": 3, "patience": 1, "slice": 0.02, "threads": 1, **settings})
+
+
+def measured(plan: Plan, data: dict[str, Any] | None = None) -> dict[str, Any]:
+    kept = Record(plan, data)
+    measure(plan, kept.done, kept.add)
+    kept.complete = True
+    return kept.as_dict()
+
+
+# What is measured.
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_has_the_published_sizes(name: str) -> None:
+    layers, width, batch, tokens = {"nndl": (1, 768, 32, 52), "tf1": (1, 200, 128, 100), "minilm": (6, 384, 8, 128), "bert-base": (12, 768, 8, 128), "bert-large": (24, 1024, 64, 512)}[name]
+    preset = workload(name).preset
+    assert (preset.config.num_layers, preset.config.d_model, preset.batch, preset.tokens) == (layers, width, batch, tokens)
+
+
+def test_ragged_lengths_are_spread_and_repeatable() -> None:
+    lengths = ragged(97, 128)
+    assert lengths == ragged(97, 128) == sorted(lengths)
+    assert 1 <= lengths[0] < lengths[48] < lengths[-1] == 128
+    assert 0.35 < np.mean(lengths) / 128 < 0.55
+
+
+def test_unknown_names_are_refused_together() -> None:
+    with pytest.raises(SpecError) as refused:
+        workload("nndll", "inferense", "raged")
+    assert len(refused.value.problems) == 3
+
+
+def test_a_sweep_varies_one_size() -> None:
+    assert [work.preset.tokens for work in sweep("tokens", small())] == list(presets.SWEEPS["tokens"])
+    assert [work.preset.batch for work in sweep("batch", small())] == list(presets.SWEEPS["batch"])
+    assert [work.preset.config.num_layers for work in sweep("layers", small())] == list(presets.SWEEPS["layers"])
+    for axis in presets.SWEEPS:
+        for work in sweep(axis, Workload(small_preset(variant="tf1-text-classifier", max_positions=11))):
+            spec.batch.batch_of_lengths(work.preset.config, work.lengths, work.preset.tokens)
+
+
+@pytest.mark.parametrize("variant", ["bert", "tf1-text-classifier"])
+def test_operations_are_those_of_the_products(variant: str) -> None:
+    config = small_preset(variant=variant, max_positions=11).config
+    work = Workload(Preset("x", "", config, 5, 11))
+    width, rows = 14, 5 * 11
+    products = [(rows, width, width)] * (4 if config.output_projection else 3) + [(rows, width, 23), (rows, 23, width)]
+    products += [(5 * 2 * 11, 7, 11), (5 * 2 * 11, 11, 7)]
+    head = [(5, width * (11 if config.pooling == "flatten" else 1), config.num_classes)] + ([(5, width, width)] if config.pooler == "tanh" else [])
+    assert flops(work) == sum(2 * m * k * n for m, k, n in 2 * products + head)
+    assert flops(dataclasses.replace(work, kind="training")) == 3 * flops(work)
+
+
+# What it has to compute.
+
+
+@pytest.mark.parametrize("path", sorted(truth.EXPECTED.glob("*.json")), ids=lambda path: path.stem)
+def test_what_is_kept_belongs_to_the_preset_as_it_is(path: Path) -> None:
+    stored = json.loads(path.read_text())
+    name, kind, padding, dtype = re.fullmatch(r"(.+)-(inference|training)-(full|ragged)-(.+)\.json", path.name).groups()  # type: ignore[union-attr]
+    assert stored["key"] == workload(name, kind, padding, dtype).key, "run 'python -m speed.truth'"
+
+
+def test_every_preset_of_a_usual_run_has_its_expectations() -> None:
+    wanted = {f"{name}-{kind}-{padding}-float32" for name in speeding.PRESETS for kind in ("inference", "training") for padding in presets.LENGTHS}
+    assert {path.stem for path in truth.EXPECTED.glob("*-float32.json")} >= wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["inference", "training"])
+def test_what_is_kept_is_what_is_derived(kind: str) -> None:
+    work = workload("nndl", kind, "ragged")
+    kept, derived = truth.expected(work), truth.derive(work)
+    assert derived.worst(kept.values, 1 / 64)[0] <= 1
+    assert {round(kept.sigmas[name] / sigma, 6) for name, sigma in derived.sigmas.items()} == {1.0}
+
+
+def test_what_is_missing_misshapen_or_not_finite_is_wrong() -> None:
+    expected = truth.derive(small(), 1)
+    logits = expected.values["logits"]
+    assert expected.worst({"logits": logits.astype(np.float32)}, Z)[0] < 1
+    assert expected.worst({}, Z) == (float("inf"), "logits")
+    assert expected.worst({"logits": logits[:1]}, Z) == (float("inf"), "logits")
+    assert expected.worst({"logits": np.full_like(logits, np.nan)}, Z) == (float("inf"), "logits")
+
+
+@pytest.mark.parametrize("kind", ["inference", "training"])
+def test_every_backend_computes_in_a_program_what_the_oracle_says(worker: Worker, kind: str) -> None:
+    work = small(kind)
+    _, results = worker.bench("prepare", **work.request(), weights=None, implementation="explicit", execution="eager", device="cpu")
+    worst, tensor = truth.expected(work).worst(results, Z)
+    assert worst < 1, tensor
+    taken, _ = worker.bench("repeat", count=2, seconds=60.0)
+    assert len(taken["seconds"]) == 2
+    worker.bench("release")
+
+
+def test_every_backend_multiplies(worker: Worker) -> None:
+    worker.bench("product", sizes=(7, 11, 13), dtype="float32", device="cpu")
+    assert len(worker.bench("repeat", count=3, seconds=60.0)[0]["seconds"]) == 3
+    worker.bench("release")
+
+
+# The measurement.
+
+
+def test_backends_have_their_turns_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOY_NOTES", str(tmp_path))
+    data = measured(plan_of(RIGHT, SLOW))
+    steps = (tmp_path / "turns").read_text().split()
+    turns = [name for i, name in enumerate(steps) if i == 0 or steps[i - 1] != name]
+    assert turns == ["Measurable", "Slow"] * 4  # the first step of each, then three turns
+    assert [entry["status"] for entry in data["entries"]] == ["measured"] * 2
+    fast, slow = (entry["summary"] for entry in data["entries"])
+    assert slow["median_seconds"] >= 0.05 > 0
+    assert all(summary[name] is not None for summary in (fast, slow) for name in ("gflops", "share_of_best_product", "real_tokens_per_second"))
+
+
+@pytest.mark.parametrize(("name", "kind", "tensor"), [("WrongLogits", "inference", "logits"), ("WrongLogits", "training", "loss"), ("WrongUpdate", "training", "updates/classifier.bias")])
+def test_what_is_wrong_is_withheld(name: str, kind: str, tensor: str) -> None:
+    (entry,) = measured(plan_of(toy(name, "measurable"), works=(small(kind),)))["entries"]
+    assert entry["status"] == "withheld"
+    assert tensor in entry["detail"]
+    assert not entry["turns"]
+    assert entry["summary"] is None
+
+
+def test_what_a_backend_cannot_do_is_said_and_the_others_go_on() -> None:
+    wanted = plan_of(RIGHT, DYING, toy("NumpyBackend"), "torch_is_not_here:Backend", works=(small(), small(padding="full")), asked=("torch_is_not_here:Backend",))
+    data = measured(wanted)
+    found = {(entry["backend"], entry["workload"]): entry["status"] for entry in data["entries"]}
+    for work in wanted.workloads:
+        assert found[RIGHT, work.name] == "measured"
+        assert found[DYING, work.name] == "crashed"
+        assert found[toy("NumpyBackend"), work.name] == "unsupported"
+        assert found["torch_is_not_here:Backend", work.name] == "missing"
+    assert speeding.exit_code(data) == 3
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = measured(plan_of(RIGHT))
+    monkeypatch.setenv("TOY_NOTES", str(tmp_path))
+    both = measured(plan_of(RIGHT, works=(small(), small("training"))), first)
+    assert both["entries"][0]["turns"] == first["entries"][0]["turns"]
+    assert [entry["workload"] for entry in both["entries"]] == ["small inference ragged", "small training ragged"]
+    assert (tmp_path / "turns").read_text()
+
+
+def test_threads_are_counted_and_not_believed() -> None:
+    assert busy_threads({1: 10.0, 2: 0.0}, {1: 10.9, 2: 0.1, 3: 0.8}, 1.0) == 2
+    assert busy_threads({}, {}, 1.0) is None
+
+
+# What timings say.
+
+
+def test_the_first_turn_and_the_first_step_of_a_turn_warm_up() -> None:
+    turns = [[9.0, 9.0], [5.0, 1.0, 1.0, 1.0], [5.0, 2.0, 2.0, 2.0], [5.0, 3.0, 3.0, 3.0]]
+    assert statistics.median(turns) == 2.0
+    assert statistics.interval(turns) == (1.0, 3.0)
+    assert statistics.spread(turns) == 1.0
+    assert not statistics.settled(turns)
+
+
+def test_a_measurement_is_steady_if_the_middle_half_of_its_turns_is_narrow() -> None:
+    assert statistics.settled([[1.0], [1.0], [1.02], [0.98], [1.01], [5.0], [1.0], [0.99]])
+    assert not statistics.settled([[1.0]])
+    assert not statistics.settled([])
+
+
+def test_an_exponent_is_fitted() -> None:
+    assert round(exponent([(2, 8.0), (4, 64.0), (8, 512.0)]), 9) == 3
+
+
+# Records.
+
+
+@pytest.fixture(scope="module")
+def record() -> dict[str, Any]:
+    swept = tuple(dataclasses.replace(small(), preset=small_preset(f"small batch={batch}")) for batch in (2, 4))
+    return measured(plan_of(RIGHT, SLOW, WRONG, works=(small(), *swept), modes=(EXPLICIT, Mode("library", "eager"))))
+
+
+def scaled(record: dict[str, Any], factor: float) -> dict[str, Any]:
+    new = copy.deepcopy(record)
+    for entry in new["entries"]:
+        if entry["summary"]:
+            for name in ("median_seconds", "low_seconds", "high_seconds"):
+                entry["summary"][name] *= factor
+    return new
+
+
+def test_a_record_is_read_as_it_was_written(record: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "speed.json"
+    path.write_text(json.dumps(record))
+    assert read(path) == json.loads(json.dumps(record))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{", "not valid JSON"), ("[]", "has schema None"), ('{"schema": "concord.report/2"}', "concord.report/2"), ('{"schema": "concord.speed/1"}', "'entries' is missing")],
+)
+def test_what_is_no_record_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "speed.json").write_text(text)
+    with pytest.raises(SpecError, match=re.escape(words)):
+        read(tmp_path / "speed.json")
+
+
+def test_only_what_exceeds_the_noise_is_a_change(record: dict[str, Any]) -> None:
+    slow = next(entry for entry in record["entries"] if entry["backend"] == SLOW and entry["summary"])
+    noise = {change.backend: change.noise for change in compare(record, record) if change.workload == slow["workload"] and change.mode == slow["mode"]}[SLOW]
+    assert noise is not None
+
+    def verdict(factor: float) -> str:
+        return next(change.verdict for change in compare(record, scaled(record, factor)) if change.backend == SLOW)
+
+    assert verdict(1.0) == verdict(1 + 0.9 * noise) == "same"
+    assert verdict(1 + 1.1 * noise) == "slower"
+    assert verdict(1 / (1 + 1.1 * noise)) == "faster"
+
+
+def test_what_cannot_be_compared_is_said(record: dict[str, Any]) -> None:
+    new = copy.deepcopy(record)
+    new["workloads"]["small inference ragged"]["key"] = "another"
+    gone = new["entries"].pop()
+    verdicts = {(c.backend, c.mode, c.workload): c for c in compare(record, new)}
+    assert verdicts[gone["backend"], gone["mode"], gone["workload"]].verdict == "gone"
+    assert verdicts[RIGHT, "explicit eager", "small inference ragged"].verdict == "cannot say"
+    assert "withheld" in verdicts[WRONG, "explicit eager", "small batch=2 inference ragged"].detail
+
+
+def test_a_sweep_is_recognised_in_a_record(record: dict[str, Any]) -> None:
+    found = curves(record)
+    assert [size for size, _ in found["small inference ragged", "batch", RIGHT, "explicit eager"]] == [2, 4]
+
+
+def test_the_page_needs_nothing_else_and_hides_nothing(record: dict[str, Any]) -> None:
+    html = page({**record, "settings": {**record["settings"], "copy_gbytes": 20.0}}, style())
+    assert not re.findall(r"(?:src|href)=[\"']?(?!#)", html)
+    assert "http" not in html.replace("http-equiv", "")
+    for words in ("withheld", "toys are explicit", "Growth", "Roofline", "small inference ragged", "Slow explicit eager"):
+        assert words in html
+    assert page({**record, "complete": False, "backends": {"<b>": {}}}, "").count("<b>") == html.count("<b>")
+
+
+# The command.
+
+
+@pytest.fixture
+def small_presets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presets, "presets", lambda: {"nndl": small_preset("nndl")})
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def run(*arguments: str | Path, columns: int = 200) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["concord", "speed", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", str(columns))
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+SMALL = ("--preset", "nndl", "--implementation", "explicit", "--execution", "eager", "--quick", "--threads", "1")
+
+
+@pytest.mark.usefixtures("small_presets")
+@pytest.mark.parametrize("columns", [80, 200])
+def test_the_command_measures_prints_and_writes(invoke: Callable[..., tuple[int, str, str]], tmp_path: Path, columns: int) -> None:
+    code, out, _ = invoke(*SMALL, "--backend", RIGHT, "--json", tmp_path / "a.json", "--html", tmp_path / "a.html", columns=columns)
+    assert code == 0
+    assert "nndl inference full" in out
+    assert max(map(len, out.splitlines())) <= columns
+    assert read(tmp_path / "a.json")["complete"]
+    assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
+    code, out, _ = invoke("--compare", tmp_path / "a.json", tmp_path / "a.json")
+    assert code == 0
+    assert "same" in out
+
+
+@pytest.mark.usefixtures("small_presets")
+def test_a_wrong_backend_ends_with_exit_code_1(invoke: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, _ = invoke(*SMALL, "--backend", WRONG)
+    assert code == 1
+    assert "withheld: what it computed is wrong: logits" in " ".join(out.split())
+
+
+@pytest.mark.usefixtures("small_presets")
+def test_an_interrupted_run_keeps_what_it_has_and_goes_on(invoke: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, right = tmp_path / "a.json", speeding.measure
+
+    def interrupted(plan: Plan, done: Any, keep: Callable[[dict[str, Any]], None], tell: Any) -> None:
+        def once(entry: dict[str, Any]) -> None:
+            keep(entry)
+            raise KeyboardInterrupt
+
+        right(plan, done, once, tell)
+
+    monkeypatch.setattr(speeding, "measure", interrupted)
+    code, out, err = invoke(*SMALL, "--backend", RIGHT, "--backend", SLOW, "--json", path)
+    assert code == 130
+    assert "interrupted" in out + err
+    kept = read(path)
+    assert not kept["complete"]
+    assert [entry["backend"] for entry in kept["entries"]] == [RIGHT]
+    monkeypatch.setattr(speeding, "measure", right)
+    code, _, _ = invoke(*SMALL, "--backend", RIGHT, "--backend", SLOW, "--resume", path)
+    assert code == 0
+    whole = read(path)
+    assert whole["complete"]
+    assert whole["entries"][0]["turns"] == kept["entries"][0]["turns"]
+    assert [entry["backend"] for entry in whole["entries"]] == [RIGHT, SLOW]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--preset nndll", "unknown preset 'nndll'"),
+        ("--kind infer", "unknown kind 'infer'"),
+        ("--sweep depth", "unknown sweep 'depth'"),
+        ("--profile fast", "unknown profile 'fast'"),
+        ("--turns 0", "--turns is 0"),
+        ("--resume nowhere.json", "nowhere.json: cannot be read"),
+        ("--compare nowhere.json nowhere.json", "nowhere.json: cannot be read"),
+    ],
+)
+def test_what_cannot_be_understood_is_refused(invoke: Callable[..., tuple[int, str, str]], line: str, words: str) -> None:
+    code, _, err = invoke(*line.split())
+    assert code == 2
+    assert words in err
+
+
+@pytest.mark.parametrize("kind", ["inference", "training"])
+def test_samples_one_by_one_are_the_batch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    apart = truth.derive(small(kind), 1)
+    monkeypatch.setattr(truth, "samples", lambda config, batch: [batch])
+    together = truth.derive(small(kind), 1)
+    assert together.worst(apart.values, 1 / 1024)[0] < 1
+    assert all(0.1 < together.sigmas[name] / sigma < 10 for name, sigma in apart.sigmas.items())
