@@ -28,7 +28,13 @@ from speed.table import show, show_changes
 PRESETS = ("nndl", "tf1", "minilm", "bert-base")
 """What is measured unless something else is asked for: what a machine without accelerators can do in minutes."""
 
-MODES = (Mode("explicit", "eager"), Mode("library", "eager"), Mode("library", "compiled"), Mode("library", "eager", "as shipped"))
+MODES = (
+    Mode("explicit", "eager"),
+    Mode("library", "eager"),
+    Mode("library", "compiled"),
+    Mode("library:onednn", "eager"),
+    Mode("library", "eager", "as shipped"),
+)
 """How it is measured unless something else is asked for."""
 
 PACKED = (Mode("library", "packed"), Mode("library", "packed-compiled"))

@@ -18,7 +18,7 @@ from backends.worker import Worker, WorkerFailure
 from spec.errors import SpecError
 from spec.parameters import initialize
 from speed import truth
-from speed.peers import PEERS
+from speed.peers import PEER_EXECUTIONS, PEERS
 from speed.presets import SEED, Workload
 from speed.statistics import settled
 from speed.work import product_sizes
@@ -107,14 +107,28 @@ def measure(plan: Plan, done: Sequence[tuple[str, str, str]] = (), keep: Kept = 
         done: backend, mode and workload of what an earlier run measured.
         keep: called with each entry of the record.
     """
+    offered: dict[str, list[str]] = {}
     for mode in plan.modes:
-        left = {work: [n for n in plan.names if (n, mode.name, work.name) not in done] for work in plan.workloads}
+        names = [name for name in plan.names if takes_part(name, mode, offered)]
+        left = {work: [name for name in names if (name, mode.name, work.name) not in done] for work in plan.workloads}
         if any(left.values()):
-            with _Team(plan, mode, tell) as team:
-                for work, names in left.items():
-                    if names:
-                        for entry in team.measure(work, names):
+            with _Team(plan, mode, [name for name in names if any(name in wanted for wanted in left.values())], tell) as team:
+                offered |= {member.name: member.about["implementations"] for member in team.members if "implementations" in member.about}
+                for work, wanted in left.items():
+                    if wanted:
+                        for entry in team.measure(work, wanted):
                             keep(entry)
+
+
+def takes_part(name: str, mode: Mode, offered: Mapping[str, Sequence[str]]) -> bool:
+    """Whether a backend has anything to do with a mode: not every one has every other's own implementations.
+
+    Args:
+        offered: the implementations of backends of which that is known.
+    """
+    if name in PEERS:
+        return mode.implementation == "library" and mode.execution in PEER_EXECUTIONS[name]
+    return ":" not in mode.implementation or mode.implementation in offered.get(name, [mode.implementation])
 
 
 class _Member:
@@ -168,9 +182,9 @@ class _Member:
 class _Team:
     """All backends in one mode, each in a process of its own."""
 
-    def __init__(self, plan: Plan, mode: Mode, tell: Told) -> None:
+    def __init__(self, plan: Plan, mode: Mode, names: Sequence[str], tell: Told) -> None:
         self.plan, self.mode, self.tell = plan, mode, tell
-        self.members = [_Member(name, mode, plan) for name in plan.names]
+        self.members = [_Member(name, mode, plan) for name in names]
         self.files = tempfile.TemporaryDirectory(prefix="concord-", ignore_cleanup_errors=True)
         self.rates: dict[tuple[int, ...], dict[str, list[float]]] = {}
 

@@ -24,7 +24,7 @@ from spec.cases import build_case
 from spec.errors import SpecError
 from speed import Mode, Plan, Record, Workload, compare, measure, presets, read, statistics, truth, workload
 from speed.growth import curves, exponent
-from speed.measure import busy_threads
+from speed.measure import busy_threads, takes_part
 from speed.page import page
 from speed.presets import PRESETS, Preset, ragged, sweep
 from speed.work import flops
@@ -109,7 +109,7 @@ def test_what_is_kept_belongs_to_the_preset_as_it_is(path: Path) -> None:
 
 
 def test_every_preset_of_a_usual_run_has_its_expectations() -> None:
-    wanted = {f"{name}-{kind}-{padding}-float32" for name in speeding.PRESETS for kind in ("inference", "training") for padding in presets.LENGTHS}
+    wanted = {f"{name}-inference-{padding}-float32" for name in speeding.PRESETS for padding in presets.LENGTHS}
     assert {path.stem for path in truth.EXPECTED.glob("*-float32.json")} >= wanted
 
 
@@ -198,6 +198,13 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.Monk
 def test_threads_are_counted_and_not_believed() -> None:
     assert busy_threads({1: 10.0, 2: 0.0}, {1: 10.9, 2: 0.1, 3: 0.8}, 1.0) == 2
     assert busy_threads({}, {}, 1.0) is None
+
+
+def test_an_implementation_of_its_own_is_asked_of_its_backend_alone() -> None:
+    own, offered = Mode("library:onednn"), {"torch": ["library:onednn"], "jax": ["library"]}
+    assert [name for name in ("torch", "jax", "unknown", "hf") if takes_part(name, own, offered)] == ["torch", "unknown"]
+    assert [name for name in ("torch", "hf", "ort") if takes_part(name, Mode("library", "eager"), {})] == ["torch", "hf"]
+    assert [name for name in ("torch", "hf", "ort") if takes_part(name, Mode("library", "compiled"), {})] == ["torch", "hf", "ort"]
 
 
 # What timings say.

@@ -2,3 +2,6 @@
 
 PEERS = {"hf": "speed.peers.hf:Peer", "ort": "speed.peers.ort:Peer"}
 """Name to class; each takes its place beside the backends, in a process of its own."""
+
+PEER_EXECUTIONS = {"hf": ("eager", "compiled"), "ort": ("compiled",)}
+"""The executions that each has."""
