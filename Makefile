@@ -4,7 +4,7 @@ VENV ?= .venv
 RUN := $(VENV)/bin
 CONSTRAINTS := constraints/py311.txt
 
-.PHONY: check test slow lint golden cases readme clean
+.PHONY: check test slow lint golden cases readme speed clean
 
 check: $(VENV)/installed
 	$(RUN)/concord check
@@ -32,6 +32,9 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(RUN)/python || $(PYTHON) -m venv $(VENV)
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[all,dev]"
 	touch $@
+
+speed: $(VENV)/installed
+	$(RUN)/concord speed --markdown README.md --json speed.json
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -268,6 +268,7 @@ def speed(
     compare: Annotated[tuple[Path, Path] | None, typer.Option("--compare", metavar="OLD NEW", help="Measure nothing; say what changed between two records.")] = None,
     json: options.Json = None,
     html: options.Html = None,
+    markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", help="Put the tables between the markers of a Markdown file.")] = None,
     python: options.Python = None,
     ssh: options.Ssh = None,
     time_limit: options.TimeLimit = options.DEFAULT_TIME_LIMIT,
@@ -285,7 +286,7 @@ def speed(
         lambda: speeding.modes(implementation, execution, profile, "ragged" in (lengths or []), quick),
     )
     names = speeding.with_peers(names, backend, works)
-    raise typer.Exit(speeding.run(speeding.plan(names, works, modes, settings, turns, quick), json, html, resume))
+    raise typer.Exit(speeding.run(speeding.plan(names, works, modes, settings, turns, quick), json, html, resume, markdown))
 
 
 @app.command()

@@ -15,10 +15,12 @@ from rich.console import Console
 from conformance import record as files
 from conformance.campaign import FAILED_WORKER, Settings
 from conformance.html import style
+from conformance.report import around, put_into
 from conformance.tolerance import Z
 from spec.errors import SpecError, unknown
 from speed import Mode, Plan, Record, Workload, compare, measure, read, workload
 from speed.bandwidth import copy_gbytes
+from speed.markdown import markdown as as_markdown
 from speed.measure import PROFILES, TURNS
 from speed.page import page
 from speed.peers import PEERS
@@ -108,13 +110,15 @@ def plan(names: Sequence[str], works: Sequence[Workload], chosen: Sequence[Mode]
     )
 
 
-def run(chosen: Plan, json: Path | None, html: Path | None, resume: Path | None) -> int:
+def run(chosen: Plan, json: Path | None, html: Path | None, resume: Path | None, markdown: Path | None = None) -> int:
     """Measure, print and write; return the exit code.
 
     Raises:
         SpecError: if a record cannot be gone on with, or something cannot be written.
         KeyboardInterrupt: when interrupted; what was measured until then has been printed and written.
     """
+    if markdown is not None:
+        around(markdown, "speed")  # refused now, and not after minutes
     kept = Record(chosen, read(resume) if resume else None)
     if chosen.device == "cpu":
         kept.settings["copy_gbytes"] = copy_gbytes(chosen.threads or os.cpu_count() or 1)
@@ -142,6 +146,8 @@ def run(chosen: Plan, json: Path | None, html: Path | None, resume: Path | None)
         if html is not None:
             files.save(html, page(data, style()))
             console.print(f"written: {html}", highlight=False)
+        if markdown is not None and kept.complete:
+            put_into(markdown, "speed", as_markdown(data))
         console.print(f"{kept.seconds:.0f} s in all", highlight=False)
     return exit_code(data)
 

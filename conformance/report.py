@@ -102,6 +102,16 @@ def put_into(path: Path, name: str, text: str) -> None:
     Raises:
         SpecError: if the file or its markers are missing.
     """
+    before, after = around(path, name)
+    path.write_text(before + text + after)
+
+
+def around(path: Path, name: str) -> tuple[str, str]:
+    """Return what stands before and after the text between the markers, with the markers.
+
+    Raises:
+        SpecError: if the file or its markers are missing.
+    """
     begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
     try:
         before, _, rest = path.read_text().partition(begin)
@@ -109,7 +119,7 @@ def put_into(path: Path, name: str, text: str) -> None:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
     if end not in rest:
         raise SpecError(f"{path}: lacks the lines '{begin.strip()}' and '{end}'")
-    path.write_text(before + begin + text + end + rest.partition(end)[2])
+    return before + begin, end + rest.partition(end)[2]
 
 
 def divergence_lines(result: Result) -> list[str]:

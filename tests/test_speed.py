@@ -326,8 +326,11 @@ SMALL = ("--preset", "nndl", "--implementation", "explicit", "--execution", "eag
 @pytest.mark.usefixtures("small_presets")
 @pytest.mark.parametrize("columns", [80, 200])
 def test_the_command_measures_prints_and_writes(invoke: Callable[..., tuple[int, str, str]], tmp_path: Path, columns: int) -> None:
-    code, out, _ = invoke(*SMALL, "--backend", RIGHT, "--json", tmp_path / "a.json", "--html", tmp_path / "a.html", columns=columns)
+    (tmp_path / "a.md").write_text("before\n<!-- begin speed -->\n<!-- end speed -->\nafter\n")
+    written = ("--json", tmp_path / "a.json", "--html", tmp_path / "a.html", "--markdown", tmp_path / "a.md")
+    code, out, _ = invoke(*SMALL, "--backend", RIGHT, *written, columns=columns)
     assert code == 0
+    assert f"| {RIGHT} | explicit eager |" in (tmp_path / "a.md").read_text()
     assert "nndl inference full" in out
     assert max(map(len, out.splitlines())) <= columns
     assert read(tmp_path / "a.json")["complete"]
@@ -380,6 +383,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_goes_on(invoke: Callable[..., 
         ("--profile fast", "unknown profile 'fast'"),
         ("--turns 0", "--turns is 0"),
         ("--resume nowhere.json", "nowhere.json: cannot be read"),
+        ("--markdown pyproject.toml", "lacks the lines '<!-- begin speed -->'"),
         ("--compare nowhere.json nowhere.json", "nowhere.json: cannot be read"),
     ],
 )

@@ -1,0 +1,36 @@
+"""The table of a Markdown file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from speed.table import percent, seconds
+
+
+def markdown(data: Mapping[str, Any]) -> str:
+    """Return a record as Markdown: each workload's table, fastest first, and what it was measured on."""
+    parts = []
+    for name, work in data["workloads"].items():
+        rows = sorted((e for e in data["entries"] if e["workload"] == name and e["summary"]), key=lambda e: e["summary"]["median_seconds"])
+        if rows:
+            parts.append(f"**{name}**: {work['source']}; {work['real_tokens']:,} real tokens of {work['batch'] * work['tokens']:,}, {work['flops'] / 1e9:.3g} GFLOP\n\n" + "\n".join(_lines(rows)))
+    machine, versions = data["machine"], _versions(data)
+    measured = f"{machine['processor']}, {machine['cores']} cores, {machine['system']}; best bare matrix product {data['best_product_gflops']:.0f} GFLOP/s; {data['written'][:10]}; {versions}."
+    return "\n\n".join([*parts, measured]) + "\n"
+
+
+def _lines(rows: list[Mapping[str, Any]]) -> list[str]:
+    lines = ["| backend | mode | step | ± | tokens/s | GFLOP/s | of the best product | MiB |", "|---|---|---:|---:|---:|---:|---:|---:|"]
+    for entry in rows:
+        s = entry["summary"]
+        noise = percent(s["spread"] / 2) if s["spread"] is not None else ""
+        peak = "" if s["peak_memory_bytes"] is None else f"{s['peak_memory_bytes'] / 2**20:,.0f}"
+        figures = [seconds(s["median_seconds"]), noise + ("" if s["steady"] else " unsteady"), f"{s['real_tokens_per_second']:,.0f}", f"{s['gflops']:.0f}", percent(s["share_of_best_product"]), peak]
+        lines.append(f"| {entry['backend']} | {entry['mode']} | {' | '.join(figures)} |")
+    return lines
+
+
+def _versions(data: Mapping[str, Any]) -> str:
+    found = {name: next(iter(profiles.values())) for name, profiles in data["backends"].items()}
+    return ", ".join(f"{name} {about['version']}" for name, about in found.items() if about.get("version"))
