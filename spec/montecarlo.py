@@ -19,8 +19,9 @@ class MonteCarlo(Arithmetic):
     """Elementary operations on samples, each perturbed on its own.
 
     An operation whose result is y adds ``(units * u * |y| + smallest normal) * xi``, with u the unit roundoff and xi
-    uniform in [-1, 1]. A sum of K terms t adds ``u_acc * sqrt(v) * xi``, with
+    uniform in [-1, 1]. A sum of K terms t adds ``(u_acc * sqrt(v) + K * smallest normal) * xi``, with
     ``v = K/3 * y² + (K+1)/6 * max(sum t² - y²/K, 0)``: the variance of its rounding in an unknown order of summation.
+    Each term that is smaller than the smallest normal number of what sums are kept in may be lost.
     Selections, masks and maxima add nothing.
 
     Args:
@@ -37,6 +38,7 @@ class MonteCarlo(Arithmetic):
         self.samples = samples
         self.target = target
         self._roundoff, self._accumulation, self._least = target.unit_roundoff, target.accumulation, target.smallest_normal
+        self._lost = min(target.smallest_normal, precision("float32").smallest_normal)  # half precisions sum in float32
         self._noise_generator = np.random.Generator(np.random.SFC64([seed, 0x5EED]))
 
     def override(self, a: Tensor, values: NDArray[np.floating]) -> Tensor:
@@ -78,7 +80,7 @@ class MonteCarlo(Arithmetic):
         spread = np.maximum(squares() - power / terms, 0)
         # Each sample's own sum would say the same but for rounding: one estimate serves all.
         roundoff = self._accumulation if wide else self._roundoff
-        size = roundoff * np.sqrt(terms / 3 * power + (terms + 1) / 6 * spread) + self._least
+        size = roundoff * np.sqrt(terms / 3 * power + (terms + 1) / 6 * spread) + terms * self._lost + self._least
         summed = self._perturbed(values, size)
         return self.settle(summed) if self._roundoff > self._accumulation else summed
 
