@@ -262,7 +262,7 @@ def speed(
     sweep: Annotated[str | None, typer.Option("--sweep", metavar="AXIS", help="Vary tokens, batch or layers, and fit how the time grows.")] = None,
     device: options.Device = "cpu",
     dtype: options.Dtypes = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Two turns, and the tuned profile only.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Two turns, and library layers in the tuned profile only.")] = False,
     turns: Annotated[int | None, typer.Option("--turns", metavar="N", help="How often each backend has its turn, at least. Default: 5.")] = None,
     resume: Annotated[Path | None, typer.Option("--resume", metavar="FILE", help="Go on with a record that was interrupted.")] = None,
     compare: Annotated[tuple[Path, Path] | None, typer.Option("--compare", metavar="OLD NEW", help="Measure nothing; say what changed between two records.")] = None,

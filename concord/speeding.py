@@ -39,11 +39,14 @@ MODES = (
 )
 """How it is measured unless something else is asked for."""
 
+QUICK = (Mode("library", "eager"), Mode("library", "compiled"))
+"""What is measured in a hurry."""
+
 PACKED = (Mode("library", "packed"), Mode("library", "packed-compiled"))
 """And where texts are of unequal length."""
 
 QUICK_TURNS = 2
-"""Turns of a quick measurement, which has no as-shipped profile."""
+"""Turns of a quick measurement."""
 
 
 def workloads(presets: Sequence[str] | None, kinds: Sequence[str] | None, paddings: Sequence[str] | None, dtypes: Sequence[str] | None, swept: str | None) -> tuple[Workload, ...]:
@@ -76,8 +79,8 @@ def modes(implementations: Sequence[str] | None, executions: Sequence[str] | Non
     if implementations or executions:
         chosen = [Mode(*names) for names in itertools.product(implementations or ("explicit", "library"), executions or ("eager", "compiled"), profiles or ("tuned",))]
         return tuple(chosen)
-    usual = [*MODES, *(PACKED if ragged else ())]
-    return tuple(mode for mode in usual if mode.profile in (profiles or (("tuned",) if quick else PROFILES)))
+    usual = [*(QUICK if quick else MODES), *(PACKED if ragged else ())]
+    return tuple(mode for mode in usual if mode.profile in (profiles or PROFILES))
 
 
 def with_peers(names: Sequence[str], asked: Sequence[str] | None, works: Sequence[Workload]) -> list[str]:
