@@ -26,7 +26,7 @@ def _lines(rows: list[Mapping[str, Any]]) -> list[str]:
         s = entry["summary"]
         noise = percent(s["spread"] / 2) if s["spread"] is not None else ""
         peak = "" if s["peak_memory_bytes"] is None else f"{s['peak_memory_bytes'] / 2**20:,.0f}"
-        figures = [seconds(s["median_seconds"]), noise + ("" if s["steady"] else " unsteady"), f"{s['real_tokens_per_second']:,.0f}", f"{s['gflops']:.0f}", percent(s["share_of_best_product"]), peak]
+        figures = [seconds(s["median_seconds"]), noise + (" unsteady" if s["steady"] is False else ""), f"{s['real_tokens_per_second']:,.0f}", f"{s['gflops']:.0f}", percent(s["share_of_best_product"]), peak]
         lines.append(f"| {entry['backend']} | {entry['mode']} | {' | '.join(figures)} |")
     return lines
 

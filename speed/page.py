@@ -50,7 +50,7 @@ def _headline(data: Mapping[str, Any]) -> str:
 def _work(name: str, work: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], backends: Sequence[str]) -> dict[str, Any]:
     rows = sorted((e for e in entries if e["workload"] == name and e["summary"]), key=lambda e: e["summary"]["median_seconds"])
     times = [
-        (f"{e['backend']} {e['mode']}", s["median_seconds"], s["low_seconds"], s["high_seconds"], seconds(s["median_seconds"]) + ("" if s["steady"] else " ~"), backends.index(e["backend"]))
+        (f"{e['backend']} {e['mode']}", s["median_seconds"], s["low_seconds"], s["high_seconds"], seconds(s["median_seconds"]) + (" ~" if s["steady"] is False else ""), backends.index(e["backend"]))
         for e in rows
         for s in [e["summary"]]
     ]

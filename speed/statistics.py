@@ -37,10 +37,10 @@ def interval(turns: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 def spread(turns: Sequence[Sequence[float]]) -> float:
-    """Return the width of that range as a share of the median; infinite if there is but one turn."""
+    """Return the width of that range as a share of the median; infinite if but one turn counts."""
     low, high = interval(turns)
     middle = median(turns)
-    return (high - low) / middle if len(turns) > 1 and middle > 0 else math.inf
+    return (high - low) / middle if len(counted(turns)) > 1 and middle > 0 else math.inf
 
 
 def settled(turns: Sequence[Sequence[float]]) -> bool:

@@ -66,7 +66,7 @@ def _table(name: str, work: Mapping[str, Any], entries: Sequence[Mapping[str, An
         table.add_column(column, justify="right", no_wrap=True)
     for entry in sorted((e for e in entries if e["summary"]), key=lambda e: e["summary"]["median_seconds"]):
         s = entry["summary"]
-        unsteady = Text(percent(s["spread"] / 2 if s["spread"] is not None else None), style="" if s["steady"] else "bold yellow")
+        unsteady = Text(percent(s["spread"] / 2 if s["spread"] is not None else None), style="bold yellow" if s["steady"] is False else "")
         cells: list[str | Text] = [seconds(s["median_seconds"]), unsteady, f"{s['real_tokens_per_second']:,.0f}", f"{s['gflops']:.0f}", percent(s["share_of_best_product"])]
         if wide:
             cells += [percent(s["share_of_own_product"]), seconds(entry["import_seconds"]), seconds(entry["build_seconds"]), seconds(s["compile_seconds"]), seconds(entry["first_seconds"])]
@@ -86,7 +86,7 @@ def _notes(data: Mapping[str, Any], console: Console) -> None:
         style = "bold red" if status in ("withheld", "crashed", "error", "missing", "broken", "timed out", "out of memory") else "dim"
         console.print(Text(f"{backend}, {mode}: {status}: {detail} [{', '.join(works)}]", style=style))
     for entry in data["entries"]:
-        if entry["summary"] and not entry["summary"]["steady"]:
+        if entry["summary"] and entry["summary"]["steady"] is False:
             console.print(Text(f"unsteady: {entry['backend']}, {entry['mode']}, {entry['workload']}: spread {percent(entry['summary']['spread'])} of the median", style="yellow"))
     threads = {name: entry["summary"]["busy_threads"] for entry in data["entries"] if entry["summary"] and entry["profile"] == "tuned" for name in [entry["backend"]]}
     counted = {count for count in threads.values() if count is not None}
