@@ -253,7 +253,7 @@ def fuzz(
 @app.command()
 def speed(
     backend: options.Backends = None,
-    preset: Annotated[list[str] | None, typer.Option("--preset", metavar="P", help="nndl, tf1, minilm, bert-base or bert-large; may be repeated. Default: all but the last.")] = None,
+    preset: Annotated[list[str] | None, typer.Option("--preset", metavar="P", help="nndl, tf1, minilm, bert-base or bert-large; may be repeated. Default: minilm and bert-base.")] = None,
     kind: Annotated[list[str] | None, typer.Option("--kind", metavar="K", help="inference (the default) or training; may be repeated.")] = None,
     lengths: Annotated[list[str] | None, typer.Option("--lengths", metavar="L", help="full (the default): no padding. ragged: as long as real texts are. May be repeated.")] = None,
     implementation: Annotated[list[str] | None, typer.Option("--implementation", metavar="I", help="explicit, library, or a backend's own; may be repeated.")] = None,

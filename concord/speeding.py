@@ -21,13 +21,13 @@ from spec.errors import SpecError, unknown
 from speed import Mode, Plan, Record, Workload, compare, measure, read, workload
 from speed.bandwidth import copy_gbytes
 from speed.markdown import markdown as as_markdown
-from speed.measure import PROFILES, TURNS
+from speed.measure import PATIENCE, PROFILES, TURNS
 from speed.page import page
 from speed.peers import PEERS
 from speed.presets import sweep
 from speed.table import show, show_changes
 
-PRESETS = ("nndl", "tf1", "minilm", "bert-base")
+PRESETS = ("minilm", "bert-base")
 """What is measured unless something else is asked for: what a machine without accelerators can do in minutes."""
 
 MODES = (
@@ -105,7 +105,7 @@ def plan(names: Sequence[str], works: Sequence[Workload], chosen: Sequence[Mode]
         asked=settings.asked,
         device=settings.device,
         turns=turns or (QUICK_TURNS if quick else TURNS),
-        patience=1 if quick else 3,
+        patience=1 if quick else PATIENCE,
         threads=settings.threads,
         python=settings.python,
         ssh=settings.ssh,

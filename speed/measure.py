@@ -32,7 +32,7 @@ SLICE = 0.4
 TURNS = 5
 """Turns at least; the first is thrown away if steps are short."""
 
-PATIENCE = 3
+PATIENCE = 2
 """How many times as many turns there may be, while a measurement is unsteady."""
 
 BUSY = 0.5

@@ -17,6 +17,7 @@ import torch
 from backends.interface import Program, Request, Run, Unsupported
 from spec.parameters import Weights
 from speed.peers.hf import build, tensors
+from speed.peers.naming import refuse_others
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -80,6 +81,7 @@ class Peer:
         """Export the model and load it, to be run many times."""
         if request.implementation != "library" or request.execution != "compiled" or kind != "inference" or request.device != "cpu":
             raise Unsupported("ort runs optimised graphs on cpu: --implementation library, --execution compiled, --kind inference")
+        refuse_others(request.config, self.name)
         given = {name: array for name, array in tensors(request).items() if name in NAMES}
         threads = os.environ.get("OMP_NUM_THREADS")
         return Inference(_exported(build(request.config, request.weights), given), given, int(threads) if threads else None)
