@@ -34,7 +34,7 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 speed: $(VENV)/installed
-	$(RUN)/concord speed --markdown README.md --json speed.json
+	$(RUN)/concord speed --json speed.json --html speed.html
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
