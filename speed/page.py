@@ -12,7 +12,7 @@ from speed import drawing
 from speed.growth import curves, exponent
 from speed.table import memory, percent, seconds
 
-LINES = ("measured", "inexpressible", "unsupported", "absent")
+LINES = ("unsupported", "absent")
 """Statuses that are nobody's fault."""
 
 
@@ -33,7 +33,8 @@ def page(data: Mapping[str, Any], style: str) -> str:
         style=Markup(style),  # ours
         works=[work for work in works if work["rows"]],
         headline=_headline(data),
-        faults=_faults(data["entries"]),
+        faults=[fault for fault in _faults(data["entries"]) if fault["status"] not in LINES],
+        absent=[fault for fault in _faults(data["entries"]) if fault["status"] in LINES],
         growth=_growth(data, backends),
         roofline=_roofline(data, backends),
         legend=[(name, i % drawing.COLOURS) for i, name in enumerate(backends)],
@@ -64,12 +65,21 @@ def _work(name: str, work: Mapping[str, Any], entries: Sequence[Mapping[str, Any
 
 
 def _faults(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what was not measured and why, said once for all workloads that it holds for."""
-    said: dict[tuple[str, str, str, str], list[str]] = {}
+    """Return what was not measured and why, said once for all modes and workloads that it holds for."""
+    said: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
     for entry in entries:
         if entry["status"] != "measured":
-            said.setdefault((entry["backend"], entry["mode"], entry["status"], entry["detail"]), []).append(entry["workload"])
-    return [{"backend": b, "mode": m, "status": s, "detail": d, "works": works, "bad": s not in LINES} for (b, m, s, d), works in said.items()]
+            said.setdefault((entry["backend"], entry["status"], entry["detail"]), []).append(entry)
+    return [
+        {
+            "backend": backend,
+            "status": status,
+            "detail": detail,
+            "modes": list(dict.fromkeys(entry["mode"] for entry in found)),
+            "works": list(dict.fromkeys(entry["workload"] for entry in found)),
+        }
+        for (backend, status, detail), found in said.items()
+    ]
 
 
 def _growth(data: Mapping[str, Any], backends: Sequence[str]) -> list[dict[str, Any]]:

@@ -78,13 +78,14 @@ def _table(name: str, work: Mapping[str, Any], entries: Sequence[Mapping[str, An
 
 
 def _notes(data: Mapping[str, Any], console: Console) -> None:
-    said: dict[tuple[str, str, str, str], list[str]] = {}
+    said: dict[tuple[str, str, str], list[str]] = {}
     for entry in data["entries"]:
         if entry["status"] != "measured":
-            said.setdefault((entry["backend"], entry["mode"], entry["status"], entry["detail"]), []).append(entry["workload"])
-    for (backend, mode, status, detail), works in said.items():
-        style = "bold red" if status in ("withheld", "crashed", "error", "missing", "broken", "timed out", "out of memory") else "dim"
-        console.print(Text(f"{backend}, {mode}: {status}: {detail} [{', '.join(works)}]", style=style))
+            said.setdefault((entry["backend"], entry["status"], entry["detail"]), []).append(f"{entry['workload']}, {entry['mode']}")
+    for (backend, status, detail), runs in said.items():
+        style = "dim" if status in ("unsupported", "absent") else "bold red"
+        more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
+        console.print(Text(f"{backend} {status}: {detail} [{runs[0]}{more}]", style=style))
     for entry in data["entries"]:
         if entry["summary"] and entry["summary"]["steady"] is False:
             console.print(Text(f"unsteady: {entry['backend']}, {entry['mode']}, {entry['workload']}: spread {percent(entry['summary']['spread'])} of the median", style="yellow"))

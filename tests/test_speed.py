@@ -344,7 +344,7 @@ def test_the_command_measures_prints_and_writes(invoke: Callable[..., tuple[int,
 def test_a_wrong_backend_ends_with_exit_code_1(invoke: Callable[..., tuple[int, str, str]]) -> None:
     code, out, _ = invoke(*SMALL, "--backend", WRONG)
     assert code == 1
-    assert "withheld: what it computed is wrong: logits" in " ".join(out.split())
+    assert f"{WRONG} withheld: what it computed is wrong: logits" in " ".join(out.split())
 
 
 @pytest.mark.usefixtures("small_presets")
