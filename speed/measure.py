@@ -108,16 +108,17 @@ def measure(plan: Plan, done: Sequence[tuple[str, str, str]] = (), keep: Kept = 
         keep: called with each entry of the record.
     """
     offered: dict[str, list[str]] = {}
-    for mode in plan.modes:
-        names = [name for name in plan.names if takes_part(name, mode, offered)]
-        left = {work: [name for name in names if (name, mode.name, work.name) not in done] for work in plan.workloads}
-        if any(left.values()):
-            with _Team(plan, mode, [name for name in names if any(name in wanted for wanted in left.values())], tell) as team:
+    with tempfile.TemporaryDirectory(prefix="concord-", ignore_cleanup_errors=True) as folder:
+        for mode in plan.modes:
+            names = [name for name in plan.names if takes_part(name, mode, offered)]
+            left = {work: wanted for work in plan.workloads if (wanted := [name for name in names if (name, mode.name, work.name) not in done])}
+            if not left:
+                continue
+            with _Team(plan, mode, [name for name in names if any(name in wanted for wanted in left.values())], Path(folder), tell) as team:
                 offered |= {member.name: member.about["implementations"] for member in team.members if "implementations" in member.about}
                 for work, wanted in left.items():
-                    if wanted:
-                        for entry in team.measure(work, wanted):
-                            keep(entry)
+                    for entry in team.measure(work, wanted):
+                        keep(entry)
 
 
 def takes_part(name: str, mode: Mode, offered: Mapping[str, Sequence[str]]) -> bool:
@@ -182,10 +183,9 @@ class _Member:
 class _Team:
     """All backends in one mode, each in a process of its own."""
 
-    def __init__(self, plan: Plan, mode: Mode, names: Sequence[str], tell: Told) -> None:
-        self.plan, self.mode, self.tell = plan, mode, tell
+    def __init__(self, plan: Plan, mode: Mode, names: Sequence[str], folder: Path, tell: Told) -> None:
+        self.plan, self.mode, self.folder, self.tell = plan, mode, folder, tell
         self.members = [_Member(name, mode, plan) for name in names]
-        self.files = tempfile.TemporaryDirectory(prefix="concord-", ignore_cleanup_errors=True)
         self.rates: dict[tuple[int, ...], dict[str, list[float]]] = {}
 
     def __enter__(self) -> _Team:
@@ -201,7 +201,6 @@ class _Team:
     def __exit__(self, *error: object) -> None:
         for member in self.members:
             member.close()
-        self.files.cleanup()
 
     def measure(self, work: Workload, names: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Measure one workload on every backend, and yield an entry for each."""
@@ -240,8 +239,8 @@ class _Team:
         return entry
 
     def _weights(self, work: Workload) -> str:
-        """Return the file that holds a model's weights: drawing them takes a worker longer than reading them."""
-        path = Path(self.files.name) / f"{work.preset.name}.safetensors"
+        """Return the file that holds a model's weights, for all modes: drawing them takes longer than reading them."""
+        path = self.folder / f"{work.preset.name}.safetensors"
         if not path.exists():
             drawn = initialize(work.preset.config, SEED)
             path.write_bytes(pack({name: array.astype("float32") for name, array in drawn.items()}))  # exact: they are float32 numbers

@@ -6,6 +6,7 @@ sizes are derived when they are needed.
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -108,6 +109,7 @@ def _mean(steps: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     return {name: np.asarray(sum(np.asarray(step[name], np.float64) for step in steps) / len(steps)) for name in steps[0]}
 
 
+@functools.cache  # every backend is asked for the same in every mode
 def expected(work: Workload) -> Expected:
     """Return what a program has to yield, as it was derived before, or else derived now."""
     stored = _read(_file(work))
