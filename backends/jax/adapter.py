@@ -14,7 +14,7 @@ from jax.sharding import SingleDeviceSharding
 
 from backends.interface import Implementation, Program, Request, Run, Unsupported, choose
 from backends.jax import library, packing, weights
-from backends.jax.model import PARTS
+from backends.jax.model import PARTS, Inputs
 from backends.jax.program import PROGRAMS, Product
 from backends.jax.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
 from backends.packing import indices
@@ -54,15 +54,11 @@ class Adapter:
 
     def run(self, request: Request) -> Run:
         """Compute what is asked (:meth:`backends.interface.Backend.run`)."""
-        implementation = choose(self.name, IMPLEMENTATIONS, request)
-        device, config, part = self.device(request.device), request.config, request.part
-        # Products of float32 numbers in full float32, on every device.
-        jax.config.update("jax_default_matmul_precision", "highest")
-        model = implementation.finish(self.build(request, device))
+        implementation, model, inputs = self.prepare(request)
+        config, part = request.config, request.part
         loss_function = (ClassificationLoss if part == "model" else CotangentLoss)(config)
-        inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
         compiled, gradients = request.execution.endswith("compiled"), {}
-        with jax.default_device(device), implementation.context(request):
+        with implementation.context(request):
             if request.gradients:
                 output, loss, taps, named = differentiate(model, loss_function, inputs, part, compiled)
                 gradients = weights.export(named, config, part)
@@ -78,6 +74,16 @@ class Adapter:
         info["undelivered_taps"] = list(implementation.undelivered)
         return Run(weights.to_numpy(output), weights.to_numpy(loss), arrays, gradients, self.name, request.dtype, info)
 
+    def prepare(self, request: Request) -> tuple[Implementation, nnx.Module, Inputs]:
+        """Return how a request is computed, the model with its weights, and its inputs."""
+        implementation, device = choose(self.name, IMPLEMENTATIONS, request), self.device(request.device)
+        # Products of float32 numbers in full float32, on every device.
+        jax.config.update("jax_default_matmul_precision", "highest")
+        jax.config.update("jax_default_device", device)
+        model = implementation.finish(self.build(request, device))
+        inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
+        return implementation, model, inputs
+
     def build(self, request: Request, device: jax.Device) -> nnx.Module:
         """Return the part of the model with the weights loaded."""
         parts = choose(self.name, IMPLEMENTATIONS, request).parts
@@ -89,12 +95,7 @@ class Adapter:
 
     def program(self, request: Request, kind: str) -> Program:
         """Build the model to be run many times (:meth:`backends.interface.Measurable.program`)."""
-        implementation, device = choose(self.name, IMPLEMENTATIONS, request), self.device(request.device)
-        # Products of float32 numbers in full float32, on every device.
-        jax.config.update("jax_default_matmul_precision", "highest")
-        jax.config.update("jax_default_device", device)
-        model = implementation.finish(self.build(request, device))
-        inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
+        implementation, model, inputs = self.prepare(request)
         compiled = request.execution.endswith("compiled")
         return PROGRAMS[kind](model, ClassificationLoss(request.config), inputs, request.config, compiled, lambda: implementation.context(request))
 

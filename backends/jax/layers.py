@@ -20,6 +20,10 @@ from spec.masks import mask_constants
 Tap = Callable[[str, Array], Array]
 
 
+def silent(name: str, tensor: Array) -> Array:
+    return tensor
+
+
 # Options of the configuration, as functions.
 
 

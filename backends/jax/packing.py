@@ -13,7 +13,7 @@ from jax import Array
 
 from backends.interface import Implementation, Request
 from backends.jax import library, model
-from backends.jax.layers import Tap
+from backends.jax.layers import Tap, silent
 from backends.jax.model import Inputs
 from backends.packing import obstacles
 
@@ -34,10 +34,6 @@ def pack(x: Array, packing: Packing) -> Array:
 def unpack(x: Array, packing: Packing) -> Array:
     """Put rows in their places; in those of padding any row stands: (1, N, ...) to (B, T, ...)."""
     return x[0].at[packing.slots].get(mode="promise_in_bounds")
-
-
-def silent(name: str, x: Array) -> Array:
-    return x
 
 
 class Embeddings(library.Embeddings):

@@ -14,18 +14,14 @@ from jax import Array
 
 from backends.interface import LEARNING_RATE
 from backends.jax import weights
+from backends.jax.layers import silent
 from backends.jax.model import Inputs
 from spec.config import EncoderConfig
 from spec.parameters import Weights
 
 OPTIONS = {"xla_allow_excess_precision": False}
 
-
 Context = Callable[[], AbstractContextManager[None]]
-
-
-def silent(name: str, tensor: Array) -> Array:
-    return tensor
 
 
 def predict(model: nnx.Module, inputs: Inputs) -> Array:

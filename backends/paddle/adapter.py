@@ -9,7 +9,7 @@ import paddle
 from backends.interface import Implementation, Program, Request, Run, Unsupported, choose
 from backends.packing import indices
 from backends.paddle import library, packing, weights
-from backends.paddle.model import PARTS
+from backends.paddle.model import PARTS, Inputs
 from backends.paddle.program import PROGRAMS, Product
 from backends.paddle.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
 from spec.parameters import Weights
@@ -46,15 +46,11 @@ class Adapter:
 
     def run(self, request: Request) -> Run:
         """Compute what is asked (:meth:`backends.interface.Backend.run`)."""
-        implementation = choose(self.name, IMPLEMENTATIONS, request)
-        device, config, part = self.device(request.device), request.config, request.part
-        # Products of float32 numbers in full float32, on every device.
-        paddle.base.core.set_cublas_switch(False)
         # Static programs overwrite tensors that they return, if allowed to compute in place.
         paddle.set_flags({"FLAGS_pir_apply_inplace_pass": False})
-        model = implementation.finish(self.build(request, device))
+        implementation, model, inputs = self.prepare(request)
+        config, part = request.config, request.part
         loss_function = (ClassificationLoss if part == "model" else CotangentLoss)(config)
-        inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
         compiled, gradients = request.execution.endswith("compiled"), {}
         with implementation.context(request):
             if request.gradients:
@@ -65,14 +61,23 @@ class Adapter:
                 forward = paddle.jit.to_static(evaluate, full_graph=True, backend=None) if compiled else evaluate
                 with paddle.no_grad():
                     output, loss, taps = forward(model, loss_function, inputs)
-        # Every static program that ran stays in memory until this cache is cleared.
-        paddle.base.core.clear_executor_cache()
         arrays = {name: weights.to_numpy(tensor) for name, tensor in taps.items()} if request.taps else {}
         kind = request.device.split(":")[0]
         info = {"device": request.device, "implementation": request.implementation, "execution": request.execution, **self.describe()}
         info["deviations"] = [*DEVIATIONS[kind], *implementation.deviations.get(kind, [])]
         info["undelivered_taps"] = list(implementation.undelivered)
         return Run(weights.to_numpy(output), weights.to_numpy(loss), arrays, gradients, self.name, request.dtype, info)
+
+    def prepare(self, request: Request) -> tuple[Implementation, paddle.nn.Layer, Inputs]:
+        """Return how a request is computed, the model with its weights, and its inputs."""
+        implementation, device = choose(self.name, IMPLEMENTATIONS, request), self.device(request.device)
+        # Products of float32 numbers in full float32, on every device.
+        paddle.base.core.set_cublas_switch(False)
+        # Every static program that ran stays in memory until this cache is cleared.
+        paddle.base.core.clear_executor_cache()
+        model = implementation.finish(self.build(request, device))
+        inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
+        return implementation, model, inputs
 
     def build(self, request: Request, device: str) -> paddle.nn.Layer:
         """Return the part of the model with the weights loaded."""
@@ -85,12 +90,7 @@ class Adapter:
 
     def program(self, request: Request, kind: str) -> Program:
         """Build the model to be run many times (:meth:`backends.interface.Measurable.program`)."""
-        implementation, device = choose(self.name, IMPLEMENTATIONS, request), self.device(request.device)
-        # Products of float32 numbers in full float32, on every device.
-        paddle.base.core.set_cublas_switch(False)
-        paddle.base.core.clear_executor_cache()
-        model = implementation.finish(self.build(request, device))
-        inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
+        implementation, model, inputs = self.prepare(request)
         compiled = request.execution.endswith("compiled")
         return PROGRAMS[kind](model, ClassificationLoss(request.config), inputs, request.config, compiled, lambda: implementation.context(request))
 

@@ -23,6 +23,10 @@ def _scalar(value: float, like: Tensor) -> Tensor | float:
     return paddle.full([], value, dtype=like.dtype) if like.dtype == paddle.float64 else value
 
 
+def silent(name: str, tensor: Tensor) -> Tensor:
+    return tensor
+
+
 # Options of the configuration, as functions.
 
 

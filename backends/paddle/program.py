@@ -12,15 +12,12 @@ from paddle import Tensor, nn
 
 from backends.interface import LEARNING_RATE
 from backends.paddle import weights
+from backends.paddle.layers import silent
 from backends.paddle.model import Inputs
 from spec.config import EncoderConfig
 from spec.parameters import Weights
 
 Context = Callable[[], AbstractContextManager[None]]
-
-
-def silent(name: str, tensor: Tensor) -> Tensor:
-    return tensor
 
 
 @paddle.jit.not_to_static  # traced as they stand: no branch depends on a value

@@ -12,7 +12,7 @@ import tensorflow as tf
 from backends.interface import Implementation, Program, Request, Run, Unsupported, choose
 from backends.packing import indices
 from backends.tf import library, packing, weights
-from backends.tf.model import PARTS
+from backends.tf.model import PARTS, Inputs
 from backends.tf.program import PROGRAMS, Product
 from backends.tf.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
 from spec.parameters import Weights
@@ -54,16 +54,10 @@ class Adapter:
 
     def run(self, request: Request) -> Run:
         """Compute what is asked (:meth:`backends.interface.Backend.run`)."""
-        implementation = choose(self.name, IMPLEMENTATIONS, request)
-        device, config, part = self.device(request.device), request.config, request.part
-        # Products of float32 numbers in full float32, on every device.
-        tf.config.experimental.enable_tensor_float_32_execution(False)
-        # Errors in the words of TensorFlow; Keras would wrap them.
-        keras.config.disable_traceback_filtering()
-        with tf.device(device), _refusing_missing_kernels(request.dtype), implementation.context(request):
-            model = implementation.finish(self.build(request, device))
-            loss_function = (ClassificationLoss if part == "model" else CotangentLoss)(config)
-            inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
+        implementation, model, inputs = self.prepare(request)
+        config, part = request.config, request.part
+        loss_function = (ClassificationLoss if part == "model" else CotangentLoss)(config)
+        with tf.device(self.device(request.device)), _refusing_missing_kernels(request.dtype), implementation.context(request):
             compiled, gradients = request.execution.endswith("compiled"), {}
             if request.gradients:
                 output, loss, taps, named = differentiate(model, loss_function, inputs, part, compiled)
@@ -80,6 +74,18 @@ class Adapter:
         info["undelivered_taps"] = list(implementation.undelivered)
         return Run(weights.to_numpy(output), weights.to_numpy(loss), arrays, gradients, self.name, request.dtype, info)
 
+    def prepare(self, request: Request) -> tuple[Implementation, keras.layers.Layer, Inputs]:
+        """Return how a request is computed, the model with its weights, and its inputs."""
+        implementation, device = choose(self.name, IMPLEMENTATIONS, request), self.device(request.device)
+        # Products of float32 numbers in full float32, on every device.
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        # Errors in the words of TensorFlow; Keras would wrap them.
+        keras.config.disable_traceback_filtering()
+        with tf.device(device), _refusing_missing_kernels(request.dtype):
+            model = implementation.finish(self.build(request, device))
+        inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
+        return implementation, model, inputs
+
     def build(self, request: Request, device: str) -> keras.layers.Layer:
         """Return the part of the model with the weights loaded."""
         parts = choose(self.name, IMPLEMENTATIONS, request).parts
@@ -91,14 +97,9 @@ class Adapter:
 
     def program(self, request: Request, kind: str) -> Program:
         """Build the model to be run many times (:meth:`backends.interface.Measurable.program`)."""
-        implementation, device = choose(self.name, IMPLEMENTATIONS, request), self.device(request.device)
-        # Products of float32 numbers in full float32, on every device.
-        tf.config.experimental.enable_tensor_float_32_execution(False)
-        keras.config.disable_traceback_filtering()
-        with tf.device(device), _refusing_missing_kernels(request.dtype):
-            model = implementation.finish(self.build(request, device))
-            inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
-            compiled = request.execution.endswith("compiled")
+        implementation, model, inputs = self.prepare(request)
+        compiled = request.execution.endswith("compiled")
+        with tf.device(self.device(request.device)), _refusing_missing_kernels(request.dtype):
             return PROGRAMS[kind](model, ClassificationLoss(request.config), inputs, request.config, compiled, lambda: implementation.context(request))
 
     def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str) -> Program:

@@ -14,7 +14,7 @@ from tensorflow import Tensor
 from backends.interface import Implementation, Request
 from backends.packing import obstacles
 from backends.tf import library, model
-from backends.tf.layers import Tap
+from backends.tf.layers import Tap, silent
 from backends.tf.model import Inputs
 
 
@@ -34,10 +34,6 @@ def pack(x: Tensor, packing: Packing) -> Tensor:
 def unpack(x: Tensor, packing: Packing) -> Tensor:
     """Put rows in their places; in those of padding any row stands: (1, N, ...) to (B, T, ...)."""
     return tf.gather(x[0], packing.slots, axis=0)
-
-
-def silent(name: str, x: Tensor) -> Tensor:
-    return x
 
 
 class Embeddings(library.Embeddings):

@@ -13,15 +13,12 @@ from tensorflow import Tensor
 
 from backends.interface import LEARNING_RATE
 from backends.tf import weights
+from backends.tf.layers import silent
 from backends.tf.model import Inputs
 from spec.config import EncoderConfig
 from spec.parameters import Weights
 
 Context = Callable[[], AbstractContextManager[None]]
-
-
-def silent(name: str, tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def predict(model: layers.Layer, inputs: Inputs) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from backends.interface import Implementation, Program, Request, Run, Unsupported, choose
 from backends.packing import indices
 from backends.torch import library, packing, weights
-from backends.torch.model import PARTS
+from backends.torch.model import PARTS, Inputs
 from backends.torch.program import PROGRAMS, Product
 from backends.torch.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
 from spec.parameters import Weights
@@ -42,15 +42,9 @@ class Adapter:
 
     def run(self, request: Request) -> Run:
         """Compute what is asked (:meth:`backends.interface.Backend.run`)."""
-        implementation = choose(self.name, IMPLEMENTATIONS, request)
-        device, config, part = self.device(request.device), request.config, request.part
-        # Products of float32 numbers in full float32, on every device.
-        torch.set_float32_matmul_precision("highest")
-        # A worker compiles a model for each run; what earlier ones left counts towards a limit.
-        torch.compiler.reset()
-        model = implementation.finish(self.build(request, device))
+        implementation, model, inputs = self.prepare(request)
+        config, part = request.config, request.part
         loss_function = (ClassificationLoss if part == "model" else CotangentLoss)(config)
-        inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
         compiled, gradients = request.execution.endswith("compiled"), {}
         with implementation.context(request):
             if request.gradients:
@@ -68,6 +62,17 @@ class Adapter:
         info["undelivered_taps"] = list(implementation.undelivered)
         return Run(weights.to_numpy(output), weights.to_numpy(loss), arrays, gradients, self.name, request.dtype, info)
 
+    def prepare(self, request: Request) -> tuple[Implementation, torch.nn.Module, Inputs]:
+        """Return how a request is computed, the model with its weights, and its inputs."""
+        implementation, device = choose(self.name, IMPLEMENTATIONS, request), self.device(request.device)
+        # Products of float32 numbers in full float32, on every device.
+        torch.set_float32_matmul_precision("highest")
+        # A worker compiles a model for each run; what earlier ones left counts towards a limit.
+        torch.compiler.reset()
+        model = implementation.finish(self.build(request, device))
+        inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
+        return implementation, model, inputs
+
     def build(self, request: Request, device: torch.device) -> torch.nn.Module:
         """Return the part of the model with the weights loaded."""
         parts = choose(self.name, IMPLEMENTATIONS, request).parts
@@ -77,12 +82,7 @@ class Adapter:
 
     def program(self, request: Request, kind: str) -> Program:
         """Build the model to be run many times (:meth:`backends.interface.Measurable.program`)."""
-        implementation, device = choose(self.name, IMPLEMENTATIONS, request), self.device(request.device)
-        # Products of float32 numbers in full float32, on every device.
-        torch.set_float32_matmul_precision("highest")
-        torch.compiler.reset()
-        model = implementation.finish(self.build(request, device))
-        inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
+        implementation, model, inputs = self.prepare(request)
         compiled = request.execution.endswith("compiled")
         return PROGRAMS[kind](model, ClassificationLoss(request.config), inputs, request.config, compiled, lambda: implementation.context(request))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from backends.interface import Implementation, Request
 from backends.packing import obstacles
 from backends.torch import library, model
-from backends.torch.layers import Tap
+from backends.torch.layers import Tap, silent
 from backends.torch.model import Inputs
 
 
@@ -34,10 +34,6 @@ def pack(x: Tensor, packing: Packing) -> Tensor:
 def unpack(x: Tensor, packing: Packing) -> Tensor:
     """Put rows in their places; in those of padding any row stands: (1, N, ...) to (B, T, ...)."""
     return x[0][packing.slots]
-
-
-def silent(name: str, x: Tensor) -> Tensor:
-    return x
 
 
 class Embeddings(library.Embeddings):

@@ -12,15 +12,12 @@ from torch import Tensor, nn
 
 from backends.interface import LEARNING_RATE
 from backends.torch import weights
+from backends.torch.layers import silent
 from backends.torch.model import Inputs
 from spec.config import EncoderConfig
 from spec.parameters import Weights
 
 Context = Callable[[], AbstractContextManager[None]]
-
-
-def silent(name: str, tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def predict(model: nn.Module, inputs: Inputs) -> Tensor:
