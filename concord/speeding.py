@@ -21,7 +21,7 @@ from spec.errors import SpecError, unknown
 from speed import Mode, Plan, Record, Workload, compare, measure, read, workload
 from speed.bandwidth import copy_gbytes
 from speed.markdown import markdown as as_markdown
-from speed.measure import PATIENCE, PROFILES, TURNS
+from speed.measure import BUDGET, PATIENCE, PROFILES, TURNS
 from speed.page import page
 from speed.peers import PEERS
 from speed.presets import sweep
@@ -31,10 +31,10 @@ PRESETS = ("minilm", "bert-base")
 """What is measured unless something else is asked for: what a machine without accelerators can do in minutes."""
 
 MODES = (
-    Mode("explicit", "eager"),
     Mode("library", "eager"),
     Mode("library", "compiled"),
     Mode("library:onednn", "eager"),
+    Mode("explicit", "eager"),
     Mode("library", "eager", "as shipped"),
 )
 """How it is measured unless something else is asked for."""
@@ -89,14 +89,16 @@ def with_peers(names: Sequence[str], asked: Sequence[str] | None, works: Sequenc
     return [*names, *(PEERS if known and not asked else ())]
 
 
-def plan(names: Sequence[str], works: Sequence[Workload], chosen: Sequence[Mode], settings: Settings, turns: int | None, quick: bool) -> Plan:
+def plan(names: Sequence[str], works: Sequence[Workload], chosen: Sequence[Mode], settings: Settings, turns: int | None, budget: float | None, quick: bool) -> Plan:
     """Return the plan.
 
     Raises:
-        SpecError: if there are too few turns.
+        SpecError: if there are too few turns, or less than no time.
     """
-    if turns is not None and turns < 1:
-        raise SpecError([f"--turns is {turns} but must be at least 1"])
+    problems = [f"--turns is {turns} but must be at least 1"] if turns is not None and turns < 1 else []
+    problems += [f"--budget is {budget:g} s but must not be negative"] if budget is not None and not budget >= 0 else []
+    if problems:
+        raise SpecError(problems)
     return Plan(
         names=tuple(names),
         workloads=tuple(works),
@@ -106,6 +108,7 @@ def plan(names: Sequence[str], works: Sequence[Workload], chosen: Sequence[Mode]
         device=settings.device,
         turns=turns or (QUICK_TURNS if quick else TURNS),
         patience=1 if quick else PATIENCE,
+        budget=BUDGET if budget is None else budget,
         threads=settings.threads,
         python=settings.python,
         ssh=settings.ssh,

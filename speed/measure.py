@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,14 @@ PROFILES = ("tuned", "as shipped")
 SLICE = 0.4
 """Seconds that a turn lasts, or one step if that is longer."""
 
-TURNS = 5
-"""Turns at least; the first is thrown away if steps are short."""
+TURNS = 4
+"""Turns at least; the first warms up and does not count."""
 
-PATIENCE = 2
-"""How many times as many turns there may be, while a measurement is unsteady."""
+PATIENCE = 5
+"""How many times as many turns there may be, while a measurement is unsteady and time is left."""
+
+BUDGET = 300.0
+"""Seconds that the whole should take. Turns beyond the least number are taken while it lasts."""
 
 BUSY = 0.5
 """Share of a turn that a thread has to compute for, to be counted as busy."""
@@ -72,6 +76,7 @@ class Plan:
         limit: how far results may lie from the oracle's, in sigma.
         turns: how many turns there are at least.
         patience: how many times as many there may be, while a measurement is unsteady.
+        budget: seconds after which no turn is added for the sake of steadiness.
         slice: seconds that a turn lasts, or one step if that is longer.
         threads: for every framework alike, in the tuned profile.
         python, ssh: as in :class:`backends.worker.Worker`, for each backend that needs them.
@@ -86,6 +91,7 @@ class Plan:
     device: str = "cpu"
     turns: int = TURNS
     patience: int = PATIENCE
+    budget: float = BUDGET
     slice: float = SLICE
     threads: int | None = None
     python: dict[str, str] = field(default_factory=dict)
@@ -107,15 +113,15 @@ def measure(plan: Plan, done: Sequence[tuple[str, str, str]] = (), keep: Kept = 
         done: backend, mode and workload of what an earlier run measured.
         keep: called with each entry of the record.
     """
-    offered: dict[str, list[str]] = {}
+    known = _Known(plan, len(plan.modes) * len(plan.workloads))
     with tempfile.TemporaryDirectory(prefix="concord-", ignore_cleanup_errors=True) as folder:
         for mode in plan.modes:
-            names = [name for name in plan.names if takes_part(name, mode, offered)]
+            names = [name for name in plan.names if takes_part(name, mode, known.offered)]
             left = {work: wanted for work in plan.workloads if (wanted := [name for name in names if (name, mode.name, work.name) not in done])}
+            known.ahead -= len(plan.workloads) - len(left)
             if not left:
                 continue
-            with _Team(plan, mode, [name for name in names if any(name in wanted for wanted in left.values())], Path(folder), tell) as team:
-                offered |= {member.name: member.about["implementations"] for member in team.members if "implementations" in member.about}
+            with _Team(plan, mode, [name for name in names if any(name in wanted for wanted in left.values())], known, Path(folder), tell) as team:
                 for work, wanted in left.items():
                     for entry in team.measure(work, wanted):
                         keep(entry)
@@ -128,8 +134,32 @@ def takes_part(name: str, mode: Mode, offered: Mapping[str, Sequence[str]]) -> b
         offered: the implementations of backends of which that is known.
     """
     if name in PEERS:
-        return mode.implementation == "library" and mode.execution in PEER_EXECUTIONS[name]
+        return mode.implementation == "library" and mode.execution in PEER_EXECUTIONS[name] and mode.profile == "tuned"
     return ":" not in mode.implementation or mode.implementation in offered.get(name, [mode.implementation])
+
+
+class _Known:
+    """What earlier modes of a run have shown, and the time that is left for later ones.
+
+    Attributes:
+        ahead: how many workloads, each in one mode, are still to be measured.
+        offered: the implementations that each backend said it has.
+        imports: seconds that each backend's import took in each profile.
+        rates: of bare products, in GFLOP/s: profile and sizes to backend to what it reached.
+    """
+
+    def __init__(self, plan: Plan, ahead: int) -> None:
+        self.ahead = ahead
+        self.end = time.perf_counter() + plan.budget
+        self.offered: dict[str, list[str]] = {}
+        self.imports: dict[tuple[str, str], float] = {}
+        self.rates: dict[tuple[str, tuple[int, ...]], dict[str, list[float]]] = {}
+
+    def share(self) -> float:
+        """Return until when the next of the workloads may take: all that are ahead get as much of the time that is left."""
+        now = time.perf_counter()
+        self.ahead -= 1
+        return now + (self.end - now) / (self.ahead + 1)
 
 
 class _Member:
@@ -157,7 +187,7 @@ class _Member:
             status = "missing" if failure.status == "absent" and self.name in plan.asked else failure.status
             self.failure = status, failure.detail
             return
-        self.about = {**self.worker.description, "import_seconds": self.worker.import_seconds}
+        self.about = {**self.worker.description}
 
     def ask(self, operation: str, **asked: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """Have the worker do something; None if it did not, and :attr:`failure` says why."""
@@ -183,20 +213,36 @@ class _Member:
 class _Team:
     """All backends in one mode, each in a process of its own."""
 
-    def __init__(self, plan: Plan, mode: Mode, names: Sequence[str], folder: Path, tell: Told) -> None:
-        self.plan, self.mode, self.folder, self.tell = plan, mode, folder, tell
+    def __init__(self, plan: Plan, mode: Mode, names: Sequence[str], known: _Known, folder: Path, tell: Told) -> None:
+        self.plan, self.mode, self.known, self.folder, self.tell = plan, mode, known, folder, tell
         self.members = [_Member(name, mode, plan) for name in names]
-        self.rates: dict[tuple[int, ...], dict[str, list[float]]] = {}
 
     def __enter__(self) -> _Team:
         try:
-            for member in self.members:  # one after the other: how long an import takes is measured
-                self.tell(f"{self.mode.name}: starting {member.name}")
-                member.start()
+            self._start()
         except BaseException:
             self.__exit__()
             raise
         return self
+
+    def _start(self) -> None:
+        """Start all workers: one after the other if how long their imports take is still to be measured, else together."""
+        imports, profile = self.known.imports, self.mode.profile
+        for member in self.members:
+            if (member.name, profile) not in imports:
+                self.tell(f"{self.mode.name}: starting {member.name}")
+                member.start()
+                if member.worker:
+                    imports[member.name, profile] = member.worker.import_seconds
+        others = [member for member in self.members if not member.worker and not member.failure]
+        self.tell(f"{self.mode.name}: starting {', '.join(member.name for member in others)}")
+        with ThreadPoolExecutor(len(others) or 1) as pool:
+            for _ in pool.map(_Member.start, others):
+                pass
+        for member in self.members:
+            if member.worker:
+                member.about["import_seconds"] = imports[member.name, profile]
+                self.known.offered[member.name] = member.about.get("implementations", [])
 
     def __exit__(self, *error: object) -> None:
         for member in self.members:
@@ -204,12 +250,12 @@ class _Team:
 
     def measure(self, work: Workload, names: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Measure one workload on every backend, and yield an entry for each."""
-        members = [member for member in self.members if member.name in names]
+        members, until = [member for member in self.members if member.name in names], self.known.share()
         for sizes in (SQUARE, product_sizes(work)):
             self._products(members, sizes, work.dtype)
         entries = {member.name: self._prepare(member, work) for member in members}
         running = [member for member in members if entries[member.name]["status"] == "measured"]
-        for member, turn in self._turns(running, work):
+        for member, turn in self._turns(running, work, until):
             entries[member.name]["turns"].append(turn)
         for member in members:
             entry = entries[member.name]
@@ -217,7 +263,7 @@ class _Team:
                 entry |= {"status": member.failure[0], "detail": member.failure[1]}
             member.failure = None if member.worker else member.failure
             member.ask("release")
-            rates = [max(self.rates.get(sizes, {}).get(member.name, [0.0])) for sizes in (SQUARE, product_sizes(work))]
+            rates = [max(self.known.rates.get((self.mode.profile, sizes), {}).get(member.name, [0.0])) for sizes in (SQUARE, product_sizes(work))]
             yield entry | {"product_gflops": max(rates)}
 
     def _prepare(self, member: _Member, work: Workload) -> dict[str, Any]:
@@ -247,11 +293,12 @@ class _Team:
         return str(path)
 
     def _products(self, members: Sequence[_Member], sizes: tuple[int, int, int], dtype: str) -> None:
-        """Measure the bare product, in turns, once for each size."""
-        if sizes in self.rates:
+        """Measure the bare product, in turns, once for each size and profile."""
+        found = self.known.rates.setdefault((self.mode.profile, sizes), {})
+        members = [member for member in members if member.name not in found]
+        if not members:
             return
         self.tell(f"{self.mode.name}: matrix product {' x '.join(map(str, sizes))}")
-        found: dict[str, list[float]] = {}
         operations = 2 * sizes[0] * sizes[1] * sizes[2]
         ready = [m for m in members if m.ask("product", sizes=sizes, dtype=dtype, device=self.plan.device)]
         for _ in range(3):
@@ -259,15 +306,17 @@ class _Team:
                 answer = member.ask("repeat", count=1000, seconds=0.15)
                 if answer:
                     found.setdefault(member.name, []).append(operations / min(answer[0]["seconds"]) / 1e9)
-        self.rates[sizes] = found
         for member in members:
+            found.setdefault(member.name, [0.0])
             member.failure = None if member.worker else member.failure
 
-    def _turns(self, members: Sequence[_Member], work: Workload) -> Iterator[tuple[_Member, dict[str, Any]]]:
-        """Let backends run in turns: all of them the same number of times, until every one is steady or patience ends."""
+    def _turns(self, members: Sequence[_Member], work: Workload, until: float) -> Iterator[tuple[_Member, dict[str, Any]]]:
+        """Let backends run in turns: all of them the same number of times, until every one is steady, or patience or time end."""
         steps: dict[str, list[list[float]]] = {member.name: [] for member in members}
+        began = time.perf_counter()
         for turn in range(self.plan.turns * self.plan.patience):
-            if turn >= self.plan.turns and all(settled(steps[m.name]) for m in members if m.worker):
+            one = (time.perf_counter() - began) / max(turn, 1)
+            if turn >= self.plan.turns and (all(settled(steps[m.name]) for m in members if m.worker) or time.perf_counter() + one > until):
                 return
             self.tell(f"{work.name}, {self.mode.name}: turn {turn + 1}")
             for member in members:

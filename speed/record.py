@@ -46,7 +46,7 @@ class Record:
         self.complete = False
         self.backends: dict[str, Any] = dict(earlier.get("backends", {}))
         self.workloads: dict[str, Any] = {**earlier.get("workloads", {}), **{work.name: described(work) for work in plan.workloads}}
-        self.settings = {"device": plan.device, "turns": plan.turns, "threads": plan.threads, "limit": plan.limit}
+        self.settings = {"device": plan.device, "turns": plan.turns, "budget": plan.budget, "threads": plan.threads, "limit": plan.limit}
         self.entries: list[dict[str, Any]] = list(earlier.get("entries", []))
 
     @property
