@@ -262,9 +262,9 @@ def speed(
     sweep: Annotated[str | None, typer.Option("--sweep", metavar="AXIS", help="Vary tokens, batch or layers, and fit how the time grows.")] = None,
     device: options.Device = "cpu",
     dtype: options.Dtypes = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Two turns, and library layers in the tuned profile only.")] = False,
-    turns: Annotated[int | None, typer.Option("--turns", metavar="N", help="How often each backend has its turn, at least. Default: 4.")] = None,
-    budget: Annotated[float | None, typer.Option("--budget", metavar="S", help="Seconds until which turns are added for what is unsteady. Default: 300.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Two turns, library layers in the tuned profile only, and imports not timed.")] = False,
+    turns: Annotated[int | None, typer.Option("--turns", metavar="N", help="How often each backend has its turn, at least. Default: 3.")] = None,
+    budget: Annotated[float | None, typer.Option("--budget", metavar="S", help="Seconds within which to stay; --resume goes on with what is left. Default: 340 if nothing is chosen, else no limit.")] = None,
     resume: Annotated[Path | None, typer.Option("--resume", metavar="FILE", help="Go on with a record that was interrupted.")] = None,
     compare: Annotated[tuple[Path, Path] | None, typer.Option("--compare", metavar="OLD NEW", help="Measure nothing; say what changed between two records.")] = None,
     json: options.Json = None,
@@ -287,7 +287,8 @@ def speed(
         lambda: speeding.modes(implementation, execution, profile, "ragged" in (lengths or []), quick),
     )
     names = speeding.with_peers(names, backend, works)
-    raise typer.Exit(speeding.run(speeding.plan(names, works, modes, settings, turns, budget, quick), json, html, resume, markdown))
+    usual = not any((preset, kind, lengths, dtype, implementation, execution, profile, sweep, quick))
+    raise typer.Exit(speeding.run(speeding.plan(names, works, modes, settings, turns, budget, quick, usual), json, html, resume, markdown))
 
 
 @app.command()

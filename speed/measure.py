@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
+from safetensors.numpy import save_file
 
 import backends
 from backends.interface import Unsupported
-from backends.wire import pack
-from backends.worker import Worker, WorkerFailure
+from backends.worker import SWITCHES, Worker, WorkerFailure
 from spec.errors import SpecError
 from spec.parameters import initialize
 from speed import truth
@@ -27,20 +29,17 @@ from speed.work import product_sizes
 PROFILES = ("tuned", "as shipped")
 """``tuned``: the same threads for all, and documented switches. ``as shipped``: what a framework does if nothing is said."""
 
-SLICE = 0.4
+SLICE = 0.3
 """Seconds that a turn lasts, or one step if that is longer."""
 
-TURNS = 4
-"""Turns at least; the first warms up and does not count."""
+TURNS = 3
+"""Turns at least."""
 
-PATIENCE = 5
+REST = 0.5
+"""Seconds that a process is given to come to rest after its turn."""
+
+PATIENCE = 3
 """How many times as many turns there may be, while a measurement is unsteady and time is left."""
-
-BUDGET = 300.0
-"""Seconds that the whole should take. Turns beyond the least number are taken while it lasts."""
-
-BUSY = 0.5
-"""Share of a turn that a thread has to compute for, to be counted as busy."""
 
 SQUARE = (2048, 2048, 2048)
 """A product large enough for any framework to be at its best."""
@@ -76,7 +75,10 @@ class Plan:
         limit: how far results may lie from the oracle's, in sigma.
         turns: how many turns there are at least.
         patience: how many times as many there may be, while a measurement is unsteady.
-        budget: seconds after which no turn is added for the sake of steadiness.
+        budget: seconds within which to stay: turns are added for the sake of steadiness while they last, and what would
+            not end within them is not begun. None: no limit.
+        left_out: modes and workloads that are not measured together.
+        imports: whether the time of imports is measured; then the first workers start one after the other.
         slice: seconds that a turn lasts, or one step if that is longer.
         threads: for every framework alike, in the tuned profile.
         python, ssh: as in :class:`backends.worker.Worker`, for each backend that needs them.
@@ -91,7 +93,9 @@ class Plan:
     device: str = "cpu"
     turns: int = TURNS
     patience: int = PATIENCE
-    budget: float = BUDGET
+    budget: float | None = None
+    left_out: frozenset[tuple[Mode, Workload]] = frozenset()
+    imports: bool = True
     slice: float = SLICE
     threads: int | None = None
     python: dict[str, str] = field(default_factory=dict)
@@ -106,25 +110,33 @@ Kept = Callable[[dict[str, Any]], None]
 """Called with each entry as soon as it is complete."""
 
 
-def measure(plan: Plan, done: Sequence[tuple[str, str, str]] = (), keep: Kept = lambda entry: None, tell: Told = lambda text: None) -> None:
-    """Measure all that a plan names and that is not done yet.
+def measure(plan: Plan, done: Sequence[tuple[str, str, str]] = (), keep: Kept = lambda entry: None, tell: Told = lambda text: None) -> bool:
+    """Measure all that a plan names and that is not done yet; return whether the time sufficed for all of it.
 
     Args:
         done: backend, mode and workload of what an earlier run measured.
         keep: called with each entry of the record.
     """
-    known = _Known(plan, len(plan.modes) * len(plan.workloads))
+    left = {mode: [work for work in plan.workloads if (mode, work) not in plan.left_out] for mode in plan.modes}
+    known = _Known(plan, sum(map(len, left.values())))
     with tempfile.TemporaryDirectory(prefix="concord-", ignore_cleanup_errors=True) as folder:
-        for mode in plan.modes:
+        for mode, works in left.items():
             names = [name for name in plan.names if takes_part(name, mode, known.offered)]
-            left = {work: wanted for work in plan.workloads if (wanted := [name for name in names if (name, mode.name, work.name) not in done])}
-            known.ahead -= len(plan.workloads) - len(left)
-            if not left:
+            asked = {work: wanted for work in works if (wanted := [name for name in names if (name, mode.name, work.name) not in done])}
+            known.ahead -= len(works) - len(asked)
+            if not asked:
                 continue
-            with _Team(plan, mode, [name for name in names if any(name in wanted for wanted in left.values())], known, Path(folder), tell) as team:
-                for work, wanted in left.items():
+            if time.perf_counter() > known.end:
+                return False
+            with _Team(plan, mode, [name for name in names if any(name in wanted for wanted in asked.values())], known, Path(folder), tell) as team:
+                for work, wanted in asked.items():
+                    if not known.suffices(work, team.different(wanted)):
+                        return False
+                    began = time.perf_counter()
                     for entry in team.measure(work, wanted):
                         keep(entry)
+                    known.took[work] = max(known.took.get(work, 0.0), (time.perf_counter() - began) / len(wanted))
+    return True
 
 
 def takes_part(name: str, mode: Mode, offered: Mapping[str, Sequence[str]]) -> bool:
@@ -138,22 +150,39 @@ def takes_part(name: str, mode: Mode, offered: Mapping[str, Sequence[str]]) -> b
     return ":" not in mode.implementation or mode.implementation in offered.get(name, [mode.implementation])
 
 
+def alike(tuned: Mapping[str, Any], shipped: Mapping[str, Any]) -> bool:
+    """Whether a backend as shipped says of itself that it has the settings of a tuned one.
+
+    Args:
+        tuned, shipped: what it says in each profile (:meth:`backends.interface.Backend.describe`).
+    """
+    return "threads" in tuned and tuned["threads"] == shipped.get("threads") and not SWITCHES.keys() & tuned.get("thread_switches", {}).keys()
+
+
 class _Known:
     """What earlier modes of a run have shown, and the time that is left for later ones.
 
     Attributes:
         ahead: how many workloads, each in one mode, are still to be measured.
+        took: seconds that a workload took for each backend in the mode where it took longest.
         offered: the implementations that each backend said it has.
         imports: seconds that each backend's import took in each profile.
-        rates: of bare products, in GFLOP/s: profile and sizes to backend to what it reached.
+        tuned: what each backend said of itself in the tuned profile.
+        rates: of bare products, in GFLOP/s: sizes to backend to what it reached.
     """
 
     def __init__(self, plan: Plan, ahead: int) -> None:
         self.ahead = ahead
-        self.end = time.perf_counter() + plan.budget
+        self.end = math.inf if plan.budget is None else time.perf_counter() + plan.budget
+        self.took: dict[Workload, float] = {}
         self.offered: dict[str, list[str]] = {}
         self.imports: dict[tuple[str, str], float] = {}
-        self.rates: dict[tuple[str, tuple[int, ...]], dict[str, list[float]]] = {}
+        self.tuned: dict[str, dict[str, Any]] = {}
+        self.rates: dict[tuple[int, ...], dict[str, list[float]]] = {}
+
+    def suffices(self, work: Workload, members: Sequence[_Member]) -> bool:
+        """Whether a workload would end in time on these backends, if it takes as long as it did before."""
+        return time.perf_counter() + len(members) * self.took.get(work, 0.0) <= self.end
 
     def share(self) -> float:
         """Return until when the next of the workloads may take: all that are ahead get as much of the time that is left."""
@@ -170,6 +199,7 @@ class _Member:
         self.worker: Worker | None = None
         self.failure: tuple[str, str] | None = None
         self.about: dict[str, Any] = {}
+        self.first_seconds = 0.0
 
     def start(self) -> None:
         plan = self.plan
@@ -205,6 +235,19 @@ class _Member:
                 self.worker = None
         return None
 
+    def repeat(self, seconds: float) -> dict[str, Any] | None:
+        """Have the worker run steps, and let it come to rest: threads that look out for more work disturb whoever is next."""
+        before, started = _processor_seconds(self.worker), time.perf_counter()
+        answer = self.ask("repeat", count=1000, seconds=seconds)
+        busy = busy_cores(before, _processor_seconds(self.worker), time.perf_counter() - started)
+        self.rest()
+        return {**answer[0], "busy_cores": busy} if answer else None
+
+    def rest(self) -> None:
+        """Wait until the worker is at rest, if it is on this machine."""
+        if self.worker and self.worker.local and self.worker.pid is not None:
+            wait_for_rest(self.worker.pid)
+
     def close(self) -> None:
         if self.worker:
             self.worker.close()
@@ -229,7 +272,7 @@ class _Team:
         """Start all workers: one after the other if how long their imports take is still to be measured, else together."""
         imports, profile = self.known.imports, self.mode.profile
         for member in self.members:
-            if (member.name, profile) not in imports:
+            if self.plan.imports and (member.name, profile) not in imports:
                 self.tell(f"{self.mode.name}: starting {member.name}")
                 member.start()
                 if member.worker:
@@ -241,8 +284,10 @@ class _Team:
                 pass
         for member in self.members:
             if member.worker:
-                member.about["import_seconds"] = imports[member.name, profile]
+                member.about["import_seconds"] = imports.get((member.name, profile))
                 self.known.offered[member.name] = member.about.get("implementations", [])
+                if profile == "tuned":
+                    self.known.tuned[member.name] = member.about
 
     def __exit__(self, *error: object) -> None:
         for member in self.members:
@@ -251,10 +296,12 @@ class _Team:
     def measure(self, work: Workload, names: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Measure one workload on every backend, and yield an entry for each."""
         members, until = [member for member in self.members if member.name in names], self.known.share()
+        different = self.different(names)
+        entries = {member.name: self._nothing_new(member, work) for member in members if member not in different}
         for sizes in (SQUARE, product_sizes(work)):
-            self._products(members, sizes, work.dtype)
-        entries = {member.name: self._prepare(member, work) for member in members}
-        running = [member for member in members if entries[member.name]["status"] == "measured"]
+            self._products(different, sizes, work.dtype)
+        entries |= {member.name: self._prepare(member, work) for member in different}
+        running = [member for member in different if entries[member.name]["status"] == "measured"]
         for member, turn in self._turns(running, work, until):
             entries[member.name]["turns"].append(turn)
         for member in members:
@@ -263,13 +310,31 @@ class _Team:
                 entry |= {"status": member.failure[0], "detail": member.failure[1]}
             member.failure = None if member.worker else member.failure
             member.ask("release")
-            rates = [max(self.known.rates.get((self.mode.profile, sizes), {}).get(member.name, [0.0])) for sizes in (SQUARE, product_sizes(work))]
+            rates = [max(self.known.rates.get(sizes, {}).get(member.name, [0.0])) for sizes in (SQUARE, product_sizes(work))]
             yield entry | {"product_gflops": max(rates)}
+
+    def different(self, names: Sequence[str]) -> list[_Member]:
+        """Return those of the backends to which the mode's profile makes a difference."""
+        return [member for member in self.members if member.name in names and not self._as_tuned(member)]
+
+    def _as_tuned(self, member: _Member) -> bool:
+        """Whether a backend as shipped is what has been measured already."""
+        tuned = self.known.tuned.get(member.name)
+        measured = self.mode.profile != "tuned" and replace(self.mode, profile="tuned") in self.plan.modes
+        return measured and tuned is not None and member.worker is not None and alike(tuned, member.about)
+
+    def _nothing_new(self, member: _Member, work: Workload) -> dict[str, Any]:
+        """Return the entry of a backend to which a profile makes no difference."""
+        detail = f"as shipped it computes with {member.about['threads']} threads too, and none of the switches is for it"
+        return {**self._entry(member, work), "status": "as tuned", "detail": detail, "backend_info": member.about}
+
+    def _entry(self, member: _Member, work: Workload) -> dict[str, Any]:
+        return {"backend": member.name, "mode": self.mode.name, "workload": work.name, **_plain(self.mode), "status": "measured", "detail": "", "turns": []}
 
     def _prepare(self, member: _Member, work: Workload) -> dict[str, Any]:
         """Build a program and check what it computes first; nothing is timed that is wrong."""
         self.tell(f"{work.name}, {self.mode.name}: building on {member.name}")
-        entry: dict[str, Any] = {"backend": member.name, "mode": self.mode.name, "workload": work.name, **_plain(self.mode), "status": "measured", "detail": "", "turns": []}
+        entry = self._entry(member, work)
         settings = {"implementation": self.mode.implementation, "execution": self.mode.execution, "device": self.plan.device}
         answer = member.ask("prepare", **work.request(), **settings, weights=self._weights(work))
         entry["backend_info"] = member.about
@@ -277,7 +342,9 @@ class _Team:
             status, detail = member.failure or ("crashed", "")
             member.failure = None if member.worker else member.failure
             return entry | {"status": status, "detail": detail}
+        member.rest()
         seconds, results = answer
+        member.first_seconds = seconds["first_seconds"]
         worst, tensor = truth.expected(work).worst(results, self.plan.limit)
         entry |= {**seconds, "error_in_allowances": worst}
         if not worst <= 1:
@@ -289,12 +356,12 @@ class _Team:
         path = self.folder / f"{work.preset.name}.safetensors"
         if not path.exists():
             drawn = initialize(work.preset.config, SEED)
-            path.write_bytes(pack({name: array.astype("float32") for name, array in drawn.items()}))  # exact: they are float32 numbers
+            save_file({name: np.asarray(array, np.float32, order="C") for name, array in drawn.items()}, path)  # exact: they are float32 numbers
         return str(path)
 
     def _products(self, members: Sequence[_Member], sizes: tuple[int, int, int], dtype: str) -> None:
-        """Measure the bare product, in turns, once for each size and profile."""
-        found = self.known.rates.setdefault((self.mode.profile, sizes), {})
+        """Measure the bare product, in turns, once for each size."""
+        found = self.known.rates.setdefault(sizes, {})
         members = [member for member in members if member.name not in found]
         if not members:
             return
@@ -303,9 +370,9 @@ class _Team:
         ready = [m for m in members if m.ask("product", sizes=sizes, dtype=dtype, device=self.plan.device)]
         for _ in range(3):
             for member in ready:
-                answer = member.ask("repeat", count=1000, seconds=0.15)
+                answer = member.repeat(0.15)
                 if answer:
-                    found.setdefault(member.name, []).append(operations / min(answer[0]["seconds"]) / 1e9)
+                    found.setdefault(member.name, []).append(operations / min(answer["seconds"]) / 1e9)
         for member in members:
             found.setdefault(member.name, [0.0])
             member.failure = None if member.worker else member.failure
@@ -313,6 +380,7 @@ class _Team:
     def _turns(self, members: Sequence[_Member], work: Workload, until: float) -> Iterator[tuple[_Member, dict[str, Any]]]:
         """Let backends run in turns: all of them the same number of times, until every one is steady, or patience or time end."""
         steps: dict[str, list[list[float]]] = {member.name: [] for member in members}
+        self._warm_up(members, work)
         began = time.perf_counter()
         for turn in range(self.plan.turns * self.plan.patience):
             one = (time.perf_counter() - began) / max(turn, 1)
@@ -320,32 +388,59 @@ class _Team:
                 return
             self.tell(f"{work.name}, {self.mode.name}: turn {turn + 1}")
             for member in members:
-                before, started = _thread_seconds(member.worker), time.perf_counter()
-                answer = member.ask("repeat", count=1000, seconds=self.plan.slice)
+                answer = member.repeat(self.plan.slice)
                 if answer is not None:
-                    steps[member.name].append(answer[0]["seconds"])
-                    yield member, {**answer[0], "busy_threads": busy_threads(before, _thread_seconds(member.worker), time.perf_counter() - started)}
+                    steps[member.name].append(answer["seconds"])
+                    yield member, answer
+
+
+    def _warm_up(self, members: Sequence[_Member], work: Workload) -> None:
+        """Let each backend have a turn that does not count, unless its first step, which compiled nothing, took as long as one."""
+        self.tell(f"{work.name}, {self.mode.name}: warming up")
+        for member in members:
+            if member.first_seconds < self.plan.slice or self.mode.execution.endswith("compiled"):
+                member.repeat(self.plan.slice)
 
 
 def _plain(mode: Mode) -> dict[str, str]:
     return {"implementation": mode.implementation, "execution": mode.execution, "profile": mode.profile}
 
 
-def busy_threads(before: Mapping[int, float], after: Mapping[int, float], elapsed: float) -> int | None:
-    """Return how many threads computed most of the time. None: nothing is known of them, for they are elsewhere.
+def wait_for_rest(pid: int, longest: float = REST) -> None:
+    """Wait until no thread of a process runs, or wants to. Pools of threads spin for a while before they sleep.
 
     Args:
-        before, after: thread to the seconds that it has computed.
+        longest: seconds after which to go on all the same.
+    """
+    tasks, end, resting = Path(f"/proc/{pid}/task"), time.perf_counter() + longest, 0
+    while resting < 2 and time.perf_counter() < end:  # seen twice: between two glances a thread may just have waited for another
+        time.sleep(0.005)
+        resting = resting + 1 if not any(_runs(task) for task in tasks.glob("*/stat")) else 0
+
+
+def _runs(task: Path) -> bool:
+    try:
+        return task.read_text().rpartition(")")[2].split()[0] == "R"
+    except (OSError, IndexError):
+        return False
+
+
+def busy_cores(before: float | None, after: float | None, elapsed: float) -> float | None:
+    """Return how many cores a process kept busy. None: nothing is known of it, for it is elsewhere.
+
+    Args:
+        before, after: seconds that its threads have computed, all together.
         elapsed: seconds between the two.
     """
-    return sum(seconds - before.get(thread, 0.0) > BUSY * elapsed for thread, seconds in after.items()) if after else None
+    return None if before is None or after is None or elapsed <= 0 else (after - before) / elapsed
 
 
-def _thread_seconds(worker: Worker | None) -> dict[int, float]:
-    """Return how long each thread of a worker has computed."""
+def _processor_seconds(worker: Worker | None) -> float | None:
+    """Return how long the threads of a worker have computed, all together."""
     if worker is None or not worker.local or worker.pid is None:
-        return {}
+        return None
     try:
-        return {thread.id: thread.user_time + thread.system_time for thread in psutil.Process(worker.pid).threads()}
+        times = psutil.Process(worker.pid).cpu_times()
     except psutil.Error:
-        return {}
+        return None
+    return float(times.user + times.system)

@@ -10,10 +10,7 @@ from markupsafe import Markup
 
 from speed import drawing
 from speed.growth import curves, exponent
-from speed.table import memory, percent, seconds
-
-LINES = ("unsupported", "absent")
-"""Statuses that are nobody's fault."""
+from speed.table import HARMLESS, memory, percent, seconds
 
 
 def page(data: Mapping[str, Any], style: str) -> str:
@@ -33,8 +30,8 @@ def page(data: Mapping[str, Any], style: str) -> str:
         style=Markup(style),  # ours
         works=[work for work in works if work["rows"]],
         headline=_headline(data),
-        faults=[fault for fault in _faults(data["entries"]) if fault["status"] not in LINES],
-        absent=[fault for fault in _faults(data["entries"]) if fault["status"] in LINES],
+        faults=[fault for fault in _faults(data["entries"]) if fault["status"] not in HARMLESS],
+        absent=[fault for fault in _faults(data["entries"]) if fault["status"] in HARMLESS],
         growth=_growth(data, backends),
         roofline=_roofline(data, backends),
         legend=[(name, i % drawing.COLOURS) for i, name in enumerate(backends)],

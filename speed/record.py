@@ -113,7 +113,7 @@ def summary(entry: Mapping[str, Any], work: Mapping[str, Any], best: Mapping[str
         return None
     median, (low, high) = statistics.median(turns), statistics.interval(turns)
     rate = work["real_flops" if "packed" in entry["execution"] else "flops"] / median / 1e9
-    busy = [turn["busy_threads"] for turn in entry["turns"] if turn["busy_threads"] is not None]
+    busy = [turn["busy_cores"] for turn in entry["turns"] if turn["busy_cores"] is not None]
     peaks = [turn["peak_memory_bytes"] for turn in entry["turns"] if turn["peak_memory_bytes"]]
     return {
         "median_seconds": median,
@@ -129,7 +129,7 @@ def summary(entry: Mapping[str, Any], work: Mapping[str, Any], best: Mapping[str
         # Compilation that happens in the first step is what that took beyond a usual one.
         "compile_seconds": entry["compile_seconds"] + max(0.0, entry["first_seconds"] - median),
         "peak_memory_bytes": max(peaks, default=None),
-        "busy_threads": max(busy, default=None),
+        "busy_cores": sum(busy) / len(busy) if busy else None,
     }
 
 

@@ -14,9 +14,8 @@ WARM = 3
 
 
 def counted(turns: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return the steps of each turn that count. The first turn warms up and does not, unless it is the only one."""
-    kept = turns[1:] or turns
-    return [list(turn[1:] if len(turn) >= WARM else turn) for turn in kept]
+    """Return the steps of each turn that count."""
+    return [list(turn[1:] if len(turn) >= WARM else turn) for turn in turns]
 
 
 def median(turns: Sequence[Sequence[float]]) -> float:

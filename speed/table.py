@@ -12,6 +12,12 @@ from rich.text import Text
 from speed.compare import Change, drift
 from speed.growth import curves, exponent
 
+HARMLESS = ("unsupported", "absent", "as tuned")
+"""Statuses that are nobody's fault."""
+
+TOLERATED = 0.25
+"""Cores beyond the number of threads that a process may keep busy with what it does besides."""
+
 WIDE = 110
 """Columns from which on every figure has room."""
 
@@ -61,7 +67,7 @@ def _table(name: str, work: Mapping[str, Any], entries: Sequence[Mapping[str, An
     table = Table(title=f"{name}: {size}", title_justify="left", title_style="bold")
     table.add_column("backend", overflow="fold")
     table.add_column("mode", overflow="fold")
-    columns = ["step", "±", "tokens/s", "GFLOP/s", "of best"] + (["of own", "import", "build", "compile", "first", "MiB", "threads"] if wide else ["MiB"])
+    columns = ["step", "±", "tokens/s", "GFLOP/s", "of best"] + (["of own", "import", "build", "compile", "first", "MiB", "cores"] if wide else ["MiB"])
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     for entry in sorted((e for e in entries if e["summary"]), key=lambda e: e["summary"]["median_seconds"]):
@@ -72,7 +78,7 @@ def _table(name: str, work: Mapping[str, Any], entries: Sequence[Mapping[str, An
             cells += [percent(s["share_of_own_product"]), seconds(entry["import_seconds"]), seconds(entry["build_seconds"]), seconds(s["compile_seconds"]), seconds(entry["first_seconds"])]
         cells.append(memory(s["peak_memory_bytes"]))
         if wide:
-            cells.append("" if s["busy_threads"] is None else f"{s['busy_threads']:.0f}")
+            cells.append("" if s["busy_cores"] is None else f"{s['busy_cores']:.1f}")
         table.add_row(entry["backend"], entry["mode"], *cells)
     return table
 
@@ -83,18 +89,32 @@ def _notes(data: Mapping[str, Any], console: Console) -> None:
         if entry["status"] != "measured":
             said.setdefault((entry["backend"], entry["status"], entry["detail"]), []).append(f"{entry['workload']}, {entry['mode']}")
     for (backend, status, detail), runs in said.items():
-        style = "dim" if status in ("unsupported", "absent") else "bold red"
+        style = "dim" if status in HARMLESS else "bold red"
         more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
         console.print(Text(f"{backend} {status}: {detail} [{runs[0]}{more}]", style=style))
+    for name, who in unsteady(data).items():
+        console.print(Text(f"unsteady, {name}: {', '.join(who)}", style="yellow"))
+    for entry in greedy(data):
+        text = f"{entry['backend']} kept {entry['summary']['busy_cores']:.1f} cores busy with {data['settings']['threads']} threads: {entry['mode']}, {entry['workload']}"
+        console.print(Text(text, style="bold yellow"))
+    if not data["complete"]:
+        console.print(Text("not complete: what was measured until then is above; --resume FILE goes on", style="yellow"))
+
+
+def unsteady(data: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return what was measured with a spread over a tenth: workload and mode to backends, each with its spread."""
+    found: dict[str, list[str]] = {}
     for entry in data["entries"]:
         if entry["summary"] and entry["summary"]["steady"] is False:
-            console.print(Text(f"unsteady: {entry['backend']}, {entry['mode']}, {entry['workload']}: spread {percent(entry['summary']['spread'])} of the median", style="yellow"))
-    threads = {name: entry["summary"]["busy_threads"] for entry in data["entries"] if entry["summary"] and entry["profile"] == "tuned" for name in [entry["backend"]]}
-    counted = {count for count in threads.values() if count is not None}
-    if len(counted) > 1:
-        console.print(Text("threads that were busy differ: " + ", ".join(f"{name} {count:.0f}" for name, count in threads.items() if count is not None), style="yellow"))
-    if not data["complete"]:
-        console.print(Text("interrupted: what was measured until then is above; --resume FILE goes on", style="yellow"))
+            found.setdefault(f"{entry['workload']}, {entry['mode']}", []).append(f"{entry['backend']} {percent(entry['summary']['spread'])}")
+    return found
+
+
+def greedy(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the entries of backends that kept more cores busy than they were given threads."""
+    threads = data["settings"].get("threads")
+    measured = [entry for entry in data["entries"] if entry["summary"] and entry["profile"] == "tuned" and threads]
+    return [entry for entry in measured if (entry["summary"]["busy_cores"] or 0.0) > threads + TOLERATED]
 
 
 def show_changes(old: Mapping[str, Any], new: Mapping[str, Any], changes: Iterable[Change], console: Console) -> None:

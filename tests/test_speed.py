@@ -6,7 +6,9 @@ import copy
 import dataclasses
 import json
 import re
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,14 +26,15 @@ from spec.cases import build_case
 from spec.errors import SpecError
 from speed import Mode, Plan, Record, Workload, compare, measure, presets, read, statistics, truth, workload
 from speed.growth import curves, exponent
-from speed.measure import busy_threads, takes_part
+from speed.measure import alike, busy_cores, takes_part, wait_for_rest
 from speed.page import page
 from speed.presets import PRESETS, Preset, ragged, sweep
+from speed.table import greedy
 from speed.work import flops
 from tests.toys.surroundings import toy
 
 EXPLICIT = Mode("explicit", "eager")
-RIGHT, SLOW, WRONG, DYING = (toy(name, "measurable") for name in ("Measurable", "Slow", "WrongLogits", "DiesInTheSecondStep"))
+RIGHT, SLOW, WRONG, DYING, THREADED = (toy(name, "measurable") for name in ("Measurable", "Slow", "WrongLogits", "DiesInTheSecondStep", "Threaded"))
 NARROW = {"d_model": 14, "num_heads": 2, "d_ff": 23, "num_layers": 2, "vocab_size": 31, "max_positions": 13}
 
 
@@ -158,7 +161,7 @@ def test_backends_have_their_turns_one_after_the_other(tmp_path: Path, monkeypat
     data = measured(plan_of(RIGHT, SLOW))
     steps = (tmp_path / "turns").read_text().split()
     turns = [name for i, name in enumerate(steps) if i == 0 or steps[i - 1] != name]
-    assert turns == ["Measurable", "Slow"] * 4  # the first step of each, then three turns
+    assert turns == ["Measurable", "Slow", *["Measurable", "Slow"] * 3]  # the first step of each, then three turns
     assert [entry["status"] for entry in data["entries"]] == ["measured"] * 2
     fast, slow = (entry["summary"] for entry in data["entries"])
     assert slow["median_seconds"] >= 0.05 > 0
@@ -195,9 +198,77 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert (tmp_path / "turns").read_text()
 
 
-def test_threads_are_counted_and_not_believed() -> None:
-    assert busy_threads({1: 10.0, 2: 0.0}, {1: 10.9, 2: 0.1, 3: 0.8}, 1.0) == 2
-    assert busy_threads({}, {}, 1.0) is None
+def test_cores_are_counted_and_not_believed(record: dict[str, Any]) -> None:
+    assert busy_cores(10.0, 11.5, 1.0) == 1.5
+    assert busy_cores(None, None, 1.0) is None
+    new = copy.deepcopy(record)
+    found = [entry for entry in new["entries"] if entry["summary"]]
+    for entry in found:
+        entry["summary"]["busy_cores"] = 1.0
+    assert not greedy(new)
+    entry = found[-1]
+    entry["summary"]["busy_cores"] = 1.9  # with one thread
+    assert greedy(new) == [entry]
+
+
+def test_a_process_at_rest_is_told_from_one_that_computes() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; print(flush=True); end = time.time() + 1; any(time.time() > end for _ in iter(int, 1)); time.sleep(60)"], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        started = time.perf_counter()
+        wait_for_rest(process.pid, 0.1)
+        hurried = time.perf_counter() - started
+        wait_for_rest(process.pid, 60.0)
+        rested = time.perf_counter() - started
+        process.kill()
+    assert 0.1 <= hurried < 0.9 < rested < 30
+
+
+def test_what_the_budget_has_no_time_for_is_left_for_another_run() -> None:
+    plan = plan_of(RIGHT, works=(small(), small(padding="full")), budget=0.0)
+    kept = Record(plan)
+    assert not measure(plan, kept.done, kept.add)
+    assert not kept.entries
+    assert measure(dataclasses.replace(plan, budget=None), kept.done, kept.add)
+    assert [entry["status"] for entry in kept.entries] == ["measured"] * 2
+
+
+def test_turns_are_added_while_a_measurement_is_unsteady_and_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "STEADY", 0.0)  # nothing is so steady
+
+    def turns(**settings: Any) -> int:
+        return len(measured(plan_of(SLOW, patience=3, **settings))["entries"][0]["turns"])
+
+    assert turns() == 9
+    assert turns(turns=2, budget=3.0) <= turns(turns=2)
+
+
+def test_some_modes_are_left_out_of_some_workloads() -> None:
+    both = (small(), small(padding="full"))
+    data = measured(plan_of(RIGHT, works=both, left_out=frozenset({(EXPLICIT, both[1])})))
+    assert [entry["workload"] for entry in data["entries"]] == [both[0].name]
+
+
+def test_as_shipped_is_measured_only_where_it_makes_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = Mode("explicit", "eager", "as shipped")
+    data = measured(plan_of(RIGHT, THREADED, modes=(EXPLICIT, shipped)))
+    found = {(entry["backend"], entry["profile"]): entry["status"] for entry in data["entries"]}
+    assert found == {(RIGHT, "tuned"): "measured", (RIGHT, "as shipped"): "measured", (THREADED, "tuned"): "measured", (THREADED, "as shipped"): "as tuned"}
+    assert speeding.exit_code(data) == 0
+    assert measured(plan_of(THREADED, modes=(shipped,)))["entries"][0]["status"] == "measured"
+
+
+@pytest.mark.parametrize(
+    ("tuned", "shipped", "same"),
+    [
+        ({"threads": 2}, {"threads": 2}, True),
+        ({"threads": 2}, {"threads": 1}, False),
+        ({"threads": 2, "thread_switches": {"MKL_DEBUG_CPU_TYPE": "5"}}, {"threads": 2}, False),
+        ({}, {}, False),
+    ],
+)
+def test_settings_are_alike_if_threads_are_and_no_switch_is_for_it(tuned: dict[str, Any], shipped: dict[str, Any], same: bool) -> None:
+    assert alike(tuned, shipped) is same
 
 
 def test_an_implementation_of_its_own_is_asked_of_its_backend_alone() -> None:
@@ -210,8 +281,8 @@ def test_an_implementation_of_its_own_is_asked_of_its_backend_alone() -> None:
 # What timings say.
 
 
-def test_the_first_turn_and_the_first_step_of_a_turn_warm_up() -> None:
-    turns = [[9.0, 9.0], [5.0, 1.0, 1.0, 1.0], [5.0, 2.0, 2.0, 2.0], [5.0, 3.0, 3.0, 3.0]]
+def test_the_first_step_of_a_turn_warms_up() -> None:
+    turns = [[5.0, 1.0, 1.0, 1.0], [5.0, 2.0, 2.0, 2.0], [5.0, 3.0, 3.0, 3.0]]
     assert statistics.median(turns) == 2.0
     assert statistics.interval(turns) == (1.0, 3.0)
     assert statistics.spread(turns) == 1.0
@@ -382,6 +453,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_goes_on(invoke: Callable[..., 
         ("--sweep depth", "unknown sweep 'depth'"),
         ("--profile fast", "unknown profile 'fast'"),
         ("--turns 0", "--turns is 0"),
+        ("--budget -1", "--budget is -1 s"),
         ("--resume nowhere.json", "nowhere.json: cannot be read"),
         ("--markdown pyproject.toml", "lacks the lines '<!-- begin speed -->'"),
         ("--compare nowhere.json nowhere.json", "nowhere.json: cannot be read"),

@@ -67,8 +67,9 @@ class Adapter:
         implementation, device = choose(self.name, IMPLEMENTATIONS, request), self.device(request.device)
         # Products of float32 numbers in full float32, on every device.
         torch.set_float32_matmul_precision("highest")
-        # A worker compiles a model for each run; what earlier ones left counts towards a limit.
-        torch.compiler.reset()
+        if request.execution.endswith("compiled"):
+            # A worker compiles a model for each run; what earlier ones left counts towards a limit.
+            torch.compiler.reset()
         model = implementation.finish(self.build(request, device))
         inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
         return implementation, model, inputs

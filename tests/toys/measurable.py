@@ -104,6 +104,13 @@ class Slow(Measurable):
     sleep = 0.05
 
 
+class Threaded(Measurable):
+    """Has one thread, whatever it is told."""
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "threads": 1}
+
+
 class WrongLogits(Measurable):
     """One logit is a little off."""
 

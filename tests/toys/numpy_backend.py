@@ -53,7 +53,7 @@ class NumpyBackend:
             "version": np.__version__,
             "devices": ["cpu"],
             "dtypes": {"cpu": list(PRECISIONS)},
-            "threads": int(os.environ["OMP_NUM_THREADS"]),
+            "threads": int(os.environ.get("OMP_NUM_THREADS", "3")),
         }
 
     def run(self, request: Request) -> Run:
