@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import tempfile
 import time
@@ -128,14 +129,13 @@ def measure(plan: Plan, done: Sequence[tuple[str, str, str]] = (), keep: Kept = 
                 continue
             if time.perf_counter() > known.end:
                 return False
-            with _Team(plan, mode, [name for name in names if any(name in wanted for wanted in asked.values())], known, Path(folder), tell) as team:
+            needed = [name for name in names if any(name in wanted for wanted in asked.values())]
+            with _Team(plan, mode, needed, list(asked), known, Path(folder), tell) as team:
                 for work, wanted in asked.items():
                     if not known.suffices(work, team.different(wanted)):
                         return False
-                    began = time.perf_counter()
                     for entry in team.measure(work, wanted):
                         keep(entry)
-                    known.took[work] = max(known.took.get(work, 0.0), (time.perf_counter() - began) / len(wanted))
     return True
 
 
@@ -164,7 +164,7 @@ class _Known:
 
     Attributes:
         ahead: how many workloads, each in one mode, are still to be measured.
-        took: seconds that a workload took for each backend in the mode where it took longest.
+        took: seconds that a workload took for each backend when it was measured last, but for what is done only once.
         offered: the implementations that each backend said it has.
         imports: seconds that each backend's import took in each profile.
         tuned: what each backend said of itself in the tuned profile.
@@ -256,13 +256,17 @@ class _Member:
 class _Team:
     """All backends in one mode, each in a process of its own."""
 
-    def __init__(self, plan: Plan, mode: Mode, names: Sequence[str], known: _Known, folder: Path, tell: Told) -> None:
-        self.plan, self.mode, self.known, self.folder, self.tell = plan, mode, known, folder, tell
+    def __init__(self, plan: Plan, mode: Mode, names: Sequence[str], works: Sequence[Workload], known: _Known, folder: Path, tell: Told) -> None:
+        self.plan, self.mode, self.works, self.known, self.folder, self.tell = plan, mode, works, known, folder, tell
         self.members = [_Member(name, mode, plan) for name in names]
 
     def __enter__(self) -> _Team:
         try:
-            self._start()
+            with ThreadPoolExecutor(1) as pool:  # imports leave a core idle
+                drawn = [pool.submit(self._weights, work) for work in self.works]
+                self._start()
+            for weights in drawn:
+                weights.result()
         except BaseException:
             self.__exit__()
             raise
@@ -300,10 +304,13 @@ class _Team:
         entries = {member.name: self._nothing_new(member, work) for member in members if member not in different}
         for sizes in (SQUARE, product_sizes(work)):
             self._products(different, sizes, work.dtype)
+        began = time.perf_counter()
         entries |= {member.name: self._prepare(member, work) for member in different}
         running = [member for member in different if entries[member.name]["status"] == "measured"]
         for member, turn in self._turns(running, work, until):
             entries[member.name]["turns"].append(turn)
+        if different:
+            self.known.took[work] = (time.perf_counter() - began) / len(different)
         for member in members:
             entry = entries[member.name]
             if member.failure and entry["status"] == "measured":
@@ -353,9 +360,10 @@ class _Team:
 
     def _weights(self, work: Workload) -> str:
         """Return the file that holds a model's weights, for all modes: drawing them takes longer than reading them."""
-        path = self.folder / f"{work.preset.name}.safetensors"
+        config = work.preset.config
+        path = self.folder / f"{hashlib.sha256(config.to_toml().encode()).hexdigest()}.safetensors"
         if not path.exists():
-            drawn = initialize(work.preset.config, SEED)
+            drawn = initialize(config, SEED)
             save_file({name: np.asarray(array, np.float32, order="C") for name, array in drawn.items()}, path)  # exact: they are float32 numbers
         return str(path)
 

@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from transformers import BertConfig, BertForSequenceClassification
+from transformers.initialization import no_init_weights
 
 from backends.interface import LEARNING_RATE, Program, Request, Run, Unsupported
 from spec.config import EncoderConfig
 from spec.parameters import Weights
 from speed.peers.naming import refuse_others, to_canonical, to_native
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Inference:
@@ -89,7 +93,7 @@ class Peer:
         return {
             "version": f"transformers {transformers.__version__} on torch {torch.__version__}",
             "devices": ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))],
-            "dtypes": {"cpu": ["float32"], "cuda": ["float32"]},
+            "dtypes": {"cpu": list(DTYPES), "cuda": list(DTYPES)},
             "threads": torch.get_num_threads(),
             "thread_switches": {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")},
         }
@@ -103,8 +107,11 @@ class Peer:
         if request.implementation != "library" or request.execution not in ("eager", "compiled"):
             raise Unsupported("hf has its own implementation: --implementation library, --execution eager or compiled")
         torch.set_float32_matmul_precision("highest")
-        torch.compiler.reset()
-        model = build(request.config, request.weights).to(request.device)
+        if request.dtype not in DTYPES:
+            raise Unsupported(f"hf is measured in {', '.join(DTYPES)}, not in {request.dtype}")
+        if request.execution == "compiled":
+            torch.compiler.reset()
+        model = build(request.config, request.weights).to(device=request.device, dtype=DTYPES[request.dtype])
         inputs = {name: torch.from_numpy(array).to(request.device) for name, array in tensors(request).items()}
         return {"inference": Inference, "training": Training}[kind](model, inputs, request.config, request.execution == "compiled")
 
@@ -120,7 +127,7 @@ def build(config: EncoderConfig, weights: Weights) -> torch.nn.Module:
         Unsupported: for a model that is no BERT.
     """
     refuse_others(config, "hf")
-    described = transformers.BertConfig(
+    described = BertConfig(
         vocab_size=config.vocab_size,
         hidden_size=config.d_model,
         num_hidden_layers=config.num_layers,
@@ -136,7 +143,8 @@ def build(config: EncoderConfig, weights: Weights) -> torch.nn.Module:
         num_labels=config.num_classes,
         attn_implementation="sdpa",
     )
-    model = transformers.BertForSequenceClassification(described).eval()
+    with no_init_weights():  # they are loaded
+        model = BertForSequenceClassification(described).eval()
     arrays = {name: torch.from_numpy(array) for name, array in to_native(config, weights).items()}
     missing, unexpected = model.load_state_dict(arrays, strict=False)
     if unexpected or any(not name.endswith("position_ids") for name in missing):

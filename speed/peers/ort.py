@@ -19,14 +19,16 @@ from spec.parameters import Weights
 from speed.peers.hf import build, tensors
 from speed.peers.naming import refuse_others
 
+FILE = "model.onnx"
+
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class Inference:
     """The forward pass (:class:`backends.interface.Program`)."""
 
-    def __init__(self, file: bytes, inputs: dict[str, np.ndarray], threads: int | None) -> None:
-        self.file: bytes | None = file
+    def __init__(self, folder: tempfile.TemporaryDirectory[str], inputs: dict[str, np.ndarray], threads: int | None) -> None:
+        self.folder: tempfile.TemporaryDirectory[str] | None = folder
         self.inputs, self.threads = inputs, threads
         self.session: onnxruntime.InferenceSession | None = None
         self.output: np.ndarray | None = None
@@ -38,7 +40,9 @@ class Inference:
         options.log_severity_level = 3
         if self.threads:
             options.intra_op_num_threads, options.inter_op_num_threads = self.threads, 1
-        self.session, self.file = onnxruntime.InferenceSession(self.file, options, providers=["CPUExecutionProvider"]), None
+        assert self.folder is not None
+        self.session = onnxruntime.InferenceSession(Path(self.folder.name) / FILE, options, providers=["CPUExecutionProvider"])
+        self.folder = self.folder.cleanup()
 
     def step(self) -> None:
         """Run one forward pass."""
@@ -81,6 +85,8 @@ class Peer:
         """Export the model and load it, to be run many times."""
         if request.implementation != "library" or request.execution != "compiled" or kind != "inference" or request.device != "cpu":
             raise Unsupported("ort runs optimised graphs on cpu: --implementation library, --execution compiled, --kind inference")
+        if request.dtype != "float32":
+            raise Unsupported(f"ort is measured in float32, not in {request.dtype}")
         refuse_others(request.config, self.name)
         given = {name: array for name, array in tensors(request).items() if name in NAMES}
         threads = os.environ.get("OMP_NUM_THREADS")
@@ -91,11 +97,12 @@ class Peer:
         raise Unsupported("ort has no product of its own")
 
 
-def _exported(model: torch.nn.Module, inputs: dict[str, np.ndarray]) -> bytes:
-    """Return the model as an ONNX file."""
+def _exported(model: torch.nn.Module, inputs: dict[str, np.ndarray]) -> tempfile.TemporaryDirectory[str]:
+    """Return a folder with the model as an ONNX file, and its weights in another."""
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     arguments = {name: torch.from_numpy(array) for name, array in inputs.items()}
-    with tempfile.TemporaryDirectory() as folder, torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):
-        path = Path(folder) / "model.onnx"
-        torch.onnx.export(model, (), path, kwargs=arguments, input_names=list(arguments), output_names=["logits"], dynamo=True, external_data=False)
-        return path.read_bytes()
+    folder = tempfile.TemporaryDirectory()
+    with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):
+        path = Path(folder.name) / FILE
+        torch.onnx.export(model, (), path, kwargs=arguments, input_names=list(arguments), output_names=["logits"], dynamo=True, external_data=True)
+    return folder
