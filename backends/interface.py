@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,9 +25,16 @@ EXECUTIONS = ("eager", "compiled", "packed", "packed-compiled")
 """``eager``: operation by operation. ``compiled``: through the framework's compiler. ``packed``, ``packed-compiled``: the
 same without the rows of padded tokens (:mod:`backends.packing`), library layers alone."""
 
+PRECISION_MODES = ("strict", "tf32", "default")
+"""How products of float32 numbers are computed. ``strict``: in full float32, whatever the framework does unasked. ``tf32``:
+from factors of 11 bits, as tensor cores do (SPEC PRC-1). ``default``: as the framework does if nobody says anything."""
 
 KINDS = ("inference", "training")
 """``inference``: the forward pass. ``training``: forward, loss, gradients and an update by gradient descent."""
+
+
+class Overruled(RuntimeError):
+    """Something else has set a switch that a run had set: what came out was not computed as it was asked for."""
 
 
 class Unsupported(RuntimeError):
@@ -48,6 +56,8 @@ class Request:
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
         taps: whether to return every intermediate tensor.
         gradients: whether to return the gradient of the loss for every trainable parameter.
+        precision: one of :data:`PRECISION_MODES`. It is for float32: other precisions multiply in their own.
+        deterministic: whether only kernels may run that give the same bits each time.
     """
 
     config: EncoderConfig
@@ -60,6 +70,8 @@ class Request:
     device: str = "cpu"
     taps: bool = True
     gradients: bool = True
+    precision: str = "strict"
+    deterministic: bool = False
 
     def validate(self, where: str = "") -> None:
         """Refuse a request that no backend could answer.
@@ -72,7 +84,8 @@ class Request:
         """
         check_part(self.part)
         precision(self.dtype)
-        for kind, name, known in (("implementation", self.implementation, IMPLEMENTATIONS), ("execution", self.execution, EXECUTIONS)):
+        named = (("implementation", self.implementation, IMPLEMENTATIONS), ("execution", self.execution, EXECUTIONS), ("precision", self.precision, PRECISION_MODES))
+        for kind, name, known in named:
             if name not in known and not (kind == "implementation" and ":" in name):
                 raise unknown(kind, name, list(known))
         if self.device.split(":")[0] not in ("cpu", "cuda"):
@@ -92,8 +105,9 @@ class Run:
         gradients: of the loss, by parameter name, and ``inputs.<name>`` for given tensors.
         backend: the name of the backend.
         dtype: the precision it ran in.
-        info: what it ran on: versions, device, threads, precision switches. ``undelivered_taps`` may list patterns of
-            tap names that a fused implementation does not expose.
+        info: what it ran on: versions, device, threads, and ``precision``, ``deterministic`` and ``precision_switches`` as
+            they were when it was done. ``undelivered_taps`` may list patterns of tap names that a fused implementation
+            does not expose.
         requested: what was asked for besides output and loss; set by whoever asked, so that nothing can be left out.
     """
 
@@ -193,6 +207,46 @@ def choose(backend: str, implementations: Mapping[str, Implementation], request:
     return found
 
 
+def confirm_switches(backend: str, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Make sure that nothing has reset a switch meanwhile.
+
+    Raises:
+        Overruled: naming every switch that is not as it was set.
+    """
+    changed = [f"{name} is {found.get(name)!r} but was set to {value!r}" for name, value in wanted.items() if found.get(name) != value]
+    if changed:
+        raise Overruled(f"{backend} did not compute as it was asked to: after the run {'; '.join(changed)} [clause=PRC-3]")
+
+
+def refuse_tf32(backend: str, request: Request, able: bool) -> None:
+    """Refuse products in TF32 where there are none: another arithmetic must not pass for it (SPEC PRC-3).
+
+    Args:
+        able: whether the device has tensor cores that compute them.
+
+    Raises:
+        Unsupported: with what is in the way.
+    """
+    if request.precision != "tf32" or request.dtype != "float32":
+        return
+    if not able:
+        raise Unsupported(f"{backend} has no TF32 products on {request.device}: tensor cores of NVIDIA GPUs from compute capability 8.0 on compute them")
+    if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
+        raise Unsupported(f"{backend} has no TF32 products here: NVIDIA_TF32_OVERRIDE=0 in its environment switches them off")
+
+
+@contextmanager
+def refusing_nondeterminism(backend: str, request: Request) -> Iterator[None]:
+    """Turn a framework's report that it has no deterministic kernel into a refusal (SPEC PRC-3)."""
+    try:
+        yield
+    except Exception as error:
+        first_line = next(iter(str(error).strip().splitlines()), "")
+        if not request.deterministic or "determinis" not in first_line.lower():
+            raise
+        raise Unsupported(f"{backend} has no deterministic kernel for it: {first_line}") from error
+
+
 class Backend(Protocol):
     """A backend, as it lives in its worker process. It is constructed without arguments.
 
@@ -203,7 +257,11 @@ class Backend(Protocol):
     name: str
 
     def describe(self) -> dict[str, Any]:
-        """Return JSON data about it: ``version``, ``devices``, ``dtypes``, ``threads`` and whatever else matters."""
+        """Return JSON data about it: ``version``, ``devices``, ``dtypes``, ``threads`` and whatever else matters.
+
+        ``precision_defaults`` are the switches as they were when the framework was imported; ``products`` among them
+        says for each kind of device whether float32 products are then in ``"float32"`` or ``"tf32"``.
+        """
 
     def run(self, request: Request) -> Run:
         """Compute what is asked.
@@ -231,6 +289,6 @@ class Measurable(Backend, Protocol):
 
 
 __all__ = [
-    "EXECUTIONS", "IMPLEMENTATIONS", "INEXPRESSIBLE", "KINDS", "LEARNING_RATE", "PARTS",
-    "Backend", "Implementation", "Measurable", "Program", "Request", "Run", "Unsupported", "choose", "variety",
+    "EXECUTIONS", "IMPLEMENTATIONS", "INEXPRESSIBLE", "KINDS", "LEARNING_RATE", "PARTS", "PRECISION_MODES",
+    "Backend", "Implementation", "Measurable", "Overruled", "Program", "Request", "Run", "Unsupported", "choose", "confirm_switches", "refuse_tf32", "refusing_nondeterminism", "variety",
 ]  # fmt: skip

@@ -21,6 +21,8 @@ Message = tuple[str, bytes]
 """A JSON header, and arrays by name in the safetensors format."""
 
 SETTINGS = ("part", "dtype", "implementation", "execution", "device", "taps", "gradients")
+LATER = ("precision", "deterministic")
+"""Settings that a header may lack: cases were exported without them once."""
 
 
 def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
@@ -31,7 +33,7 @@ def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
 
 def encode_request(request: Request) -> Message:
     """Return a request as a message."""
-    header = {name: getattr(request, name) for name in SETTINGS} | {"config": request.config.as_dict()}
+    header = {name: getattr(request, name) for name in (*SETTINGS, *LATER)} | {"config": request.config.as_dict()}
     weights = {f"weights/{name}": array for name, array in request.weights.items()}
     inputs = {f"inputs/{name}": array for name, array in request.batch.arrays().items()}
     return json.dumps(header), pack({**weights, **inputs})
@@ -40,7 +42,7 @@ def encode_request(request: Request) -> Message:
 def decode_request(message: Message) -> Request:
     """Return the request of a message."""
     header, arrays = json.loads(message[0]), load(message[1])
-    settings = {name: header[name] for name in SETTINGS}
+    settings = {name: header[name] for name in (*SETTINGS, *LATER) if name in header or name in SETTINGS}
     return Request(
         config=from_mapping(header["config"]),
         weights=section(arrays, "weights/"),

@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -24,11 +25,11 @@ from typing import Any
 
 import execnet
 import numpy as np
-import psutil
 from execnet import gateway_bootstrap, gateway_io
 from numpy.typing import NDArray
 from safetensors.numpy import load
 
+from backends import machine
 from backends.interface import Request, Run, Unsupported
 from backends.wire import decode_run, encode_request
 from spec.batch import Batch, round_inputs
@@ -44,6 +45,8 @@ _BOOTSTRAP = """
 import os, sys
 settings = channel.receive()
 os.environ.update(settings["environment"])
+for name, value in settings["appended"].items():
+    os.environ[name] = " ".join(filter(None, (os.environ.get(name), value)))
 root = os.path.realpath(os.path.expanduser(settings["root"]))
 # A folder whose subfolders bear the frameworks' names must never be searched for imports.
 shadowing = os.path.join(root, "backends")
@@ -85,17 +88,24 @@ document for speed. ``as shipped``: neither."""
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "NPROC")
 """What really controls threads: torch and Paddle OMP, TensorFlow its own two, JAX NPROC, NumPy OpenBLAS."""
 
+DETERMINISM = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""What the environment has to say for deterministic kernels: cuBLAS sums in another order in workspaces of other sizes."""
+
+APPENDED = {"XLA_FLAGS": "--xla_gpu_deterministic_ops=true"}
+"""The same for what may have a value already: XLA reads its flags once, when JAX starts."""
+
 SWITCHES = {"MKL_DEBUG_CPU_TYPE": "5"}
 """MKL in Paddle's wheel is of a version that takes slow paths on processors that are not Intel's unless this says AVX2."""
 
 
-def environment(device: str, threads: int | None, profile: str = "plain") -> dict[str, str]:
+def environment(device: str, threads: int | None, profile: str = "plain", deterministic: bool = False) -> dict[str, str]:
     """Return the environment that a worker gets on top of the parent's: threads, device and logging, all explicit.
 
     Args:
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
         threads: for every framework alike; by default as many as this machine has cores.
         profile: one of :data:`PROFILES`.
+        deterministic: whether only deterministic kernels may run; :data:`APPENDED` is added besides.
     """
     count = str(threads or os.cpu_count() or 1)
     explicit = {} if profile == "as shipped" else dict.fromkeys(THREADS, count)
@@ -103,7 +113,7 @@ def environment(device: str, threads: int | None, profile: str = "plain") -> dic
     on_cpu = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     on_gpu = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "GLOG_minloglevel": "2", "KERAS_BACKEND": "tensorflow", "JAX_ENABLE_X64": "1"}
-    return {**explicit, **tuned, **(on_cpu if device == "cpu" else on_gpu), **quiet}
+    return {**explicit, **tuned, **(on_cpu if device == "cpu" else on_gpu), **(DETERMINISM if deterministic else {}), **quiet}
 
 
 class Worker:
@@ -120,6 +130,7 @@ class Worker:
         threads: computing threads; by default as many as there are cores.
         opened: called with the worker as soon as it has a process, so that it can be closed while it still starts.
         profile: one of :data:`PROFILES`.
+        deterministic: whether only kernels may run, in all its runs, that give the same bits each time.
 
     Raises:
         WorkerFailure: if the process cannot be started or the framework cannot be imported.
@@ -137,17 +148,18 @@ class Worker:
         threads: int | None = None,
         opened: Callable[[Worker], None] = lambda worker: None,
         profile: str = "plain",
+        deterministic: bool = False,
     ) -> None:
-        self.profile = profile
+        self.profile, self.deterministic = profile, deterministic
         self.name, self.device, self.time_limit = name, device, time_limit
-        self.memory_limit = memory_limit or int(0.8 * psutil.virtual_memory().total)
+        self.memory_limit = memory_limit or int(0.8 * machine.memory()[0])
         self.local = ssh is None
         self.peak_memory = 0
         self.dead: WorkerFailure | None = None
         self._stderr = tempfile.NamedTemporaryFile(prefix="concord-") if self.local else None  # noqa: SIM115 - lives as long as the worker
         self._group = execnet.Group()
         self._closing = threading.Lock()
-        self._process: psutil.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._stopped_for: tuple[str, str] | None = None
         started = time.perf_counter()
         try:
@@ -184,7 +196,8 @@ class Worker:
         self._channel = self._open_gateway(where, opened).remote_exec(_BOOTSTRAP)
         return {
             "root": (folder or ".") if ssh else str(ROOT),
-            "environment": environment(self.device, threads, self.profile),
+            "environment": environment(self.device, threads, self.profile, self.deterministic),
+            "appended": APPENDED if self.deterministic else {},
             "stderr": self._stderr.name if self._stderr else None,
             "target": target,
         }
@@ -195,7 +208,7 @@ class Worker:
         self._group.allocate_id(place)
         place.execmodel = self._group.remote_execmodel.backend
         streams = gateway_io.create_io(place, execmodel=self._group.execmodel)
-        self._process = psutil.Process(streams.popen.pid)  # over ssh it is the client
+        self._process = streams.popen  # over ssh it is the client
         opened(self)
         try:
             with self._watched():
@@ -225,15 +238,16 @@ class Worker:
         execution: str = "eager",
         taps: bool = True,
         gradients: bool = True,
+        precision: str = "strict",
     ) -> Run:
         """Compute a part of the model in the backend; the arguments are those of :class:`backends.interface.Request`.
 
         Raises:
             SpecError: for input that does not fit, before anything is sent.
-            Unsupported: if the backend cannot do what was asked.
+            Unsupported: if the backend cannot do what was asked, or does not say that it did.
             WorkerFailure: if the worker gave no result.
         """
-        request = Request(config, weights, batch, part, dtype, implementation, execution, self.device, taps, gradients)
+        request = Request(config, weights, batch, part, dtype, implementation, execution, self.device, taps, gradients, precision, self.deterministic)
         message = self._ask("run", request)
         try:
             run = decode_run(message)
@@ -241,10 +255,22 @@ class Worker:
             raise WorkerFailure("error", f"its answer cannot be read: {error}") from None
         except Exception as error:  # for example arrays of a type that NumPy has not
             raise WorkerFailure("error", f"its answer cannot be read: {type(error).__name__}: {error}") from None
+        self._confirm(request, run)
         # What was asked for is the asker's to say: a backend that leaves something out must not pass.
         run.backend, run.dtype = self.name, dtype
         run.requested = tuple(name for name, wanted in (("taps", taps), ("gradients", gradients)) if wanted)
         return run
+
+    def _confirm(self, request: Request, run: Run) -> None:
+        """Refuse a run that was made otherwise than asked, or does not say so where only the backend can know (SPEC PRC-3)."""
+        told = (request.precision, request.dtype) == ("tf32", "float32")
+        promised = [("precision", request.precision, told), *([("deterministic", True, True)] if request.deterministic else [])]
+        for name, asked, needed in promised:
+            said = run.info.get(name)
+            if said not in (None, asked):
+                raise WorkerFailure("error", f"its run says that {name} was {said!r} but it was asked for {asked!r} [clause=PRC-3]")
+            if said is None and needed:
+                raise Unsupported(f"{self.name} does not say that its run had {name} = {asked!r}: its info has no {name!r}")
 
     def round_trip(
         self, config: EncoderConfig, weights: Weights, batch: Batch, part: str = "model", dtype: str = "float32", implementation: str = "explicit"
@@ -325,10 +351,7 @@ class Worker:
 
     def _resident(self) -> int:
         """Return the resident size in bytes; 0 for a process on another host."""
-        try:
-            return int(self._process.memory_info().rss) if self.local and self._process else 0
-        except psutil.Error:
-            return 0
+        return machine.resident(self._process.pid) if self.local and self._process else 0
 
     def _how_it_ended(self) -> tuple[str, str]:
         """Return status and detail of a process that is gone."""
@@ -336,7 +359,7 @@ class Worker:
             return self._stopped_for
         try:
             code = self._process.wait(timeout=5) if self._process else None
-        except psutil.Error:
+        except subprocess.TimeoutExpired:
             code = None
         if code is not None and code < 0:
             return "crashed", f"killed by {signal.Signals(-code).name}"
@@ -348,11 +371,8 @@ class Worker:
         return self.dead
 
     def _kill(self) -> None:
-        try:
-            if self._process:
-                self._process.kill()
-        except psutil.Error:
-            pass
+        if self._process:
+            self._process.kill()  # does nothing to one that has ended
 
     def _last_words(self, lines: int = 10) -> str:
         if self._stderr is None or self._stderr.closed:

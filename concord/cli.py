@@ -24,14 +24,12 @@ from rich.text import Text
 
 import backends
 import spec
-from concord import options, speeding
+from concord import options
 from conformance import campaign, check_jobs, doctor, dump, published, record, report
 from conformance.check import DTYPES, QUICK, check_cases, job_of
-from conformance.html import page
 from conformance.mutants import matrix
 from conformance.mutants import table as mutants_table
 from spec.errors import SpecError
-from speed.peers import PEERS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help="One Transformer classifier in four frameworks, and the proof that they compute the same.")
 
@@ -67,7 +65,7 @@ def _bars(total: int, names: Sequence[str]) -> Iterator[campaign.Progress]:
 
 
 def _run(jobs: Sequence[campaign.Job], names: Sequence[str], settings: campaign.Settings) -> campaign.Report:
-    with _bars(len(jobs), names) as progress:
+    with _bars(len(jobs), list(settings.places(names))) as progress:
         return campaign.conduct(jobs, names, settings, progress)
 
 
@@ -80,6 +78,8 @@ def _finish(
         record.write(json, data)
         console.print(f"written: {json}", highlight=False)
     if html is not None:
+        from conformance.html import page  # jinja2 need not be installed where no page is made
+
         record.save(html, page(data))
         console.print(f"written: {html}", highlight=False)
     if markdown is not None:
@@ -93,8 +93,11 @@ def _finish(
 def check(
     variant: options.Variants = None,
     backend: options.Backends = None,
-    device: options.Device = "cpu",
+    device: options.Devices = None,
     dtype: options.Dtypes = None,
+    precision: options.Precision = "strict",
+    deterministic: options.Deterministic = False,
+    repeat: options.Repeat = 1,
     implementation: options.Implementation = "explicit",
     execution: options.Execution = "eager",
     part: options.Part = "model",
@@ -117,12 +120,19 @@ def check(
         _finish(dump.judge_dumps(from_dump), console, "check", json, html, "variant", f"Runs from {from_dump}")
     dtypes = _once(dtype) or list(QUICK if quick else DTYPES)
     settings, names, cases = _all(
-        lambda: options.settings(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads),
+        lambda: options.settings(backend, device or "cpu", implementation, execution, python, ssh, time_limit, memory_limit, threads, precision, deterministic, repeat),
         lambda: _names(backend, python, ssh),
         lambda: check_cases(_once(variant), dtypes, part, case),
     )
     result = _run([job_of(case, dtype) for case in cases for dtype in dtypes], names, settings)
-    _finish(result, console, "check", json, html, "variant", f"Conformance: {part}, {implementation}, {execution}, {device}", markdown)
+    _finish(result, console, "check", json, html, "variant", _title(settings, part), markdown)
+
+
+def _title(settings: campaign.Settings, part: str) -> str:
+    """Say what is checked, in words; what is as usual goes without saying."""
+    unusual = [f"precision {settings.precision}"] if settings.precision != "strict" else []
+    unusual += ["deterministic"] if settings.deterministic else []
+    return f"Conformance: {', '.join([part, settings.implementation, settings.execution, *(settings.devices or [settings.device]), *unusual])}"
 
 
 @app.command()
@@ -130,6 +140,7 @@ def golden(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of golden files, with subfolders.")] = published.INCLUDED,
     backend: options.Backends = None,
     device: options.Device = "cpu",
+    precision: options.Precision = "strict",
     implementation: options.Implementation = "explicit",
     execution: options.Execution = "eager",
     json: options.Json = None,
@@ -143,7 +154,7 @@ def golden(
     """Compare every backend with tensors that the published sources themselves computed."""
     _writable(json, html)
     settings, names, collection = _all(
-        lambda: options.settings(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads),
+        lambda: options.settings(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision),
         lambda: _names(backend, python, ssh),
         lambda: published.collect(directory),
     )
@@ -186,6 +197,8 @@ def report_command(
     """Make the page of an earlier run from its JSON."""
     if file.resolve() == html.resolve():
         raise SpecError(f"{html}: is the record itself; name another file for the page")
+    from conformance.html import page
+
     _writable(html)
     record.save(html, page(record.read(file)))
     Console().print(f"written: {html}", highlight=False)
@@ -222,6 +235,7 @@ def fuzz(
     replay: Annotated[Path | None, typer.Option("--replay", metavar="DIR", help="Run failures again that were written there.")] = None,
     json: options.Json = None,
     device: options.Device = "cpu",
+    precision: options.Precision = "strict",
     implementation: options.Implementation = "explicit",
     execution: options.Execution = "eager",
     python: options.Python = None,
@@ -235,7 +249,7 @@ def fuzz(
 
     _writable(json)
     settings, names, again, plan, _ = _all(
-        lambda: options.settings(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads),
+        lambda: options.settings(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision),
         lambda: _names(backend, python, ssh),
         lambda: fuzzing.Replay(replay) if replay is not None else None,
         lambda: fuzzing.plan(_once(backend) or backends.names(), seed, cases, seconds, _once(dtype), _once(part), shapes, arriving, stop_first),
@@ -276,6 +290,9 @@ def speed(
     threads: options.Threads = None,
 ) -> None:
     """Measure the backends side by side: in turns, and only what conforms."""
+    from concord import speeding  # what it draws with need not be installed where nothing is measured
+    from speed.peers import PEERS
+
     if compare is not None:
         raise typer.Exit(speeding.changes(*compare))
     _writable(json, html)
@@ -330,6 +347,8 @@ def doctor_command(
         for advice in diagnosis.advice:
             table.add_row("advice", Text(advice), style="yellow")
         console.print(table, highlight=False)
+    for line in doctor.conclusions(diagnoses, settings):
+        console.print(f"\n{line}", style="yellow", highlight=False)
     raise typer.Exit(0 if all(d.status == "ready" or (d.status == "absent" and not backend) for d in diagnoses) else 3)
 
 

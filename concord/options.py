@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import backends
-from backends.interface import EXECUTIONS, IMPLEMENTATIONS
+from backends.interface import EXECUTIONS, IMPLEMENTATIONS, PRECISION_MODES
 from backends.worker import TIME_LIMIT
 from conformance.campaign import Settings
 from spec.errors import SpecError, unknown
@@ -20,6 +20,10 @@ Variants = Annotated[list[str] | None, typer.Option("--variant", metavar="V", he
 Backends = Annotated[list[str] | None, typer.Option("--backend", metavar="B", help="torch, tf, paddle, jax, an installed plugin, or package.module:Class; may be repeated. Default: all that are installed.")]
 Dtypes = Annotated[list[str] | None, typer.Option("--dtype", metavar="D", help="float64, float32, bfloat16 or float16; may be repeated.")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.")]
+Devices = Annotated[list[str] | None, typer.Option("--device", metavar="D", help="cpu, cuda or cuda:N; may be repeated: every backend on every device. Default: cpu.")]
+Precision = Annotated[str, typer.Option("--precision", metavar="P", help="How float32 products are computed. strict: in full float32; tf32: as tensor cores do, judged by TF32's own rules; default: as each framework does unasked, judged as float32.")]
+Deterministic = Annotated[bool, typer.Option("--deterministic", help="Only kernels that give the same bits each time; what has none is unsupported.")]
+Repeat = Annotated[int, typer.Option("--repeat", metavar="N", help="Run each case N times on the same inputs, and say whether the results are the same bit for bit.")]
 Implementation = Annotated[str, typer.Option("--implementation", help="explicit: written out as the sources write it; library: out of the framework's own layers, where they can express it; or a name with a colon, a backend's own, for example library:layer (torch, paddle).")]
 Execution = Annotated[str, typer.Option("--execution", help="eager, compiled, packed (library layers without the rows of padding) or packed-compiled.")]
 Part = Annotated[str, typer.Option("--part", help="model, encoder, stack, attention or dot_product.")]
@@ -37,7 +41,7 @@ DEFAULT_TIME_LIMIT = TIME_LIMIT
 
 def settings(
     asked: list[str] | None,
-    device: str = "cpu",
+    device: str | Sequence[str] = "cpu",
     implementation: str = "explicit",
     execution: str = "eager",
     python: list[str] | None = None,
@@ -45,8 +49,14 @@ def settings(
     time_limit: float = DEFAULT_TIME_LIMIT,
     memory_limit: float | None = None,
     threads: int | None = None,
+    precision: str = "strict",
+    deterministic: bool = False,
+    repeat: int = 1,
 ) -> Settings:
     """Return the settings that the options describe.
+
+    Args:
+        device: one, or several: each counts once.
 
     Raises:
         SpecError: listing every option that cannot be understood.
@@ -56,8 +66,11 @@ def settings(
     if ":" not in implementation:  # a name with a colon is a backend's own
         _known("implementation", implementation, IMPLEMENTATIONS, problems)
     _known("execution", execution, EXECUTIONS, problems)
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        problems.append(f"--device is {device!r} but must be cpu, cuda or cuda:N")
+    _known("precision", precision, PRECISION_MODES, problems)
+    devices = [device] if isinstance(device, str) else list(dict.fromkeys(device))
+    problems += [f"--device is {name!r} but must be cpu, cuda or cuda:N" for name in devices if not re.fullmatch(r"cpu|cuda(:\d+)?", name)]
+    if repeat < 1:
+        problems.append(f"--repeat is {repeat} but must be at least 1")
     if not time_limit > 0:
         problems.append(f"--time-limit is {time_limit:g} but must be above 0")
     if memory_limit is not None and not (memory_limit > 0 and math.isfinite(memory_limit)):
@@ -67,7 +80,9 @@ def settings(
     if problems:
         raise SpecError(problems)
     limit = None if memory_limit is None else int(memory_limit * 2**20)
-    return Settings(device, implementation, execution, tuple(asked or ()), interpreters, hosts, time_limit, limit, threads)
+    several = tuple(devices) if len(devices) > 1 else ()
+    places = (tuple(asked or ()), interpreters, hosts, time_limit, limit, threads)
+    return Settings(devices[0], implementation, execution, *places, precision, deterministic, repeat, several)
 
 
 def _pairs(option: str, values: list[str] | None, problems: list[str]) -> dict[str, str]:

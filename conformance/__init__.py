@@ -1,8 +1,8 @@
 """That they agree: cases, allowances, verdicts, and the pytest suite itself."""
 
-from conformance.campaign import Job, Report, Result, Settings, conduct
+from conformance.campaign import Job, Repeats, Report, Result, Settings, conduct
 from conformance.check import check_jobs
 from conformance.comparison import Row, Verdict, judge
 from conformance.tolerance import Expectation, expect
 
-__all__ = ["Expectation", "Job", "Report", "Result", "Row", "Settings", "Verdict", "check_jobs", "conduct", "expect", "judge"]
+__all__ = ["Expectation", "Job", "Repeats", "Report", "Result", "Row", "Settings", "Verdict", "check_jobs", "conduct", "expect", "judge"]

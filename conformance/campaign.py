@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 import backends
 from backends.interface import Run, Unsupported, variety
@@ -17,6 +21,7 @@ from spec.batch import Batch
 from spec.config import EncoderConfig
 from spec.errors import SpecError
 from spec.parameters import Weights
+from spec.tensors import output_name
 
 FAILED_WORKER = ("missing", "broken", "crashed", "timed out", "out of memory", "error")
 """Statuses of results that a backend owes."""
@@ -66,6 +71,24 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Repeats:
+    """What came of running one job several times, on the same inputs and in the same process.
+
+    Attributes:
+        times: how often it ran, the first run included.
+        differing: the tensors that did not always have the same bits, in the order of computation.
+    """
+
+    times: int
+    differing: tuple[str, ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        """Whether every tensor had the same bits each time."""
+        return not self.differing
+
+
+@dataclass(frozen=True)
 class Result:
     """What came of one job on one backend.
 
@@ -75,6 +98,8 @@ class Result:
         detail: one line of explanation where there is no verdict.
         stderr: the last lines of a worker that failed.
         part: the part of the model that ran.
+        attribution: one line that says that the precision is why it diverges, if it is.
+        repeats: what came of running it several times, if it was.
     """
 
     backend: str
@@ -87,6 +112,8 @@ class Result:
     seconds: float = 0.0
     stderr: str = ""
     part: str = "model"
+    attribution: str = ""
+    repeats: Repeats | None = None
 
     @property
     def worst(self) -> float:
@@ -106,6 +133,10 @@ class Settings:
     Attributes:
         asked: backends that were asked for by name: one of them that is not there is *missing*; another is *absent*.
         python, ssh: for each backend that runs in another environment or on another host.
+        precision: one of :data:`backends.interface.PRECISION_MODES`.
+        deterministic: whether only deterministic kernels may run.
+        repeat: how often each job is run.
+        devices: on which each backend runs, if on several.
     """
 
     device: str = "cpu"
@@ -117,12 +148,24 @@ class Settings:
     time_limit: float = TIME_LIMIT
     memory_limit: int | None = None
     threads: int | None = None
+    precision: str = "strict"
+    deterministic: bool = False
+    repeat: int = 1
+    devices: tuple[str, ...] = ()
 
-    @property
-    def rules(self) -> str | None:
-        """The mode that an implementation ``emulate:MODE`` imitates, and by whose rules it is judged."""
+    def rules(self, dtype: str) -> str | None:
+        """Return the mode by whose rules a run is judged, where it is not that of its precision.
+
+        It is that of an implementation ``emulate:MODE``, or of the arithmetic that float32 products were asked for in.
+        """
         kind, _, mode = self.implementation.partition(":")
-        return mode if kind == "emulate" else None
+        return mode.partition("_")[0] if kind == "emulate" else "tf32" if (self.precision, dtype) == ("tf32", "float32") else None
+
+    def places(self, names: Iterable[str]) -> dict[str, tuple[str, Settings]]:
+        """Return each result's name, to the backend and how it runs: every backend on every device."""
+        if len(self.devices) < 2:
+            return {name: (name, self) for name in names}
+        return {f"{name} {device}": (name, dataclasses.replace(self, device=device, devices=())) for name in names for device in self.devices}
 
     def open(self, name: str, opened: Callable[[Worker], None] = lambda worker: None) -> Worker:
         """Start the worker of a backend; ``opened`` is called as :class:`backends.worker.Worker` says."""
@@ -135,6 +178,7 @@ class Settings:
             memory_limit=self.memory_limit,
             threads=self.threads,
             opened=opened,
+            deterministic=self.deterministic,
         )
 
 
@@ -183,7 +227,8 @@ def conduct(jobs: Sequence[Job], names: Iterable[str], settings: Settings, progr
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         try:
             # From the last: JAX takes longest, and alone at the end it would leave the other cores idle.
-            crews = [pool.submit(_Crew(name, settings, environments, progress, living).work, jobs) for name in reversed(chosen)][::-1]
+            places = reversed(settings.places(chosen).items())
+            crews = [pool.submit(_Crew(name, how, environments, progress, living, label).work, jobs) for label, (name, how) in places][::-1]
             pending = set(crews)
             while pending:
                 # In short waits: Ctrl-C does not wake a thread that waits without end, if another one gets the signal.
@@ -230,11 +275,16 @@ class _Living:
 
 
 class _Crew:
-    """One backend at work: its worker, started again when it dies."""
+    """One backend at work: its worker, started again when it dies.
+
+    Args:
+        label: what results call it, where that is not its name.
+    """
 
     def __init__(
-        self, name: str, settings: Settings, environments: dict[str, dict[str, Any]], progress: Progress, living: _Living
+        self, name: str, settings: Settings, environments: dict[str, dict[str, Any]], progress: Progress, living: _Living, label: str = ""
     ) -> None:
+        self.label = label or name
         self.name, self.settings, self.environments, self.progress = name, settings, environments, progress
         self.living = living
         self.worker: Worker | None = None
@@ -249,7 +299,7 @@ class _Crew:
                 if self.living.stopped:
                     break
                 results.append(self.attempt(job))
-                self.progress(self.name, job.name)
+                self.progress(self.label, job.name)
         finally:
             if self.worker:
                 self.note("run_seconds", time.perf_counter() - started)
@@ -260,12 +310,13 @@ class _Crew:
     def attempt(self, job: Job) -> Result:
         started = time.perf_counter()
 
-        def result(status: str, detail: str = "", verdict: Verdict | None = None, stderr: str = "") -> Result:
+        def result(status: str, detail: str = "", verdict: Verdict | None = None, stderr: str = "", **more: Any) -> Result:
             seconds = time.perf_counter() - started
-            return Result(self.name, job.group, job.case, job.dtype, status, detail, verdict, seconds, stderr, job.part)
+            return Result(self.label, job.group, job.case, job.dtype, status, detail, verdict, seconds, stderr, job.part, **more)
 
         try:
-            run = self.run(job)
+            run = self.run(job, self.settings.precision)
+            differing = self.repeat(job, run)
         except Unsupported as reason:
             return result("unsupported", str(reason))
         except SpecError as error:
@@ -276,18 +327,48 @@ class _Crew:
                 status = "missing" if self.name in self.settings.asked else "absent"
             return result(status, failure.detail, stderr=failure.stderr)
         try:
-            verdict = job.judge(run, self.settings.rules)
+            verdict = job.judge(run, self.settings.rules(job.dtype))
         except (SpecError, LookupError, TypeError, ValueError) as error:  # for example tensors whose shapes cannot be added
             return result("error", f"its answer cannot be judged: {type(error).__name__}: {error}")
-        return result(verdict.status, verdict=verdict)
+        order = {row.tensor: place for place, row in enumerate(verdict.table)}
+        differing = sorted(differing, key=lambda name: order.get(name, len(order)))
+        repeats = Repeats(self.settings.repeat, tuple(differing)) if self.settings.repeat > 1 else None
+        return result(verdict.status, verdict=verdict, attribution=self.attribute(job, run, verdict), repeats=repeats)
 
-    def run(self, job: Job) -> Run:
+    def repeat(self, job: Job, first: Run) -> list[str]:
+        """Run a job as often as it is to be repeated, and return the tensors that did not always have the same bits."""
+        expected = _named(job, first)
+        differing: set[str] = set()
+        for _ in range(1, self.settings.repeat):
+            found = _named(job, self.run(job, self.settings.precision))
+            differing |= {name for name in {*expected, *found} if not _same_bits(expected.get(name), found.get(name))}
+        return sorted(differing)
+
+    def attribute(self, job: Job, run: Run, verdict: Verdict) -> str:
+        """Run what diverges in another precision once more in the strict one, and say so if it then agrees."""
+        if verdict.status != "diverges" or self.settings.precision == "strict":
+            return ""
+        try:
+            strict = self.run(job, "strict")
+            if job.judge(strict).status != "agrees":
+                return ""
+        except (Unsupported, WorkerFailure, SpecError, LookupError, TypeError, ValueError):  # then nothing is known
+            return ""
+        before, after = (made.info.get("precision_switches", {}) for made in (run, strict))
+        others = ", ".join(f"{name}={value}" for name, value in before.items() if after.get(name) != value)
+        said = f"{self.settings.precision} precision{f' ({others})' if others else ''}"
+        return f"diverges only under the {said}: agrees under strict; the precision is the cause, not the port"
+
+    def run(self, job: Job, precision: str) -> Run:
         if self.failure:
             raise self.failure
         try:
             worker = self.worker = self.worker or self.start()
             settings = self.settings
-            return worker.run(job.config, job.weights, job.batch, job.part, job.dtype, settings.implementation, settings.execution)
+            made = worker.run(job.config, job.weights, job.batch, job.part, job.dtype, settings.implementation, settings.execution, precision=precision)
+            if precision == settings.precision and "precision_switches" in made.info:
+                self.note("precision_switches", made.info["precision_switches"])
+            return made
         except WorkerFailure as failure:
             if failure.status != "error":  # an exception in one job leaves the worker alive
                 self.bury(failure)
@@ -295,13 +376,14 @@ class _Crew:
 
     def start(self) -> Worker:
         worker = self.settings.open(self.name, self.living.add)
-        self.environments[self.name] = {
+        self.environments[self.label] = {
             **{key: value for key, value in worker.description.items() if key != "implementation_deviations"},
             "deviations": deviations_of(worker.description, self.settings.device, variety(self.settings.implementation, self.settings.execution)),
+            **({"device": self.settings.device} if self.label != self.name else {}),
             "import_seconds": worker.import_seconds,
             "start_seconds": worker.start_seconds,
         }
-        self.progress(self.name, "started")
+        self.progress(self.label, "started")
         return worker
 
     def bury(self, failure: WorkerFailure) -> None:
@@ -318,4 +400,14 @@ class _Crew:
             self.worker = None
 
     def note(self, key: str, value: Any) -> None:
-        self.environments.setdefault(self.name, {})[key] = value
+        self.environments.setdefault(self.label, {})[key] = value
+
+
+def _named(job: Job, run: Run) -> dict[str, NDArray[np.floating]]:
+    """Return every tensor of a run by the name that a verdict gives it."""
+    taps = {**run.taps, output_name(job.config, job.part): run.output, "loss": run.loss}
+    return {**taps, **{f"gradients.{name}": array for name, array in run.gradients.items()}}
+
+
+def _same_bits(a: NDArray[np.floating] | None, b: NDArray[np.floating] | None) -> bool:
+    return a is not None and b is not None and (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())

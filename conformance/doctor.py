@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
-
+from backends import machine as here
 from backends.worker import WorkerFailure
 from conformance.campaign import Settings
 
@@ -35,12 +34,14 @@ class Diagnosis:
 
 def machine() -> dict[str, str]:
     """Return the facts of this machine that results depend on."""
+    total, free = here.memory()
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
         "processor": _processor(),
         "cores": str(os.cpu_count()),
-        "memory": f"{psutil.virtual_memory().total / 2**30:.1f} GiB, {psutil.virtual_memory().available / 2**30:.1f} GiB free",
+        "memory": f"{total / 2**30:.1f} GiB, {free / 2**30:.1f} GiB free",
+        "gpus": ", ".join(here.gpus()) or "none",
     }
 
 
@@ -73,6 +74,31 @@ def diagnose(names: Sequence[str], settings: Settings, done: Callable[[str], Non
         return list(pool.map(ask, names))
 
 
+def conclusions(diagnoses: Sequence[Diagnosis], settings: Settings) -> list[str]:
+    """Return what is to be said of all backends together, one line each: defaults that differ, and GPUs."""
+    ready = [diagnosis for diagnosis in diagnoses if diagnosis.status == "ready"]
+    lines = [line for kind in ("cpu", "cuda") if (line := _differing(ready, kind))]
+    seen = any(str(device).startswith("cuda") for diagnosis in ready for device in diagnosis.facts.get("devices", []))
+    if not seen and not here.gpus():
+        lines.append("no GPU here: nothing can be said of conformance and speed on a GPU from this machine; docs/guides/gpu.md says how to find out")
+    elif not seen and settings.device == "cpu":
+        lines.append("there is a GPU here, which --device cpu hides from the backends; concord doctor --device cuda asks what they make of it")
+    return lines
+
+
+def _differing(ready: Sequence[Diagnosis], kind: str) -> str | None:
+    """Return a warning where frameworks do not multiply float32 alike by default, on a kind of device."""
+    found: dict[str, list[str]] = {}
+    for diagnosis in ready:
+        products = diagnosis.facts.get("precision_defaults", {}).get("products", {}).get(kind)
+        if products:
+            found.setdefault(products, []).append(diagnosis.backend)
+    if len(found) < 2:
+        return None
+    said = "; ".join(f"{', '.join(names)} in {products}" for products, names in found.items())
+    return f"on {kind}, float32 products differ by default ({said}), the commonest false alarm of all; concord check uses --precision strict, full float32 in each"
+
+
 def plain(value: object) -> str:
     """Return a fact as a person writes it."""
     if isinstance(value, dict):
@@ -95,6 +121,8 @@ def _advice(name: str, facts: dict[str, Any], settings: Settings) -> list[str]:
     wanted, threads = settings.threads or os.cpu_count() or 1, facts.get("threads")
     if isinstance(threads, int) and threads not in (0, wanted):
         advice.append(f"it computes with {threads} threads where {wanted} were asked for")
+    if settings.device != "cpu" and here.gpus() and not any(str(device).startswith("cuda") for device in facts.get("devices", [])):
+        advice.append("it sees no GPU though there is one: this may be its wheel for CPUs, or one for another CUDA than the driver's")
     missing = {"bfloat16", "float16"} - set(facts.get("dtypes", {}).get(settings.device.split(":")[0], []))
     if missing:
         advice.append(f"no {' or '.join(sorted(missing))} on {settings.device}: such runs are reported as unsupported")

@@ -230,7 +230,8 @@ def _listed(cases: Sequence[Case]) -> set[Run]:
 def _about(name: str, runs: Sequence[Run], data: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is known of a backend: facts, what was measured, and where it declares to deviate."""
     facts = dict(data["backends"].get(name, {}))
-    device = str(data["settings"]["device"]).split(":")[0]
+    place = str(facts.get("device") or data["settings"]["device"])  # its own, where there are several
+    device, alone = place.split(":")[0], name.removesuffix(f" {place}")
     declared = facts.pop("deviations", [])
     declared = declared.get(device, []) if isinstance(declared, dict) else declared
     dtypes = facts.get("dtypes")
@@ -244,8 +245,22 @@ def _about(name: str, runs: Sequence[Run], data: Mapping[str, Any]) -> dict[str,
         "measured": {key.replace("_", " ").removesuffix(" bytes"): _quantity(key, value) for key, value in measured.items()},
         "deviations": [{"clause": _clause(entry), **{key: str(entry.get(key, "")) for key in ("name", "value", "reason")}} for entry in deviations],
         "statuses": Counter(run.status for run in runs if run.backend == name),
-        "elsewhere": [f"{kind} {data['settings'][key][name]}" for kind, key in (("interpreter", "python"), ("host", "ssh")) if name in data["settings"][key]],
+        "elsewhere": [f"{kind} {data['settings'][key][alone]}" for kind, key in (("interpreter", "python"), ("host", "ssh")) if alone in data["settings"][key]],
+        "place": place,
+        "repeated": _repeated([run for run in runs if run.backend == name and run.repeats]),
     }
+
+
+def _repeated(runs: Sequence[Run]) -> str:
+    """Return whether runs on the same inputs gave the same bits, in words; nothing if none were repeated."""
+    if not runs:
+        return ""
+    differing = [(run, run.repeats["differing"]) for run in runs if run.repeats and not run.repeats["equal"]]
+    head = f"{runs[0].repeats['times'] if runs[0].repeats else 1} runs each of {len(runs)} job{'' if len(runs) == 1 else 's'}"
+    if not differing:
+        return f"{head}: bit-equal"
+    first, tensors = differing[0]
+    return f"{head}: {sum(len(names) for _, names in differing)} tensors of {len(differing)} differ, first {tensors[0]} of {first.case}, {first.dtype}"
 
 
 def _clause(deviation: Mapping[str, Any]) -> str:

@@ -68,6 +68,10 @@ def _result(result: Result, tables: dict[tuple[tuple[str, str], ...], int], comp
             "end_to_end": _measures([row.end_to_end for row in rows]),
         }
         data["tensors"] = [_row(row) for row in rows if complete or row.status != "agrees"]
+    if result.attribution:
+        data["attribution"] = result.attribution
+    if result.repeats:
+        data["repeats"] = {"times": result.repeats.times, "equal": result.repeats.equal, "differing": result.repeats.differing}
     if result.stderr:
         data["stderr"] = result.stderr
     return data

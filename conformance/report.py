@@ -130,6 +130,8 @@ def divergence_lines(result: Result) -> list[str]:
     lines = [f"{result.backend} diverges: {result.case}, {result.dtype}", f"  first at {row.tensor} (SPEC {row.clause}){_where(row, result.backend)}"]
     if verdict.cause:
         lines.append(f"  {verdict.cause.text}")
+    if result.attribution:
+        lines.append(f"  {result.attribution}")
     lines += _arrival(verdict, row)
     others = [r for r in verdict.table if r.status == "diverges"]
     lines.append(f"  {len(others)} of {len(verdict.table)} tensors lie beyond their allowance")
@@ -203,6 +205,24 @@ def declarations(report: Report) -> list[str]:
     ]
 
 
+def repetitions(report: Report) -> list[str]:
+    """Say of each backend whether runs on the same inputs gave the same bits, where they were repeated."""
+    lines = []
+    for name in _ordered(r.backend for r in report.results):
+        repeated = [(r, r.repeats) for r in select(report, backend=name) if r.repeats]
+        if not repeated:
+            continue
+        differing = [(r, repeats.differing) for r, repeats in repeated if not repeats.equal]
+        head = f"{name}: {repeated[0][1].times} runs each of {len(repeated)} job{'' if len(repeated) == 1 else 's'}: "
+        if not differing:
+            lines.append(f"{head}bit-equal")
+            continue
+        (first, tensors), count = differing[0], sum(len(tensors) for _, tensors in differing)
+        of_jobs = f"{len(differing)} job{'' if len(differing) == 1 else 's'}"
+        lines.append(f"{head}differ in {count} tensor{'' if count == 1 else 's'} of {of_jobs}, first {tensors[0]} of {first.case}, {first.dtype}")
+    return lines
+
+
 def summary(report: Report) -> str:
     """Return the number of runs, and of each status."""
     counted = {status: sum(r.status == status for r in report.results) for status in reversed(WORST_FIRST)}
@@ -216,7 +236,7 @@ def show(report: Report, console: Console, title: str, group: str = "variant") -
     console.print(matrix(report, console.width, title, group))
     console.print("A cell is the worst error in allowances over all tensors of all cases: up to 1 is rounding.", style="dim")
     console.print(failures(report))
-    for line in declarations(report):
+    for line in [*repetitions(report), *declarations(report)]:
         console.print(line, style="dim", highlight=False)
     for name, note in report.notes.items():
         console.print(f"{name}: {note}", style="dim", highlight=False)

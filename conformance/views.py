@@ -62,6 +62,8 @@ class Run:
     worst: float = 0.0
     first: str | None = None
     cause: dict[str, Any] | None = None
+    attribution: str = ""
+    repeats: dict[str, Any] | None = None
     tensors: list[Tensor] = field(default_factory=list)
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -171,6 +173,7 @@ def ordered(values: Iterable[str]) -> list[str]:
 def run_of(result: Mapping[str, Any], data: Mapping[str, Any]) -> Run:
     """Return one result of a record."""
     run = Run(**{key: result[key] for key in ("backend", "group", "case", "part", "dtype", "status", "detail")}, stderr=result.get("stderr", ""))
+    run.attribution, run.repeats = result.get("attribution", ""), result.get("repeats")
     if "measures" in result:
         run.worst, run.first, run.cause = float(result["worst"]), result["first_divergence"], result["cause"]
         run.rows = {row["tensor"]: row for row in result["tensors"]}

@@ -51,6 +51,7 @@ class Arithmetic:
             their result alone.
         strict: whether what is too large for the precision becomes NaN, which taints all that depends on it, and not
             infinity, from which a quotient may come back looking sound.
+        cut: whether factors of products are cut off where the precision shortens them (TF32), instead of rounded.
 
     Every operation takes and returns :class:`Tensor` objects of this arithmetic; constants are Python floats. Arrays
     may have :attr:`lead` leading axes that are not part of a tensor's shape.
@@ -61,12 +62,12 @@ class Arithmetic:
     """Whether those are summed in bfloat16 itself, in a run of that precision (:data:`spec.deviations.KINDS`)."""
 
     def __init__(
-        self, dtype: str = "float64", corner: float = 0.0, shuffle: int | None = None, fused: bool = False, strict: bool = False
+        self, dtype: str = "float64", corner: float = 0.0, shuffle: int | None = None, fused: bool = False, strict: bool = False, cut: bool = False
     ) -> None:
         self.precision = precision(dtype)
         self.corner = corner
         self._generator = None if shuffle is None else np.random.default_rng(shuffle)
-        self._fused, self._strict = fused, strict
+        self._fused, self._strict, self._cut = fused, strict, cut
         self._tape: list[Tensor] = []
 
     def leaf(self, values: NDArray[Any]) -> Tensor:
@@ -395,7 +396,7 @@ class Arithmetic:
 
     def _factor(self, values: Values) -> Values:
         """Return a factor of a matrix product as this arithmetic takes it."""
-        return self.precision.round_factor(values)
+        return self.precision.round_factor(values, self._cut)
 
     def _contract(self, subscripts: str, a: Values, b: Values) -> Values:
         if self._generator:

@@ -24,6 +24,11 @@ class MonteCarlo(Arithmetic):
     Each term that is smaller than the smallest normal number of what sums are kept in may be lost.
     Selections, masks and maxima add nothing.
 
+    In TF32 a factor x of a product is multiplied by ``1 + f * xi``, with f = 2^-11, in every first sample of two, and by
+    ``1 - f * (1 + xi)`` in every second: a kernel may round its factors, or leave it to tensor cores, which read the upper 19 bits
+    of a float32 number and so cut it off. That errs by up to 2 f, and always towards zero: in a sum of equal signs it does not
+    average out. Sigma is a mean square error about the truth, so that samples with a bias tell how large it may be.
+
     Args:
         dtype: the precision or mode whose rounding is imitated.
         samples: how many perturbed samples there are.
@@ -108,14 +113,23 @@ class MonteCarlo(Arithmetic):
         return contracted if sampled else contracted[None]
 
     def _factor(self, values: Values) -> Values:
-        """Perturb a factor of a matrix product by what rounding it may change (TF32)."""
-        return self._perturbed(values, self.target.factors * abs(values)) if self.target.factors else values
+        """Perturb a factor of a matrix product by what rounding it may change, or cutting it off (TF32)."""
+        if not self.target.factors:
+            return values
+        towards_zero = np.zeros((self.samples, *(1,) * (values.ndim - 1)), np.float32)
+        towards_zero[1::2] = 1
+        return self._perturbed(values, self.target.factors * values, towards_zero)
 
-    def _perturbed(self, values: Values, size: Values) -> Values:
-        """Return samples of values that may err by a size; the first sample stays exact."""
+    def _perturbed(self, values: Values, size: Values, below: Values | float = 0) -> Values:
+        """Return samples of values that may err by a size; the first sample stays exact.
+
+        Args:
+            below: by how many sizes the errors lie below zero in the mean.
+        """
         noise = self._noise_generator.random((self.samples, *values.shape[1:]), dtype=np.float32)
         noise *= 2
         noise -= 1
+        noise -= below
         perturbed = np.empty((self.samples + 1, *values.shape[1:]))
         perturbed[0] = values[0]
         np.multiply(noise, size if len(size) == 1 else size[1:], out=perturbed[1:])

@@ -24,7 +24,7 @@ class Precision:
         smallest_normal: its smallest positive normal number.
         largest: its largest finite number.
         accumulation: the unit roundoff of sums: half precisions accumulate in float32.
-        factors: the unit roundoff to which the factors of a product are rounded first; 0 where they are not.
+        factors: the unit roundoff to which the factors of a product are shortened first; 0 where they are not.
     """
 
     name: str
@@ -47,11 +47,17 @@ class Precision:
         with np.errstate(over="ignore"):
             return given.astype(np.float16).astype(np.float32) if self.name == "float16" else given.astype(self.storage)
 
-    def round_factor(self, values: Array) -> Array:
-        """Round a factor of a matrix product, where the precision does that (TF32)."""
+    def round_factor(self, values: Array, cut: bool = False) -> Array:
+        """Shorten a factor of a matrix product, where the precision does that (TF32).
+
+        Args:
+            cut: whether its last bits are cut off, towards zero, instead of rounded to nearest.
+        """
         if not self.factors:
             return values
-        return round_to_bits(values.astype(np.float64), round(-math.log2(self.factors))).astype(self.storage)
+        bits = round(-math.log2(self.factors))
+        shortened = cut_to_bits(values, bits) if cut else round_to_bits(values.astype(np.float64), bits)
+        return shortened.astype(self.storage)
 
 
 def round_to_bits(values: Array, bits: int) -> Array:
@@ -60,6 +66,13 @@ def round_to_bits(values: Array, bits: int) -> Array:
         spread = values * (2.0 ** (53 - bits) + 1)
         rounded = spread - (spread - values)
     return np.where(np.isfinite(spread), rounded, values)
+
+
+def cut_to_bits(values: Array, bits: int) -> Array:
+    """Cut float32 numbers off after so many significant bits, whatever their exponent."""
+    kept = np.uint32(0xFFFFFFFF >> (24 - bits) << (24 - bits))
+    single = np.atleast_1d(values.astype(np.float32))
+    return np.where(np.isfinite(single), (single.view(np.uint32) & kept).view(np.float32), single).reshape(values.shape)
 
 
 def _round_to_bfloat16(values: NDArray[np.floating]) -> NDArray[np.float32]:
@@ -101,7 +114,7 @@ PRECISIONS: dict[str, Precision] = {
 MODES: dict[str, Precision] = {
     p.name: p
     for p in (
-        # The factors of matrix products keep 11 significant bits; everything else is float32.
+        # The factors of matrix products keep 11 significant bits, rounded or cut off; everything else is float32.
         _precision("tf32", np.float32, 24, 128, factors=2.0**-11),
         # float64 with fewer bits: its rounding errors can be measured against float64 itself, and scaled.
         _precision("shortened", np.float64, SHORTENED_BITS, 1024),

@@ -57,6 +57,27 @@ def test_the_exit_code_says_what_came_of_it(invoke: Invoke, code: int, names: li
     assert (found, errors) == (code, [])
 
 
+def test_a_check_takes_precision_devices_and_repetition(invoke: Invoke, tmp_path: Path) -> None:
+    path, name = tmp_path / "out.json", toy("MultipliesInTf32", "precise")
+    both = ("--device", "cpu", "--device", "cuda", "--device", "cpu")
+    code, output, errors = invoke("check", "--backend", name, *ONE, *both, "--precision", "tf32", "--repeat", "2", "--json", path)
+    assert (code, errors) == (0, [])
+    assert "Conformance: model, explicit, eager, cpu, cuda, precision tf32" in output
+    assert f"{name} cpu: 2 runs each of 1 job: bit-equal" in output
+    settings = json.loads(path.read_text())["settings"]
+    assert {key: settings[key] for key in ("device", "devices", "precision", "repeat")} == {"device": "cpu", "devices": ["cpu", "cuda"], "precision": "tf32", "repeat": 2}
+
+
+def test_a_check_needs_only_what_a_check_needs(tmp_path: Path) -> None:
+    """Pages, speed and random cases need more; a plain checkout may lack it."""
+    for name in ("jinja2", "markupsafe", "psutil", "hypothesis", "distributed", "matplotlib", "keras"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('this test hides it')\n")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    for arguments in (["check", "--backend", RIGHT, *ONE], ["doctor", "--backend", RIGHT], ["variants", "bert"]):
+        done = concord(*arguments, PYTHONPATH=path)
+        assert (done.returncode, done.stderr) == (0, ""), arguments
+
+
 def test_both_entrances_give_the_same_exit_code() -> None:
     script = Path(sys.executable).with_name("concord")
     for command in ([sys.executable, "-m", "concord"], [str(script)]):
@@ -79,6 +100,11 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "check --variant bert --case keras-attention-equal": ("unknown case 'keras-attention-equal'",),
     "check --execution eagr": ("unknown execution 'eagr': did you mean 'eager'?",),
     "check --implementation explict": ("unknown implementation 'explict': did you mean 'explicit'?",),
+    "check --precision strickt": ("unknown precision 'strickt': did you mean 'strict'?",),
+    "golden --precision tf23": ("unknown precision 'tf23': did you mean 'tf32'?",),
+    "fuzz --precision tf23": ("unknown precision 'tf23': did you mean 'tf32'?",),
+    "check --repeat 0 --precision no": ("unknown precision 'no'", "--repeat is 0 but must be at least 1"),
+    "check --device cpu --device gpu --device cuda:x": ("--device is 'gpu' but must be", "--device is 'cuda:x' but must be"),
     "check --device gpu": ("--device is 'gpu' but must be cpu, cuda or cuda:N",),
     "check --device cuda:first": ("--device is 'cuda:first' but must be cpu, cuda or cuda:N",),
     "check --python torch": ("--python is 'torch' but must be BACKEND=VALUE",),

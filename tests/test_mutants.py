@@ -23,6 +23,7 @@ from conformance.comparison import judge
 from conformance.mutants.catalogue import ALL, GROUPS, MUTANTS, Mutant
 from conformance.mutants.matrix import Finding, Hunt, Matrix, plugin
 from conformance.mutants.mutant import REFUSED
+from conformance.mutants.products import EMULATIONS
 from conformance.mutants.rewrites import FAMILIES
 from conformance.mutants.surgery import Patch, Steps, Target, operated
 from conformance.mutants.table import show
@@ -228,9 +229,10 @@ def test_equivalent_mutant_is_not_called_a_bug(mutated: tuple[str, Worker], muta
     assert finding.status == "equivalent", finding
 
 
-def test_products_in_tf32_conform_to_tf32_and_not_to_float32(mutated: tuple[str, Worker]) -> None:
+@pytest.mark.parametrize("emulation", EMULATIONS)
+def test_products_in_tf32_conform_to_tf32_and_not_to_float32(mutated: tuple[str, Worker], emulation: str) -> None:
     case = build_case("bert", "ragged")
-    run = mutated[1].run(case.config, case.weights, case.batch, dtype="float32", implementation="emulate:tf32")
+    run = mutated[1].run(case.config, case.weights, case.batch, dtype="float32", implementation=f"emulate:{emulation}")
     assert judge(case.config, case.weights, case.batch, run, dtype="tf32").passed
     assert not judge(case.config, case.weights, case.batch, run).passed
 

@@ -12,8 +12,18 @@ from flax import nnx
 from jax import Array
 from jax.sharding import SingleDeviceSharding
 
-from backends.interface import Implementation, Program, Request, Run, Unsupported, choose
-from backends.jax import library, packing, weights
+from backends.interface import (
+    Implementation,
+    Program,
+    Request,
+    Run,
+    Unsupported,
+    choose,
+    confirm_switches,
+    refuse_tf32,
+    refusing_nondeterminism,
+)
+from backends.jax import library, packing, switches, weights
 from backends.jax.model import PARTS, Inputs
 from backends.jax.program import PROGRAMS, Product
 from backends.jax.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
@@ -46,10 +56,8 @@ class Adapter:
             "deviations": DEVIATIONS,
             "implementations": list(IMPLEMENTATIONS),
             "implementation_deviations": {name: dict(entry.deviations) for name, entry in IMPLEMENTATIONS.items() if entry.deviations},
-            "precision_switches": {
-                "jax_enable_x64": jax.config.jax_enable_x64,
-                "jax_default_matmul_precision": jax.config.jax_default_matmul_precision,
-            },
+            "precision_switches": switches.read_back(),
+            "precision_defaults": switches.defaults(),
         }
 
     def run(self, request: Request) -> Run:
@@ -58,7 +66,7 @@ class Adapter:
         config, part = request.config, request.part
         loss_function = (ClassificationLoss if part == "model" else CotangentLoss)(config)
         compiled, gradients = request.execution.endswith("compiled"), {}
-        with implementation.context(request):
+        with refusing_nondeterminism(self.name, request), implementation.context(request):
             if request.gradients:
                 output, loss, taps, named = differentiate(model, loss_function, inputs, part, compiled)
                 gradients = weights.export(named, config, part)
@@ -68,8 +76,10 @@ class Adapter:
                 forward = jax.jit(evaluate, static_argnums=1, compiler_options=options) if compiled else evaluate
                 output, loss, taps = forward(model, loss_function, inputs)
         arrays = {name: weights.to_numpy(tensor) for name, tensor in taps.items()} if request.taps else {}
+        confirm_switches(self.name, switches.wanted(request), switches.read_back())
         kind = request.device.split(":")[0]
-        info = {"device": request.device, "implementation": request.implementation, "execution": request.execution, **self.describe()}
+        asked = ("device", "implementation", "execution", "precision", "deterministic")
+        info = {**{name: getattr(request, name) for name in asked}, **self.describe()}
         info["deviations"] = [*DEVIATIONS[kind], *implementation.deviations.get(kind, [])]
         info["undelivered_taps"] = list(implementation.undelivered)
         return Run(weights.to_numpy(output), weights.to_numpy(loss), arrays, gradients, self.name, request.dtype, info)
@@ -77,8 +87,9 @@ class Adapter:
     def prepare(self, request: Request) -> tuple[Implementation, nnx.Module, Inputs]:
         """Return how a request is computed, the model with its weights, and its inputs."""
         implementation, device = choose(self.name, IMPLEMENTATIONS, request), self.device(request.device)
-        # Products of float32 numbers in full float32, on every device.
-        jax.config.update("jax_default_matmul_precision", "highest")
+        refuse_tf32(self.name, request, switches.has_tf32(device))
+        switches.set_precision(request.precision)
+        switches.set_determinism(request.deterministic)
         jax.config.update("jax_default_device", device)
         model = implementation.finish(self.build(request, device))
         inputs = {name: self.tensor(array, request.dtype, device) for name, array in {**request.batch.arrays(), **indices(request)}.items()}
@@ -102,7 +113,7 @@ class Adapter:
     def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str) -> Program:
         """Return the product of two matrices (:meth:`backends.interface.Measurable.product`)."""
         place = self.device(device)
-        jax.config.update("jax_default_matmul_precision", "highest")
+        switches.set_precision("strict")
         return Product(self.tensor(left, dtype, place), self.tensor(right, dtype, place))
 
     def round_trip(self, request: Request) -> Weights:

@@ -6,9 +6,19 @@ from typing import Any
 import numpy as np
 import paddle
 
-from backends.interface import Implementation, Program, Request, Run, Unsupported, choose
+from backends.interface import (
+    Implementation,
+    Program,
+    Request,
+    Run,
+    Unsupported,
+    choose,
+    confirm_switches,
+    refuse_tf32,
+    refusing_nondeterminism,
+)
 from backends.packing import indices
-from backends.paddle import library, packing, weights
+from backends.paddle import library, packing, switches, weights
 from backends.paddle.model import PARTS, Inputs
 from backends.paddle.program import PROGRAMS, Product
 from backends.paddle.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
@@ -41,7 +51,8 @@ class Adapter:
             "deviations": DEVIATIONS,
             "implementations": list(IMPLEMENTATIONS),
             "implementation_deviations": {name: dict(entry.deviations) for name, entry in IMPLEMENTATIONS.items() if entry.deviations},
-            "precision_switches": {"cublas_tf32": paddle.base.core.get_cublas_switch()},
+            "precision_switches": switches.read_back(),
+            "precision_defaults": switches.defaults(),
         }
 
     def run(self, request: Request) -> Run:
@@ -52,7 +63,7 @@ class Adapter:
         config, part = request.config, request.part
         loss_function = (ClassificationLoss if part == "model" else CotangentLoss)(config)
         compiled, gradients = request.execution.endswith("compiled"), {}
-        with implementation.context(request):
+        with refusing_nondeterminism(self.name, request), implementation.context(request):
             if request.gradients:
                 output, loss, taps, named = differentiate(model, loss_function, inputs, part, compiled)
                 gradients = weights.export(named, config, part)
@@ -62,8 +73,10 @@ class Adapter:
                 with paddle.no_grad():
                     output, loss, taps = forward(model, loss_function, inputs)
         arrays = {name: weights.to_numpy(tensor) for name, tensor in taps.items()} if request.taps else {}
+        confirm_switches(self.name, switches.wanted(request), switches.read_back())
         kind = request.device.split(":")[0]
-        info = {"device": request.device, "implementation": request.implementation, "execution": request.execution, **self.describe()}
+        asked = ("device", "implementation", "execution", "precision", "deterministic")
+        info = {**{name: getattr(request, name) for name in asked}, **self.describe()}
         info["deviations"] = [*DEVIATIONS[kind], *implementation.deviations.get(kind, [])]
         info["undelivered_taps"] = list(implementation.undelivered)
         return Run(weights.to_numpy(output), weights.to_numpy(loss), arrays, gradients, self.name, request.dtype, info)
@@ -71,8 +84,9 @@ class Adapter:
     def prepare(self, request: Request) -> tuple[Implementation, paddle.nn.Layer, Inputs]:
         """Return how a request is computed, the model with its weights, and its inputs."""
         implementation, device = choose(self.name, IMPLEMENTATIONS, request), self.device(request.device)
-        # Products of float32 numbers in full float32, on every device.
-        paddle.base.core.set_cublas_switch(False)
+        refuse_tf32(self.name, request, switches.has_tf32(device))
+        switches.set_precision(request.precision)
+        switches.set_determinism(request.deterministic)
         # Every static program that ran stays in memory until this cache is cleared.
         paddle.base.core.clear_executor_cache()
         model = implementation.finish(self.build(request, device))
@@ -97,7 +111,7 @@ class Adapter:
     def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str) -> Program:
         """Return the product of two matrices (:meth:`backends.interface.Measurable.product`)."""
         place = self.device(device)
-        paddle.base.core.set_cublas_switch(False)
+        switches.set_precision("strict")
         return Product(self.tensor(left, dtype, place), self.tensor(right, dtype, place))
 
     def round_trip(self, request: Request) -> Weights:

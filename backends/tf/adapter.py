@@ -2,16 +2,26 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from backends.interface import Implementation, Program, Request, Run, Unsupported, choose
+from backends.interface import (
+    Implementation,
+    Program,
+    Request,
+    Run,
+    Unsupported,
+    choose,
+    confirm_switches,
+    refuse_tf32,
+    refusing_nondeterminism,
+)
 from backends.packing import indices
-from backends.tf import library, packing, weights
+from backends.tf import library, packing, switches, weights
 from backends.tf.model import PARTS, Inputs
 from backends.tf.program import PROGRAMS, Product
 from backends.tf.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
@@ -35,21 +45,19 @@ class Adapter:
 
     def describe(self) -> dict[str, Any]:
         """Return versions, devices, dtypes, threads and precision switches."""
-        switches = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+        controls = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
         return {
             "version": f"{tf.__version__} (keras {keras.__version__})",
             "devices": ["cpu", *(f"cuda:{i}" for i in range(len(tf.config.list_physical_devices("GPU"))))],
             "dtypes": {device: list(DTYPES) for device in ("cpu", "cuda")},
             # TensorFlow says 0 where nothing was set from Python: then the environment decides, or the number of cores.
-            "threads": tf.config.threading.get_intra_op_parallelism_threads() or int(os.environ.get(switches[0]) or os.cpu_count() or 1),
-            "thread_switches": {name: os.environ.get(name) for name in switches},
+            "threads": tf.config.threading.get_intra_op_parallelism_threads() or int(os.environ.get(controls[0]) or os.cpu_count() or 1),
+            "thread_switches": {name: os.environ.get(name) for name in controls},
             "deviations": DEVIATIONS,
             "implementations": list(IMPLEMENTATIONS),
             "implementation_deviations": {name: dict(entry.deviations) for name, entry in IMPLEMENTATIONS.items() if entry.deviations},
-            "precision_switches": {
-                "tensor_float_32": tf.config.experimental.tensor_float_32_execution_enabled(),
-                "onednn_fpmath_mode": os.environ.get("TF_SET_ONEDNN_FPMATH_MODE"),
-            },
+            "precision_switches": switches.read_back(),
+            "precision_defaults": switches.defaults(),
         }
 
     def run(self, request: Request) -> Run:
@@ -57,7 +65,7 @@ class Adapter:
         implementation, model, inputs = self.prepare(request)
         config, part = request.config, request.part
         loss_function = (ClassificationLoss if part == "model" else CotangentLoss)(config)
-        with tf.device(self.device(request.device)), _refusing_missing_kernels(request.dtype), implementation.context(request):
+        with tf.device(self.device(request.device)), _refusing_missing_kernels(request.dtype), refusing_nondeterminism(self.name, request), implementation.context(request):
             compiled, gradients = request.execution.endswith("compiled"), {}
             if request.gradients:
                 output, loss, taps, named = differentiate(model, loss_function, inputs, part, compiled)
@@ -68,8 +76,10 @@ class Adapter:
                 forward = function.get_concrete_function(model, loss_function, inputs) if compiled else evaluate
                 output, loss, taps = forward(model, loss_function, inputs)
         arrays = {name: weights.to_numpy(tensor) for name, tensor in taps.items()} if request.taps else {}
+        confirm_switches(self.name, switches.wanted(request), switches.read_back())
         kind = request.device.split(":")[0]
-        info = {"device": request.device, "implementation": request.implementation, "execution": request.execution, **self.describe()}
+        asked = ("device", "implementation", "execution", "precision", "deterministic")
+        info = {**{name: getattr(request, name) for name in asked}, **self.describe()}
         info["deviations"] = [*DEVIATIONS[kind], *implementation.deviations.get(kind, [])]
         info["undelivered_taps"] = list(implementation.undelivered)
         return Run(weights.to_numpy(output), weights.to_numpy(loss), arrays, gradients, self.name, request.dtype, info)
@@ -77,8 +87,9 @@ class Adapter:
     def prepare(self, request: Request) -> tuple[Implementation, keras.layers.Layer, Inputs]:
         """Return how a request is computed, the model with its weights, and its inputs."""
         implementation, device = choose(self.name, IMPLEMENTATIONS, request), self.device(request.device)
-        # Products of float32 numbers in full float32, on every device.
-        tf.config.experimental.enable_tensor_float_32_execution(False)
+        refuse_tf32(self.name, request, switches.has_tf32(device))
+        switches.set_precision(request.precision)
+        switches.set_determinism(request.deterministic)
         # Errors in the words of TensorFlow; Keras would wrap them.
         keras.config.disable_traceback_filtering()
         with tf.device(device), _refusing_missing_kernels(request.dtype):
@@ -99,13 +110,14 @@ class Adapter:
         """Build the model to be run many times (:meth:`backends.interface.Measurable.program`)."""
         implementation, model, inputs = self.prepare(request)
         compiled = request.execution.endswith("compiled")
-        with tf.device(self.device(request.device)), _refusing_missing_kernels(request.dtype):
-            return PROGRAMS[kind](model, ClassificationLoss(request.config), inputs, request.config, compiled, lambda: implementation.context(request))
+        device = self.device(request.device)
+        with tf.device(device), _refusing_missing_kernels(request.dtype):
+            return PROGRAMS[kind](model, ClassificationLoss(request.config), inputs, request.config, compiled, lambda: _placed(device, implementation.context(request)))
 
     def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str) -> Program:
         """Return the product of two matrices (:meth:`backends.interface.Measurable.product`)."""
         place = self.device(device)
-        tf.config.experimental.enable_tensor_float_32_execution(False)
+        switches.set_precision("strict")
         return Product(self.tensor(left, dtype, place), self.tensor(right, dtype, place))
 
     def round_trip(self, request: Request) -> Weights:
@@ -128,6 +140,13 @@ class Adapter:
         """Return an input as a tensor: numbers in the precision of the run, ids as int64, masks as bool."""
         with tf.device(device):
             return tf.constant(array, dtype=DTYPES[dtype] if np.issubdtype(array.dtype, np.floating) else array.dtype)
+
+
+@contextmanager
+def _placed(device: str, context: AbstractContextManager[Any]) -> Iterator[None]:
+    """Place what is computed on a device, within a context: TensorFlow takes the first GPU, wherever the operands lie."""
+    with tf.device(device), context:
+        yield
 
 
 _NO_KERNEL = ("not find device for node", "in the list of allowed values", "in list of allowed values", "unsupported operations")

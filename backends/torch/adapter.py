@@ -6,9 +6,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from backends.interface import Implementation, Program, Request, Run, Unsupported, choose
+from backends.interface import (
+    Implementation,
+    Program,
+    Request,
+    Run,
+    Unsupported,
+    choose,
+    confirm_switches,
+    refuse_tf32,
+    refusing_nondeterminism,
+)
 from backends.packing import indices
-from backends.torch import library, packing, weights
+from backends.torch import library, packing, switches, weights
 from backends.torch.model import PARTS, Inputs
 from backends.torch.program import PROGRAMS, Product
 from backends.torch.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
@@ -37,7 +47,8 @@ class Adapter:
             "deviations": DEVIATIONS,
             "implementations": list(IMPLEMENTATIONS),
             "implementation_deviations": {name: dict(entry.deviations) for name, entry in IMPLEMENTATIONS.items() if entry.deviations},
-            "precision_switches": {"float32_matmul_precision": torch.get_float32_matmul_precision()},
+            "precision_switches": switches.read_back(),
+            "precision_defaults": switches.defaults(),
         }
 
     def run(self, request: Request) -> Run:
@@ -46,7 +57,7 @@ class Adapter:
         config, part = request.config, request.part
         loss_function = (ClassificationLoss if part == "model" else CotangentLoss)(config)
         compiled, gradients = request.execution.endswith("compiled"), {}
-        with implementation.context(request):
+        with refusing_nondeterminism(self.name, request), implementation.context(request):
             if request.gradients:
                 output, loss, taps, named = differentiate(model, loss_function, inputs, part, compiled)
                 gradients = weights.export(named, config, part)
@@ -56,8 +67,10 @@ class Adapter:
                 with torch.no_grad():
                     output, loss, taps = forward(model, loss_function, inputs)
         arrays = {name: weights.to_numpy(tensor) for name, tensor in taps.items()} if request.taps else {}
+        confirm_switches(self.name, switches.wanted(request), switches.read_back())
         kind = request.device.split(":")[0]
-        info = {"device": request.device, "implementation": request.implementation, "execution": request.execution, **self.describe()}
+        asked = ("device", "implementation", "execution", "precision", "deterministic")
+        info = {**{name: getattr(request, name) for name in asked}, **self.describe()}
         info["deviations"] = [*DEVIATIONS[kind], *implementation.deviations.get(kind, [])]
         info["undelivered_taps"] = list(implementation.undelivered)
         return Run(weights.to_numpy(output), weights.to_numpy(loss), arrays, gradients, self.name, request.dtype, info)
@@ -65,8 +78,9 @@ class Adapter:
     def prepare(self, request: Request) -> tuple[Implementation, torch.nn.Module, Inputs]:
         """Return how a request is computed, the model with its weights, and its inputs."""
         implementation, device = choose(self.name, IMPLEMENTATIONS, request), self.device(request.device)
-        # Products of float32 numbers in full float32, on every device.
-        torch.set_float32_matmul_precision("highest")
+        refuse_tf32(self.name, request, switches.has_tf32(device))
+        switches.set_precision(request.precision)
+        switches.set_determinism(request.deterministic)
         if request.execution.endswith("compiled"):
             # A worker compiles a model for each run; what earlier ones left counts towards a limit.
             torch.compiler.reset()
@@ -90,7 +104,7 @@ class Adapter:
     def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str) -> Program:
         """Return the product of two matrices (:meth:`backends.interface.Measurable.product`)."""
         place = self.device(device)
-        torch.set_float32_matmul_precision("highest")
+        switches.set_precision("strict")
         return Product(self.tensor(left, dtype, place), self.tensor(right, dtype, place))
 
     def round_trip(self, request: Request) -> Weights:

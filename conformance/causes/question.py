@@ -19,7 +19,7 @@ from spec.arithmetic import Arithmetic
 from spec.batch import round_inputs
 from spec.config import EncoderConfig
 from spec.montecarlo import MonteCarlo
-from spec.precision import SHORTENED_BITS, precision, round_to_bits
+from spec.precision import SHORTENED_BITS, cut_to_bits, precision, round_to_bits
 from spec.tensors import taps
 
 Array = NDArray[np.floating]
@@ -175,10 +175,5 @@ def rounding(name: str) -> Callable[[Array], Array]:
     if name == "tf32":
         return lambda values: round_to_bits(values, 11)
     if name == "tf32 cut off":
-        return _cut
+        return lambda values: cut_to_bits(values, 11).astype(np.float64)
     return lambda values: precision(name).round(values).astype(np.float64)
-
-
-def _cut(values: Array) -> Array:
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32) & np.uint32(0xFFFFE000)
-    return bits.view(np.float32).astype(np.float64)

@@ -16,6 +16,9 @@ from spec.errors import SpecError
 
 FORMAT = "concord.found/1"
 
+SETTINGS = ("device", "implementation", "execution", "precision")
+"""What of the settings of a hunt is kept: the options by which a failure is run again."""
+
 
 def write_failures(folder: Path, findings: Findings, settings: Settings) -> dict[str, Path]:
     """Write each failure as a folder that ``concord fuzz --replay`` runs again.
@@ -38,7 +41,7 @@ def write_failures(folder: Path, findings: Findings, settings: Settings) -> dict
             "format": FORMAT,
             **failure.as_dict(),
             "versions": {**machine(), failure.backend: findings.environments.get(failure.backend, {}).get("version")},
-            "settings": {name: getattr(settings, name) for name in ("device", "implementation", "execution")},
+            "settings": {name: getattr(settings, name) for name in SETTINGS},
         }
         record.write(target / "found.json", about)
     return written
@@ -89,5 +92,5 @@ def _about(path: Path) -> dict[str, Any]:
 def command(folder: Path, backend: str, settings: Settings) -> str:
     """Return the command that runs a failure again."""
     usual = Settings()
-    options = [f"--{name} {getattr(settings, name)}" for name in ("device", "implementation", "execution") if getattr(settings, name) != getattr(usual, name)]
+    options = [f"--{name} {getattr(settings, name)}" for name in SETTINGS if getattr(settings, name) != getattr(usual, name)]
     return " ".join(["concord fuzz", *options, f"--backend {shlex.quote(backend)}", f"--replay {shlex.quote(str(folder))}"])

@@ -24,8 +24,8 @@ KINDS: dict[str, dict[str, Change]] = {
 class Mutating:
     """Stands before a backend's adapter among the bases of a class, and changes what it runs.
 
-    ``mutant:NAME`` has that bug, ``emulate:tf32`` computes its products as tensor cores do, ``null:FAMILY`` replaces a
-    method by its rewriting with nothing changed; any other implementation runs untouched.
+    ``mutant:NAME`` has that bug, ``emulate:tf32`` and ``emulate:tf32_cut_off`` compute their products as tensor cores do,
+    ``null:FAMILY`` replaces a method by its rewriting with nothing changed; any other implementation runs untouched.
     """
 
     operations: Operations

@@ -17,12 +17,13 @@ Contraction = Callable[[Operations, Callable[[Array, Array], Array], Array, Arra
 """Takes the operations, what contracts two tensors, and the two tensors."""
 
 
-def forward_and_backward(number_format: str) -> Contraction:
-    """Round both factors of every product, of the forward pass and of the derivatives."""
+def forward_and_backward(number_format: str, cut: bool = False) -> Contraction:
+    """Round both factors of every product, of the forward pass and of the derivatives, or cut them off."""
 
     def contract(o: Operations, product: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:
-        result = product(o.round_to(a, number_format), o.round_to(b, number_format))
-        return o.with_gradient(result, lambda gradient: o.rounded(gradient, number_format))
+        shorten = o.cut_to if cut else o.round_to
+        result = product(shorten(a, number_format), shorten(b, number_format))
+        return o.with_gradient(result, lambda gradient: (o.cut_off if cut else o.rounded)(gradient, number_format))
 
     return contract
 
@@ -46,5 +47,8 @@ def every_product(contraction: Contraction) -> Change:
     return steps(*WITH_PRODUCTS, product=product, linear=linear)
 
 
-EMULATIONS: dict[str, Change] = {"tf32": every_product(forward_and_backward("tf32"))}
-"""What hardware does and is right to do: not bugs, but another precision."""
+EMULATIONS: dict[str, Change] = {
+    "tf32": every_product(forward_and_backward("tf32")),
+    "tf32_cut_off": every_product(forward_and_backward("tf32", cut=True)),
+}
+"""What hardware does and is right to do: not bugs, but another precision. What stands before ``_`` is whose rules apply."""

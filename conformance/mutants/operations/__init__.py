@@ -186,6 +186,20 @@ class Operations(ABC):
         """Return the nearest numbers of a shorter format, ignoring its range; the gradient flows through unchanged."""
         return x + self.stop_gradient(self.rounded(x, number_format) - x)
 
+    def cut_to(self, x: Array, number_format: str) -> Array:
+        """Return the numbers of a shorter format next towards zero, ignoring its range; the gradient flows through unchanged."""
+        return x + self.stop_gradient(self.cut_off(x, number_format) - x)
+
+    def cut_off(self, x: Array, number_format: str) -> Array:
+        """Return the numbers of a shorter format next towards zero, ignoring its range.
+
+        Where rounding went away from zero, the one before is wanted: 1.25 units of 2^-bits of the number lie nearer to it
+        than to any other, wherever in its binade it is.
+        """
+        nearest = self.rounded(x, number_format)
+        before = self.rounded(nearest * (1.0 - 1.25 * 2.0 ** -SIGNIFICANT_BITS[number_format]), number_format)
+        return self.where((nearest > x) & (x > 0.0), before, self.where((nearest < x) & (x < 0.0), before, nearest))
+
     def rounded(self, x: Array, number_format: str) -> Array:
         """Return the nearest numbers of a shorter format, ignoring its range (Dekker and Veltkamp's splitting)."""
         cut = {"float64": 53, "float32": 24}[self.dtype(x)] - SIGNIFICANT_BITS[number_format]

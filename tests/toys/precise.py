@@ -1,0 +1,81 @@
+"""Backends that have a precision besides what is asked for, or results that change from run to run."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from backends.interface import Request, Run
+from spec.reference import reference
+from tests.toys.numpy_backend import NumpyBackend, _reference_module, _WrongScores
+
+ARITHMETIC = {"strict": "float32", "tf32": "tf32", "default": "tf32"}
+
+
+class MultipliesInTf32(NumpyBackend):
+    """Right in every precision; unless told otherwise it rounds the factors of float32 products, as frameworks do on a GPU."""
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "precision_defaults": {"products": {"cpu": "tf32", "cuda": "tf32"}}}
+
+    def run(self, request: Request) -> Run:
+        arithmetic = ARITHMETIC[request.precision] if request.dtype == "float32" else request.dtype
+        truth = reference(request.config, request.weights, request.batch, request.gradients, request.part, request.dtype, arithmetic)
+        info = {"precision": request.precision, "deterministic": request.deterministic, "precision_switches": {"factors": arithmetic, "reductions": "full"}}
+        return Run(truth.output, truth.loss, truth.taps, truth.gradients, self.name, request.dtype, info)
+
+
+class WrongInEveryPrecision(MultipliesInTf32):
+    """Rounds factors too, and is wrong without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        _reference_module._Reference = _WrongScores
+
+
+class FailsWhenStrict(MultipliesInTf32):
+    def run(self, request: Request) -> Run:
+        if request.precision == "strict":
+            raise ArithmeticError("the toy has no full products")
+        return super().run(request)
+
+
+class SaysAnotherPrecision(NumpyBackend):
+    """Ran in another precision than it was asked for, and does not hide it."""
+
+    def run(self, request: Request) -> Run:
+        return replace(super().run(request), info={"precision": "default"})
+
+
+class AddsNoise(NumpyBackend):
+    """From the second run on a gradient, and for texts of several samples a tap, differ in the last bit."""
+
+    runs = 0
+
+    def run(self, request: Request) -> Run:
+        run = super().run(request)
+        AddsNoise.runs += 1
+        if AddsNoise.runs > 1:
+            several = [run.taps["layers.0.attention.query"]] if len(run.output) > 1 else []
+            for array in (run.gradients["classifier.bias"], *several):
+                array[...] = np.nextafter(array, np.float32(np.inf) if AddsNoise.runs % 2 else -np.float32(np.inf))
+        return run
+
+
+def __getattr__(name: str) -> Any:
+    """Return a built-in backend whose switches something sets anew while it builds attention alone: a library, say."""
+    if name not in ("torch", "tf", "paddle", "jax"):
+        raise AttributeError(name)
+    adapter, switches = (importlib.import_module(f"backends.{name}.{file}") for file in ("adapter", "switches"))
+
+    class Reset(adapter.Adapter):
+        def build(self, request: Request, *given: Any) -> Any:
+            built = super().build(request, *given)
+            if request.part == "attention":
+                switches.set_precision("tf32")
+            return built
+
+    return Reset
