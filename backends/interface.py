@@ -148,6 +148,13 @@ class Program(Protocol):
     def parameters(self) -> Weights:
         """Return the parameters as they are now, by canonical name."""
 
+    def timed(self, steps: int) -> list[float]:
+        """Run so many steps on a device other than the CPU, without waiting in between.
+
+        Returns:
+            Seconds of each step by the device's own clock; where the framework cannot read it, their mean alone.
+        """
+
 
 INEXPRESSIBLE = "cannot express this by its library layers: "
 """What stands before the reasons, which are divided by semicolons."""
@@ -284,8 +291,19 @@ class Measurable(Backend, Protocol):
             Unsupported: as :meth:`Backend.run` does.
         """
 
-    def product(self, left: NDArray[np.floating], right: NDArray[np.floating], dtype: str, device: str) -> Program:
-        """Return the bare product of two matrices, (M, K) and (K, N), to measure the machine by."""
+    def product(self, left: NDArray[np.floating], right: NDArray[np.floating], dtype: str, device: str, precision: str) -> Program:
+        """Return the bare product of two matrices, (M, K) and (K, N), to measure the machine by.
+
+        Args:
+            precision: one of :data:`PRECISION_MODES`.
+        """
+
+    def peak_memory(self, device: str, reset: bool = False) -> int | None:
+        """Return the largest number of bytes that a device other than the CPU has held, as far as the framework knows.
+
+        Args:
+            reset: whether to forget it, where that can be.
+        """
 
 
 __all__ = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,46 @@ def resident(pid: int) -> int:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
         return 0
+
+
+def processor_seconds(pid: int) -> float | None:
+    """Return how long the threads of a process have computed, all together; None for one that has ended."""
+    if Path("/proc/stat").exists():
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return None
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # in user and in system mode
+    import psutil
+
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return None
+    return float(times.user + times.system)
+
+
+REST = 0.5
+"""Seconds that a process is given to come to rest after its work."""
+
+
+def wait_for_rest(pid: int, longest: float = REST) -> None:
+    """Wait until no thread of a process runs, or wants to. Pools of threads spin for a while before they sleep.
+
+    Args:
+        longest: seconds after which to go on all the same.
+    """
+    tasks, end, resting = Path(f"/proc/{pid}/task"), time.perf_counter() + longest, 0
+    while resting < 2 and time.perf_counter() < end:  # seen twice: between two glances a thread may just have waited for another
+        time.sleep(0.005)
+        resting = resting + 1 if not any(_runs(task) for task in tasks.glob("*/stat")) else 0
+
+
+def _runs(task: Path) -> bool:
+    try:
+        return task.read_text().rpartition(")")[2].split()[0] == "R"
+    except (OSError, IndexError):
+        return False
 
 
 def gpus() -> list[str]:

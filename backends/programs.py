@@ -34,6 +34,7 @@ class Bench:
     def __init__(self, measured: Measurable) -> None:
         self.measured = measured
         self.program: Program | None = None
+        self.device = "cpu"
 
     def perform(self, operation: str, header: str) -> Message:
         """Answer one message: ``prepare``, ``product``, ``repeat`` or ``release``."""
@@ -46,7 +47,8 @@ class Bench:
 
         Args:
             asked: ``config``, ``lengths`` (real tokens of each sample), ``tokens``, ``seed``, ``weights`` (a file with
-                them, or null: drawn from the seed), ``kind``, ``dtype``, ``implementation``, ``execution``, ``device``.
+                them, or null: drawn from the seed), ``kind``, ``dtype``, ``implementation``, ``execution``, ``device``,
+                ``precision``.
 
         Returns:
             Seconds (building, compiling ahead, first step), and what the first step computed; of an update the
@@ -58,10 +60,11 @@ class Bench:
         config = from_mapping(asked["config"])
         weights = load_file(asked["weights"]) if asked["weights"] and Path(asked["weights"]).is_file() else initialize(config, asked["seed"])
         weights, batch = round_inputs(weights, batch_of_lengths(config, asked["lengths"], asked["tokens"], asked["seed"]), asked["dtype"])
-        settings = {name: asked[name] for name in ("dtype", "implementation", "execution", "device")}
+        settings = {name: asked[name] for name in ("dtype", "implementation", "execution", "device", "precision")}
         request = Request(config, weights, batch, **settings, taps=False, gradients=asked["kind"] == "training")
         request.validate(where=f"backend={self.measured.name}")
-        reset_peak_memory()
+        self.device = asked["device"]
+        self._reset_peak_memory()
         started = time.perf_counter()
         self.program = self.measured.program(request, asked["kind"])
         seconds, results = self._begin(time.perf_counter() - started)
@@ -72,7 +75,7 @@ class Bench:
         return seconds, results
 
     def product(self, asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Make ready a product of two random matrices: ``sizes`` (M, K, N), ``dtype``, ``device``."""
+        """Make ready a product of two random matrices: ``sizes`` (M, K, N), ``dtype``, ``device``, ``precision``."""
         self.release({})
         if not hasattr(self.measured, "product"):
             raise Unsupported(f"{self.measured.name} cannot be measured: it has no method 'product'")
@@ -80,7 +83,8 @@ class Bench:
         generator = np.random.default_rng(asked["sizes"])
         left, right = (generator.standard_normal(shape).astype(np.float32) for shape in ((m, k), (k, n)))
         started = time.perf_counter()
-        self.program = self.measured.product(left, right, asked["dtype"], asked["device"])
+        self.device = asked["device"]
+        self.program = self.measured.product(left, right, asked["dtype"], asked["device"], asked["precision"])
         return self._begin(time.perf_counter() - started)[0], {}
 
     def _begin(self, build_seconds: float) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -91,7 +95,7 @@ class Bench:
         self.program.step()
         self.program.wait()
         ended = time.perf_counter()
-        peak = peak_memory()
+        peak = self._peak_memory()
         results = {name: np.asarray(array) for name, array in self.program.results().items()}
         seconds = {"build_seconds": build_seconds, "compile_seconds": compiled - started, "first_seconds": ended - compiled, "peak_memory_bytes": peak}
         return seconds, results
@@ -100,14 +104,35 @@ class Bench:
         """Run steps, at least one, until ``seconds`` are over or ``count`` are done; return how long each took."""
         if self.program is None:
             raise RuntimeError("nothing is prepared")
-        reset_peak_memory()
+        self._reset_peak_memory()
+        taken = (self._on_cpu if self.device == "cpu" else self._on_device)(self.program, asked["count"], asked["seconds"])
+        return {"seconds": taken, "peak_memory_bytes": self._peak_memory()}, {}
+
+    def _on_cpu(self, program: Program, count: int, seconds: float) -> list[float]:
+        """Time steps one by one."""
         taken: list[float] = []
-        while not taken or (len(taken) < asked["count"] and sum(taken) < asked["seconds"]):
+        while not taken or (len(taken) < count and sum(taken) < seconds):
             started = time.perf_counter()
-            self.program.step()
-            self.program.wait()
+            program.step()
+            program.wait()
             taken.append(time.perf_counter() - started)
-        return {"seconds": taken, "peak_memory_bytes": peak_memory()}, {}
+        return taken
+
+    def _on_device(self, program: Program, count: int, seconds: float) -> list[float]:
+        """Time steps of which none waits for the last: as many as should take that long."""
+        one = sum(program.timed(1))
+        return program.timed(max(1, min(count, int(seconds / max(one, 1e-6)))))
+
+    def _peak_memory(self) -> int | None:
+        if self.device == "cpu":
+            return peak_memory()
+        return self.measured.peak_memory(self.device) if hasattr(self.measured, "peak_memory") else None
+
+    def _reset_peak_memory(self) -> None:
+        if self.device == "cpu":
+            reset_peak_memory()
+        elif hasattr(self.measured, "peak_memory"):
+            self.measured.peak_memory(self.device, reset=True)
 
     def release(self, asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Let the program go."""

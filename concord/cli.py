@@ -24,12 +24,13 @@ from rich.text import Text
 
 import backends
 import spec
-from concord import options
+from concord import options, speeding
 from conformance import campaign, check_jobs, doctor, dump, published, record, report
 from conformance.check import DTYPES, QUICK, check_cases, job_of
 from conformance.mutants import matrix
 from conformance.mutants import table as mutants_table
 from spec.errors import SpecError
+from speed.peers import PEERS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help="One Transformer classifier in four frameworks, and the proof that they compute the same.")
 
@@ -267,8 +268,8 @@ def fuzz(
 @app.command()
 def speed(
     backend: options.Backends = None,
-    preset: Annotated[list[str] | None, typer.Option("--preset", metavar="P", help="nndl, tf1, minilm, bert-base or bert-large; may be repeated. Default: minilm and bert-base.")] = None,
-    kind: Annotated[list[str] | None, typer.Option("--kind", metavar="K", help="inference (the default) or training; may be repeated.")] = None,
+    preset: Annotated[list[str] | None, typer.Option("--preset", metavar="P", help="nndl, tf1, minilm, bert-base or bert-large; may be repeated. Default: minilm and bert-base; on a GPU bert-base and bert-large.")] = None,
+    kind: Annotated[list[str] | None, typer.Option("--kind", metavar="K", help="inference or training; may be repeated. Default: inference; on a GPU both.")] = None,
     lengths: Annotated[list[str] | None, typer.Option("--lengths", metavar="L", help="full (the default): no padding. ragged: as long as real texts are. May be repeated.")] = None,
     implementation: Annotated[list[str] | None, typer.Option("--implementation", metavar="I", help="explicit, library, or a backend's own; may be repeated.")] = None,
     execution: Annotated[list[str] | None, typer.Option("--execution", metavar="E", help="eager, compiled, packed or packed-compiled; may be repeated.")] = None,
@@ -276,6 +277,7 @@ def speed(
     sweep: Annotated[str | None, typer.Option("--sweep", metavar="AXIS", help="Vary tokens, batch or layers, and fit how the time grows.")] = None,
     device: options.Device = "cpu",
     dtype: options.Dtypes = None,
+    precision: options.Precision = "strict",
     quick: Annotated[bool, typer.Option("--quick", help="Two turns, library layers in the tuned profile only, and imports not timed.")] = False,
     turns: Annotated[int | None, typer.Option("--turns", metavar="N", help="How often each backend has its turn, at least. Default: 3.")] = None,
     budget: Annotated[float | None, typer.Option("--budget", metavar="S", help="Seconds within which to stay; --resume goes on with what is left. Default: 340 if nothing is chosen, else no limit.")] = None,
@@ -290,21 +292,18 @@ def speed(
     threads: options.Threads = None,
 ) -> None:
     """Measure the backends side by side: in turns, and only what conforms."""
-    from concord import speeding  # what it draws with need not be installed where nothing is measured
-    from speed.peers import PEERS
-
     if compare is not None:
         raise typer.Exit(speeding.changes(*compare))
     _writable(json, html)
     asked = [name for name in backend or () if name not in PEERS] or None
     settings, names, works, modes = _all(
-        lambda: options.settings(asked, device, python=python, ssh=ssh, time_limit=time_limit, threads=threads),
+        lambda: options.settings(asked, device, python=python, ssh=ssh, time_limit=time_limit, threads=threads, precision=precision),
         lambda: [*_names(asked, python, ssh), *(name for name in backend or () if name in PEERS)] if asked or not backend else list(backend),
-        lambda: speeding.workloads(_once(preset), _once(kind), _once(lengths), _once(dtype), sweep),
-        lambda: speeding.modes(implementation, execution, profile, "ragged" in (lengths or []), quick),
+        lambda: speeding.workloads(_once(preset), _once(kind), _once(lengths), _once(dtype), sweep, device),
+        lambda: speeding.modes(implementation, execution, profile, "ragged" in (lengths or []), quick, device),
     )
     names = speeding.with_peers(names, backend, works)
-    usual = not any((preset, kind, lengths, dtype, implementation, execution, profile, sweep, quick))
+    usual = not any((preset, kind, lengths, dtype, implementation, execution, profile, sweep, quick)) and device == "cpu"
     raise typer.Exit(speeding.run(speeding.plan(names, works, modes, settings, turns, budget, quick, usual), json, html, resume, markdown))
 
 

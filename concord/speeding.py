@@ -12,18 +12,17 @@ from typing import Any
 
 from rich.console import Console
 
+from backends.interface import KINDS
 from conformance import record as files
 from conformance.campaign import FAILED_WORKER, Settings
-from conformance.html import style
 from conformance.report import around, put_into
 from conformance.tolerance import Z
 from spec.errors import SpecError, unknown
 from speed import Mode, Plan, Record, Workload, compare, measure, read, workload
 from speed.bandwidth import copy_gbytes
 from speed.markdown import markdown as as_markdown
-from speed.measure import PATIENCE, PROFILES, TURNS
-from speed.page import page
 from speed.peers import PEERS
+from speed.plan import PATIENCE, PROFILES, TURNS
 from speed.presets import sweep
 from speed.table import show, show_changes
 
@@ -47,6 +46,11 @@ BUDGET = 340.0
 QUICK = (Mode("library", "eager"), Mode("library", "compiled"))
 """What is measured in a hurry."""
 
+ON_DEVICES = (Mode("library", "compiled"), Mode("library:fused", "compiled"), Mode("library", "eager"))
+"""How it is measured on accelerators, and what: models large enough to keep one busy."""
+
+LARGE_PRESETS = ("bert-base", "bert-large")
+
 PACKED = (Mode("library", "packed"), Mode("library", "packed-compiled"))
 """And where texts are of unequal length."""
 
@@ -54,14 +58,16 @@ QUICK_TURNS = 2
 """Turns of a quick measurement."""
 
 
-def workloads(presets: Sequence[str] | None, kinds: Sequence[str] | None, paddings: Sequence[str] | None, dtypes: Sequence[str] | None, swept: str | None) -> tuple[Workload, ...]:
+def workloads(presets: Sequence[str] | None, kinds: Sequence[str] | None, paddings: Sequence[str] | None, dtypes: Sequence[str] | None, swept: str | None, device: str = "cpu") -> tuple[Workload, ...]:
     """Return what the options describe.
 
     Raises:
         SpecError: listing every name that is unknown.
     """
     found, problems = [], []
-    for name, kind, padding, dtype in itertools.product(presets or PRESETS, kinds or ("inference",), paddings or ("full",), dtypes or ("float32",)):
+    on_cpu = device == "cpu"
+    presets, dtypes = presets or (PRESETS if on_cpu else LARGE_PRESETS), dtypes or (("float32",) if on_cpu else ("float32", "bfloat16"))
+    for name, kind, padding, dtype in itertools.product(presets, kinds or (("inference",) if on_cpu else KINDS), paddings or ("full",), dtypes):
         try:
             work = workload(name, kind, padding, dtype)
             found += sweep(swept, work) if swept else [work]
@@ -72,7 +78,7 @@ def workloads(presets: Sequence[str] | None, kinds: Sequence[str] | None, paddin
     return tuple(found)
 
 
-def modes(implementations: Sequence[str] | None, executions: Sequence[str] | None, profiles: Sequence[str] | None, ragged: bool, quick: bool) -> tuple[Mode, ...]:
+def modes(implementations: Sequence[str] | None, executions: Sequence[str] | None, profiles: Sequence[str] | None, ragged: bool, quick: bool, device: str = "cpu") -> tuple[Mode, ...]:
     """Return the modes that the options describe; without any, those that most will ask for.
 
     Raises:
@@ -84,7 +90,7 @@ def modes(implementations: Sequence[str] | None, executions: Sequence[str] | Non
     if implementations or executions:
         chosen = [Mode(*names) for names in itertools.product(implementations or ("explicit", "library"), executions or ("eager", "compiled"), profiles or ("tuned",))]
         return tuple(chosen)
-    usual = [*(QUICK if quick else MODES), *(PACKED if ragged else ())]
+    usual = [*(QUICK if quick else MODES if device == "cpu" else ON_DEVICES), *(PACKED if ragged else ())]
     return tuple(mode for mode in usual if mode.profile in (profiles or PROFILES))
 
 
@@ -115,6 +121,7 @@ def plan(names: Sequence[str], works: Sequence[Workload], chosen: Sequence[Mode]
         limit=Z,
         asked=settings.asked,
         device=settings.device,
+        precision=settings.precision,
         turns=turns or (QUICK_TURNS if quick else TURNS),
         patience=1 if quick else PATIENCE,
         budget=BUDGET if budget is None and usual else budget,
@@ -160,12 +167,19 @@ def run(chosen: Plan, json: Path | None, html: Path | None, resume: Path | None,
             files.write(json, data)
             console.print(f"written: {json}", highlight=False)
         if html is not None:
-            files.save(html, page(data, style()))
+            files.save(html, _page(data))
             console.print(f"written: {html}", highlight=False)
         if markdown is not None and kept.complete:
             put_into(markdown, "speed", as_markdown(data))
         console.print(f"{kept.seconds:.0f} s in all", highlight=False)
     return exit_code(data)
+
+
+def _page(data: dict[str, Any]) -> str:
+    from conformance.html import style  # what they are made with need not be installed where no page is asked for
+    from speed.page import page
+
+    return page(data, style())
 
 
 def exit_code(data: dict[str, Any]) -> int:

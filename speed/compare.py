@@ -35,8 +35,9 @@ class Change:
 
 def drift(old: Mapping[str, Any], new: Mapping[str, Any]) -> float | None:
     """Return how much faster bare matrix products are on the new side than on the old: what the machine itself did."""
-    before, after = old.get("best_product_gflops"), new.get("best_product_gflops")
-    return after / before if before and after else None
+    before, after = old["best_product_gflops"], new["best_product_gflops"]
+    ratios = [after[dtype] / rate for dtype, rate in before.items() if rate and after.get(dtype)]
+    return ratios[0] if ratios else None
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from speed.table import percent, seconds
+from speed.table import limits, percent, rate, seconds
 
 
 def markdown(data: Mapping[str, Any]) -> str:
@@ -16,17 +16,17 @@ def markdown(data: Mapping[str, Any]) -> str:
         if rows:
             parts.append(f"**{name}**: {work['source']}; {work['real_tokens']:,} real tokens of {work['batch'] * work['tokens']:,}, {work['flops'] / 1e9:.3g} GFLOP\n\n" + "\n".join(_lines(rows)))
     machine, versions = data["machine"], _versions(data)
-    measured = f"{machine['processor']}, {machine['cores']} cores, {machine['system']}; best bare matrix product {data['best_product_gflops']:.0f} GFLOP/s; {data['written'][:10]}; {versions}."
+    measured = f"{machine['processor']}, {machine['cores']} cores, {machine['system']}; best bare matrix product {limits(data)}; {data['written'][:10]}; {versions}."
     return "\n\n".join([*parts, measured]) + "\n"
 
 
 def _lines(rows: list[Mapping[str, Any]]) -> list[str]:
-    lines = ["| backend | mode | step | ± | tokens/s | GFLOP/s | of the best product | MiB |", "|---|---|---:|---:|---:|---:|---:|---:|"]
+    lines = ["| backend | mode | step | ± | tokens/s | FLOP/s | of the best product | MiB |", "|---|---|---:|---:|---:|---:|---:|---:|"]
     for entry in rows:
         s = entry["summary"]
         noise = percent(s["spread"] / 2) if s["spread"] is not None else ""
         peak = "" if s["peak_memory_bytes"] is None else f"{s['peak_memory_bytes'] / 2**20:,.0f}"
-        figures = [seconds(s["median_seconds"]), noise + (" unsteady" if s["steady"] is False else ""), f"{s['real_tokens_per_second']:,.0f}", f"{s['gflops']:.0f}", percent(s["share_of_best_product"]), peak]
+        figures = [seconds(s["median_seconds"]), noise + (" unsteady" if s["steady"] is False else ""), f"{s['real_tokens_per_second']:,.0f}", rate(s["gflops"]), percent(s["share_of_best_product"]), peak]
         lines.append(f"| {entry['backend']} | {entry['mode']} | {' | '.join(figures)} |")
     return lines
 

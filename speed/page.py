@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from speed import drawing
 from speed.growth import curves, exponent
-from speed.table import HARMLESS, memory, percent, seconds
+from speed.table import HARMLESS, limits, memory, percent, rate, seconds
 
 
 def page(data: Mapping[str, Any], style: str) -> str:
@@ -22,12 +22,13 @@ def page(data: Mapping[str, Any], style: str) -> str:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("speed"), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.ChainableUndefined
     )
-    environment.filters |= {"seconds": seconds, "memory": memory, "percent": percent}
+    environment.filters |= {"seconds": seconds, "memory": memory, "percent": percent, "rate": rate}
     backends = list(dict.fromkeys(entry["backend"] for entry in data["entries"]))
     works = [_work(name, work, data["entries"], backends) for name, work in data["workloads"].items()]
     return environment.get_template("speed.html").render(
         data=data,
         style=Markup(style),  # ours
+        limits=limits(data),
         works=[work for work in works if work["rows"]],
         headline=_headline(data),
         faults=[fault for fault in _faults(data["entries"]) if fault["status"] not in HARMLESS],
@@ -93,11 +94,11 @@ def _growth(data: Mapping[str, Any], backends: Sequence[str]) -> list[dict[str, 
 
 def _roofline(data: Mapping[str, Any], backends: Sequence[str]) -> Markup | None:
     """Draw what was reached against what the machine's memory and its best matrix product allow."""
-    best, bandwidth = data["best_product_gflops"], data["settings"].get("copy_gbytes")
+    best, bandwidth = data["best_product_gflops"].get("float32"), data["settings"].get("copy_gbytes")
     series: dict[str, tuple[int, list[tuple[float, float]]]] = {}
     for entry in data["entries"]:
-        if entry["summary"]:
-            work = data["workloads"][entry["workload"]]
+        work = data["workloads"][entry["workload"]]
+        if entry["summary"] and work["dtype"] == "float32":
             point = (intensity(work), entry["summary"]["gflops"])
             series[f"{entry['backend']} {entry['mode']}, {entry['workload']}"] = (backends.index(entry["backend"]), [point])
     if not series or not best or not bandwidth:

@@ -60,7 +60,7 @@ class Workload:
     @property
     def name(self) -> str:
         """A name for tables and records."""
-        return f"{self.preset.name} {self.kind} {self.padding}"
+        return f"{self.preset.name} {self.kind} {self.padding}" + ("" if self.dtype == "float32" else f" {self.dtype}")
 
     @functools.cached_property
     def lengths(self) -> list[int]:

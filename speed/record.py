@@ -12,7 +12,7 @@ from typing import Any
 from backends import machine
 from spec.errors import SpecError
 from speed import statistics
-from speed.measure import Plan
+from speed.plan import Plan
 from speed.presets import Workload
 from speed.work import flops, real_tokens
 
@@ -46,7 +46,7 @@ class Record:
         self.complete = False
         self.backends: dict[str, Any] = dict(earlier.get("backends", {}))
         self.workloads: dict[str, Any] = {**earlier.get("workloads", {}), **{work.name: described(work) for work in plan.workloads}}
-        self.settings = {"device": plan.device, "turns": plan.turns, "budget": plan.budget, "threads": plan.threads, "limit": plan.limit}
+        self.settings = {"device": plan.device, "precision": plan.precision, "turns": plan.turns, "budget": plan.budget, "threads": plan.threads, "limit": plan.limit}
         self.entries: list[dict[str, Any]] = list(earlier.get("entries", []))
 
     @property
@@ -63,7 +63,7 @@ class Record:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the whole as JSON data."""
-        best = best_rates(self.entries)
+        best = best_rates(self.entries, self.workloads)
         return {
             "schema": SCHEMA,
             "written": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -73,7 +73,7 @@ class Record:
             "settings": self.settings,
             "workloads": self.workloads,
             "backends": self.backends,
-            "best_product_gflops": best.get("", None),
+            "best_product_gflops": {dtype: rate for (name, dtype), rate in best.items() if not name},
             "entries": [{**entry, "summary": summary(entry, self.workloads[entry["workload"]], best)} for entry in self.entries],
         }
 
@@ -97,22 +97,23 @@ def described(work: Workload) -> dict[str, Any]:
     }
 
 
-def best_rates(entries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the best rate of a bare product for each backend, and over all of them under ``""``."""
-    best: dict[str, float] = {}
+def best_rates(entries: Sequence[Mapping[str, Any]], workloads: Mapping[str, Any]) -> dict[tuple[str, str], float]:
+    """Return the best rate of a bare product for each backend and precision, and over all backends under ``""``."""
+    best: dict[tuple[str, str], float] = {}
     for entry in entries:
-        for name in (entry["backend"], ""):
-            best[name] = max(best.get(name, 0.0), entry.get("product_gflops") or 0.0)
+        for key in ((name, workloads[entry["workload"]]["dtype"]) for name in (entry["backend"], "")):
+            best[key] = max(best.get(key, 0.0), entry.get("product_gflops") or 0.0)
     return best
 
 
-def summary(entry: Mapping[str, Any], work: Mapping[str, Any], best: Mapping[str, float]) -> dict[str, Any] | None:
+def summary(entry: Mapping[str, Any], work: Mapping[str, Any], best: Mapping[tuple[str, str], float]) -> dict[str, Any] | None:
     """Return the figures of an entry; None if it was not measured."""
     turns = [turn["seconds"] for turn in entry["turns"]]
     if entry["status"] != "measured" or not turns:
         return None
     median, (low, high) = statistics.median(turns), statistics.interval(turns)
     rate = work["real_flops" if "packed" in entry["execution"] else "flops"] / median / 1e9
+    own, any_one = (best.get((name, work["dtype"])) for name in (entry["backend"], ""))
     busy = [turn["busy_cores"] for turn in entry["turns"] if turn["busy_cores"] is not None]
     peaks = [turn["peak_memory_bytes"] for turn in entry["turns"] if turn["peak_memory_bytes"]]
     return {
@@ -124,8 +125,8 @@ def summary(entry: Mapping[str, Any], work: Mapping[str, Any], best: Mapping[str
         "steps": sum(len(turn) for turn in turns),
         "real_tokens_per_second": work["real_tokens"] / median,
         "gflops": rate,
-        "share_of_own_product": rate / best[entry["backend"]] if best.get(entry["backend"]) else None,
-        "share_of_best_product": rate / best[""] if best.get("") else None,
+        "share_of_own_product": rate / own if own else None,
+        "share_of_best_product": rate / any_one if any_one else None,
         # Compilation that happens in the first step is what that took beyond a usual one.
         "compile_seconds": entry["compile_seconds"] + max(0.0, entry["first_seconds"] - median),
         "peak_memory_bytes": max(peaks, default=None),

@@ -29,6 +29,16 @@ def seconds(value: float | None) -> str:
     return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} µs"
 
 
+def rate(value: float | None) -> str:
+    """Return GFLOP/s in the unit that suits them."""
+    return "" if value is None else f"{value:.0f} G" if value < 1e4 else f"{value / 1e3:.0f} T"
+
+
+def limits(data: Mapping[str, Any]) -> str:
+    """Return the best rates of bare products."""
+    return ", ".join(f"{rate(found)}FLOP/s ({dtype})" for dtype, found in data["best_product_gflops"].items()) or "none"
+
+
 def memory(value: float | None) -> str:
     """Return bytes as MiB."""
     return "" if value is None else f"{value / 2**20:,.0f}"
@@ -67,13 +77,13 @@ def _table(name: str, work: Mapping[str, Any], entries: Sequence[Mapping[str, An
     table = Table(title=f"{name}: {size}", title_justify="left", title_style="bold")
     table.add_column("backend", overflow="fold")
     table.add_column("mode", overflow="fold")
-    columns = ["step", "±", "tokens/s", "GFLOP/s", "of best"] + (["of own", "import", "build", "compile", "first", "MiB", "cores"] if wide else ["MiB"])
+    columns = ["step", "±", "tokens/s", "FLOP/s", "of best"] + (["of own", "import", "build", "compile", "first", "MiB", "cores"] if wide else ["MiB"])
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     for entry in sorted((e for e in entries if e["summary"]), key=lambda e: e["summary"]["median_seconds"]):
         s = entry["summary"]
         unsteady = Text(percent(s["spread"] / 2 if s["spread"] is not None else None), style="bold yellow" if s["steady"] is False else "")
-        cells: list[str | Text] = [seconds(s["median_seconds"]), unsteady, f"{s['real_tokens_per_second']:,.0f}", f"{s['gflops']:.0f}", percent(s["share_of_best_product"])]
+        cells: list[str | Text] = [seconds(s["median_seconds"]), unsteady, f"{s['real_tokens_per_second']:,.0f}", rate(s["gflops"]), percent(s["share_of_best_product"])]
         if wide:
             cells += [percent(s["share_of_own_product"]), seconds(entry["import_seconds"]), seconds(entry["build_seconds"]), seconds(s["compile_seconds"]), seconds(entry["first_seconds"])]
         cells.append(memory(s["peak_memory_bytes"]))

@@ -7,28 +7,36 @@ sizes are derived when they are needed.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.interface import LEARNING_RATE
+from backends.interface import KINDS, LEARNING_RATE
 from backends.programs import project
 from spec.arithmetic import Arithmetic
 from spec.batch import Batch, batch_of_lengths, from_arrays, round_inputs
 from spec.config import EncoderConfig
 from spec.parameters import initialize, trainable
-from spec.precision import precision
+from spec.precision import PRECISIONS, precision
 from spec.reference import Truth, compute
-from speed.presets import SEED, Workload, workload
+from speed.presets import LENGTHS, PRESETS, SEED, Workload, workload
+from speed.work import flops
 
 EXPECTED = Path(__file__).parent / "expected"
 """Where the expectations of the presets lie."""
+
+LARGE = 4e12
+"""Operations beyond which a workload is checked by :data:`PROBE` samples: the oracle computes some 1e11 in a second."""
+
+PROBE = 2
+"""Samples by which a large workload is checked."""
 
 SHADOWS = 4
 """Rounded runs that say how far a correct one may lie off: sums in orders drawn at random, every second one as fused kernels round."""
@@ -64,8 +72,18 @@ class Expected:
         return found
 
 
-def derive(work: Workload, shadows: int = SHADOWS) -> Expected:
-    """Compute what a program has to yield, and how far rounding may lead from it."""
+def probe(work: Workload) -> Workload:
+    """Return the workload whose results are checked: the same model on a few samples, where the oracle would take hours for all."""
+    few = replace(work, preset=replace(work.preset, batch=min(PROBE, work.preset.batch)))
+    return few if flops(work) > LARGE else work
+
+
+def derive(work: Workload, shadows: int = SHADOWS, rules: str | None = None) -> Expected:
+    """Compute what a program has to yield, and how far rounding may lead from it.
+
+    Args:
+        rules: the precision or mode whose rounding is allowed for, where it is not that of the workload.
+    """
     config, target = work.preset.config, precision(work.dtype)
     weights, batch = round_inputs(initialize(config, SEED), batch_of_lengths(config, work.lengths, work.preset.tokens, SEED), work.dtype)
     batches = samples(config, batch)
@@ -79,7 +97,7 @@ def derive(work: Workload, shadows: int = SHADOWS) -> Expected:
     values = outcome(Arithmetic)
     squares = dict.fromkeys(values, 0.0)
     for seed in range(shadows):
-        rounded = outcome(lambda seed=seed: Arithmetic(work.dtype, shuffle=seed or None, fused=seed % 2 == 1))  # type: ignore[misc]
+        rounded = outcome(lambda seed=seed: Arithmetic(rules or work.dtype, shuffle=seed or None, fused=seed % 2 == 1))  # type: ignore[misc]
         for name, value in values.items():
             squares[name] += float(np.mean(np.square(rounded[name] - value))) / shadows
     sigmas = {}
@@ -110,14 +128,18 @@ def _mean(steps: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
 
 
 @functools.cache  # every backend is asked for the same in every mode
-def expected(work: Workload) -> Expected:
-    """Return what a program has to yield, as it was derived before, or else derived now."""
-    stored = _read(_file(work))
-    return derive(work, shadows=2) if stored is None or stored["key"] != work.key else _parse(stored)
+def expected(work: Workload, rules: str | None = None) -> Expected:
+    """Return what a program has to yield, as it was derived before, or else derived now.
+
+    Args:
+        rules: as in :func:`derive`.
+    """
+    stored = None if rules else _read(_file(work))
+    return derive(work, 2, rules) if stored is None or stored["key"] != work.key else _parse(stored)
 
 
 def _file(work: Workload) -> Path:
-    return EXPECTED / f"{work.name.replace(' ', '-')}-{work.dtype}.json"
+    return EXPECTED / f"{work.preset.name.replace(' ', '-')}-{work.kind}-{work.padding}-{work.dtype}.json"
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -130,6 +152,7 @@ def _parse(stored: Mapping[str, Any]) -> Expected:
 
 def save(work: Workload) -> Path:
     """Derive what a program has to yield, and keep it."""
+    work = probe(work)
     found = derive(work)
     plain = {"key": work.key, "values": {name: value.tolist() for name, value in found.values.items()}, "sigmas": found.sigmas}
     path = _file(work)
@@ -138,12 +161,17 @@ def save(work: Workload) -> Path:
     return path
 
 
-def main(names: Iterable[str]) -> None:
-    """Derive the expectations of presets, by default of those that a machine without accelerators can run."""
-    for name in list(names) or ["nndl", "tf1", "minilm", "bert-base"]:
-        for kind in ("inference", "training"):
-            for padding in ("full", "ragged"):
-                print(save(workload(name, kind, padding)), flush=True)
+def main(names: Sequence[str]) -> None:
+    """Derive the expectations of presets, by default of those that a machine without accelerators can run.
+
+    Args:
+        names: of presets, kinds, lengths and precisions; all of those of which none is named, and of precisions float32.
+    """
+    usual = (("nndl", "tf1", "minilm", "bert-base"), KINDS, LENGTHS, ("float32",))
+    known = (PRESETS, KINDS, LENGTHS, tuple(PRECISIONS))
+    chosen = [[name for name in names if name in every] or most for every, most in zip(known, usual, strict=True)]
+    for what in itertools.product(*chosen):
+        print(save(workload(*what)), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,20 @@ import numpy as np
 import pytest
 
 import spec
+from backends.machine import wait_for_rest
 from backends.worker import Worker
 from concord import speeding
-from concord.cli import main
 from conformance.html import style
 from conformance.tolerance import Z
 from spec.cases import build_case
 from spec.errors import SpecError
 from speed import Mode, Plan, Record, Workload, compare, measure, presets, read, statistics, truth, workload
 from speed.growth import curves, exponent
-from speed.measure import alike, busy_cores, takes_part, wait_for_rest
+from speed.measure import takes_part
 from speed.page import page
 from speed.presets import PRESETS, Preset, ragged, sweep
 from speed.table import greedy
+from speed.team import alike, busy_cores
 from speed.work import flops
 from tests.toys.surroundings import toy
 
@@ -139,7 +139,7 @@ def test_every_backend_computes_in_a_program_what_the_oracle_says(worker: Worker
     case = build_case("bert", "ragged")  # its sizes are those of other tests, for which JAX has compiled
     batch, tokens = case.batch.required("input_ids").shape
     work = Workload(Preset("case", "a test", case.config, batch, tokens), kind, "ragged")
-    _, results = worker.bench("prepare", **work.request(), weights=None, implementation="explicit", execution="eager", device="cpu")
+    _, results = worker.bench("prepare", **work.request(), weights=None, implementation="explicit", execution="eager", device="cpu", precision="strict")
     worst, tensor = truth.expected(work).worst(results, Z)
     assert worst < 1, tensor
     taken, _ = worker.bench("repeat", count=2, seconds=60.0)
@@ -148,7 +148,7 @@ def test_every_backend_computes_in_a_program_what_the_oracle_says(worker: Worker
 
 
 def test_every_backend_multiplies(worker: Worker) -> None:
-    worker.bench("product", sizes=(7, 11, 13), dtype="float32", device="cpu")
+    worker.bench("product", sizes=(7, 11, 13), dtype="float32", device="cpu", precision="strict")
     assert len(worker.bench("repeat", count=3, seconds=60.0)[0]["seconds"]) == 3
     worker.bench("release")
 
@@ -368,101 +368,6 @@ def test_the_page_needs_nothing_else_and_hides_nothing(record: dict[str, Any]) -
     for words in ("withheld", "toys are explicit", "Growth", "Roofline", "small inference ragged", "Slow explicit eager"):
         assert words in html
     assert page({**record, "complete": False, "backends": {"<b>": {}}}, "").count("<b>") == html.count("<b>")
-
-
-# The command.
-
-
-@pytest.fixture
-def small_presets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(presets, "presets", lambda: {"nndl": small_preset("nndl")})
-
-
-@pytest.fixture
-def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def run(*arguments: str | Path, columns: int = 200) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["concord", "speed", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", str(columns))
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
-
-
-SMALL = ("--preset", "nndl", "--implementation", "explicit", "--execution", "eager", "--quick", "--threads", "1")
-
-
-@pytest.mark.usefixtures("small_presets")
-@pytest.mark.parametrize("columns", [80, 200])
-def test_the_command_measures_prints_and_writes(invoke: Callable[..., tuple[int, str, str]], tmp_path: Path, columns: int) -> None:
-    (tmp_path / "a.md").write_text("before\n<!-- begin speed -->\n<!-- end speed -->\nafter\n")
-    written = ("--json", tmp_path / "a.json", "--html", tmp_path / "a.html", "--markdown", tmp_path / "a.md")
-    code, out, _ = invoke(*SMALL, "--backend", RIGHT, *written, columns=columns)
-    assert code == 0
-    assert f"| {RIGHT} | explicit eager |" in (tmp_path / "a.md").read_text()
-    assert "nndl inference full" in out
-    assert max(map(len, out.splitlines())) <= columns
-    assert read(tmp_path / "a.json")["complete"]
-    assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
-    code, out, _ = invoke("--compare", tmp_path / "a.json", tmp_path / "a.json")
-    assert code == 0
-    assert "same" in out
-
-
-@pytest.mark.usefixtures("small_presets")
-def test_a_wrong_backend_ends_with_exit_code_1(invoke: Callable[..., tuple[int, str, str]]) -> None:
-    code, out, _ = invoke(*SMALL, "--backend", WRONG)
-    assert code == 1
-    assert f"{WRONG} withheld: what it computed is wrong: logits" in " ".join(out.split())
-
-
-@pytest.mark.usefixtures("small_presets")
-def test_an_interrupted_run_keeps_what_it_has_and_goes_on(invoke: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, right = tmp_path / "a.json", speeding.measure
-
-    def interrupted(plan: Plan, done: Any, keep: Callable[[dict[str, Any]], None], tell: Any) -> None:
-        def once(entry: dict[str, Any]) -> None:
-            keep(entry)
-            raise KeyboardInterrupt
-
-        right(plan, done, once, tell)
-
-    monkeypatch.setattr(speeding, "measure", interrupted)
-    code, out, err = invoke(*SMALL, "--backend", RIGHT, "--backend", SLOW, "--json", path)
-    assert code == 130
-    assert "interrupted" in out + err
-    kept = read(path)
-    assert not kept["complete"]
-    assert [entry["backend"] for entry in kept["entries"]] == [RIGHT]
-    monkeypatch.setattr(speeding, "measure", right)
-    code, _, _ = invoke(*SMALL, "--backend", RIGHT, "--backend", SLOW, "--resume", path)
-    assert code == 0
-    whole = read(path)
-    assert whole["complete"]
-    assert whole["entries"][0]["turns"] == kept["entries"][0]["turns"]
-    assert [entry["backend"] for entry in whole["entries"]] == [RIGHT, SLOW]
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("--preset nndll", "unknown preset 'nndll'"),
-        ("--kind infer", "unknown kind 'infer'"),
-        ("--sweep depth", "unknown sweep 'depth'"),
-        ("--profile fast", "unknown profile 'fast'"),
-        ("--turns 0", "--turns is 0"),
-        ("--budget -1", "--budget is -1 s"),
-        ("--resume nowhere.json", "nowhere.json: cannot be read"),
-        ("--markdown pyproject.toml", "lacks the lines '<!-- begin speed -->'"),
-        ("--compare nowhere.json nowhere.json", "nowhere.json: cannot be read"),
-    ],
-)
-def test_what_cannot_be_understood_is_refused(invoke: Callable[..., tuple[int, str, str]], line: str, words: str) -> None:
-    code, _, err = invoke(*line.split())
-    assert code == 2
-    assert words in err
 
 
 @pytest.mark.parametrize("kind", ["inference", "training"])

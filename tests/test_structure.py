@@ -88,6 +88,7 @@ DEVIATIONS = (
     *((name, "program.py", pattern, "compiles a whole step") for name in ("tf", "jax") for pattern in ("+ *.compiled", "+ *.forward", "+ Inference.infer(*", "+ Training.update(*", "- Training.optimizer")),
     *(("jax", "program.py", pattern, "the model's state, and gets the new one back") for pattern in ("- *.model", "- Training.loss")),
     ("jax", "program.py", "+ OPTIONS", "xla_allow_excess_precision"),
+    *((name, "program.py", pattern, "no graph: ") for name in ("tf", "paddle", "jax") for pattern in ("- MODES", "- *.captured")),
     ("tf", "library.py", "+ DEVIATIONS", "rounds sqrt(1/2) and 0.044715 to float32"),
     ("paddle", "library.py", "+ DEVIATIONS", "holds epsilon as a float32"),
     ("paddle", "library.py", "+ LARGEST_EPSILON", "takes no epsilon above 0.001"),

@@ -3,6 +3,7 @@
 Shapes: B batch, T tokens, C classes, M rows, N columns.
 """
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -12,7 +13,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from backends.interface import LEARNING_RATE
+from backends.interface import LEARNING_RATE, Program
 from backends.jax import weights
 from backends.jax.layers import silent
 from backends.jax.model import Inputs
@@ -30,6 +31,16 @@ def predict(model: nnx.Module, inputs: Inputs) -> Array:
 
 def evaluate(model: nnx.Module, loss_function: Callable[..., Array], inputs: Inputs) -> Array:
     return loss_function(model, model(inputs, silent), inputs, silent)
+
+
+def timed(program: Program, steps: int) -> list[float]:
+    """Return the mean seconds of steps that are started one after another: JAX does not give the device's clock away."""
+    program.wait()
+    started = time.perf_counter()
+    for _ in range(steps):
+        program.step()
+    program.wait()
+    return [(time.perf_counter() - started) / steps]
 
 
 class Inference:
@@ -63,6 +74,10 @@ class Inference:
     def wait(self) -> None:
         """Wait until the device is done."""
         jax.block_until_ready(self.output)
+
+    def timed(self, steps: int) -> list[float]:
+        """Return the seconds of steps on a device (:func:`timed`)."""
+        return timed(self, steps)
 
     def results(self) -> dict[str, np.ndarray]:
         """Return what the last step computed: the logits (B, C)."""
@@ -112,6 +127,10 @@ class Training:
         """Wait until the device is done."""
         jax.block_until_ready((self.loss, self.state))
 
+    def timed(self, steps: int) -> list[float]:
+        """Return the seconds of steps on a device (:func:`timed`)."""
+        return timed(self, steps)
+
     def results(self) -> dict[str, np.ndarray]:
         """Return what the last step computed: the loss before its update."""
         return {"loss": weights.to_numpy(self.loss)}
@@ -141,6 +160,10 @@ class Product:
     def wait(self) -> None:
         """Wait until the device is done."""
         jax.block_until_ready(self.product)
+
+    def timed(self, steps: int) -> list[float]:
+        """Return the seconds of steps on a device (:func:`timed`)."""
+        return timed(self, steps)
 
     def results(self) -> dict[str, np.ndarray]:
         """Return what the last step computed."""

@@ -108,11 +108,18 @@ class Adapter:
         compiled = request.execution.endswith("compiled")
         return PROGRAMS[kind](model, ClassificationLoss(request.config), inputs, request.config, compiled, lambda: implementation.context(request))
 
-    def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str) -> Program:
+    def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str, precision: str) -> Program:
         """Return the product of two matrices (:meth:`backends.interface.Measurable.product`)."""
         place = self.device(device)
-        switches.set_precision("strict")
+        switches.set_precision(precision)
         return Product(self.tensor(left, dtype, place), self.tensor(right, dtype, place))
+
+    def peak_memory(self, device: str, reset: bool = False) -> int | None:
+        """Return the largest number of bytes held on a device (:meth:`backends.interface.Measurable.peak_memory`)."""
+        place = self.device(device)
+        if reset:
+            paddle.device.cuda.reset_max_memory_allocated(place)
+        return int(paddle.device.cuda.max_memory_allocated(place))
 
     def round_trip(self, request: Request) -> Weights:
         """Load canonical weights into a model and read them back (SPEC WGT-4)."""

@@ -5,12 +5,13 @@ Shapes: B batch, T tokens, C classes, M rows, N columns.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from itertools import pairwise
 
 import numpy as np
 import paddle
 from paddle import Tensor, nn
 
-from backends.interface import LEARNING_RATE
+from backends.interface import LEARNING_RATE, Program
 from backends.paddle import weights
 from backends.paddle.layers import silent
 from backends.paddle.model import Inputs
@@ -28,6 +29,18 @@ def predict(model: nn.Layer, inputs: Inputs) -> Tensor:
 @paddle.jit.not_to_static
 def evaluate(model: nn.Layer, loss_function: Callable[..., Tensor], inputs: Inputs) -> Tensor:
     return loss_function(model, model(inputs, silent), inputs, silent)
+
+
+def timed(program: Program, steps: int) -> list[float]:
+    """Return the seconds of steps that are started one after another, by the device's clock."""
+    program.wait()
+    events = [paddle.device.Event(enable_timing=True) for _ in range(steps + 1)]
+    events[0].record()
+    for event in events[1:]:
+        program.step()
+        event.record()
+    program.wait()
+    return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
 
 
 class Inference:
@@ -55,6 +68,10 @@ class Inference:
         """Wait until the device is done."""
         if self.output is not None and self.output.place.is_gpu_place():
             paddle.device.synchronize()
+
+    def timed(self, steps: int) -> list[float]:
+        """Return the seconds of steps on a device (:func:`timed`)."""
+        return timed(self, steps)
 
     def results(self) -> dict[str, np.ndarray]:
         """Return what the last step computed: the logits (B, C)."""
@@ -97,6 +114,10 @@ class Training:
         if self.loss is not None and self.loss.place.is_gpu_place():
             paddle.device.synchronize()
 
+    def timed(self, steps: int) -> list[float]:
+        """Return the seconds of steps on a device (:func:`timed`)."""
+        return timed(self, steps)
+
     def results(self) -> dict[str, np.ndarray]:
         """Return what the last step computed: the loss before its update."""
         return {"loss": weights.to_numpy(self.loss)}
@@ -125,6 +146,10 @@ class Product:
         """Wait until the device is done."""
         if self.left.place.is_gpu_place():
             paddle.device.synchronize()
+
+    def timed(self, steps: int) -> list[float]:
+        """Return the seconds of steps on a device (:func:`timed`)."""
+        return timed(self, steps)
 
     def results(self) -> dict[str, np.ndarray]:
         """Return what the last step computed."""

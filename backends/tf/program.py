@@ -3,6 +3,7 @@
 Shapes: B batch, T tokens, C classes, M rows, N columns.
 """
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -11,7 +12,7 @@ import tensorflow as tf
 from keras import layers
 from tensorflow import Tensor
 
-from backends.interface import LEARNING_RATE
+from backends.interface import LEARNING_RATE, Program
 from backends.tf import weights
 from backends.tf.layers import silent
 from backends.tf.model import Inputs
@@ -27,6 +28,16 @@ def predict(model: layers.Layer, inputs: Inputs) -> Tensor:
 
 def evaluate(model: layers.Layer, loss_function: Callable[..., Tensor], inputs: Inputs) -> Tensor:
     return loss_function(model, model(inputs, tap=silent), inputs, silent)
+
+
+def timed(program: Program, steps: int) -> list[float]:
+    """Return the mean seconds of steps that are started one after another: TensorFlow does not give the device's clock away."""
+    program.wait()
+    started = time.perf_counter()
+    for _ in range(steps):
+        program.step()
+    program.wait()
+    return [(time.perf_counter() - started) / steps]
 
 
 class Inference:
@@ -60,6 +71,10 @@ class Inference:
     def wait(self) -> None:
         """Wait until the device is done."""
         tf.experimental.async_wait() if self.output is None else self.output.numpy()
+
+    def timed(self, steps: int) -> list[float]:
+        """Return the seconds of steps on a device (:func:`timed`)."""
+        return timed(self, steps)
 
     def results(self) -> dict[str, np.ndarray]:
         """Return what the last step computed: the logits (B, C)."""
@@ -111,6 +126,10 @@ class Training:
         """Wait until the device is done."""
         tf.experimental.async_wait() if self.loss is None else self.loss.numpy()
 
+    def timed(self, steps: int) -> list[float]:
+        """Return the seconds of steps on a device (:func:`timed`)."""
+        return timed(self, steps)
+
     def results(self) -> dict[str, np.ndarray]:
         """Return what the last step computed: the loss before its update."""
         return {"loss": weights.to_numpy(self.loss)}
@@ -133,11 +152,16 @@ class Product:
 
     def step(self) -> None:
         """Start one product."""
-        self.product = tf.matmul(self.left, self.right)
+        with tf.device(self.left.device):  # or another GPU would get copies of both
+            self.product = tf.matmul(self.left, self.right)
 
     def wait(self) -> None:
         """Wait until the device is done."""
         tf.experimental.async_wait() if self.product is None else self.product[0, 0].numpy()
+
+    def timed(self, steps: int) -> list[float]:
+        """Return the seconds of steps on a device (:func:`timed`)."""
+        return timed(self, steps)
 
     def results(self) -> dict[str, np.ndarray]:
         """Return what the last step computed."""

@@ -5,17 +5,21 @@ Shapes: B batch, T tokens, C classes, M rows, N columns.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from backends.interface import LEARNING_RATE
+from backends.interface import LEARNING_RATE, Program
 from backends.torch import weights
 from backends.torch.layers import silent
 from backends.torch.model import Inputs
 from spec.config import EncoderConfig
 from spec.parameters import Weights
+
+MODES = {False: "default", True: "reduce-overhead"}
+"""Of the compiler, by whether kernels are captured as a graph, which a GPU launches at once."""
 
 Context = Callable[[], AbstractContextManager[None]]
 
@@ -26,6 +30,18 @@ def predict(model: nn.Module, inputs: Inputs) -> Tensor:
 
 def evaluate(model: nn.Module, loss_function: Callable[..., Tensor], inputs: Inputs) -> Tensor:
     return loss_function(model, model(inputs, silent), inputs, silent)
+
+
+def timed(program: Program, steps: int) -> list[float]:
+    """Return the seconds of steps that are started one after another, by the device's clock."""
+    program.wait()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+    events[0].record()
+    for event in events[1:]:
+        program.step()
+        event.record()
+    program.wait()
+    return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
 
 
 class Inference:
@@ -39,13 +55,16 @@ class Inference:
         self.config = config
         self.context = context
         self.output: Tensor | None = None
-        self.forward = torch.compile(predict, fullgraph=True, dynamic=False) if compiled else predict
+        self.captured = compiled and any(tensor.is_cuda for tensor in inputs.values())
+        self.forward = torch.compile(predict, fullgraph=True, dynamic=False, mode=MODES[self.captured]) if compiled else predict
 
     def compile(self) -> None:
         """Do nothing: PyTorch compiles when the first step runs."""
 
     def step(self) -> None:
         """Start one forward pass."""
+        if self.captured:
+            torch.compiler.cudagraph_mark_step_begin()
         with self.context(), torch.inference_mode():
             self.output = self.forward(self.model, self.inputs)
 
@@ -53,6 +72,10 @@ class Inference:
         """Wait until the device is done."""
         if self.output is not None and self.output.is_cuda:
             torch.cuda.synchronize(self.output.device)
+
+    def timed(self, steps: int) -> list[float]:
+        """Return the seconds of steps on a device (:func:`timed`)."""
+        return timed(self, steps)
 
     def results(self) -> dict[str, np.ndarray]:
         """Return what the last step computed: the logits (B, C)."""
@@ -77,13 +100,16 @@ class Training:
         self.loss: Tensor | None = None
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.SGD(trained, lr=LEARNING_RATE, momentum=0.0, weight_decay=0.0, foreach=True)
-        self.forward = torch.compile(evaluate, fullgraph=True, dynamic=False) if compiled else evaluate
+        self.captured = compiled and any(tensor.is_cuda for tensor in inputs.values())
+        self.forward = torch.compile(evaluate, fullgraph=True, dynamic=False, mode=MODES[self.captured]) if compiled else evaluate
 
     def compile(self) -> None:
         """Do nothing: PyTorch compiles when the first step runs."""
 
     def step(self) -> None:
         """Start one step: loss, gradients, and every trained parameter less its gradient times the learning rate."""
+        if self.captured:
+            torch.compiler.cudagraph_mark_step_begin()
         self.optimizer.zero_grad(set_to_none=True)
         with self.context():
             self.loss = self.forward(self.model, self.loss_function, self.inputs)
@@ -94,6 +120,10 @@ class Training:
         """Wait until the device is done."""
         if self.loss is not None and self.loss.is_cuda:
             torch.cuda.synchronize(self.loss.device)
+
+    def timed(self, steps: int) -> list[float]:
+        """Return the seconds of steps on a device (:func:`timed`)."""
+        return timed(self, steps)
 
     def results(self) -> dict[str, np.ndarray]:
         """Return what the last step computed: the loss before its update."""
@@ -123,6 +153,10 @@ class Product:
         """Wait until the device is done."""
         if self.left.is_cuda:
             torch.cuda.synchronize(self.left.device)
+
+    def timed(self, steps: int) -> list[float]:
+        """Return the seconds of steps on a device (:func:`timed`)."""
+        return timed(self, steps)
 
     def results(self) -> dict[str, np.ndarray]:
         """Return what the last step computed."""

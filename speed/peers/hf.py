@@ -12,6 +12,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from transformers.initialization import no_init_weights
 
 from backends.interface import LEARNING_RATE, Program, Request, Run, Unsupported
+from backends.torch.program import timed
 from spec.config import EncoderConfig
 from spec.parameters import Weights
 from speed.peers.naming import refuse_others, to_canonical, to_native
@@ -39,6 +40,10 @@ class Inference:
     def wait(self) -> None:
         """Wait until the device is done."""
         _wait(self.output)
+
+    def timed(self, steps: int) -> list[float]:
+        """Return the seconds of steps on a device."""
+        return timed(self, steps)
 
     def results(self) -> dict[str, np.ndarray]:
         """Return the logits (B, C)."""
@@ -72,6 +77,10 @@ class Training:
     def wait(self) -> None:
         """Wait until the device is done."""
         _wait(self.loss)
+
+    def timed(self, steps: int) -> list[float]:
+        """Return the seconds of steps on a device."""
+        return timed(self, steps)
 
     def results(self) -> dict[str, np.ndarray]:
         """Return the loss before the update."""
@@ -115,7 +124,7 @@ class Peer:
         inputs = {name: torch.from_numpy(array).to(request.device) for name, array in tensors(request).items()}
         return {"inference": Inference, "training": Training}[kind](model, inputs, request.config, request.execution == "compiled")
 
-    def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str) -> Program:
+    def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str, precision: str) -> Program:
         """Refuse: torch has the same product."""
         raise Unsupported("hf has no product of its own")
 

@@ -52,6 +52,10 @@ class Inference:
     def wait(self) -> None:
         """Do nothing: a step ends when it is done."""
 
+    def timed(self, steps: int) -> list[float]:
+        """Refuse: it is on no device but the CPU."""
+        raise Unsupported("ort is measured on cpu alone")
+
     def results(self) -> dict[str, np.ndarray]:
         """Return the logits (B, C)."""
         assert self.output is not None
@@ -92,7 +96,7 @@ class Peer:
         threads = os.environ.get("OMP_NUM_THREADS")
         return Inference(_exported(build(request.config, request.weights), given), given, int(threads) if threads else None)
 
-    def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str) -> Program:
+    def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str, precision: str) -> Program:
         """Refuse: it runs graphs."""
         raise Unsupported("ort has no product of its own")
 

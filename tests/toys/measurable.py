@@ -37,6 +37,9 @@ class Steps:
     def wait(self) -> None:
         pass
 
+    def timed(self, steps: int) -> list[float]:
+        return [self.sleep] * steps
+
     def results(self) -> dict[str, np.ndarray]:
         return {"logits": self.truth.output} if self.kind == "inference" else {"loss": np.asarray(self.truth.loss)}
 
@@ -59,6 +62,9 @@ class Multiplication:
     def wait(self) -> None:
         pass
 
+    def timed(self, steps: int) -> list[float]:
+        return [1e-3] * steps
+
     def results(self) -> dict[str, np.ndarray]:
         return {"product": self.product}
 
@@ -79,7 +85,7 @@ class Measurable(NumpyBackend):
     def made(self, request: Request, kind: str) -> Program:
         return Told(type(self).__name__, request, kind, self.sleep)
 
-    def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str) -> Program:
+    def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str, precision: str) -> Program:
         return Multiplication(left, right)
 
 

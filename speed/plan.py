@@ -1,0 +1,82 @@
+"""What is measured, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from speed.presets import Workload
+
+PROFILES = ("tuned", "as shipped")
+"""``tuned``: the same threads for all, and documented switches. ``as shipped``: what a framework does if nothing is said."""
+
+SLICE = 0.3
+"""Seconds that a turn lasts, or one step if that is longer."""
+
+TURNS = 3
+"""Turns at least."""
+
+PATIENCE = 3
+"""How many times as many turns there may be, while a measurement is unsteady and time is left."""
+
+SQUARE = {"cpu": (2048, 2048, 2048), "cuda": (8192, 8192, 8192)}
+"""A product large enough for any framework to be at its best, for each kind of device."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How a workload is run.
+
+    Attributes:
+        implementation, execution: as in :class:`backends.interface.Request`.
+        profile: one of :data:`PROFILES`.
+    """
+
+    implementation: str = "library"
+    execution: str = "eager"
+    profile: str = "tuned"
+
+    @property
+    def name(self) -> str:
+        """A name for tables and records."""
+        return f"{self.implementation} {self.execution}" + ("" if self.profile == "tuned" else f", {self.profile}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured.
+
+    Attributes:
+        names: of backends, and of :data:`speed.peers.PEERS`.
+        asked: those of them that were asked for by name.
+        workloads, modes: all of the one in each of the other.
+        limit: how far results may lie from the oracle's, in sigma.
+        precision: one of :data:`backends.interface.PRECISION_MODES`.
+        turns: how many turns there are at least.
+        patience: how many times as many there may be, while a measurement is unsteady.
+        budget: seconds within which to stay: turns are added for the sake of steadiness while they last, and what would
+            not end within them is not begun. None: no limit.
+        left_out: modes and workloads that are not measured together.
+        imports: whether the time of imports is measured; then the first workers start one after the other.
+        slice: seconds that a turn lasts, or one step if that is longer.
+        threads: for every framework alike, in the tuned profile.
+        python, ssh: as in :class:`backends.worker.Worker`, for each backend that needs them.
+        time_limit: seconds that one answer may take.
+    """
+
+    names: tuple[str, ...]
+    workloads: tuple[Workload, ...]
+    modes: tuple[Mode, ...]
+    limit: float
+    asked: tuple[str, ...] = ()
+    device: str = "cpu"
+    precision: str = "strict"
+    turns: int = TURNS
+    patience: int = PATIENCE
+    budget: float | None = None
+    left_out: frozenset[tuple[Mode, Workload]] = frozenset()
+    imports: bool = True
+    slice: float = SLICE
+    threads: int | None = None
+    python: dict[str, str] = field(default_factory=dict)
+    ssh: dict[str, str] = field(default_factory=dict)
+    time_limit: float = 600.0

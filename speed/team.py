@@ -1,0 +1,334 @@
+"""The backends in one mode, each in a process of its own, in turns, so that a machine that drifts favours none."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+import backends
+from backends import machine
+from backends.interface import Unsupported
+from backends.worker import SWITCHES, Worker, WorkerFailure
+from spec.errors import SpecError
+from spec.parameters import initialize
+from speed import truth
+from speed.peers import PEERS
+from speed.plan import SQUARE, Mode, Plan
+from speed.presets import SEED, Workload
+from speed.statistics import settled
+from speed.work import product_sizes
+
+Told = Callable[[str], None]
+"""Called with what is being done."""
+
+
+def alike(tuned: Mapping[str, Any], shipped: Mapping[str, Any]) -> bool:
+    """Whether a backend as shipped says of itself that it has the settings of a tuned one.
+
+    Args:
+        tuned, shipped: what it says in each profile (:meth:`backends.interface.Backend.describe`).
+    """
+    return "threads" in tuned and tuned["threads"] == shipped.get("threads") and not SWITCHES.keys() & tuned.get("thread_switches", {}).keys()
+
+
+def rules_of(work: Workload, plan: Plan, about: Mapping[str, Any]) -> str | None:
+    """Return the mode by which results are judged where it is not that of their precision: that of float32 products on a GPU.
+
+    Args:
+        about: what the backend says of itself (:meth:`backends.interface.Backend.describe`).
+    """
+    if work.dtype != "float32" or plan.device == "cpu":
+        return None
+    products = about.get("precision_defaults", {}).get("products", {}).get("cuda")
+    return "tf32" if plan.precision == "tf32" or (plan.precision, products) == ("default", "tf32") else None
+
+
+class Known:
+    """What earlier modes of a run have shown, and the time that is left for later ones.
+
+    Attributes:
+        ahead: how many workloads, each in one mode, are still to be measured.
+        took: seconds that a workload took for each backend when it was measured last, but for what is done only once.
+        offered: the implementations that each backend said it has.
+        imports: seconds that each backend's import took in each profile.
+        tuned: what each backend said of itself in the tuned profile.
+        rates: of bare products, in GFLOP/s: sizes and precision to backend to what it reached.
+    """
+
+    def __init__(self, plan: Plan, ahead: int) -> None:
+        self.ahead = ahead
+        self.end = math.inf if plan.budget is None else time.perf_counter() + plan.budget
+        self.took: dict[Workload, float] = {}
+        self.offered: dict[str, list[str]] = {}
+        self.imports: dict[tuple[str, str], float] = {}
+        self.tuned: dict[str, dict[str, Any]] = {}
+        self.rates: dict[tuple[tuple[int, int, int], str], dict[str, list[float]]] = {}
+
+    def suffices(self, work: Workload, members: Sequence[Member]) -> bool:
+        """Whether a workload would end in time on these backends, if it takes as long as it did before."""
+        return time.perf_counter() + len(members) * self.took.get(work, 0.0) <= self.end
+
+    def share(self) -> float:
+        """Return until when the next of the workloads may take: all that are ahead get as much of the time that is left."""
+        now = time.perf_counter()
+        self.ahead -= 1
+        return now + (self.end - now) / (self.ahead + 1)
+
+
+class Member:
+    """A backend in one mode: its worker, and what is known of it."""
+
+    def __init__(self, name: str, mode: Mode, plan: Plan) -> None:
+        self.name, self.mode, self.plan = name, mode, plan
+        self.worker: Worker | None = None
+        self.failure: tuple[str, str] | None = None
+        self.about: dict[str, Any] = {}
+        self.first_seconds = 0.0
+
+    def start(self) -> None:
+        plan = self.plan
+        try:
+            self.worker = backends.open(
+                PEERS.get(self.name, self.name),
+                plan.device,
+                python=plan.python.get(self.name),
+                ssh=plan.ssh.get(self.name),
+                threads=plan.threads,
+                profile=self.mode.profile,
+                time_limit=plan.time_limit,
+            )
+        except WorkerFailure as failure:
+            status = "missing" if failure.status == "absent" and self.name in plan.asked else failure.status
+            self.failure = status, failure.detail
+            return
+        self.about = {**self.worker.description}
+
+    def ask(self, operation: str, **asked: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """Have the worker do something; None if it did not, and :attr:`failure` says why."""
+        if self.worker is None:
+            return None
+        try:
+            return self.worker.bench(operation, **asked)
+        except Unsupported as reason:
+            self.failure = "unsupported", str(reason)
+        except SpecError as error:
+            self.failure = "refused", error.problems[0]
+        except WorkerFailure as failure:
+            self.failure = failure.status, failure.detail
+            if failure.status != "error":
+                self.worker = None
+        return None
+
+    def repeat(self, seconds: float) -> dict[str, Any] | None:
+        """Have the worker run steps, and let it come to rest: threads that look out for more work disturb whoever is next."""
+        before, started = _processor_seconds(self.worker), time.perf_counter()
+        answer = self.ask("repeat", count=1000, seconds=seconds)
+        busy = busy_cores(before, _processor_seconds(self.worker), time.perf_counter() - started)
+        self.rest()
+        return {**answer[0], "busy_cores": busy} if answer else None
+
+    def rest(self) -> None:
+        """Wait until the worker is at rest, if it is on this machine."""
+        if self.worker and self.worker.local and self.worker.pid is not None:
+            machine.wait_for_rest(self.worker.pid)
+
+    def close(self) -> None:
+        if self.worker:
+            self.worker.close()
+
+
+class Team:
+    """All backends in one mode, each in a process of its own."""
+
+    def __init__(self, plan: Plan, mode: Mode, names: Sequence[str], works: Sequence[Workload], known: Known, folder: Path, tell: Told) -> None:
+        self.plan, self.mode, self.works, self.known, self.folder, self.tell = plan, mode, works, known, folder, tell
+        self.members = [Member(name, mode, plan) for name in names]
+
+    def __enter__(self) -> Team:
+        try:
+            with ThreadPoolExecutor(1) as pool:  # imports leave a core idle
+                drawn = [pool.submit(self._weights, work) for work in self.works]
+                self._start()
+            for weights in drawn:
+                weights.result()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _start(self) -> None:
+        """Start all workers: one after the other if how long their imports take is still to be measured, else together."""
+        imports, profile = self.known.imports, self.mode.profile
+        for member in self.members:
+            if self.plan.imports and (member.name, profile) not in imports:
+                self.tell(f"{self.mode.name}: starting {member.name}")
+                member.start()
+                if member.worker:
+                    imports[member.name, profile] = member.worker.import_seconds
+        others = [member for member in self.members if not member.worker and not member.failure]
+        self.tell(f"{self.mode.name}: starting {', '.join(member.name for member in others)}")
+        with ThreadPoolExecutor(len(others) or 1) as pool:
+            for _ in pool.map(Member.start, others):
+                pass
+        for member in self.members:
+            if member.worker:
+                member.about["import_seconds"] = imports.get((member.name, profile))
+                self.known.offered[member.name] = member.about.get("implementations", [])
+                if profile == "tuned":
+                    self.known.tuned[member.name] = member.about
+
+    def __exit__(self, *error: object) -> None:
+        for member in self.members:
+            member.close()
+
+    def measure(self, work: Workload, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Measure one workload on every backend, and yield an entry for each."""
+        members, until = [member for member in self.members if member.name in names], self.known.share()
+        different = self.different(names)
+        entries = {member.name: self._nothing_new(member, work) for member in members if member not in different}
+        for sizes in self._sizes(work):
+            self._products(different, sizes, work.dtype)
+        began = time.perf_counter()
+        entries |= {member.name: self._prepare(member, work) for member in different}
+        running = [member for member in different if entries[member.name]["status"] == "measured"]
+        for member, turn in self._turns(running, work, until):
+            entries[member.name]["turns"].append(turn)
+        if different:
+            self.known.took[work] = (time.perf_counter() - began) / len(different)
+        for member in members:
+            entry = entries[member.name]
+            if member.failure and entry["status"] == "measured":
+                entry |= {"status": member.failure[0], "detail": member.failure[1]}
+            member.failure = None if member.worker else member.failure
+            member.ask("release")
+            rates = [max(self.known.rates.get((sizes, work.dtype), {}).get(member.name, [0.0])) for sizes in self._sizes(work)]
+            yield entry | {"product_gflops": max(rates)}
+
+    def _sizes(self, work: Workload) -> tuple[tuple[int, int, int], ...]:
+        """Return the sizes of the products by which a workload is measured."""
+        return SQUARE[self.plan.device.partition(":")[0]], product_sizes(work)
+
+    def different(self, names: Sequence[str]) -> list[Member]:
+        """Return those of the backends to which the mode's profile makes a difference."""
+        return [member for member in self.members if member.name in names and not self._as_tuned(member)]
+
+    def _as_tuned(self, member: Member) -> bool:
+        """Whether a backend as shipped is what has been measured already."""
+        tuned = self.known.tuned.get(member.name)
+        measured = self.mode.profile != "tuned" and replace(self.mode, profile="tuned") in self.plan.modes
+        return measured and tuned is not None and member.worker is not None and alike(tuned, member.about)
+
+    def _nothing_new(self, member: Member, work: Workload) -> dict[str, Any]:
+        """Return the entry of a backend to which a profile makes no difference."""
+        detail = f"as shipped it computes with {member.about['threads']} threads too, and none of the switches is for it"
+        return {**self._entry(member, work), "status": "as tuned", "detail": detail, "backend_info": member.about}
+
+    def _entry(self, member: Member, work: Workload) -> dict[str, Any]:
+        return {"backend": member.name, "mode": self.mode.name, "workload": work.name, **_plain(self.mode), "status": "measured", "detail": "", "turns": []}
+
+    def _prepare(self, member: Member, work: Workload) -> dict[str, Any]:
+        """Build a program and check what it computes first; nothing is timed that is wrong."""
+        self.tell(f"{work.name}, {self.mode.name}: building on {member.name}")
+        entry = self._entry(member, work)
+        settings = {"implementation": self.mode.implementation, "execution": self.mode.execution, "device": self.plan.device, "precision": self.plan.precision}
+        checked = truth.probe(work)
+        entry["backend_info"], entry["checked_samples"] = member.about, checked.preset.batch
+        for one in [checked, *([work] if checked != work else [])]:
+            answer = member.ask("prepare", **one.request(), **settings, weights=self._weights(work))
+            if answer is None:
+                status, detail = member.failure or ("crashed", "")
+                member.failure = None if member.worker else member.failure
+                return entry | {"status": status, "detail": detail}
+            if one is checked and (wrong := self._compare(member, one, answer[1], entry)):
+                return entry | {"status": "withheld", "detail": wrong}
+            entry |= answer[0]
+        member.rest()
+        member.first_seconds = entry["first_seconds"]
+        return entry
+
+    def _compare(self, member: Member, work: Workload, results: Mapping[str, NDArray[Any]], entry: dict[str, Any]) -> str:
+        """Note how far results are from the oracle's, and say what is wrong with them, if anything."""
+        worst, tensor = truth.expected(work, rules_of(work, self.plan, member.about)).worst(results, self.plan.limit)
+        entry["error_in_allowances"] = worst
+        return "" if worst <= 1 else f"what it computed is wrong: {tensor} lies {worst:.3g} allowances from the oracle"
+
+    def _weights(self, work: Workload) -> str:
+        """Return the file that holds a model's weights, for all modes: drawing them takes longer than reading them."""
+        config = work.preset.config
+        path = self.folder / f"{hashlib.sha256(config.to_toml().encode()).hexdigest()}.safetensors"
+        if not path.exists():
+            drawn = initialize(config, SEED)
+            save_file({name: np.asarray(array, np.float32, order="C") for name, array in drawn.items()}, path)  # exact: they are float32 numbers
+        return str(path)
+
+    def _products(self, members: Sequence[Member], sizes: tuple[int, int, int], dtype: str) -> None:
+        """Measure the bare product, in turns, once for each size and precision."""
+        found = self.known.rates.setdefault((sizes, dtype), {})
+        members = [member for member in members if member.name not in found]
+        if not members:
+            return
+        self.tell(f"{self.mode.name}: matrix product {' x '.join(map(str, sizes))}")
+        operations = 2 * sizes[0] * sizes[1] * sizes[2]
+        settings = {"dtype": dtype, "device": self.plan.device, "precision": self.plan.precision}
+        ready = [m for m in members if m.ask("product", sizes=sizes, **settings)]
+        for _ in range(3):
+            for member in ready:
+                answer = member.repeat(0.15)
+                if answer:
+                    found.setdefault(member.name, []).append(operations / min(answer["seconds"]) / 1e9)
+        for member in members:
+            found.setdefault(member.name, [0.0])
+            member.failure = None if member.worker else member.failure
+
+    def _turns(self, members: Sequence[Member], work: Workload, until: float) -> Iterator[tuple[Member, dict[str, Any]]]:
+        """Let backends run in turns: all of them the same number of times, until every one is steady, or patience or time end."""
+        steps: dict[str, list[list[float]]] = {member.name: [] for member in members}
+        self._warm_up(members, work)
+        began = time.perf_counter()
+        for turn in range(self.plan.turns * self.plan.patience):
+            one = (time.perf_counter() - began) / max(turn, 1)
+            if turn >= self.plan.turns and (all(settled(steps[m.name]) for m in members if m.worker) or time.perf_counter() + one > until):
+                return
+            self.tell(f"{work.name}, {self.mode.name}: turn {turn + 1}")
+            for member in members:
+                answer = member.repeat(self.plan.slice)
+                if answer is not None:
+                    steps[member.name].append(answer["seconds"])
+                    yield member, answer
+
+
+    def _warm_up(self, members: Sequence[Member], work: Workload) -> None:
+        """Let each backend have a turn that does not count, unless its first step, which compiled nothing, took as long as one."""
+        self.tell(f"{work.name}, {self.mode.name}: warming up")
+        for member in members:
+            if member.first_seconds < self.plan.slice or self.mode.execution.endswith("compiled"):
+                member.repeat(self.plan.slice)
+
+
+def _plain(mode: Mode) -> dict[str, str]:
+    return {"implementation": mode.implementation, "execution": mode.execution, "profile": mode.profile}
+
+
+def busy_cores(before: float | None, after: float | None, elapsed: float) -> float | None:
+    """Return how many cores a process kept busy. None: nothing is known of it, for it is elsewhere.
+
+    Args:
+        before, after: seconds that its threads have computed, all together.
+        elapsed: seconds between the two.
+    """
+    return None if before is None or after is None or elapsed <= 0 else (after - before) / elapsed
+
+
+def _processor_seconds(worker: Worker | None) -> float | None:
+    """Return how long the threads of a worker have computed, all together."""
+    return machine.processor_seconds(worker.pid) if worker and worker.local and worker.pid is not None else None

@@ -1,0 +1,113 @@
+"""What stands for a GPU where there is none: a device whose clock and memory are made up, and the frameworks' own events."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from backends.interface import Program, Request, Run, Unsupported
+from tests.toys.measurable import Measurable, Told
+
+SECONDS = 0.25
+"""Of each step, by the made up clock."""
+
+
+class OnADevice(Told):
+    """Notes when it is told to wait."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.said: list[str] = []
+
+    def step(self) -> None:
+        self.said.append("step")
+        super().step()
+
+    def wait(self) -> None:
+        self.said.append("wait")
+
+    def timed(self, steps: int) -> list[float]:
+        for _ in range(steps):
+            self.step()
+        self.wait()
+        return [SECONDS] * steps
+
+
+class WithADevice(Measurable):
+    """Has a device with a clock and a memory of its own."""
+
+    held = 7 * 2**20
+
+    def made(self, request: Request, kind: str) -> Program:
+        return OnADevice("WithADevice", request, kind)
+
+    def peak_memory(self, device: str, reset: bool = False) -> int | None:
+        return self.held
+
+
+class _Event:
+    """An event of a device whose clock goes on by one millisecond with each."""
+
+    recorded: list[_Event] = []
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.timed, self.place = enable_timing, -1
+
+    def record(self) -> None:
+        self.place = len(self.recorded)
+        self.recorded.append(self)
+
+    def elapsed_time(self, other: _Event) -> float:
+        assert self.timed
+        assert other.timed
+        return float(other.place - self.place)
+
+
+class _Steps:
+    """A program that notes what is done with it."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def step(self) -> None:
+        self.said.append("step")
+
+    def wait(self) -> None:
+        self.said.append("wait")
+
+
+class Clock:
+    """Says what a framework's ``timed`` makes of three steps, its events being made up."""
+
+    name = "clock"
+    package, owner = "", ""
+
+    def describe(self) -> dict[str, Any]:
+        timed = importlib.import_module(f"backends.{self.package}.program").timed
+        if self.owner:
+            module, _, rest = self.owner.partition(".")
+            owner = importlib.import_module(module)
+            for name in filter(None, rest.split(".")):
+                owner = getattr(owner, name)
+            owner.Event = _Event
+        steps = _Steps()
+        return {"version": "", "seconds": timed(steps, 3), "said": steps.said}
+
+    def run(self, request: Request) -> Run:
+        raise Unsupported("a clock")
+
+
+class TorchClock(Clock):
+    package, owner = "torch", "torch.cuda"
+
+
+class PaddleClock(Clock):
+    package, owner = "paddle", "paddle.device"
+
+
+class TfClock(Clock):
+    package = "tf"
+
+
+class JaxClock(Clock):
+    package = "jax"
