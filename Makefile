@@ -4,7 +4,7 @@ VENV ?= .venv
 RUN := $(VENV)/bin
 CONSTRAINTS := constraints/py311.txt
 
-.PHONY: check test slow lint golden cases readme speed clean
+.PHONY: check test slow lint golden cases readme readme-speed speed clean
 
 check: $(VENV)/installed
 	$(RUN)/concord check
@@ -32,6 +32,9 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(RUN)/python || $(PYTHON) -m venv $(VENV)
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[all,dev]"
 	touch $@
+
+readme-speed: $(VENV)/installed
+	$(RUN)/concord speed --json conformance/results/speed.json --markdown README.md
 
 speed: $(VENV)/installed
 	$(RUN)/concord speed --json speed.json --html speed.html

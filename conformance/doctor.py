@@ -80,7 +80,7 @@ def conclusions(diagnoses: Sequence[Diagnosis], settings: Settings) -> list[str]
     lines = [line for kind in ("cpu", "cuda") if (line := _differing(ready, kind))]
     seen = any(str(device).startswith("cuda") for diagnosis in ready for device in diagnosis.facts.get("devices", []))
     if not seen and not here.gpus():
-        lines.append("no GPU here: nothing can be said of conformance and speed on a GPU from this machine; docs/guides/gpu.md says how to find out")
+        lines.append("not yet measured on a GPU, and there is none here; docs/guides/gpu.md says how to measure on one")
     elif not seen and settings.device == "cpu":
         lines.append("there is a GPU here, which --device cpu hides from the backends; concord doctor --device cuda asks what they make of it")
     return lines

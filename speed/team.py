@@ -25,7 +25,7 @@ from speed import truth
 from speed.peers import PEERS
 from speed.plan import SQUARE, Mode, Plan
 from speed.presets import SEED, Workload
-from speed.statistics import settled
+from speed.statistics import median, settled
 from speed.work import product_sizes
 
 Told = Callable[[str], None]
@@ -285,7 +285,8 @@ class Team:
             for member in ready:
                 answer = member.repeat(0.15)
                 if answer:
-                    found.setdefault(member.name, []).append(operations / min(answer["seconds"]) / 1e9)
+                    # As steps are: what a turn sustains, not what a lucky moment allows.
+                    found.setdefault(member.name, []).append(operations / median([answer["seconds"]]) / 1e9)
         for member in members:
             found.setdefault(member.name, [0.0])
             member.failure = None if member.worker else member.failure
@@ -305,7 +306,6 @@ class Team:
                 if answer is not None:
                     steps[member.name].append(answer["seconds"])
                     yield member, answer
-
 
     def _warm_up(self, members: Sequence[Member], work: Workload) -> None:
         """Let each backend have a turn that does not count, unless its first step, which compiled nothing, took as long as one."""
