@@ -214,7 +214,7 @@ def test_the_same_page_is_made_of_a_record_that_was_written_and_read(tmp_path: P
 
 # Whatever a backend says.
 
-HOSTILE = '<script>alert("1")</script>&amp;\'"--><svg/onload=x>\x1b[31m\x00\u202e{{ 7 * 7 }}{% raw %}\ud800'
+HOSTILE = '<script>alert("1")</script>&amp;\'"--><svg/onload=x>\x1b[31m\x00\u202e{{ 7919 * 7907 }}{% raw %}\ud800'
 
 
 def poisoned(value: Any, keys: bool = False) -> Any:
@@ -246,8 +246,8 @@ def test_whatever_a_backend_says_is_only_text() -> None:
     assert not re.search("[\x00-\x08\x0b-\x1f\u202e\ud800]", text)
     assert text.encode()
     words = said(text)
-    assert words.count("{{ 7 * 7 }}") > 50
-    assert "49" not in words.replace(data["written"], "")
+    assert words.count("{{ 7919 * 7907 }}") > 50
+    assert "62615533" not in words  # their product: nothing was computed
     assert words.count('torch<script>alert("1")</script>&amp;') > 3
 
 

@@ -356,7 +356,7 @@ def test_doctor_warns_of_defaults_that_differ_and_says_what_to_do(monkeypatch: p
 def test_doctor_says_whether_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.here, "gpus", list)
     (line,) = doctor.conclusions([ready("torch", "float32")], Settings())
-    assert line.startswith("no GPU here: ")
+    assert line.startswith("not yet measured on a GPU")
     monkeypatch.setattr(doctor.here, "gpus", lambda: ["NVIDIA H100"])
     (line,) = doctor.conclusions([ready("torch", "float32")], Settings())
     assert "which --device cpu hides" in line
