@@ -278,7 +278,7 @@ def speed(
     device: options.Device = "cpu",
     dtype: options.Dtypes = None,
     precision: options.Precision = "strict",
-    quick: Annotated[bool, typer.Option("--quick", help="Two turns, library layers in the tuned profile only, and imports not timed.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Two turns, library layers in the tuned profile only; neither imports nor a large product are timed.")] = False,
     turns: Annotated[int | None, typer.Option("--turns", metavar="N", help="How often each backend has its turn, at least. Default: 3.")] = None,
     budget: Annotated[float | None, typer.Option("--budget", metavar="S", help="Seconds within which to stay; --resume goes on with what is left. Default: 340 if nothing is chosen, else no limit.")] = None,
     resume: Annotated[Path | None, typer.Option("--resume", metavar="FILE", help="Go on with a record that was interrupted.")] = None,

@@ -127,7 +127,7 @@ def plan(names: Sequence[str], works: Sequence[Workload], chosen: Sequence[Mode]
         budget=BUDGET if budget is None and usual else budget,
         left_out=frozenset((EXPLICIT, work) for work in works[1:]) if usual else frozenset(),
         threads=settings.threads or os.cpu_count() or 1,
-        imports=not quick,
+        thorough=not quick,
         python=settings.python,
         ssh=settings.ssh,
         time_limit=settings.time_limit,

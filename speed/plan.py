@@ -56,7 +56,8 @@ class Plan:
         budget: seconds within which to stay: turns are added for the sake of steadiness while they last, and what would
             not end within them is not begun. None: no limit.
         left_out: modes and workloads that are not measured together.
-        imports: whether the time of imports is measured; then the first workers start one after the other.
+        thorough: whether a large square product is measured, beside one of the model's size, and the time of imports: then the
+            first workers start one after the other.
         slice: seconds that a turn lasts, or one step if that is longer.
         threads: for every framework alike, in the tuned profile.
         python, ssh: as in :class:`backends.worker.Worker`, for each backend that needs them.
@@ -74,7 +75,7 @@ class Plan:
     patience: int = PATIENCE
     budget: float | None = None
     left_out: frozenset[tuple[Mode, Workload]] = frozenset()
-    imports: bool = True
+    thorough: bool = True
     slice: float = SLICE
     threads: int | None = None
     python: dict[str, str] = field(default_factory=dict)

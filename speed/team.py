@@ -170,7 +170,7 @@ class Team:
         """Start all workers: one after the other if how long their imports take is still to be measured, else together."""
         imports, profile = self.known.imports, self.mode.profile
         for member in self.members:
-            if self.plan.imports and (member.name, profile) not in imports:
+            if self.plan.thorough and (member.name, profile) not in imports:
                 self.tell(f"{self.mode.name}: starting {member.name}")
                 member.start()
                 if member.worker:
@@ -216,7 +216,7 @@ class Team:
 
     def _sizes(self, work: Workload) -> tuple[tuple[int, int, int], ...]:
         """Return the sizes of the products by which a workload is measured."""
-        return SQUARE[self.plan.device.partition(":")[0]], product_sizes(work)
+        return (*([SQUARE[self.plan.device.partition(":")[0]]] if self.plan.thorough else []), product_sizes(work))
 
     def different(self, names: Sequence[str]) -> list[Member]:
         """Return those of the backends to which the mode's profile makes a difference."""
