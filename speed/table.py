@@ -18,7 +18,7 @@ HARMLESS = ("unsupported", "absent", "as tuned")
 TOLERATED = 0.25
 """Cores beyond the number of threads that a process may keep busy with what it does besides."""
 
-WIDE = 110
+WIDE = 140
 """Columns from which on every figure has room."""
 
 
@@ -76,7 +76,7 @@ def _table(name: str, work: Mapping[str, Any], entries: Sequence[Mapping[str, An
     size = f"{work['batch']} x {work['tokens']} tokens, {work['real_tokens']:,} real, {work['flops'] / 1e9:.3g} GFLOP a step"
     table = Table(title=f"{name}: {size}", title_justify="left", title_style="bold")
     table.add_column("backend", overflow="fold")
-    table.add_column("mode", overflow="fold")
+    table.add_column("mode", overflow="fold", min_width=14 if wide else None)
     columns = ["step", "±", "tokens/s", "FLOP/s", "of best"] + (["of own", "import", "build", "compile", "first", "MiB", "cores"] if wide else ["MiB"])
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
