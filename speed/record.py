@@ -27,6 +27,7 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
     "settings": dict,
     "workloads": dict,
     "backends": dict,
+    "best_product_gflops": dict,
     "entries": list,
 }
 """What a record has to have; docs/guides/speed.md says what it means."""

@@ -53,7 +53,7 @@ def show(data: Mapping[str, Any], console: Console) -> None:
     """Print a record: a table for each workload, fastest first, then what could not be measured."""
     for name, work in data["workloads"].items():
         entries = [entry for entry in data["entries"] if entry["workload"] == name]
-        if entries:
+        if any(entry["summary"] for entry in entries):
             console.print(_table(name, work, entries, console.width >= WIDE))
     _fits(data, console)
     _notes(data, console)
