@@ -7,7 +7,8 @@ import gc
 import json
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,31 @@ class Bench:
         self.program = None
         gc.collect()
         return {}, {}
+
+
+def mean_seconds(program: Program, steps: int) -> list[float]:
+    """Return the mean seconds of steps that are started one after another, by the clock of the host."""
+    program.wait()
+    started = time.perf_counter()
+    for _ in range(steps):
+        program.step()
+    program.wait()
+    return [(time.perf_counter() - started) / steps]
+
+
+def seconds_by_events(program: Program, events: Sequence[Any]) -> list[float]:
+    """Return the seconds of steps that are started one after another, by the clock of the device.
+
+    Args:
+        events: one more than steps, with ``record()`` and ``elapsed_time(other)`` in milliseconds.
+    """
+    program.wait()
+    events[0].record()
+    for event in events[1:]:
+        program.step()
+        event.record()
+    program.wait()
+    return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
 
 
 def digest(before: Weights, after: Weights, names: list[str]) -> dict[str, NDArray[np.float64]]:

@@ -38,19 +38,11 @@ def machine() -> dict[str, str]:
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
-        "processor": _processor(),
+        "processor": here.processor() or platform.machine(),
         "cores": str(os.cpu_count()),
         "memory": f"{total / 2**30:.1f} GiB, {free / 2**30:.1f} GiB free",
         "gpus": ", ".join(here.gpus()) or "none",
     }
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def diagnose(names: Sequence[str], settings: Settings, done: Callable[[str], None] = lambda name: None) -> list[Diagnosis]:
@@ -126,6 +118,6 @@ def _advice(name: str, facts: dict[str, Any], settings: Settings) -> list[str]:
     missing = {"bfloat16", "float16"} - set(facts.get("dtypes", {}).get(settings.device.split(":")[0], []))
     if missing:
         advice.append(f"no {' or '.join(sorted(missing))} on {settings.device}: such runs are reported as unsupported")
-    if "MKL_DEBUG_CPU_TYPE" in facts.get("thread_switches", {}) and "AMD" in _processor():
+    if "MKL_DEBUG_CPU_TYPE" in facts.get("thread_switches", {}) and "AMD" in machine()["processor"]:
         advice.append("on AMD processors MKL_DEBUG_CPU_TYPE=5 in the environment makes its matrix products several times faster")
     return advice

@@ -120,16 +120,17 @@ class MonteCarlo(Arithmetic):
         towards_zero[1::2] = 1
         return self._perturbed(values, self.target.factors * values, towards_zero)
 
-    def _perturbed(self, values: Values, size: Values, below: Values | float = 0) -> Values:
+    def _perturbed(self, values: Values, size: Values, below: Values | None = None) -> Values:
         """Return samples of values that may err by a size; the first sample stays exact.
 
         Args:
-            below: by how many sizes the errors lie below zero in the mean.
+            below: by how many sizes the errors lie below zero in the mean, where they do.
         """
         noise = self._noise_generator.random((self.samples, *values.shape[1:]), dtype=np.float32)
         noise *= 2
         noise -= 1
-        noise -= below
+        if below is not None:
+            noise -= below
         perturbed = np.empty((self.samples + 1, *values.shape[1:]))
         perturbed[0] = values[0]
         np.multiply(noise, size if len(size) == 1 else size[1:], out=perturbed[1:])

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from speed import drawing
 from speed.growth import curves, exponent
-from speed.table import HARMLESS, limits, memory, percent, rate, seconds
+from speed.table import HARMLESS, limits, memory, percent, rate, seconds, unmeasured
 
 
 def page(data: Mapping[str, Any], style: str) -> str:
@@ -25,14 +25,15 @@ def page(data: Mapping[str, Any], style: str) -> str:
     environment.filters |= {"seconds": seconds, "memory": memory, "percent": percent, "rate": rate}
     backends = list(dict.fromkeys(entry["backend"] for entry in data["entries"]))
     works = [_work(name, work, data["entries"], backends) for name, work in data["workloads"].items()]
+    faults = _faults(data)
     return environment.get_template("speed.html").render(
         data=data,
         style=Markup(style),  # ours
         limits=limits(data),
         works=[work for work in works if work["rows"]],
         headline=_headline(data),
-        faults=[fault for fault in _faults(data["entries"]) if fault["status"] not in HARMLESS],
-        absent=[fault for fault in _faults(data["entries"]) if fault["status"] in HARMLESS],
+        faults=[fault for fault in faults if fault["status"] not in HARMLESS],
+        absent=[fault for fault in faults if fault["status"] in HARMLESS],
         growth=_growth(data, backends),
         roofline=_roofline(data, backends),
         legend=[(name, i % drawing.COLOURS) for i, name in enumerate(backends)],
@@ -62,12 +63,8 @@ def _work(name: str, work: Mapping[str, Any], entries: Sequence[Mapping[str, Any
     return {"name": name, **work, "rows": rows, "bars": drawing.bars(times, f"seconds a step, {name}"), "held": drawing.bars(held, f"largest resident memory, {name}") if held else None}
 
 
-def _faults(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what was not measured and why, said once for all modes and workloads that it holds for."""
-    said: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
-    for entry in entries:
-        if entry["status"] != "measured":
-            said.setdefault((entry["backend"], entry["status"], entry["detail"]), []).append(entry)
+def _faults(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what was not measured and why, with the modes and workloads that it holds for."""
     return [
         {
             "backend": backend,
@@ -76,7 +73,7 @@ def _faults(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "modes": list(dict.fromkeys(entry["mode"] for entry in found)),
             "works": list(dict.fromkeys(entry["workload"] for entry in found)),
         }
-        for (backend, status, detail), found in said.items()
+        for (backend, status, detail), found in unmeasured(data).items()
     ]
 
 

@@ -94,14 +94,10 @@ def _table(name: str, work: Mapping[str, Any], entries: Sequence[Mapping[str, An
 
 
 def _notes(data: Mapping[str, Any], console: Console) -> None:
-    said: dict[tuple[str, str, str], list[str]] = {}
-    for entry in data["entries"]:
-        if entry["status"] != "measured":
-            said.setdefault((entry["backend"], entry["status"], entry["detail"]), []).append(f"{entry['workload']}, {entry['mode']}")
-    for (backend, status, detail), runs in said.items():
+    for (backend, status, detail), runs in unmeasured(data).items():
         style = "dim" if status in HARMLESS else "bold red"
         more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
-        console.print(Text(f"{backend} {status}: {detail} [{runs[0]}{more}]", style=style))
+        console.print(Text(f"{backend} {status}: {detail} [{runs[0]['workload']}, {runs[0]['mode']}{more}]", style=style))
     for name, who in unsteady(data).items():
         console.print(Text(f"unsteady, {name}: {', '.join(who)}", style="yellow"))
     for entry in greedy(data):
@@ -109,6 +105,15 @@ def _notes(data: Mapping[str, Any], console: Console) -> None:
         console.print(Text(text, style="bold yellow"))
     if not data["complete"]:
         console.print(Text("not complete: what was measured until then is above; --resume FILE goes on", style="yellow"))
+
+
+def unmeasured(data: Mapping[str, Any]) -> dict[tuple[str, str, str], list[Mapping[str, Any]]]:
+    """Return the entries that were not measured, by backend, status and detail: the same is said once."""
+    found: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
+    for entry in data["entries"]:
+        if entry["status"] != "measured":
+            found.setdefault((entry["backend"], entry["status"], entry["detail"]), []).append(entry)
+    return found
 
 
 def unsteady(data: Mapping[str, Any]) -> dict[str, list[str]]:

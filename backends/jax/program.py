@@ -3,7 +3,6 @@
 Shapes: B batch, T tokens, C classes, M rows, N columns.
 """
 
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -17,6 +16,7 @@ from backends.interface import LEARNING_RATE, Program
 from backends.jax import weights
 from backends.jax.layers import silent
 from backends.jax.model import Inputs
+from backends.programs import mean_seconds
 from spec.config import EncoderConfig
 from spec.parameters import Weights
 
@@ -35,12 +35,7 @@ def evaluate(model: nnx.Module, loss_function: Callable[..., Array], inputs: Inp
 
 def timed(program: Program, steps: int) -> list[float]:
     """Return the mean seconds of steps that are started one after another: JAX does not give the device's clock away."""
-    program.wait()
-    started = time.perf_counter()
-    for _ in range(steps):
-        program.step()
-    program.wait()
-    return [(time.perf_counter() - started) / steps]
+    return mean_seconds(program, steps)
 
 
 class Inference:

@@ -5,7 +5,6 @@ Shapes: B batch, T tokens, C classes, M rows, N columns.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from itertools import pairwise
 
 import numpy as np
 import paddle
@@ -15,6 +14,7 @@ from backends.interface import LEARNING_RATE, Program
 from backends.paddle import weights
 from backends.paddle.layers import silent
 from backends.paddle.model import Inputs
+from backends.programs import seconds_by_events
 from spec.config import EncoderConfig
 from spec.parameters import Weights
 
@@ -33,14 +33,7 @@ def evaluate(model: nn.Layer, loss_function: Callable[..., Tensor], inputs: Inpu
 
 def timed(program: Program, steps: int) -> list[float]:
     """Return the seconds of steps that are started one after another, by the device's clock."""
-    program.wait()
-    events = [paddle.device.Event(enable_timing=True) for _ in range(steps + 1)]
-    events[0].record()
-    for event in events[1:]:
-        program.step()
-        event.record()
-    program.wait()
-    return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
+    return seconds_by_events(program, [paddle.device.Event(enable_timing=True) for _ in range(steps + 1)])
 
 
 class Inference:

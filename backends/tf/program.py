@@ -3,7 +3,6 @@
 Shapes: B batch, T tokens, C classes, M rows, N columns.
 """
 
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -13,6 +12,7 @@ from keras import layers
 from tensorflow import Tensor
 
 from backends.interface import LEARNING_RATE, Program
+from backends.programs import mean_seconds
 from backends.tf import weights
 from backends.tf.layers import silent
 from backends.tf.model import Inputs
@@ -32,12 +32,7 @@ def evaluate(model: layers.Layer, loss_function: Callable[..., Tensor], inputs: 
 
 def timed(program: Program, steps: int) -> list[float]:
     """Return the mean seconds of steps that are started one after another: TensorFlow does not give the device's clock away."""
-    program.wait()
-    started = time.perf_counter()
-    for _ in range(steps):
-        program.step()
-    program.wait()
-    return [(time.perf_counter() - started) / steps]
+    return mean_seconds(program, steps)
 
 
 class Inference:

@@ -5,13 +5,13 @@ Shapes: B batch, T tokens, C classes, M rows, N columns.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from backends.interface import LEARNING_RATE, Program
+from backends.programs import seconds_by_events
 from backends.torch import weights
 from backends.torch.layers import silent
 from backends.torch.model import Inputs
@@ -34,14 +34,7 @@ def evaluate(model: nn.Module, loss_function: Callable[..., Tensor], inputs: Inp
 
 def timed(program: Program, steps: int) -> list[float]:
     """Return the seconds of steps that are started one after another, by the device's clock."""
-    program.wait()
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
-    events[0].record()
-    for event in events[1:]:
-        program.step()
-        event.record()
-    program.wait()
-    return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
+    return seconds_by_events(program, [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)])
 
 
 class Inference:
