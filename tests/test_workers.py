@@ -37,7 +37,7 @@ SmallConfig = Callable[..., spec.EncoderConfig]
 def test_the_parent_imports_no_framework_not_even_in_a_check() -> None:
     program = f"""
 import sys
-import spec, backends, conformance, porting, concord.cli
+import spec, backends, conformance, concord.cli
 sys.argv = ["concord", "check", "--backend", {toy("NumpyBackend")!r}, "--case", "bert-single"]
 try:
     concord.cli.main()

@@ -14,8 +14,11 @@ from transformers.initialization import no_init_weights
 from backends.interface import LEARNING_RATE, Program, Request, Run, Unsupported
 from backends.torch.program import timed
 from spec.config import EncoderConfig
+from spec.errors import SpecError
 from spec.parameters import Weights
-from speed.peers.naming import refuse_others, to_canonical, to_native
+from spec.sources import table
+
+TABLE = table.load("bert-hugging-face")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -52,7 +55,7 @@ class Inference:
 
     def parameters(self) -> Weights:
         """Return the parameters by canonical name."""
-        return to_canonical(self.config, {name: p.detach().cpu().numpy() for name, p in self.model.named_parameters()})
+        return read(self.model, self.config)
 
 
 class Training:
@@ -89,7 +92,7 @@ class Training:
 
     def parameters(self) -> Weights:
         """Return the parameters by canonical name."""
-        return to_canonical(self.config, {name: p.detach().cpu().numpy() for name, p in self.model.named_parameters()})
+        return read(self.model, self.config)
 
 
 class Peer:
@@ -135,30 +138,24 @@ def build(config: EncoderConfig, weights: Weights) -> torch.nn.Module:
     Raises:
         Unsupported: for a model that is no BERT.
     """
-    refuse_others(config, "hf")
-    described = BertConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.d_model,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        intermediate_size=config.d_ff,
-        hidden_act="gelu",
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        max_position_embeddings=config.max_positions,
-        type_vocab_size=config.num_segments,
-        layer_norm_eps=config.norm_epsilon,
-        pad_token_id=config.pad_id,
-        num_labels=config.num_classes,
-        attn_implementation="sdpa",
-    )
+    try:
+        stated = table.stated(TABLE, config)
+    except SpecError as error:
+        raise Unsupported(f"this BERT cannot express the model: {'; '.join(error.problems)}") from None
+    described = BertConfig(**stated, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="sdpa")
     with no_init_weights():  # they are loaded
         model = BertForSequenceClassification(described).eval()
-    arrays = {name: torch.from_numpy(array) for name, array in to_native(config, weights).items()}
+    arrays = {name: torch.from_numpy(array) for name, array in table.native(TABLE, config, weights).items()}
     missing, unexpected = model.load_state_dict(arrays, strict=False)
     if unexpected or any(not name.endswith("position_ids") for name in missing):
         raise RuntimeError(f"weights do not fit: missing {missing}, unexpected {unexpected}")
     return model
+
+
+def read(model: torch.nn.Module, config: EncoderConfig) -> Weights:
+    """Return the parameters of a model by canonical name and in canonical layout."""
+    arrays = {name: parameter.detach().cpu().numpy() for name, parameter in model.named_parameters()}
+    return table.gather(table.bindings(table.part_of(TABLE), config), arrays, f"source={TABLE.source}")[0]
 
 
 def tensors(request: Request) -> dict[str, np.ndarray]:

@@ -17,7 +17,6 @@ import torch
 from backends.interface import Program, Request, Run, Unsupported
 from spec.parameters import Weights
 from speed.peers.hf import build, tensors
-from speed.peers.naming import refuse_others
 
 FILE = "model.onnx"
 
@@ -91,7 +90,6 @@ class Peer:
             raise Unsupported("ort runs optimised graphs on cpu: --implementation library, --execution compiled, --kind inference")
         if request.dtype != "float32":
             raise Unsupported(f"ort is measured in float32, not in {request.dtype}")
-        refuse_others(request.config, self.name)
         given = {name: array for name, array in tensors(request).items() if name in NAMES}
         threads = os.environ.get("OMP_NUM_THREADS")
         return Inference(_exported(build(request.config, request.weights), given), given, int(threads) if threads else None)

@@ -14,9 +14,9 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import spec
+from conformance.golden_files import golden
 from conformance.published import expectation_of
 from conformance.tolerance import Z
-from porting import golden
 from spec.deviations import NONE
 from spec.errors import SpecError
 

@@ -1,15 +1,15 @@
-"""Reading a porting table strictly: every key that is missing, unknown or of the wrong type is reported."""
+"""Reading the table of a source strictly: every key that is missing, unknown or of the wrong type is reported."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from porting.layouts import TENSOR_LAYOUTS, WEIGHT_LAYOUTS
-from porting.names import problem
-from porting.schema import InputGradient, MaskSource, Native, Option, Output, PartTable, RunEntry, Table
 from spec.deviations import NONE, Deviations, declared
 from spec.errors import SpecError
+from spec.sources.layouts import TENSOR_LAYOUTS, WEIGHT_LAYOUTS
+from spec.sources.names import problem
+from spec.sources.schema import InputGradient, MaskSource, Native, Option, Output, PartTable, RunEntry, Table
 
 T = TypeVar("T")
 
@@ -151,7 +151,7 @@ def _deviations(section: _Section) -> Deviations:
 
 def _part(section: _Section) -> PartTable:
     positions, gradients = section.section("positions"), section.section("gradients")
-    runs = section.take("runs", list, None, "a list of tables")
+    runs = section.take("runs", list, [], "a list of tables")
     part = PartTable(
         name=section.path.rpartition(".")[2],
         kind=section.text("kind", ""),
@@ -163,7 +163,7 @@ def _part(section: _Section) -> PartTable:
         inputs=section.each("inputs", _input),
         mask=_mask(section.section("mask")) if "mask" in section.data else None,
         outputs=section.each("outputs", _output),
-        gradients_under=gradients.pattern("under"),
+        gradients_under=gradients.pattern("under", None if runs else ""),
         input_gradients=gradients.each("inputs", _input_gradient),
         unchecked=section.texts("unchecked"),
         runs=tuple(_run(_Section(run, section.where, f"{section.path}.runs.{n}", section.problems)) for n, run in enumerate(runs)),

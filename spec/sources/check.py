@@ -1,14 +1,14 @@
-"""Whether a porting table fits the family: every name on our side exists, and every parameter has a place."""
+"""Whether the table of a source fits the family: every name on our side exists, and every parameter has a place."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from porting.layouts import WEIGHT_LAYOUTS
-from porting.names import fill
-from porting.schema import Native, Output, PartTable, Table
 from spec.config import FIELDS, EncoderConfig, variant, variants
 from spec.parameters import parameters
+from spec.sources.layouts import WEIGHT_LAYOUTS
+from spec.sources.names import fill
+from spec.sources.schema import Native, Output, PartTable, Table
 from spec.tensors import PARTS, differentiable_inputs, inputs, taps
 
 
@@ -42,8 +42,8 @@ def _part_problems(part: PartTable, config: EncoderConfig) -> Iterator[str]:
     yield from _output_problems("outputs", part.outputs, part, config)
     for gradient in part.input_gradients.values():
         yield from _unknown("gradients.inputs", gradient.sum_of, differentiable_inputs(part.name))
-    if not part.runs:
-        yield "runs' is empty but must hold at least one run"
+    if part.outputs and not part.runs:
+        yield "runs' is empty but must hold at least one run, for there are outputs"
     for run in part.runs:
         yield from _unknown("runs.fields", run.fields, FIELDS)
         yield from _output_problems("runs.outputs", run.outputs, part, config)

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from porting.container import Container
-from porting.layouts import TENSOR_LAYOUTS, contiguous
-from porting.names import fill, variables
-from porting.schema import InputGradient, Output, PartTable
-from porting.table import Binding, gather
+from conformance.golden_files.container import Container
 from spec.batch import Batch
 from spec.config import EncoderConfig
 from spec.errors import SpecError
+from spec.sources.layouts import TENSOR_LAYOUTS, contiguous
+from spec.sources.names import fill, variables
+from spec.sources.schema import InputGradient, Output, PartTable
+from spec.sources.table import Binding, gather
 from spec.tensors import axis_sizes, resolve, taps
 
 

@@ -1,4 +1,4 @@
-"""The porting tables: which there are, and configurations and weights through them, both ways."""
+"""The tables of sources: which there are, and configurations and weights through them, both ways."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from porting.check import check
-from porting.layouts import WEIGHT_LAYOUTS, Shape, contiguous
-from porting.names import fill, variables
-from porting.parse import parse
-from porting.schema import Native, PartTable, Table
 from spec.config import EncoderConfig, from_mapping, variant
 from spec.errors import SpecError, WeightsError, unknown
 from spec.parameters import Weights, parameters, shape_of, validate_weights
 from spec.positions import sinusoid
+from spec.sources.check import check
+from spec.sources.layouts import WEIGHT_LAYOUTS, Shape, contiguous
+from spec.sources.names import fill, variables
+from spec.sources.parse import parse
+from spec.sources.schema import Native, PartTable, Table
 
-TABLES = Path(__file__).parent / "tables"
+TABLES = Path(__file__).parent
 POSITIONS = "embeddings.position.weight"
 
 
@@ -107,13 +107,39 @@ def configure(table: Table, stated: Mapping[str, Any], part: str | None = None, 
     return from_mapping(fields, where)
 
 
+def stated(table: Table, config: EncoderConfig, part: str | None = None) -> dict[str, Any]:
+    """Return the source's own configuration of a model: the way back of :func:`configure`.
+
+    Raises:
+        SpecError: listing every option and parameter that the source does not have.
+    """
+    entry, end = part_of(table, part), f"[source={table.source}]"
+    found = {key: getattr(config, field) for field, key in entry.fields.items()}
+    allowed: dict[str, list[Any]] = {field: [value] for field, value in entry.constants.items()}
+    for field, option in entry.options.items():
+        allowed[field] = list(option.values.values())
+        words = [word for word, value in option.values.items() if value == getattr(config, field)]
+        found[option.key] = next(iter(words), None)
+    problems = [
+        f"{field} is {getattr(config, field)!r} but must be {' or '.join(map(repr, values))} {end}"
+        for field, values in allowed.items()
+        if getattr(config, field) not in values
+    ]
+    required = parameters(config, entry.name)
+    absent = [name for name in (fill(pattern, {"i": 0}) for pattern in entry.weights) if name not in required]
+    problems += [f"{name!r} is required but the configuration has no such parameter {end}" for name in absent]
+    if problems:
+        raise SpecError(problems)
+    return found
+
+
 @dataclass(frozen=True)
 class Binding:
     """A canonical parameter and the source's tensors that hold it.
 
     Attributes:
         names: of the source's tensors; several where each holds one head.
-        layout: one of :data:`porting.layouts.WEIGHT_LAYOUTS`.
+        layout: one of :data:`spec.sources.layouts.WEIGHT_LAYOUTS`.
         shape: of each of the source's tensors.
     """
 

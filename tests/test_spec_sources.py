@@ -1,4 +1,4 @@
-"""The porting tables: weights and configurations of other projects, both ways."""
+"""The tables of sources: weights and configurations of other projects, both ways."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import spec
-from porting import table
-from porting.names import fill, problem
 from spec.errors import SpecError, UnknownNameError, WeightsError
+from spec.sources import table
+from spec.sources.names import fill, problem
 
 SIZES = {"vocab_size": 29, "d_model": 14, "num_heads": 2, "d_ff": 17, "num_classes": 3, "num_layers": 2, "max_positions": 13}
 PARTS = [(source, part) for source in table.sources() for part in table.load(source).parts]
-SOURCES = ["bert-pytorch", "keras-attention", "nndl-paddle", "nndl-paddle-api", "tf1-text-classifier", "vanilla-encoder"]
+SOURCES = ["bert-hugging-face", "bert-pytorch", "keras-attention", "nndl-paddle", "nndl-paddle-api", "tf1-text-classifier", "vanilla-encoder"]
 
 
 def config_for(source: str, part: str) -> spec.EncoderConfig:
@@ -125,6 +125,28 @@ def test_a_wrong_table_is_refused_with_everything_that_is_wrong(tmp_path: Path) 
     path.write_text(text.replace('{i}.attention.query.weight"', '{i}.attention.quarry.weight"'))
     with pytest.raises(SpecError, match=r"'parts.encoder.weights' lacks 'layers.0.attention.query.weight'"):
         table.read(path)
+
+
+@pytest.mark.parametrize(("source", "part"), PARTS)
+def test_a_configuration_comes_back_from_the_source_s_own(source: str, part: str) -> None:
+    entry, config = table.load(source), config_for(source, part)
+    stated = table.stated(entry, config, part)
+    again = table.configure(entry, stated, part)
+    fields = (*entry.parts[part].fields, *entry.parts[part].options, *entry.parts[part].constants)
+    assert {name: getattr(again, name) for name in fields} == {name: getattr(config, name) for name in fields}
+    assert table.stated(entry, again, part) == stated
+
+
+def test_a_model_that_the_source_does_not_have_is_refused_with_every_reason() -> None:
+    config = spec.variant("bert", **SIZES, num_segments=0, norm_placement="pre")
+    with pytest.raises(SpecError) as raised:
+        table.stated(table.load("bert-hugging-face"), config)
+    assert raised.value.problems == [
+        "norm_placement is 'pre' but must be 'post' [source=bert-hugging-face]",
+        "'embeddings.segment.weight' is required but the configuration has no such parameter [source=bert-hugging-face]",
+    ]
+    with pytest.raises(SpecError, match=r"^activation is 'relu' but must be 'gelu_tanh' \[source=bert-pytorch\]$"):
+        table.stated(table.load("bert-pytorch"), config_for("bert-pytorch", "model").replace(activation="relu"))
 
 
 def test_a_configuration_lists_every_missing_key() -> None:

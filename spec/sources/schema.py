@@ -1,6 +1,6 @@
-"""What a porting table says: the tables of ``porting/tables`` as data classes.
+"""What the table of a source says: the tables of ``spec/sources`` as data classes.
 
-A table is one TOML file for a published source. At the top: ``source``, its name; ``variant``, the member of the family
+A table is one TOML file for a published source or the format of its checkpoints. At the top: ``source``, its name; ``variant``, the member of the family
 that gives every configuration field that the source does not state; ``part_key``, the key of the source's configuration
 that tells which part was run, where there are several; ``deviations``, a list of
 ``{ name, value, reason }``, where the source's framework could not do what it says (:mod:`spec.deviations`). Below ``[parts.<part of the model>]``:
@@ -20,10 +20,10 @@ that tells which part was run, where there are several; ``deviations``, a list o
 ``unchecked``   the source's output, or a prefix that ends in ``/`` = why it is not checked
 ``runs``        a list of ``{ label, fields, outputs, gradients, only }``: what was run on the same weights and inputs;
                 ``gradients`` replaces the names of some weights' gradients; ``only``: the run checks its own
-                outputs and nothing else, and exists where the file has them
+                outputs and nothing else, and exists where the file has them; a format of checkpoints has none
 ==============  =====================================================================================================
 
-Names may hold the placeholders of :mod:`porting.names`; layouts are those of :mod:`porting.layouts`.
+Names may hold the placeholders of :mod:`spec.sources.names`; layouts are those of :mod:`spec.sources.layouts`.
 """
 
 from __future__ import annotations

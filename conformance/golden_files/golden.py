@@ -1,6 +1,6 @@
 """Golden files, tensors that a published source computed, as runs of the model family.
 
-Which name of the source is what is in its table (:mod:`porting.schema`); nothing here knows a source.
+Which name of the source is what is in its table (:mod:`spec.sources.schema`); nothing here knows a source.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from porting.container import Container, read_container
-from porting.expected import Expectations, input_array
-from porting.schema import MaskSource, PartTable, RunEntry, Table
-from porting.table import bindings, canonical, configure, load, sources
+from conformance.golden_files.container import Container, read_container
+from conformance.golden_files.expected import Expectations, input_array
 from spec.batch import Batch, from_arrays, validate_batch
 from spec.config import EncoderConfig
 from spec.deviations import NONE, Deviations
 from spec.errors import SpecError
 from spec.parameters import parameters
 from spec.reference import predict
+from spec.sources.schema import MaskSource, PartTable, RunEntry, Table
+from spec.sources.table import bindings, canonical, configure, load, sources
 
 TRAINING = "outputs/losses"
 """Only files of a training run have this tensor: the loss before each step."""
@@ -117,8 +117,9 @@ def computed(run: GoldenRun, tensors: Mapping[str, NDArray[Any]]) -> dict[str, N
 
 
 def _golden(file: Container) -> GoldenFile:
-    if file.source not in sources():
-        raise SpecError(f"the metadata's 'source' is {file.source!r} but must be one of {', '.join(sources())}")
+    known = [source for source in sources() if any(part.runs for part in load(source).parts.values())]
+    if file.source not in known:
+        raise SpecError(f"the metadata's 'source' is {file.source!r} but must be one of {', '.join(known)}")
     table = load(file.source)
     part = _part(file, table)
     config = configure(table, file.config, part.name, where="the metadata's 'config'")

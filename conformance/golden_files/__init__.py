@@ -1,0 +1,1 @@
+"""Tensors that published sources computed, read into canonical terms."""
