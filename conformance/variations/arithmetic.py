@@ -1,0 +1,383 @@
+"""Elementary steps, each computed otherwise than the reference computes it, and just as rightly (SPEC ALG-1 to ALG-8).
+
+Forward and backward, in NumPy numbers of the precision itself: what stands here shares with the estimate of sigma neither
+its ways nor its noise. Half precisions keep float32 inside a step and round its result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from spec.arithmetic import Arithmetic, Tensor, Values, contract
+
+BLOCK = 4
+"""Entries of a block: few, so that small cases have several."""
+
+
+# Softmax.
+
+
+def blocks(size: int) -> list[slice]:
+    """Return an axis in blocks."""
+    return [slice(first, first + BLOCK) for first in range(0, size, BLOCK)]
+
+
+def running(x: Values) -> Values:
+    """Softmax in one pass over blocks: what came before is rescaled whenever a larger entry comes up."""
+    largest, total = np.full_like(x[..., :1], -np.inf), np.zeros_like(x[..., :1])
+    parts: list[Values] = []
+    for block in blocks(x.shape[-1]):
+        now = np.maximum(largest, x[..., block].max(-1, keepdims=True))
+        rescaled = np.exp(largest - now)
+        parts = [part * rescaled for part in parts] + [np.exp(x[..., block] - now)]
+        total, largest = total * rescaled + parts[-1].sum(-1, keepdims=True), now
+    value: Values = np.concatenate(parts, -1) / total
+    return value
+
+
+def running_backwards(x: Values) -> Values:
+    """The same from the last entry to the first."""
+    return running(x[..., ::-1])[..., ::-1]
+
+
+def by_logarithm(x: Values) -> Values:
+    """Softmax as the exponential of log-softmax."""
+    shifted = x - x.max(-1, keepdims=True)
+    value: Values = np.exp(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
+    return value
+
+
+def by_reciprocal(x: Values) -> Values:
+    """Softmax with one reciprocal for each row."""
+    exponentials = np.exp(x - x.max(-1, keepdims=True))
+    value: Values = exponentials * (1 / exponentials.sum(-1, keepdims=True))
+    return value
+
+
+def by_powers_of_two(x: Values) -> Values:
+    """Softmax from powers of two, which some hardware computes faster."""
+    exponentials = np.exp2((x - x.max(-1, keepdims=True)) * x.dtype.type(math.log2(math.e)))
+    value: Values = exponentials / exponentials.sum(-1, keepdims=True)
+    return value
+
+
+def from_normalizer(x: Values) -> Values:
+    """Softmax from each row's log-sum-exp, as a backward pass recomputes it."""
+    largest = x.max(-1, keepdims=True)
+    value: Values = np.exp(x - (largest + np.log(np.exp(x - largest).sum(-1, keepdims=True))))
+    return value
+
+
+def through_row_sums(weights: Values, gradient: Values) -> Values:
+    of_scores: Values = weights * (gradient - (gradient * weights).sum(-1, keepdims=True))
+    return of_scores
+
+
+def multiplied_out(weights: Values, gradient: Values) -> Values:
+    product = gradient * weights
+    of_scores: Values = product - weights * product.sum(-1, keepdims=True)
+    return of_scores
+
+
+def softmax(
+    forward: Callable[[Values], Values] = by_reciprocal,
+    weights: Callable[[Values], Values] | None = None,
+    backward: Callable[[Values, Values], Values] = through_row_sums,
+) -> type[Arithmetic]:
+    """Return an arithmetic with a softmax of its own.
+
+    Args:
+        weights: computes the weights again for the backward pass; by default they are kept.
+        backward: takes weights and their gradient.
+    """
+
+    class Softmax(Arithmetic):
+        def softmax(self, a: Tensor, floor: Any = None) -> Tensor:
+            value = self.settle(forward(a.value))
+
+            def pullback(gradient: Values) -> Values:
+                return self.settle(backward(value if weights is None else weights(a.value), gradient))
+
+            return self._record(value, (a, pullback))
+
+    return Softmax
+
+
+# Attention as one operation.
+
+CONTEXT = "bhqs,bshk->bqhk"
+
+
+def attend_in_blocks(scores: Values, v: Values) -> Values:
+    """Weighted sum of values in one pass over blocks of keys, divided at its end: (B, H, Q, S), (B, S, H, K) to (B, Q, H, K)."""
+    largest, total = np.full_like(scores[..., :1], -np.inf), np.zeros_like(scores[..., :1])
+    context = np.zeros((*scores.shape[:3], v.shape[-1]), scores.dtype)  # (B, H, Q, K)
+    for block in blocks(scores.shape[-1]):
+        now = np.maximum(largest, scores[..., block].max(-1, keepdims=True))
+        exponentials, rescaled = np.exp(scores[..., block] - now), np.exp(largest - now)
+        total = total * rescaled + exponentials.sum(-1, keepdims=True)
+        context = context * rescaled + contract("bhqs,bshk->bhqk", exponentials, v[:, block])
+        largest = now
+    return (context / total).transpose(0, 2, 1, 3)
+
+
+def attention(blocked: bool, normalizer: bool, from_context: bool) -> type[Arithmetic]:
+    """Return an arithmetic that computes the context from scores at once, as fused kernels do.
+
+    Args:
+        blocked: whether in blocks with a running maximum.
+        normalizer: whether the backward pass computes weights again from the log-sum-exp.
+        from_context: whether row sums are of the context times its gradient, not of weights times theirs.
+    """
+
+    class Attention(Arithmetic):
+        softmaxes: tuple[tuple[Tensor, Tensor], ...] = ()
+
+        def softmax(self, a: Tensor, floor: Any = None) -> Tensor:
+            weights = super().softmax(a, floor)
+            self.softmaxes = ((weights, a),)
+            return weights
+
+        def einsum(self, subscripts: str, a: Tensor, b: Tensor) -> Tensor:
+            if subscripts == CONTEXT:
+                for weights, scores in self.softmaxes:
+                    if a is weights:
+                        return self.context(scores, weights, b)
+            return super().einsum(subscripts, a, b)
+
+        def context(self, scores: Tensor, weights: Tensor, v: Tensor) -> Tensor:
+            value = self.settle(attend_in_blocks(scores.value, v.value) if blocked else contract(CONTEXT, weights.value, v.value))
+            again = from_normalizer(scores.value) if normalizer else weights.value
+
+            def to_scores(gradient: Values) -> Values:
+                of_weights = contract("bqhk,bshk->bhqs", gradient, v.value)
+                row_sums = (gradient * value).sum(-1).transpose(0, 2, 1)[..., None] if from_context else (of_weights * again).sum(-1, keepdims=True)
+                return self.settle(again * (of_weights - row_sums))
+
+            return self._record(value, (scores, to_scores), (v, lambda g: self.settle(contract("bhqs,bqhk->bshk", again, g))))
+
+    return Attention
+
+
+# Sums and products.
+
+
+def wider(values: Values) -> Any:
+    """Return numbers in a precision that holds products of them, or more of their digits."""
+    return values.astype(np.float64 if values.dtype == np.float32 else np.longdouble)
+
+
+def total_sequential(terms: Values) -> Values:
+    """Sum over the first axis, one term after the other."""
+    total = np.zeros(terms.shape[1:], terms.dtype)
+    for term in terms:
+        total = total + term
+    return total
+
+
+def total_pairwise(terms: Values) -> Values:
+    """Sum over the first axis by halves."""
+    if len(terms) < 2:
+        return total_sequential(terms)
+    half = len(terms) // 2
+    return total_pairwise(terms[:half]) + total_pairwise(terms[half:])
+
+
+def total_compensated(terms: Values) -> Values:
+    """Sum over the first axis, with what each addition lost carried along (Neumaier)."""
+    total, lost = np.zeros(terms.shape[1:], terms.dtype), np.zeros(terms.shape[1:], terms.dtype)
+    for term in terms:
+        new = total + term
+        lost = lost + np.where(abs(total) >= abs(term), (total - new) + term, (term - new) + total)
+        total = new
+    return total + np.where(np.isfinite(lost), lost, 0)
+
+
+def total_in_blocks(terms: Values) -> Values:
+    """Sum over the first axis in as many running sums as a vector register has places, which are added at the end."""
+    return total_sequential(np.stack([total_sequential(terms[lane::BLOCK]) for lane in range(min(BLOCK, len(terms)))])) if len(terms) else total_sequential(terms)
+
+
+def sums(total: Callable[[Values], Values], order: int = 1) -> type[Arithmetic]:
+    """Return an arithmetic that adds up in a way of its own, products too.
+
+    Args:
+        order: -1: from the last term to the first.
+    """
+
+    class Sums(Arithmetic):
+        def _sum(self, values: Values, axes: tuple[int, ...], keepdims: bool, *rest: Any, **named: Any) -> Values:
+            if not axes:
+                return self.settle(values)
+            kept = tuple(axis for axis in range(values.ndim) if axis not in {axis % values.ndim for axis in axes})
+            terms = values.transpose(*(axis for axis in range(values.ndim) if axis not in kept), *kept)
+            summed = total(terms.reshape(-1, *(values.shape[axis] for axis in kept))[::order])
+            return self.settle(np.expand_dims(summed, axes) if keepdims else summed)
+
+        def _contract(self, subscripts: str, a: Values, b: Values) -> Values:
+            return self.settle(total(np.stack(single_products(subscripts, a, b)[::order])))
+
+    return Sums
+
+
+def single_products(subscripts: str, a: Values, b: Values) -> list[Values]:
+    """Return what a contraction adds up: one array for each value of the first index that the result lacks."""
+    left, result = subscripts.split("->")
+    index_a, index_b = left.split(",")
+    index = next(index for index in index_a if index in index_b and index not in result)
+    place_a, place_b = index_a.index(index), index_b.index(index)
+    return [contract(subscripts, np.take(a, [i], place_a), np.take(b, [i], place_b)) for i in range(a.shape[place_a])]
+
+
+class FusedMultiplyAdd(Arithmetic):
+    """Products are added to a sum exactly, and the sum alone is rounded."""
+
+    def _contract(self, subscripts: str, a: Values, b: Values) -> Values:
+        products = single_products(subscripts, wider(a), wider(b))
+        total = np.zeros(products[0].shape, a.dtype) if products else contract(subscripts, a, b)
+        for product in products:
+            total = (total + product).astype(a.dtype)
+        return self.settle(total)
+
+
+class Wide(Arithmetic):
+    """Products are summed in a wider precision, and rounded once."""
+
+    def _contract(self, subscripts: str, a: Values, b: Values) -> Values:
+        return self.settle(contract(subscripts, wider(a), wider(b)).astype(a.dtype))
+
+
+class BiasFirst(Arithmetic):
+    """The sum of products begins with the bias."""
+
+    def affine(self, subscripts: str, a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
+        total = np.broadcast_to(bias.value, contract(subscripts, a.value, b.value).shape)
+        for product in single_products(subscripts, a.value, b.value):
+            total = total + product
+        return self._record(self.settle(total), *self._pulls(subscripts, a, b), (bias, self._unbroadcast(bias)))
+
+
+class BiasAsARow(Arithmetic):
+    """The bias is one more row of the weight, its input 1."""
+
+    def affine(self, subscripts: str, a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
+        assert subscripts == "ni,io->no"
+        inputs = np.concatenate([a.value, np.ones_like(a.value[:, :1])], 1)
+        rows = np.concatenate([b.value, bias.value[None]], 0)
+
+        def to_bias(gradient: Values) -> Values:
+            return self.settle(contract("ni,no->io", inputs[:, -1:], gradient)[0])
+
+        return self._record(self.settle(contract(subscripts, inputs, rows)), *self._pulls(subscripts, a, b), (bias, to_bias))
+
+
+class Reciprocals(Arithmetic):
+    """Divides by multiplying with a reciprocal, by constants too."""
+
+    def divide(self, a: Tensor, b: Tensor) -> Tensor:
+        back_a, back_b, inverse = self._unbroadcast(a), self._unbroadcast(b), self.settle(1 / b.value)
+        value = self.settle(a.value * inverse)
+        return self._record(value, (a, lambda g: back_a(self.settle(g * inverse))), (b, lambda g: -back_b(self.settle(self.settle(g * value) * inverse))))
+
+    def divide_by(self, a: Tensor, divisor: float) -> Tensor:
+        inverse = self.precision.round(np.asarray(1 / divisor, self.precision.storage))
+        return self._record(self.settle(a.value * inverse), (a, lambda g: self.settle(g * inverse)))
+
+    def sqrt(self, a: Tensor) -> Tensor:
+        with np.errstate(divide="ignore"):
+            inverse = self.settle(1 / np.sqrt(a.value))
+        root = np.where(a.value > 0, self.settle(a.value * inverse), a.value).astype(a.value.dtype)
+        return self._record(root, (a, lambda g: self.settle(g * self.settle(inverse * a.value.dtype.type(0.5)))))
+
+
+# Tables.
+
+
+class OneHot(Arithmetic):
+    """Rows of a table are looked up by a product with one-hot rows; their gradient is the sum of a product for each half of them."""
+
+    def take(self, table: Tensor, rows: Any) -> Tensor:
+        chosen = np.eye(table.shape[0], dtype=table.value.dtype)[rows.reshape(-1)]  # (N, rows)
+
+        def pullback(gradient: Values) -> Values:
+            terms, half = gradient.reshape(-1, gradient.shape[-1]), len(chosen) // 2
+            return self.settle(contract("nr,nd->rd", chosen[:half], terms[:half]) + contract("nr,nd->rd", chosen[half:], terms[half:]))
+
+        return self._record(contract("nr,rd->nd", chosen, table.value).reshape(*rows.shape, table.shape[-1]), (table, pullback))
+
+
+class SortedRows(Arithmetic):
+    """The gradient of a table is summed row by row, after its uses have been sorted."""
+
+    def take(self, table: Tensor, rows: Any) -> Tensor:
+        flat = rows.reshape(-1)
+        order = np.argsort(flat, kind="stable")
+
+        def pullback(gradient: Values) -> Values:
+            total, terms = np.zeros(table.shape, gradient.dtype), gradient.reshape(-1, gradient.shape[-1])
+            for row in np.unique(flat):
+                total[row] = total_pairwise(terms[order[flat[order] == row]])
+            return self.settle(total)
+
+        return self._record(table.value[rows], (table, pullback))
+
+
+class ScatteredRows(Arithmetic):
+    """The gradient of a table is added up in the opposite order of its uses, as threads may come to it."""
+
+    def take(self, table: Tensor, rows: Any) -> Tensor:
+        def pullback(gradient: Values) -> Values:
+            total = np.zeros(table.shape, gradient.dtype)
+            np.add.at(total, rows.reshape(-1)[::-1], gradient.reshape(-1, gradient.shape[-1])[::-1])
+            return self.settle(total)
+
+        return self._record(table.value[rows], (table, pullback))
+
+
+# Functions.
+
+
+class TanhByExponential(Arithmetic):
+    """Hyperbolic tangent from exp(2x) - 1."""
+
+    def tanh(self, a: Tensor, absolute: bool = False) -> Tensor:
+        grown = np.expm1(np.minimum(2 * a.value, 40))
+        value = self.settle(grown / (grown + 2))
+        return self._record(value, (a, lambda g: self.settle(g * (1 - value) * (1 + value))))
+
+
+def log_softmax(normalizer: bool) -> type[Arithmetic]:
+    """Return an arithmetic whose cross-entropy is one step: its gradient is softmax less what flows back.
+
+    Args:
+        normalizer: whether the largest entry is added to the logarithm of the sum first.
+    """
+
+    class LogSoftmax(Arithmetic):
+        def log_softmax(self, a: Tensor, floor: Any = None) -> Tensor:
+            largest = a.value.max(-1, keepdims=True)
+            exponentials = np.exp(a.value - largest)
+            logarithm = np.log(exponentials.sum(-1, keepdims=True))
+            value = self.settle(a.value - (largest + logarithm) if normalizer else (a.value - largest) - logarithm)
+            share = exponentials / exponentials.sum(-1, keepdims=True)
+            return self._record(value, (a, lambda g: self.settle(g - share * g.sum(-1, keepdims=True))))
+
+    return LogSoftmax
+
+
+class Softplus(Arithmetic):
+    """Binary cross-entropy as softplus of the logit on the wrong side."""
+
+    def sigmoid_cross_entropy(self, logits: Tensor, targets: Any) -> Tensor:
+        signed = np.where(targets > 0, -logits.value, logits.value)
+        value = self.settle(np.logaddexp(np.zeros_like(signed), signed))
+
+        def pullback(gradient: Values) -> Values:
+            chance = np.where(signed >= 0, 1, np.exp(-abs(signed))) / (1 + np.exp(-abs(signed)))
+            return self.settle(gradient * np.where(targets > 0, -chance, chance))
+
+        return self._record(value, (logits, pullback))

@@ -1,0 +1,50 @@
+"""A backend in NumPy that computes in every admissible way on request: it has to pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from backends.interface import Request, Run, Unsupported
+from conformance.variations.catalogue import VARIATIONS, Variation
+from spec.errors import unknown
+from spec.precision import PRECISIONS
+from spec.reference import compute
+
+
+class Varied:
+    """NumPy, with ``variation:NAME`` as its implementations."""
+
+    name = "varied"
+
+    def describe(self) -> dict[str, Any]:
+        return {"version": np.__version__, "devices": ["cpu"], "dtypes": {"cpu": list(PRECISIONS)}, "threads": 1}
+
+    def run(self, request: Request) -> Run:
+        """Compute what is asked, in the way that the implementation names.
+
+        Raises:
+            UnknownNameError: for a variation that does not exist.
+            Unsupported: where it is not admissible, with the clause.
+        """
+        name = request.implementation.removeprefix("variation:")
+        if name not in VARIATIONS:
+            raise unknown("variation", name, list(VARIATIONS))
+        return run(VARIATIONS[name], request)
+
+
+def run(variation: Variation, request: Request) -> Run:
+    """Compute a request with a variation.
+
+    Raises:
+        Unsupported: where it is not admissible, with the clause.
+    """
+    reason = variation.reason_against(request.config, request.batch)
+    if reason:
+        raise Unsupported(f"{variation.name}: {reason}")
+    dtype = request.dtype
+    truth = compute(
+        request.config, request.weights, request.batch, variation.arithmetic(dtype), request.gradients, request.part, dtype, model=variation.model
+    )
+    return Run(truth.output, truth.loss, truth.taps if request.taps else {}, truth.gradients, "varied", dtype, {"device": "cpu"})

@@ -1,0 +1,180 @@
+"""Right variations are not flagged, and ways that are not admissible are (SPEC ALG-1 to ALG-9)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from backends.interface import Request, Unsupported
+from conformance.check import job_of
+from conformance.comparison import Verdict
+from conformance.fuzz.plan import Plan, sample
+from conformance.variations import arithmetic, models
+from conformance.variations.backend import Varied, run
+from conformance.variations.catalogue import ALL, VARIATIONS, Variation
+from spec.arithmetic import Arithmetic, Tensor, Values, contract
+from spec.cases import build_case, standard_cases
+from spec.errors import UnknownNameError
+
+each_variation = pytest.mark.parametrize("variation", ALL, ids=lambda variation: variation.name)
+
+
+def request_of(job: object) -> Request:
+    return Request(job.config, job.weights, job.batch, job.part, job.dtype)  # type: ignore[attr-defined]
+
+
+def verdict_of(variation: Variation, variant: str, scenario: str, dtype: str = "float32") -> Verdict:
+    job = job_of(build_case(variant, scenario), dtype)
+    return job.judge(run(variation, request_of(job)))
+
+
+def flagged(verdict: Verdict) -> dict[str, float]:
+    return {row.tensor: row.ratio for row in verdict.table if row.status == "diverges"}
+
+
+# Right ways.
+
+CASES = (
+    ("bert", "ragged", "float32"),
+    ("bert", "full", "bfloat16"),
+    ("bert-pytorch", "equal", "float32"),
+    ("bert-pytorch", "tiny", "float64"),
+    ("keras-attention", "offset", "float32"),
+    ("nndl-paddle", "equal", "float64"),
+    ("tf1-text-classifier", "sigmoid", "float32"),
+    ("vanilla-encoder", "peaked", "float32"),
+)
+
+
+def test_catalogue_is_large_and_every_way_has_its_clause() -> None:
+    assert len(VARIATIONS) == len(ALL) >= 25
+    assert {variation.clause for variation in ALL} == {f"ALG-{n}" for n in range(1, 10)}
+    assert all(variation.what.endswith(".") for variation in ALL)
+
+
+@pytest.mark.clause("ALG-1", "ALG-2", "ALG-3", "ALG-4", "ALG-5", "ALG-6", "ALG-7", "ALG-8", "ALG-9")
+@each_variation
+def test_variation_is_not_flagged(variation: Variation) -> None:
+    judged = 0
+    for variant, scenario, dtype in CASES:
+        case = build_case(variant, scenario)
+        if variation.reason_against(case.config, case.batch) is None:
+            assert not flagged(verdict_of(variation, variant, scenario, dtype)), (variant, scenario, dtype)
+            judged += 1
+    assert judged >= 3
+
+
+@each_variation
+def test_variation_computes_otherwise(variation: Variation) -> None:
+    """What yields the same bits everywhere proves nothing."""
+    plain = Variation("plain", "ALG-7", "The reference's own way.")
+
+    def differs(variant: str, scenario: str, dtype: str) -> bool:
+        request = request_of(job_of(build_case(variant, scenario), dtype))
+        if variation.reason_against(request.config, request.batch):
+            return False
+        one, other = (run(way, request) for way in (plain, variation))
+        pairs = [(one.taps[name], other.taps[name]) for name in one.taps] + [(one.gradients[name], other.gradients[name]) for name in one.gradients]
+        return any(not np.array_equal(a, b, equal_nan=True) for a, b in pairs)
+
+    if variation.arithmetic is arithmetic.Softplus:
+        logits = np.linspace(-9, 9, 91).astype(np.float32)
+        losses = [a.sigmoid_cross_entropy(a.leaf(logits), np.ones(91, np.float32)).value for a in (Arithmetic("float32"), arithmetic.Softplus("float32"))]
+        assert not np.array_equal(*losses)
+    else:
+        assert any(differs(*case) for case in CASES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_no_variation_is_flagged_in_any_standard_or_random_case(dtype: str) -> None:
+    drawn = sample(Plan(names=(), dtypes=(dtype,), seed=2027), range(60))
+    jobs = [job_of(case, dtype) for case in standard_cases()] + [case.job(f"random {i}") for i, case in enumerate(drawn)]
+    found = []
+    for job in jobs:
+        for variation in ALL:
+            if variation.reason_against(job.config, job.batch) is None:
+                wrong = flagged(job.judge(run(variation, request_of(job))))
+                found += [(variation.name, job.name, tensor, ratio) for tensor, ratio in wrong.items()]
+    assert not found
+
+
+def test_backend_runs_a_variation_by_name_and_refuses_what_is_not_admissible() -> None:
+    case = build_case("nndl-paddle", "ragged")
+    request = Request(case.config, case.weights, case.batch, implementation="variation:softmax_recomputed")
+    with pytest.raises(Unsupported, match="ALG-3"):
+        Varied().run(request)
+    with pytest.raises(UnknownNameError, match="softmax_running"):
+        Varied().run(Request(case.config, case.weights, case.batch, implementation="variation:softmax_runing"))
+    assert Varied().run(Request(case.config, case.weights, case.batch, implementation="variation:softmax_running")).taps
+
+
+# Ways that are not admissible.
+
+
+class Unshifted(Arithmetic):
+    """Exponentials of scores as they are."""
+
+    def softmax(self, a: Tensor, floor: object = None, *rest: object, **named: object) -> Tensor:
+        with np.errstate(all="ignore"):
+            value = np.exp(a.value) / np.exp(a.value).sum(-1, keepdims=True)
+        return self._record(value, (a, lambda g: value * (g - (g * value).sum(-1, keepdims=True))))
+
+
+class LogOfSoftmax(Arithmetic):
+    """The logarithm of the softmax."""
+
+    def log_softmax(self, a: Tensor, floor: object = None) -> Tensor:
+        share = arithmetic.by_reciprocal(a.value)
+        with np.errstate(all="ignore"):
+            value = np.log(share)
+        return self._record(value, (a, lambda g: g - share * g.sum(-1, keepdims=True)))
+
+
+class ForwardFromNormalizer(arithmetic.softmax(arithmetic.from_normalizer)):  # type: ignore[misc]
+    """Weights as exp(score - log-sum-exp), also where a mask constant absorbs the logarithm."""
+
+
+class NarrowSums(Arithmetic):
+    """Partial sums of products are rounded to the precision."""
+
+    def _contract(self, subscripts: str, a: Values, b: Values) -> Values:
+        total = np.zeros_like(contract(subscripts, a, b))
+        for product in arithmetic.single_products(subscripts, a, b):
+            total = self.precision.round(total + product)
+        return total
+
+
+def one_pass(x: Values) -> tuple[Values, Values]:
+    mean = x.mean(-1, keepdims=True)
+    return mean, ((x * x).mean(-1, keepdims=True) - mean * mean) * x.dtype.type(x.shape[-1])
+
+
+WRONG = (
+    (Variation("unshifted", "ALG-1", "", Unshifted), "vanilla-encoder", "peaked", "float32", "weights"),
+    (Variation("from_normalizer", "ALG-3", "", ForwardFromNormalizer), "nndl-paddle", "ragged", "float32", "weights"),
+    (Variation("one_pass", "ALG-5", "", model=models.norm(one_pass)), "bert", "offset", "float32", "norm"),
+)
+
+
+@pytest.mark.parametrize(("way", "variant", "scenario", "dtype", "tensor"), WRONG, ids=lambda value: getattr(value, "name", None))
+def test_way_that_is_not_admissible_is_flagged(way: Variation, variant: str, scenario: str, dtype: str, tensor: str) -> None:
+    first = verdict_of(way, variant, scenario, dtype).first_divergence
+    assert first is not None
+    assert first.tensor.endswith(tensor) or f"{tensor}1" in first.tensor
+
+
+def test_partial_sums_in_bfloat16_are_flagged_where_there_are_many_terms() -> None:
+    job = job_of(build_case("bert", "full", options={"d_model": 256, "d_ff": 512, "num_layers": 1}), "bfloat16")
+    assert not flagged(job.judge(run(VARIATIONS["sums_sequential"], request_of(job))))
+    assert flagged(job.judge(run(Variation("narrow_sums", "ALG-7", "", NarrowSums), request_of(job))))
+
+
+def test_logarithm_of_the_softmax_is_flagged_where_a_share_vanishes() -> None:
+    case = build_case("bert", "ragged")
+    weights = {**case.weights, "classifier.weight": case.weights["classifier.weight"] * 256}
+    request = Request(case.config, weights, case.batch)
+    job = job_of(case, "float32")
+    job = type(job)(job.group, job.case, job.dtype, job.part, job.config, weights, job.batch)
+    assert not flagged(job.judge(run(VARIATIONS["log_softmax_from_normalizer"], request)))
+    assert "log_probabilities" in flagged(job.judge(run(Variation("log_of_softmax", "ALG-4", "", LogOfSoftmax), request)))
