@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 import backends
 from backends.interface import Run, Unsupported, variety
+from backends.pool import Pool
 from backends.worker import TIME_LIMIT, Worker, WorkerFailure
 from conformance.comparison import Derivation, Published, Row, Verdict, judge
 from spec.batch import Batch
@@ -25,9 +25,6 @@ from spec.tensors import output_name
 
 FAILED_WORKER = ("missing", "broken", "crashed", "timed out", "out of memory", "error")
 """Statuses of results that a backend owes."""
-
-RESTARTS = 2
-"""How often a backend's worker is started again after it died. A worker that timed out is not."""
 
 
 @dataclass(frozen=True)
@@ -223,24 +220,11 @@ def conduct(jobs: Sequence[Job], names: Iterable[str], settings: Settings, progr
         backends.resolve(name)
     started = time.perf_counter()
     environments: dict[str, dict[str, Any]] = {}
-    living = _Living()
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        try:
-            # From the last: JAX takes longest, and alone at the end it would leave the other cores idle.
-            places = reversed(settings.places(chosen).items())
-            crews = [pool.submit(_Crew(name, how, environments, progress, living, label).work, jobs) for label, (name, how) in places][::-1]
-            pending = set(crews)
-            while pending:
-                # In short waits: Ctrl-C does not wake a thread that waits without end, if another one gets the signal.
-                done, pending = wait(pending, timeout=0.2, return_when=FIRST_EXCEPTION)
-                for crew in done:
-                    crew.result()
-            results = [result for crew in crews for result in crew.result()]
-        except BaseException:
-            living.stop()
-            pool.shutdown(cancel_futures=True)
-            raise
-    return Report(results, environments, settings, time.perf_counter() - started)
+    with Pool() as pool:
+        crews = [Crew(label, name, how, pool, environments, progress) for label, (name, how) in settings.places(chosen).items()]
+        # From the last: JAX takes longest, and alone at the end it would leave the other cores idle.
+        results = pool.map(lambda crew: crew.work(jobs), crews[::-1])[::-1]
+    return Report([result for of_one in results for result in of_one], environments, settings, time.perf_counter() - started)
 
 
 def deviations_of(description: Mapping[str, Any], device: str, implementation: str = "explicit") -> list[dict[str, Any]]:
@@ -253,58 +237,35 @@ def deviations_of(description: Mapping[str, Any], device: str, implementation: s
     return found
 
 
-class _Living:
-    """The workers of a campaign that have a process, so that all can be ended at once when it is interrupted."""
-
-    def __init__(self) -> None:
-        self.stopped = False
-        self._workers: set[Worker] = set()
-
-    def add(self, worker: Worker) -> None:
-        self._workers.add(worker)
-        if self.stopped:
-            worker.close()
-
-    def remove(self, worker: Worker) -> None:
-        self._workers.discard(worker)
-
-    def stop(self) -> None:
-        self.stopped = True
-        for worker in list(self._workers):
-            worker.close()
-
-
-class _Crew:
-    """One backend at work: its worker, started again when it dies.
+class Crew:
+    """One backend at work in a campaign.
 
     Args:
-        label: what results call it, where that is not its name.
+        label: what results call it: its name, or that and the device.
+        pool: what supervises its worker.
+        environments: what it says of itself is noted there.
     """
 
-    def __init__(
-        self, name: str, settings: Settings, environments: dict[str, dict[str, Any]], progress: Progress, living: _Living, label: str = ""
-    ) -> None:
-        self.label = label or name
-        self.name, self.settings, self.environments, self.progress = name, settings, environments, progress
-        self.living = living
-        self.worker: Worker | None = None
-        self.failure: WorkerFailure | None = None
-        self.restarts = RESTARTS
+    def __init__(self, label: str, name: str, settings: Settings, pool: Pool, environments: dict[str, dict[str, Any]], progress: Progress = lambda backend, done: None) -> None:
+        self.label, self.name, self.settings = label, name, settings
+        self.environments, self.progress, self.pool = environments, progress, pool
+        self.seat = pool.seat(partial(settings.open, name), started=self.started)
 
     def work(self, jobs: Sequence[Job]) -> list[Result]:
+        """Run and judge jobs, one after the other on the same worker: a backend that carries state from case to case is checked as it is."""
         results: list[Result] = []
         started = time.perf_counter()
         try:
             for job in jobs:
-                if self.living.stopped:
+                if self.pool.stopped:
                     break
                 results.append(self.attempt(job))
                 self.progress(self.label, job.name)
         finally:
-            if self.worker:
+            if self.seat.worker:
                 self.note("run_seconds", time.perf_counter() - started)
-                self.note("peak_memory_bytes", self.worker.peak_memory)
-                self.close()
+                self.note("peak_memory_bytes", self.seat.worker.peak_memory)
+                self.seat.close()
         return results
 
     def attempt(self, job: Job) -> Result:
@@ -360,22 +321,18 @@ class _Crew:
         return f"diverges only under the {said}: agrees under strict; the precision is the cause, not the port"
 
     def run(self, job: Job, precision: str) -> Run:
-        if self.failure:
-            raise self.failure
-        try:
-            worker = self.worker = self.worker or self.start()
-            settings = self.settings
-            made = worker.run(job.config, job.weights, job.batch, job.part, job.dtype, settings.implementation, settings.execution, precision=precision)
-            if precision == settings.precision and "precision_switches" in made.info:
-                self.note("precision_switches", made.info["precision_switches"])
-            return made
-        except WorkerFailure as failure:
-            if failure.status != "error":  # an exception in one job leaves the worker alive
-                self.bury(failure)
-            raise
+        settings = self.settings
+        made = self.seat.do(
+            lambda worker: worker.run(
+                job.config, job.weights, job.batch, job.part, job.dtype, settings.implementation, settings.execution, precision=precision
+            )
+        )
+        if precision == settings.precision and "precision_switches" in made.info:
+            self.note("precision_switches", made.info["precision_switches"])
+        return made
 
-    def start(self) -> Worker:
-        worker = self.settings.open(self.name, self.living.add)
+    def started(self, worker: Worker) -> None:
+        """Note what a backend says of itself."""
         self.environments[self.label] = {
             **{key: value for key, value in worker.description.items() if key != "implementation_deviations"},
             "deviations": deviations_of(worker.description, self.settings.device, variety(self.settings.implementation, self.settings.execution)),
@@ -384,20 +341,6 @@ class _Crew:
             "start_seconds": worker.start_seconds,
         }
         self.progress(self.label, "started")
-        return worker
-
-    def bury(self, failure: WorkerFailure) -> None:
-        """Let the worker go; whether another one may follow depends on what it died of."""
-        self.close()
-        self.restarts -= 1
-        if failure.status in ("absent", "broken", "timed out") or self.restarts < 0:
-            self.failure = failure
-
-    def close(self) -> None:
-        if self.worker:
-            self.living.remove(self.worker)
-            self.worker.close()
-            self.worker = None
 
     def note(self, key: str, value: Any) -> None:
         self.environments.setdefault(self.label, {})[key] = value

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import backends
+from backends.pool import Seat
 from backends.worker import Worker, WorkerFailure
 from conformance.campaign import Job, Settings
 from conformance.check import DTYPES, check_jobs
@@ -40,27 +42,24 @@ class Workers:
     def __init__(self, config: pytest.Config) -> None:
         self.asked = tuple(config.getoption("--backend") or ())
         self.settings = Settings(device=config.getoption("--device"), execution=config.getoption("--execution"), asked=self.asked, threads=1)
-        self.opened: dict[str, Worker] = {}
+        self.seats: dict[str, Seat] = {}
 
     def get(self, name: str) -> Worker:
         """Return the worker of a backend: one that was asked for and is missing fails, another is skipped, visibly."""
-        worker = self.opened.get(name)
-        if worker is None or worker.dead:
-            try:
-                worker = self.opened[name] = self.settings.open(name)
-            except WorkerFailure as failure:
-                if failure.status == "absent" and name not in self.asked:
-                    pytest.skip(f"{name} is absent: {failure.detail}")
-                pytest.fail(f"{name} is {'missing' if failure.status == 'absent' else failure.status}: {failure.detail}")
-        return worker
+        try:
+            return self.seats.setdefault(name, Seat(partial(self.settings.open, name), restarts=None)).get()
+        except WorkerFailure as failure:
+            if failure.status == "absent" and name not in self.asked:
+                pytest.skip(f"{name} is absent: {failure.detail}")
+            pytest.fail(f"{name} is {'missing' if failure.status == 'absent' else failure.status}: {failure.detail}")
 
 
 @pytest.fixture(scope="session")
 def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
-    pool = Workers(request.config)
-    yield pool
-    for worker in pool.opened.values():
-        worker.close()
+    found = Workers(request.config)
+    yield found
+    for seat in found.seats.values():
+        seat.end()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from safetensors.numpy import save_file
 import backends
 from backends import machine
 from backends.interface import Unsupported
+from backends.pool import Pool
 from backends.worker import SWITCHES, Worker, WorkerFailure
 from spec.errors import SpecError
 from spec.parameters import initialize
@@ -88,45 +90,48 @@ class Known:
 class Member:
     """A backend in one mode: its worker, and what is known of it."""
 
-    def __init__(self, name: str, mode: Mode, plan: Plan) -> None:
-        self.name, self.mode, self.plan = name, mode, plan
-        self.worker: Worker | None = None
+    def __init__(self, name: str, mode: Mode, plan: Plan, pool: Pool) -> None:
+        self.name = name
         self.failure: tuple[str, str] | None = None
         self.about: dict[str, Any] = {}
         self.first_seconds = 0.0
+        opening = partial(
+            backends.open,
+            PEERS.get(name, name),
+            plan.device,
+            python=plan.python.get(name),
+            ssh=plan.ssh.get(name),
+            threads=plan.threads,
+            profile=mode.profile,
+            time_limit=plan.time_limit,
+        )
+        self.seat = pool.seat(lambda opened: opening(opened=opened), restarts=0)
+        self.asked = name in plan.asked
+
+    @property
+    def worker(self) -> Worker | None:
+        """Its worker, while that lives."""
+        return self.seat.worker
 
     def start(self) -> None:
-        plan = self.plan
+        """Start the worker; if it does not, :attr:`failure` says why."""
         try:
-            self.worker = backends.open(
-                PEERS.get(self.name, self.name),
-                plan.device,
-                python=plan.python.get(self.name),
-                ssh=plan.ssh.get(self.name),
-                threads=plan.threads,
-                profile=self.mode.profile,
-                time_limit=plan.time_limit,
-            )
+            self.about = {**self.seat.get().description}
         except WorkerFailure as failure:
-            status = "missing" if failure.status == "absent" and self.name in plan.asked else failure.status
-            self.failure = status, failure.detail
-            return
-        self.about = {**self.worker.description}
+            self.failure = "missing" if failure.status == "absent" and self.asked else failure.status, failure.detail
 
     def ask(self, operation: str, **asked: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """Have the worker do something; None if it did not, and :attr:`failure` says why."""
         if self.worker is None:
             return None
         try:
-            return self.worker.bench(operation, **asked)
+            return self.seat.do(lambda worker: worker.bench(operation, **asked))
         except Unsupported as reason:
             self.failure = "unsupported", str(reason)
         except SpecError as error:
             self.failure = "refused", error.problems[0]
         except WorkerFailure as failure:
             self.failure = failure.status, failure.detail
-            if failure.status != "error":
-                self.worker = None
         return None
 
     def repeat(self, seconds: float) -> dict[str, Any] | None:
@@ -142,27 +147,24 @@ class Member:
         if self.worker and self.worker.local and self.worker.pid is not None:
             machine.wait_for_rest(self.worker.pid)
 
-    def close(self) -> None:
-        if self.worker:
-            self.worker.close()
-
 
 class Team:
     """All backends in one mode, each in a process of its own."""
 
     def __init__(self, plan: Plan, mode: Mode, names: Sequence[str], works: Sequence[Workload], known: Known, folder: Path, tell: Told) -> None:
         self.plan, self.mode, self.works, self.known, self.folder, self.tell = plan, mode, works, known, folder, tell
-        self.members = [Member(name, mode, plan) for name in names]
+        self.pool = Pool(len(names) or 1)
+        self.members = [Member(name, mode, plan, self.pool) for name in names]
 
     def __enter__(self) -> Team:
         try:
-            with ThreadPoolExecutor(1) as pool:  # imports leave a core idle
-                drawn = [pool.submit(self._weights, work) for work in self.works]
+            with ThreadPoolExecutor(1) as drawing:  # imports leave a core idle
+                drawn = [drawing.submit(self._weights, work) for work in self.works]
                 self._start()
             for weights in drawn:
                 weights.result()
         except BaseException:
-            self.__exit__()
+            self.pool.close()
             raise
         return self
 
@@ -177,9 +179,7 @@ class Team:
                     imports[member.name, profile] = member.worker.import_seconds
         others = [member for member in self.members if not member.worker and not member.failure]
         self.tell(f"{self.mode.name}: starting {', '.join(member.name for member in others)}")
-        with ThreadPoolExecutor(len(others) or 1) as pool:
-            for _ in pool.map(Member.start, others):
-                pass
+        self.pool.map(Member.start, others)
         for member in self.members:
             if member.worker:
                 member.about["import_seconds"] = imports.get((member.name, profile))
@@ -188,8 +188,7 @@ class Team:
                     self.known.tuned[member.name] = member.about
 
     def __exit__(self, *error: object) -> None:
-        for member in self.members:
-            member.close()
+        self.pool.close()
 
     def measure(self, work: Workload, names: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Measure one workload on every backend, and yield an entry for each."""

@@ -1,11 +1,13 @@
 """What the tests share: small models with an axis size of their own for each axis, and a worker for each backend."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
 import backends
 import spec
+from backends.pool import Seat
 from backends.worker import Worker, WorkerFailure
 
 # Every axis has a size of its own, prime wherever the model allows it.
@@ -32,21 +34,24 @@ def variant_config(request: pytest.FixtureRequest) -> spec.EncoderConfig:
 @pytest.fixture(scope="session")
 def open_worker() -> Iterator[Callable[[str], Worker]]:
     """Return a function that gives the one worker of a backend, and skips visibly where it is not installed."""
-    opened: dict[str, Worker] = {}
+    seats: dict[str, Seat] = {}
 
     def worker_of(name: str) -> Worker:
-        if name not in opened or opened[name].dead:
-            try:
-                opened[name] = backends.open(name, threads=1)
-            except WorkerFailure as failure:
-                if failure.status != "absent":
-                    raise
-                pytest.skip(f"{name} is not installed: {failure.detail}")
-        return opened[name]
+        seat = seats.setdefault(name, Seat(partial(open_backend, name), restarts=None))
+        try:
+            return seat.get()
+        except WorkerFailure as failure:
+            if failure.status != "absent":
+                raise
+            pytest.skip(f"{name} is not installed: {failure.detail}")
 
     yield worker_of
-    for worker in opened.values():
-        worker.close()
+    for seat in seats.values():
+        seat.end()
+
+
+def open_backend(name: str, opened: Callable[[Worker], None]) -> Worker:
+    return backends.open(name, threads=1, opened=opened)
 
 
 @pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in sorted(backends.BUILT_IN)])

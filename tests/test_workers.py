@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 import backends
 import spec
+from backends.pool import RESTARTS
 from backends.worker import WorkerFailure, environment
 from conformance import Report, Settings, check_jobs, conduct
-from conformance.campaign import RESTARTS
 from tests.toys.small import request_for, run_of
 from tests.toys.surroundings import PATIENCE, ROOT, concord, fake_ssh, marked_python, options, script, toy
 

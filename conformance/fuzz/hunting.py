@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from conformance.campaign import Result, Settings, _Crew
+from conformance.campaign import Result, Settings
 from conformance.fuzz.cases import FuzzCase
 from conformance.fuzz.findings import FAILED, NOT_THERE, Failure, Findings, Origin, Signature, failure_of, signature_of
 from conformance.fuzz.plan import Failed, Plan, draw, files_elsewhere
-from conformance.fuzz.station import RESTARTS, Defect, Station, attempt, borrow, give_back
+from conformance.fuzz.station import RESTARTS, Defect, Station, borrow, give_back
 
 ATTEMPTS = {"diverges": 200, "error": 100, "refused": 100, "crashed": 25, "out of memory": 10, "timed out": 0}
 """How many smaller cases are tried for a failure. After a crash each costs the start of a worker."""
@@ -44,8 +44,8 @@ def hunt_chunk(
     """
     station = borrow(plan.names, settings)
     try:
-        with station.watching(halted):
-            findings = _Chunk(plan, chunk, station, progress).run()
+        station.halted = halted
+        findings = _Chunk(plan, chunk, station, progress).run()
     except BaseException:
         station.close()
         raise
@@ -83,12 +83,12 @@ class _Chunk:
         findings.environments |= self.station.environments
         findings.failures = [replace(failure, times=self.times[failure.signature]) for failure in findings.failures]
         for crew in self.station.crews.values():
-            if crew.failure:
-                findings.note(f"{crew.name}: {crew.failure}; it was not started again for the rest of chunk {self.chunk}")
+            if crew.seat.failure:
+                findings.note(f"{crew.name}: {crew.seat.failure}; it was not started again for the rest of chunk {self.chunk}")
 
     @property
     def over(self) -> bool:
-        return self.station.halted or self.plan.late
+        return self.station.stopped or self.plan.late
 
     def case(self, index: int) -> None:
         """Run the case of a number, and make each new failure that it shows as small as can be."""
@@ -109,7 +109,7 @@ class _Chunk:
         if self.over:
             raise Over
         results = self.station.attempt(case.job(_name(origin), self.plan.arriving))
-        if self.station.halted:  # the workers were ended in the middle of it
+        if self.station.stopped:  # the workers were ended in the middle of it
             raise Over
         for result in results:
             if result.status in NOT_THERE:
@@ -133,7 +133,7 @@ class _Chunk:
     def pursue(self, result: Result, origin: Origin) -> None:
         """Record a failure, with the smallest case that fails in the same way."""
         enough = sum(backend == result.backend for backend, *_ in self.known) >= SHRUNK
-        pursuit = _Pursuit(result, origin, self.station.crews[result.backend], lambda: enough or self.over)
+        pursuit = _Pursuit(result, origin, self.station, lambda: enough or self.over)
         with contextlib.suppress(Failed):
             self.draw(origin.index, pursuit.look)
         if self.smallest:
@@ -145,8 +145,8 @@ class _Chunk:
 class _Pursuit:
     """A failure that is being made smaller, on the backend that failed."""
 
-    def __init__(self, result: Result, origin: Origin, crew: _Crew, over: Callable[[], bool]) -> None:
-        self.result, self.origin, self.crew, self.over = result, origin, crew, over
+    def __init__(self, result: Result, origin: Origin, station: Station, over: Callable[[], bool]) -> None:
+        self.result, self.origin, self.station, self.over = result, origin, station, over
         self.signature = signature_of(result)
         self.tried: dict[FuzzCase, bool] = {}
         self.found_as: FuzzCase | None = None
@@ -175,8 +175,9 @@ class _Pursuit:
     def run(self, case: FuzzCase) -> Result:
         self.attempts += 1
         if self.result.status != "timed out":
-            self.crew.failure, self.crew.restarts = None, RESTARTS
-        return attempt(self.crew, case.job(_name(self.origin)))
+            self.station.crews[self.result.backend].seat.refresh(RESTARTS)
+        (result,) = self.station.attempt(case.job(_name(self.origin)), self.result.backend)
+        return result
 
     @property
     def failure(self) -> Failure:

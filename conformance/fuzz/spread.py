@@ -15,6 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future
 from dataclasses import replace
 from typing import Any
 
+from backends.pool import end_with_parent
 from conformance.campaign import Settings
 from conformance.fuzz.findings import Findings, merged
 from conformance.fuzz.hunting import hunt_chunk
@@ -126,6 +127,7 @@ class _Settled:
 
 def _settle(settings: Settings, halted: Any, counted: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    end_with_parent()
     _Settled.settings, _Settled.halted, _Settled.counted = settings, halted, counted
 
 

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import backends
-from backends.interface import Run, Unsupported
+from backends.interface import Unsupported
+from backends.pool import Pool
 from backends.worker import Worker, WorkerFailure
 from conformance.campaign import Settings
 from conformance.check import job_of
 from conformance.mutants.catalogue import MUTANTS
 from conformance.mutants.mutant import REFUSED, Mutant
-from spec.cases import Case, build_case
+from spec.cases import build_case
 from spec.errors import SpecError, unknown
-
-RESTARTS = 2
-"""How often a backend's worker is started again after it died."""
 
 
 @dataclass(frozen=True)
@@ -125,23 +122,11 @@ Progress = Callable[[str, str], None]
 
 def conduct(mutants: Sequence[Mutant], names: Iterable[str], settings: Settings, progress: Progress = lambda backend, done: None) -> Matrix:
     """Run every mutant on every backend, as many backends at a time as there are cores."""
-    hunts = [Hunt(name, settings, progress) for name in names]
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        try:
-            running = [pool.submit(hunt.all, mutants) for hunt in hunts]
-            pending = set(running)
-            while pending:
-                # In short waits, so that Ctrl-C is heard.
-                done, pending = wait(pending, timeout=0.2, return_when=FIRST_EXCEPTION)
-                for one in done:
-                    one.result()
-        except BaseException:
-            for hunt in hunts:
-                hunt.stop()
-            pool.shutdown(cancel_futures=True)
-            raise
-    findings = [finding for one in running for finding in one.result()]
-    return Matrix(findings, settings.asked, {hunt.backend: hunt.version for hunt in hunts if hunt.version})
+    with Pool() as pool:
+        hunts = [Hunt(name, settings, progress, pool) for name in names]
+        findings = pool.map(lambda hunt: hunt.all(mutants), hunts)
+    versions = {hunt.backend: hunt.version for hunt in hunts if hunt.version}
+    return Matrix([finding for of_one in findings for finding in of_one], settings.asked, versions)
 
 
 class Hunt:
@@ -149,29 +134,37 @@ class Hunt:
 
     Args:
         backend: the name of a built-in backend.
-        worker: a worker of its plugin, if one runs already; it is left running.
+        pool: what supervises its worker; by default one of its own.
+        worker: a worker of its plugin, if one runs already.
     """
 
     def __init__(
-        self, backend: str, settings: Settings | None = None, progress: Progress = lambda backend, done: None, worker: Worker | None = None
+        self,
+        backend: str,
+        settings: Settings | None = None,
+        progress: Progress = lambda backend, done: None,
+        pool: Pool | None = None,
+        worker: Worker | None = None,
     ) -> None:
-        self.backend, self.settings, self.progress = backend, settings or Settings(), progress
-        self.worker, self.version = worker, ""
-        self.failure: WorkerFailure | None = None
-        self.restarts, self.stopped = RESTARTS, False
+        self.backend, self.progress, self.version = backend, progress, ""
+        self.pool = pool or Pool()
+        self.seat = self.pool.seat(partial((settings or Settings()).open, plugin(backend)), started=self.started, worker=worker)
 
     def all(self, mutants: Sequence[Mutant]) -> list[Finding]:
         """Return a finding for each mutant."""
         findings = []
-        try:
-            for mutant in mutants:
-                if self.stopped:
-                    break
-                findings.append(self.find(mutant))
-                self.progress(self.backend, mutant.name)
-        finally:
-            self.stop()
+        for mutant in mutants:
+            if self.pool.stopped:
+                break
+            findings.append(self.find(mutant))
+            self.progress(self.backend, mutant.name)
+        self.seat.close()
         return findings
+
+    def started(self, worker: Worker) -> None:
+        """Note which version runs."""
+        self.version = str(worker.description.get("version", ""))
+        self.progress(self.backend, "started")
 
     def find(self, mutant: Mutant, everywhere: bool = True) -> Finding:
         """Look for a mutant, first in its own case.
@@ -206,53 +199,10 @@ class Hunt:
             return Finding(mutant.name, self.backend, status, tensor, margin, case.name, dtype, detail=detail)
 
         try:
-            run = self.run(case, dtype, f"mutant:{mutant.name}")
+            run = self.seat.do(lambda worker: worker.run(case.config, case.weights, case.batch, case.part, dtype, f"mutant:{mutant.name}"))
         except WorkerFailure as failure:
             if failure.status != "error":
                 raise
             return seen(REFUSED, float("inf"), failure.detail)
         row = job_of(case, dtype).judge(run).first_divergence
         return None if row is None else seen(row.tensor, row.ratio, row.note)
-
-    def run(self, case: Case, dtype: str, implementation: str) -> Run:
-        """Run a case; a worker that dies is started again, a few times.
-
-        Raises:
-            WorkerFailure: if there is no result.
-        """
-        if self.failure:
-            raise self.failure
-        try:
-            worker = self.worker or self.start()
-            return worker.run(case.config, case.weights, case.batch, case.part, dtype, implementation)
-        except WorkerFailure as failure:
-            if failure.status != "error":
-                self.close()
-                self.restarts -= 1
-                if failure.status in ("absent", "broken", "timed out") or self.restarts < 0:
-                    self.failure = failure
-            raise
-
-    def start(self) -> Worker:
-        """Start the backend's worker."""
-        worker = self.settings.open(plugin(self.backend), self.hold)
-        self.version = str(worker.description.get("version", ""))
-        self.progress(self.backend, "started")
-        return worker
-
-    def hold(self, worker: Worker) -> None:
-        """Take note of a worker that has a process, so that it can be closed while it still starts."""
-        self.worker = worker
-        if self.stopped:
-            self.close()
-
-    def stop(self) -> None:
-        """End the search: the worker is closed, and no other is started."""
-        self.stopped = True
-        self.close()
-
-    def close(self) -> None:
-        """Close the worker, if there is one."""
-        worker, self.worker = self.worker, None
-        if worker:
-            worker.close()

@@ -1,0 +1,204 @@
+"""The supervisor of workers: it starts them, gives them work, starts them again after they died, and ends them.
+
+A :class:`Seat` has one worker at a time. All that is done on a seat is done one after the other, in the same process for
+as long as that lives, so a backend that carries something from one call to the next is seen as it is. A :class:`Pool`
+holds the seats of a job, of several backends and devices, and has as many work at a time as there are cores. It ends all
+of them at once: when a task raises something, at Ctrl-C, when it is told to, and with its ``with`` block. What one request
+may take, time and memory, its worker limits (:class:`backends.worker.Worker`), and a worker whose parent is gone ends by
+itself. What stands above a pool may be any executor: a thread, a process, Dask.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from multiprocessing.connection import wait as wait_for
+from typing import TypeVar
+
+from backends.worker import Worker, WorkerFailure
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+RESTARTS = 2
+"""How often a worker is started again after it died, unless the caller says otherwise."""
+
+HOPELESS = ("absent", "broken", "timed out")
+"""Of what a worker dies so that no other is started in its place."""
+
+GLANCE = 0.2
+"""Seconds between two looks at whether to end: Ctrl-C does not wake a thread that waits without end, if another one gets the signal."""
+
+Opening = Callable[[Callable[[Worker], None]], Worker]
+"""Starts a worker; what it is given is called with the worker as soon as there is a process, so that it can be ended while it starts."""
+
+
+class Seat:
+    """A place for one worker: started when it is first needed, and started again when it died.
+
+    Args:
+        opening: starts the worker.
+        restarts: how often another worker may follow one that died; None: each time.
+        started: called with each worker that has started.
+        worker: one that runs already.
+
+    Attributes:
+        worker: the worker, if there is one.
+        failure: why no worker is started any more, if that is so.
+    """
+
+    def __init__(self, opening: Opening, restarts: int | None = RESTARTS, started: Callable[[Worker], None] = lambda worker: None, worker: Worker | None = None) -> None:
+        self._opening, self._started = opening, started
+        self._ended = False
+        self.worker = worker
+        self.refresh(restarts)
+
+    def refresh(self, restarts: int | None = RESTARTS) -> None:
+        """Let the worker be started again, as often as said, whatever happened so far."""
+        self._restarts = restarts
+        self.failure: WorkerFailure | None = None
+
+    def get(self) -> Worker:
+        """Return the worker, and start it if there is none that lives.
+
+        Raises:
+            WorkerFailure: if it cannot be started, has died too often, or the seat has been ended.
+        """
+        worker = self.worker
+        if worker and worker.dead:
+            self._bury(worker.dead)
+            worker = None
+        if self.failure:
+            raise self.failure
+        if self._ended:
+            raise WorkerFailure("crashed", "its work was ended")
+        if worker is None:
+            try:
+                worker = self._opening(self._hold)
+            except WorkerFailure as failure:
+                self._bury(failure)
+                raise
+            self.worker = worker
+            self._started(worker)
+        return worker
+
+    def do(self, work: Callable[[Worker], T]) -> T:
+        """Have the worker do something.
+
+        Raises:
+            WorkerFailure: as :meth:`get` does, and if there was no result. The next work finds another worker, if it died.
+        """
+        worker = self.get()
+        try:
+            return work(worker)
+        except WorkerFailure:
+            if worker.dead:
+                self._bury(worker.dead)
+            raise
+
+    def _hold(self, worker: Worker) -> None:
+        self.worker = worker
+        if self._ended:
+            worker.close()
+
+    def _bury(self, failure: WorkerFailure) -> None:
+        """Let the worker go; whether another one may follow depends on what it died of."""
+        self.close()
+        if self._restarts is not None:
+            self._restarts -= 1
+            if failure.status in HOPELESS or self._restarts < 0:
+                self.failure = failure
+
+    def close(self) -> None:
+        """End the worker, if there is one. Any thread may."""
+        worker, self.worker = self.worker, None
+        if worker:
+            worker.close()
+
+    def end(self) -> None:
+        """End the worker, and start none any more. Any thread may."""
+        self._ended = True
+        self.close()
+
+
+class Pool:
+    """Seats that work at the same time and end together. Use it in a ``with`` block, or call :meth:`close`.
+
+    Args:
+        width: how many work at a time; by default as many as there are cores.
+        halted: asked while tasks run; once it says True, every worker is ended.
+    """
+
+    def __init__(self, width: int | None = None, halted: Callable[[], bool] = lambda: False) -> None:
+        self.halted, self.stopped, self._looked = halted, False, 0.0
+        self._seats: list[Seat] = []
+        self._threads = ThreadPoolExecutor(width or os.cpu_count() or 1)
+
+    def seat(self, opening: Opening, restarts: int | None = RESTARTS, started: Callable[[Worker], None] = lambda worker: None, worker: Worker | None = None) -> Seat:
+        """Return a new seat; the arguments are those of :class:`Seat`."""
+        seat = Seat(opening, restarts, started, worker)
+        self._seats.append(seat)
+        return seat
+
+    def map(self, task: Callable[[U], T], items: Iterable[U]) -> list[T]:
+        """Do a task for each item, on threads, and return what came of it in the order of the items.
+
+        Raises:
+            BaseException: the first that a task raises, or that ends the waiting, such as KeyboardInterrupt; every worker is ended then.
+        """
+        tasks = [self._threads.submit(task, item) for item in items]
+        pending = set(tasks)
+        try:
+            while pending:
+                done, pending = wait(pending, timeout=GLANCE, return_when=FIRST_EXCEPTION)
+                for one in done:
+                    one.result()
+                self._look()
+        except BaseException:
+            self.stop()
+            for one in tasks:
+                one.cancel()
+            raise
+        return [one.result() for one in tasks]
+
+    def _look(self) -> None:
+        """Look whether to end, now and then: to ask may take a message to another host."""
+        now = time.monotonic()
+        if not self.stopped and now - self._looked >= GLANCE:
+            self._looked = now
+            if self.halted():
+                self.stop()
+
+    def stop(self) -> None:
+        """End every worker at once; what runs ends with a failure, and none is started any more. Any thread may."""
+        self.stopped = True
+        for seat in self._seats:
+            seat.end()
+
+    def close(self) -> None:
+        """End every worker, and wait for what ran."""
+        self.stop()
+        self._threads.shutdown(cancel_futures=True)
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def end_with_parent() -> None:
+    """Have this process, one that ``multiprocessing`` started, end as soon as its parent has, however that ended."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch(sentinels: Sequence[int]) -> None:
+        wait_for(sentinels)
+        os._exit(1)
+
+    threading.Thread(target=watch, args=([parent.sentinel],), daemon=True).start()

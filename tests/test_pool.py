@@ -1,0 +1,171 @@
+"""The supervisor of workers: one worker to a seat, started again or given up, and all of them ended at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import backends
+import spec
+from backends.pool import HOPELESS, RESTARTS, Pool, Seat
+from backends.worker import Worker, WorkerFailure
+from tests.toys.small import request_for, run_of
+from tests.toys.surroundings import toy
+
+SmallConfig = Callable[..., spec.EncoderConfig]
+
+
+def opening(name: str, **settings: Any) -> Callable[[Callable[[Worker], None]], Worker]:
+    return lambda opened: backends.open(toy(name), threads=1, opened=opened, **settings)
+
+
+class Imagined:
+    """Stands in for a worker."""
+
+    def __init__(self) -> None:
+        self.dead: WorkerFailure | None = None
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+    def fail(self, status: str) -> None:
+        failure = WorkerFailure(status, "as asked")
+        self.dead = None if status == "error" else failure
+        raise failure
+
+
+def imagined(opened: list[Imagined], hold: Callable[[Any], None]) -> Any:
+    opened.append(Imagined())
+    hold(opened[-1])
+    return opened[-1]
+
+
+def failures(seat: Seat, statuses: list[str]) -> list[str]:
+    """Have a seat's workers fail, and return what was said."""
+    said = []
+    for status in statuses:
+        with pytest.raises(WorkerFailure) as raised:
+            seat.do(lambda worker, status=status: worker.fail(status))  # type: ignore[attr-defined, misc]
+        said.append(raised.value.status)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("statuses", "restarts", "count"),
+    [
+        (["crashed"] * 6, RESTARTS, 1 + RESTARTS),
+        (["crashed"] * 6, None, 6),
+        (["out of memory", "crashed"], 0, 1),
+        (["error"] * 6, 0, 1),
+        *((([status, "crashed"]), RESTARTS, 1) for status in HOPELESS),
+    ],
+)
+def test_a_worker_is_started_again_as_often_as_said_and_not_where_it_is_hopeless(statuses: list[str], restarts: int | None, count: int) -> None:
+    opened: list[Imagined] = []
+    seat = Seat(partial(imagined, opened), restarts)
+    said = failures(seat, statuses)
+    assert len(opened) == count
+    assert said == statuses[:count] + [statuses[count - 1]] * (len(statuses) - count)
+    assert all(worker.closed for worker in opened if worker.dead)
+
+
+def test_a_seat_that_was_given_up_gets_another_chance() -> None:
+    opened: list[Imagined] = []
+    seat = Seat(partial(imagined, opened), 0)
+    failures(seat, ["crashed", "crashed"])
+    assert seat.failure is not None
+    seat.refresh(1)
+    assert seat.do(lambda worker: "done") == "done"
+    assert len(opened) == 2
+
+
+def test_a_worker_that_died_unseen_is_followed_by_another(small: SmallConfig) -> None:
+    seat = Seat(opening("NumpyBackend"))
+    first = seat.get()
+    psutil.Process(first.pid).send_signal(signal.SIGKILL)
+    with pytest.raises(WorkerFailure, match=r"^crashed"):
+        run_of(first, request_for(small()))  # not through the seat, as tests do
+    assert seat.get() is not first
+    assert run_of(seat.get(), request_for(small())).output.shape == (3, 3)
+    seat.end()
+    with pytest.raises(WorkerFailure, match="crashed: its work was ended"):
+        seat.get()
+
+
+def ended(pids: list[int], patience: float = 10.0) -> bool:
+    """Whether processes end in time."""
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        if not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("how", ["a task raises", "Ctrl-C", "halted"])
+def test_all_workers_end_together(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: SmallConfig) -> None:
+    monkeypatch.setenv("TOY_NOTES", str(tmp_path))
+    request = request_for(small())
+    pids: list[int] = []
+    noted = tmp_path / "hanging"
+
+    def both_hang() -> bool:
+        return noted.exists() and len(noted.read_text().splitlines()) == 2
+
+    def task(seat: Seat | None) -> str:
+        if seat is None:
+            while not both_hang():
+                time.sleep(0.05)
+            if how == "Ctrl-C":
+                os.kill(os.getpid(), signal.SIGINT)
+            elif how == "a task raises":
+                raise LookupError("the task's")
+            return "third"
+        try:
+            run_of(seat.get(), request)
+        except WorkerFailure as failure:
+            return failure.status
+        return "it ran"
+
+    with Pool(3, halted=lambda: how == "halted" and both_hang()) as pool:
+        seats = [pool.seat(opening("Hangs"), started=lambda worker: pids.append(worker.pid or 0)) for _ in range(2)]
+        if how == "halted":
+            assert pool.map(task, [*seats, None]) == ["crashed", "crashed", "third"]
+        else:
+            with pytest.raises(LookupError if how == "a task raises" else KeyboardInterrupt):
+                pool.map(task, [*seats, None])
+        assert pool.stopped
+        assert len(pids) == 2
+        assert ended(pids)
+
+
+def test_a_worker_that_still_starts_is_ended_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOY_NOTES", str(tmp_path))
+    pool = Pool(1)
+    seat = pool.seat(opening("HangsWhenDescribed"))
+    said: list[str] = []
+
+    def start() -> None:
+        try:
+            seat.get()
+        except WorkerFailure as failure:
+            said.append(failure.status)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    while not (tmp_path / "hanging").exists():
+        time.sleep(0.05)
+    pool.close()
+    thread.join(10)
+    assert said == ["crashed"]
+    assert ended([int((tmp_path / "hanging").read_text())])
