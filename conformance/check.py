@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from conformance.campaign import Job
-from spec.cases import Case, standard_cases
+from spec.cases import SCENARIOS, Case, standard_cases
 from spec.config import variants as known_variants
 from spec.errors import SpecError, unknown
 from spec.precision import PRECISIONS
@@ -41,8 +41,15 @@ def check_cases(variants: Sequence[str] | None = None, dtypes: Sequence[str] = D
 
 
 def check_jobs(variants: Sequence[str] | None = None, dtypes: Sequence[str] = DTYPES, part: str = "model", cases: Sequence[str] | None = None) -> list[Job]:
-    """Return the jobs of a check: every case of :func:`check_cases` in every precision."""
-    return [job_of(case, dtype) for case in check_cases(variants, dtypes, part, cases) for dtype in dtypes]
+    """Return the jobs of a check: every case of :func:`check_cases` in every precision.
+
+    A case that one precision shows runs in the last of them alone, unless it is asked for by name.
+    """
+    return [
+        job_of(case, dtype)
+        for case in check_cases(variants, dtypes, part, cases)
+        for dtype in (dtypes[-1:] if SCENARIOS[case.scenario].once and cases is None else dtypes)
+    ]
 
 
 def _unknown(kind: str, names: Sequence[str], known: Collection[str]) -> list[str]:

@@ -135,6 +135,7 @@ PADDINGS: dict[str, str] = {
     "none": "every row full",
     "ragged": "rows full, 1 token, half, none at all (fully padded), and full with padding inside the text",
     "equal": "every row ends in the same amount of padding",
+    "left": "the first row begins with padding and has it inside; then one of 1 token, half, full, and full with padding inside the text",
 }
 """How :func:`example_batch` may pad (SPEC INP-6)."""
 
@@ -187,11 +188,16 @@ def _real_tokens(batch: int, tokens: int, padding: str) -> NDArray[np.bool_]:
     real = np.ones((batch, tokens), dtype=bool)
     if padding == "equal":
         real[:, -max(1, tokens // 3) :] = tokens == 1
-    if padding == "ragged":
-        for row, length in zip(range(batch), (tokens, 1, (tokens + 1) // 2, 0), strict=False):
+    if padding in ("ragged", "left"):
+        full, empty = (tokens, 0) if padding == "ragged" else (0, tokens)
+        for row, length in zip(range(batch), (full, 1, (tokens + 1) // 2, empty), strict=False):
             real[row, length:] = False
         for row in range(4, batch):
             real[row, 1 + row % max(1, tokens - 1) :: 3] = False
+    if padding == "left":
+        first, middle = 1 + tokens // 8, tokens // 2
+        real[0, first:] = True
+        real[0, middle : middle + 1 + tokens // 32] = tokens < 4
     return real
 
 

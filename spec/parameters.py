@@ -80,6 +80,7 @@ PROFILES: dict[str, str] = {
     "generic": "random gains and biases, softmax of moderate spread",
     "peaked": "query and key kernels 8 times as large in the first half of their columns, so that some softmax rows are all but one-hot; 200 times in the second, so that some scores lie beyond 10000",
     "offset": "token vectors far from zero in the mean: a variance that is the difference of two squares loses its digits",
+    "extreme": "the activation sees numbers far into both tails, and logits of up to some hundreds saturate softmax and sigmoid",
     "tiny": "every norm sees a deviation near its epsilon, so that epsilon and where it stands are visible",
 }
 """How :func:`initialize` may draw weights (SPEC WGT-5)."""
@@ -134,6 +135,8 @@ def _profiled(config: EncoderConfig, name: str, values: NDArray[np.float64], pro
         values = values * np.where(np.arange(config.d_model) < config.d_model // 2, 8.0, 200.0)
     if profile == "offset" and name == "embeddings.token.weight":
         values = values + OFFSET * np.sqrt(np.mean(np.square(values)))
+    if profile == "extreme":
+        values = values * next((factor for part, factor in EXTREME.items() if part in name), 1.0)
     if profile == "tiny":
         deviation = config.norm_epsilon if config.norm_epsilon_placement == "outside" else np.sqrt(config.norm_epsilon)
         last_of_attention = "attention.output." if config.output_projection else "attention.value."
@@ -141,6 +144,9 @@ def _profiled(config: EncoderConfig, name: str, values: NDArray[np.float64], pro
         values = values * (deviation if into_a_norm else 1.0)
     return values
 
+
+EXTREME = {"feed_forward.inner.": 5.0, "feed_forward.outer.weight": 0.3, "pooler.": 2.0, "classifier.weight": 150.0}
+"""What the profile ``extreme`` multiplies parameters by whose names contain these."""
 
 OFFSET = 40.0
 """Mean of the token vectors in the profile ``offset``, in their own deviations."""

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from spec.batch import Batch, example_batch
 from spec.config import EncoderConfig, variant, variants
@@ -15,6 +18,15 @@ from spec.parameters import Weights, initialize
 # Each axis has a size of its own, prime wherever the model allows it, so that a transposed axis cannot pass.
 SIZES: dict[str, int] = {"vocab_size": 29, "d_model": 14, "num_heads": 2, "d_ff": 17, "num_classes": 3, "num_layers": 1}
 BATCH, TOKENS, ROOM = 5, 11, 13
+TABLE = "embeddings.token.weight"
+
+# Texts of one sample that are longer than the blocks of 64, 128 and 256 keys that kernels work in, and no multiple of them.
+LONG = 263
+# Rows of a table whose numbers need more than 16 bits, and the ids that a text of it uses: at the borders of 7, 8, 15 and 16 bits,
+# of what half precisions count to, and the first and last row. Row 1 is padding in one variant.
+VOCABULARY = 70_001
+LANDMARKS = (0, 2, 127, 128, 129, 255, 256, 257, 2049, 32767, 32768, 32769, 65504, 65535, 65536, 65537, 65792, 69_999, 70_000)
+LATE = 3
 
 
 @dataclass(frozen=True)
@@ -26,6 +38,9 @@ class Scenario:
         profile: of the weights (:data:`spec.PROFILES`).
         padding: of the batch (:data:`spec.PADDINGS`).
         batch, tokens: sizes of the batch.
+        seed: of weights and inputs.
+        ids: those that its texts use, where they are few of many; every other row of the token table is then zero.
+        once: whether one precision shows it: a check in several runs it in the last of them alone.
         options: configuration fields that it sets.
         only: the variants that it is for; all by default.
     """
@@ -35,10 +50,15 @@ class Scenario:
     padding: str = "ragged"
     batch: int = BATCH
     tokens: int = TOKENS
+    seed: int = 0
+    ids: tuple[int, ...] = ()
+    once: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     only: tuple[str, ...] = ()
 
 
+# They run one after the other in one process: neighbours differ in masks and lengths, or in every size, and the first sizes come
+# back at the end, so that what a backend keeps from an earlier call shows.
 SCENARIOS: dict[str, Scenario] = {
     "ragged": Scenario(
         "rows that are full, of one token, half full, fully padded, and padded inside the text; two layers; gains and biases far from 1 and 0",
@@ -48,6 +68,24 @@ SCENARIOS: dict[str, Scenario] = {
     "tiny": Scenario("rows whose variance is near epsilon: its value and its place; flat softmax rows", profile="tiny"),
     "offset": Scenario("rows whose mean is far larger than their deviation: how the variance is computed", profile="offset"),
     "single": Scenario("a batch of one sample of one token: softmax over one key", padding="none", batch=1, tokens=1),
+    "extreme": Scenario(
+        "activations in both tails, saturated logits, a first token that is padding in one sample, seven heads",
+        profile="extreme",
+        padding="left",
+        seed=1,
+        options={"num_heads": 7},
+    ),
+    "long": Scenario(
+        "one sample of 263 tokens, as many as there are positions: longer than the blocks of kernels; ids beyond 8 and 16 bits, each used "
+        "many times; the first token is padding; two layers of one head",
+        padding="left",
+        batch=1,
+        tokens=LONG,
+        seed=73,
+        ids=LANDMARKS,
+        once=True,
+        options={"vocab_size": VOCABULARY, "d_model": 3, "num_heads": 1, "d_ff": 5, "num_classes": 2, "num_layers": 2},
+    ),
     "full": Scenario("no padding at all: masks must have no effect", padding="none"),
     "equal": Scenario("every row ends in the same padding: it must be masked all the same", padding="equal"),
     "looped": Scenario(
@@ -56,7 +94,13 @@ SCENARIOS: dict[str, Scenario] = {
         only=("keras-attention",),
     ),
     "batched": Scenario("all heads at once, without the published mask bug", options={"mask_assignment": "per_sample"}, only=("keras-attention",)),
-    "sigmoid": Scenario("one class: sigmoid cross-entropy, with an L2 term", options={"num_classes": 1, "l2_weight": 0.1}, only=("tf1-text-classifier",)),
+    "sigmoid": Scenario(
+        "one class: sigmoid cross-entropy of saturated logits, with an L2 term",
+        profile="extreme",
+        seed=10,
+        options={"num_classes": 1, "l2_weight": 0.1},
+        only=("tf1-text-classifier",),
+    ),
     "ignored-label": Scenario("samples that the loss leaves out; a final norm", options={"ignore_label": 1, "final_norm": True}, only=("bert-pytorch",)),
     "notes": Scenario(
         "sinusoid halves, positions from 1, scaled embeddings, additive mask: the options of the notes",
@@ -64,7 +108,7 @@ SCENARIOS: dict[str, Scenario] = {
         only=("vanilla-encoder",),
     ),
 }
-"""Every scenario by name."""
+"""Every scenario by name, in the order in which the cases of a variant run."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +154,27 @@ def build_case(name: str, scenario: str, part: str = "model", options: dict[str,
     """
     entry = SCENARIOS[scenario]
     published = variant(name)
-    room = entry.tokens if published.pooling == "flatten" else ROOM
+    room = entry.tokens if published.pooling == "flatten" else max(ROOM, entry.tokens + published.position_start)
     segments = {"num_segments": published.num_segments}
     config = published.replace(**{**SIZES, **segments, "max_positions": room, **entry.options, **(options or {})})
-    weights = initialize(config, seed=0, profile=entry.profile, part=part)
-    batch = example_batch(config, entry.batch, entry.tokens, seed=0, padding=entry.padding, part=part)
+    weights: Weights = initialize(config, entry.seed, entry.profile, part)
+    batch = example_batch(config, entry.batch, entry.tokens, entry.seed, entry.padding, part)
+    if entry.ids and batch.input_ids is not None:
+        weights, batch = _with_ids(config, weights, batch, [row for row in entry.ids if row != config.pad_id])
     return Case(name, scenario, part, config, weights, batch)
+
+
+def _with_ids(config: EncoderConfig, weights: Weights, batch: Batch, ids: list[int]) -> tuple[Weights, Batch]:
+    """Return weights and inputs of a text that uses these ids alone, and a token table that is zero in every other row.
+
+    The ids follow each other again and again, but for the last few: they stand at the end alone, so that the last block of a
+    kernel has keys like no other.
+    """
+    given = batch.required("input_ids")
+    words = np.asarray(ids)[np.arange(given.size) % (len(ids) - LATE)].reshape(given.shape)
+    words[:, -LATE:] = ids[-LATE:]
+    rows = {}
+    if TABLE in weights:
+        used = np.isin(np.arange(config.vocab_size), [*ids, config.pad_id])[:, None]
+        rows[TABLE] = np.where(used, weights[TABLE], 0.0)
+    return {**weights, **rows}, dataclasses.replace(batch, input_ids=np.where(given == config.pad_id, given, words))

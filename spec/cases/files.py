@@ -19,8 +19,14 @@ from spec.config import from_mapping
 from spec.errors import SpecError
 from spec.reference import Truth, reference
 
-FORMAT = 1
+FORMAT = 2
+"""The format of a file in which arrays are stored in part. One that needs nothing of it has format 1, so that a reader of
+format 1 goes on reading it."""
+
 FOLDER = Path(__file__).parent
+
+# Larger arrays are stored in part: a table by the rows that are not zero, anything else by every 61st of its numbers.
+LARGE, EVERY = 2**14, 61
 
 # Mathematical functions may differ in the last bit between processors: this much of a tensor's scale is no drift.
 LAST_BITS = 2.0**-40
@@ -30,11 +36,14 @@ def write_case(case: Case, folder: Path = FOLDER) -> None:
     """Write ``NAME.json`` and ``NAME.safetensors``.
 
     The arrays are ``weights/…``, ``inputs/…``, ``float64/…`` (every tap, and every gradient as ``gradients.…``) and
-    ``float32/…``: output and loss of the model in float32, computed exactly (SPEC PRC-2, MSK-5).
+    ``float32/…``: output and loss of the model in float32, computed exactly (SPEC PRC-2, MSK-5). Large ones are stored in
+    part, as ``stored`` says: by the rows named in ``rows``, where the others are zero, or by the first of each ``every``
+    numbers in row-major order.
     """
-    data = save(_arrays(case))
+    arrays, stored = _in_part(_arrays(case))
+    data = save(arrays)
     header = {
-        "format": FORMAT,
+        "format": FORMAT if stored else 1,
         "name": case.name,
         "variant": case.variant,
         "scenario": case.scenario,
@@ -43,6 +52,7 @@ def write_case(case: Case, folder: Path = FOLDER) -> None:
         "config": case.config.as_dict(),
         "arrays": f"{case.name}.safetensors",
         "sha256": hashlib.sha256(data).hexdigest(),
+        **({"stored": stored} if stored else {}),
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{case.name}.safetensors").write_bytes(data)
@@ -81,7 +91,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_case(path: Path) -> tuple[Case, dict[str, NDArray[Any]]]:
-    """Read a case and its expected arrays.
+    """Read a case and its arrays. Those that are stored by their rows are whole; those by every so many numbers are flat.
 
     Args:
         path: of the JSON file.
@@ -93,12 +103,13 @@ def read_case(path: Path) -> tuple[Case, dict[str, NDArray[Any]]]:
     missing = [key for key in ("format", "name", "variant", "scenario", "part", "config", "arrays", "sha256") if key not in header]
     if missing:
         raise SpecError(f"{path}: lacks {', '.join(map(repr, missing))}")
-    if header["format"] != FORMAT:
-        raise SpecError(f"{path}: has format {header['format']} but must have {FORMAT}")
+    if header["format"] not in range(1, FORMAT + 1):
+        raise SpecError(f"{path}: has format {header['format']} but must have at most {FORMAT}")
     arrays_path = path.parent / header["arrays"]
     arrays = read_arrays(arrays_path)
     if hashlib.sha256(arrays_path.read_bytes()).hexdigest() != header["sha256"]:
         raise SpecError(f"{arrays_path}: is not the file that {path.name} was written with: its SHA-256 differs")
+    arrays = _whole(arrays, header.get("stored", {}))
     weights, batch = section(arrays, "weights/"), from_arrays(section(arrays, "inputs/"))
     config = from_mapping(header["config"], path.name)
     return Case(header["variant"], header["scenario"], header["part"], config, weights, batch), arrays
@@ -118,7 +129,8 @@ def drift(folder: Path = FOLDER) -> list[str]:
             continue
         if case.config != current[name].config:
             problems.append(f"{name}.json: 'config' differs")
-        problems += [f"{name}.safetensors: {problem}" for problem in _differences(arrays, _arrays(current[name]))]
+        wanted = _whole(*_in_part(_arrays(current[name])))
+        problems += [f"{name}.safetensors: {problem}" for problem in _differences(arrays, wanted)]
     return sorted(problems)
 
 
@@ -133,6 +145,28 @@ def _arrays(case: Case) -> dict[str, NDArray[Any]]:
         "float32/loss": single.loss,
     }
     return {name: np.asarray(array, order="C") for name, array in arrays.items()}
+
+
+def _in_part(arrays: dict[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], dict[str, dict[str, Any]]]:
+    """Return what is stored of each array, and of those that are stored in part their shape and which part it is."""
+    part, stored = dict(arrays), {}
+    for name, array in arrays.items():
+        if array.size > LARGE:
+            rows = np.flatnonzero(array.reshape(len(array), -1).any(1))
+            few = len(rows) * EVERY < len(array)
+            part[name] = array[rows] if few else array.reshape(-1)[::EVERY].copy()
+            stored[name] = {"shape": list(array.shape), **({"rows": rows.tolist()} if few else {"every": EVERY})}
+    return part, stored
+
+
+def _whole(part: dict[str, NDArray[Any]], stored: Mapping[str, Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file, with those whole that are stored by their rows."""
+    arrays = dict(part)
+    for name, said in stored.items():
+        if "rows" in said:
+            arrays[name] = np.zeros(said["shape"], part[name].dtype)
+            arrays[name][said["rows"]] = part[name]
+    return arrays
 
 
 def expected(truth: Truth) -> dict[str, NDArray[Any]]:

@@ -75,6 +75,15 @@ MUTANTS = (
         change=steps(FeedForward, activate=leaky),
     ),
     mutant(
+        "relu_clipped_at_six",
+        "The ReLU is one that stops at 6.",
+        variant="vanilla-encoder",
+        scenario="extreme",
+        input="inputs beyond 6",
+        alone=True,
+        change=steps(FeedForward, activate=lambda family, layer, inner: family.o.relu(inner) - family.o.relu(inner - 6.0)),
+    ),
+    mutant(
         "activation_missing",
         "Nothing stands between the two linear layers.",
         variant="vanilla-encoder",

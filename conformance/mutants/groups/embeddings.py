@@ -110,6 +110,16 @@ MUTANTS = (
         change=inputs(lambda config, batch: {"segment_ids": np.maximum(batch.required("segment_ids") - 1, 0)}),
     ),
     mutant(
+        "embedding_ids_of_16_bits",
+        "Ids are kept in 16 bits.",
+        variant="bert",
+        scenario="long",
+        first=("embeddings.token",),
+        input="a table of more than 65,536 rows",
+        alone=True,
+        change=inputs(lambda config, batch: {"input_ids": batch.required("input_ids") & 0xFFFF}),
+    ),
+    mutant(
         "embedding_norm_missing",
         "No norm follows the sum of the embeddings.",
         variant="bert",
