@@ -90,12 +90,12 @@ class Result:
     """What came of one job on one backend.
 
     Attributes:
-        status: ``"agrees"``, ``"diverges"``, ``"undetermined"``, ``"unsupported"``, ``"refused"``, ``"absent"``, or one
-            of :data:`FAILED_WORKER`.
+        status: ``"agrees"``, ``"diverges"``, ``"nondeterministic"`` (right each time, but not the same bit for bit),
+            ``"undetermined"``, ``"unsupported"``, ``"refused"``, ``"absent"``, or one of :data:`FAILED_WORKER`.
         detail: one line of explanation where there is no verdict.
         stderr: the last lines of a worker that failed.
         part: the part of the model that ran.
-        attribution: one line that says that the precision is why it diverges, if it is.
+        attribution: one line that says that it diverges in this precision alone, or only when it is run again.
         repeats: what came of running it several times, if it was.
     """
 
@@ -198,11 +198,11 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0: all agree; 1: something diverges; 3: a backend that was asked for gave no result, or nothing was judged."""
+        """0: all agree; 1: something diverges, or differs when it is run again; 3: a backend that was asked for gave no result, or nothing was judged."""
         found = {result.status for result in self.results}
-        if found & set(FAILED_WORKER) or not found & {"agrees", "diverges", "undetermined"}:
+        if found & set(FAILED_WORKER) or not found & {"agrees", "diverges", "nondeterministic", "undetermined"}:
             return 3
-        return 1 if found & {"diverges", "refused"} else 0
+        return 1 if found & {"diverges", "nondeterministic", "refused"} else 0
 
 
 Progress = Callable[[str, str], None]
@@ -277,7 +277,7 @@ class Crew:
 
         try:
             run = self.run(job, self.settings.precision)
-            differing = self.repeat(job, run)
+            again, differing = self.repeat(job, run)
         except Unsupported as reason:
             return result("unsupported", str(reason))
         except SpecError as error:
@@ -289,21 +289,34 @@ class Crew:
             return result(status, failure.detail, stderr=failure.stderr)
         try:
             verdict = job.judge(run, self.settings.rules(job.dtype))
+            attribution = self.attribute(job, run, verdict)
+            for number, other in again.items():
+                if verdict.status != "diverges" and (later := job.judge(other, self.settings.rules(job.dtype))).status == "diverges":
+                    verdict, attribution = later, f"diverges only when it is run again: run {number} of {self.settings.repeat}; the first agrees"
         except (SpecError, LookupError, TypeError, ValueError) as error:  # for example tensors whose shapes cannot be added
             return result("error", f"its answer cannot be judged: {type(error).__name__}: {error}")
         order = {row.tensor: place for place, row in enumerate(verdict.table)}
         differing = sorted(differing, key=lambda name: order.get(name, len(order)))
         repeats = Repeats(self.settings.repeat, tuple(differing)) if self.settings.repeat > 1 else None
-        return result(verdict.status, verdict=verdict, attribution=self.attribute(job, run, verdict), repeats=repeats)
+        status = "nondeterministic" if differing and verdict.status != "diverges" else verdict.status
+        return result(status, verdict=verdict, attribution=attribution, repeats=repeats)
 
-    def repeat(self, job: Job, first: Run) -> list[str]:
-        """Run a job as often as it is to be repeated, and return the tensors that did not always have the same bits."""
+    def repeat(self, job: Job, first: Run) -> tuple[dict[int, Run], list[str]]:
+        """Run a job as often as it is to be repeated.
+
+        Returns:
+            The runs that are not the first one again, bit for bit, by their number from 2, and the tensors that differ.
+        """
         expected = _named(job, first)
-        differing: set[str] = set()
-        for _ in range(1, self.settings.repeat):
-            found = _named(job, self.run(job, self.settings.precision))
-            differing |= {name for name in {*expected, *found} if not _same_bits(expected.get(name), found.get(name))}
-        return sorted(differing)
+        again, differing = {}, set()
+        for number in range(2, self.settings.repeat + 1):
+            run = self.run(job, self.settings.precision)
+            found = _named(job, run)
+            others = {name for name in {*expected, *found} if not _same_bits(expected.get(name), found.get(name))}
+            if others:
+                again[number] = run
+            differing |= others
+        return again, sorted(differing)
 
     def attribute(self, job: Job, run: Run, verdict: Verdict) -> str:
         """Run what diverges in another precision once more in the strict one, and say so if it then agrees."""

@@ -57,7 +57,7 @@ def page(data: Mapping[str, Any]) -> str:
         data=data,
         headline=headline(runs, TRUTH[data["kind"]]),
         truth=TRUTH[data["kind"]],
-        tone="bad" if any(run.status in ("diverges", "refused") for run in runs) else "broken" if data["exit_code"] == 3 else "good",
+        tone="bad" if any(run.status in ("diverges", "refused", "nondeterministic") for run in runs) else "broken" if data["exit_code"] == 3 else "good",
         counts=Counter(run.status for run in sorted(runs, key=lambda run: run.gravity)),
         names=names,
         dtypes=dtypes,
@@ -124,7 +124,8 @@ def headline(runs: Sequence[Run], truth: str = "oracle") -> str:
     found = {name: Counter(run.status for run in runs if run.backend == name) for name in names}
     diverging = [name for name in names if found[name]["diverges"] + found[name]["refused"]]
     failing = [name for name in names if any(found[name][status] for status in FAILED_WORKER)]
-    agreeing = [name for name in names if found[name]["agrees"] and name not in (*diverging, *failing)]
+    changing = [name for name in names if found[name]["nondeterministic"] and name not in diverging]
+    agreeing = [name for name in names if found[name]["agrees"] and name not in (*diverging, *failing, *changing)]
 
     def total(of_these: Sequence[str]) -> str:
         count = sum(found[name].total() for name in of_these)
@@ -134,6 +135,9 @@ def headline(runs: Sequence[Run], truth: str = "oracle") -> str:
     if diverging:
         wrong = sum(found[name]["diverges"] + found[name]["refused"] for name in diverging)
         parts.append(f"{_and(diverging)} {_verb(diverging, 'diverges', 'diverge')} from the {truth} in {wrong} of {total(diverging)}")
+    if changing:
+        differ = sum(found[name]["nondeterministic"] for name in changing)
+        parts.append(f"{_and(changing)} {_verb(changing, 'differs', 'differ')} when run again in {differ} of {total(changing)}")
     if failing:
         owed = sum(found[name][status] for name in failing for status in FAILED_WORKER)
         parts.append(f"{_and(failing)} gave no result in {owed} of {total(failing)}")

@@ -236,7 +236,7 @@ def _contradictions(data: dict[str, Any]) -> Iterator[str]:
     lengths = [len(table["tensors"]) for table in tables]
     yield from (f"tables[{i}]: as many clauses as tensors are needed" for i, table in enumerate(tables) if len(table["clauses"]) != lengths[i])
     for place, result in enumerate(data["results"]):
-        if result["status"] in ("agrees", "diverges", "undetermined") and "measures" not in result:
+        if result["status"] in ("agrees", "diverges", "nondeterministic", "undetermined") and "measures" not in result:
             yield f"results[{place}] has a verdict but lacks 'measures'"
         if "measures" not in result:
             continue

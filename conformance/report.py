@@ -17,7 +17,7 @@ from spec.deviations import KINDS
 from spec.errors import SpecError
 
 SHORT = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
-WORST_FIRST = ("diverges", *FAILED_WORKER, "refused", "undetermined", "unsupported", "absent", "agrees")
+WORST_FIRST = ("diverges", *FAILED_WORKER, "refused", "nondeterministic", "undetermined", "unsupported", "absent", "agrees")
 NARROW = 100
 """Columns of a terminal below which backends stand side by side and precisions below each other."""
 
@@ -48,7 +48,7 @@ def plain_cell(results: Sequence[Result]) -> str:
 
 def _cell(results: Sequence[Result]) -> Text:
     status = worst_of(results).status if results else "absent"
-    style = {"agrees": "green", "diverges": "bold red", "absent": "dim", "unsupported": "dim", "undetermined": "yellow"}
+    style = {"agrees": "green", "diverges": "bold red", "nondeterministic": "red", "absent": "dim", "unsupported": "dim", "undetermined": "yellow"}
     return Text(plain_cell(results), style=style.get(status, "bold magenta"))
 
 

@@ -12,8 +12,8 @@ from conformance import drawing
 from conformance.campaign import FAILED_WORKER
 from conformance.report import SHORT, WORST_FIRST, number
 
-SIGNS = {"agrees": "✓", "diverges": "✗", "undetermined": "?", "unsupported": "–", "absent": "–", "refused": "✗"}
-TONES = {"agrees": "good", "diverges": "bad", "unsupported": "quiet", "absent": "quiet", "undetermined": "quiet"}
+SIGNS = {"agrees": "✓", "diverges": "✗", "undetermined": "?", "unsupported": "–", "absent": "–", "refused": "✗", "nondeterministic": "✗"}
+TONES = {"agrees": "good", "diverges": "bad", "nondeterministic": "bad", "unsupported": "quiet", "absent": "quiet", "undetermined": "quiet"}
 NUMBERS = (int, float, type(None))
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
@@ -123,7 +123,7 @@ class Case:
     def order(self) -> int:
         """0 where something diverges, 1 where a run failed, 2 otherwise."""
         found = {run.status for run in self.runs}
-        return 0 if "diverges" in found else 1 if found & {*FAILED_WORKER, "refused"} else 2
+        return 0 if "diverges" in found else 1 if found & {*FAILED_WORKER, "refused", "nondeterministic"} else 2
 
     @property
     def dtypes(self) -> list[str]:

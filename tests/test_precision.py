@@ -304,10 +304,34 @@ def test_repeated_runs_that_differ_are_named_in_the_order_of_computation() -> No
     line = f"{name}: 3 runs each of 2 jobs: differ in 3 tensors of 2 jobs, first {differing[first.case][0]} of {first.case}, float32"
     assert repetitions(report) == [line]
     assert line in printed(report)
+    assert (statuses(report), report.exit_code) == (["nondeterministic"] * 2, 1)
+    assert report.results[0].verdict is not None
+    assert report.results[0].verdict.passed
     data = record.record(report, "check")
     assert record.problems(data) == []
     assert data["results"][0]["repeats"] == {"times": 3, "equal": False, "differing": list(differing[first.case])}
     assert "repeated 3 runs each of 2 jobs: 3 tensors of 2 differ, first" in said(page(data))
+
+
+def test_what_diverges_only_when_it_is_run_again_diverges() -> None:
+    name = precise("WrongAgain")
+    report = checked(name, cases=("bert-single",), repeat=4)
+    (result,) = report.results
+    assert (result.status, report.exit_code) == ("diverges", 1)
+    assert result.first_divergence is not None
+    assert result.first_divergence.tensor == "layers.0.attention.query"
+    assert result.attribution == "diverges only when it is run again: run 3 of 4; the first agrees"
+    assert result.attribution in printed(report)
+    assert result.repeats is not None
+    assert result.repeats.differing[0] == "layers.0.attention.query"
+    data = record.record(report, "check")
+    assert record.problems(data) == []
+    assert checked(name, cases=("bert-single",)).exit_code == 0
+
+
+def test_a_report_says_of_what_changes_that_it_does() -> None:
+    words = said(page(record.record(checked(precise("AddsNoise"), cases=("bert-ragged",), repeat=3), "check")))
+    assert "differs when run again in 1 of 1 run" in words
 
 
 # Several devices.
