@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from backends.interface import Run
 from conformance import tolerance
-from conformance.causes import Cause, explain
+from conformance.causes import Cause
+from conformance.diagnosis import Diagnosis, diagnose
 from conformance.tolerance import Case, Expectation, Z, rms_limit, root_mean_square
 from spec.batch import Batch
 from spec.config import EncoderConfig
@@ -131,10 +132,6 @@ class Row:
         return self.deciding.beyond if self.deciding else self.size if self.status == "diverges" else 0
 
 
-def _no_cause() -> Cause | None:
-    return None
-
-
 @dataclass(frozen=True)
 class Verdict:
     """The judgement of one run.
@@ -144,7 +141,7 @@ class Verdict:
     """
 
     table: list[Row]
-    search: Callable[[], Cause | None] = field(default=_no_cause, repr=False, compare=False)
+    search: Callable[[], Diagnosis | None] = field(default=lambda: None, repr=False, compare=False)
 
     @property
     def status(self) -> str:
@@ -163,12 +160,14 @@ class Verdict:
         return next((row for row in self.table if row.status == "diverges"), None)
 
     @functools.cached_property
+    def diagnosis(self) -> Diagnosis | None:
+        """What is known of the first divergence (:mod:`conformance.diagnosis`); None where it was not judged locally."""
+        return self.search()
+
+    @property
     def cause(self) -> Cause | None:
         """What explains the first divergence, if anything that is known does (:mod:`conformance.causes`)."""
-        try:
-            return self.search()
-        except Exception as error:  # a run that is wrong in an unforeseen way still has its verdict
-            return Cause("unknown", f"the search for a cause failed: {type(error).__name__}: {error}", confident=False)
+        return self.diagnosis.cause if self.diagnosis else None
 
     @property
     def worst(self) -> float:
@@ -252,7 +251,7 @@ class _Judging:
         first = verdict.first_divergence
         if not local or first is None or first.local is None:
             return verdict
-        return Verdict(table, functools.partial(explain, self.case, self.forced(), first.tensor, self.delivered[first.tensor], judge_tensor))
+        return Verdict(table, functools.partial(diagnose, self.case, self.forced(), first.tensor, self.delivered[first.tensor], judge_tensor))
 
     def requested(self, name: str) -> bool:
         if name.startswith("gradients."):

@@ -163,6 +163,7 @@ def _finding(run: Run) -> dict[str, Any]:
     return {
         **row,
         **values,
+        "clause": run.diagnosis["clauses"][0] if run.diagnosis else row["clause"],
         "run": run,
         "judged": judged,
         "difference": values["actual"] - values["expected"],

@@ -60,6 +60,8 @@ def _result(result: Result, tables: dict[tuple[tuple[str, str], ...], int], comp
         data["worst"] = result.worst
         data["first_divergence"] = result.first_divergence.tensor if result.first_divergence else None
         data["cause"] = _cause(result.verdict)
+        if result.verdict.diagnosis:
+            data["diagnosis"] = result.verdict.diagnosis.as_dict()
         data["table"] = tables.setdefault(tuple((row.tensor, row.clause) for row in rows), len(tables))
         data["measures"] = {
             "status": [row.status for row in rows],

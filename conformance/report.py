@@ -127,9 +127,9 @@ def divergence_lines(result: Result) -> list[str]:
     row, verdict = result.first_divergence, result.verdict
     assert row is not None
     assert verdict is not None
-    lines = [f"{result.backend} diverges: {result.case}, {result.dtype}", f"  first at {row.tensor} (SPEC {row.clause}){_where(row, result.backend)}"]
-    if verdict.cause:
-        lines.append(f"  {verdict.cause.text}")
+    clause = verdict.diagnosis.clause if verdict.diagnosis else row.clause
+    lines = [f"{result.backend} diverges: {result.case}, {result.dtype}", f"  first at {row.tensor} (SPEC {clause}){_where(row, result.backend)}"]
+    lines += [f"  {line}" for line in verdict.diagnosis.lines] if verdict.diagnosis else []
     if result.attribution:
         lines.append(f"  {result.attribution}")
     lines += _arrival(verdict, row)

@@ -62,6 +62,7 @@ class Run:
     worst: float = 0.0
     first: str | None = None
     cause: dict[str, Any] | None = None
+    diagnosis: dict[str, Any] | None = None
     attribution: str = ""
     repeats: dict[str, Any] | None = None
     tensors: list[Tensor] = field(default_factory=list)
@@ -91,6 +92,15 @@ class Run:
     def tone(self) -> str:
         """The class of its colour."""
         return TONES.get(self.status, "broken")
+
+    @property
+    def seen(self) -> list[str]:
+        """What is said of it besides a cause: what is seen, where the cause is not certain, and notes."""
+        if self.diagnosis is None:
+            return []
+        description = self.diagnosis["description"]
+        shown = [description["text"]] if description and not (self.cause and self.cause["confident"]) else []
+        return [*shown, *self.diagnosis["notes"]]
 
     @property
     def largest(self) -> Tensor | None:
@@ -173,7 +183,7 @@ def ordered(values: Iterable[str]) -> list[str]:
 def run_of(result: Mapping[str, Any], data: Mapping[str, Any]) -> Run:
     """Return one result of a record."""
     run = Run(**{key: result[key] for key in ("backend", "group", "case", "part", "dtype", "status", "detail")}, stderr=result.get("stderr", ""))
-    run.attribution, run.repeats = result.get("attribution", ""), result.get("repeats")
+    run.attribution, run.repeats, run.diagnosis = result.get("attribution", ""), result.get("repeats"), result.get("diagnosis")
     if "measures" in result:
         run.worst, run.first, run.cause = float(result["worst"]), result["first_divergence"], result["cause"]
         run.rows = {row["tensor"]: row for row in result["tensors"]}

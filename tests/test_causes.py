@@ -150,7 +150,7 @@ def test_scores_that_are_clamped_are_recognised():
         return run.a.replace(high, high.value > -5, -5.0)
 
     cause = verdict_of(case, run_of(case, step("", "", "*.scores", clamped))).cause
-    assert cause == Cause("clamped", f"`{SCORES}` is explained by numbers that are clamped to 5 (PRC-2)", confident=True)
+    assert cause == Cause("clamped", f"`{SCORES}` is explained by numbers that are clamped to 5 (ATT-4)", confident=True)
 
 
 # Parts, fused implementations, dropout, precisions.

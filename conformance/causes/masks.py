@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -56,8 +57,9 @@ def of_other_constants(question: Question, tap: str) -> Iterator[Hypothesis]:
         return
     for fill, shown in (("replace", question.actual), ("add", question.actual - scores)):
         constant, spread = float(np.median(shown[hidden])), float(np.ptp(shown[hidden]))
-        # The shortest number that all of them may have been made of.
-        value = next(short for digits in range(1, 18) if abs((short := float(f"{constant:.{digits}g}")) - constant) <= spread)
+        # The shortest number that all of them may have been made of; near the end of the range a shorter one may be infinite.
+        shorter = (float(f"{constant:.{digits}g}") for digits in range(1, 18))
+        value = next((short for short in shorter if abs(short - constant) <= spread and math.isfinite(short)), constant)
         for option in options(question.config, "mask_value", (value,), "MSK-2", mask_fill=fill):
             text = option.text if fill == question.config.mask_fill else f"{option.text} and mask_fill = {fill}"
             yield dataclasses.replace(option, text=text, rare=True)

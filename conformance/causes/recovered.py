@@ -64,7 +64,8 @@ class _Recovery:
             return None
         row, change = found[0]
         if row == len(self.weight):
-            return reading("bias_element", f"element {column} of `{self.name}.bias` being off by {change:.3g}", "WGT-4")
+            text = f"element {column} of `{self.name}.bias` being off by {change:.3g}"
+            return reading("bias_element", text, "WGT-4", sure=False)  # or something added to it later
         before = self.weight[row, column]
         return reading(
             "weight_element", f"`{self.name}.weight` at {(row, column)} being {before + change:.6g} instead of {before:.6g}", "WGT-4"

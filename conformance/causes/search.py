@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -71,17 +71,25 @@ class Cause:
         hypothesis: its name; several are joined by "or".
         text: a sentence that says so.
         confident: whether nothing else that was tried explains it as well.
+        clauses: that it breaks, one entry for each hypothesis.
     """
 
     hypothesis: str
     text: str
     confident: bool
+    clauses: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
 class _Explanation:
     hypothesis: Hypothesis
     judgement: Any
+
+
+def of(question: Question, judge: Callable[..., Any]) -> Cause | None:
+    """Return the hypothesis that explains the tensor in question to within its allowance."""
+    with np.errstate(all="ignore"):  # what is not finite is compared as such
+        return _Search(question, judge).cause()
 
 
 def explain(case: Case, forced: Mapping[str, Array], tensor: str, actual: Array, judge: Callable[..., Any]) -> Cause | None:
@@ -94,8 +102,7 @@ def explain(case: Case, forced: Mapping[str, Array], tensor: str, actual: Array,
         actual: the run's values of it.
         judge: judges values, given what they should be, their sigma and the precision.
     """
-    with np.errstate(all="ignore"):  # what is not finite is compared as such
-        return _Search(Question(case, forced, tensor, actual), judge).cause()
+    return of(Question(case, forced, tensor, actual), judge)
 
 
 class _Search:
@@ -112,7 +119,7 @@ class _Search:
                 return self.conclude(found)
         for look in READINGS:
             for seen in look(self.question):
-                return Cause(seen.hypothesis.name, self.sentence([seen.hypothesis], seen.sure), seen.sure)
+                return Cause(seen.hypothesis.name, self.sentence([seen.hypothesis], seen.sure), seen.sure, (seen.hypothesis.clause,))
         return None
 
     def simple(self) -> Iterator[Hypothesis]:
@@ -182,7 +189,8 @@ class _Search:
         hypotheses = [one.hypothesis for one in kept]
         shown = [hypothesis for hypothesis in hypotheses if not hypothesis.rare] or hypotheses
         shown.sort(key=lambda hypothesis: not hypothesis.fields)  # an option that is wrong is the plainest reason
-        return Cause(" or ".join(dict.fromkeys(hypothesis.name for hypothesis in shown)), self.sentence(shown, sure), sure)
+        names = dict.fromkeys(hypothesis.name for hypothesis in shown)
+        return Cause(" or ".join(names), self.sentence(shown, sure), sure, tuple(hypothesis.clause for hypothesis in shown))
 
     def sentence(self, hypotheses: Sequence[Hypothesis], sure: bool) -> str:
         shown = " or by ".join(f"{hypothesis.text} ({hypothesis.clause})" for hypothesis in hypotheses[:MOST_NAMED])

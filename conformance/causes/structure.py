@@ -16,6 +16,7 @@ from conformance.causes.reading import Reading, clear, reading, root_mean_square
 from conformance.causes.step import Step, matches
 from conformance.tolerance import R, Z
 from spec.arithmetic import Tensor
+from spec.tensors import clause_of
 
 Array = NDArray[np.floating]
 
@@ -51,19 +52,19 @@ def of_format(question: Question) -> Iterator[Reading]:
 
 def of_limit(question: Question) -> Iterator[Reading]:
     """Read off that whatever is beyond a limit was set to it."""
-    right, actual = question.right.value, question.actual
+    right, actual, clause = question.right.value, question.actual, clause_of(question.config, question.tensor, question.case.part)
     masked = matches(question.tensor, ("*.masked_scores", "*.masked_weights"))  # where a constant is no sign of a limit
     if masked or not (np.isfinite(right).all() and np.isfinite(actual).all()):
         return
     for text, limited in (("at least", np.maximum(right, actual.min())), ("at most", np.minimum(right, actual.max()))):
         beyond = limited != right
         if beyond.sum() >= 3 and (~beyond).sum() >= 3 and clear(actual - right, actual - limited, question.right.sigma):
-            yield reading("clamped", f"numbers that are clamped to be {text} {float(limited[beyond][0]):.6g}", "PRC-2")
+            yield reading("clamped", f"numbers that are clamped to be {text} {float(limited[beyond][0]):.6g}", clause)
             return
     limit = abs(actual).max()
     limited = np.clip(right, -limit, limit)
     if (limited != right).sum() >= 3 and clear(actual - right, actual - limited, question.right.sigma):
-        yield reading("clamped", f"numbers that are clamped to {float(limit):.6g}", "PRC-2")
+        yield reading("clamped", f"numbers that are clamped to {float(limit):.6g}", clause)
 
 
 # Dropout.

@@ -8,6 +8,7 @@ from typing import Any
 from conformance.campaign import Report, Result, Settings
 from conformance.causes import Cause
 from conformance.comparison import Z_BINS, Judgement, Row, Verdict
+from conformance.diagnosis import Diagnosis
 from conformance.tolerance import R, Z
 
 TENSORS = [
@@ -42,7 +43,8 @@ def verdict(ratio: float = 0.1, wrong: int | None = None, error: float = 500.0, 
     for place, (name, clause) in enumerate(tensors):
         inherited = error / 2 if wrong is not None and place >= wrong else ratio
         table.append(row(name, clause, error if place == wrong else ratio, inherited))
-    return Verdict(table, lambda: cause)
+    first = tensors[wrong or 0]
+    return Verdict(table, lambda: Diagnosis(first[0], (first[1],), cause) if cause else None)
 
 
 def result(backend: str = "torch", status: str | None = None, judged: Verdict | None = None, **fields: Any) -> Result:

@@ -1,0 +1,94 @@
+"""Which clauses of the specification a wrong tensor may break, in order of likelihood, by what is seen of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from conformance.causes.question import Question
+from conformance.causes.step import matches
+from conformance.diagnosis.description import Description
+from spec.config import EncoderConfig
+
+MOVED = ("shifted", "reversed", "swapped", "repeated", "permuted", "transposed")
+
+
+def likely(question: Question, seen: Description | None, usual: str) -> tuple[str, ...]:
+    """Return the clauses that a wrong tensor may break, the likeliest first.
+
+    Args:
+        seen: what is seen of it.
+        usual: the clause that defines it.
+    """
+    return tuple(dict.fromkeys((*(_of_what_is_seen(question, seen) if seen else ()), usual)))
+
+
+def _of_what_is_seen(question: Question, seen: Description) -> Iterator[str]:
+    """Yield the clauses that a description speaks of."""
+    tensor, config = question.tensor, question.config
+    if seen.relation == "bits":
+        yield "PRC-2"
+    if tensor.startswith("gradients."):
+        return
+    if tensor.startswith("embeddings."):
+        yield from _of_embeddings(config, tensor, seen)
+    elif matches(tensor, ("*attention.query", "*attention.key", "*attention.value")):
+        yield from ("ATT-2", "ATT-1") if seen.relation in MOVED and seen.what.count("head") else ("ATT-1", "ATT-2")
+    elif tensor.endswith("attention.scores"):
+        yield from ("ATT-4", "ATT-3") if seen.relation == "multiple" else ("ATT-3", "ATT-4")
+    elif tensor.endswith("masked_scores"):
+        yield from _of_masks(config, seen)
+    elif tensor.endswith(("attention.weights", "masked_weights", "attention.context")):
+        yield from _of_attention(tensor, seen)
+    elif matches(tensor, ("*norm1", "*norm2", "*norm")):
+        yield from ("NRM-7", "NRM-2") if seen.relation == "nan" else ("NRM-2", "NRM-3")
+    elif tensor in ("loss", "losses"):
+        yield from ("LOS-3",) if "label" in seen.where and config.ignore_label is not None else ()
+
+
+def _of_embeddings(config: EncoderConfig, tensor: str, seen: Description) -> Iterator[str]:
+    padding = seen.region == "padding" or (config.token_padding_row is not None and seen.where == f"id {config.token_padding_row}")
+    if tensor.endswith(".token"):
+        yield from ("EMB-2",) if seen.relation == "multiple" and not seen.where else ("EMB-3", "EMB-1") if padding else ("EMB-1",)
+    elif tensor.endswith(".position"):
+        if seen.relation == "multiple" and not seen.where:
+            yield "EMB-2"
+        elif padding:
+            yield "POS-6"
+        elif "column" in seen.what or "d_model" in seen.places:
+            yield from ("POS-2", "POS-3")
+        elif seen.relation in ("shifted", "reversed", "repeated", "permuted") or seen.places:
+            yield "POS-5"
+        else:
+            yield from ("POS-5", "POS-1") if config.positions == "learned" else ("POS-3", "POS-4", "POS-1")
+    elif tensor.endswith(".norm"):
+        yield "NRM-2"
+
+
+def _of_masks(config: EncoderConfig, seen: Description) -> Iterator[str]:
+    if seen.relation == "infinite":
+        yield "MSK-6"
+    if seen.region == "empty rows" and not seen.places:
+        yield from ("MSK-3", "MSK-5")
+    elif seen.relation == "constant" and seen.where.startswith("masked"):
+        yield from ("MSK-2", "MSK-6")
+    elif seen.relation == "constant" or "scores" in seen.what or seen.places:
+        # What should be hidden is not, or the other way round; in single samples it may be the mask of another.
+        yield from ("MSK-7", "MSK-1") if len(seen.places.get("batch", ())) == 1 else ("MSK-1", "MSK-4", "MSK-7")
+    yield "MSK-3"
+
+
+def _of_attention(tensor: str, seen: Description) -> Iterator[str]:
+    if tensor.endswith("masked_weights"):
+        yield "MSK-8"
+    elif seen.region == "empty rows":
+        yield "MSK-5"
+    elif seen.region == "padding" and seen.relation == "zero":
+        yield "MSK-4"
+    elif seen.where.startswith("masked keys"):
+        yield "MSK-3"
+    elif seen.where.startswith(("padded", "samples with padding")):
+        yield from ("MSK-4", "MSK-5")
+    elif tensor.endswith("context"):
+        yield from ("ATT-6", "ATT-7", "ATT-5")
+    else:
+        yield from ("ATT-5",)

@@ -1,0 +1,113 @@
+"""What is seen of a wrong tensor, where nothing that is known explains it: no cause, and never said as one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.causes.question import Question
+from conformance.causes.reading import within
+from conformance.diagnosis.regions import FILLED, Region, smallest
+from conformance.diagnosis.relations import relate
+from conformance.tolerance import R, Z
+
+Array = NDArray[np.floating]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Description:
+    """What is seen of a wrong tensor.
+
+    Attributes:
+        tensor: its name.
+        where: which elements are wrong, in words that follow "only"; empty if all are.
+        region: the kind of the condition (:class:`conformance.diagnosis.regions.Region`).
+        places: axis name to places along it.
+        what: what they are, in words that follow the name of the tensor; empty if no relation is seen.
+        relation: its kind (:class:`conformance.diagnosis.relations.Relation`).
+        numbers: that were read off.
+        wrong, size: how many elements are wrong, of how many.
+        exact: whether what is said gives the whole tensor, the right elements included, to within rounding.
+    """
+
+    tensor: str
+    where: str
+    region: str
+    places: Mapping[str, tuple[int, ...]]
+    what: str
+    relation: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    wrong: int = 0
+    size: int = 0
+    exact: bool = False
+
+    @property
+    def text(self) -> str:
+        """One sentence."""
+        share = f"{self.wrong} of {self.size} elements"
+        if self.where:
+            there = f": there it {self.what}" if self.what else ""
+            return f"`{self.tensor}` is wrong only {'' if self.where.startswith('where') else 'in '}{self.where} ({share}){there}"
+        if self.what:
+            return f"`{self.tensor}` {self.what} ({share} are wrong)"
+        return f"`{self.tensor}` is wrong in {share}, with no order that is known"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        data = dataclasses.asdict(self)
+        return {**data, "places": {axis: list(places) for axis, places in self.places.items()}, "text": self.text}
+
+
+def wrong_elements(question: Question) -> Flags:
+    """Return which elements are wrong; if none is by itself, those that err more than chance lets many."""
+    actual, right, sigma = question.actual, question.right.value, question.right.sigma
+    infinite = np.isfinite(actual) != np.isfinite(right)
+    scores = np.where(np.isfinite(sigma), abs(actual - right) / sigma, 0.0)
+    for limit in (Z, R):
+        wrong = infinite | (np.nan_to_num(scores, nan=np.inf) > limit) & np.isfinite(right)
+        if wrong.any():
+            return np.asarray(wrong)
+    return np.asarray(infinite)
+
+
+def describe(question: Question) -> Description | None:
+    """Return what is seen of the tensor in question, if anything is wrong with it that can be seen by itself."""
+    with np.errstate(all="ignore"):
+        wrong = wrong_elements(question)
+        if not wrong.any():
+            return None
+        region = smallest(question, wrong)
+        filled = float((wrong & region.flags).sum() / region.flags.sum())
+        found = relate(question, region)
+        if found is None and region.text and filled < FILLED:
+            everywhere = Region("", np.ones(wrong.shape, bool), kind="everywhere")
+            found = relate(question, everywhere)
+            region = everywhere if found else region
+        exact = bool(found and found.value is not None and _gives(question, region, found.value))
+        if not exact and filled < FILLED / 2 and not found:
+            region = Region("", np.ones(wrong.shape, bool), kind="everywhere")
+    return Description(
+        question.tensor,
+        region.text,
+        region.kind,
+        region.places,
+        found.text if found else "",
+        found.kind if found else "",
+        (found.numbers or {}) if found else {},
+        int(wrong.sum()),
+        wrong.size,
+        exact,
+    )
+
+
+def _gives(question: Question, region: Region, value: Array) -> bool:
+    """Return whether the tensor is right but in a region, and is there what is said."""
+    right, sigma = question.right.value, np.broadcast_to(question.right.sigma, question.actual.shape)
+    left = np.where(region.flags, 0.0, question.actual - right)
+    return within(left, sigma)

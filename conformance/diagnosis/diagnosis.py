@@ -1,0 +1,103 @@
+"""What is said of the first tensor of a run that is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.causes import Cause, search
+from conformance.causes.question import Question
+from conformance.diagnosis.clauses import likely
+from conformance.diagnosis.description import Description, describe
+from conformance.tolerance import Case
+from spec.tensors import clause_of
+
+Array = NDArray[np.floating]
+
+CLAUSE = re.compile(r"\b[A-Z]{3}-\d+\b")
+
+
+NO_NUMBERS = ("nan", "infinite", "not finite")
+"""Relations of which one is as good as another: what is no number may have become so in many ways."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What is known of a divergence.
+
+    Attributes:
+        tensor: the first one that is wrong.
+        clauses: that it may break, the likeliest first.
+        cause: what explains it, if anything does.
+        description: what is seen of it.
+        notes: what else is to be said, in sentences.
+    """
+
+    tensor: str
+    clauses: tuple[str, ...]
+    cause: Cause | None = None
+    description: Description | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def clause(self) -> str:
+        """The clause that it most likely breaks."""
+        return self.clauses[0]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        description = self.description.as_dict() if self.description else None
+        return {"clauses": list(self.clauses), "description": description, "notes": list(self.notes)}
+
+    @property
+    def text(self) -> str:
+        """All that is to be said, in sentences."""
+        return "; ".join(self.lines)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The cause if there is one, what is seen if the cause is not certain, and notes."""
+        shown = [self.cause.text] if self.cause else []
+        if self.description and not (self.cause and self.cause.confident):
+            shown.append(f"seen: {self.description.text}")
+        return (*shown, *self.notes)
+
+
+def diagnose(case: Case, forced: Mapping[str, Array], tensor: str, actual: Array, judge: Callable[..., Any]) -> Diagnosis:
+    """Return what can be said of the first tensor that is wrong.
+
+    Args:
+        case, forced, tensor, actual, judge: as in :func:`conformance.causes.explain`.
+    """
+    question = Question(case, forced, tensor, actual)
+    usual = clause_of(case.config, tensor, case.part)
+    notes: list[str] = []
+    cause, seen = None, None
+    try:
+        cause = search.of(question, judge)
+    except Exception as error:  # a run that is wrong in an unforeseen way still has its verdict
+        notes.append(f"the search for a cause failed: {type(error).__name__}: {error}")
+    try:
+        seen = describe(question)
+    except Exception as error:
+        notes.append(f"it cannot be described: {type(error).__name__}: {error}")
+    if cause and cause.hypothesis == "clamped" and seen and seen.exact and seen.where and seen.region != "value":
+        cause = None  # a limit is reached by size, and not in a place
+    if cause and seen and seen.where and seen.relation in NO_NUMBERS:
+        cause = dataclasses.replace(cause, confident=False, text=cause.text.replace(" is explained by", " may be explained by"))
+    return Diagnosis(tensor, _clauses(cause, seen, likely(question, seen, usual)), cause, seen, tuple(notes))
+
+
+def _clauses(cause: Cause | None, seen: Description | None, others: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the clauses in question: of a cause that is sure, of what is seen exactly, of a cause that is not sure, of the rest."""
+    named = tuple(CLAUSE.findall(" ".join(cause.clauses))) if cause else ()
+    if cause and cause.confident:
+        return tuple(dict.fromkeys(named))
+    order = (*others, *named) if seen and (seen.exact or seen.relation in NO_NUMBERS) else (*named, *others)
+    return tuple(dict.fromkeys(order))

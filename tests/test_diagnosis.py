@@ -1,0 +1,42 @@
+"""What is said of mistakes that nobody foresaw: the tensor, the clause, and what is seen, but no cause that is not theirs."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import pytest
+
+from conformance.comparison import Verdict, judge
+from spec.cases import build_case
+from tests.toys.unseen import UNSEEN, run_of, said
+
+UNSAID = {
+    "keys beyond a block dropped", "softmax of float16 scores", "context misses the last key", "smoothed in the backward pass",
+    "late tokens have no gradient", "last sample has no gradient", "one head has no gradient",
+}  # fmt: skip
+"""Those of which what an engineer would want to be told is not said."""
+
+
+@cache
+def verdict_of(name: str) -> Verdict:
+    mistake = UNSEEN[name]
+    case = build_case(mistake.home, mistake.scenario)
+    return judge(case.config, case.weights, case.batch, run_of(case, mistake), case.part, arriving=False)
+
+
+FORWARD = [name for name, mistake in UNSEEN.items() if "gradients" not in mistake.first]
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_an_unforeseen_mistake_is_placed_and_described(name):
+    mistake, verdict = UNSEEN[name], verdict_of(name)
+    diagnosis = verdict.diagnosis
+    assert re.fullmatch(mistake.first, diagnosis.tensor)
+    if name not in UNSAID:
+        assert diagnosis.clause in mistake.clauses.split(), diagnosis
+        assert said(mistake, diagnosis.text), diagnosis.text
+    assert not (diagnosis.cause and diagnosis.cause.confident) or said(mistake, diagnosis.cause.text), diagnosis.cause
+    if diagnosis.description:
+        assert diagnosis.as_dict()["description"]["text"] == diagnosis.description.text
+        assert diagnosis.description.wrong <= diagnosis.description.size
