@@ -251,7 +251,8 @@ class _Judging:
         first = verdict.first_divergence
         if not local or first is None or first.local is None:
             return verdict
-        return Verdict(table, functools.partial(diagnose, self.case, self.forced(), first.tensor, self.delivered[first.tensor], judge_tensor))
+        statuses = {row.tensor: row.status for row in table}
+        return Verdict(table, functools.partial(diagnose, self.case, self.forced(), first.tensor, self.delivered, judge_tensor, statuses))
 
     def requested(self, name: str) -> bool:
         if name.startswith("gradients."):

@@ -11,10 +11,7 @@ from conformance.comparison import Verdict, judge
 from spec.cases import build_case
 from tests.toys.unseen import UNSEEN, run_of, said
 
-UNSAID = {
-    "keys beyond a block dropped", "softmax of float16 scores", "context misses the last key", "smoothed in the backward pass",
-    "late tokens have no gradient", "last sample has no gradient", "one head has no gradient",
-}  # fmt: skip
+UNSAID = {"residual halved"}
 """Those of which what an engineer would want to be told is not said."""
 
 
@@ -25,14 +22,15 @@ def verdict_of(name: str) -> Verdict:
     return judge(case.config, case.weights, case.batch, run_of(case, mistake), case.part, arriving=False)
 
 
-FORWARD = [name for name, mistake in UNSEEN.items() if "gradients" not in mistake.first]
+LATE = {"slope of quick gelu", "slope taken at the result", "slope without its second term"}
+"""Those whose first gradient is only named where gradients stand in the order of the backward pass."""
 
 
-@pytest.mark.parametrize("name", FORWARD)
+@pytest.mark.parametrize("name", UNSEEN)
 def test_an_unforeseen_mistake_is_placed_and_described(name):
     mistake, verdict = UNSEEN[name], verdict_of(name)
     diagnosis = verdict.diagnosis
-    assert re.fullmatch(mistake.first, diagnosis.tensor)
+    assert re.fullmatch(mistake.first, diagnosis.tensor) or name in LATE
     if name not in UNSAID:
         assert diagnosis.clause in mistake.clauses.split(), diagnosis
         assert said(mistake, diagnosis.text), diagnosis.text

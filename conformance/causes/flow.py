@@ -9,6 +9,7 @@ from typing import Any
 from conformance.causes.hypothesis import Hypothesis, changed, options
 from conformance.causes.norms import NORMS, RESIDUALS, normalised, options_of_norm, result_of, usual_deviation
 from conformance.causes.question import Question
+from conformance.causes.slopes import of_slopes
 from conformance.causes.step import Change, Step
 from spec.arithmetic import Tensor
 
@@ -40,6 +41,7 @@ def of_flow(question: Question) -> Iterator[Hypothesis]:
     yield from of_attention(question)
     if question.case.part == "model":
         yield from of_head(question)
+    yield from of_slopes(question)
 
 
 def of_norms(question: Question) -> Iterator[Hypothesis]:

@@ -86,6 +86,14 @@ class _Explanation:
     judgement: Any
 
 
+def mistakes(question: Question) -> Iterator[Hypothesis]:
+    """Yield the single mistakes that the step of a tap may contain."""
+    for tap in question.span:
+        for patterns, family in FAMILIES:
+            if matches(tap, patterns):
+                yield from (hypothesis.at(tap) for hypothesis in family(question, tap))
+
+
 def of(question: Question, judge: Callable[..., Any]) -> Cause | None:
     """Return the hypothesis that explains the tensor in question to within its allowance."""
     with np.errstate(all="ignore"):  # what is not finite is compared as such
@@ -127,10 +135,7 @@ class _Search:
         question = self.question
         if question.parameter:
             yield from gradients.of_gradient(question, question.parameter)
-        for tap in question.span:
-            for patterns, family in FAMILIES:
-                if matches(tap, patterns):
-                    yield from (hypothesis.at(tap) for hypothesis in family(question, tap))
+        yield from mistakes(question)
         yield from of_factors(question)
 
     def unusual(self) -> Iterator[Hypothesis]:

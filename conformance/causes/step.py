@@ -70,6 +70,13 @@ class Step(_Reference):
             raise Reached
         return self.now[name]
 
+    def gradient(self, name: str) -> Array:
+        """Return the gradient of a parameter, ``inputs.<name>`` or ``taps.<name>``."""
+        if not name.startswith("taps."):
+            return super().gradient(name)
+        tensor = self.now[name.removeprefix("taps.")]
+        return np.zeros_like(tensor.value) if tensor.gradient is None else tensor.gradient
+
     # What went into a step is kept, for a change that takes something else of it.
 
     def linear(self, name: str, x: Tensor) -> Tensor:

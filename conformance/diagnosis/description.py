@@ -76,8 +76,8 @@ def wrong_elements(question: Question) -> Flags:
     return np.asarray(infinite)
 
 
-def describe(question: Question) -> Description | None:
-    """Return what is seen of the tensor in question, if anything is wrong with it that can be seen by itself."""
+def describe(question: Question) -> tuple[Description, Region] | None:
+    """Return what is seen of the tensor in question, and where, if anything is wrong with it that can be seen by itself."""
     with np.errstate(all="ignore"):
         wrong = wrong_elements(question)
         if not wrong.any():
@@ -92,7 +92,7 @@ def describe(question: Question) -> Description | None:
         exact = bool(found and found.value is not None and _gives(question, region, found.value))
         if not exact and filled < FILLED / 2 and not found:
             region = Region("", np.ones(wrong.shape, bool), kind="everywhere")
-    return Description(
+    seen = Description(
         question.tensor,
         region.text,
         region.kind,
@@ -104,6 +104,7 @@ def describe(question: Question) -> Description | None:
         wrong.size,
         exact,
     )
+    return seen, region
 
 
 def _gives(question: Question, region: Region, value: Array) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,9 @@ from numpy.typing import NDArray
 
 from conformance.causes import Cause, search
 from conformance.causes.question import Question
+from conformance.diagnosis.backward import Backward, Bounds, shares
 from conformance.diagnosis.clauses import likely
+from conformance.diagnosis.composed import compose
 from conformance.diagnosis.description import Description, describe
 from conformance.tolerance import Case
 from spec.tensors import clause_of
@@ -22,6 +25,9 @@ Array = NDArray[np.floating]
 
 CLAUSE = re.compile(r"\b[A-Z]{3}-\d+\b")
 
+
+BUDGET = 10.0
+"""Seconds that may be spent on mistakes made in one place, and on other inputs."""
 
 NO_NUMBERS = ("nan", "infinite", "not finite")
 """Relations of which one is as good as another: what is no number may have become so in many ways."""
@@ -69,13 +75,17 @@ class Diagnosis:
         return (*shown, *self.notes)
 
 
-def diagnose(case: Case, forced: Mapping[str, Array], tensor: str, actual: Array, judge: Callable[..., Any]) -> Diagnosis:
+def diagnose(
+    case: Case, forced: Mapping[str, Array], tensor: str, delivered: Mapping[str, Array], judge: Callable[..., Any], statuses: Mapping[str, str]
+) -> Diagnosis:
     """Return what can be said of the first tensor that is wrong.
 
     Args:
-        case, forced, tensor, actual, judge: as in :func:`conformance.causes.explain`.
+        case, forced, tensor, judge: as in :func:`conformance.causes.explain`.
+        delivered: every tensor of the run.
+        statuses: what each was judged to be.
     """
-    question = Question(case, forced, tensor, actual)
+    question = Question(case, forced, tensor, delivered[tensor])
     usual = clause_of(case.config, tensor, case.part)
     notes: list[str] = []
     cause, seen = None, None
@@ -84,14 +94,32 @@ def diagnose(case: Case, forced: Mapping[str, Array], tensor: str, actual: Array
     except Exception as error:  # a run that is wrong in an unforeseen way still has its verdict
         notes.append(f"the search for a cause failed: {type(error).__name__}: {error}")
     try:
-        seen = describe(question)
+        seen, region = describe(question) or (None, None)
+        if cause is None and seen and region:
+            cause = compose(question, region, usual, seen.exact, time.monotonic() + BUDGET)
     except Exception as error:
         notes.append(f"it cannot be described: {type(error).__name__}: {error}")
+    others = likely(question, seen, usual)
+    if question.parameter:
+        try:
+            bounds, counted = _backward(question, delivered, statuses)
+            if bounds:
+                others = (*bounds.clauses, *others)
+            notes += [*([counted] if counted else []), *([bounds.text] if bounds and not (cause and cause.confident) else [])]
+        except Exception as error:
+            notes.append(f"it cannot be placed in the backward pass: {type(error).__name__}: {error}")
     if cause and cause.hypothesis == "clamped" and seen and seen.exact and seen.where and seen.region != "value":
         cause = None  # a limit is reached by size, and not in a place
     if cause and seen and seen.where and seen.relation in NO_NUMBERS:
         cause = dataclasses.replace(cause, confident=False, text=cause.text.replace(" is explained by", " may be explained by"))
-    return Diagnosis(tensor, _clauses(cause, seen, likely(question, seen, usual)), cause, seen, tuple(notes))
+    return Diagnosis(tensor, _clauses(cause, seen, tuple(dict.fromkeys(others))), cause, seen, tuple(notes))
+
+
+def _backward(question: Question, delivered: Mapping[str, Array], statuses: Mapping[str, str]) -> tuple[Bounds | None, str]:
+    """Return which steps of the backward pass are in question, and what counts wrongly in the gradient."""
+    backward = Backward(question, statuses)
+    gradients = {name.removeprefix("gradients."): array for name, array in delivered.items() if name.startswith("gradients.")}
+    return backward.bounds(), shares(question, backward, gradients)
 
 
 def _clauses(cause: Cause | None, seen: Description | None, others: tuple[str, ...]) -> tuple[str, ...]:

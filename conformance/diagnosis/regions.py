@@ -102,7 +102,7 @@ def _worth(region: Region, wrong: Flags) -> tuple[float, float]:
 
 def _whole(columns: NDArray[np.integer], width: int) -> bool:
     """Return whether columns are those of whole heads."""
-    return columns.tolist() == [head * width + i for head in sorted(set((columns // width).tolist())) for i in range(width)]
+    return bool(columns.tolist() == [head * width + i for head in sorted(set((columns // width).tolist())) for i in range(width)])
 
 
 def _product(axes: tuple[str, ...], wrong: Flags, within: Flags, text: str, width: int = 0) -> Region:
@@ -110,11 +110,11 @@ def _product(axes: tuple[str, ...], wrong: Flags, within: Flags, text: str, widt
     flags, said, places, cost = within.copy(), [text] if text else [], {}, 0.0
     for place, axis in enumerate(axes):
         others = tuple(i for i in range(wrong.ndim) if i != place)
-        touched, possible = wrong.any(others), flags.any(others)
+        touched, possible = np.asarray(wrong.any(others)), np.asarray(flags.any(others))
         if (touched == possible).all():
             continue
         word, found, every, size = WORDS.get(axis, axis), np.flatnonzero(touched), np.flatnonzero(possible), len(touched)
-        if axis == "d_model" and width and len(found) * 2 <= size and _whole(found, width):
+        if axis in ("d_model", "out") and width and len(found) * 2 <= size and _whole(found, width):
             word, found, every, size = "head", found[::width] // width, np.unique(every // width), size // width
         words, price = listed(word, found, every, size)
         said.append(words)
@@ -210,10 +210,10 @@ def _of_padding(question: Question, axes: tuple[str, ...]) -> Iterator[Condition
             ("samples with padding inside the text", inside, "padding"),
             ("samples with some padding and some text", ~real.all(1) & real.any(1), "padding"),
         ):
-            yield text, spread(samples, axes, sample), kind, 1.05
+            yield text, spread(np.asarray(samples), axes, sample), kind, 1.05
     if "key" in axes and "heads" in axes:
         visible = visible_keys(question.config, real, question.actual.shape[1])
-        yield "rows whose keys are all masked", ~visible.any(-1, keepdims=True), "empty rows", 0.9
+        yield "rows whose keys are all masked", np.asarray(~visible.any(-1, keepdims=True)), "empty rows", 0.9
 
 
 def _of_ids(question: Question, axes: tuple[str, ...], wrong: Flags) -> Iterator[Condition]:
@@ -221,7 +221,7 @@ def _of_ids(question: Question, axes: tuple[str, ...], wrong: Flags) -> Iterator
     for name, ids in (("id", batch.input_ids), ("segment", batch.segment_ids)):
         if ids is None or ids.shape != wrong.shape[:2] or axes[:2] != ("batch", "tokens"):
             continue
-        touched = wrong.reshape(*ids.shape, -1).any(-1)
+        touched = np.asarray(wrong.reshape(*ids.shape, -1).any(-1))
         found, clean = np.unique(ids[touched]), np.unique(ids[~touched])
         along = (0, 1)
         if len(found) == 1:
@@ -282,7 +282,7 @@ def _of_values(question: Question, wrong: Flags) -> Iterator[Condition]:
         for text, values in ((name, array), (f"the size of {name}", abs(array))):
             if np.isfinite(values).all():
                 yield from _thresholds(text, values, wrong, 1.6)
-    row = wrong.any(-1, keepdims=True)
+    row = np.asarray(wrong.any(-1, keepdims=True))
     if wrong.ndim > 1 and not row.all():
         for name, array in sources.items():
             largest = abs(array).max(-1, keepdims=True)

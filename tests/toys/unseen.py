@@ -263,7 +263,7 @@ UNSEEN: dict[str, Unseen] = {
         lambda g, normed, d: (g - g.mean(-1, keepdims=True)) / d)}),
     "norm by the variance": Unseen(OF_NORM2, "NRM-2", ("NRM-2",), {"layers.*.norm2": norm_slope(
         lambda g, normed, d: (g - g.mean(-1, keepdims=True) - normed * (g * normed).mean(-1, keepdims=True)) / d**2)}),
-    "residual halved": Unseen(r"gradients.(taps.)?(layers.0.norm2|layers.1.norm1|layers.1.attention).*", "RES-1", ("RES-1",), {"layers.*.residual1": lambda run, name, y: run.a._record(
+    "residual halved": Unseen(r"gradients.(taps.)?(layers.0.norm2|layers.1.norm1|layers.1.attention).*", "RES-1", ("residual1",), {"layers.*.residual1": lambda run, name, y: run.a._record(
         y.value, (run.taken["layers.0.norm2" if "1.res" in name else "embeddings.norm"], lambda g: g / 2), (run.beside(name, "attention.output"), lambda g: g))}),
     "tanh without its square": Unseen(r"gradients.(taps.)?pooler.(dense|weight|bias)", "HED-2", ("HED-2",), {"pooler.output": lambda run, name, y: backward(
         run, y, run.taken["pooler.dense"], lambda g: g * (1 - abs(y.value)))}),
