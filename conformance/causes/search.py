@@ -72,12 +72,14 @@ class Cause:
         text: a sentence that says so.
         confident: whether nothing else that was tried explains it as well.
         clauses: that it breaks, one entry for each hypothesis.
+        hypotheses: those that are named, as they can be tried elsewhere.
     """
 
     hypothesis: str
     text: str
     confident: bool
     clauses: tuple[str, ...] = field(default=(), compare=False)
+    hypotheses: tuple[Hypothesis, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ class _Search:
                 return self.conclude(found)
         for look in READINGS:
             for seen in look(self.question):
-                return Cause(seen.hypothesis.name, self.sentence([seen.hypothesis], seen.sure), seen.sure, (seen.hypothesis.clause,))
+                return Cause(seen.hypothesis.name, self.sentence([seen.hypothesis], seen.sure), seen.sure, (seen.hypothesis.clause,), (seen.hypothesis,))
         return None
 
     def simple(self) -> Iterator[Hypothesis]:
@@ -195,12 +197,17 @@ class _Search:
         shown = [hypothesis for hypothesis in hypotheses if not hypothesis.rare] or hypotheses
         shown.sort(key=lambda hypothesis: not hypothesis.fields)  # an option that is wrong is the plainest reason
         names = dict.fromkeys(hypothesis.name for hypothesis in shown)
-        return Cause(" or ".join(names), self.sentence(shown, sure), sure, tuple(hypothesis.clause for hypothesis in shown))
+        return Cause(" or ".join(names), self.sentence(shown, sure), sure, tuple(one.clause for one in shown), tuple(shown))
 
     def sentence(self, hypotheses: Sequence[Hypothesis], sure: bool) -> str:
-        shown = " or by ".join(f"{hypothesis.text} ({hypothesis.clause})" for hypothesis in hypotheses[:MOST_NAMED])
-        more = f" or by {len(hypotheses) - MOST_NAMED} others" if len(hypotheses) > MOST_NAMED else ""
-        return f"`{self.question.tensor}` {'is' if sure else 'may be'} explained by {shown}{more}"
+        return sentence(self.question.tensor, hypotheses, sure)
+
+
+def sentence(tensor: str, hypotheses: Sequence[Hypothesis], sure: bool) -> str:
+    """Say what explains a tensor."""
+    shown = " or by ".join(f"{hypothesis.text} ({hypothesis.clause})" for hypothesis in hypotheses[:MOST_NAMED])
+    more = f" or by {len(hypotheses) - MOST_NAMED} others" if len(hypotheses) > MOST_NAMED else ""
+    return f"`{tensor}` {'is' if sure else 'may be'} explained by {shown}{more}"
 
 
 def _same_infinities(a: Array, b: Array) -> bool:

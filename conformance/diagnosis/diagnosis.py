@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from conformance.causes import Cause, search
 from conformance.causes.question import Question
+from conformance.causes.step import group_of
 from conformance.diagnosis.backward import Backward, Bounds, shares
 from conformance.diagnosis.clauses import likely
 from conformance.diagnosis.composed import compose
 from conformance.diagnosis.description import Description, describe
+from conformance.diagnosis.replacement import elsewhere, replace
 from conformance.tolerance import Case
 from spec.tensors import clause_of
 
@@ -28,6 +30,9 @@ CLAUSE = re.compile(r"\b[A-Z]{3}-\d+\b")
 
 BUDGET = 10.0
 """Seconds that may be spent on mistakes made in one place, and on other inputs."""
+
+MOST_ELEMENTS = 2**22
+"""Of larger tensors a cause is not tried in the whole run."""
 
 NO_NUMBERS = ("nan", "infinite", "not finite")
 """Relations of which one is as good as another: what is no number may have become so in many ways."""
@@ -99,6 +104,12 @@ def diagnose(
             cause = compose(question, region, usual, seen.exact, time.monotonic() + BUDGET)
     except Exception as error:
         notes.append(f"it cannot be described: {type(error).__name__}: {error}")
+    if cause:
+        try:
+            cause, told = _in_its_place(question, cause, delivered, statuses)
+            notes += told
+        except Exception as error:
+            notes.append(f"the cause cannot be tried in the whole run: {type(error).__name__}: {error}")
     others = likely(question, seen, usual)
     if question.parameter:
         try:
@@ -112,7 +123,41 @@ def diagnose(
         cause = None  # a limit is reached by size, and not in a place
     if cause and seen and seen.where and seen.relation in NO_NUMBERS:
         cause = dataclasses.replace(cause, confident=False, text=cause.text.replace(" is explained by", " may be explained by"))
+    notes += elsewhere(tensor, statuses)
     return Diagnosis(tensor, _clauses(cause, seen, tuple(dict.fromkeys(others))), cause, seen, tuple(notes))
+
+
+def _in_its_place(question: Question, cause: Cause, delivered: Mapping[str, Array], statuses: Mapping[str, str]) -> tuple[Cause | None, list[str]]:
+    """Return a cause without what the rest of the run refutes, and sure only if it explains all that follows from it."""
+    kept, told, whole = [], [], True
+    tried = [one for one in cause.hypotheses if one.fields or one.weights or one.change or one.deviations]
+    if not tried or len(tried) < len(cause.hypotheses) or question.actual.size > MOST_ELEMENTS:
+        return cause, []
+    alone = not elsewhere(question.tensor, statuses)  # what flows back through another mistake is wrong by that
+    for hypothesis in tried[: search.MOST_NAMED]:
+        found = replace(question, hypothesis, delivered, statuses)
+        near = [name for name in found.refuting if name.startswith("gradients.") or _beside(name, question.tensor)]
+        if hypothesis.fields and not question.parameter and any(not name.startswith("gradients.") for name in near):
+            told.append(f"not {hypothesis.text}: `{near[0]}` would be wrong too, and is right")
+            continue
+        kept.append(hypothesis)
+        gradients = [name for name in found.unexplained if name.startswith("gradients.")]
+        if alone and gradients and any(name.startswith("gradients.") for name in found.explained):
+            whole = False
+            told.append(f"{hypothesis.text} does not explain all that follows: not `{gradients[0]}`")
+    kept += tried[search.MOST_NAMED :]
+    if not kept:
+        return None, told
+    if len(kept) == len(cause.hypotheses) and whole:
+        return cause, []
+    sure = cause.confident and whole
+    names = " or ".join(dict.fromkeys(one.name for one in kept))
+    return Cause(names, search.sentence(question.tensor, kept, sure), sure, tuple(one.clause for one in kept), tuple(kept)), told
+
+
+def _beside(name: str, tensor: str) -> bool:
+    """Return whether two taps are of the same layer, or of none."""
+    return group_of(name) == group_of(tensor)
 
 
 def _backward(question: Question, delivered: Mapping[str, Array], statuses: Mapping[str, str]) -> tuple[Bounds | None, str]:

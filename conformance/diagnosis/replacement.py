@@ -1,0 +1,108 @@
+"""A hypothesis put in its place: what else of the run it explains, and what it would make wrong that is right."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.causes.hypothesis import RIGHT, Hypothesis
+from conformance.causes.question import Exact, Question
+from conformance.causes.step import Step, group_of
+
+Array = NDArray[np.floating]
+
+EXPLAINS = 5.0
+"""How many times nearer a tensor must be to what a hypothesis gives than to what is right."""
+
+VISIBLE = 20.0
+"""How many times larger than a right tensor's error the effect of a hypothesis must be for the tensor to refute it."""
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What became of the other tensors of the run.
+
+    Attributes:
+        explained: tensors that diverge, and are what the hypothesis gives.
+        unexplained: tensors that diverge, and are not.
+        refuting: tensors that are right, and would not be under the hypothesis.
+    """
+
+    explained: tuple[str, ...]
+    unexplained: tuple[str, ...]
+    refuting: tuple[str, ...]
+
+
+def replace(question: Question, hypothesis: Hypothesis, delivered: Mapping[str, Array], statuses: Mapping[str, str]) -> Replacement:
+    """Return what the whole run says of a hypothesis: every later step and every gradient recomputed with it."""
+    wrong, right = (_whole(question, of) for of in (hypothesis, RIGHT))
+    explained: list[str] = []
+    unexplained: list[str] = []
+    refuting: list[str] = []
+    for name, status in statuses.items():
+        if name == question.tensor or name not in delivered or status not in ("agrees", "diverges"):
+            continue
+        actual, made, meant = np.asarray(delivered[name], np.float64), _of(wrong, name), _of(right, name)
+        if made is None or meant is None or not all(x.shape == actual.shape and np.isfinite(x).all() for x in (actual, made, meant)):
+            continue
+        error, left, effect = (_size(x) for x in (actual - meant, actual - made, made - meant))
+        if status == "agrees" and effect > VISIBLE * max(error, 1e-7 * _size(meant)):
+            refuting.append(name)
+        elif status == "diverges":
+            (explained if EXPLAINS * left < error else unexplained).append(name)
+    return Replacement(tuple(explained), tuple(unexplained), tuple(refuting))
+
+
+def _whole(question: Question, hypothesis: Hypothesis) -> Step:
+    """Return the run with a hypothesis, to its end and back, each step of the run's own taps."""
+    other = copy.copy(question)
+    other.tensor = "gradients."  # no tap: nothing ends before the loss
+    with contextlib.suppress(ZeroDivisionError):
+        return other.run(hypothesis, Exact(), whole=True)
+    raise ValueError("it cannot be computed")
+
+
+def _of(step: Step, name: str) -> Array | None:
+    if not name.startswith("gradients."):
+        return step.taps[name].value if name in step.taps else None
+    with contextlib.suppress(KeyError):
+        return step.gradient(name.removeprefix("gradients."))
+    return None
+
+
+def _size(values: Array) -> float:
+    return float(np.sqrt(np.mean(np.square(values)))) if values.size else 0.0
+
+
+def elsewhere(tensor: str, statuses: Mapping[str, str]) -> list[str]:
+    """Say which other steps are wrong by themselves: every step is judged from the run's own tensors before it."""
+    wrong = [name for name, status in statuses.items() if status == "diverges" and name != tensor and name not in ("loss", "logits")]
+    if tensor.startswith("gradients.") and not tensor.startswith("gradients.taps."):
+        return []  # what flows on from a wrong gradient is wrong too
+    kind = "gradients." if tensor.startswith("gradients.") else ""
+    steps = [name for name in wrong if name.startswith("gradients.taps.") == bool(kind) and (kind or not name.startswith("gradients."))]
+    role = _role(tensor)
+    same = [_layer(name) for name in steps if _role(name) == role]
+    others = list(dict.fromkeys(_role(name) for name in steps if _role(name) != role))
+    notes = []
+    if same:
+        notes.append(f"the same tensor is wrong by itself in {', '.join(same)} too")
+    if others:
+        shown = ", ".join(f"`{name}`" for name in others[:4]) + (", …" if len(others) > 4 else "")
+        notes.append(f"{len(others)} other step{'s are' if len(others) > 1 else ' is'} wrong by {'themselves' if len(others) > 1 else 'itself'}: {shown}")
+    return notes
+
+
+def _layer(name: str) -> str:
+    return group_of(name.removeprefix("gradients.").removeprefix("taps."))
+
+
+def _role(name: str) -> str:
+    """Return a tensor's name without the number of its layer."""
+    bare = name.removeprefix("gradients.").removeprefix("taps.")
+    return f"layers.*.{bare.split('.', 2)[2]}" if bare.startswith("layers.") and bare.count(".") > 1 else bare
