@@ -42,7 +42,21 @@ TIME_LIMIT = 300.0
 """Seconds that one request may take unless the caller says otherwise."""
 
 _BOOTSTRAP = """
-import os, sys
+import os, select, sys, warnings
+if hasattr(os, "fork"):
+    os.setpgrp()  # Ctrl-C is the parent's to handle, and what this process starts ends with it
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the thread that receives; nothing of it is used
+        watching = os.fork() == 0
+    if watching:
+        # A process of its own, for a framework may keep every thread of this one from running. It has nothing but the pipe
+        # of which the parent has the other end: that is hung up once the parent is gone, however it ended.
+        os.dup2(channel.gateway._io.infile.fileno(), 0)
+        os.closerange(1, 256)
+        pipe = select.poll()
+        pipe.register(0, getattr(select, "POLLRDHUP", 0))
+        pipe.poll()
+        os.killpg(0, 9)
 settings = channel.receive()
 os.environ.update(settings["environment"])
 for name, value in settings["appended"].items():
@@ -54,8 +68,6 @@ searched = [os.path.abspath(entry or os.getcwd()) if os.path.exists(entry or "."
 sys.path[:] = [root] + [entry for entry in searched if os.path.realpath(entry) not in (shadowing, root)]
 if settings["stderr"]:
     os.dup2(os.open(settings["stderr"], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
-if hasattr(os, "setpgrp"):
-    os.setpgrp()  # Ctrl-C is the parent's to handle
 try:
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # if the machine runs out of memory, this process goes first
@@ -161,10 +173,12 @@ class Worker:
         self._closing = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped_for: tuple[str, str] | None = None
+        self._leads = self._silent = False
         started = time.perf_counter()
         try:
             settings = self._start(target, python, ssh, threads, opened)
             status, payload, _ = self._exchange(settings)
+            self._leads = self.local and hasattr(os, "killpg")  # a group of its own, which may outlive it
         except WorkerFailure:
             self.close()
             raise
@@ -315,7 +329,10 @@ class Worker:
         try:
             with self._watched():
                 self._channel.send(message)
-                return self._channel.receive()
+                while not self._silent:
+                    with contextlib.suppress(self._channel.TimeoutError):
+                        return self._channel.receive(timeout=1.0)
+                raise EOFError
         except (EOFError, OSError):
             raise self._fail(*self._how_it_ended()) from None
         except self._channel.RemoteError as error:
@@ -335,7 +352,7 @@ class Worker:
             watch.join()
 
     def _watch(self, done: threading.Event) -> None:
-        """Kill the process when it takes too long or too much; the exchange then ends by itself."""
+        """Kill the process when it takes too long or too much, and what it has left when it ends; the exchange ends by that."""
         deadline = time.monotonic() + self.time_limit
         while not done.wait(0.05):
             used = self._resident()
@@ -345,8 +362,13 @@ class Worker:
                 self._stopped_for = "out of memory", f"it held {held:,.0f} MiB, over its limit of {limit:,.0f} MiB, and was stopped"
             elif time.monotonic() > deadline:
                 self._stopped_for = "timed out", f"no answer within {self.time_limit:g} s; it was stopped"
-            if self._stopped_for:
+            ended = self._process is not None and self._process.poll() is not None
+            if ended and not self._stopped_for:
+                done.wait(1.0)  # for its last answer
+            if ended or self._stopped_for:
                 self._kill()
+                # A process that it has started, outside its group, may hold the pipe for ever.
+                self._silent = not done.wait(1.0)
                 return
 
     def _resident(self) -> int:
@@ -371,7 +393,11 @@ class Worker:
         return self.dead
 
     def _kill(self) -> None:
+        """Kill the process, and what it has started."""
         if self._process:
+            with contextlib.suppress(OSError):  # there is no such group any more, or not yet
+                if self.local and (self._leads or os.getpgid(self._process.pid) == self._process.pid):
+                    os.killpg(self._process.pid, signal.SIGKILL)
             self._process.kill()  # does nothing to one that has ended
 
     def _last_words(self, lines: int = 10) -> str:

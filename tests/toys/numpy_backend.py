@@ -282,3 +282,47 @@ class RunsOutOfMemory(NumpyBackend):
     def run(self, request: Request) -> Run:
         np.ones((2**50,))
         raise AssertionError
+
+
+class ComputesWithoutEnd(NumpyBackend):
+    """Computes in one call of C code, which lets no other thread of its process run."""
+
+    def run(self, request: Request) -> Run:
+        note("hanging")
+        sum(range(10**15))
+        raise AssertionError
+
+
+class _Forks(NumpyBackend):
+    """Starts a process that holds everything its parent has; the base of some that do."""
+
+    def fork(self, daemon: bool = False) -> None:
+        ready, told = os.pipe()
+        if os.fork() == 0:
+            if daemon:
+                os.setsid()
+            note("hanging")
+            os.write(told, b"!")
+            time.sleep(60)
+            os._exit(0)
+        os.read(ready, 1)
+
+
+class ForksAndHangs(_Forks):
+    def run(self, request: Request) -> Run:
+        self.fork()
+        note("hanging")
+        time.sleep(60)
+        raise AssertionError
+
+
+class ForksAndDies(_Forks):
+    def run(self, request: Request) -> Run:
+        self.fork()
+        os._exit(9)
+
+
+class LeavesADaemonAndDies(_Forks):
+    def run(self, request: Request) -> Run:
+        self.fork(daemon=True)
+        os._exit(9)
