@@ -4,7 +4,7 @@ VENV ?= .venv
 RUN := $(VENV)/bin
 CONSTRAINTS := constraints/py311.txt
 
-.PHONY: check test slow lint golden cases readme readme-speed speed clean
+.PHONY: check test slow lint golden cases readme readme-criteria readme-speed speed clean
 
 check: $(VENV)/installed
 	$(RUN)/concord check
@@ -33,8 +33,14 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[all,dev]"
 	touch $@
 
-readme-speed: $(VENV)/installed
+readme-readme-criteria: $(VENV)/installed
+	$(RUN)/concord mutants --criteria --json conformance/results/criteria.json --markdown README.md
+
+speed: $(VENV)/installed
 	$(RUN)/concord speed --json conformance/results/speed.json --markdown README.md
+
+readme-criteria: $(VENV)/installed
+	$(RUN)/concord mutants --criteria --json conformance/results/criteria.json --markdown README.md
 
 speed: $(VENV)/installed
 	$(RUN)/concord speed --json speed.json --html speed.html

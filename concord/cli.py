@@ -24,7 +24,7 @@ from rich.text import Text
 
 import backends
 import spec
-from concord import options, speeding
+from concord import comparing, options, speeding
 from conformance import campaign, check_jobs, doctor, dump, published, record, report
 from conformance.check import DTYPES, QUICK, check_cases, job_of
 from conformance.mutants import matrix
@@ -168,6 +168,8 @@ def golden(
 def mutants(
     backend: Annotated[list[str] | None, typer.Option("--backend", metavar="B", help="torch, tf, paddle or jax; may be repeated. Default: all that are installed.")] = None,
     mutant: Annotated[list[str] | None, typer.Option("--mutant", metavar="M", help="A mutant by name; may be repeated. Default: all.")] = None,
+    criteria: Annotated[bool, typer.Option("--criteria", help="Compare the judge with usual criteria: what each finds of the mutants, and flags of right variations and random cases.")] = False,
+    markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", help="With --criteria: put the table between its markers in FILE.")] = None,
     json: options.Json = None,
     time_limit: options.TimeLimit = options.DEFAULT_TIME_LIMIT,
     memory_limit: options.MemoryLimit = None,
@@ -181,6 +183,8 @@ def mutants(
         lambda: matrix.mutable(_once(backend)),
         lambda: matrix.chosen(_once(mutant)),
     )
+    if criteria:
+        raise typer.Exit(comparing.compare(chosen, names, settings, console, json, markdown))
     with _bars(len(chosen), names) as progress:
         found = matrix.conduct(chosen, names, settings, progress)
     mutants_table.show(found, console)

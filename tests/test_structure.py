@@ -416,10 +416,12 @@ def test_the_example_of_the_joining_guide_runs(tmp_path: Path) -> None:
 
 TOLERANCES = r"\b(rtol|atol|rel_tol|abs_tol|reltol|abstol|allclose|isclose|assert_allclose|approx|assert_almost_equal|assert_array_almost_equal|tolerances?)\b"
 BY_HAND = {
+    "conformance/criteria.py": "the field's usual criteria, whose misses and false alarms are counted; no verdict rests on them",
+    "tests/test_criteria.py": "the same",
     "tests/test_spec_config.py": "the largest number of a precision, as a textbook prints it",
     "tests/test_spec_inputs.py": "a table of sines against math.sin",
 }
-"""Files that may use such a word, and why: what they compare is no result of a backend."""
+"""Files that may use such a word, and why: they judge no backend."""
 
 
 def test_no_tolerance_is_set_by_hand() -> None:
