@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from spec.batch import Batch, validate_batch
 from spec.config import EncoderConfig
-from spec.errors import unknown
+from spec.errors import SpecError, unknown
 from spec.parameters import Weights, validate_weights
 from spec.precision import precision
-from spec.tensors import PARTS, check_part
+from spec.tensors import PARTS, axis_sizes, check_part, inputs, resolve, taps
 
 IMPLEMENTATIONS = ("explicit", "library")
 """``explicit``: written out as the sources write it. ``library``: out of the framework's own layers and fused kernels."""
@@ -58,6 +58,7 @@ class Request:
         gradients: whether to return the gradient of the loss for every trainable parameter.
         precision: one of :data:`PRECISION_MODES`. It is for float32: other precisions multiply in their own.
         deterministic: whether only kernels may run that give the same bits each time.
+        tap_gradients: whether to return the gradient of the loss by every tap too, beside ``gradients``.
     """
 
     config: EncoderConfig
@@ -72,6 +73,18 @@ class Request:
     gradients: bool = True
     precision: str = "strict"
     deterministic: bool = False
+    tap_gradients: bool = False
+
+    def zeros(self) -> dict[str, NDArray[np.floating]]:
+        """Return zeros in the shape of each tap whose gradient is asked for: added to it, they have the same gradient."""
+        if not self.tap_gradients:
+            return {}
+        given, lengths = self.batch.arrays(), {}
+        for name, entry in inputs(self.config, self.part).items():
+            if entry.kind != "bool":  # masks may have another rank
+                lengths |= dict(zip(entry.shape.split(), given[name].shape, strict=True))
+        sizes = axis_sizes(self.config, **lengths)
+        return {name: np.zeros(resolve(entry.shape, sizes)) for name, entry in taps(self.config, self.part, given).items() if name != "loss"}
 
     def validate(self, where: str = "") -> None:
         """Refuse a request that no backend could answer.
@@ -80,9 +93,11 @@ class Request:
             where: context for the messages, for example ``"backend=torch"``.
 
         Raises:
-            UnknownNameError, WeightsError, BatchError: naming what is wrong.
+            UnknownNameError, WeightsError, BatchError, SpecError: naming what is wrong.
         """
         check_part(self.part)
+        if self.tap_gradients and not self.gradients:
+            raise SpecError("'tap_gradients' is true but 'gradients' is false: those of taps come beside the others")
         precision(self.dtype)
         named = (("implementation", self.implementation, IMPLEMENTATIONS), ("execution", self.execution, EXECUTIONS), ("precision", self.precision, PRECISION_MODES))
         for kind, name, known in named:
@@ -109,6 +124,7 @@ class Run:
             they were when it was done. ``undelivered_taps`` may list patterns of tap names that a fused implementation
             does not expose.
         requested: what was asked for besides output and loss; set by whoever asked, so that nothing can be left out.
+        tap_gradients: of the loss, by the name of the tap: of its total use, in its shape. Only taps that the loss depends on.
     """
 
     output: NDArray[np.floating]
@@ -119,6 +135,7 @@ class Run:
     dtype: str = "float32"
     info: dict[str, Any] = field(default_factory=dict)
     requested: tuple[str, ...] = ("taps", "gradients")
+    tap_gradients: dict[str, NDArray[np.floating]] = field(default_factory=dict)
 
     @property
     def logits(self) -> NDArray[np.floating]:

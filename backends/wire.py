@@ -21,7 +21,7 @@ Message = tuple[str, bytes]
 """A JSON header, and arrays by name in the safetensors format."""
 
 SETTINGS = ("part", "dtype", "implementation", "execution", "device", "taps", "gradients")
-LATER = ("precision", "deterministic")
+LATER = ("precision", "deterministic", "tap_gradients")
 """Settings that a header may lack: cases were exported without them once."""
 
 
@@ -62,9 +62,16 @@ def decode_run(message: Message) -> Run:
     header, arrays = json.loads(message[0]), load(message[1])
     check_info(header["info"])
     taps = {name: arrays[f"taps/{name}"] for name in header["taps"]}
+    gradients, tap_gradients = split_gradients(section(arrays, "gradients/"))
     return Run(
-        arrays["output"], arrays["loss"], taps, section(arrays, "gradients/"), header["backend"], header["dtype"], header["info"]
+        arrays["output"], arrays["loss"], taps, gradients, header["backend"], header["dtype"], header["info"], tap_gradients=tap_gradients
     )
+
+
+def split_gradients(arrays: Mapping[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+    """Return gradients by parameters and inputs, and those by taps, which a message or a file has as ``taps.<name>``."""
+    by_taps = section(arrays, "taps.")
+    return {name: array for name, array in arrays.items() if not name.startswith("taps.")}, by_taps
 
 
 def check_info(info: Any) -> None:
@@ -87,5 +94,6 @@ def check_info(info: Any) -> None:
 def run_arrays(run: Run) -> dict[str, NDArray[Any]]:
     """Return every array of a run under the name that it has in a message or a file."""
     taps = {f"taps/{name}": array for name, array in run.taps.items()}
-    gradients = {f"gradients/{name}": array for name, array in run.gradients.items()}
+    by_taps = {f"taps.{name}": array for name, array in run.tap_gradients.items()}
+    gradients = {f"gradients/{name}": array for name, array in {**run.gradients, **by_taps}.items()}
     return {"output": np.asarray(run.output), "loss": np.asarray(run.loss), **taps, **gradients}

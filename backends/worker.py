@@ -253,6 +253,7 @@ class Worker:
         taps: bool = True,
         gradients: bool = True,
         precision: str = "strict",
+        tap_gradients: bool = False,
     ) -> Run:
         """Compute a part of the model in the backend; the arguments are those of :class:`backends.interface.Request`.
 
@@ -261,7 +262,8 @@ class Worker:
             Unsupported: if the backend cannot do what was asked, or does not say that it did.
             WorkerFailure: if the worker gave no result.
         """
-        request = Request(config, weights, batch, part, dtype, implementation, execution, self.device, taps, gradients, precision, self.deterministic)
+        settings = (implementation, execution, self.device, taps, gradients, precision, self.deterministic, tap_gradients)
+        request = Request(config, weights, batch, part, dtype, *settings)
         message = self._ask("run", request)
         try:
             run = decode_run(message)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.interface import Request, Run
-from backends.wire import SETTINGS, check_info, decode_request, encode_request
+from backends.wire import SETTINGS, check_info, decode_request, encode_request, split_gradients
 from conformance.campaign import Job, Report, Result, Settings
 from conformance.comparison import judge
 from spec.cases.files import read_arrays, read_json, section
@@ -110,8 +110,8 @@ def read_run(folder: Path, dtype: str) -> Run:
     except SpecError as error:
         raise SpecError(f"{about_path}: {error}") from None
     # Whatever else it left out, a dump is judged on everything that its case wanted.
-    taps, gradients = section(arrays, "taps/"), section(arrays, "gradients/")
-    return Run(arrays["output"], arrays["loss"], taps, gradients, backend, dtype, info)
+    taps, (gradients, tap_gradients) = section(arrays, "taps/"), split_gradients(section(arrays, "gradients/"))
+    return Run(arrays["output"], arrays["loss"], taps, gradients, backend, dtype, info, tap_gradients=tap_gradients)
 
 
 def judge_dumps(folder: Path) -> Report:

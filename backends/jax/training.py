@@ -4,7 +4,7 @@ Shapes: B batch, C classes.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -58,32 +58,42 @@ class CotangentLoss:
         return tap("loss", jnp.sum(output * inputs["cotangent"]))
 
 
-def evaluate(model: nnx.Module, loss_function: Callable[..., Array], inputs: Inputs) -> tuple[Array, Array, dict[str, Array]]:
-    """Return output, loss and every tap."""
+def add_zeros(tensor: Array, zeros: Array | None) -> Array:
+    """Add what has the tensor's own gradient; a tensor of another shape, which only a faulty model has, stays alone."""
+    return tensor if zeros is None or zeros.shape != tensor.shape else tensor + zeros
+
+
+def evaluate(
+    model: nnx.Module, loss_function: Callable[..., Array], inputs: Inputs, edit: Tap, zeros: Mapping[str, Array]
+) -> tuple[Array, Array, dict[str, Array]]:
+    """Return output, loss and every tap, as ``edit`` makes it and with ``zeros`` of its name added (:func:`add_zeros`)."""
     taps: dict[str, Array] = OrderedDict()  # A dict would come back from JAX's transformations in alphabetical order.
 
     def tap(name: str, tensor: Array) -> Array:
-        taps[name] = tensor
-        return tensor
+        taps[name] = add_zeros(edit(name, tensor), zeros.get(name))
+        return taps[name]
 
     output = model(inputs, tap)
     return output, loss_function(model, output, inputs, tap), taps
 
 
 def differentiate(
-    model: nnx.Module, loss_function: Callable[..., Array], inputs: Inputs, part: str, compiled: bool
+    model: nnx.Module, loss_function: Callable[..., Array], inputs: Inputs, part: str, compiled: bool, edit: Tap, zeros: Mapping[str, Array]
 ) -> tuple[Array, Array, dict[str, Array], dict[str, Array]]:
-    """Return output, loss, taps and the gradient of the loss by native name (SPEC GRD-1 to GRD-5)."""
+    """Return output, loss, taps and the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the taps that have ``zeros``."""
     graph, trainable, fixed = nnx.split(model, nnx.Param, ...)
     given = {name: inputs[name] for name in differentiable_inputs(part)}
 
-    def loss_of(trainable: nnx.State, given: Inputs, fixed: nnx.State, inputs: Inputs) -> tuple[Array, tuple[Array, dict[str, Array]]]:
-        output, loss, taps = evaluate(nnx.merge(graph, trainable, fixed), loss_function, {**inputs, **given})
+    def loss_of(
+        trainable: nnx.State, given: Inputs, zeros: Mapping[str, Array], fixed: nnx.State, inputs: Inputs
+    ) -> tuple[Array, tuple[Array, dict[str, Array]]]:
+        output, loss, taps = evaluate(nnx.merge(graph, trainable, fixed), loss_function, {**inputs, **given}, edit, zeros)
         return loss, (output, taps)
 
-    run = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True)
+    run = jax.value_and_grad(loss_of, argnums=(0, 1, 2), has_aux=True)
     options = {"xla_allow_excess_precision": False}  # Allowed, XLA leaves out roundings to bfloat16 where it fuses steps.
     run = jax.jit(run, compiler_options=options) if compiled else run
-    (loss, (output, taps)), (gradients, input_gradients) = run(trainable, given, fixed, inputs)
+    (loss, (output, taps)), (gradients, of_inputs, of_taps) = run(trainable, given, zeros, fixed, inputs)
     named = {".".join(map(str, path)): gradient[...] for path, gradient in nnx.to_flat_state(gradients)}
-    return output, loss, taps, named | {f"inputs.{name}": gradient for name, gradient in input_gradients.items()}
+    named |= {f"inputs.{name}": gradient for name, gradient in of_inputs.items()}
+    return output, loss, taps, named | {f"taps.{name}": of_taps[name] for name in taps if name in of_taps}

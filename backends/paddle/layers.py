@@ -1,12 +1,13 @@
 """Layers of the classifier, written out as the published sources compute them.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F d_ff.
-Every layer passes its steps through ``tap(name, tensor)``, which returns the tensor. What a layer is made of stands in
+Every layer goes on with what ``tap(name, tensor)`` returns for each of its steps. What a layer is made of stands in
 class attributes, where :mod:`backends.paddle.library` puts the framework's own layers.
 """
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import paddle
 import paddle.nn.functional as F
@@ -79,6 +80,18 @@ def mask_batch_major(mask: Tensor, heads: int) -> Tensor:
 
 
 ASSIGNMENTS = {"per_sample": mask_per_sample, "batch_major": mask_batch_major}  # MSK-7
+
+
+def all_heads(step: Callable[..., Tensor], *tensors: tuple[Tensor, int], axis: int) -> Tensor:
+    return step(*(x for x, heads in tensors))
+
+
+def head_by_head(step: Callable[..., Tensor], *tensors: tuple[Tensor, int], axis: int) -> Tensor:
+    groups = zip(*(paddle.split(x, x.shape[heads], axis=heads) for x, heads in tensors), strict=True)
+    return paddle.concat([step(*group) for group in groups], axis=axis)
+
+
+HEADS = {"batched": all_heads, "looped": head_by_head}  # ATT-7: a step, tensors each with the axis of heads, that of the result
 
 
 class LayerNorm(nn.Layer):
@@ -155,7 +168,7 @@ class DotProductAttention(nn.Layer):
         super().__init__()
         self.constants = mask_constants(config)  # MSK-6
         self.name = name
-        self.heads_at_once = config.num_heads if config.head_computation == "batched" else 1
+        self.each_head = HEADS[config.head_computation]
         self.scale_query = config.head_dim**-0.5 if config.score_scale == "multiply_query" else None
         self.divide_scores = math.sqrt(config.head_dim) if config.score_scale == "divide_scores" else None
         self.assign = ASSIGNMENTS[config.mask_assignment]
@@ -163,32 +176,29 @@ class DotProductAttention(nn.Layer):
         self.overwrite_queries = config.query_mask == "overwrite"
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, tap: Tap) -> Tensor:
-        groups = zip(*(paddle.split(x, x.shape[2] // self.heads_at_once, axis=2) for x in (q, k, v)), strict=True)
-        steps = [self.attend(*group, key_mask, query_mask) for group in groups]
-        for step in steps[0]:
-            if step != "context":
-                tap(f"{self.name}.{step}", paddle.concat([group[step] for group in steps], axis=1))
-        context = paddle.concat([group["context"] for group in steps], axis=2)  # (B, Q, H, K)
+        constant = self.constants[str(q.dtype).removeprefix("paddle.")]
+        scores = tap(f"{self.name}.scores", self.each_head(self.score, (q, 2), (k, 2), axis=1))  # (B, H, Q, S)
+        if key_mask is not None:
+            mask = partial(self.mask, key_mask=key_mask, constant=constant)
+            scores = tap(f"{self.name}.masked_scores", self.each_head(mask, (scores, 1), axis=1))
+        weights = tap(f"{self.name}.weights", self.each_head(partial(F.softmax, axis=-1), (scores, 1), axis=1))
+        if self.overwrite_queries and query_mask is not None:
+            overwrite = partial(replace_masked, visible=query_mask[:, None, :, None], constant=constant)
+            weights = tap(f"{self.name}.masked_weights", self.each_head(overwrite, (weights, 1), axis=1))
+        context = self.each_head(self.combine, (weights, 1), (v, 2), axis=2)  # (B, Q, H, K)
         return tap(f"{self.name}.context", paddle.flatten(context, start_axis=2))  # (B, Q, D)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None) -> dict[str, Tensor]:
-        steps = {}
-        constant = self.constants[str(q.dtype).removeprefix("paddle.")]
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
         q = q if self.scale_query is None else q * _scalar(self.scale_query, q)
         scores = paddle.einsum("bqhk,bshk->bhqs", q, k)
-        scores = scores if self.divide_scores is None else scores / _scalar(self.divide_scores, scores)
-        steps["scores"] = scores  # (B, H, Q, S)
-        if key_mask is not None:
-            per_query = key_mask[:, None, :] if key_mask.ndim == 2 else key_mask  # (B, 1 or Q, S)
-            scores = self.fill(scores, self.assign(per_query, q.shape[2]), constant)
-            steps["masked_scores"] = scores
-        weights = F.softmax(scores, axis=-1)
-        steps["weights"] = weights
-        if self.overwrite_queries and query_mask is not None:
-            weights = replace_masked(weights, query_mask[:, None, :, None], constant)
-            steps["masked_weights"] = weights
-        steps["context"] = paddle.einsum("bhqs,bshk->bqhk", weights, v)
-        return steps
+        return scores if self.divide_scores is None else scores / _scalar(self.divide_scores, scores)
+
+    def mask(self, scores: Tensor, key_mask: Tensor, constant: float) -> Tensor:
+        per_query = key_mask[:, None, :] if key_mask.ndim == 2 else key_mask  # (B, 1 or Q, S)
+        return self.fill(scores, self.assign(per_query, scores.shape[1]), constant)
+
+    def combine(self, weights: Tensor, v: Tensor) -> Tensor:
+        return paddle.einsum("bhqs,bshk->bqhk", weights, v)
 
 
 class MultiHeadAttention(nn.Layer):

@@ -3,7 +3,7 @@
 Shapes: B batch, C classes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import paddle
 import paddle.nn.functional as F
@@ -56,28 +56,37 @@ class CotangentLoss:
         return tap("loss", paddle.sum(output * inputs["cotangent"]))
 
 
+def add_zeros(tensor: Tensor, zeros: Tensor | None) -> Tensor:
+    """Add what has the tensor's own gradient; a tensor of another shape, which only a faulty model has, stays alone."""
+    return tensor if zeros is None or zeros.shape != tensor.shape else tensor + zeros
+
+
 @paddle.jit.not_to_static  # traced as it stands: no branch depends on a value
-def evaluate(model: nn.Layer, loss_function: Callable[..., Tensor], inputs: Inputs) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return output, loss and every tap."""
+def evaluate(
+    model: nn.Layer, loss_function: Callable[..., Tensor], inputs: Inputs, edit: Tap, zeros: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Return output, loss and every tap, as ``edit`` makes it and with ``zeros`` of its name added (:func:`add_zeros`)."""
     taps: dict[str, Tensor] = {}
 
     def tap(name: str, tensor: Tensor) -> Tensor:
-        taps[name] = tensor
-        return tensor
+        taps[name] = add_zeros(edit(name, tensor), zeros.get(name))
+        return taps[name]
 
     output = model(inputs, tap)
     return output, loss_function(model, output, inputs, tap), taps
 
 
 def differentiate(
-    model: nn.Layer, loss_function: Callable[..., Tensor], inputs: Inputs, part: str, compiled: bool
+    model: nn.Layer, loss_function: Callable[..., Tensor], inputs: Inputs, part: str, compiled: bool, edit: Tap, zeros: Mapping[str, Tensor]
 ) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
-    """Return output, loss, taps and the gradient of the loss by native name (SPEC GRD-1 to GRD-5)."""
+    """Return output, loss, taps and the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the taps that have ``zeros``."""
     wanted = {name: parameter for name, parameter in model.named_parameters() if not parameter.stop_gradient}
     wanted |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
-    for tensor in wanted.values():
+    of_taps = {f"taps.{name}": zero for name, zero in zeros.items()}
+    for tensor in (*wanted.values(), *of_taps.values()):
         tensor.stop_gradient = False
     run = paddle.jit.to_static(evaluate, full_graph=True, backend=None) if compiled else evaluate
-    output, loss, taps = run(model, loss_function, inputs)
+    output, loss, taps = run(model, loss_function, inputs, edit, zeros)
+    wanted |= {name: zero for name, zero in of_taps.items() if name.removeprefix("taps.") in taps}
     gradients = paddle.grad(outputs=[loss], inputs=list(wanted.values())) if wanted else ()
     return output, loss, taps, dict(zip(wanted, gradients, strict=True))

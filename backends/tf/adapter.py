@@ -22,6 +22,7 @@ from backends.interface import (
 )
 from backends.packing import indices
 from backends.tf import library, packing, switches, weights
+from backends.tf.layers import Tap, silent
 from backends.tf.model import PARTS, Inputs
 from backends.tf.program import PROGRAMS, Product
 from backends.tf.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
@@ -64,17 +65,19 @@ class Adapter:
         """Compute what is asked (:meth:`backends.interface.Backend.run`)."""
         implementation, model, inputs = self.prepare(request)
         config, part = request.config, request.part
+        edit, zeros = self.edit(request), {name: self.tensor(array, request.dtype, self.device(request.device)) for name, array in request.zeros().items()}
         loss_function = (ClassificationLoss if part == "model" else CotangentLoss)(config)
         with tf.device(self.device(request.device)), _refusing_missing_kernels(request.dtype), refusing_nondeterminism(self.name, request), implementation.context(request):
-            compiled, gradients = request.execution.endswith("compiled"), {}
+            compiled, gradients, tap_gradients = request.execution.endswith("compiled"), {}, {}
             if request.gradients:
-                output, loss, taps, named = differentiate(model, loss_function, inputs, part, compiled)
+                output, loss, taps, named = differentiate(model, loss_function, inputs, part, compiled, edit, zeros)
                 gradients = weights.export(named, config, part)
                 gradients |= {name: weights.to_numpy(g) for name, g in named.items() if name.startswith("inputs.")}
+                tap_gradients = {name.removeprefix("taps."): weights.to_numpy(g) for name, g in named.items() if name.startswith("taps.")}
             else:
                 function = tf.function(evaluate, autograph=False, jit_compile=True)
-                forward = function.get_concrete_function(model, loss_function, inputs) if compiled else evaluate
-                output, loss, taps = forward(model, loss_function, inputs)
+                forward = function.get_concrete_function(model, loss_function, inputs, edit, {}) if compiled else evaluate
+                output, loss, taps = forward(model, loss_function, inputs, edit, {})
         arrays = {name: weights.to_numpy(tensor) for name, tensor in taps.items()} if request.taps else {}
         confirm_switches(self.name, switches.wanted(request), switches.read_back())
         kind = request.device.split(":")[0]
@@ -82,7 +85,14 @@ class Adapter:
         info = {**{name: getattr(request, name) for name in asked}, **self.describe()}
         info["deviations"] = [*DEVIATIONS[kind], *implementation.deviations.get(kind, [])]
         info["undelivered_taps"] = list(implementation.undelivered)
-        return Run(weights.to_numpy(output), weights.to_numpy(loss), arrays, gradients, self.name, request.dtype, info)
+        return Run(weights.to_numpy(output), weights.to_numpy(loss), arrays, gradients, self.name, request.dtype, info, tap_gradients=tap_gradients)
+
+    def edit(self, request: Request) -> Tap:
+        """Return what makes each tap into the one that is recorded and that the model goes on with: nothing does.
+
+        A subclass may return another function of name and tensor; compilers trace it like the model.
+        """
+        return silent
 
     def prepare(self, request: Request) -> tuple[Implementation, keras.layers.Layer, Inputs]:
         """Return how a request is computed, the model with its weights, and its inputs."""

@@ -3,7 +3,7 @@
 Shapes: B batch, C classes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 from keras import layers
@@ -57,32 +57,41 @@ class CotangentLoss:
         return tap("loss", tf.reduce_sum(output * inputs["cotangent"], axis=None))
 
 
-def evaluate(model: layers.Layer, loss_function: Callable[..., Tensor], inputs: Inputs) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return output, loss and every tap."""
+def add_zeros(tensor: Tensor, zeros: Tensor | None) -> Tensor:
+    """Add what has the tensor's own gradient; a tensor of another shape, which only a faulty model has, stays alone."""
+    return tensor if zeros is None or zeros.shape != tensor.shape else tensor + zeros
+
+
+def evaluate(
+    model: layers.Layer, loss_function: Callable[..., Tensor], inputs: Inputs, edit: Tap, zeros: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Return output, loss and every tap, as ``edit`` makes it and with ``zeros`` of its name added (:func:`add_zeros`)."""
     taps: dict[str, Tensor] = {}
 
     def tap(name: str, tensor: Tensor) -> Tensor:
-        taps[name] = tensor
-        return tensor
+        taps[name] = add_zeros(edit(name, tensor), zeros.get(name))
+        return taps[name]
 
     output = model(inputs, tap=tap)
     return output, loss_function(model, output, inputs, tap), taps
 
 
 def differentiate(
-    model: layers.Layer, loss_function: Callable[..., Tensor], inputs: Inputs, part: str, compiled: bool
+    model: layers.Layer, loss_function: Callable[..., Tensor], inputs: Inputs, part: str, compiled: bool, edit: Tap, zeros: Mapping[str, Tensor]
 ) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
-    """Return output, loss, taps and the gradient of the loss by native name (SPEC GRD-1 to GRD-5)."""
+    """Return output, loss, taps and the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the taps that have ``zeros``."""
 
-    def record(inputs: Inputs) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    def record(inputs: Inputs, zeros: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
         wanted = {variable.path: variable.value for variable in model.trainable_weights}
         wanted |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
+        of_taps = {f"taps.{name}": zero for name, zero in zeros.items()}
         with tf.GradientTape(persistent=False, watch_accessed_variables=False) as tape:
-            tape.watch(list(wanted.values()))
-            output, loss, taps = evaluate(model, loss_function, inputs)
+            tape.watch([*wanted.values(), *of_taps.values()])
+            output, loss, taps = evaluate(model, loss_function, inputs, edit, zeros)
+        wanted |= {name: zero for name, zero in of_taps.items() if name.removeprefix("taps.") in taps}
         gradients = tape.gradient(loss, wanted, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         # The gradient of a table comes as the rows that were looked up; it is made an array of the table's shape.
         return output, loss, taps, {name: tf.convert_to_tensor(gradient) for name, gradient in gradients.items()}
 
-    run = tf.function(record, autograph=False, jit_compile=True).get_concrete_function(inputs) if compiled else record
-    return run(inputs)
+    run = tf.function(record, autograph=False, jit_compile=True).get_concrete_function(inputs, zeros) if compiled else record
+    return run(inputs, zeros)

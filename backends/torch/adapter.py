@@ -19,6 +19,7 @@ from backends.interface import (
 )
 from backends.packing import indices
 from backends.torch import library, packing, switches, weights
+from backends.torch.layers import Tap, silent
 from backends.torch.model import PARTS, Inputs
 from backends.torch.program import PROGRAMS, Product
 from backends.torch.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
@@ -55,17 +56,19 @@ class Adapter:
         """Compute what is asked (:meth:`backends.interface.Backend.run`)."""
         implementation, model, inputs = self.prepare(request)
         config, part = request.config, request.part
+        edit, zeros = self.edit(request), {name: self.tensor(array, request.dtype, self.device(request.device)) for name, array in request.zeros().items()}
         loss_function = (ClassificationLoss if part == "model" else CotangentLoss)(config)
-        compiled, gradients = request.execution.endswith("compiled"), {}
+        compiled, gradients, tap_gradients = request.execution.endswith("compiled"), {}, {}
         with refusing_nondeterminism(self.name, request), implementation.context(request):
             if request.gradients:
-                output, loss, taps, named = differentiate(model, loss_function, inputs, part, compiled)
+                output, loss, taps, named = differentiate(model, loss_function, inputs, part, compiled, edit, zeros)
                 gradients = weights.export(named, config, part)
                 gradients |= {name: weights.to_numpy(g) for name, g in named.items() if name.startswith("inputs.")}
+                tap_gradients = {name.removeprefix("taps."): weights.to_numpy(g) for name, g in named.items() if name.startswith("taps.")}
             else:
                 forward = torch.compile(evaluate, fullgraph=True, dynamic=False) if compiled else evaluate
                 with torch.no_grad():
-                    output, loss, taps = forward(model, loss_function, inputs)
+                    output, loss, taps = forward(model, loss_function, inputs, edit, {})
         arrays = {name: weights.to_numpy(tensor) for name, tensor in taps.items()} if request.taps else {}
         confirm_switches(self.name, switches.wanted(request), switches.read_back())
         kind = request.device.split(":")[0]
@@ -73,7 +76,14 @@ class Adapter:
         info = {**{name: getattr(request, name) for name in asked}, **self.describe()}
         info["deviations"] = [*DEVIATIONS[kind], *implementation.deviations.get(kind, [])]
         info["undelivered_taps"] = list(implementation.undelivered)
-        return Run(weights.to_numpy(output), weights.to_numpy(loss), arrays, gradients, self.name, request.dtype, info)
+        return Run(weights.to_numpy(output), weights.to_numpy(loss), arrays, gradients, self.name, request.dtype, info, tap_gradients=tap_gradients)
+
+    def edit(self, request: Request) -> Tap:
+        """Return what makes each tap into the one that is recorded and that the model goes on with: nothing does.
+
+        A subclass may return another function of name and tensor; compilers trace it like the model.
+        """
+        return silent
 
     def prepare(self, request: Request) -> tuple[Implementation, torch.nn.Module, Inputs]:
         """Return how a request is computed, the model with its weights, and its inputs."""

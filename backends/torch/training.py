@@ -3,7 +3,7 @@
 Shapes: B batch, C classes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -56,25 +56,36 @@ class CotangentLoss:
         return tap("loss", torch.sum(output * inputs["cotangent"]))
 
 
-def evaluate(model: nn.Module, loss_function: Callable[..., Tensor], inputs: Inputs) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return output, loss and every tap."""
+def add_zeros(tensor: Tensor, zeros: Tensor | None) -> Tensor:
+    """Add what has the tensor's own gradient; a tensor of another shape, which only a faulty model has, stays alone."""
+    return tensor if zeros is None or zeros.shape != tensor.shape else tensor + zeros
+
+
+def evaluate(
+    model: nn.Module, loss_function: Callable[..., Tensor], inputs: Inputs, edit: Tap, zeros: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Return output, loss and every tap, as ``edit`` makes it and with ``zeros`` of its name added (:func:`add_zeros`)."""
     taps: dict[str, Tensor] = {}
 
     def tap(name: str, tensor: Tensor) -> Tensor:
-        taps[name] = tensor
-        return tensor
+        taps[name] = add_zeros(edit(name, tensor), zeros.get(name))
+        return taps[name]
 
     output = model(inputs, tap)
     return output, loss_function(model, output, inputs, tap), taps
 
 
 def differentiate(
-    model: nn.Module, loss_function: Callable[..., Tensor], inputs: Inputs, part: str, compiled: bool
+    model: nn.Module, loss_function: Callable[..., Tensor], inputs: Inputs, part: str, compiled: bool, edit: Tap, zeros: Mapping[str, Tensor]
 ) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
-    """Return output, loss, taps and the gradient of the loss by native name (SPEC GRD-1 to GRD-5)."""
+    """Return output, loss, taps and the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the taps that have ``zeros``."""
     wanted = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    wanted |= {f"inputs.{name}": inputs[name].requires_grad_() for name in differentiable_inputs(part)}
+    wanted |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
+    of_taps = {f"taps.{name}": zero for name, zero in zeros.items()}
+    for tensor in (*wanted.values(), *of_taps.values()):
+        tensor.requires_grad_()
     run = torch.compile(evaluate, fullgraph=True, dynamic=False) if compiled else evaluate
-    output, loss, taps = run(model, loss_function, inputs)
+    output, loss, taps = run(model, loss_function, inputs, edit, zeros)
+    wanted |= {name: zero for name, zero in of_taps.items() if name.removeprefix("taps.") in taps}
     gradients = torch.autograd.grad(loss, list(wanted.values()), materialize_grads=True) if wanted else ()
     return output, loss, taps, dict(zip(wanted, gradients, strict=True))

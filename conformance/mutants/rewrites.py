@@ -99,23 +99,33 @@ class Norm(Steps):
 
 
 class Attend(Steps):
-    """SPEC ATT-3 to ATT-6, MSK-3 to MSK-8: (B, Q, H, K), 2 x (B, S, H, K) to the steps by name."""
+    """SPEC ATT-3 to ATT-7, MSK-3 to MSK-8: (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
 
-    target = Target("layers", "DotProductAttention", "attend")
+    target = Target("layers", "DotProductAttention", CALL)
 
-    def run(self, layer: Any, q: Array, k: Array, v: Array, key_mask: Array | None, query_mask: Array | None) -> dict[str, Array]:
+    def run(self, layer: Any, q: Array, k: Array, v: Array, key_mask: Array | None, query_mask: Array | None, tap: Tap) -> Array:
         constant = layer.constants[self.o.dtype(q)]
-        raw = self.product("bqhk,bshk->bhqs", self.scale_query(layer, q), k)
-        taken = {"scores": self.scale(layer, raw, q)}  # (B, H, Q, S)
-        scores, visible = taken["scores"], None
+
+        def score(q: Array, k: Array) -> Array:
+            return self.scale(layer, self.product("bqhk,bshk->bhqs", self.scale_query(layer, q), k), q)
+
+        def mask(scores: Array, q: Array) -> Array:
+            return self.mask(layer, scores, self.visible(layer, key_mask, q), constant)
+
+        def softmax(scores: Array, unmasked: Array, q: Array) -> Array:
+            return self.softmax(layer, scores, unmasked, None if key_mask is None else self.visible(layer, key_mask, q))
+
+        def overwrite(weights: Array) -> Array:
+            return self.overwrite(layer, weights, query_mask[:, None, :, None], constant)
+
+        scores = unmasked = tap(f"{layer.name}.scores", layer.each_head(score, (q, 2), (k, 2), axis=1))  # (B, H, Q, S)
         if key_mask is not None:
-            visible = self.visible(layer, key_mask, q)  # (B, 1 or H, 1 or Q, S)
-            scores = taken["masked_scores"] = self.mask(layer, scores, visible, constant)
-        weights = taken["weights"] = self.softmax(layer, scores, taken["scores"], visible)
+            scores = tap(f"{layer.name}.masked_scores", layer.each_head(mask, (scores, 1), (q, 2), axis=1))
+        weights = tap(f"{layer.name}.weights", layer.each_head(softmax, (scores, 1), (unmasked, 1), (q, 2), axis=1))
         if layer.overwrite_queries and query_mask is not None:
-            weights = taken["masked_weights"] = self.overwrite(layer, weights, query_mask[:, None, :, None], constant)
-        taken["context"] = self.context(layer, weights, v, k)
-        return taken
+            weights = tap(f"{layer.name}.masked_weights", layer.each_head(overwrite, (weights, 1), axis=1))
+        context = layer.each_head(lambda w, v, k: self.context(layer, w, v, k), (weights, 1), (v, 2), (k, 2), axis=2)
+        return tap(f"{layer.name}.context", self.join(layer, context))
 
     def scale_query(self, layer: Any, q: Array) -> Array:
         return q if layer.scale_query is None else q * layer.scale_query
@@ -125,7 +135,7 @@ class Attend(Steps):
 
     def visible(self, layer: Any, key_mask: Array, q: Array) -> Array:
         per_query = key_mask[:, None, :] if len(tuple(key_mask.shape)) == 2 else key_mask  # (B, 1 or Q, S)
-        return layer.assign(per_query, tuple(q.shape)[2])
+        return layer.assign(per_query, tuple(q.shape)[2])  # (B, 1 or H, 1 or Q, S)
 
     def mask(self, layer: Any, scores: Array, visible: Array, constant: float) -> Array:
         return layer.fill(scores, visible, constant)
@@ -138,21 +148,6 @@ class Attend(Steps):
 
     def context(self, layer: Any, weights: Array, v: Array, k: Array) -> Array:
         return self.product("bhqs,bshk->bqhk", weights, v)
-
-
-class Heads(Steps):
-    """SPEC ATT-6, ATT-7: (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
-
-    target = Target("layers", "DotProductAttention", CALL)
-
-    def run(self, layer: Any, q: Array, k: Array, v: Array, key_mask: Array | None, query_mask: Array | None, tap: Tap) -> Array:
-        at_once, heads = layer.heads_at_once, tuple(q.shape)[2]
-        groups = [slice(first, first + at_once) for first in range(0, heads, at_once)]
-        taken = [layer.attend(*(x[:, :, group] for x in (q, k, v)), key_mask, query_mask) for group in groups]
-        for step in taken[0]:
-            if step != "context":
-                tap(f"{layer.name}.{step}", self.o.concat([group[step] for group in taken], 1))
-        return tap(f"{layer.name}.context", self.join(layer, self.o.concat([group["context"] for group in taken], 2)))
 
     def join(self, layer: Any, context: Array) -> Array:
         batch, queries, heads, width = tuple(context.shape)
@@ -336,7 +331,9 @@ class Gradients(Steps):
 
     def run(self, *arguments: Any) -> tuple[Array, Array, dict[str, Array], dict[str, Array]]:
         output, loss, taps, gradients = self.original(*arguments)
-        return output, loss, taps, self.change(gradients)
+        of_taps = {name: gradient for name, gradient in gradients.items() if name.startswith("taps.")}
+        changed = self.change({name: gradient for name, gradient in gradients.items() if name not in of_taps})
+        return output, loss, taps, changed | of_taps
 
     def change(self, gradients: dict[str, Array]) -> dict[str, Array]:
         return gradients
@@ -366,7 +363,7 @@ class GeluTanh(Steps):
 FAMILIES: dict[str, type[Steps]] = {
     family.__name__: family
     for family in (
-        TokenVectors, PositionNumbers, Embed, Norm, Attend, Heads, MultiHead, SplitHeads, FeedForward, EncoderLayer, PostNorm, PreNorm,
+        TokenVectors, PositionNumbers, Embed, Norm, Attend, MultiHead, SplitHeads, FeedForward, EncoderLayer, PostNorm, PreNorm,
         RealTokens, Encode, Head, SoftmaxLosses, SigmoidLosses, Loss, Gradients, GeluErf, GeluTanh,
     )
 }  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 
 from conformance.mutants.mutant import Mutant, option, steps
 from conformance.mutants.operations import Array
-from conformance.mutants.rewrites import Attend, Heads, MultiHead, SplitHeads
+from conformance.mutants.rewrites import Attend, MultiHead, SplitHeads
 from conformance.mutants.surgery import Steps
 
 NAME = "layers.0.attention"
@@ -25,10 +25,10 @@ def scaled_after_mask(family: Steps, layer: Any, scores: Array, visible: Array, 
     return layer.fill(scores * layer.divide_scores, visible, constant) / layer.divide_scores
 
 
-def scaled_unless_full(family: Steps, layer: Any, q: Array, k: Array, v: Array, key_mask: Array, query_mask: Array) -> Any:
+def scaled_unless_full(family: Steps, layer: Any, q: Array, k: Array, v: Array, key_mask: Array, query_mask: Array, tap: Any) -> Any:
     """Take a fast path where nothing is masked, which forgets the scale."""
     full = bool(family.o.numpy(key_mask).all())
-    return family.original(layer, q * layer.divide_scores if full else q, k, v, key_mask, query_mask)
+    return family.original(layer, q * layer.divide_scores if full else q, k, v, key_mask, query_mask, tap)
 
 
 def clamped(family: Steps, layer: Any, scores: Array, q: Array) -> Array:
@@ -40,7 +40,7 @@ def clamped(family: Steps, layer: Any, scores: Array, q: Array) -> Array:
 def first_value_for_all(family: Steps, layer: Any, q: Array, k: Array, v: Array, *masks: Any, **named: Any) -> Array:
     """Loop over heads, and take the value of the first one each time."""
     heads = tuple(v.shape)[2]
-    looped = layer.heads_at_once < heads
+    looped = layer.each_head is family.o.modules["layers"].HEADS["looped"]
     return family.original(layer, q, k, family.o.concat([v[:, :, :1]] * heads, 2) if looped else v, *masks, **named)
 
 
@@ -141,7 +141,7 @@ MUTANTS = (
         first=(f"{NAME}.context",),
         input="one head after the other",
         alone=True,
-        change=steps(Heads, run=first_value_for_all),
+        change=steps(Attend, run=first_value_for_all),
     ),
     of_scores(
         "scores_transposed",
@@ -167,13 +167,13 @@ MUTANTS = (
         "Heads are joined by a reshape of (B, H, Q, K), which needs a transposition.",
         first=(f"{NAME}.context",),
         input="more than one token",
-        change=steps(Heads, join=joined_by_reshape),
+        change=steps(Attend, join=joined_by_reshape),
     ),
     mutant(
         "heads_joined_in_reverse",
         "Heads are joined from last to first.",
         first=(f"{NAME}.context",),
-        change=steps(Heads, join=joined_in_reverse),
+        change=steps(Attend, join=joined_in_reverse),
     ),
     of_weights(
         "softmax_over_queries",

@@ -1,0 +1,153 @@
+"""Taps: the model goes on with what they return, and the loss has a gradient by each."""
+
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import backends
+import spec
+from backends.interface import Request, Run
+from backends.worker import Worker
+from conformance.comparison import judge
+from spec.cases import Case, build_case
+from spec.errors import SpecError
+from spec.reference import Truth
+from tests.toys.edited import changed
+
+Array = NDArray[np.floating]
+
+STEP = 2.0**-17
+"""Of a difference, in units of a tap's largest value: the error that it makes is about its square."""
+
+MASKED = 1e4
+"""What no number reaches that is not masked."""
+
+
+def case_of(name: str, part: str = "model", **options: Any) -> Case:
+    """Return a case of a variant with padding, one layer deep: every axis has a size of its own.
+
+    Every sample has a real token: a mask constant that absorbs all scores of a row leaves no difference to take.
+    """
+    return build_case(name, "equal", part, options={"num_layers": 1, **options})
+
+
+def run_of(worker: Worker, case: Case, dtype: str = "float64", **settings: Any) -> Run:
+    return worker.run(case.config, case.weights, case.batch, part=case.part, dtype=dtype, **settings)
+
+
+def truth_of(case: Case, forced: Mapping[str, Array] | None = None) -> Truth:
+    return spec.reference(case.config, case.weights, case.batch, part=case.part, forced=forced)
+
+
+# What a tap returns is what the model goes on with.
+
+
+def assert_goes_on(worker: Worker, case: Case, tap: str, plain: Run, expected: Truth) -> None:
+    """Change a tap in the backend and in the oracle: the same tensors become others, and those keep their bits that the oracle's keep."""
+    forced = truth_of(case, {tap: changed(tap, expected.taps[tap])})
+    run = run_of(worker, case, implementation=f"edit:{tap}:explicit", gradients=False)
+    kept = {name for name in expected.taps if name != tap and np.array_equal(forced.taps[name], expected.taps[name])}
+    assert {name for name in run.taps if np.array_equal(run.taps[name], plain.taps[name])} == kept, tap
+
+
+def assert_only_the_tap_diverges(worker: Worker, case: Case, tap: str, dtype: str, implementation: str, execution: str) -> None:
+    """Change a tap: judged step by step, from the run's own taps, it is the only tensor that is wrong."""
+    run = run_of(worker, case, dtype, implementation=f"edit:{tap}:{implementation}", execution=execution, gradients=False)
+    verdict = judge(case.config, case.weights, case.batch, run, case.part)
+    assert [row.tensor for row in verdict.table if row.status == "diverges"] == [tap]
+
+
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in sorted(backends.BUILT_IN)])
+def editing(request: pytest.FixtureRequest, open_worker: Callable[[str], Worker]) -> Worker:
+    """Each of the four backends with one tap changed."""
+    return open_worker(f"tests.toys.edited:{request.param}")
+
+
+@pytest.mark.clause("PRT-2", "ATT-7")
+@pytest.mark.parametrize(("name", "options"), [("tf1-text-classifier", {"head_computation": "looped"}), ("bert-pytorch", {}), ("bert", {}), ("keras-attention", {})])
+def test_model_goes_on_with_every_tap(editing: Worker, name: str, options: dict[str, Any]) -> None:
+    case = case_of(name, **options)
+    plain, expected = run_of(editing, case, implementation="edit::explicit", gradients=False), truth_of(case)
+    for tap in spec.taps(case.config):
+        assert_goes_on(editing, case, tap, plain, expected)
+
+
+@pytest.mark.parametrize("tap", ["scores", "masked_scores", "weights", "context"])
+def test_model_goes_on_with_taps_that_are_joined_from_heads(editing: Worker, tap: str) -> None:
+    case = case_of("keras-attention", "dot_product", head_computation="looped", mask_assignment="per_sample")
+    assert_only_the_tap_diverges(editing, case, f"attention.{tap}", "float64", "explicit", "eager")
+
+
+def test_model_goes_on_with_taps_when_compiled(editing: Worker) -> None:
+    assert_only_the_tap_diverges(editing, case_of("nndl-paddle", head_computation="looped"), "layers.0.attention.weights", "float32", "explicit", "compiled")
+
+
+@pytest.mark.parametrize(("tap", "execution"), [("layers.0.attention.query", "eager"), ("layers.0.feed_forward.activation", "compiled"), ("pooler.dense", "packed")])
+def test_model_goes_on_with_taps_of_library_layers(editing: Worker, tap: str, execution: str) -> None:
+    assert_only_the_tap_diverges(editing, case_of("bert"), tap, "float32", "library", execution)
+
+
+# Gradients of taps.
+
+
+def slope(case: Case, tap: str, tensor: Array, direction: Array) -> float:
+    """Return how the oracle's loss changes with a tap along a direction, by a central difference."""
+    step = STEP * float(np.abs(tensor[np.abs(tensor) < MASKED]).max())
+    above, below = (float(truth_of(case, {tap: tensor + sign * step * direction}).loss) for sign in (1.0, -1.0))
+    return (above - below) / (2 * step)
+
+
+def assert_gradients_of_taps(case: Case, run: Run, error: float, missing: tuple[str, ...] = ("loss",)) -> None:
+    """Compare the gradient by every tap with the oracle's slope along two directions."""
+    taps = truth_of(case).taps
+    assert set(run.tap_gradients) == {name for name in taps if not name.endswith(missing)}
+    for name, gradient in run.tap_gradients.items():
+        assert (gradient.shape, gradient.dtype) == (taps[name].shape, run.output.dtype), name
+        generator = np.random.default_rng(zlib.crc32(name.encode()))
+        for _ in range(2):
+            direction = generator.standard_normal(gradient.shape)
+            expected, found = slope(case, name, taps[name], direction), float(np.sum(gradient * direction))
+            assert abs(found - expected) <= error * max(1e-3, np.linalg.norm(gradient)), f"{name}: {found} for {expected}"
+
+
+@pytest.mark.clause("GRD-1", "EMB-4", "EMB-5")
+@pytest.mark.parametrize("name", spec.variants())
+def test_loss_has_the_gradient_of_every_tap(worker: Worker, name: str) -> None:
+    case = case_of(name)
+    assert_gradients_of_taps(case, run_of(worker, case, tap_gradients=True), 1e-6)
+
+
+@pytest.mark.parametrize("part", ["encoder", "stack", "attention", "dot_product"])
+def test_parts_have_gradients_of_taps(worker: Worker, part: str) -> None:
+    case = case_of("bert", part)
+    assert_gradients_of_taps(case, run_of(worker, case, tap_gradients=True), 1e-6)
+
+
+def test_compiled_runs_have_gradients_of_taps(worker: Worker) -> None:
+    case = case_of("bert", token_padding_row=0)
+    assert_gradients_of_taps(case, run_of(worker, case, "float32", execution="compiled", tap_gradients=True), 1e-3)
+
+
+def test_library_layers_have_gradients_of_their_taps(worker: Worker) -> None:
+    case = case_of("bert")
+    run = run_of(worker, case, "float32", implementation="library", tap_gradients=True)
+    assert_gradients_of_taps(case, run, 1e-3, ("loss", "scores", "attention.weights"))
+
+
+def test_gradients_of_taps_change_nothing_else(worker: Worker) -> None:
+    case = case_of("nndl-paddle")
+    without, run = (run_of(worker, case, "float32", tap_gradients=asked) for asked in (False, True))
+    assert without.tap_gradients == {}
+    for name, array in {**run.taps, **run.gradients}.items():
+        assert np.array_equal(array, {**without.taps, **without.gradients}[name]), name
+
+
+def test_gradients_of_taps_come_beside_the_others() -> None:
+    case = case_of("bert")
+    request = Request(case.config, case.weights, case.batch, gradients=False, tap_gradients=True)
+    with pytest.raises(SpecError, match="'tap_gradients' is true but 'gradients' is false"):
+        request.validate()
