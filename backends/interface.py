@@ -295,6 +295,17 @@ class Backend(Protocol):
         """
 
 
+class Editable(Backend, Protocol):
+    """A backend whose taps can be changed, as those of the four can be by a subclass."""
+
+    def edit(self, request: Request) -> Callable[[str, Any], Any]:
+        """Return a function of a tap's name and tensor; what that returns is recorded, and the model goes on with it.
+
+        It is called for every tap that the implementation computes, in any execution: compilers trace it like the model. The
+        gradient of a tap is that by the tensor returned.
+        """
+
+
 class Measurable(Backend, Protocol):
     """A backend whose speed can be measured too."""
 
@@ -325,5 +336,5 @@ class Measurable(Backend, Protocol):
 
 __all__ = [
     "EXECUTIONS", "IMPLEMENTATIONS", "INEXPRESSIBLE", "KINDS", "LEARNING_RATE", "PARTS", "PRECISION_MODES",
-    "Backend", "Implementation", "Measurable", "Overruled", "Program", "Request", "Run", "Unsupported", "choose", "confirm_switches", "refuse_tf32", "refusing_nondeterminism", "variety",
+    "Backend", "Editable", "Implementation", "Measurable", "Overruled", "Program", "Request", "Run", "Unsupported", "choose", "confirm_switches", "refuse_tf32", "refusing_nondeterminism", "variety",
 ]  # fmt: skip

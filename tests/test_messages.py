@@ -67,10 +67,11 @@ def test_arrays_pass_through_messages_bit_for_bit(dtype: str, shape: str) -> Non
     array = np.asarray(SHAPES[shape](arbitrary(dtype)))
     expected = np.array(array, order="C")
     assert expected.tobytes() == array.tobytes()
-    run = Run(array, array, {"b": array, "a": array}, {"g": array}, "toy", dtype, {"version": "1"})
+    run = Run(array, array, {"b": array, "a": array}, {"g": array}, "toy", dtype, {"version": "1"}, tap_gradients={"b": array})
     found = wire.decode_run(wire.encode_run(run))
-    assert list(found.taps) == ["b", "a"]
-    assert_same_bits(wire.run_arrays(found), {"output": expected, "loss": expected, "taps/b": expected, "taps/a": expected, "gradients/g": expected})
+    assert (list(found.taps), list(found.gradients), list(found.tap_gradients)) == (["b", "a"], ["g"], ["b"])
+    arrays = dict.fromkeys(("output", "loss", "taps/b", "taps/a", "gradients/g", "gradients/taps.b"), expected)
+    assert_same_bits(wire.run_arrays(found), arrays)
     assert (found.backend, found.dtype, found.info) == ("toy", dtype, {"version": "1"})
 
 

@@ -68,7 +68,7 @@ def editing(request: pytest.FixtureRequest, open_worker: Callable[[str], Worker]
 
 
 @pytest.mark.clause("PRT-2", "ATT-7")
-@pytest.mark.parametrize(("name", "options"), [("tf1-text-classifier", {"head_computation": "looped"}), ("bert-pytorch", {}), ("bert", {}), ("keras-attention", {})])
+@pytest.mark.parametrize(("name", "options"), [("tf1-text-classifier", {"head_computation": "looped"}), ("bert-pytorch", {}), ("bert", {})])
 def test_model_goes_on_with_every_tap(editing: Worker, name: str, options: dict[str, Any]) -> None:
     case = case_of(name, **options)
     plain, expected = run_of(editing, case, implementation="edit::explicit", gradients=False), truth_of(case)
