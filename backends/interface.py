@@ -79,7 +79,8 @@ class Request:
         """Return zeros in the shape of each tap whose gradient is asked for: added to it, they have the same gradient."""
         if not self.tap_gradients:
             return {}
-        given, lengths = self.batch.arrays(), {}
+        given = self.batch.arrays()
+        lengths: dict[str, int] = {}
         for name, entry in inputs(self.config, self.part).items():
             if entry.kind != "bool":  # masks may have another rank
                 lengths |= dict(zip(entry.shape.split(), given[name].shape, strict=True))

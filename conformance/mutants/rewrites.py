@@ -115,15 +115,14 @@ class Attend(Steps):
         def softmax(scores: Array, unmasked: Array, q: Array) -> Array:
             return self.softmax(layer, scores, unmasked, None if key_mask is None else self.visible(layer, key_mask, q))
 
-        def overwrite(weights: Array) -> Array:
-            return self.overwrite(layer, weights, query_mask[:, None, :, None], constant)
-
         scores = unmasked = tap(f"{layer.name}.scores", layer.each_head(score, (q, 2), (k, 2), axis=1))  # (B, H, Q, S)
         if key_mask is not None:
             scores = tap(f"{layer.name}.masked_scores", layer.each_head(mask, (scores, 1), (q, 2), axis=1))
         weights = tap(f"{layer.name}.weights", layer.each_head(softmax, (scores, 1), (unmasked, 1), (q, 2), axis=1))
         if layer.overwrite_queries and query_mask is not None:
-            weights = tap(f"{layer.name}.masked_weights", layer.each_head(overwrite, (weights, 1), axis=1))
+            queries = query_mask[:, None, :, None]
+            weights = layer.each_head(lambda w: self.overwrite(layer, w, queries, constant), (weights, 1), axis=1)
+            weights = tap(f"{layer.name}.masked_weights", weights)
         context = layer.each_head(lambda w, v, k: self.context(layer, w, v, k), (weights, 1), (v, 2), (k, 2), axis=2)
         return tap(f"{layer.name}.context", self.join(layer, context))
 
