@@ -168,6 +168,7 @@ def golden(
 def mutants(
     backend: Annotated[list[str] | None, typer.Option("--backend", metavar="B", help="torch, tf, paddle or jax; may be repeated. Default: all that are installed.")] = None,
     mutant: Annotated[list[str] | None, typer.Option("--mutant", metavar="M", help="A mutant by name; may be repeated. Default: all.")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Say what each mutant is, and run none.")] = False,
     criteria: Annotated[bool, typer.Option("--criteria", help="Compare the judge with usual criteria: what each finds of the mutants, and flags of right variations and random cases.")] = False,
     markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", help="With --criteria: put the table between its markers in FILE.")] = None,
     json: options.Json = None,
@@ -183,6 +184,9 @@ def mutants(
         lambda: matrix.mutable(_once(backend)),
         lambda: matrix.chosen(_once(mutant)),
     )
+    if listed:
+        console.print(mutants_table.catalogue(chosen, console.width))
+        raise typer.Exit(0)
     if criteria:
         raise typer.Exit(comparing.compare(chosen, names, settings, console, json, markdown))
     with _bars(len(chosen), names) as progress:

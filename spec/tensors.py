@@ -127,6 +127,49 @@ def clause_of(config: EncoderConfig, name: str, part: str = "model") -> str:
     return tap.clause if tap else "PRT-1"
 
 
+def source_of(config: EncoderConfig, tap: str, part: str = "model", which: str = "") -> str:
+    """Return the tap, or the given input (``inputs.<name>``), that the step before a tap takes in.
+
+    Args:
+        which: ``"result"`` for the sublayer's result that a residual adds, instead of what stands beside it.
+    """
+    scope, _, leaf = tap.rpartition(".")
+    pre = config.norm_placement == "pre"
+    layer = ".".join(scope.split(".")[:2]) if scope.startswith("layers.") else ""
+    if scope.endswith("attention") and leaf in ("query", "key", "value"):
+        return f"inputs.{leaf}" if part in ("attention", "dot_product") else f"{layer}.norm1" if pre else _entering(config, layer, part)
+    if leaf in ("residual1", "residual2") and which == "result":
+        attended = f"{layer}.attention.{'output' if config.output_projection else 'context'}"
+        return attended if leaf == "residual1" else f"{layer}.feed_forward.outer"
+    within = {
+        "norm": f"{scope}.sum",
+        "residual1": _entering(config, layer, part),
+        "residual2": f"{layer}.{'residual1' if pre else 'norm1'}",
+        "norm1": _entering(config, layer, part) if pre else f"{layer}.residual1",
+        "norm2": f"{layer}.{'residual1' if pre else 'residual2'}",
+        "inner": f"{layer}.{'norm2' if pre else 'norm1'}",
+        "activation": f"{scope}.inner",
+        "outer": f"{scope}.activation",
+        "output": "pooler.dense" if scope == "pooler" else f"{scope}.context",
+        "final_norm": _entering(config, f"layers.{config.num_layers}", part),
+        "pooling": "final_norm" if config.final_norm else _entering(config, f"layers.{config.num_layers}", part),
+        "dense": "pooling",
+        "logits": "pooler.output" if config.pooler == "tanh" else "pooling",
+        "log_probabilities": "logits",
+        "losses": "log_probabilities" if config.num_classes > 1 else "logits",
+        "loss": "losses",
+    }
+    return within[leaf]
+
+
+def _entering(config: EncoderConfig, layer: str, part: str) -> str:
+    """Return what enters a layer."""
+    number = int(layer.rpartition(".")[2] or 0) if layer else 0
+    if number:
+        return f"layers.{number - 1}.{'residual2' if config.norm_placement == 'pre' else 'norm2'}"
+    return "inputs.embeddings" if part == "stack" else "embeddings.norm" if config.embedding_norm else "embeddings.sum"
+
+
 _MASKED_BY_IDS = ("model", "encoder", "stack")
 
 

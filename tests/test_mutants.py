@@ -20,9 +20,9 @@ from backends.interface import Request, Run, Unsupported
 from backends.worker import Worker, WorkerFailure
 from concord.cli import main
 from conformance.comparison import judge
-from conformance.mutants.catalogue import ALL, GROUPS, MUTANTS, Mutant
+from conformance.faults.catalogue import ALL, FAULTS, GROUPS, Fault
+from conformance.faults.fault import REFUSED
 from conformance.mutants.matrix import Finding, Hunt, Matrix, plugin
-from conformance.mutants.mutant import REFUSED
 from conformance.mutants.products import EMULATIONS
 from conformance.mutants.rewrites import FAMILIES
 from conformance.mutants.surgery import Patch, Steps, Target, operated
@@ -41,7 +41,7 @@ def mutated(request: pytest.FixtureRequest, open_worker: Callable[[str], Worker]
     return request.param, open_worker(plugin(request.param))
 
 
-def case_of(mutant: Mutant) -> Case:
+def case_of(mutant: Fault) -> Case:
     return build_case(mutant.variant, mutant.scenario, options=dict(mutant.options))
 
 
@@ -57,14 +57,14 @@ def arrays_of(run: Run) -> dict[str, Any]:
 
 
 def test_catalogue_is_large_and_has_every_group() -> None:
-    assert len(MUTANTS) == len(ALL), "names are unique"
+    assert len(FAULTS) == len(ALL), "names are unique"
     assert len(VISIBLE) >= 66
     assert EQUIVALENT
     assert {mutant.group for mutant in ALL} == set(GROUPS)
 
 
 @each_mutant
-def test_mutant_is_documented_and_at_home(mutant: Mutant) -> None:
+def test_mutant_is_documented_and_at_home(mutant: Fault) -> None:
     assert mutant.name.replace("_", "").isalnum()
     assert mutant.name == mutant.name.lower()
     assert mutant.what.endswith(".")
@@ -76,15 +76,16 @@ def test_mutant_is_documented_and_at_home(mutant: Mutant) -> None:
 
 
 @each_mutant
-def test_first_tensors_exist_at_home(mutant: Mutant) -> None:
+def test_first_tensors_exist_at_home(mutant: Fault) -> None:
     config = case_of(mutant).config
-    names = [REFUSED, *spec.taps(config), *(f"gradients.{name}" for name in spec.trainable(config))]
+    gradients = [*spec.trainable(config), *(f"taps.{name}" for name in spec.taps(config))]
+    names = [REFUSED, *spec.taps(config), *(f"gradients.{name}" for name in gradients)]
     assert bool(mutant.first) == bool(mutant.precisions)
     assert not [pattern for pattern in mutant.first if not fnmatch.filter(names, pattern)]
 
 
 @each_mutant
-def test_change_changes_something_and_leaves_what_it_is_given(mutant: Mutant) -> None:
+def test_change_changes_something_and_leaves_what_it_is_given(mutant: Fault) -> None:
     case, again = case_of(mutant), case_of(mutant)
     changed = mutant.change.request(request_of(case))
     assert case.config == again.config
@@ -95,7 +96,7 @@ def test_change_changes_something_and_leaves_what_it_is_given(mutant: Mutant) ->
         for given, now in ((case.weights, changed.weights), (case.batch.arrays(), changed.batch.arrays()))
         for name, array in now.items()
     )
-    assert differs != bool(mutant.change.patches), "a request is changed, or the layers are"
+    assert differs != bool(mutant.change.patches or mutant.change.edits), "a request is changed, or the layers or taps are"
 
 
 def test_every_family_of_steps_is_used() -> None:
@@ -216,14 +217,14 @@ def test_surgery_that_changes_nothing_conforms(mutated: tuple[str, Worker], name
 
 
 @pytest.mark.parametrize("mutant", VISIBLE, ids=lambda mutant: mutant.name)
-def test_mutant_is_found_at_the_right_tensor(mutated: tuple[str, Worker], mutant: Mutant) -> None:
+def test_mutant_is_found_at_the_right_tensor(mutated: tuple[str, Worker], mutant: Fault) -> None:
     name, worker = mutated
     finding = Hunt(name, worker=worker).find(mutant, everywhere=False)
     assert finding.status == "found", finding
 
 
 @pytest.mark.parametrize("mutant", EQUIVALENT, ids=lambda mutant: mutant.name)
-def test_equivalent_mutant_is_not_called_a_bug(mutated: tuple[str, Worker], mutant: Mutant) -> None:
+def test_equivalent_mutant_is_not_called_a_bug(mutated: tuple[str, Worker], mutant: Fault) -> None:
     name, worker = mutated
     finding = Hunt(name, worker=worker).find(mutant)
     assert finding.status == "equivalent", finding
@@ -286,14 +287,14 @@ class Imagined(Hunt):
         super().__init__("torch")
         self.found, self.looked = found, []
 
-    def look(self, mutant: Mutant, scenario: str, dtype: str) -> Finding | None:
+    def look(self, mutant: Fault, scenario: str, dtype: str) -> Finding | None:
         self.looked.append((scenario, dtype))
         tensor = self.found.get((scenario, dtype))
         return tensor and finding("found" if mutant.rightly_first(tensor) else "misplaced", tensor=tensor)  # type: ignore[return-value]
 
 
 def test_a_mutant_is_looked_for_at_home_first_and_then_everywhere() -> None:
-    mutant = MUTANTS["norm_epsilon_outside"]
+    mutant = FAULTS["norm_epsilon_outside"]
     hunt = Imagined({("single", "float64"): "embeddings.norm"})
     found = hunt.find(mutant)
     assert (found.status, found.designated) == ("found", False)
@@ -305,7 +306,7 @@ def test_a_mutant_is_looked_for_at_home_first_and_then_everywhere() -> None:
 
 
 def test_a_mutant_found_where_nothing_can_show_it_is_an_alarm() -> None:
-    mutant = MUTANTS["mask_constant_through_float32"]
+    mutant = FAULTS["mask_constant_through_float32"]
     hunt = Imagined({("ragged", "float64"): mutant.first[0]})
     assert hunt.find(mutant).status == "found"
     assert hunt.looked == [("ragged", "float32"), ("ragged", "float64")]
@@ -331,7 +332,7 @@ def test_matrix_is_legible(columns: int, capsys: pytest.CaptureFixture[str], mon
     from rich.console import Console
 
     monkeypatch.setenv("COLUMNS", str(columns))
-    names = [name for name in MUTANTS if MUTANTS[name].precisions]
+    names = [name for name in FAULTS if FAULTS[name].precisions]
     findings = [finding("found", backend, name, margin=3e12) for backend in backends.BUILT_IN for name in names]
     findings[0] = finding("misplaced", "torch", names[0], case="bert-ragged", dtype="float64")
     findings += [finding("equivalent", backend, EQUIVALENT[0].name) for backend in backends.BUILT_IN]
@@ -375,7 +376,7 @@ def test_every_scenario_has_a_mutant_that_it_alone_shows() -> None:
 
 @pytest.mark.xdist_group("torch")
 @pytest.mark.parametrize("mutant", [mutant for mutant in ALL if mutant.alone], ids=lambda mutant: mutant.name)
-def test_without_its_scenario_a_mutant_lives(open_worker: Callable[[str], Worker], mutant: Mutant) -> None:
+def test_without_its_scenario_a_mutant_lives(open_worker: Callable[[str], Worker], mutant: Fault) -> None:
     hunt = Hunt("torch", worker=open_worker(plugin("torch")))
     shown = [scenario for scenario in mutant.scenarios if hunt.look(mutant, scenario, "float32")]
     assert shown == [mutant.scenario]

@@ -9,14 +9,15 @@ from functools import partial
 from typing import Any
 
 import backends
-from backends.interface import Unsupported
+from backends.interface import Run, Unsupported
 from backends.pool import Pool
 from backends.worker import Worker, WorkerFailure
 from conformance.campaign import Settings
+from conformance.causes import Cause
 from conformance.check import job_of
-from conformance.mutants.catalogue import MUTANTS
-from conformance.mutants.mutant import REFUSED, Mutant
-from spec.cases import build_case
+from conformance.faults.catalogue import FAULTS
+from conformance.faults.fault import REFUSED, Fault
+from spec.cases import Case, build_case
 from spec.errors import SpecError, unknown
 
 
@@ -28,11 +29,14 @@ class Finding:
         status: ``"found"``; ``"misplaced"``: found, but another tensor named first; ``"missed"``; ``"equivalent"``: not
             found, and no input can show it; ``"alarm"``: found in a precision in which no input can show it;
             ``"failed"``: no result; ``"absent"``: the framework is not installed.
-        tensor: the first that is wrong, or :data:`conformance.mutants.mutant.REFUSED`.
+        tensor: the first that is wrong, or :data:`conformance.faults.fault.REFUSED`.
         margin: its error in allowances.
         case, dtype: where it was found.
         designated: whether in the case and precision that the catalogue names first.
         detail: one line of explanation.
+        cause: whether the diagnosis names what was injected: ``"right"``, ``"none"`` or ``"wrong"``; empty where the table
+            does not say which hypothesis should, or nothing was found.
+        said: the hypotheses that it names.
     """
 
     mutant: str
@@ -44,6 +48,8 @@ class Finding:
     dtype: str = ""
     designated: bool = True
     detail: str = ""
+    cause: str = ""
+    said: str = ""
 
 
 @dataclass
@@ -74,12 +80,15 @@ class Matrix:
         """Return the matrix as plain data."""
         mutants = {
             name: {
-                "group": MUTANTS[name].group,
-                "what": MUTANTS[name].what,
-                "input": MUTANTS[name].input,
-                "variant": MUTANTS[name].variant,
-                "scenario": MUTANTS[name].scenario,
-                "equivalent": dict(MUTANTS[name].equivalent),
+                "group": FAULTS[name].group,
+                "what": FAULTS[name].what,
+                "input": FAULTS[name].input,
+                "variant": FAULTS[name].variant,
+                "scenario": FAULTS[name].scenario,
+                "equivalent": dict(FAULTS[name].equivalent),
+                "clause": FAULTS[name].clause,
+                "cause": FAULTS[name].cause,
+                "source": FAULTS[name].source,
             }
             for name in dict.fromkeys(finding.mutant for finding in self.findings)
         }
@@ -104,23 +113,23 @@ def mutable(names: Sequence[str] | None) -> list[str]:
     return list(names or backends.BUILT_IN)
 
 
-def chosen(names: Sequence[str] | None) -> list[Mutant]:
+def chosen(names: Sequence[str] | None) -> list[Fault]:
     """Return mutants by name, all by default.
 
     Raises:
         SpecError: listing every unknown name, with the nearest names.
     """
-    problems = [str(unknown("mutant", name, list(MUTANTS))) for name in names or [] if name not in MUTANTS]
+    problems = [str(unknown("mutant", name, list(FAULTS))) for name in names or [] if name not in FAULTS]
     if problems:
         raise SpecError(problems)
-    return [MUTANTS[name] for name in names or MUTANTS]
+    return [FAULTS[name] for name in names or FAULTS]
 
 
 Progress = Callable[[str, str], None]
 """Called with a backend's name and the mutant that it is done with, or ``"started"``."""
 
 
-def conduct(mutants: Sequence[Mutant], names: Iterable[str], settings: Settings, progress: Progress = lambda backend, done: None) -> Matrix:
+def conduct(mutants: Sequence[Fault], names: Iterable[str], settings: Settings, progress: Progress = lambda backend, done: None) -> Matrix:
     """Run every mutant on every backend, as many backends at a time as there are cores."""
     with Pool() as pool:
         hunts = [Hunt(name, settings, progress, pool) for name in names]
@@ -150,7 +159,7 @@ class Hunt:
         self.pool = pool or Pool()
         self.seat = self.pool.seat(partial((settings or Settings()).open, plugin(backend)), started=self.started, worker=worker)
 
-    def all(self, mutants: Sequence[Mutant]) -> list[Finding]:
+    def all(self, mutants: Sequence[Fault]) -> list[Finding]:
         """Return a finding for each mutant."""
         findings = []
         for mutant in mutants:
@@ -166,7 +175,7 @@ class Hunt:
         self.version = str(worker.description.get("version", ""))
         self.progress(self.backend, "started")
 
-    def find(self, mutant: Mutant, everywhere: bool = True) -> Finding:
+    def find(self, mutant: Fault, everywhere: bool = True) -> Finding:
         """Look for a mutant, first in its own case.
 
         Args:
@@ -190,19 +199,30 @@ class Hunt:
         except (SpecError, Unsupported) as error:
             return Finding(mutant.name, self.backend, "failed", detail=str(error))
 
-    def look(self, mutant: Mutant, scenario: str, dtype: str) -> Finding | None:
+    def look(self, mutant: Fault, scenario: str, dtype: str) -> Finding | None:
         """Look for a mutant in one case and precision."""
-        case = build_case(mutant.variant, scenario, options=dict(mutant.options))
+        case, implementation = build_case(mutant.variant, scenario, options=dict(mutant.options)), f"mutant:{mutant.name}"
 
-        def seen(tensor: str, margin: float, detail: str = "") -> Finding:
-            status = "found" if mutant.rightly_first(tensor) else "misplaced"
-            return Finding(mutant.name, self.backend, status, tensor, margin, case.name, dtype, detail=detail)
+        def seen(tensor: str, margin: float, detail: str = "", cause: Cause | None = None) -> Finding:
+            status, said = "found" if mutant.rightly_first(tensor) else "misplaced", cause.hypothesis if cause else ""
+            return Finding(mutant.name, self.backend, status, tensor, margin, case.name, dtype, True, detail, mutant.diagnosed(said), said)
 
         try:
-            run = self.seat.do(lambda worker: worker.run(case.config, case.weights, case.batch, case.part, dtype, f"mutant:{mutant.name}"))
+            if mutant.after and mutant.after != scenario:
+                self.run(build_case(mutant.variant, mutant.after, options=dict(mutant.options)), dtype, implementation)
+            run = self.run(case, dtype, implementation)
         except WorkerFailure as failure:
             if failure.status != "error":
                 raise
             return seen(REFUSED, float("inf"), failure.detail)
-        row = job_of(case, dtype).judge(run).first_divergence
-        return None if row is None else seen(row.tensor, row.ratio, row.note)
+        verdict = job_of(case, dtype).judge(run)
+        row = verdict.first_divergence
+        return None if row is None else seen(row.tensor, row.ratio, row.note, verdict.cause if mutant.cause else None)
+
+    def run(self, case: Case, dtype: str, implementation: str) -> Run:
+        """Run a case; a worker that dies is started again, a few times.
+
+        Raises:
+            WorkerFailure: if there is no result.
+        """
+        return self.seat.do(lambda worker: worker.run(case.config, case.weights, case.batch, case.part, dtype, implementation))

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
-from backends.interface import Request, Run, Unsupported
-from conformance.mutants.catalogue import MUTANTS
-from conformance.mutants.mutant import Change, steps
-from conformance.mutants.operations import Operations
+from backends.interface import IMPLEMENTATIONS, Request, Run, Unsupported
+from conformance.faults.catalogue import FAULTS
+from conformance.faults.fault import Change, steps
+from conformance.faults.operations import Operations
+from conformance.mutants.injection import injected
 from conformance.mutants.products import EMULATIONS
 from conformance.mutants.rewrites import FAMILIES
 from conformance.mutants.surgery import operated
 from spec.errors import unknown
 
 KINDS: dict[str, dict[str, Change]] = {
-    "mutant": {name: mutant.change for name, mutant in MUTANTS.items()},
+    "mutant": {name: mutant.change for name, mutant in FAULTS.items()},
     "emulate": EMULATIONS,
     "null": {name: steps(family) for name, family in FAMILIES.items()} | {"everything": steps(*FAMILIES.values())},
 }
@@ -24,31 +26,39 @@ KINDS: dict[str, dict[str, Change]] = {
 class Mutating:
     """Stands before a backend's adapter among the bases of a class, and changes what it runs.
 
-    ``mutant:NAME`` has that bug, ``emulate:tf32`` and ``emulate:tf32_cut_off`` compute their products as tensor cores do,
+    ``mutant:NAME`` has that bug in the explicit implementation, ``mutant:NAME@library`` in another; ``emulate:tf32`` and ``emulate:tf32_cut_off`` compute their products as tensor cores do,
     ``null:FAMILY`` replaces a method by its rewriting with nothing changed; any other implementation runs untouched.
     """
 
     operations: Operations
+    running: str = ""
+    memory: dict[str, Any]
 
     def run(self, request: Request) -> Run:
         """Compute what is asked, with the change that the implementation names.
 
         Raises:
             UnknownNameError: for a change that does not exist.
-            Unsupported: for compiled execution: compilers may do their own rounding, and keep what they compiled.
+            Unsupported: for compiled execution of a fault that replaces a method: compilers keep what they compiled; and where the
+                implementation does not compute a tap that the fault edits.
         """
         kind, colon, name = request.implementation.partition(":")
+        name, _, implementation = name.partition("@")
+        if kind not in KINDS and kind in IMPLEMENTATIONS:
+            return self._untouched(request)
         if not colon:
             return self._untouched(request)
         if kind not in KINDS:
             raise unknown("kind of implementation", kind, list(KINDS))
         if name not in KINDS[kind]:
             raise unknown(kind, name, list(KINDS[kind]))
-        if request.execution != "eager":
-            raise Unsupported(f"{request.implementation!r} runs eagerly only")
         change = KINDS[kind][name]
-        changed = dataclasses.replace(change.request(request), implementation="explicit")
-        with operated(self.operations, change.patches):
+        if request.execution != "eager" and change.patches:
+            raise Unsupported(f"{request.implementation!r} runs eagerly only")
+        changed = dataclasses.replace(change.request(request), implementation=implementation or "explicit")
+        if request.implementation != self.running:
+            self.running, self.memory = request.implementation, {}
+        with operated(self.operations, change.patches), injected(self.operations, change, changed, self.memory):
             return self._untouched(changed)
 
     def _untouched(self, request: Request) -> Run:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from conformance.mutants.mutant import Change, steps
-from conformance.mutants.operations import Array, Operations
+from conformance.faults.fault import Change, steps
+from conformance.faults.operations import Array, Operations
 from conformance.mutants.rewrites import Attend, FeedForward, Head, MultiHead
 from conformance.mutants.surgery import Steps
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from conformance.mutants.operations import Array
+from conformance.faults.operations import Array
 from conformance.mutants.surgery import CALL, Steps, Target
 
 Tap = Callable[[str, Array], Array]

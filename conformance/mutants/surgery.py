@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from conformance.mutants.operations import Array, Operations
+from conformance.faults.operations import Array, Operations
 
 CALL = "call"
 """Stands for the method by which a layer is called: ``forward``, ``call`` or ``__call__``."""

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from conformance.mutants.catalogue import MUTANTS
+from conformance.faults.catalogue import FAULTS, Fault
 from conformance.mutants.matrix import Finding, Matrix
 from conformance.report import NARROW, number
 
@@ -35,7 +35,7 @@ def matrix_table(matrix: Matrix, width: int) -> Table:
     cells = {(finding.mutant, finding.backend): finding for finding in matrix.findings}
     group = ""
     for name in mutants:
-        mutant = MUTANTS[name]
+        mutant = FAULTS[name]
         if mutant.group != group:
             group = mutant.group
             table.add_section()
@@ -54,12 +54,35 @@ def summaries(matrix: Matrix) -> list[str]:
     """Return a line for each backend: how many are found, and how often the right tensor is named first."""
     lines = []
     for name in _ordered(finding.backend for finding in matrix.findings):
-        findings = [finding for finding in matrix.of(backend=name) if MUTANTS[finding.mutant].precisions]
+        findings = [finding for finding in matrix.of(backend=name) if FAULTS[finding.mutant].precisions]
         found = [finding for finding in findings if finding.status in ("found", "misplaced")]
         right = sum(finding.status == "found" for finding in found)
         share = f"; first tensor right in {100 * right / len(found):.0f} %" if found else ""
-        lines.append(f"{name}: found {len(found)} of {len(findings)}{share}")
+        causes = [finding.cause for finding in found if finding.cause]
+        counted = ", ".join(f"{word} {causes.count(word)}" for word in ("right", "none", "wrong"))
+        lines.append(f"{name}: found {len(found)} of {len(findings)}{share}" + (f"; cause: {counted} of {len(causes)}" if causes else ""))
     return lines
+
+
+def catalogue(faults: Iterable[Fault], width: int) -> Table:
+    """Return what each fault is: its sentence, the clause that it breaks, the case that shows it, and where it was seen."""
+    table = Table(title="Faults", title_justify="left", title_style="bold", padding=(0, 1))
+    table.add_column("fault", overflow="fold")
+    table.add_column("what it is", overflow="fold", ratio=1)
+    if width >= NARROW:
+        table.add_column("clause", no_wrap=True)
+        table.add_column("case", overflow="fold")
+        table.add_column("source", overflow="fold")
+    group = ""
+    for fault in faults:
+        if fault.group != group:
+            group = fault.group
+            table.add_section()
+        case = f"{fault.variant}-{fault.scenario}"
+        more = [fault.clause, case, fault.source.removeprefix("https://github.com/")]
+        what = fault.what if width >= NARROW else "\n".join([fault.what, *filter(None, more)])
+        table.add_row(Text(fault.name), Text(what), *(more if width >= NARROW else []))
+    return table
 
 
 def show(matrix: Matrix, console: Console) -> None:
@@ -70,6 +93,9 @@ def show(matrix: Matrix, console: Console) -> None:
             console.print(Text(_explained(finding), style="red"), soft_wrap=False)
     for name, backend_detail in {f.backend: f.detail for f in matrix.of(status="absent")}.items():
         console.print(Text(f"{name} is not installed: {backend_detail}", style="dim"))
+    for finding in matrix.findings:
+        if finding.cause == "wrong":
+            console.print(Text(f"{finding.backend}: {finding.mutant} is explained by {finding.said}", style="yellow"))
     for name in _ordered(finding.mutant for finding in matrix.findings):
         for reason, precisions in _reasons(name).items():
             console.print(Text(f"equivalent in {precisions}: {name}: {reason}", style="dim"))
@@ -78,7 +104,7 @@ def show(matrix: Matrix, console: Console) -> None:
 
 
 def _explained(finding: Finding) -> str:
-    mutant = MUTANTS[finding.mutant]
+    mutant = FAULTS[finding.mutant]
     detail = f": {finding.detail}" if finding.detail else ""
     where = f" ({finding.case}, {finding.dtype})" if finding.case else ""
     named = f" at {finding.tensor}, not {' or '.join(mutant.first)}" if finding.status == "misplaced" else ""
@@ -87,7 +113,7 @@ def _explained(finding: Finding) -> str:
 
 def _reasons(name: str) -> dict[str, str]:
     reasons: dict[str, str] = {}
-    for dtype, reason in MUTANTS[name].equivalent.items():
+    for dtype, reason in FAULTS[name].equivalent.items():
         reasons[reason] = f"{reasons[reason]} and {dtype}" if reason in reasons else dtype
     return reasons
 

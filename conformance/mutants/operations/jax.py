@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from backends.jax import adapter, layers, model, training
-from conformance.mutants.operations import Operations
+from conformance.faults.operations import Operations
 
 
 class JaxOperations(Operations):

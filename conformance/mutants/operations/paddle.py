@@ -5,7 +5,7 @@ import paddle
 import paddle.nn.functional as F
 
 from backends.paddle import adapter, layers, model, training
-from conformance.mutants.operations import Operations
+from conformance.faults.operations import Operations
 from conformance.mutants.surgery import Patch, Steps, Target
 
 
@@ -77,6 +77,7 @@ class PaddleOperations(Operations):
         return paddle.roll(x, shift, axis=axis)
 
     def where(self, condition, a, b):
+        condition = paddle.to_tensor(condition) if isinstance(condition, np.ndarray) else condition
         return paddle.where(condition, a, b if isinstance(b, paddle.Tensor) else paddle.full(a.shape, b, dtype=a.dtype))
 
     def take(self, table, ids):

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from backends.tf import adapter, layers, model, training
-from conformance.mutants.operations import Operations
+from conformance.faults.operations import Operations
 
 
 class TensorFlowOperations(Operations):

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from backends.torch import adapter, layers, model, training
-from conformance.mutants.operations import Operations
+from conformance.faults.operations import Operations
 
 
 class TorchOperations(Operations):
@@ -63,6 +63,7 @@ class TorchOperations(Operations):
         return torch.roll(x, shift, dims=axis)
 
     def where(self, condition, a, b):
+        condition = torch.from_numpy(condition) if isinstance(condition, np.ndarray) else condition
         return torch.where(condition, a, b if torch.is_tensor(b) else torch.full_like(a, b))
 
     def take(self, table, ids):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.mutants.mutant import Array as Weight
-from conformance.mutants.mutant import Mutant, option, steps, weights
-from conformance.mutants.operations import Array
+from conformance.faults.fault import Array as Weight
+from conformance.faults.fault import Fault, option, steps, weights
+from conformance.faults.operations import Array
 from conformance.mutants.rewrites import Encode, Norm, PostNorm, PreNorm
 from conformance.mutants.surgery import Steps
 from spec.config import EncoderConfig
@@ -55,16 +55,16 @@ def norms_alike(config: EncoderConfig, given: Weights) -> dict[str, Weight]:
     return {name: given[name.replace("norm2", "norm1")] for name in given if ".norm2." in name}
 
 
-def mutant(name: str, what: str, **fields: Any) -> Mutant:
-    return Mutant(**{"name": name, "group": "norms", "what": what, "variant": "bert", "first": ("embeddings.norm",), **fields})
+def mutant(name: str, what: str, **fields: Any) -> Fault:
+    return Fault(**{"name": name, "group": "norms", "what": what, "variant": "bert", "first": ("embeddings.norm",), **fields})
 
 
-def epsilon(name: str, what: str, variant: str, **fields: Any) -> Mutant:
+def epsilon(name: str, what: str, variant: str, **fields: Any) -> Fault:
     first = "embeddings.norm" if variant in ("bert", "nndl-paddle") else "layers.0.norm1"
     return mutant(name, what, **{"variant": variant, "scenario": "tiny", "first": (first,), "input": NEAR, **fields})
 
 
-MUTANTS = (
+FAULTS = (
     epsilon(
         "norm_epsilon_1e5_for_1e12",
         "Epsilon is 1e-5, the default of torch, instead of 1e-12.",

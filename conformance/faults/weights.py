@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from conformance.mutants.mutant import Array, Mutant, weight, weights
-from conformance.mutants.mutant import Change as Changed
+from conformance.faults.fault import Array, Fault, weight, weights
+from conformance.faults.fault import Change as Changed
 from spec.config import EncoderConfig
 from spec.parameters import Weights
 from spec.precision import precision
@@ -70,11 +70,11 @@ def one_element(change: Callable[[Array], Array]) -> Callable[[Array], Array]:
     return changed
 
 
-def mutant(name: str, what: str, **fields: Any) -> Mutant:
-    return Mutant(**{"name": name, "group": "weights", "what": what, "variant": "bert", **fields})
+def mutant(name: str, what: str, **fields: Any) -> Fault:
+    return Fault(**{"name": name, "group": "weights", "what": what, "variant": "bert", **fields})
 
 
-MUTANTS = (
+FAULTS = (
     mutant(
         "weight_transposed",
         "A square weight is transposed.",

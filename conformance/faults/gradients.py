@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.mutants.mutant import Mutant, option, steps
-from conformance.mutants.operations import Array
+from conformance.faults.fault import Fault, option, steps
+from conformance.faults.operations import Array
 from conformance.mutants.rewrites import Attend, Embed, EncoderLayer, Gradients, Head, Loss, MultiHead, Norm, PostNorm, TokenVectors
 from conformance.mutants.surgery import Steps
 
@@ -73,11 +73,11 @@ def clipped(family: Steps, gradients: dict[str, Array]) -> dict[str, Array]:
     return {name: gradient / max(length, 1.0) for name, gradient in gradients.items()}
 
 
-def mutant(name: str, what: str, **fields: Any) -> Mutant:
-    return Mutant(**{"name": name, "group": "gradients", "what": what, "variant": "bert", "first": (LAST,), **fields})
+def mutant(name: str, what: str, **fields: Any) -> Fault:
+    return Fault(**{"name": name, "group": "gradients", "what": what, "variant": "bert", "first": (LAST,), **fields})
 
 
-MUTANTS = (
+FAULTS = (
     mutant(
         "norm_variance_detached",
         "The variance of a norm is taken for a constant.",

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from conformance.mutants.mutant import Mutant, option, steps
-from conformance.mutants.operations import Array
+from conformance.faults.fault import Fault, option, steps
+from conformance.faults.operations import Array
 from conformance.mutants.rewrites import Attend, MultiHead, SplitHeads
 from conformance.mutants.surgery import Steps
 
@@ -77,19 +77,19 @@ def dropped(family: Steps, layer: Any, weights: Array, v: Array, k: Array) -> Ar
     return family.product("bhqs,bshk->bqhk", weights * family.o.constant(kept, weights), v)
 
 
-def mutant(name: str, what: str, **fields: Any) -> Mutant:
-    return Mutant(**{"name": name, "group": "attention", "what": what, "variant": "bert", **fields})
+def mutant(name: str, what: str, **fields: Any) -> Fault:
+    return Fault(**{"name": name, "group": "attention", "what": what, "variant": "bert", **fields})
 
 
-def of_scores(name: str, what: str, **fields: Any) -> Mutant:
+def of_scores(name: str, what: str, **fields: Any) -> Fault:
     return mutant(name, what, **{"first": (f"{NAME}.scores",), **fields})
 
 
-def of_weights(name: str, what: str, **fields: Any) -> Mutant:
+def of_weights(name: str, what: str, **fields: Any) -> Fault:
     return mutant(name, what, **{"first": (f"{NAME}.weights",), "input": "more than one token", **fields})
 
 
-MUTANTS = (
+FAULTS = (
     of_scores(
         "score_scale_missing", "Scores are not divided by sqrt(K).", change=steps(Attend, scale=lambda family, layer, scores, q: scores)
     ),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from conformance.mutants.mutant import Mutant, option, steps
-from conformance.mutants.operations import Array
+from conformance.faults.fault import Fault, option, steps
+from conformance.faults.operations import Array
 from conformance.mutants.rewrites import FeedForward, GeluErf, GeluTanh
 from conformance.mutants.surgery import Steps
 
@@ -24,11 +24,11 @@ def bias_after(family: Steps, layer: Any, inner: Array) -> Array:
     return layer.activation(inner - bias) + bias
 
 
-def mutant(name: str, what: str, **fields: Any) -> Mutant:
-    return Mutant(**{"name": name, "group": "activations", "what": what, "variant": "bert", "first": (ACTIVATION,), **fields})
+def mutant(name: str, what: str, **fields: Any) -> Fault:
+    return Fault(**{"name": name, "group": "activations", "what": what, "variant": "bert", "first": (ACTIVATION,), **fields})
 
 
-MUTANTS = (
+FAULTS = (
     mutant(
         "gelu_tanh_for_erf",
         "GELU is approximated with tanh, where the source uses erf.",

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from conformance.mutants.mutant import REFUSED, Mutant, steps
-from conformance.mutants.operations import Array
+from conformance.faults.fault import REFUSED, Fault, steps
+from conformance.faults.operations import Array
 from conformance.mutants.rewrites import Head
 from conformance.mutants.surgery import Steps
 
@@ -46,11 +46,11 @@ def padding_zeroed(family: Steps, model: Any, x: Array, ids: Array) -> Array:
     return family.o.reshape(family.o.where(real, x, 0.0), (batch, tokens * width))
 
 
-def mutant(name: str, what: str, **fields: Any) -> Mutant:
-    return Mutant(**{"name": name, "group": "pooling", "what": what, "variant": "bert", "first": ("pooling",), **fields})
+def mutant(name: str, what: str, **fields: Any) -> Fault:
+    return Fault(**{"name": name, "group": "pooling", "what": what, "variant": "bert", "first": ("pooling",), **fields})
 
 
-MUTANTS = (
+FAULTS = (
     mutant(
         "pooling_last_token",
         "The last token is pooled, not the first.",

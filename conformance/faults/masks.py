@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from backends.interface import Request
-from conformance.mutants.mutant import Change, Mutant, option, steps
-from conformance.mutants.operations import Array
+from conformance.faults.fault import Change, Fault, option, steps
+from conformance.faults.operations import Array
 from conformance.mutants.rewrites import Attend, EncoderLayer, RealTokens
 from conformance.mutants.surgery import Steps
 
@@ -80,13 +80,13 @@ def on_keys(family: Steps, layer: Any, weights: Array, queries: Array, constant:
     return family.o.where(family.o.transpose(queries, (0, 1, 3, 2)), weights, constant)
 
 
-def mutant(name: str, what: str, **fields: Any) -> Mutant:
-    return Mutant(
+def mutant(name: str, what: str, **fields: Any) -> Fault:
+    return Fault(
         **{"name": name, "group": "masks", "what": what, "variant": "nndl-paddle", "first": (MASKED,), "input": "padding", **fields}
     )
 
 
-MUTANTS = (
+FAULTS = (
     mutant("mask_missing", "Padding is not masked.", change=steps(Attend, mask=lambda family, layer, scores, visible, constant: scores)),
     mutant(
         "mask_inverted",

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from conformance.mutants.mutant import Array as Weight
-from conformance.mutants.mutant import Change, Mutant, option, steps, weight
-from conformance.mutants.operations import Array
+from conformance.faults.fault import Array as Weight
+from conformance.faults.fault import Change, Fault, option, steps, weight
+from conformance.faults.operations import Array
 from conformance.mutants.products import backward, every_product, forward_and_backward
 from conformance.mutants.rewrites import Attend, FeedForward, GeluErf, Gradients, Head, MultiHead, Norm, PostNorm, SoftmaxLosses
 from conformance.mutants.surgery import Steps
@@ -74,11 +74,11 @@ def erf_by_polynomial(family: Steps, x: Array) -> Array:
     return x * 0.5 * (o.where(y > 0.0, positive, -positive) + 1.0)
 
 
-def mutant(name: str, what: str, **fields: Any) -> Mutant:
-    return Mutant(**{"name": name, "group": "precision", "what": what, "variant": "bert", **fields})
+def mutant(name: str, what: str, **fields: Any) -> Fault:
+    return Fault(**{"name": name, "group": "precision", "what": what, "variant": "bert", **fields})
 
 
-MUTANTS = (
+FAULTS = (
     mutant(
         "tf32_everywhere",
         "All products are computed from factors with 11 bits, forward and backward.",

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from conformance.mutants.mutant import Mutant, inputs, option, steps
-from conformance.mutants.operations import Array
+from conformance.faults.fault import Fault, inputs, option, steps
+from conformance.faults.operations import Array
 from conformance.mutants.rewrites import Loss, SigmoidLosses, SoftmaxLosses
 from conformance.mutants.surgery import Steps
 
@@ -42,15 +42,15 @@ def not_halved(family: Steps, factor: float, classifier: Any) -> Array:
     return (family.o.sum(weight * weight) + family.o.sum(bias * bias)) * factor
 
 
-def mutant(name: str, what: str, **fields: Any) -> Mutant:
-    return Mutant(**{"name": name, "group": "loss", "what": what, "variant": "bert", "first": ("loss",), **fields})
+def mutant(name: str, what: str, **fields: Any) -> Fault:
+    return Fault(**{"name": name, "group": "loss", "what": what, "variant": "bert", "first": ("loss",), **fields})
 
 
-def of_one_class(name: str, what: str, **fields: Any) -> Mutant:
+def of_one_class(name: str, what: str, **fields: Any) -> Fault:
     return mutant(name, what, **{"variant": "tf1-text-classifier", "scenario": "sigmoid", **fields})
 
 
-MUTANTS = (
+FAULTS = (
     mutant(
         "loss_label_smoothing", "Labels are smoothed by 0.1, as in training.", first=("losses",), change=steps(SoftmaxLosses, pick=smoothed)
     ),

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from conformance.mutants.mutant import Mutant, inputs, option, steps, weight
-from conformance.mutants.operations import Array
+from conformance.faults.fault import Fault, inputs, option, steps, weight
+from conformance.faults.operations import Array
 from conformance.mutants.rewrites import Embed, TokenVectors
 from conformance.mutants.surgery import Steps
 
@@ -29,11 +29,11 @@ def dropped(family: Steps, layer: Any, token: Array, position: Array, *segment: 
     return total * family.o.constant(kept, total)
 
 
-def mutant(name: str, what: str, **fields: Any) -> Mutant:
-    return Mutant(**{"name": name, "group": "embeddings", "what": what, "variant": "nndl-paddle", "first": ("embeddings.token",), **fields})
+def mutant(name: str, what: str, **fields: Any) -> Fault:
+    return Fault(**{"name": name, "group": "embeddings", "what": what, "variant": "nndl-paddle", "first": ("embeddings.token",), **fields})
 
 
-MUTANTS = (
+FAULTS = (
     mutant(
         "embedding_scale_missing",
         "Token vectors are not multiplied by sqrt(D).",

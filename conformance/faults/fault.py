@@ -1,4 +1,4 @@
-"""What a mutant is: a porting bug with a name, and how the model is changed so that it has it."""
+"""What a fault is: a porting bug with a name, and how the model is changed so that it has it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.interface import Request
+from conformance.faults.context import Edit
 from conformance.mutants.surgery import Patch, Steps
 from spec.batch import Batch
 from spec.cases import SCENARIOS
@@ -20,11 +21,11 @@ from spec.parameters import Weights
 
 Array = NDArray[np.floating]
 
-GROUPS = ("embeddings", "positions", "masks", "attention", "norms", "activations", "pooling", "loss", "gradients", "precision", "weights")
+GROUPS = ("embeddings", "positions", "masks", "attention", "norms", "activations", "pooling", "loss", "gradients", "precision", "weights", "kernels", "places", "backward", "saturation", "rounding")
 """Where a bug sits."""
 
 REFUSED = "refused"
-"""Stands among the tensors of :attr:`Mutant.first` for a run that the framework itself refuses."""
+"""Stands among the tensors of :attr:`Fault.first` for a run that the framework itself refuses."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +35,20 @@ class Change:
     Attributes:
         request: changes what the backend is asked: its configuration, weights or inputs. NumPy alone.
         patches: steps of the backend's layers that are replaced during the run.
+        edits: patterns of taps, and what is made of those that fit.
     """
 
     request: Callable[[Request], Request] = lambda request: request
     patches: tuple[Patch, ...] = ()
+    edits: tuple[tuple[tuple[str, ...], Edit], ...] = ()
+
+    def edit(self, tap: str) -> Edit | None:
+        """Return what is made of a tap, if anything."""
+        return next((edit for patterns, edit in self.edits if any(fnmatch.fnmatchcase(tap, pattern) for pattern in patterns)), None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mutant:
+class Fault:
     """A realistic porting bug.
 
     Attributes:
@@ -57,7 +64,10 @@ class Mutant:
         options: configuration fields to set in the case.
         equivalent: the precisions in which no input can show it, each with the reason.
         alone: whether, in float32, no other scenario of its variant shows it: it is why the scenario is there.
-        cause: the hypothesis that should explain it.
+        cause: the hypothesis that should explain it; several names are joined by "or". None where nothing that is known can.
+        clause: the clause of SPEC.md that it breaks.
+        after: the scenario that runs first, in the same process.
+        source: where it was seen.
     """
 
     name: str
@@ -72,6 +82,9 @@ class Mutant:
     equivalent: Mapping[str, str] = field(default_factory=dict)
     alone: bool = False
     cause: str | None = None
+    clause: str = ""
+    after: str = ""
+    source: str = ""
 
     @property
     def precisions(self) -> tuple[str, ...]:
@@ -87,6 +100,16 @@ class Mutant:
     def rightly_first(self, tensor: str) -> bool:
         """Return whether a tensor may be the first that is wrong."""
         return any(fnmatch.fnmatchcase(tensor, pattern) for pattern in self.first)
+
+    def diagnosed(self, said: str) -> str:
+        """Return whether a diagnosis names this fault: ``"right"``, ``"none"`` or ``"wrong"``; empty if no hypothesis is expected.
+
+        Args:
+            said: the hypotheses that it names, joined by "or"; empty if none.
+        """
+        if self.cause is None or not said:
+            return "" if self.cause is None else "none"
+        return "right" if set(said.split(" or ")) & set(self.cause.split(" or ")) else "wrong"
 
 
 # Kinds of change.
@@ -113,7 +136,14 @@ def together(*changes: Change) -> Change:
             given = change.request(given)
         return given
 
-    return Change(request, tuple(patch for change in changes for patch in change.patches))
+    return Change(
+        request, tuple(patch for change in changes for patch in change.patches), tuple(edit for change in changes for edit in change.edits)
+    )
+
+
+def edited(edit: Edit, *taps: str) -> Change:
+    """Return a change of every tap whose name fits a pattern."""
+    return Change(edits=((taps, edit),))
 
 
 def option(**fields: Any) -> Change:

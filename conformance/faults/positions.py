@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from conformance.mutants.mutant import Array as Table
-from conformance.mutants.mutant import Change, Mutant, option, steps, weight, weights
-from conformance.mutants.operations import Array
+from conformance.faults.fault import Array as Table
+from conformance.faults.fault import Change, Fault, option, steps, weight, weights
+from conformance.faults.operations import Array
 from conformance.mutants.rewrites import Embed, PositionNumbers
 from conformance.mutants.surgery import Steps
 from spec.config import EncoderConfig
@@ -55,13 +55,13 @@ def as_if_decoding(family: Steps, layer: Any, real: Array) -> Array:
     return numbers + 1 if tuple(real.shape)[1] == 1 else numbers
 
 
-def mutant(name: str, what: str, **fields: Any) -> Mutant:
-    return Mutant(
+def mutant(name: str, what: str, **fields: Any) -> Fault:
+    return Fault(
         **{"name": name, "group": "positions", "what": what, "variant": "vanilla-encoder", "first": ("embeddings.position",), **fields}
     )
 
 
-MUTANTS = (
+FAULTS = (
     mutant("position_off_by_one", "Positions are numbered from 1 instead of 0.", variant="bert", change=option(position_start=1)),
     mutant(
         "position_offset_by_two",

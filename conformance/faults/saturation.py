@@ -1,0 +1,105 @@
+"""Bugs that show in the tails of a function, or where something saturates (SPEC FFN-2, ATT-5, HED-2, LOS-1)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from conformance.faults.context import Context, Edit
+from conformance.faults.fault import Fault, edited
+from conformance.faults.operations import Array
+
+HUB = "https://github.com/"
+ACTIVATION, WEIGHTS, SCORES = "*.feed_forward.activation", "*.attention.weights", "*.attention.scores"
+
+
+def within(m: Context, x: Array, limit: float) -> Array:
+    """Return numbers, those beyond a limit set to it."""
+    low = m.o.where(x < -limit, x * 0.0 - limit, x)
+    return m.o.where(low > limit, low * 0.0 + limit, low)
+
+
+def relu_to_six(m: Context, y: Array) -> Array:
+    return m.o.where(y > 6.0, y * 0.0 + 6.0, y)
+
+
+def negative_tail_cut(m: Context, y: Array) -> Array:
+    return m.o.where(m.source() < -2.5, y * 0.0, y)
+
+
+def positive_tail_straight(m: Context, y: Array) -> Array:
+    x = m.source()
+    return m.o.where(x > 3.0, x, y)
+
+
+def erf_by_series(m: Context, y: Array) -> Array:
+    """Sum ten terms of erf's series, and cut off what leaves -1 to 1."""
+    x = m.source()
+    z = x / math.sqrt(2.0)
+    power, total = z, z
+    for n in range(1, 11):
+        power = power * z * z * (-1.0 / n)
+        total = total + power * (1.0 / (2 * n + 1))
+    return x * 0.5 * (within(m, total * (2.0 / math.sqrt(math.pi)), 1.0) + 1.0)
+
+
+def tanh_argument_cut(m: Context, y: Array) -> Array:
+    x = m.source()
+    inner = (x + x * x * x * 0.044715) * math.sqrt(2.0 / math.pi)
+    return x * 0.5 * (m.o.tanh(within(m, inner, 2.0)) + 1.0)
+
+
+def tanh_by_fraction(m: Context, y: Array) -> Array:
+    """Approximate tanh by a fraction that leaves -1 to 1, and cut it off there."""
+    x = within(m, m.source(), 3.0)
+    square = x * x
+    return x * (square + 27.0) / (square * 9.0 + 27.0)
+
+
+def exponential_cut(m: Context, y: Array) -> Array:
+    """Take powers below e^-10 for zero."""
+    scores = m.unnormalised
+    shifted = scores - m.o.max(scores, 3)
+    powers = m.o.where(shifted < -10.0, shifted * 0.0, m.o.exp(shifted))
+    return powers / m.o.sum(powers, 3)
+
+
+def soft_cap(cap: float) -> Edit:
+    return lambda m, y: m.o.tanh(y / cap) * cap
+
+
+def clipped_weights(m: Context, y: Array) -> Array:
+    """Keep weights at least 1e-6, and divide by their sum again."""
+    least = m.o.where(y < 1e-6, y * 0.0 + 1e-6, y)
+    return least / m.o.sum(least, 3)
+
+
+def keras_clip(m: Context, y: Array) -> Array:
+    """Take the logarithm of probabilities that are kept between 1e-7 and 1 - 1e-7."""
+    shares = m.o.softmax(m.source(), -1)
+    kept = m.o.where(shares < 1e-7, shares * 0.0 + 1e-7, shares)
+    return m.o.log(m.o.where(kept > 1.0 - 1e-7, kept * 0.0 + (1.0 - 1e-7), kept))
+
+
+def gap_cut(m: Context, y: Array) -> Array:
+    return m.o.where(y < -20.0, y * 0.0 - 20.0, y)
+
+
+def losses_capped(m: Context, y: Array) -> Array:
+    return m.o.where(y > 10.0, y * 0.0 + 10.0, y)
+
+
+def fault(name: str, what: str, edit: Edit, tap: str, clause: str, **fields: Any) -> Fault:
+    first = (tap.replace("*", "layers.0", 1),)
+    return Fault(
+        **{"name": name, "group": "saturation", "what": what, "variant": "bert", "change": edited(edit, tap), "first": first, "cause": name, "clause": clause, **fields}
+    )
+
+
+FAULTS = (
+    fault("tanh_by_fraction", "tanh is approximated by a fraction and cut off at 3.", tanh_by_fraction, "pooler.output", "HED-2", source=f"{HUB}sonos/tract/pull/2633"),
+    fault("softmax_powers_cut", "Powers below e^-10 are taken for zero.", exponential_cut, WEIGHTS, "ATT-5", scenario="peaked", input="scores that differ by more than 10", source=f"{HUB}openvinotoolkit/openvino/pull/37857"),
+    fault("softmax_least_weight", "Weights are at least 1e-6.", clipped_weights, WEIGHTS, "ATT-5", scenario="peaked", source=f"{HUB}keras-team/keras/pull/1368"),
+    fault("scores_soft_capped", "Scores are capped at 50 by a tanh.", soft_cap(50.0), SCORES, "ATT-4", source=f"{HUB}vllm-project/vllm-metal/issues/665"),
+    fault("logits_soft_capped", "Logits are capped at 30 by a tanh.", soft_cap(30.0), "logits", "HED-3", source=f"{HUB}unslothai/unsloth-zoo/pull/593"),
+)  # fmt: skip

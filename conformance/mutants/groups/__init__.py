@@ -1,1 +1,0 @@
-"""The mutants, one module for each group."""
