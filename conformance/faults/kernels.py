@@ -153,7 +153,10 @@ def fault(name: str, what: str, edit: Edit, *taps: str, **fields: Any) -> Fault:
 
 
 FAULTS = (
+    fault("block_last_masked_as_first", "The last block, which is not full, has the mask of the first.", last_block_masked_as_first, "*.attention.masked_scores", clause="MSK-3", scenario="long", input="more tokens than a block, padding in the first", source=f"{HUB}pytorch/pytorch/issues/162588"),
+    fault("block_last_dropped", "Values in the last block, which is not full, are not added.", last_block_dropped, "*.attention.context", clause="ATT-6", scenario="long", input="more tokens than a block", source=f"{HUB}tenstorrent/tt-metal/issues/32502"),
     fault("block_counted_to_its_end", "Keys that fill the last block have score 0 and count in the sum of the softmax.", block_counted_to_its_end, "*.attention.weights", clause="ATT-5", source=f"{HUB}flashinfer-ai/flashinfer/pull/5090"),
+    fault("block_sums_not_rescaled", "A softmax in blocks does not scale earlier sums when a larger score turns up.", maximum_of_last_block, "*.attention.weights", clause="ATT-5", scenario="long", input="more tokens than a block", source=f"{HUB}triton-lang/triton/issues/621"),
     fault("head_tail_left_out_of_scores", "Features of a head that a vector of four does not fill are left out of the scores.", scores_without_tail, "*.attention.scores", clause="ATT-4", source=f"{HUB}triton-lang/triton/issues/621"),
     fault("head_tail_left_out_of_context", "Features of a head that a vector of four does not fill are left out of the values.", context_without_tail, "*.attention.context", clause="ATT-6", source=f"{HUB}Dao-AILab/flash-attention/issues/2552"),
     fault("heads_beyond_four_repeated", "From the fifth head on the keys of the first four are taken again.", key_of_head(grouped), "*.attention.key", clause="ATT-2", options={"num_heads": 7}, input="more than four heads", source=f"{HUB}onnx/onnx/pull/7274"),

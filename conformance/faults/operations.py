@@ -22,17 +22,7 @@ SIGNIFICANT_BITS = {"float32": 24, "tf32": 11, "float16": 11, "bfloat16": 8}
 
 
 class Operations(ABC):
-    """The operations of one framework.
-
-    Attributes:
-        call: the name of the method by which a layer is called.
-        modules: the backend's ``layers``, ``model``, ``training`` and ``adapter``.
-        companions: patches that go with any others.
-    """
-
-    call: str
-    modules: dict[str, ModuleType]
-    companions: tuple[Any, ...] = ()
+    """The operations that faults are written in."""
 
     # Arithmetic.
 
@@ -138,32 +128,6 @@ class Operations(ABC):
     def with_gradient(self, x: Array, function: Callable[[Array], Array]) -> Array:
         """Return the same values; the gradient that flows back is sent through a function."""
 
-    # Parameters.
-
-    @abstractmethod
-    def gain(self, norm: Any) -> Array:
-        """Return the gain of a layer norm."""
-
-    @abstractmethod
-    def offset(self, norm: Any) -> Array:
-        """Return the offset of a layer norm."""
-
-    @abstractmethod
-    def table(self, embedding: Any) -> Array:
-        """Return the table of an embedding, (rows, D)."""
-
-    @abstractmethod
-    def weight(self, linear: Any) -> Array:
-        """Return the weight of a linear layer as (in, out)."""
-
-    @abstractmethod
-    def bias(self, linear: Any) -> Array:
-        """Return the bias of a linear layer, or None."""
-
-    def projection(self, attention: Any) -> Any:
-        """Return the output projection of an attention layer, or None."""
-        return attention.output
-
     # What follows from these.
 
     def mean(self, x: Array, axis: int) -> Array:
@@ -181,18 +145,6 @@ class Operations(ABC):
     def value_of(self, value: Array, surrogate: Array) -> Array:
         """Return the values of one tensor with the gradient of another, unrounded."""
         return self.stop_gradient(value) + (surrogate - self.stop_gradient(surrogate))
-
-    def parameter(self, model: Any, name: str, kind: str) -> Array:
-        """Return a parameter of a model in its canonical layout.
-
-        Args:
-            name: the canonical name.
-            kind: of the parameter (:class:`spec.parameters.Parameter`).
-        """
-        owner = model
-        for word in name.split(".")[:-1]:
-            owner = owner[int(word)] if word.isdigit() else self.projection(owner) if word == "output" else getattr(owner, word)
-        return getattr(self, {"table": "table", "positions": "table", "kernel": "weight", "bias": "bias", "gain": "gain", "offset": "offset"}[kind])(owner)
 
     def round_to(self, x: Array, number_format: str) -> Array:
         """Return the nearest numbers of a shorter format, ignoring its range; the gradient flows through unchanged."""
@@ -219,3 +171,53 @@ class Operations(ABC):
             return x
         swollen = x * float(2**cut + 1)
         return swollen - (swollen - x)
+
+
+class FrameworkOperations(Operations):
+    """The operations of one framework, and where its models keep their parameters.
+
+    Attributes:
+        call: the name of the method by which a layer is called.
+        modules: the backend's ``layers``, ``model``, ``training`` and ``adapter``.
+        companions: patches that go with any others.
+    """
+
+    call: str
+    modules: dict[str, ModuleType]
+    companions: tuple[Any, ...] = ()
+
+    @abstractmethod
+    def gain(self, norm: Any) -> Array:
+        """Return the gain of a layer norm."""
+
+    @abstractmethod
+    def offset(self, norm: Any) -> Array:
+        """Return the offset of a layer norm."""
+
+    @abstractmethod
+    def table(self, embedding: Any) -> Array:
+        """Return the table of an embedding, (rows, D)."""
+
+    @abstractmethod
+    def weight(self, linear: Any) -> Array:
+        """Return the weight of a linear layer as (in, out)."""
+
+    @abstractmethod
+    def bias(self, linear: Any) -> Array:
+        """Return the bias of a linear layer, or None."""
+
+    def projection(self, attention: Any) -> Any:
+        """Return the output projection of an attention layer, or None."""
+        return attention.output
+
+    def parameter(self, model: Any, name: str, kind: str) -> Array:
+        """Return a parameter of a model in its canonical layout.
+
+        Args:
+            name: the canonical name.
+            kind: of the parameter (:class:`spec.parameters.Parameter`).
+        """
+        owner = model
+        for word in name.split(".")[:-1]:
+            owner = owner[int(word)] if word.isdigit() else self.projection(owner) if word == "output" else getattr(owner, word)
+        return getattr(self, {"table": "table", "positions": "table", "kernel": "weight", "bias": "bias", "gain": "gain", "offset": "offset"}[kind])(owner)

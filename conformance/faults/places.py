@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.faults.context import Context, Edit
+from conformance.faults.context import Context, Edit, Flags
 from conformance.faults.fault import Change, Fault, edited, inputs
 from conformance.faults.operations import Array
 from spec.batch import Batch
@@ -68,25 +68,26 @@ def positions(numbers: Any) -> Edit:
     return edit
 
 
-def from_first_real(m: Context, real: Any) -> Ids:
+def from_first_real(m: Context, real: Flags) -> Ids:
     """Count from the first real token, as for a batch that is padded on the left."""
-    return np.maximum(np.arange(real.shape[1]) - real.argmax(1)[:, None], 0) + m.config.position_start
+    numbers: Ids = np.maximum(np.arange(real.shape[1]) - real.argmax(1)[:, None], 0)
+    return numbers + m.config.position_start
 
 
-def real_alone_from_one(m: Context, real: Any) -> Ids:
+def real_alone_from_one(m: Context, real: Flags) -> Ids:
     """Number real tokens from the id of padding on, which padding has itself."""
     return np.cumsum(real, 1) * real + m.config.pad_id
 
 
-def padding_at_one(m: Context, real: Any) -> Ids:
+def padding_at_one(m: Context, real: Flags) -> Ids:
     return np.where(real, np.maximum(np.cumsum(real, 1) - 1, 0), 1)
 
 
-def last_repeated(m: Context, real: Any) -> Ids:
+def last_repeated(m: Context, real: Flags) -> Ids:
     return np.minimum(np.arange(real.shape[1]), max(real.shape[1] - 2, 0)) + m.config.position_start
 
 
-def of_packed_batch(m: Context, real: Any) -> Ids:
+def of_packed_batch(m: Context, real: Flags) -> Ids:
     """Count on from one sample to the next."""
     return np.arange(real.size).reshape(real.shape) % m.config.max_positions
 
@@ -225,7 +226,13 @@ def fault(name: str, what: str, edit: Edit | Change, tap: str, clause: str, **fi
 
 
 FAULTS = (
+    fault("ids_in_8_bits", "Ids are kept in 8 bits.", stored("uint8"), TOKEN, "EMB-1", scenario="long", input="ids beyond 255", source=f"{HUB}rwitten/HighPerfLLMs2024/issues/7"),
+    fault("ids_in_16_bits", "Ids are kept in 16 bits with a sign, and wrap round.", stored("int16"), TOKEN, "EMB-1", scenario="long", input="ids beyond 32767", source=f"{HUB}urvashik/knnlm/issues/6"),
+    fault("ids_in_16_bits_unsigned", "Ids are kept in 16 bits.", stored("uint16"), TOKEN, "EMB-1", scenario="long", input="ids beyond 65535", source=f"{HUB}karpathy/nanoGPT/issues/373"),
+    fault("ids_as_float16", "Ids pass through float16.", lookup(halved_mantissa), TOKEN, "EMB-1", scenario="long", input="ids beyond 2048", source=f"{HUB}urvashik/knnlm/issues/6"),
+    fault("ids_as_bfloat16", "Ids pass through bfloat16.", lookup(eight_bits), TOKEN, "EMB-1", scenario="long", input="ids beyond 256", source=f"{HUB}karpathy/nanoGPT/issues/373"),
     fault("id_last_clamped", "The last id of the vocabulary takes the row before it.", lookup(last_id_clamped), TOKEN, "EMB-1", scenario="full", input="the last id", source=f"{HUB}keras-team/keras/issues/11819"),
+    fault("positions_from_first_real_token", "Positions count from the first real token, as for padding on the left.", positions(from_first_real), POSITION, "POS-5", variant="vanilla-encoder", scenario="extreme", input="padding on the left", source=f"{HUB}unslothai/unsloth/issues/3699"),
     fault("positions_from_padding_id", "Real tokens alone are numbered, from the id of padding on.", positions(real_alone_from_one), POSITION, "POS-5", source=f"{HUB}huggingface/transformers/issues/1761"),
     fault("positions_of_padding_one", "Real tokens alone are numbered, and padding has position 1.", positions(padding_at_one), POSITION, "POS-6", input="padding", source=f"{HUB}unslothai/unsloth/pull/3795"),
     fault("positions_last_repeated", "The last token has the position of the one before it.", positions(last_repeated), POSITION, "POS-5", source=f"{HUB}huggingface/transformers/issues/11242"),
@@ -236,9 +243,13 @@ FAULTS = (
     fault("layer_last_unmasked", "The last layer is not given the mask.", last_layer(masked_without_last_layer), MASKED, "MSK-3", first=("layers.1.attention.masked_scores",), input="padding, two layers", cause="mask_ignored", source=f"{HUB}huggingface/diffusers/issues/8886"),
     fault("layer_last_gelu_by_tanh", "The last layer approximates GELU with tanh.", last_layer(gelu_of_other_kind), "*.feed_forward.activation", "FFN-2", first=("layers.1.feed_forward.activation",), input="two layers", cause="activation", source=f"{HUB}microsoft/onnxruntime/pull/2270"),
     fault("mask_not_for_first_query", "The first token sees padding too.", first_position_alone, MASKED, "MSK-4", input="padding", source=f"{HUB}tensorflow/tensorflow/issues/512"),
+    fault("mask_not_for_first_key", "The first token is seen even where it is padding.", first_key_visible, MASKED, "MSK-1", scenario="extreme", input="padding that comes first", source=f"{HUB}huggingface/transformers/issues/18478"),
     fault("mask_hides_own_key", "No token sees itself.", own_key_hidden, MASKED, "MSK-4", source=f"{HUB}meta-pytorch/attention-gym/issues/34"),
     fault("mask_hides_last_key", "No token sees the last one.", last_token_unseen, MASKED, "MSK-4", scenario="full", source=f"{HUB}Dao-AILab/flash-attention/issues/1256"),
+    fault("mask_local_window", "A token sees no further than 256 others.", local_window, MASKED, "MSK-4", scenario="long", input="more than 257 tokens", source=f"{HUB}meta-pytorch/attention-gym/issues/34"),
+    fault("mask_dropped_for_one_sample", "A batch of one sample is taken for one without padding.", alone(unmasked), MASKED, "MSK-3", scenario="long", input="one sample, with padding", source=f"{HUB}huggingface/optimum/issues/999"),
     fault("log_softmax_over_one_sample", "For one sample the softmax of the loss runs over samples.", alone(over_samples), "log_probabilities", "LOS-1", scenario="single", input="one sample", cause="softmax_axis", source=f"{HUB}torch/nn/issues/1089"),
+    fault("norm_over_tokens_of_one_sample", "For one sample the norm takes mean and variance over tokens too.", alone(mean_over_tokens), "embeddings.norm", "NRM-2", scenario="long", input="one sample of several tokens", source=f"{HUB}NVIDIA/tacotron2/pull/303"),
     fault("padding_zeroed_after_embeddings", "The sum of the embeddings is set to zero for padding.", padding_zeroed, SUM, "EMB-6", input="padding", source=f"{HUB}huggingface/transformers/issues/1761"),
     fault("padding_zeroed_after_layers", "Padded rows are set to zero after each layer.", padding_zeroed, "*.norm2", "NRM-1", input="padding", source=f"{HUB}huggingface/transformers/issues/1761"),
     fault("segments_of_first_sample", "All samples have the segments of the first.", inputs(segments_of_first), SEGMENT, "EMB-5", input="segments that differ within a batch", source=f"{HUB}huggingface/candle/pull/1920"),

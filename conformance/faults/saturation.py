@@ -97,9 +97,17 @@ def fault(name: str, what: str, edit: Edit, tap: str, clause: str, **fields: Any
 
 
 FAULTS = (
+    fault("relu_to_six", "The ReLU is one that saturates at 6.", relu_to_six, ACTIVATION, "FFN-2", variant="vanilla-encoder", scenario="extreme", input="activations beyond 6", cause="clamped", source=f"{HUB}MPolaris/onnx2tflite/issues/14"),
+    fault("gelu_negative_tail_cut", "GELU is zero below -2.5.", negative_tail_cut, ACTIVATION, "FFN-2", scenario="extreme", input="activations below -2.5", source=f"{HUB}tenstorrent/tt-metal/issues/5578"),
+    fault("gelu_positive_tail_straight", "GELU is x beyond 3.", positive_tail_straight, ACTIVATION, "FFN-2", scenario="extreme", input="activations beyond 3", source=f"{HUB}tenstorrent/tt-metal/issues/20562"),
+    fault("gelu_erf_by_series", "erf is summed up from ten terms of its series.", erf_by_series, ACTIVATION, "FFN-2", scenario="extreme", input="activations beyond 3", source=f"{HUB}sonos/tract/pull/2633"),
+    fault("gelu_tanh_argument_cut", "The argument of tanh in GELU is kept within 2.", tanh_argument_cut, ACTIVATION, "FFN-2", variant="bert-pytorch", scenario="extreme", input="activations beyond 2", source=f"{HUB}pytorch/executorch/pull/22324"),
     fault("tanh_by_fraction", "tanh is approximated by a fraction and cut off at 3.", tanh_by_fraction, "pooler.output", "HED-2", source=f"{HUB}sonos/tract/pull/2633"),
     fault("softmax_powers_cut", "Powers below e^-10 are taken for zero.", exponential_cut, WEIGHTS, "ATT-5", scenario="peaked", input="scores that differ by more than 10", source=f"{HUB}openvinotoolkit/openvino/pull/37857"),
     fault("softmax_least_weight", "Weights are at least 1e-6.", clipped_weights, WEIGHTS, "ATT-5", scenario="peaked", source=f"{HUB}keras-team/keras/pull/1368"),
     fault("scores_soft_capped", "Scores are capped at 50 by a tanh.", soft_cap(50.0), SCORES, "ATT-4", source=f"{HUB}vllm-project/vllm-metal/issues/665"),
     fault("logits_soft_capped", "Logits are capped at 30 by a tanh.", soft_cap(30.0), "logits", "HED-3", source=f"{HUB}unslothai/unsloth-zoo/pull/593"),
+    fault("probabilities_clipped", "The loss is of probabilities between 1e-7 and 1 - 1e-7.", keras_clip, "log_probabilities", "LOS-1", scenario="extreme", input="logits that differ by more than 16", source=f"{HUB}keras-team/keras/issues/17634"),
+    fault("log_probabilities_cut", "Logarithms of probabilities are at least -20.", gap_cut, "log_probabilities", "LOS-1", scenario="extreme", input="logits that differ by more than 20", cause="clamped", source=f"{HUB}keras-team/keras/issues/6338"),
+    fault("losses_capped", "Losses are at most 10.", losses_capped, "losses", "LOS-1", scenario="extreme", input="losses beyond 10", cause="clamped", source=f"{HUB}keras-team/keras/issues/6983"),
 )  # fmt: skip

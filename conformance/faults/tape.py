@@ -214,13 +214,6 @@ class TapeOperations(Operations):
         """Return an axis counted from the end, where samples do not stand before it."""
         return axis if axis < 0 else axis - len(x.shape)
 
-    # The tape's parameters go by their names.
-
-    def gain(self, norm: Any) -> Value:
-        raise NotImplementedError
-
-    offset = table = weight = bias = gain
-
 
 class Faulty(_Reference):
     """The reference with edits of taps: a port that has a fault.

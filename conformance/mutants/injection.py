@@ -9,7 +9,7 @@ from typing import Any
 from backends.interface import Request, Unsupported
 from conformance.faults.context import Context, Edit
 from conformance.faults.fault import Change
-from conformance.faults.operations import Array, Operations
+from conformance.faults.operations import Array, FrameworkOperations
 from spec.parameters import parameters
 from spec.tensors import taps
 
@@ -17,7 +17,7 @@ Tap = Callable[[str, Array], Array]
 
 
 @contextmanager
-def injected(operations: Operations, change: Change, request: Request, memory: dict[str, Any]) -> Iterator[None]:
+def injected(operations: FrameworkOperations, change: Change, request: Request, memory: dict[str, Any]) -> Iterator[None]:
     """Have taps edited while the block runs.
 
     A backend evaluates its model and its loss with one function, ``evaluate(model, loss, inputs)``, in eager and compiled

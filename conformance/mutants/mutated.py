@@ -8,7 +8,7 @@ from typing import Any
 from backends.interface import IMPLEMENTATIONS, Request, Run, Unsupported
 from conformance.faults.catalogue import FAULTS
 from conformance.faults.fault import Change, steps
-from conformance.faults.operations import Operations
+from conformance.faults.operations import FrameworkOperations
 from conformance.mutants.injection import injected
 from conformance.mutants.products import EMULATIONS
 from conformance.mutants.rewrites import FAMILIES
@@ -30,7 +30,7 @@ class Mutating:
     ``null:FAMILY`` replaces a method by its rewriting with nothing changed; any other implementation runs untouched.
     """
 
-    operations: Operations
+    operations: FrameworkOperations
     running: str = ""
     memory: dict[str, Any]
 

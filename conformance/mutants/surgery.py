@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from conformance.faults.operations import Array, Operations
+from conformance.faults.operations import Array, FrameworkOperations
 
 CALL = "call"
 """Stands for the method by which a layer is called: ``forward``, ``call`` or ``__call__``."""
@@ -45,7 +45,7 @@ class Steps:
 
     target: ClassVar[Target]
 
-    def __init__(self, operations: Operations, original: Callable[..., Any]) -> None:
+    def __init__(self, operations: FrameworkOperations, original: Callable[..., Any]) -> None:
         self.o, self.original = operations, original
 
     def run(self, *arguments: Any, **named: Any) -> Any:
@@ -74,7 +74,7 @@ class Patch:
 
 
 @contextmanager
-def operated(operations: Operations, patches: Sequence[Patch]) -> Iterator[None]:
+def operated(operations: FrameworkOperations, patches: Sequence[Patch]) -> Iterator[None]:
     """Have a backend's layers changed while the block runs; afterwards they are as before, whatever happens in it."""
     with ExitStack() as undo:
         for patch in (*patches, *(operations.companions if patches else ())):
@@ -82,7 +82,7 @@ def operated(operations: Operations, patches: Sequence[Patch]) -> Iterator[None]
         yield
 
 
-def _install(operations: Operations, patch: Patch) -> Callable[[], None]:
+def _install(operations: FrameworkOperations, patch: Patch) -> Callable[[], None]:
     """Put a patch in place, and return what takes it out again."""
     target = patch.family.target
     owner = operations.modules[target.module]

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from backends.jax import adapter, layers, model, training
-from conformance.faults.operations import Operations
+from conformance.faults.operations import FrameworkOperations
 
 
-class JaxOperations(Operations):
+class JaxOperations(FrameworkOperations):
     """The operations in JAX."""
 
     call = "__call__"

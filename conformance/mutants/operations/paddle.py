@@ -5,7 +5,7 @@ import paddle
 import paddle.nn.functional as F
 
 from backends.paddle import adapter, layers, model, training
-from conformance.faults.operations import Operations
+from conformance.faults.operations import FrameworkOperations
 from conformance.mutants.surgery import Patch, Steps, Target
 
 
@@ -19,7 +19,7 @@ class UnusedParameters(Steps):
         return [paddle.zeros_like(given) if gradient is None else gradient for given, gradient in zip(inputs, gradients, strict=True)]
 
 
-class PaddleOperations(Operations):
+class PaddleOperations(FrameworkOperations):
     """The operations in PaddlePaddle."""
 
     call = "forward"

@@ -4,10 +4,10 @@ import numpy as np
 import tensorflow as tf
 
 from backends.tf import adapter, layers, model, training
-from conformance.faults.operations import Operations
+from conformance.faults.operations import FrameworkOperations
 
 
-class TensorFlowOperations(Operations):
+class TensorFlowOperations(FrameworkOperations):
     """The operations in TensorFlow."""
 
     call = "call"

@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 
 from backends.torch import adapter, layers, model, training
-from conformance.faults.operations import Operations
+from conformance.faults.operations import FrameworkOperations
 
 
-class TorchOperations(Operations):
+class TorchOperations(FrameworkOperations):
     """The operations in PyTorch."""
 
     call = "forward"
