@@ -11,10 +11,10 @@ from rich.table import Table
 
 from conformance import criteria, record, report
 from conformance.campaign import Settings
-from conformance.mutants.mutant import Mutant
+from conformance.faults.fault import Fault
 
 
-def compare(mutants: Sequence[Mutant], names: Sequence[str], settings: Settings, console: Console, json: Path | None, markdown: Path | None) -> int:
+def compare(mutants: Sequence[Fault], names: Sequence[str], settings: Settings, console: Console, json: Path | None, markdown: Path | None) -> int:
     """Run the comparison, show it and write it; return the exit code.
 
     Raises:

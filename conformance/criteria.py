@@ -23,7 +23,7 @@ from conformance.campaign import Job, Settings
 from conformance.check import job_of
 from conformance.fuzz.plan import Plan, sample
 from conformance.mutants.matrix import Progress, plugin
-from conformance.mutants.mutant import Mutant
+from conformance.faults.fault import Fault
 from conformance.variations.backend import run as run_variation
 from conformance.variations.catalogue import ALL as VARIATIONS
 from spec.cases import build_case, standard_cases
@@ -193,7 +193,7 @@ class Comparison:
         return {"kind": "criteria", "exit_code": self.exit_code, "versions": self.versions, "runs": amounts, "flagged": shares, "exceptions": self.exceptions}
 
 
-def compare(mutants: Sequence[Mutant], names: Sequence[str], settings: Settings, amounts: Amounts, progress: Progress = lambda backend, done: None) -> Comparison:
+def compare(mutants: Sequence[Fault], names: Sequence[str], settings: Settings, amounts: Amounts, progress: Progress = lambda backend, done: None) -> Comparison:
     """Run faults, right variations and random cases, and have every criterion look at each run."""
     result = Comparison(amounts, asked=settings.asked)
     visible = [mutant for mutant in mutants if "float32" in mutant.precisions]
@@ -243,7 +243,7 @@ def right(result: Comparison, group: str, name: str, job: Job, run: Callable[[],
         result.unsupported[group] += 1
 
 
-def fault(result: Comparison, seat: Seat, mutant: Mutant, name: str) -> None:
+def fault(result: Comparison, seat: Seat, mutant: Fault, name: str) -> None:
     """Note what is flagged of a run with a fault; one that the framework itself refuses is found by all."""
     job = job_of(build_case(mutant.variant, mutant.scenario, options=dict(mutant.options)), "float32")
     try:

@@ -20,7 +20,7 @@ Tap = Callable[[str, Array], Array]
 def injected(operations: FrameworkOperations, change: Change, request: Request, memory: dict[str, Any]) -> Iterator[None]:
     """Have taps edited while the block runs.
 
-    A backend evaluates its model and its loss with one function, ``evaluate(model, loss, inputs)``, in eager and compiled
+    A backend evaluates its model and its loss with one function, ``evaluate(model, loss, inputs, …)``, in eager and compiled
     execution alike; both take the tap that records. Edits stand between them and that tap, so that the model goes on with
     what an edit returns, and that is what is recorded.
 
@@ -36,14 +36,14 @@ def injected(operations: FrameworkOperations, change: Change, request: Request, 
     original = holders[0].evaluate
     seen: set[str] = set()
 
-    def evaluate(model: Any, loss_function: Any, inputs: Mapping[str, Array]) -> Any:
+    def evaluate(model: Any, loss_function: Any, inputs: Mapping[str, Array], *more: Any) -> Any:
         def parameter(name: str) -> Array:
             return operations.parameter(model, name, kinds[name])
 
         now = {f"inputs.{name}": tensor for name, tensor in inputs.items()}
         context = Context(operations, request.config, request.batch, request.part, request.dtype, parameter, now, memory)
         edited = _Edited(model, context, edits, seen)
-        return original(edited, edited.around(loss_function), inputs)
+        return original(edited, edited.around(loss_function), inputs, *more)
 
     for module in holders:
         module.evaluate = evaluate  # type: ignore[attr-defined]
