@@ -120,7 +120,12 @@ def resolve(shape: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def clause_of(config: EncoderConfig, name: str, part: str = "model") -> str:
-    """Return the clause that defines a tap, or a gradient (``gradients.<parameter>``)."""
+    """Return the clause that defines a tap, or a gradient: ``gradients.<parameter>``, ``gradients.inputs.<input>``, ``gradients.taps.<tap>``.
+
+    The gradient of a tap is defined by the step that the tap goes into: what is wrong with it is wrong with that step's derivative.
+    """
+    if name.startswith("gradients.taps."):
+        return _clause_of_use(config, name.removeprefix("gradients.taps."), part)
     if name.startswith("gradients."):
         return "GRD-5" if name.startswith("gradients.inputs.") else "GRD-1"
     tap = taps(config, part).get(name)
@@ -168,6 +173,39 @@ def _entering(config: EncoderConfig, layer: str, part: str) -> str:
     if number:
         return f"layers.{number - 1}.{'residual2' if config.norm_placement == 'pre' else 'norm2'}"
     return "inputs.embeddings" if part == "stack" else "embeddings.norm" if config.embedding_norm else "embeddings.sum"
+
+
+_USES = {
+    "query": "ATT-4", "key": "ATT-4", "value": "ATT-6", "scores": "MSK-3", "masked_scores": "ATT-5", "weights": "ATT-6", "masked_weights": "ATT-6",
+    "context": "ATT-6", "output": "RES-1", "inner": "FFN-2", "activation": "FFN-1", "outer": "RES-1", "dense": "HED-2", "token": "EMB-6",
+    "position": "EMB-6", "segment": "EMB-6", "logits": "LOS-1", "log_probabilities": "LOS-1", "losses": "LOS-2", "loss": "LOS-2",
+}  # fmt: skip
+"""The clause of the step that a tap goes into, by the last part of its name, where that does not depend on the configuration."""
+
+
+def _clause_of_use(config: EncoderConfig, tap: str, part: str) -> str:
+    """Return the clause of the step that a tap goes into."""
+    names = list(taps(config, part))
+    following = names[names.index(tap) + 1] if tap in names[:-1] else "loss"
+    match tap.rpartition(".")[2]:
+        case "scores" if not following.endswith("masked_scores"):
+            return "ATT-5"
+        case "weights" if following.endswith("masked_weights"):
+            return "MSK-8"
+        case "output" if tap == "pooler.output":
+            return "HED-3"
+        case "output" | "context" if not tap.startswith("layers."):
+            return "LOS-5"
+        case "context" if not config.output_projection:
+            return "RES-1"
+        case "pooling":
+            return "HED-2" if config.pooler == "tanh" else "HED-3"
+        case "sum" | "norm" | "norm1" | "norm2" | "final_norm" | "residual1" | "residual2":
+            # A norm, the first linear layer of a sublayer, the pooling, or the end.
+            kind = following.rpartition(".")[2]
+            return {"query": "ATT-1", "inner": "FFN-1", "pooling": "HED-1", "loss": "LOS-5"}.get(kind, "NRM-2")
+        case kind:
+            return _USES.get(kind, "GRD-1")
 
 
 _MASKED_BY_IDS = ("model", "encoder", "stack")
