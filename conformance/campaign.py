@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from backends.interface import Run, Unsupported, variety
 from backends.pool import Pool
 from backends.worker import TIME_LIMIT, Worker, WorkerFailure
 from conformance.comparison import Derivation, Published, Row, Verdict, judge
+from conformance.diagnosis.campaign import Conclusion, conclude
 from spec.batch import Batch
 from spec.config import EncoderConfig
 from spec.errors import SpecError
@@ -195,6 +197,11 @@ class Report:
     settings: Settings
     seconds: float = 0.0
     notes: dict[str, str] = field(default_factory=dict)
+
+    @functools.cached_property
+    def conclusions(self) -> list[Conclusion]:
+        """What all cases of each backend say together; revises the diagnoses of the results."""
+        return conclude(self.results)
 
     @property
     def exit_code(self) -> int:

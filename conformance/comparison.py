@@ -138,10 +138,13 @@ class Verdict:
 
     Attributes:
         table: one row for each expected tensor, in the order of computation.
+        search: finds what is known of the first divergence.
+        case: what was judged, where each step was.
     """
 
     table: list[Row]
     search: Callable[[], Diagnosis | None] = field(default=lambda: None, repr=False, compare=False)
+    case: Case | None = field(default=None, repr=False, compare=False)
 
     @property
     def status(self) -> str:
@@ -163,6 +166,10 @@ class Verdict:
     def diagnosis(self) -> Diagnosis | None:
         """What is known of the first divergence (:mod:`conformance.diagnosis`); None where it was not judged locally."""
         return self.search()
+
+    def revise(self, diagnosis: Diagnosis) -> None:
+        """Put what all cases together say in place of what this one says by itself."""
+        self.__dict__["diagnosis"] = diagnosis
 
     @property
     def cause(self) -> Cause | None:
@@ -247,12 +254,12 @@ class _Judging:
         committed = self.local(sound) if local else {}
         arrived = {name: self.end_to_end(name) for name in sound} if arriving else {}
         table = [faults[name] or self.row(name, committed.get(name), arrived.get(name)) for name in wanted]
-        verdict = Verdict(table)
+        verdict = Verdict(table, case=self.case if local else None)
         first = verdict.first_divergence
         if not local or first is None or first.local is None:
             return verdict
         statuses = {row.tensor: row.status for row in table}
-        return Verdict(table, functools.partial(diagnose, self.case, self.forced(), first.tensor, self.delivered, judge_tensor, statuses))
+        return Verdict(table, functools.partial(diagnose, self.case, self.forced(), first.tensor, self.delivered, judge_tensor, statuses), self.case)
 
     def requested(self, name: str) -> bool:
         if name.startswith("gradients."):

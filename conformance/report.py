@@ -162,6 +162,7 @@ def _arrival(verdict: Verdict, first: Row) -> list[str]:
 def failures(report: Report, details: int = 4) -> RenderableType:
     """Return what went wrong, in words: the first divergences of each backend, and each backend that gave no result."""
     lines: list[Text] = []
+    conclusions = report.conclusions
     for name in _ordered(r.backend for r in report.results):
         diverging = [r for r in select(report, backend=name) if r.status == "diverges"]
         for result in diverging[:details]:
@@ -169,6 +170,7 @@ def failures(report: Report, details: int = 4) -> RenderableType:
             lines += [Text(head, style="bold red"), *map(Text, rest)]
         if len(diverging) > details:
             lines.append(Text(f"{name}: {len(diverging) - details} more runs diverge (--json lists them all)", style="red"))
+        lines += [Text(f"{name}, all cases together: {one.text}", style="bold") for one in conclusions if one.backend == name and len(diverging) > 1]
         lines += _explanations(name, [r for r in select(report, backend=name) if r.detail])
     return Group(*lines)
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 import re
 from functools import cache
 
+import numpy as np
 import pytest
 
+from conformance.campaign import Result
 from conformance.comparison import Verdict, judge
+from conformance.diagnosis.campaign import conclude
 from spec.cases import build_case
-from tests.toys.unseen import UNSEEN, run_of, said
+from tests.toys.mistakes import MISTAKES, SOUND, Mistake, option, step
+from tests.toys.mistakes import run_of as mistaken
+from tests.toys.unseen import UNSEEN, Unseen, edited, run_of, said
 
 UNSAID = {"residual halved"}
 """Those of which what an engineer would want to be told is not said."""
@@ -38,3 +43,70 @@ def test_an_unforeseen_mistake_is_placed_and_described(name):
     if diagnosis.description:
         assert diagnosis.as_dict()["description"]["text"] == diagnosis.description.text
         assert diagnosis.description.wrong <= diagnosis.description.size
+
+
+# All cases of a backend together.
+
+
+def results_of(mistake: Unseen | Mistake, variant: str, scenarios: tuple[str, ...]) -> list[Result]:
+    found = []
+    for scenario in scenarios:
+        case = build_case(variant, scenario)
+        run = run_of(case, mistake) if isinstance(mistake, Unseen) else mistaken(case, mistake)
+        verdict = judge(case.config, case.weights, case.batch, run, case.part, arriving=False)
+        found.append(Result("toy", variant, case.name, "float32", verdict.status, verdict=verdict))
+    return found
+
+
+def test_a_cause_that_other_cases_refute_is_not_named():
+    """In a batch of one every head of a sample is every head of the batch: one case alone cannot tell."""
+    results = results_of(MISTAKES["no score scale"], "bert", ("ragged", "full", "long"))
+    (conclusion,) = conclude(results)
+    assert "scores without a scale (ATT-4) fits 3 of them" in conclusion.text
+    assert "not scores that are divided by sqrt(H) instead of sqrt(K): it explains 1 of 3 runs" in conclusion.text
+    assert {result.verdict.cause.hypothesis for result in results} == {"no_score_scale"}
+
+
+def test_what_the_wrong_cases_have_in_common_is_said():
+    doubled = Unseen("", "", (), {"*.scores": edited(lambda run, name, y: 2 * y if len(y) == 1 else y)})
+    results = results_of(doubled, "bert", ("ragged", "single", "full", "equal"))
+    (conclusion,) = conclude(results)
+    assert (conclusion.tensor, conclusion.clause, conclusion.cases) == ("layers.*.attention.scores", "ATT-4", 1)
+    assert "it is wrong only where the number of samples is 1 or less" in conclusion.text
+
+
+def test_a_neighbour_that_would_show_elsewhere_is_not_named():
+    """A wrong step of one case alone, which is that of a known mistake, where other cases are right."""
+    quick = MISTAKES["quick gelu"]
+    results = [*results_of(quick, "bert", ("ragged",)), *results_of(SOUND, "bert", ("full", "equal", "offset"))]
+    assert results[0].verdict.cause.confident
+    (conclusion,) = conclude(results)
+    assert "it would show in bert-full" in conclusion.text or "only where" in conclusion.text
+
+
+def test_an_option_that_would_change_right_steps_is_not_named():
+    def unnormed(run, name, y):
+        entered = run.taken["embeddings.sum"] if "0." in name else run.taken["layers.0.residual2"]
+        return run.a.reshape(run.linear(name, entered), y.shape)
+
+    case = build_case("bert-pytorch", "ragged")
+    diagnosis = judge(case.config, case.weights, case.batch, mistaken(case, step("", "", "*.value", unnormed)), case.part).diagnosis
+    assert "not norm_placement = post instead of pre: `layers.0.norm1` would be wrong too, and is right" in diagnosis.text
+    assert "what entered the sublayer" in diagnosis.cause.text
+    assert not diagnosis.cause.confident
+
+
+def test_an_epsilon_is_read_off_the_rows_of_a_norm():
+    diagnosis = verdict_of("epsilon in one norm").diagnosis
+    assert "has the deviation of an epsilon of 0.37 inside the root" in diagnosis.text
+
+
+def test_the_lowest_finite_number_for_a_mask_constant_is_read_off():
+    """Shorter ways to write it are infinite in float64."""
+    case = build_case("nndl-paddle", "ragged")
+    lowest = float(np.finfo(np.float64).min)
+    run = mistaken(case, option("", "nndl-paddle", mask_value=lowest, mask_fill="replace"), "float64")
+    diagnosis = judge(case.config, case.weights, case.batch, run, case.part).diagnosis
+    assert "masked_scores" in diagnosis.tensor
+    assert "mask" in diagnosis.cause.text
+    assert not any("failed" in note for note in diagnosis.notes)

@@ -56,7 +56,8 @@ def of_other_constants(question: Question, tap: str) -> Iterator[Hypothesis]:
     if question.tensor != tap or not hidden.any() or not np.isfinite(question.actual).all():
         return
     for fill, shown in (("replace", question.actual), ("add", question.actual - scores)):
-        constant, spread = float(np.median(shown[hidden])), float(np.ptp(shown[hidden]))
+        middle = np.sort(shown[hidden])[hidden.sum() // 2]  # no mean of two: of the lowest numbers it is infinite
+        constant, spread = float(middle), float(np.ptp(shown[hidden]))
         # The shortest number that all of them may have been made of; near the end of the range a shorter one may be infinite.
         shorter = (float(f"{constant:.{digits}g}") for digits in range(1, 18))
         value = next((short for short in shorter if abs(short - constant) <= spread and math.isfinite(short)), constant)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,10 +98,22 @@ def mistakes(question: Question) -> Iterator[Hypothesis]:
                 yield from (hypothesis.at(tap) for hypothesis in family(question, tap))
 
 
-def of(question: Question, judge: Callable[..., Any]) -> Cause | None:
-    """Return the hypothesis that explains the tensor in question to within its allowance."""
+def of_kind(question: Question, name: str) -> Iterator[Hypothesis]:
+    """Yield the hypotheses of a name that may be made of the tensor in question."""
+    search = _Search.__new__(_Search)
+    search.question = question
+    for hypotheses in (search.simple(), search.unusual()):
+        yield from (hypothesis for hypothesis in hypotheses if hypothesis.name == name)
+
+
+def of(question: Question, judge: Callable[..., Any], deadline: float = math.inf) -> Cause | None:
+    """Return the hypothesis that explains the tensor in question to within its allowance.
+
+    Raises:
+        TimeoutError: at a deadline by :func:`time.monotonic`.
+    """
     with np.errstate(all="ignore"):  # what is not finite is compared as such
-        return _Search(question, judge).cause()
+        return _Search(question, judge, deadline).cause()
 
 
 def explain(case: Case, forced: Mapping[str, Array], tensor: str, actual: Array, judge: Callable[..., Any]) -> Cause | None:
@@ -118,8 +132,8 @@ def explain(case: Case, forced: Mapping[str, Array], tensor: str, actual: Array,
 class _Search:
     """One search for one tensor."""
 
-    def __init__(self, question: Question, judge: Callable[..., Any]) -> None:
-        self.question, self.judge = question, judge
+    def __init__(self, question: Question, judge: Callable[..., Any], deadline: float) -> None:
+        self.question, self.judge, self.deadline = question, judge, deadline
         self.before = self.judged(question.actual, question.right)
 
     def cause(self) -> Cause | None:
@@ -152,6 +166,8 @@ class _Search:
         """Return the hypotheses under which the tensor is right, and which do not leave it as it should be."""
         found: dict[str, _Explanation] = {}
         for hypothesis in hypotheses:
+            if time.monotonic() > self.deadline:
+                raise TimeoutError
             try:
                 near = self.near(hypothesis, self.question.values(hypothesis))
                 prediction = self.question.predict(hypothesis) if near else None

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.causes import Cause, search
-from conformance.causes.hypothesis import Hypothesis
+from conformance.causes import Cause, linear, search
+from conformance.causes.hypothesis import Hypothesis, changed
 from conformance.causes.question import Prediction, Question
 from conformance.causes.reading import clear
+from conformance.causes.step import matches
 from conformance.diagnosis.inputs import edited
 from conformance.diagnosis.regions import Region
 
@@ -42,8 +43,9 @@ def compose(question: Question, region: Region, clause: str, exact: bool, deadli
         if time.monotonic() > deadline or len(found) >= search.MOST_NAMED:
             break
         try:
-            if _fits(question, region, way):
-                found.append(way)
+            with np.errstate(all="ignore"):
+                fits = _fits(question, region, way)
+            found += [way] if fits else []
         except (LookupError, ValueError, TypeError, ArithmeticError):  # it does not apply here
             continue
     if not found or (exact and len(found) > 2):  # what fits wherever it is allowed to says less than what is seen
@@ -59,9 +61,23 @@ def _ways(question: Question, region: Region, clause: str, exact: bool) -> Itera
         for hypothesis in search.mistakes(question):
             if not hypothesis.rare:
                 yield _of_hypothesis(question, hypothesis)
+    if matches(question.tensor, linear.LINEAR) and not exact:
+        yield from (_of_hypothesis(question, hypothesis) for hypothesis in _of_other_inputs(question))
     for other in () if exact else edited(question):
         broken = "PRC-2" if "rounded to" in other.text else clause
         yield _Way(other.text, "other_input", broken, lambda other=other: other.exact(question), lambda other=other: other.predict(question))  # type: ignore[misc]
+
+
+def _of_other_inputs(question: Question) -> Iterator[Hypothesis]:
+    """Yield linear layers that are applied to another tensor of the run."""
+    exact, tap = question.exact, question.tensor
+    shape = exact.inputs[tap].shape
+    entered = {f"what entered the sublayer of `{name}`": tensor for name, tensor in exact.entered.items()}
+    for name, tensor in {**entered, **{f"`{name}`": tensor for name, tensor in exact.now.items() if name != tap}}.items():
+        if tensor.shape == shape and tensor is not exact.inputs[tap]:
+            values = tensor.value
+            change = linear.applied_to(lambda m, values=values: m.constant(values))  # type: ignore[misc]
+            yield changed("linear_of_other_input", f"{name} instead of what should go into it", "NRM-1" if " entered " in name else "RES-1", change).at(tap)
 
 
 def _of_hypothesis(question: Question, hypothesis: Hypothesis) -> _Way:

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +24,22 @@ from conformance.tolerance import Case
 from spec.tensors import clause_of
 
 Array = NDArray[np.floating]
+T = TypeVar("T")
 
 CLAUSE = re.compile(r"\b[A-Z]{3}-\d+\b")
 
+
+LONGEST = 60.0
+"""Seconds that may be spent on single mistakes: a step of a large model takes long."""
 
 BUDGET = 10.0
 """Seconds that may be spent on mistakes made in one place, and on other inputs."""
 
 MOST_ELEMENTS = 2**22
 """Of larger tensors a cause is not tried in the whole run."""
+
+ALIKE = 1e-5
+"""How far attention weights may differ that are the same."""
 
 NO_NUMBERS = ("nan", "infinite", "not finite")
 """Relations of which one is as good as another: what is no number may have become so in many ways."""
@@ -93,38 +100,58 @@ def diagnose(
     question = Question(case, forced, tensor, delivered[tensor])
     usual = clause_of(case.config, tensor, case.part)
     notes: list[str] = []
-    cause, seen = None, None
-    try:
-        cause = search.of(question, judge)
-    except Exception as error:  # a run that is wrong in an unforeseen way still has its verdict
-        notes.append(f"the search for a cause failed: {type(error).__name__}: {error}")
-    try:
-        seen, region = describe(question) or (None, None)
-        if cause is None and seen and region:
-            cause = compose(question, region, usual, seen.exact, time.monotonic() + BUDGET)
-    except Exception as error:
-        notes.append(f"it cannot be described: {type(error).__name__}: {error}")
-    if cause:
-        try:
-            cause, told = _in_its_place(question, cause, delivered, statuses)
+    with np.errstate(all="ignore"):  # what is not finite is compared as such
+        cause = _tried("the search for a cause", notes, lambda: search.of(question, judge, time.monotonic() + LONGEST))
+        if cause:
+            found = cause
+            cause, told = _tried("trying the cause in the whole run", notes, lambda: _in_its_place(question, found, delivered, statuses)) or (cause, [])
             notes += told
-        except Exception as error:
-            notes.append(f"the cause cannot be tried in the whole run: {type(error).__name__}: {error}")
-    others = likely(question, seen, usual)
-    if question.parameter:
-        try:
-            bounds, counted = _backward(question, delivered, statuses)
-            if bounds:
-                others = (*bounds.clauses, *others)
+        seen, region = _tried("the description", notes, lambda: describe(question)) or (None, None)
+        if cause is None and seen and region:
+            where, exact = region, seen.exact
+            cause = _tried("the search in one place", notes, lambda: compose(question, where, usual, exact, time.monotonic() + BUDGET))
+        others = likely(question, seen, usual)
+        if question.parameter:
+            bounds, counted = _tried("placing it in the backward pass", notes, lambda: _backward(question, delivered, statuses)) or (None, "")
+            others = (*bounds.clauses, *others) if bounds else others
             notes += [*([counted] if counted else []), *([bounds.text] if bounds and not (cause and cause.confident) else [])]
-        except Exception as error:
-            notes.append(f"it cannot be placed in the backward pass: {type(error).__name__}: {error}")
-    if cause and cause.hypothesis == "clamped" and seen and seen.exact and seen.where and seen.region != "value":
-        cause = None  # a limit is reached by size, and not in a place
-    if cause and seen and seen.where and seen.relation in NO_NUMBERS:
-        cause = dataclasses.replace(cause, confident=False, text=cause.text.replace(" is explained by", " may be explained by"))
-    notes += elsewhere(tensor, statuses)
+        cause = _believed(cause, seen)
+        notes += [*elsewhere(tensor, statuses), *_without_effect(question, delivered)]
     return Diagnosis(tensor, _clauses(cause, seen, tuple(dict.fromkeys(others))), cause, seen, tuple(notes))
+
+
+def _tried(what: str, notes: list[str], step: Callable[[], T]) -> T | None:
+    """Return what a step of the search gives; where it fails that is said: a run that is wrong in an unforeseen way still has its verdict."""
+    try:
+        return step()
+    except TimeoutError:
+        notes.append(f"{what} was stopped after {LONGEST:g} seconds: not everything that is known was tried")
+    except Exception as error:
+        notes.append(f"{what} failed: {type(error).__name__}: {error}")
+    return None
+
+
+def _believed(cause: Cause | None, seen: Description | None) -> Cause | None:
+    """Return a cause as far as what is seen lets it be believed."""
+    if cause is None or seen is None or not seen.where:
+        return cause
+    if cause.hypothesis == "clamped" and seen.exact and seen.region != "value":
+        return None  # a limit is reached by size, and not in a place
+    if seen.relation in NO_NUMBERS:
+        return dataclasses.replace(cause, confident=False, text=cause.text.replace(" is explained by", " may be explained by"))
+    return cause
+
+
+def _without_effect(question: Question, delivered: Mapping[str, Array]) -> list[str]:
+    """Say that masked scores that are wrong give the weights that are right, if they do."""
+    name = question.tensor.replace("masked_scores", "weights")
+    if not question.tensor.endswith("masked_scores") or name not in delivered:
+        return []
+    with np.errstate(all="ignore"):
+        powers = np.exp(question.right.value - question.right.value.max(-1, keepdims=True))
+        meant = powers / powers.sum(-1, keepdims=True)
+        alike = abs(np.asarray(delivered[name], np.float64) - meant).max() <= ALIKE
+    return [f"it has no effect on `{name}`"] if alike else []
 
 
 def _in_its_place(question: Question, cause: Cause, delivered: Mapping[str, Array], statuses: Mapping[str, str]) -> tuple[Cause | None, list[str]]:

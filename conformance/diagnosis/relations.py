@@ -91,7 +91,7 @@ class _Seen:
         """Return the factors of the sum of terms that comes nearest, each element in its sigma."""
         scale = self.sigma[self.where]
         usable = np.isfinite(scale) & (scale > 0)
-        if usable.sum() <= len(terms) + 1:
+        if usable.sum() <= len(terms):
             return None
         columns = np.stack([term[self.where][usable] / scale[usable] for term in terms], -1)
         if not np.isfinite(columns).all() or np.linalg.matrix_rank(columns) < len(terms):
@@ -118,7 +118,8 @@ def _of_constants(seen: _Seen) -> Iterator[Relation]:
     if not values.any():
         yield Relation("zero", "is zero", np.zeros_like(seen.actual))
     elif np.ptp(values) <= 4 * seen.unit * abs(values).max():
-        yield Relation("constant", f"is {values.mean():.6g} throughout", np.full_like(seen.actual, values.mean()), {"constant": float(values.mean())})
+        constant = float(values.flat[0])
+        yield Relation("constant", f"is {constant:.6g} throughout", np.full_like(seen.actual, constant), {"constant": constant})
 
 
 def _of_moves(seen: _Seen) -> Iterator[Relation]:
@@ -279,6 +280,8 @@ def _of_rows_and_columns(seen: _Seen) -> Iterator[Relation]:
             factor = (weight * gained * made).sum(axes, keepdims=True) / np.where(power > 0, power, 1)
             if seen.is_(base + factor * gained, float(abs(factor).max())):
                 used = factor[np.broadcast_to(seen.where.any(axes, keepdims=True), factor.shape)]
+                if word == "row" and (read := _of_deviation(seen, gained, used)):
+                    yield Relation("deviation", f"{said}{read}", base + factor * gained)
                 yield Relation(f"{word} factors", f"{said}has each {word} multiplied by a factor of its own, from {used.min():.4g} to {used.max():.4g}", base + factor * gained)
     error = seen.actual - seen.right
     for axes, word in (((-1,), "row"), (rows, "column")):
@@ -287,6 +290,24 @@ def _of_rows_and_columns(seen: _Seen) -> Iterator[Relation]:
         offset = np.where(seen.where, error, 0).sum(axes, keepdims=True) / np.maximum(seen.where.sum(axes, keepdims=True), 1)
         if seen.is_(seen.right + offset):
             yield Relation(f"{word} offsets", f"has a constant of its own added to each {word}", seen.right + offset)
+
+
+def _of_deviation(seen: _Seen, gained: Array, factors: Array) -> str:
+    """Say what the deviation of a norm must have been, if the factors of its rows show it: another factor, or another epsilon."""
+    if np.ptp(factors) <= 1e-5 * abs(factors).max():
+        return f"is multiplied by {factors.mean():.7g}"
+    config, name = seen.question.config, seen.question.tensor
+    source = seen.question.exact.inputs.get(name)
+    if "norm" not in name or source is None or not seen.where.all():
+        return ""
+    x = source.value
+    variance = np.square(x - x.mean(-1, keepdims=True)).sum(-1) / (config.d_model - (config.norm_variance == "unbiased"))
+    usual = np.sqrt(variance + config.norm_epsilon) if config.norm_epsilon_placement == "inside" else np.sqrt(variance) + config.norm_epsilon
+    deviation = usual / factors.reshape(variance.shape)
+    for words, left in (("inside the root", np.square(deviation) - variance), ("outside the root", deviation - np.sqrt(variance))):
+        if left.size > 1 and left.mean() > 0 and np.ptp(left) <= 1e-3 * left.mean():
+            return f"has the deviation of an epsilon of {left.mean():.4g} {words}"
+    return ""
 
 
 def _bases(seen: _Seen) -> Iterator[tuple[Array, str]]:

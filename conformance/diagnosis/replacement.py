@@ -86,9 +86,9 @@ def elsewhere(tensor: str, statuses: Mapping[str, str]) -> list[str]:
         return []  # what flows on from a wrong gradient is wrong too
     kind = "gradients." if tensor.startswith("gradients.") else ""
     steps = [name for name in wrong if name.startswith("gradients.taps.") == bool(kind) and (kind or not name.startswith("gradients."))]
-    role = _role(tensor)
-    same = [_layer(name) for name in steps if _role(name) == role]
-    others = list(dict.fromkeys(_role(name) for name in steps if _role(name) != role))
+    role = role_of(tensor)
+    same = [_layer(name) for name in steps if role_of(name) == role]
+    others = list(dict.fromkeys(role_of(name) for name in steps if role_of(name) != role))
     notes = []
     if same:
         notes.append(f"the same tensor is wrong by itself in {', '.join(same)} too")
@@ -102,7 +102,7 @@ def _layer(name: str) -> str:
     return group_of(name.removeprefix("gradients.").removeprefix("taps."))
 
 
-def _role(name: str) -> str:
+def role_of(name: str) -> str:
     """Return a tensor's name without the number of its layer."""
     bare = name.removeprefix("gradients.").removeprefix("taps.")
     return f"layers.*.{bare.split('.', 2)[2]}" if bare.startswith("layers.") and bare.count(".") > 1 else bare
