@@ -21,9 +21,9 @@ from backends.pool import Pool, Seat
 from backends.worker import Worker, WorkerFailure
 from conformance.campaign import Job, Settings
 from conformance.check import job_of
+from conformance.faults.fault import Fault
 from conformance.fuzz.plan import Plan, sample
 from conformance.mutants.matrix import Progress, plugin
-from conformance.faults.fault import Fault
 from conformance.variations.backend import run as run_variation
 from conformance.variations.catalogue import ALL as VARIATIONS
 from spec.cases import build_case, standard_cases
