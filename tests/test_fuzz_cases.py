@@ -13,7 +13,8 @@ import pytest
 import spec
 from conformance.fuzz import FuzzCase, Plan, case_from, sample
 from conformance.fuzz.cases import KEY_MASKS, PADDINGS
-from conformance.fuzz.strategies import FIXED, MASK_VALUES, pool
+from conformance.fuzz.plan import Failed, draw, files_elsewhere
+from conformance.fuzz.strategies import FIXED, LARGE, MASK_VALUES, pool
 from spec.batch import validate_batch
 from spec.config import CHOICES
 from spec.parameters import validate_weights
@@ -61,14 +62,16 @@ def test_the_whole_option_space_is_drawn() -> None:
 def test_padding_is_what_it_is_called(padding: str) -> None:
     usual = sample(Plan(names=(), parts=("encoder",)), [0])[0]
     config = usual.config.replace(vocab_size=19, max_positions=40, pad_id=3, num_segments=0, segment_padding_row=None)
-    case = dataclasses.replace(usual, config=config, batch=64, tokens=9, padding=padding)
+    case = dataclasses.replace(usual, config=config, batch=512, tokens=9, padding=padding)
     real = case.build()[2].required("input_ids") != 3
     assert {row.all() for row in real} == {"none": {True}, "all": {False}}.get(padding, {True, False})
     assert {row.any() for row in real} >= {"rows": {True, False}, "all": {False}}.get(padding, {True})
     gaps = [np.flatnonzero(row) for row in real]
     inside = [g for g in gaps if len(g) and g[-1] - g[0] >= len(g)]
     assert bool(inside) == (padding == "inside")
-    assert any(len(g) and g[0] > 0 for g in gaps) == (padding in ("front", "inside"))
+    assert any(len(g) and g[0] > 0 for g in gaps) == (padding in ("front", "inside", "left"))
+    if padding == "left":
+        assert sum(not row[0] for row in real) == 1
 
 
 def test_a_case_follows_from_seed_and_number_alone() -> None:
@@ -105,9 +108,65 @@ def test_shapes_are_shared_few_and_apart() -> None:
     assert len(set(shapes)) == 12
     assert sum(sizes.apart for sizes in shapes) >= 11
     assert {1, 37} <= {sizes.tokens for sizes in shapes}
-    assert 64 in {sizes.num_heads * sizes.head_dim for sizes in shapes}
+    assert {1, 64} <= {sizes.num_heads * sizes.head_dim for sizes in shapes}
     assert 1 in {sizes.num_heads for sizes in shapes}
-    assert list(shapes) == sorted(shapes, key=lambda sizes: sizes.volume)
+    assert list(shapes) == sorted(shapes, key=lambda sizes: (sizes.large, sizes.volume))
     drawn = {(case.batch, case.tokens, case.config.d_model) for case in sample(Plan(names=(), seed=3), range(60))}
     assert drawn <= {(sizes.batch, sizes.tokens, sizes.num_heads * sizes.head_dim) for sizes in shapes}
     assert len({(case.batch, case.tokens, case.config.d_model) for case in sample(Plan(names=(), seed=3, shapes=0), range(60))}) > 50
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_pool_has_one_of_each_large_kind(seed: int) -> None:
+    large = [sizes for sizes in pool(seed, 12) if sizes.large]
+    assert len(large) == len(LARGE)
+    assert sum(sizes.num_heads > 4 for sizes in large) == 1
+    assert [sizes.batch for sizes in large if sizes.tokens > 64] == [1]
+    assert sum(sizes.vocab_size > 256 for sizes in large) == 1
+    assert any(sizes.batch == 1 < sizes.tokens for sizes in pool(seed, 12))
+
+
+@pytest.mark.parametrize("shapes", [12, 0])
+def test_few_cases_are_large(shapes: int) -> None:
+    drawn = drawn_cases(shapes)
+    large = [case for case in drawn if case.config.num_heads > 4 or case.tokens > 64 or case.config.vocab_size > 256]
+    assert 0.03 < len(large) / len(drawn) < 0.3
+
+
+def test_the_space_reaches_what_kernels_branch_on() -> None:
+    shapes = [sizes for seed in range(40) for sizes in pool(seed, 12)]
+    assert (max(sizes.tokens for sizes in shapes), max(sizes.num_heads for sizes in shapes)) == (300, 16)
+    assert max(sizes.vocab_size for sizes in shapes) == 70_001
+    drawn = drawn_cases(12) + drawn_cases(0)
+    assert any(case.config.d_model == 1 for case in drawn)
+    assert any(case.profile == "extreme" and case.scale > 2 for case in drawn)
+    assert {case.config.pad_id == case.config.vocab_size - 1 for case in drawn if case.config.vocab_size > 256} == {True, False}
+
+
+def test_a_large_table_is_used_to_its_end_and_often() -> None:
+    usual = sample(Plan(names=(), parts=("encoder",)), [0])[0]
+    config = usual.config.replace(vocab_size=70_001, max_positions=300, pad_id=3, num_segments=0, segment_padding_row=None)
+    ids = dataclasses.replace(usual, config=config, batch=2, tokens=290, padding="none").build()[2].required("input_ids")
+    assert {255, 256, 257, 65_535, 65_536, 65_537, 70_000} <= set(ids.ravel().tolist())
+    assert np.unique(ids, return_counts=True)[1].max() > 9
+
+
+@pytest.mark.parametrize("shapes", [12, 0])
+def test_a_large_case_shrinks_to_a_small_one(shapes: int) -> None:
+    """Whatever made a case fail, but for its size: what is left is small again."""
+    plan = Plan(names=(), shapes=shapes)
+    number, case = next((i, case) for i, case in enumerate(drawn_cases(shapes)) if case.tokens > 64 or case.config.vocab_size > 256)
+    plan = dataclasses.replace(plan, dtypes=tuple(spec.PRECISIONS))
+    failing: list[FuzzCase] = []
+
+    def look(drawn: FuzzCase) -> None:
+        if drawn.part == case.part:
+            failing.append(drawn)
+            raise Failed
+
+    with pytest.raises(Failed), files_elsewhere():
+        draw(plan, number, look, lambda smallest: None)
+    assert failing[0] == case
+    last = failing[-1]
+    assert (last.tokens, last.config.num_heads, last.config.vocab_size) <= (13, 4, 61)
+    assert last.batch * last.tokens * last.config.d_model < 100

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from conformance.campaign import Job
 from spec.batch import Batch, from_arrays
+from spec.cases import LANDMARKS
 from spec.config import EncoderConfig, from_mapping
 from spec.errors import SpecError
 from spec.parameters import initialize, parameters
@@ -23,6 +24,7 @@ PADDINGS: dict[str, str] = {
     "tail": "each row ends in padding, at least one token is left",
     "inside": "any token may be padding",
     "front": "each row begins with padding",
+    "left": "one row begins with padding, and no other",
     "rows": "some rows are padding only",
     "all": "everything is padding",
 }
@@ -123,6 +125,10 @@ class FuzzCase:
     def _ids(self, generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.int64]:
         config, real = self.config, _real(generator, shape, self.padding)
         words = generator.integers(0, config.vocab_size, shape)
+        if config.vocab_size > 2**8:
+            # Of a large table half of the tokens use few rows again and again: those at which ids need a bit more, and the last.
+            few = np.minimum(LANDMARKS, config.vocab_size - 1)
+            words = np.where(generator.random(shape) < 0.5, generator.choice(few, shape), words)
         words = np.where(words == config.pad_id, (words + 1) % config.vocab_size, words)
         return np.where(real, words, config.pad_id)
 
@@ -167,6 +173,9 @@ def _real(generator: np.random.Generator, shape: tuple[int, ...], padding: str) 
         return place < generator.integers(1, tokens + 1, (rows, 1))
     if padding == "front":
         return place >= generator.integers(0, tokens, (rows, 1))
+    if padding == "left":
+        others: NDArray[np.bool_] = (np.arange(rows) != generator.integers(rows))[:, None] | (place > 0)
+        return others
     if padding == "inside":
         return generator.random(shape) < 0.6
     if padding == "rows":

@@ -9,7 +9,7 @@ Every strategy has its simplest value first: that is where hypothesis shrinks to
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,12 @@ OFFSETS = (0.0, 0.0, 0.0, 0.0, 1.0, 8.0, 64.0, 512.0)
 BASES = (10000.0, 10000.0, 2.0, 100.0, 1e6)
 L2_WEIGHTS = (0.0, 0.0, 0.01, 1.0)
 MOSTLY_MODEL = ("model", "model", "model", "model", "encoder", "stack", "attention", "dot_product")
+ROWS = 8
+"""How many rows of a table of 100 and more can be that of padding: the first ones, and the last."""
+
+SMALL = 4
+"""How often small sizes are drawn for each time that those of a large kind are."""
+
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43)
 
 
@@ -55,6 +61,11 @@ class Sizes:
         return self.batch * self.tokens * self.num_heads * self.head_dim
 
     @property
+    def large(self) -> bool:
+        """Whether it is of a large kind (:data:`LARGE`): such a case takes some seconds."""
+        return self.num_heads > 4 or self.tokens > 37 or self.vocab_size > 61
+
+    @property
     def apart(self) -> bool:
         """Whether no two of the axes that can have a size of their own have the same."""
         width = self.num_heads * self.head_dim
@@ -66,10 +77,19 @@ class Sizes:
 FIXED = (
     Sizes(batch=3, tokens=5, num_heads=2, head_dim=7, d_ff=11, num_classes=3, vocab_size=19, max_positions=13, num_segments=2),
     Sizes(batch=1, tokens=1, num_heads=1, head_dim=3, d_ff=2, num_classes=2, vocab_size=5, max_positions=4, num_segments=1),
+    Sizes(batch=2, tokens=3, num_heads=1, head_dim=1, d_ff=5, num_classes=2, vocab_size=7, max_positions=4, num_segments=0),
     Sizes(batch=2, tokens=11, num_heads=4, head_dim=16, d_ff=67, num_classes=5, vocab_size=31, max_positions=13, num_segments=3),
-    Sizes(batch=2, tokens=37, num_heads=3, head_dim=5, d_ff=23, num_classes=1, vocab_size=53, max_positions=41, num_segments=0),
+    Sizes(batch=1, tokens=37, num_heads=3, head_dim=5, d_ff=23, num_classes=1, vocab_size=53, max_positions=41, num_segments=0),
 )
-"""Sizes that every pool of four or more has: usual ones, one token and one head, width 64, a longer text."""
+"""Sizes that every pool of five or more has: usual ones, one token and one head, one head of width 1, width 64, a
+longer text of one sample."""
+
+LARGE = {
+    "heads": {"batch": (1, 2, 3), "num_heads": (5, 6, 7, 8, 11, 12, 13, 16), "head_dim": (1, 2, 3), "tokens": (3, 5, 7, 11)},
+    "texts": {"num_heads": (1, 2), "head_dim": (1, 2, 3), "tokens": (67, 130, 131, 257, 263, 300), "batch": (1,)},
+    "tables": {"num_heads": (1, 2), "head_dim": (1, 2, 3), "vocab_size": (257, 40_009, 66_001, 70_001), "tokens": (13, 17, 19), "batch": (1, 2)},
+}
+"""Sizes that kernels branch on, each kind large in one way; every pool of nine or more has one of each."""
 
 
 @functools.cache
@@ -85,43 +105,49 @@ def pool(seed: int, count: int) -> tuple[Sizes, ...]:
     """
     generator = np.random.default_rng([seed, 0x512E5])
     found = list(FIXED[:count])
+    kinds = [*LARGE.values()] if count >= 9 else []
     while len(found) < count:
-        drawn = _random_sizes(generator)
+        drawn = _random_sizes(generator, kinds[-1] if kinds else {})
         if drawn.apart and drawn not in found:
             found.append(drawn)
-    return tuple(sorted(found, key=lambda sizes: sizes.volume))
+            kinds = kinds[:-1]
+    return tuple(sorted(found, key=lambda sizes: (sizes.large, sizes.volume)))
 
 
-def _random_sizes(generator: np.random.Generator) -> Sizes:
-    def one_of(values: Sequence[int]) -> int:
-        return int(generator.choice(values))
-
-    tokens = one_of(_PRIMES[:7])
-    return Sizes(
-        batch=one_of((1, 2, 3, 4, 5, 7)),
-        tokens=tokens,
-        num_heads=one_of((1, 2, 3, 4)),
-        head_dim=one_of((1, 2, 3, 4, 5, 7, 8)),
-        d_ff=one_of(_PRIMES),
-        num_classes=one_of((1, 2, 3, 4, 5)),
-        vocab_size=one_of(_PRIMES[1:]),
-        max_positions=one_of([prime for prime in _PRIMES if prime > tokens]),
-        num_segments=one_of((0, 1, 2, 3)),
-    )
+def _random_sizes(generator: np.random.Generator, kind: Mapping[str, Sequence[int]]) -> Sizes:
+    """Draw sizes; those that a large kind says, from what it says."""
+    usual: dict[str, Sequence[int]] = {
+        "batch": (1, 2, 3, 4, 5, 7),
+        "tokens": _PRIMES[:7],
+        "num_heads": (1, 2, 3, 4),
+        "head_dim": (1, 2, 3, 4, 5, 7, 8),
+        "d_ff": _PRIMES,
+        "num_classes": (1, 2, 3, 4, 5),
+        "vocab_size": _PRIMES[1:],
+        "num_segments": (0, 1, 2, 3),
+    }
+    drawn = {axis: int(generator.choice(values)) for axis, values in {**usual, **kind}.items()}
+    room = [prime for prime in _PRIMES if prime > drawn["tokens"]] or [drawn["tokens"] + 1]
+    return Sizes(**drawn, max_positions=int(generator.choice(room)))
 
 
 @st.composite
 def free_sizes(draw: DrawFn) -> Sizes:
     """Draw sizes that no other case need have."""
-    tokens = draw(st.integers(1, 37))
+    kind = draw(st.sampled_from([{}] * SMALL * len(LARGE) + [*LARGE.values()]))
+
+    def size(axis: str, least: int, most: int) -> int:
+        return draw(st.sampled_from(kind[axis]) if axis in kind else st.integers(least, most))
+
+    tokens = size("tokens", 1, 37)
     return Sizes(
-        batch=draw(st.integers(1, 6)),
+        batch=size("batch", 1, 6),
         tokens=tokens,
-        num_heads=draw(st.integers(1, 4)),
-        head_dim=draw(st.integers(1, 16)),
+        num_heads=size("num_heads", 1, 4),
+        head_dim=size("head_dim", 1, 16),
         d_ff=draw(st.integers(1, 67)),
         num_classes=draw(st.integers(1, 5)),
-        vocab_size=draw(st.integers(1, 61)),
+        vocab_size=size("vocab_size", 1, 61),
         max_positions=draw(st.integers(tokens + 1, tokens + 9)),
         num_segments=draw(st.integers(0, 3)),
     )
@@ -137,7 +163,9 @@ def fuzz_cases(draw: DrawFn, dtypes: Sequence[str], parts: Sequence[str], shared
     """
     # Hypothesis draws the smallest case first, and departs from it at the first draw: here that costs nothing.
     weights_seed = draw(_seeds())
-    sizes = draw(st.sampled_from(list(shared)) if shared else free_sizes())
+    # The small ones stand first, and more than once.
+    weighed = [sizes for sizes in shared for _ in range(1 if sizes.large else SMALL)]
+    sizes = draw(st.sampled_from(weighed) if shared else free_sizes())
     part = draw(st.sampled_from([part for part in MOSTLY_MODEL if part in parts]))
     config = draw(configurations(sizes, part))
     fewer = draw(st.booleans())
@@ -180,7 +208,7 @@ def configurations(draw: DrawFn, sizes: Sizes, part: str) -> EncoderConfig:
         d_ff=sizes.d_ff,
         num_layers=draw(st.integers(1, 3)),
         num_classes=sizes.num_classes,
-        pad_id=draw(st.integers(0, sizes.vocab_size - 1)),
+        pad_id=draw(_row_number(sizes.vocab_size)),
         embedding_scale=draw(_choice("embedding_scale")),
         embedding_norm=draw(st.booleans()),
         mask_fill=draw(_choice("mask_fill")),
@@ -217,8 +245,12 @@ def _mask_values() -> SearchStrategy[float]:
     return st.sampled_from(MASK_VALUES) | st.integers(0, 99).map(lambda tenths: -(10.0 ** (tenths / 10)))
 
 
+def _row_number(rows: int) -> SearchStrategy[int]:
+    return st.integers(0, rows - 1) if rows < 100 else st.sampled_from([*range(ROWS - 1), rows - 1])
+
+
 def _row(rows: int) -> SearchStrategy[int | None]:
-    return st.none() | st.integers(0, rows - 1) if rows else st.none()
+    return st.none() | _row_number(rows) if rows else st.none()
 
 
 @st.composite
