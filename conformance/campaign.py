@@ -342,10 +342,10 @@ class Crew:
 
     def run(self, job: Job, precision: str) -> Run:
         settings = self.settings
+        problem = (job.config, job.weights, job.batch, job.part, job.dtype)
+        by_taps = job.expectation is None  # nobody publishes gradients by taps
         made = self.seat.do(
-            lambda worker: worker.run(
-                job.config, job.weights, job.batch, job.part, job.dtype, settings.implementation, settings.execution, precision=precision
-            )
+            lambda worker: worker.run(*problem, settings.implementation, settings.execution, precision=precision, tap_gradients=by_taps)
         )
         if precision == settings.precision and "precision_switches" in made.info:
             self.note("precision_switches", made.info["precision_switches"])
@@ -369,7 +369,8 @@ class Crew:
 def _named(job: Job, run: Run) -> dict[str, NDArray[np.floating]]:
     """Return every tensor of a run by the name that a verdict gives it."""
     taps = {**run.taps, output_name(job.config, job.part): run.output, "loss": run.loss}
-    return {**taps, **{f"gradients.{name}": array for name, array in run.gradients.items()}}
+    by_taps = {f"taps.{name}": array for name, array in run.tap_gradients.items()}
+    return {**taps, **{f"gradients.{name}": array for name, array in {**run.gradients, **by_taps}.items()}}
 
 
 def _same_bits(a: NDArray[np.floating] | None, b: NDArray[np.floating] | None) -> bool:

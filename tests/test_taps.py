@@ -1,5 +1,6 @@
 """Taps: the model goes on with what they return, and the loss has a gradient by each."""
 
+import dataclasses
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,6 +13,8 @@ import backends
 import spec
 from backends.interface import Request, Run
 from backends.worker import Worker
+from conformance.campaign import Settings, conduct
+from conformance.check import check_jobs
 from conformance.comparison import judge
 from spec.cases import Case, build_case
 from spec.errors import SpecError
@@ -151,3 +154,10 @@ def test_gradients_of_taps_come_beside_the_others() -> None:
     request = Request(case.config, case.weights, case.batch, gradients=False, tap_gradients=True)
     with pytest.raises(SpecError, match="'tap_gradients' is true but 'gradients' is false"):
         request.validate()
+
+
+def test_campaigns_ask_for_gradients_of_taps_where_nobody_has_published_others() -> None:
+    (job,) = check_jobs(["bert"], ["float32"], cases=["bert-single"])
+    published = dataclasses.replace(job, expectation={})
+    report = conduct([job, published], ["tests.toys.numpy_backend:SaysWhatItIsAsked"], Settings(threads=1))
+    assert [result.detail for result in report.results] == ["tap_gradients=True", "tap_gradients=False"]

@@ -326,3 +326,10 @@ class LeavesADaemonAndDies(_Forks):
     def run(self, request: Request) -> Run:
         self.fork(daemon=True)
         os._exit(9)
+
+
+class SaysWhatItIsAsked(NumpyBackend):
+    """Computes nothing, and says whether gradients by taps are wanted."""
+
+    def run(self, request: Request) -> Run:
+        raise Unsupported(f"tap_gradients={request.tap_gradients}")
