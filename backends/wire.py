@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from backends.interface import Request, Run
-from spec.batch import from_arrays
+from spec.batch import Batch, from_arrays
 from spec.cases.files import section
-from spec.config import from_mapping
+from spec.config import EncoderConfig, from_mapping
 from spec.deviations import declared
 from spec.errors import SpecError
+from spec.parameters import parameters, shape_of
+from spec.tensors import output_name, resolve, sizes_of, taps
 
 Message = tuple[str, bytes]
 """A JSON header, and arrays by name in the safetensors format."""
@@ -72,6 +74,20 @@ def split_gradients(arrays: Mapping[str, NDArray[Any]]) -> tuple[dict[str, NDArr
     """Return gradients by parameters and inputs, and those by taps, which a message or a file has as ``taps.<name>``."""
     by_taps = section(arrays, "taps.")
     return {name: array for name, array in arrays.items() if not name.startswith("taps.")}, by_taps
+
+
+def misfits(run: Run, config: EncoderConfig, batch: Batch, part: str) -> list[str]:
+    """Return what is wrong with the types and shapes of a run's tensors, each under the name that a verdict gives it."""
+    given = batch.arrays()
+    sizes = sizes_of(config, given)
+    wanted = {name: resolve(tensor.shape, sizes) for name, tensor in taps(config, part, given).items()}
+    wanted |= {f"gradients.taps.{name}": shape for name, shape in wanted.items()}
+    wanted |= {f"gradients.{name}": shape_of(config, parameter) for name, parameter in parameters(config, part).items()}
+    wanted |= {f"gradients.inputs.{name}": array.shape for name, array in given.items()}
+    gradients = {**run.gradients, **{f"taps.{name}": array for name, array in run.tap_gradients.items()}}
+    found = {**run.taps, output_name(config, part): run.output, "loss": run.loss, **{f"gradients.{name}": array for name, array in gradients.items()}}
+    problems = [f"{name!r} has shape {array.shape} but must be {wanted[name]}" for name, array in found.items() if name in wanted and array.shape != wanted[name]]
+    return problems + [f"{name!r} has dtype {array.dtype} but must be a floating-point type" for name, array in found.items() if array.dtype.kind != "f"]
 
 
 def check_info(info: Any) -> None:

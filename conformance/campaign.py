@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 import backends
 from backends.interface import Run, Unsupported, variety
 from backends.pool import Pool
+from backends.wire import misfits
 from backends.worker import TIME_LIMIT, Worker, WorkerFailure
 from conformance.comparison import Derivation, Published, Row, Verdict, judge
 from conformance.diagnosis.campaign import Conclusion, conclude
@@ -27,6 +29,14 @@ from spec.tensors import output_name
 
 FAILED_WORKER = ("missing", "broken", "crashed", "timed out", "out of memory", "error")
 """Statuses of results that a backend owes."""
+
+
+NOT_JUDGED = "not judged"
+"""The status of a run that Concord failed to judge: no backend owes it."""
+
+
+class Misfit(SpecError):
+    """What a backend returned cannot be what was asked for; nothing can be derived from it."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +74,12 @@ class Job:
             rules: the precision or mode whose rounding is allowed for, where it is not that of ``dtype``.
 
         Raises:
-            SpecError: for a deviation that cannot be understood.
+            Misfit: if tensors are to be derived from those of the run, whose types or shapes are wrong. Where none are,
+                a tensor of a wrong shape diverges.
         """
+        wrong = misfits(run, self.config, self.batch, self.part) if self.derive else []
+        if wrong:
+            raise Misfit(wrong)
         return judge(self.config, self.weights, self.batch, run, self.part, self.expectation, self.derive, rules, self.arriving)
 
 
@@ -93,9 +107,10 @@ class Result:
 
     Attributes:
         status: ``"agrees"``, ``"diverges"``, ``"nondeterministic"`` (right each time, but not the same bit for bit),
-            ``"undetermined"``, ``"unsupported"``, ``"refused"``, ``"absent"``, or one of :data:`FAILED_WORKER`.
+            ``"undetermined"``, ``"unsupported"``, ``"refused"``, ``"absent"``,
+            :data:`NOT_JUDGED`, or one of :data:`FAILED_WORKER`.
         detail: one line of explanation where there is no verdict.
-        stderr: the last lines of a worker that failed.
+        stderr: the last lines of a worker that failed, or the traceback of a fault of Concord.
         part: the part of the model that ran.
         attribution: one line that says that it diverges in this precision alone, or only when it is run again.
         repeats: what came of running it several times, if it was.
@@ -205,9 +220,9 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0: all agree; 1: something diverges, or differs when it is run again; 3: a backend that was asked for gave no result, or nothing was judged."""
+        """0: all agree; 1: something diverges, or differs when it is run again; 3: a backend that was asked for gave no result, or a run was not judged, or none."""
         found = {result.status for result in self.results}
-        if found & set(FAILED_WORKER) or not found & {"agrees", "diverges", "nondeterministic", "undetermined"}:
+        if found & {*FAILED_WORKER, NOT_JUDGED} or not found & {"agrees", "diverges", "nondeterministic", "undetermined"}:
             return 3
         return 1 if found & {"diverges", "nondeterministic", "refused"} else 0
 
@@ -300,8 +315,11 @@ class Crew:
             for number, other in again.items():
                 if verdict.status != "diverges" and (later := job.judge(other, self.settings.rules(job.dtype))).status == "diverges":
                     verdict, attribution = later, f"diverges only when it is run again: run {number} of {self.settings.repeat}; the first agrees"
-        except (SpecError, LookupError, TypeError, ValueError) as error:  # for example tensors whose shapes cannot be added
-            return result("error", f"its answer cannot be judged: {type(error).__name__}: {error}")
+        except Misfit as error:
+            return result("error", f"its answer cannot be judged: {error.problems[0]}", stderr="\n".join(error.problems))
+        except Exception as error:  # what was delivered is in order: whatever is raised then is Concord's own
+            said = next(iter(str(error).splitlines()), "")
+            return result(NOT_JUDGED, f"a fault of Concord while judging: {type(error).__name__}: {said}", stderr=traceback.format_exc())
         order = {row.tensor: place for place, row in enumerate(verdict.table)}
         differing = sorted(differing, key=lambda name: order.get(name, len(order)))
         repeats = Repeats(self.settings.repeat, tuple(differing)) if self.settings.repeat > 1 else None
@@ -333,7 +351,7 @@ class Crew:
             strict = self.run(job, "strict")
             if job.judge(strict).status != "agrees":
                 return ""
-        except (Unsupported, WorkerFailure, SpecError, LookupError, TypeError, ValueError):  # then nothing is known
+        except (Unsupported, WorkerFailure, SpecError):  # then nothing is known
             return ""
         before, after = (made.info.get("precision_switches", {}) for made in (run, strict))
         others = ", ".join(f"{name}={value}" for name, value in before.items() if after.get(name) != value)

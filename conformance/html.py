@@ -14,7 +14,7 @@ import jinja2
 from markupsafe import Markup
 
 from conformance import drawing
-from conformance.campaign import FAILED_WORKER
+from conformance.campaign import FAILED_WORKER, NOT_JUDGED
 from conformance.report import SHORT, WORST_FIRST, number
 from conformance.views import TONES, Case, Error, Run, Tensor, cases_of, clean, ordered, run_of, tail
 from spec.deviations import KINDS
@@ -125,7 +125,8 @@ def headline(runs: Sequence[Run], truth: str = "oracle") -> str:
     diverging = [name for name in names if found[name]["diverges"] + found[name]["refused"]]
     failing = [name for name in names if any(found[name][status] for status in FAILED_WORKER)]
     changing = [name for name in names if found[name]["nondeterministic"] and name not in diverging]
-    agreeing = [name for name in names if found[name]["agrees"] and name not in (*diverging, *failing, *changing)]
+    unjudged = [name for name in names if found[name][NOT_JUDGED]]
+    agreeing = [name for name in names if found[name]["agrees"] and name not in (*diverging, *failing, *changing, *unjudged)]
 
     def total(of_these: Sequence[str]) -> str:
         count = sum(found[name].total() for name in of_these)
@@ -141,6 +142,8 @@ def headline(runs: Sequence[Run], truth: str = "oracle") -> str:
     if failing:
         owed = sum(found[name][status] for name in failing for status in FAILED_WORKER)
         parts.append(f"{_and(failing)} gave no result in {owed} of {total(failing)}")
+    if unjudged:
+        parts.append(f"Concord failed to judge {sum(found[name][NOT_JUDGED] for name in unjudged)} of {total(unjudged)} of {_and(unjudged)}")
     if agreeing:
         parts.append(f"{_and(agreeing)} {_verb(agreeing, 'agrees', 'agree')} with the {truth}" + ("" if parts else " to within rounding, in every tensor of every run that was judged"))
     return "; ".join(parts) + "." if parts else "Nothing was judged."

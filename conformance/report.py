@@ -11,13 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from backends.interface import INEXPRESSIBLE
-from conformance.campaign import FAILED_WORKER, Report, Result
+from conformance.campaign import FAILED_WORKER, NOT_JUDGED, Report, Result
 from conformance.comparison import Row, Verdict
 from spec.deviations import KINDS
 from spec.errors import SpecError
 
 SHORT = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
-WORST_FIRST = ("diverges", *FAILED_WORKER, "refused", "nondeterministic", "undetermined", "unsupported", "absent", "agrees")
+WORST_FIRST = ("diverges", NOT_JUDGED, *FAILED_WORKER, "refused", "nondeterministic", "undetermined", "unsupported", "absent", "agrees")
 NARROW = 100
 """Columns of a terminal below which backends stand side by side and precisions below each other."""
 
@@ -192,7 +192,7 @@ def _explanations(name: str, results: Sequence[Result]) -> list[Text]:
         style = "dim" if status in ("unsupported", "absent") else "bold magenta"
         note = " (not asked for)" if status == "absent" else ""
         lines.append(Text(f"{name} {status}{note}: {detail} [{cases}]", style=style))
-        if of_these[0].stderr and status in FAILED_WORKER:
+        if of_these[0].stderr and status in (NOT_JUDGED, *FAILED_WORKER):
             lines += [Text(f"  | {line}", style="dim") for line in of_these[0].stderr.splitlines()[-3:]]
     return lines
 

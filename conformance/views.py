@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conformance import drawing
-from conformance.campaign import FAILED_WORKER
+from conformance.campaign import FAILED_WORKER, NOT_JUDGED
 from conformance.report import SHORT, WORST_FIRST, number
 
 SIGNS = {"agrees": "✓", "diverges": "✗", "undetermined": "?", "unsupported": "–", "absent": "–", "refused": "✗", "nondeterministic": "✗"}
@@ -133,7 +133,7 @@ class Case:
     def order(self) -> int:
         """0 where something diverges, 1 where a run failed, 2 otherwise."""
         found = {run.status for run in self.runs}
-        return 0 if "diverges" in found else 1 if found & {*FAILED_WORKER, "refused", "nondeterministic"} else 2
+        return 0 if "diverges" in found else 1 if found & {*FAILED_WORKER, NOT_JUDGED, "refused", "nondeterministic"} else 2
 
     @property
     def dtypes(self) -> list[str]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
 
 from spec.config import EncoderConfig
 from spec.errors import unknown
@@ -112,6 +115,15 @@ def axis_sizes(config: EncoderConfig, **lengths: int) -> dict[str, int]:
         "features": config.d_model * (config.max_positions if config.pooling == "flatten" else 1),
         **lengths,
     }
+
+
+def sizes_of(config: EncoderConfig, given: Mapping[str, NDArray[Any]]) -> dict[str, int]:
+    """Return the size of every axis name for the inputs that are given, by name."""
+    lengths = {"batch": len(next(iter(given.values())))}
+    for axis, name in (("tokens", "input_ids"), ("query", "query"), ("key", "key")):
+        if name in given:
+            lengths[axis] = given[name].shape[1]
+    return axis_sizes(config, **lengths)
 
 
 def resolve(shape: str, sizes: Mapping[str, int]) -> tuple[int, ...]:

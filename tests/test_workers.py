@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import io
 import json
 import signal
 import subprocess
@@ -17,12 +18,17 @@ import numpy as np
 import psutil
 import pytest
 from numpy.typing import NDArray
+from rich.console import Console
 
 import backends
+import conformance.campaign
 import spec
 from backends.pool import RESTARTS
 from backends.worker import WorkerFailure, environment
 from conformance import Report, Settings, check_jobs, conduct
+from conformance.html import page
+from conformance.record import problems, record
+from conformance.report import show
 from tests.toys.small import request_for, run_of
 from tests.toys.surroundings import PATIENCE, ROOT, concord, fake_ssh, marked_python, options, script, toy
 
@@ -306,11 +312,38 @@ def test_an_answer_that_cannot_be_read_is_an_error_of_that_backend(tmp_path: Pat
     assert report.results[1].detail == "its answer cannot be read: 'undelivered_taps' is 'layers.*' but must be a list of strings"
 
 
-def test_an_answer_that_cannot_be_judged_is_an_error_of_that_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["ReturnsAWrongShape", "ReturnsIntegers"])
+def test_an_answer_that_cannot_be_judged_is_an_error_of_that_backend(name: str) -> None:
     def derive(tensors: Any) -> dict[str, NDArray[Any]]:
-        return {"logits": np.add(tensors["logits"], tensors["loss"].reshape(2, 2))}
+        return {"logits": np.add(tensors["logits"], np.ones((1, 3)))}
 
     (job,) = check_jobs(["bert"], ["float32"], cases=["bert-single"])
-    report = conduct([dataclasses.replace(job, derive=derive), job], [toy("NumpyBackend")], Settings(threads=1))
-    assert statuses(report) == ["error", "agrees"]
-    assert report.results[0].detail.startswith("its answer cannot be judged: ValueError: cannot reshape")
+    report = conduct([dataclasses.replace(job, derive=derive)], [toy(name), toy("NumpyBackend")], Settings(threads=1))
+    assert statuses(report) == ["error", "diverges"]
+    problem = "has shape (3, 1) but must be (1, 3)" if name == "ReturnsAWrongShape" else "has dtype int64 but must be a floating-point type"
+    assert report.results[0].detail == f"its answer cannot be judged: 'logits' {problem}"
+
+
+@pytest.mark.parametrize("error", [TypeError, LookupError, ValueError, ZeroDivisionError, AssertionError])
+def test_a_fault_while_judging_is_concord_s_and_all_other_results_are_kept(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def judge(config: Any, weights: Any, batch: spec.Batch, *more: Any) -> Any:
+        if len(batch.required("labels")) == 1:
+            raise error("of the judge\nin two lines")
+        return right(config, weights, batch, *more)
+
+    right = conformance.campaign.judge
+    monkeypatch.setattr("conformance.campaign.judge", judge)
+    report = conduct(check_jobs(["bert"], ["float32"], cases=["bert-ragged", "bert-single", "bert-full"]), [toy("NumpyBackend")], Settings(threads=1))
+    assert sorted(statuses(report)) == ["agrees", "agrees", "not judged"]
+    (unjudged,) = [result for result in report.results if result.status == "not judged"]
+    assert (unjudged.case, unjudged.detail) == ("bert-single", f"a fault of Concord while judging: {error.__name__}: of the judge")
+    assert "Traceback" in unjudged.stderr
+    assert "in judge" in unjudged.stderr
+    assert report.exit_code == 3
+    console = Console(width=200, record=True, file=io.StringIO())
+    show(report, console, "Check")
+    printed = console.export_text()
+    assert f"{toy('NumpyBackend')} not judged: a fault of Concord while judging: {error.__name__}" in printed
+    data = record(report, "check")
+    assert problems(data) == []
+    assert "Concord failed to judge 1 of 3 runs" in page(data)

@@ -73,7 +73,7 @@ class _Chunk:
         except Over:
             pass
         except Defect as defect:
-            raise RuntimeError(f"{defect} cannot be judged: {defect.__cause__!r}") from defect.__cause__
+            raise RuntimeError(str(defect)) from None
         finally:
             self.conclude()
         return self.findings

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from backends.pool import Pool
-from conformance.campaign import Crew, Job, Result, Settings
+from conformance.campaign import NOT_JUDGED, Crew, Job, Result, Settings
 
 RESTARTS = 5
 """How often a worker is started again in one chunk, after crashes of a kind that is known already."""
 
 
 class Defect(BaseException):  # hypothesis does not try to shrink what is no Exception
-    """An error of the harness itself, and no finding; the message is the name of the case."""
+    """An error of the harness itself, and no finding."""
 
 
 class Station(Pool):
@@ -45,10 +45,10 @@ class Station(Pool):
         """
 
         def judged(crew: Crew) -> Result:
-            try:
-                return crew.attempt(job)
-            except Exception as error:
-                raise Defect(job.case) from error
+            result = crew.attempt(job)
+            if result.status == NOT_JUDGED:
+                raise Defect(f"{job.case} cannot be judged: {result.detail.partition(': ')[2]}\n{result.stderr}")
+            return result
 
         return self.map(judged, [self.crews[name] for name in names] or [crew for crew in self.crews.values() if not crew.seat.failure])
 

@@ -16,7 +16,7 @@ from spec.sources.layouts import TENSOR_LAYOUTS, contiguous
 from spec.sources.names import fill, variables
 from spec.sources.schema import InputGradient, Output, PartTable
 from spec.sources.table import Binding, gather
-from spec.tensors import axis_sizes, resolve, taps
+from spec.tensors import resolve, sizes_of, taps
 
 
 def input_array(name: str, array: NDArray[Any], layout: str) -> NDArray[Any]:
@@ -49,11 +49,7 @@ class Expectations:
         self._problems: list[str] = []
         given = batch.arrays()
         self._taps = taps(config, part.name, given)
-        lengths = {"batch": len(next(iter(given.values())))}
-        for axis, name in (("tokens", "input_ids"), ("query", "query"), ("key", "key")):
-            if name in given:
-                lengths[axis] = given[name].shape[1]
-        self._sizes = axis_sizes(config, **lengths)
+        self._sizes = sizes_of(config, given)
         self._inputs = {name: array.shape for name, array in given.items()}
 
     def add_outputs(self, outputs: Mapping[str, Output]) -> None:

@@ -129,6 +129,11 @@ class ReturnsAWrongShape(ChangesItsOutput):
         return output.T
 
 
+class ReturnsIntegers(ChangesItsOutput):
+    def change(self, output: NDArray[Any]) -> NDArray[Any]:
+        return output.astype(np.int64)
+
+
 class ReturnsBfloat16(ChangesItsOutput):
     """Returns numbers of a type that safetensors has and NumPy has not."""
 
