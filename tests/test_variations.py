@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
+import backends
 from backends.interface import Request, Unsupported
+from backends.worker import Worker
 from conformance.check import job_of
 from conformance.comparison import Verdict
 from conformance.fuzz.plan import Plan, sample
+from conformance.mutants.matrix import plugin
 from conformance.variations import arithmetic, models
 from conformance.variations.backend import Varied, run
 from conformance.variations.catalogue import ALL, VARIATIONS, Variation
+from conformance.variations.edits import EDITS
 from spec.arithmetic import Arithmetic, Tensor, Values, contract
 from spec.cases import build_case, standard_cases
 from spec.errors import UnknownNameError
@@ -107,6 +113,38 @@ def test_backend_runs_a_variation_by_name_and_refuses_what_is_not_admissible() -
     with pytest.raises(UnknownNameError, match="softmax_running"):
         Varied().run(Request(case.config, case.weights, case.batch, implementation="variation:softmax_runing"))
     assert Varied().run(Request(case.config, case.weights, case.batch, implementation="variation:softmax_running")).taps
+
+
+# The same in the frameworks.
+
+
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in sorted(backends.BUILT_IN)])
+def varied(request: pytest.FixtureRequest, open_worker: Callable[[str], Worker]) -> Worker:
+    """Each of the four backends in turn, in a process of its own."""
+    return open_worker(plugin(request.param))
+
+
+def test_edits_are_of_ways_in_the_catalogue() -> None:
+    assert set(EDITS) <= set(VARIATIONS)
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_variation_in_a_framework_computes_otherwise_and_is_not_flagged(varied: Worker, name: str) -> None:
+    job = job_of(build_case("bert-pytorch", "full"), "float32")
+    plain, run = (varied.run(job.config, job.weights, job.batch, job.part, job.dtype, way) for way in ("explicit", f"variation:{name}"))
+    assert not flagged(job.judge(run))
+    assert any(not np.array_equal(plain.gradients[key], run.gradients[key]) for key in run.gradients)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_no_variation_in_a_framework_is_flagged_in_any_standard_case(varied: Worker, dtype: str) -> None:
+    found = []
+    for job in (job_of(case, dtype) for case in standard_cases()):
+        for name in EDITS:
+            run = varied.run(job.config, job.weights, job.batch, job.part, dtype, f"variation:{name}")
+            found += [(name, job.name, tensor, ratio) for tensor, ratio in flagged(job.judge(run)).items()]
+    assert not found
 
 
 # Ways that are not admissible.

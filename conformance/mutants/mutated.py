@@ -13,10 +13,12 @@ from conformance.mutants.injection import injected
 from conformance.mutants.products import EMULATIONS
 from conformance.mutants.rewrites import FAMILIES
 from conformance.mutants.surgery import operated
+from conformance.variations.edits import EDITS
 from spec.errors import unknown
 
 KINDS: dict[str, dict[str, Change]] = {
     "mutant": {name: mutant.change for name, mutant in FAULTS.items()},
+    "variation": EDITS,
     "emulate": EMULATIONS,
     "null": {name: steps(family) for name, family in FAMILIES.items()} | {"everything": steps(*FAMILIES.values())},
 }
@@ -27,7 +29,8 @@ class Mutating:
     """Stands before a backend's adapter among the bases of a class, and changes what it runs.
 
     ``mutant:NAME`` has that bug in the explicit implementation, ``mutant:NAME@library`` in another; ``emulate:tf32`` and ``emulate:tf32_cut_off`` compute their products as tensor cores do,
-    ``null:FAMILY`` replaces a method by its rewriting with nothing changed; any other implementation runs untouched.
+    ``variation:NAME`` computes a step in another way that is right, ``null:FAMILY`` replaces a method by its rewriting with nothing
+    changed; any other implementation runs untouched.
     """
 
     operations: FrameworkOperations
