@@ -66,12 +66,14 @@ class Backward:
         tap = name.removeprefix("taps.")
         if tap == name:
             users = self.consumers.get(f"={name}", [])
+            if len(users) > 1 and "norm" in name:
+                return Bounds(f"`{name}` is used in {len(users)} steps: {', '.join(f'`{user}`' for user in users)}", ("NRM-5",))
             if len(users) != 1:
                 return None
             tap = users[0]
             if self.is_right(tap, but=name):
                 text = f"what flows back to `{tap}` is right, since other gradients made of it are: only the gradient of `{name}` is made wrongly of it"
-                return Bounds(text, ("GRD-1",))
+                return Bounds(text, (self._clause(tap), "GRD-1"))
         steps, ends = self._between(tap)
         if not steps:
             return None
@@ -132,7 +134,7 @@ class Backward:
         if meeting:
             clauses.sort(key=lambda clause: clause != "RES-1")
         else:
-            clauses.sort(key=lambda clause: clause in PLAIN)
+            clauses.sort(key=lambda clause: (clause in PLAIN) + (clause == "ATT-4") / 2)
         return tuple(dict.fromkeys(clauses))
 
 
@@ -170,7 +172,7 @@ def shares(question: Question, backward: Backward, gradients: Mapping[str, Array
             found = _counted(question, users[0], parameter, np.asarray(gradients[parameter], np.float64), axis)
             if found is not None:
                 odd = [i for i, count in enumerate(found) if abs(count - 1) > WHOLE]
-                if odd:
+                if odd and len(odd) < len(found):
                     counts = sorted({round(float(found[i]), 4) for i in odd})
                     how = "not at all" if counts == [0.0] else " or ".join(f"{count:g} times" for count in counts)
                     places = f"{word} {odd[0]}" if len(odd) == 1 else f"{word}s {', '.join(map(str, odd[:6]))}{', …' if len(odd) > 6 else ''}"

@@ -12,6 +12,13 @@ from spec.config import EncoderConfig
 MOVED = ("shifted", "reversed", "swapped", "repeated", "permuted", "transposed")
 
 
+MANY = 30
+"""How many wrong elements show that their errors have no order."""
+
+COARSE = 2.0**-8
+"""Up to which share of a number an error may be that of fewer bits."""
+
+
 def likely(question: Question, seen: Description | None, usual: str) -> tuple[str, ...]:
     """Return the clauses that a wrong tensor may break, the likeliest first.
 
@@ -25,16 +32,19 @@ def likely(question: Question, seen: Description | None, usual: str) -> tuple[st
 def _of_what_is_seen(question: Question, seen: Description) -> Iterator[str]:
     """Yield the clauses that a description speaks of."""
     tensor, config = question.tensor, question.config
-    if seen.relation == "bits":
-        yield "PRC-2"
+    disorderly = seen.relation in ("", "row factors") and seen.wrong >= MANY and not tensor.startswith("gradients.")
+    if seen.relation == "bits" or (disorderly and seen.relative < COARSE):
+        yield "PRC-2"  # small errors without an order are those of a step that has fewer bits
     if tensor.startswith("gradients."):
+        if seen.where.startswith("head"):
+            yield "ATT-2"
         return
     if tensor.startswith("embeddings."):
         yield from _of_embeddings(config, tensor, seen)
     elif matches(tensor, ("*attention.query", "*attention.key", "*attention.value")):
         yield from ("ATT-2", "ATT-1") if seen.relation in MOVED and seen.what.count("head") else ("ATT-1", "ATT-2")
     elif tensor.endswith("attention.scores"):
-        yield from ("ATT-4", "ATT-3") if seen.relation == "multiple" else ("ATT-3", "ATT-4")
+        yield from ("ATT-3", "ATT-4") if seen.relation in MOVED else ("ATT-4", "ATT-3")
     elif tensor.endswith("masked_scores"):
         yield from _of_masks(config, seen)
     elif tensor.endswith(("attention.weights", "masked_weights", "attention.context")):
@@ -46,7 +56,7 @@ def _of_what_is_seen(question: Question, seen: Description) -> Iterator[str]:
 
 
 def _of_embeddings(config: EncoderConfig, tensor: str, seen: Description) -> Iterator[str]:
-    padding = seen.region == "padding" or (config.token_padding_row is not None and seen.where == f"id {config.token_padding_row}")
+    padding = seen.where.startswith("padded") or (config.token_padding_row is not None and seen.where == f"id {config.token_padding_row}")
     if tensor.endswith(".token"):
         yield from ("EMB-2",) if seen.relation == "multiple" and not seen.where else ("EMB-3", "EMB-1") if padding else ("EMB-1",)
     elif tensor.endswith(".position"):
@@ -71,9 +81,14 @@ def _of_masks(config: EncoderConfig, seen: Description) -> Iterator[str]:
         yield from ("MSK-3", "MSK-5")
     elif seen.relation == "constant" and seen.where.startswith("masked"):
         yield from ("MSK-2", "MSK-6")
+    elif "heads" in seen.places:
+        yield from ("MSK-7", "MSK-1")  # every head of a sample has the same mask
+    elif "query" in seen.places or seen.region == "distance":
+        yield from ("MSK-4", "MSK-1")  # and every query
     elif seen.relation == "constant" or "scores" in seen.what or seen.places:
         # What should be hidden is not, or the other way round; in single samples it may be the mask of another.
-        yield from ("MSK-7", "MSK-1") if len(seen.places.get("batch", ())) == 1 else ("MSK-1", "MSK-4", "MSK-7")
+        other = len(seen.places.get("batch", ())) == 1 and (seen.relation == "constant" or "key" not in seen.places)
+        yield from ("MSK-7", "MSK-1") if other else ("MSK-1", "MSK-4", "MSK-7")
     yield "MSK-3"
 
 

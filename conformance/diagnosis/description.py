@@ -33,6 +33,7 @@ class Description:
         relation: its kind (:class:`conformance.diagnosis.relations.Relation`).
         numbers: that were read off.
         wrong, size: how many elements are wrong, of how many.
+        relative: the usual error of a wrong element, as a share of the right number; infinite where that is 0.
         exact: whether what is said gives the whole tensor, the right elements included, to within rounding.
     """
 
@@ -45,6 +46,7 @@ class Description:
     numbers: Mapping[str, float] = field(default_factory=dict)
     wrong: int = 0
     size: int = 0
+    relative: float = float("inf")
     exact: bool = False
 
     @property
@@ -56,7 +58,8 @@ class Description:
             return f"`{self.tensor}` is wrong only {'' if self.where.startswith('where') else 'in '}{self.where} ({share}){there}"
         if self.what:
             return f"`{self.tensor}` {self.what} ({share} are wrong)"
-        return f"`{self.tensor}` is wrong in {share}, with no order that is known"
+        size = f", by about {self.relative:.1g} of its size" if self.relative < 1 else ""
+        return f"`{self.tensor}` is wrong in {share}{size}, with no order that is known"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -102,6 +105,7 @@ def describe(question: Question) -> tuple[Description, Region] | None:
         (found.numbers or {}) if found else {},
         int(wrong.sum()),
         wrong.size,
+        float(np.median(np.nan_to_num(abs(question.actual - question.right.value)[wrong] / abs(question.right.value[wrong]), nan=np.inf))),
         exact,
     )
     return seen, region

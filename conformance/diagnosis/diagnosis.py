@@ -113,11 +113,24 @@ def diagnose(
         others = likely(question, seen, usual)
         if question.parameter:
             bounds, counted = _tried("placing it in the backward pass", notes, lambda: _backward(question, delivered, statuses)) or (None, "")
-            others = (*bounds.clauses, *others) if bounds else others
+            others = _of_gradient(question, seen, bounds, bool(counted), others)
+            if cause and set(cause.clauses) == {"GRD-1"} and bounds:  # that says what became of the gradient, and not where
+                cause = dataclasses.replace(cause, clauses=(*bounds.clauses, "GRD-1"))
             notes += [*([counted] if counted else []), *([bounds.text] if bounds and not (cause and cause.confident) else [])]
         cause = _believed(cause, seen)
         notes += [*elsewhere(tensor, statuses), *_without_effect(question, delivered)]
     return Diagnosis(tensor, _clauses(cause, seen, tuple(dict.fromkeys(others))), cause, seen, tuple(notes))
+
+
+def _of_gradient(question: Question, seen: Description | None, bounds: Bounds | None, counted: bool, others: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the clauses in question for a gradient: of the steps that it has come through, but for what is said of whole gradients."""
+    general = (seen is not None and seen.relation == "multiple" and "samples" not in seen.what and not seen.where) or counted
+    table = str(question.parameter).startswith("embeddings.") and not str(question.parameter).startswith("embeddings.norm")
+    steps = bounds.clauses if bounds else ()
+    own = [clause for clause in others if clause not in ("GRD-1", "GRD-5")]
+    if own:
+        return (*own, *steps, *others)
+    return ("GRD-1", *steps) if (general and not bounds) or table or (general and "classifier" in question.tensor) else (*steps, *others)
 
 
 def _tried(what: str, notes: list[str], step: Callable[[], T]) -> T | None:
@@ -199,5 +212,6 @@ def _clauses(cause: Cause | None, seen: Description | None, others: tuple[str, .
     named = tuple(CLAUSE.findall(" ".join(cause.clauses))) if cause else ()
     if cause and cause.confident:
         return tuple(dict.fromkeys(named))
-    order = (*others, *named) if seen and (seen.exact or seen.relation in NO_NUMBERS) else (*named, *others)
+    told = seen and not seen.tensor.startswith("gradients.") and (seen.exact or seen.relation in NO_NUMBERS)
+    order = (*others, *named) if told else (*named, *others)
     return tuple(dict.fromkeys(order))
