@@ -144,3 +144,17 @@ def test_context_recomputes_what_a_fused_kernel_keeps() -> None:
     compute(case.config, case.weights, case.batch, Arithmetic(), False, case.part, "float64", model=model)
     for name, value in seen.items():
         np.testing.assert_allclose(value, right.taps[name], rtol=1e-12)
+
+
+SAID = [fault for fault in EDITED if fault.cause == fault.name and fault.group in ("kernels", "places", "saturation", "rounding") and not fault.after]
+
+
+@pytest.mark.parametrize("fault", SAID[::3], ids=lambda fault: fault.name)
+def test_fault_of_a_run_is_named_by_its_own_edit(fault: Fault) -> None:
+    case = build_case(fault.variant, fault.scenario, options=dict(fault.options))
+    truth = truth_of(fault, case, Arithmetic("float64", shuffle=5))
+    run = Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", "float64")
+    verdict = judge(case.config, case.weights, case.batch, run, arriving=False)
+    assert verdict.first_divergence is not None
+    assert fault.rightly_first(verdict.first_divergence.tensor)
+    assert fault.diagnosed(verdict.cause.hypothesis if verdict.cause else "") == "right"

@@ -19,6 +19,7 @@ from conformance.causes.reading import CLEAR
 from conformance.causes.recovered import of_weights
 from conformance.causes.step import matches
 from conformance.causes.structure import of_cancellation, of_dropout, of_dropped_weights, of_format, of_limit
+from conformance.faults.hypotheses import of_backward, of_tap
 from conformance.tolerance import Case, R
 from spec.errors import SpecError
 
@@ -49,6 +50,7 @@ FAMILIES: tuple[tuple[tuple[str, ...], Family], ...] = (
     (("losses",), losses.of_losses),
     (("loss",), losses.of_loss),
     (("*",), of_parameters),
+    (("*",), of_tap),
 )
 """Which taps (patterns) may have which mistakes."""
 
@@ -151,6 +153,7 @@ class _Search:
         question = self.question
         if question.parameter:
             yield from gradients.of_gradient(question, question.parameter)
+            yield from of_backward(question)
         yield from mistakes(question)
         yield from of_factors(question)
 

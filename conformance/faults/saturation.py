@@ -97,7 +97,7 @@ def fault(name: str, what: str, edit: Edit, tap: str, clause: str, **fields: Any
 
 
 FAULTS = (
-    fault("relu_to_six", "The ReLU is one that saturates at 6.", relu_to_six, ACTIVATION, "FFN-2", variant="vanilla-encoder", scenario="extreme", input="activations beyond 6", cause="clamped", source=f"{HUB}MPolaris/onnx2tflite/issues/14"),
+    fault("relu_to_six", "The ReLU is one that saturates at 6.", relu_to_six, ACTIVATION, "FFN-2", variant="vanilla-encoder", scenario="extreme", input="activations beyond 6", cause="relu6 or clamped", source=f"{HUB}MPolaris/onnx2tflite/issues/14"),
     fault("gelu_negative_tail_cut", "GELU is zero below -2.5.", negative_tail_cut, ACTIVATION, "FFN-2", scenario="extreme", input="activations below -2.5", source=f"{HUB}tenstorrent/tt-metal/issues/5578"),
     fault("gelu_positive_tail_straight", "GELU is x beyond 3.", positive_tail_straight, ACTIVATION, "FFN-2", scenario="extreme", input="activations beyond 3", source=f"{HUB}tenstorrent/tt-metal/issues/20562"),
     fault("gelu_erf_by_series", "erf is summed up from ten terms of its series.", erf_by_series, ACTIVATION, "FFN-2", scenario="extreme", input="activations beyond 3", source=f"{HUB}sonos/tract/pull/2633"),
