@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from backends.interface import Run
+from conformance.comparison import judge
 from conformance.faults.catalogue import ALL, Fault
 from conformance.faults.context import Context
 from conformance.faults.tape import TapeOperations, Value, with_edits

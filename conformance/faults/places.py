@@ -243,7 +243,7 @@ FAULTS = (
     fault("layer_last_unmasked", "The last layer is not given the mask.", last_layer(masked_without_last_layer), MASKED, "MSK-3", first=("layers.1.attention.masked_scores",), input="padding, two layers", cause="mask_ignored", source=f"{HUB}huggingface/diffusers/issues/8886"),
     fault("layer_last_gelu_by_tanh", "The last layer approximates GELU with tanh.", last_layer(gelu_of_other_kind), "*.feed_forward.activation", "FFN-2", first=("layers.1.feed_forward.activation",), input="two layers", cause="activation", source=f"{HUB}microsoft/onnxruntime/pull/2270"),
     fault("mask_not_for_first_query", "The first token sees padding too.", first_position_alone, MASKED, "MSK-4", input="padding", source=f"{HUB}tensorflow/tensorflow/issues/512"),
-    fault("mask_not_for_first_key", "The first token is seen even where it is padding.", first_key_visible, MASKED, "MSK-1", scenario="extreme", input="padding that comes first", source=f"{HUB}huggingface/transformers/issues/18478"),
+    fault("mask_not_for_first_key", "The first key is visible even where it is padding.", first_key_visible, MASKED, "MSK-1", scenario="extreme", input="padding that comes first", source=f"{HUB}huggingface/transformers/issues/18478"),
     fault("mask_hides_own_key", "No token sees itself.", own_key_hidden, MASKED, "MSK-4", source=f"{HUB}meta-pytorch/attention-gym/issues/34"),
     fault("mask_hides_last_key", "No token sees the last key.", last_token_unseen, MASKED, "MSK-4", scenario="full", source=f"{HUB}Dao-AILab/flash-attention/issues/1256"),
     fault("mask_local_window", "A token sees no further than 256 others.", local_window, MASKED, "MSK-4", scenario="long", input="more than 257 tokens", source=f"{HUB}meta-pytorch/attention-gym/issues/34"),
