@@ -19,8 +19,9 @@ from backends.interface import Run, Unsupported, variety
 from backends.pool import Pool
 from backends.wire import misfits
 from backends.worker import TIME_LIMIT, Worker, WorkerFailure
-from conformance.comparison import Derivation, Published, Row, Verdict, judge
+from conformance.comparison import Row, Verdict
 from conformance.diagnosis.campaign import Conclusion, conclude
+from conformance.judging import Derivation, Published, judge
 from spec.batch import Batch
 from spec.config import EncoderConfig
 from spec.errors import SpecError

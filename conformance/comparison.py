@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import fnmatch
 import functools
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.interface import Run
-from conformance import tolerance
 from conformance.causes import Cause
-from conformance.diagnosis import Diagnosis, diagnose
-from conformance.tolerance import Case, Expectation, Z, rms_limit, root_mean_square
-from spec.batch import Batch
-from spec.config import EncoderConfig
-from spec.deviations import Deviations, declared, in_precision
-from spec.parameters import Weights
-from spec.precision import Precision, precision
-from spec.tensors import output_name
+from conformance.diagnosis import Diagnosis
+from conformance.tolerance import Case, Z, rms_limit
 
 Array = NDArray[np.floating]
-
-NEAR = 0.5
-"""Share of an allowance from which on it is derived again from the run's own taps."""
-
-ZERO = 2.0**-24
-"""Share of sigma up to which a gradient is zero but for the oracle's own rounding; then rounding is all that there is to judge."""
 
 Z_BINS = tuple(2.0**i for i in range(-8, 9))
 """Edges of the bins in which the errors of a tensor's elements are counted, in sigma."""
@@ -77,8 +61,8 @@ class Row:
     Attributes:
         tensor: its name.
         clause: the clause of SPEC.md that defines it.
-        status: ``"agrees"``, ``"diverges"``, ``"undetermined"`` or ``"undelivered"`` (the backend declares that it has
-            no such tensor).
+        status: ``"agrees"``, ``"diverges"``, ``"undetermined"`` or ``"undelivered"`` (the backend has no such tensor, or says nothing
+            of it: it was not checked).
         local: the error that was committed at this step: against the reference from the run's own preceding taps. It
             decides. None where a run delivers no taps, or is compared with published tensors.
         end_to_end: the error as it arrives here: against the reference from the inputs. It decides where no other does.
@@ -187,264 +171,30 @@ class Verdict:
         judged = ((row.tensor, row.end_to_end) for row in self.table if not row.tensor.startswith("gradients."))
         return [(name, judgement.ratio) for name, judgement in judged if judgement and judgement.status != "undetermined"]
 
+    @property
+    def unchecked(self) -> str:
+        """What was not delivered, and so not checked, in one line; empty if everything was."""
+        kinds: dict[str, list[Row]] = {"taps": [], "gradients": [], "gradients by taps": []}
+        for row in self.table:
+            kinds["gradients by taps" if is_tap_gradient(row.tensor) else "gradients" if is_gradient(row.tensor) else "taps"].append(row)
+        said = []
+        for kind, rows in kinds.items():
+            missing = [row.tensor for row in rows if row.status == "undelivered"]
+            if missing:
+                few = len(missing) <= 3 and len(missing) < len(rows)
+                said.append(", ".join(missing) if few else f"{'all' if len(missing) == len(rows) else f'{len(missing)} of'} {len(rows)} {kind}")
+        return f"not checked, since not delivered: {'; '.join(said)}" if said else ""
+
     def row(self, tensor: str) -> Row | None:
         """Return the row of a tensor."""
         return next((row for row in self.table if row.tensor == tensor), None)
 
 
-Derivation = Callable[[Mapping[str, Array]], dict[str, Array]]
-
-Published = Callable[[Deviations], Expectation]
-"""Gives what was published, for a backend that declares deviations."""
-
-
-def judge(
-    config: EncoderConfig,
-    weights: Weights,
-    batch: Batch,
-    run: Run,
-    part: str = "model",
-    expectation: Published | None = None,
-    derive: Derivation | None = None,
-    dtype: str | None = None,
-    arriving: bool = True,
-) -> Verdict:
-    """Judge a run against the oracle.
-
-    Args:
-        config, weights, batch, part: what the run was asked to compute.
-        run: what a backend returned. Whatever was requested of it and is missing diverges. ``run.info`` may declare
-            ``deviations`` (:mod:`spec.deviations`) and ``undelivered_taps``.
-        expectation: gives tensors to compare with in place of the reference's, end to end.
-        derive: how the tensors of the run become those that are expected, where they are not the same.
-        dtype: the precision or mode to judge by; by default the run's.
-        arriving: whether to judge end to end too where that does not decide; it takes as long as all the rest.
-
-    Raises:
-        SpecError: for a deviation that cannot be understood.
-    """
-    dtype = dtype or run.dtype
-    case = Case(config, weights, batch, part, dtype, in_precision(declared(run.info.get("deviations", [])), dtype))
-    local = expectation is None and bool(run.taps)
-    if expectation is not None:
-        wanted = expectation(case.deviations)
-    else:
-        wanted = tolerance.end_to_end(case) if arriving or not local else tolerance.plain(case)
-    return _Judging(case, run, wanted, derive).verdict(local, arriving or not local)
+def is_gradient(name: str) -> bool:
+    """Return whether a tensor is a gradient."""
+    return name.startswith("gradients.")
 
 
-class _Judging:
-    """One run before its judge."""
-
-    def __init__(self, case: Case, run: Run, expectation: Expectation, derive: Derivation | None) -> None:
-        self.case, self.run, self.expectation = case, run, expectation
-        self.output = output_name(case.config, case.part)
-        self.delivered = {**run.taps, **{f"gradients.{name}": array for name, array in run.gradients.items()}}
-        if not run.taps:
-            self.delivered |= {"loss": run.loss, self.output: run.output}
-        if derive:
-            self.delivered = derive(self.delivered)
-        self.undelivered = list(run.info.get("undelivered_taps", []))
-
-    def verdict(self, local: bool, arriving: bool) -> Verdict:
-        """Judge every requested tensor, in one way or both."""
-        wanted = [name for name in self.expectation.values if self.requested(name)]
-        faults = {name: self.fault(name) for name in wanted}
-        sound = [name for name in wanted if faults[name] is None]
-        committed = self.local(sound) if local else {}
-        arrived = {name: self.end_to_end(name) for name in sound} if arriving else {}
-        table = [faults[name] or self.row(name, committed.get(name), arrived.get(name)) for name in wanted]
-        verdict = Verdict(table, case=self.case if local else None)
-        first = verdict.first_divergence
-        if not local or first is None or first.local is None:
-            return verdict
-        statuses = {row.tensor: row.status for row in table}
-        return Verdict(table, functools.partial(diagnose, self.case, self.forced(), first.tensor, self.delivered, judge_tensor, statuses), self.case)
-
-    def requested(self, name: str) -> bool:
-        if name.startswith("gradients."):
-            return "gradients" in self.run.requested
-        return "taps" in self.run.requested or name in ("loss", self.output)
-
-    def fault(self, name: str) -> Row | None:
-        """Return the row of a tensor whose values cannot be compared, or need not be."""
-        actual, value, clause = self.delivered.get(name), self.expectation.values[name], self.expectation.clauses[name]
-
-        def fault(note: str, status: str = "diverges") -> Row:
-            return Row(name, clause, status, note=note, size=value.size)
-
-        if actual is None:
-            declared_away = not name.startswith("gradients.") and name not in ("loss", self.output)
-            if declared_away and any(fnmatch.fnmatch(name, pattern) for pattern in self.undelivered):
-                return fault("declared by the backend", "undelivered")
-            return fault("missing: the backend returned no such tensor")
-        if actual.shape != value.shape:
-            return fault(f"has shape {actual.shape} but must be {value.shape}")
-        problem = _precision_problem(actual, precision(self.case.dtype))
-        if problem:
-            return fault(problem)
-        result = {self.output: self.run.output, "loss": self.run.loss}.get(name)
-        tap = self.run.taps.get(name)
-        if result is not None and tap is not None and not np.array_equal(result, tap, equal_nan=True):
-            return fault(f"the run's {'output' if name == self.output else 'loss'} is not its tap of this name")
-        return None
-
-    def row(self, name: str, local: Judgement | None, end_to_end: Judgement | None) -> Row:
-        deciding = local or end_to_end
-        assert deciding is not None
-        return Row(name, self.expectation.clauses[name], deciding.status, local, end_to_end, deciding.note, deciding.size)
-
-    def end_to_end(self, name: str) -> Judgement:
-        gradient = name.startswith("gradients.")
-        if gradient and self.overflowing:
-            return Judgement("undetermined", size=self.expectation.values[name].size, note="the forward pass is out of range")
-        if name in self.undecided:
-            return Judgement("undetermined", size=self.expectation.values[name].size, note="rounding may have grown beyond a tenth of it")
-        lenient = _behind_a_singularity(name, self.expectation)
-        return judge_tensor(self.delivered[name], self.expectation.values[name], self.expectation.sigmas[name], self.case.dtype, not lenient, lenient)
-
-    @functools.cached_property
-    def undecided(self) -> set[str]:
-        """Taps from the first one on whose sigma is no longer small beside its values. Gradients are always decided."""
-        found: set[str] = set()
-        for name, value in self.expectation.values.items():
-            if name.startswith("gradients."):
-                break
-            sigma = self.expectation.sigmas[name]
-            judged = np.isfinite(sigma) & np.isfinite(value)
-            if found or _rms(sigma[judged]) > tolerance.UNDECIDED * _rms(value[judged]):
-                found.add(name)
-        return found
-
-    @functools.cached_property
-    def overflowing(self) -> bool:
-        """Whether the precision does not determine all taps: every gradient flows through all of them."""
-        return not all(np.isfinite(sigma).all() for name, sigma in self.expectation.sigmas.items() if not name.startswith("gradients."))
-
-    @functools.cached_property
-    def half(self) -> bool:
-        """Whether the run is in a precision that sums in a wider one."""
-        target = precision(self.case.dtype)
-        return target.unit_roundoff > target.accumulation
-
-    def forced(self) -> dict[str, Array]:
-        """Return the run's taps that others can be recomputed from."""
-        names = [name for name, value in tolerance.plain(self.case).values.items() if name in self.run.taps and self.run.taps[name].shape == value.shape]
-        return {name: self.run.taps[name].astype(np.float64) for name in names if name != "loss"}
-
-    def local(self, names: Sequence[str]) -> dict[str, Judgement]:
-        """Judge tensors by what was committed at each."""
-        forced = self.forced()
-        sound = all(np.isfinite(tap).all() for tap in forced.values())
-        if not self.half:
-            expectation = tolerance.local(self.case, forced)
-            found = {name: self.committed(name, expectation, sound) for name in names}
-            if all(judgement.ratio <= NEAR for judgement in found.values()):
-                return found
-        expectation = tolerance.local_exactly(self.case, forced)
-        return {name: self.committed(name, expectation, sound) for name in names}
-
-    def committed(self, name: str, expectation: Expectation, sound: bool) -> Judgement:
-        value = expectation.values[name]
-        if name.startswith("gradients.") and not sound:
-            return Judgement("undetermined", size=value.size, note="the forward pass is not finite")
-        if name.startswith("gradients.") and _rounding_decides_a_norm(expectation):
-            return Judgement("undetermined", size=value.size, note="rounding decides a layer norm that it flows through")
-        if name.startswith("gradients.") and self.half and _is_noise(value, expectation.sigmas[name]):
-            return Judgement("undetermined", size=value.size, note="rounding leaves no digit of it")
-        lenient = _behind_a_singularity(name, expectation)
-        return judge_tensor(self.delivered[name], value, expectation.sigmas[name], self.case.dtype, sound and not lenient, lenient)
-
-
-def _rounding_decides_a_norm(expectation: Expectation) -> bool:
-    """Return whether some row of a layer norm is a difference of which rounding leaves no digit.
-
-    Where all entries of a row are nearly equal, its deviation is rounding, and gradients are divided by it: their errors
-    have no variance that samples could show.
-    """
-    for name, value in expectation.values.items():
-        if "norm" in name.rpartition(".")[2] and not name.startswith("gradients."):
-            sigma, size = (np.max(abs(array), axis=-1) for array in (expectation.sigmas[name], value))
-            if not (sigma <= tolerance.UNDECIDED * size).all():  # nor is it where sigma is not a number
-                return True
-    return False
-
-
-def _is_noise(value: Array, sigma: Array) -> bool:
-    """Return whether rounding is larger than a gradient that is not zero in exact arithmetic.
-
-    In few bits a softmax of large scores has but one weight, and what flows back through it is a difference of equal
-    numbers: rounding, times weights that are large. Few samples say little of how far that may go.
-    """
-    size, noise = _rms(value.reshape(-1)), _rms(sigma.reshape(-1))
-    return noise * ZERO < size < noise
-
-
-def _behind_a_singularity(name: str, expectation: Expectation) -> bool:
-    """Return whether a gradient was computed after one that is not finite (SPEC NRM-7).
-
-    What is not finite passes a ReLU that is closed, or a masked score, in one framework, which multiplies by 0, and not
-    in another, which selects: from there on it is no question of right or wrong whether an element is finite.
-    """
-    if not name.startswith("gradients."):
-        return False
-    gradients = itertools.takewhile(lambda other: other != name, (n for n in expectation.values if n.startswith("gradients.")))
-    return any(not np.isfinite(expectation.values[other]).all() for other in gradients)
-
-
-def judge_tensor(actual: Array, value: Array, sigma: Array, dtype: str, strict: bool = True, lenient: bool = False) -> Judgement:
-    """Judge one tensor.
-
-    Args:
-        actual: what the backend returned, in the shape of ``value``.
-        value: what the oracle says.
-        sigma: the standard deviation of correct results; where it is not finite the element is undetermined.
-        dtype: the precision or mode.
-        strict: whether an element that is not finite in the oracle must not be in the backend.
-        lenient: whether an element that is finite in the oracle need not be in the backend.
-    """
-    actual, value = actual.astype(np.float64), np.asarray(value, np.float64)
-    finite = np.isfinite(value)
-    judged = finite & np.isfinite(sigma) & (np.isfinite(actual) | (not lenient))
-    wrongly_finite = ~finite & np.isposinf(sigma) & np.isfinite(actual) & strict
-    if not judged.any() and not wrongly_finite.any():
-        return Judgement("undetermined", size=value.size, note=f"{dtype} does not determine it: out of range")
-    with np.errstate(all="ignore"):
-        errors = np.where(judged, abs(actual - value), 0.0)
-        scores = np.where(judged, np.where(np.isfinite(actual), errors / sigma, np.inf), np.where(wrongly_finite, np.inf, 0.0))
-        rms = _rms(errors[judged]) / _rms(sigma[judged]) if np.isfinite(scores).all() else np.inf
-    element = np.unravel_index(int(np.argmax(scores)), scores.shape)
-    z, beyond = float(scores[element]), int((scores > Z).sum())
-    counted = np.histogram(scores[judged], bins=[0.0, *Z_BINS, np.inf])[0] if judged.any() else [0] * (len(Z_BINS) + 1)
-    unjudged = f"{judged.size - judged.sum()} elements are undetermined: out of range" if not judged.all() else ""
-    infinite = unjudged if np.isfinite(actual[judged]).all() else "not finite"
-    return Judgement(
-        status="diverges" if beyond or rms > rms_limit(value.size) else "agrees",
-        z=z,
-        rms=rms,
-        element=tuple(int(i) for i in element),
-        actual=float(actual[element]),
-        expected=float(value[element]),
-        sigma=float(sigma[element]),
-        beyond=beyond,
-        size=value.size,
-        spread=tuple(int(count) for count in counted),
-        note="finite where the oracle is not" if wrongly_finite.any() else infinite,
-    )
-
-
-def _rms(values: Array) -> float:
-    with np.errstate(all="ignore"):
-        return float(root_mean_square(values, 0))
-
-
-def _precision_problem(actual: Array, target: Precision) -> str | None:
-    """Say what shows that a tensor was not computed in the precision that was asked for (SPEC PRC-3)."""
-    if actual.dtype != target.storage:
-        return f"has dtype {actual.dtype} but must be {target.storage} for a {target.name} run"
-    if target.unit_roundoff <= target.accumulation:
-        return None
-    finite = actual[np.isfinite(actual)]
-    if (target.round(finite) != finite).any():
-        return f"holds numbers that {target.name} has not: it was computed in a wider precision"
-    return None
+def is_tap_gradient(name: str) -> bool:
+    """Return whether a tensor is the gradient by a tap."""
+    return name.startswith("gradients.taps.")

@@ -10,7 +10,7 @@ from typing import Any
 from backends.interface import Request, Run
 from backends.wire import SETTINGS, check_info, decode_request, encode_request, split_gradients
 from conformance.campaign import Job, Report, Result, Settings
-from conformance.comparison import judge
+from conformance.judging import judge
 from spec.cases.files import read_arrays, read_json, section
 from spec.errors import BatchError, SpecError, WeightsError
 from spec.parameters import trainable

@@ -1,40 +1,45 @@
 """How far from the truth a correct run may lie: derived for every element of every tensor, never set by hand.
 
-For each tensor the reference is computed in float64, and beside it two estimates of what correct arithmetic of the
-run's precision does to it: **Monte Carlo arithmetic** (:mod:`spec.montecarlo`), the mean square error of
-:data:`SAMPLES` perturbed samples, element by element; and a **shadow**, one run of the reference rounded after each
-operation, whose squared error is averaged over the last axis. Their sum is sigma². A tensor is judged by
+For each tensor the reference is computed exactly, and beside it two estimates of what correct arithmetic of the run's
+precision does to it: **Monte Carlo arithmetic** (:mod:`spec.montecarlo`), the mean square error of :data:`SAMPLES`
+perturbed samples, element by element; and **shadows**, runs of the reference rounded after each operation, in admissible ways
+and orders, whose squared error is averaged over the last axis. Their sum is sigma². A tensor is judged by
 ``z = |error| / sigma``, at most :data:`Z` in every element, and by ``RMS(error) / RMS(sigma)``, at most :data:`R` but for one
 element (:func:`rms_limit`).
 
+Samples and shadows are computed a few at a time and reduced tensor by tensor as they come, so that memory does not grow with
+their number. What float64 is judged by is computed in the widest type that the platform has.
+
 Each tensor is judged in two ways. *End to end*: against the reference from the inputs. *Locally*: against the
 reference that recomputes each tap from the run's own preceding taps, so that only the error committed at that step
-counts; gradients then flow back through the run's own forward values. Decision 10 gives the reasons, the record of the
-campaign that confirmed the constants is in ``conformance/results/``.
+counts; gradients then flow back through the run's own forward values, and from the run's own gradients by its taps, where it
+delivers them. Decision 10 gives the reasons, the record of the campaign that confirmed the constants is in
+``conformance/results/``.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import hashlib
 import json
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.cache import Cache
 from spec.arithmetic import Arithmetic
-from spec.batch import Batch
-from spec.cases.files import expected
+from spec.batch import Batch, round_inputs, validate_batch
 from spec.config import EncoderConfig
 from spec.deviations import NONE, Deviations
 from spec.montecarlo import MonteCarlo
-from spec.parameters import Weights
-from spec.precision import SHORTENED_BITS, precision
-from spec.reference import compute
+from spec.parameters import Weights, validate_weights
+from spec.precision import precision
+from spec.reference import Observer, observe, used_rows
 from spec.tensors import clause_of
 
 Array = NDArray[np.floating]
@@ -48,9 +53,11 @@ R = 4.0
 SAMPLES = 16
 """Samples of Monte Carlo arithmetic."""
 
-SHADOWS = 4
-"""Rounded runs: the first with sums as they stand, the others in orders drawn at random, half of them as fused kernels round.
-In TF32 the last two cut factors of products off."""
+SIDE_BY_SIDE = 1 << 24
+"""Numbers that samples which are computed side by side may hold together; a single sample may hold more."""
+
+TOGETHER = 2
+"""Samples of a large case that are computed at the same time: each takes the memory of a whole run, and NumPy one core."""
 
 UNDECIDED = 0.1
 """Share of a tap's own size that sigma may have; beyond it, and in every later tap, end to end says nothing."""
@@ -63,6 +70,8 @@ class Case:
     Attributes:
         dtype: the precision, or mode of :data:`spec.precision.MODES`, whose rounding is allowed for.
         deviations: that the backend declares.
+        gradients: whether gradients are judged.
+        unrounded: patterns of the taps of which the backend says that what follows them sees more digits than it delivers.
     """
 
     config: EncoderConfig
@@ -71,16 +80,54 @@ class Case:
     part: str = "model"
     dtype: str = "float32"
     deviations: Deviations = field(default_factory=lambda: NONE)
+    gradients: bool = True
+    unrounded: tuple[str, ...] = ()
 
     @functools.cached_property
     def key(self) -> str:
         """A digest of all of its content."""
-        plain = [self.config.as_dict(), self.part, self.dtype, sorted(self.deviations.items())]
+        plain = [self.config.as_dict(), self.part, self.dtype, sorted(self.deviations.items()), self.gradients, self.unrounded]
         digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
         for name, array in sorted({**self.weights, **self.batch.arrays()}.items()):
             digest.update(f"{name} {array.dtype} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
+
+    @functools.cached_property
+    def rounded(self) -> tuple[Weights, Batch]:
+        """Weights and inputs as the precision holds them (SPEC PRC-2)."""
+        validate_weights(self.config, self.weights, self.part)
+        validate_batch(self.config, self.batch, self.part)
+        return round_inputs(self.weights, self.batch, self.dtype)
+
+    @functools.cached_property
+    def rows(self) -> dict[str, NDArray[np.int64]]:
+        """Which rows of each table have a gradient, by the name of the gradient."""
+        return {f"gradients.{name}": rows for name, rows in used_rows(self.config, self.batch, self.part).items()}
+
+    def observe(self, arithmetic: Arithmetic, observer: Observer, forced: Forced | None = None) -> int:
+        """Compute it in some arithmetic (:func:`spec.reference.observe`), from forced tensors if there are any."""
+        weights, batch = self.rounded
+        return observe(
+            self.config, weights, batch, arithmetic, observer, self.gradients, self.part, self.dtype,
+            forced.taps if forced else None, forced.gradients if forced else None, self.is_unrounded, self.deviations,
+        )  # fmt: skip
+
+    def is_unrounded(self, tap: str) -> bool:
+        return any(fnmatch.fnmatchcase(tap, pattern) for pattern in self.unrounded)
+
+
+@dataclass(frozen=True)
+class Forced:
+    """Tensors that what follows them is computed from.
+
+    Attributes:
+        taps: by name.
+        gradients: of the loss by taps, by the tap's name.
+    """
+
+    taps: Mapping[str, Array]
+    gradients: Mapping[str, Array]
 
 
 @dataclass(frozen=True)
@@ -89,17 +136,36 @@ class Expectation:
 
     Attributes:
         dtype: the precision or mode.
-        values: tensor name to expected array; taps in the order of computation, then gradients in the order in which
-            they are computed, last layer first.
+        values: tensor name to expected array; taps in the order of computation, then gradients in the order of the backward
+            pass, those by taps as ``gradients.taps.<tap>``. Of the gradient of a table, the rows of ``rows`` alone.
         sigmas: for each, the standard deviation of correct results, in its shape. NaN: undetermined. Infinite: the
             value is not finite, and no rounding makes it so.
         clauses: for each, the clause that defines it.
+        rows: which rows of a table's gradient can be other than zero.
+        shapes: of every tensor that a run may deliver, those that are not judged in this way too; of those in ``rows`` without
+            the other rows.
     """
 
     dtype: str
     values: dict[str, Array]
     sigmas: dict[str, Array]
     clauses: dict[str, str]
+    rows: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that it takes up."""
+        return sum(array.nbytes for array in (*self.values.values(), *self.sigmas.values()))
+
+    def whole(self, name: str, sizes: tuple[int, ...]) -> tuple[Array, Array]:
+        """Return values and sigmas of a tensor in its full shape: what has no row is zero, and sigma as small as may be."""
+        value, sigma = self.values[name], self.sigmas.get(name, self.values[name])
+        if name not in self.rows:
+            return value, sigma
+        full, spread = np.zeros(sizes, value.dtype), np.full(sizes, precision(self.dtype).smallest_normal)
+        full[self.rows[name]], spread[self.rows[name]] = value, sigma
+        return full, spread
 
 
 def rms_limit(size: int) -> float:
@@ -110,78 +176,182 @@ def rms_limit(size: int) -> float:
 def expect(
     config: EncoderConfig, weights: Weights, batch: Batch, part: str = "model", dtype: str = "float32", deviations: Deviations = NONE
 ) -> Expectation:
-    """Return what a correct run yields from the inputs, and how far it may lie from it: the judgement end to end."""
-    return end_to_end(Case(config, weights, batch, part, dtype, deviations))
+    """Return what a correct run yields from the inputs, and how far it may lie from it: the judgement end to end.
+
+    Gradients of tables are given in full.
+    """
+    found = end_to_end(Case(config, weights, batch, part, dtype, deviations))
+    full = {name: found.whole(name, weights[name.removeprefix("gradients.")].shape) for name in found.rows if name in found.values}
+    values = {**found.values, **{name: value for name, (value, _) in full.items()}}
+    return Expectation(found.dtype, values, {**found.sigmas, **{name: sigma for name, (_, sigma) in full.items()}}, found.clauses)
 
 
 def end_to_end(case: Case) -> Expectation:
     """Return what a correct run yields from the inputs."""
-    return _cached(f"end to end {case.key}", lambda: _estimate(case, None))
+    return _kept(f"end to end {case.key}", lambda: _estimate(case, None))
 
 
 def plain(case: Case) -> Expectation:
     """Return what the oracle yields from the inputs, without saying how far a run may lie from it."""
-
-    def make() -> Expectation:
-        values = _in_order(_tensors(case, Arithmetic()))
-        return Expectation(case.dtype, values, {}, {name: clause_of(case.config, name, case.part) for name in values})
-
-    return _cached(f"plain {case.key}", make)
+    return _kept(f"plain {case.key}", lambda: _expectation(case, _values(case, None), {}))
 
 
-def local(case: Case, taps: Mapping[str, Array]) -> Expectation:
+def local(case: Case, forced: Forced) -> Expectation:
     """Return what each step of a run should have made of the run's own preceding taps.
 
     How far a step may err is taken from the same step of the reference, which is at hand for all runs of a case. In the
-    half precisions, where a correct run may be far from the reference, and for a run that comes near its allowance by
-    this, it has to be derived from the run's own taps: :func:`local_exactly`.
+    half precisions, where a correct run may be far from the reference, for a run that comes near its allowance by
+    this, and for a case that is too large to be kept, it has to be derived from the run's own taps: :func:`local_exactly`.
 
     Args:
-        taps: of the run; those that are missing are computed from the ones before.
+        forced: tensors of the run; those that are missing are computed from the ones before.
     """
-    usual = _cached(f"local {sorted(taps)} {case.key}", lambda: _estimate(case, _truth_taps(case, taps)))
-    values = _in_order(_tensors(case, Arithmetic(), taps))
-    sigmas = {name: np.maximum(usual.sigmas[name], _least(value, case.dtype)) for name, value in values.items()}
-    return Expectation(case.dtype, values, sigmas, usual.clauses)
+    usual = _kept(f"local {sorted(forced.taps)} {sorted(forced.gradients)} {case.key}", lambda: _estimate(case, _of_truth(case, forced)))
+    values = _values(case, forced)
+    sigmas = {name: np.maximum(sigma, _least(values[name], case.dtype)) for name, sigma in usual.sigmas.items()}
+    return _expectation(case, {name: values[name] for name in sigmas}, sigmas)
 
 
-def local_exactly(case: Case, taps: Mapping[str, Array]) -> Expectation:
+def local_exactly(case: Case, forced: Forced) -> Expectation:
     """Return the same as :func:`local`, with allowances that are derived from the run's own taps too."""
-    return _estimate(case, taps)
+    return _estimate(case, forced)
 
 
-def _truth_taps(case: Case, taps: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the reference's own values of the taps that a run delivered, as its precision holds them."""
+def is_large(case: Case) -> bool:
+    """Return whether what a case is judged by is too large to be kept for other runs of it."""
+    sizes = sum(array.size for array in case.weights.values()) + np.prod(next(iter(case.batch.arrays().values())).shape[:2]) * 40 * case.config.d_model
+    return int(sizes) * 8 > Cache.LARGEST
+
+
+def _of_truth(case: Case, forced: Forced) -> Forced:
+    """Return the reference's own values of the tensors that a run delivered, as its precision holds them."""
     truth, target = plain(case).values, precision(case.dtype)
-    return {name: target.round(truth[name]).astype(np.float64) for name in taps}
+    return Forced(
+        {name: target.round(truth[name]) for name in forced.taps},
+        {name: target.round(truth[f"gradients.taps.{name}"]) for name in forced.gradients},
+    )
 
 
-def _tensors(case: Case, arithmetic: Arithmetic, forced: Mapping[str, Array] | None = None) -> dict[str, Array]:
-    truth = compute(case.config, case.weights, case.batch, arithmetic, True, case.part, case.dtype, forced, case.deviations)
-    return expected(truth)
+def _expectation(case: Case, values: dict[str, Array], sigmas: dict[str, Array], shapes: dict[str, tuple[int, ...]] | None = None) -> Expectation:
+    shapes = shapes or {name: value.shape for name, value in values.items()}
+    clauses = {name: clause_of(case.config, name, case.part) for name in shapes}
+    return Expectation(case.dtype, values, sigmas, clauses, {name: rows for name, rows in case.rows.items() if name in values}, shapes)
 
 
-def _estimate(case: Case, forced: Mapping[str, Array] | None) -> Expectation:
+def _values(case: Case, forced: Forced | None) -> dict[str, Array]:
+    values: dict[str, Array] = {}
+    case.observe(exact(case.dtype), values.__setitem__, forced)
+    return values
+
+
+def exact(dtype: str) -> Arithmetic:
+    """Return the arithmetic in which the truth for a precision is computed."""
+    return Arithmetic("extended" if dtype == "float64" else "float64")
+
+
+def shadows(dtype: str) -> Iterator[Arithmetic]:
+    """Yield arithmetics that round as correct runs of a precision may: in admissible ways and orders, and as fused kernels do.
+
+    Sums run as they stand in the first, in orders drawn at random in the others. In TF32 the last two cut factors of products off.
+    """
+    yield Arithmetic(dtype, strict=True)
+    yield Arithmetic(dtype, shuffle=1, fused=True, strict=True, way="logarithm")
+    yield Arithmetic(dtype, shuffle=2, strict=True, cut=True)
+    yield Arithmetic(dtype, shuffle=3, fused=True, strict=True, cut=True, way="output")
+
+
+def samples(dtype: str, elements: int) -> Iterator[MonteCarlo]:
+    """Yield Monte Carlo arithmetics that are :data:`SAMPLES` together, as many side by side as may be.
+
+    Args:
+        elements: that a sample computes on the way forward.
+    """
+    together = int(min(max(SIDE_BY_SIDE // max(elements, 1), 1), SAMPLES))
+    for first in range(0, SAMPLES, together):
+        yield MonteCarlo(dtype, min(together, SAMPLES - first), first)
+
+
+class Sigma:
+    """Sigma of one tensor, from samples and shadows that are taken up one after the other.
+
+    Args:
+        value: the truth.
+        dtype: the precision.
+    """
+
+    def __init__(self, value: Array, dtype: str) -> None:
+        self.value, self.dtype = value, dtype
+        self.noise: Array | None = None
+        self.bias: Array | None = None
+        self.known = np.isfinite(value)
+        self.finite = self.known.copy()
+        self.busy = threading.Lock()
+
+    def sample(self, values: Array) -> None:
+        """Take up samples, (n, …) or, where noise reached none, (1, …)."""
+        if len(values) == 1 and np.array_equal(values[0], self.value, equal_nan=True):
+            return
+        errors = np.square(values - self.value)
+        found = np.asarray(errors.sum(0) if len(values) > 1 else errors[0])
+        with self.busy:
+            if not self.known.all():
+                self.finite |= np.isfinite(values).any(0)
+            self.noise = found if self.noise is None else np.add(self.noise, found, out=self.noise)
+
+    def shadow(self, values: Array) -> None:
+        """Take up a rounded run."""
+        errors = np.square(values - self.value)
+        found = errors.mean(-1, keepdims=True) if errors.ndim else errors
+        with self.busy:
+            self.bias = found if self.bias is None else self.bias + found
+
+    def result(self, shadows: int, jump: Array | float = 0.0) -> Array:
+        """Return sigma, in the shape of the value.
+
+        Args:
+            shadows: how many rounded runs were taken up.
+            jump: by how much the tensor may change at once besides.
+        """
+        target, value = precision(self.dtype), self.value
+        noise = np.zeros_like(value) if self.noise is None else self.noise / SAMPLES
+        bias = 0.0 if self.bias is None else self.bias / shadows
+        sigma = np.maximum(np.sqrt(noise + bias + np.square(jump)), _least(value, self.dtype))
+        sigma = np.where(abs(value) > target.largest, np.nan, sigma)
+        if not self.known.all():
+            sigma = np.where(self.finite, sigma, np.inf)
+        return sigma if self.dtype == "float64" else sigma.astype(np.float32)
+
+
+def _estimate(case: Case, forced: Forced | None) -> Expectation:
     """Return values and sigmas: from the inputs, or of each step from forced taps."""
-    # The errors of float64 are as small as the oracle's own: they are measured in fewer bits, and scaled.
-    measured, shrink = ("shortened", np.sqrt(2.0) * 2.0 ** (SHORTENED_BITS - 53)) if case.dtype == "float64" else (case.dtype, 1.0)
-    truth = _tensors(case, Arithmetic(), forced)
-    samples = _tensors(case, MonteCarlo(measured, SAMPLES), forced)
-    shadows = [
-        _tensors(case, Arithmetic(measured, shuffle=seed or None, fused=seed % 2 == 1, strict=True, cut=seed >= 2), forced)
-        for seed in range(SHADOWS)
-    ]
-    jumps = _jumps(case) if forced is None else {}
-    values, sigmas, target = _in_order(truth), {}, precision(case.dtype)
-    with np.errstate(all="ignore"):  # what is not finite is undetermined, and says so
-        for name, value in values.items():
-            noise = root_mean_square(samples[name][1:] - value, 0) if len(samples[name]) > 1 else np.zeros_like(value)
-            errors = np.stack([shadow[name] - value for shadow in shadows])
-            sigma = shrink * np.hypot(noise, root_mean_square(errors, (0, -1) if value.ndim else 0))
-            sigma = np.maximum(np.hypot(sigma, jumps.get(name, 0.0)), _least(value, case.dtype))
-            sigma = np.where(abs(value) > target.largest, np.nan, sigma)
-            sigmas[name] = np.where(np.isfinite(samples[name]).any(0) | np.isfinite(value), sigma, np.inf)
-    return Expectation(case.dtype, values, sigmas, {name: clause_of(case.config, name, case.part) for name in values})
+    # Gradients by taps are judged by what is committed at each alone, and only where they are delivered.
+    judged = {f"gradients.taps.{name}" for name in forced.gradients} if forced else set()
+    values: dict[str, Array] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def store(name: str, array: Array) -> None:
+        shapes[name] = array.shape
+        if name in judged or not name.startswith("gradients.taps."):
+            values[name] = array
+
+    elements = case.observe(exact(case.dtype), store, forced)
+    found = {name: Sigma(value, case.dtype) for name, value in values.items()}
+    rounded = list(shadows(case.dtype))
+
+    def take_up(arithmetic: Arithmetic) -> None:
+        def reduce(name: str, array: Array) -> None:
+            if name in found:
+                (found[name].sample if isinstance(arithmetic, MonteCarlo) else found[name].shadow)(array)
+
+        case.observe(arithmetic, reduce, forced)
+
+    runs = [*samples(case.dtype, elements), *rounded]
+    with np.errstate(all="ignore"), ThreadPoolExecutor(max_workers=TOGETHER if elements > SIDE_BY_SIDE else 1) as pool:
+        for done in [pool.submit(take_up, run) for run in runs]:
+            done.result()
+        jumps = _jumps(case) if forced is None else {}
+        sigmas = {name: found.pop(name).result(len(rounded), jumps.get(name, 0.0)) for name in values}
+    return _expectation(case, values, sigmas, shapes)
 
 
 def _least(value: Array, dtype: str) -> Array:
@@ -201,39 +371,27 @@ def root_mean_square(values: Array, axes: int | tuple[int, ...]) -> Array:
 
 def _jumps(case: Case) -> dict[str, Array]:
     """Return how far each gradient moves when every ReLU input within rounding of zero changes sides."""
-    if "relu" not in (case.config.activation, case.config.qkv_activation):
+    if not case.gradients or "relu" not in (case.config.activation, case.config.qkv_activation):
         return {}
     corner = Z * precision(case.dtype).unit_roundoff
-    above, below = (_tensors(case, Arithmetic(corner=side)) for side in (corner, -corner))
-    return {name: abs(above[name] - below[name]) for name in above if name.startswith("gradients.")}
+    jumps: dict[str, Array] = {}
+
+    def above(name: str, array: Array) -> None:
+        if name.startswith("gradients."):
+            jumps[name] = array
+
+    def below(name: str, array: Array) -> None:
+        if name.startswith("gradients."):
+            jumps[name] = abs(jumps[name] - array)
+
+    case.observe(Arithmetic(corner=corner), above)
+    case.observe(Arithmetic(corner=-corner), below)
+    return jumps
 
 
-def _in_order(tensors: Mapping[str, Array]) -> dict[str, Array]:
-    taps = [(name, array) for name, array in tensors.items() if not name.startswith("gradients.")]
-    gradients = [(name, array) for name, array in tensors.items() if name.startswith("gradients.")]
-    return dict(taps + gradients[::-1])
+_estimates = Cache()
 
 
-KEPT = 512
-"""Estimates that are kept in memory: a campaign's backends come to the same case one after the other."""
-
-_kept: OrderedDict[str, Expectation] = OrderedDict()
-_making: dict[str, threading.Lock] = {}
-_guard = threading.Lock()
-
-
-def _cached(key: str, make: Callable[[], Expectation]) -> Expectation:
-    """Return what was made for a key before, or make it; threads that want the same wait for the first."""
-    with _guard:
-        lock = _making.setdefault(key, threading.Lock())
-    with lock:
-        with _guard:
-            if key in _kept:
-                _kept.move_to_end(key)
-                return _kept[key]
-        made = make()
-        with _guard:
-            _kept[key] = made
-            while len(_kept) > KEPT:
-                _making.pop(_kept.popitem(last=False)[0], None)
-        return made
+def _kept(key: str, make: Callable[[], Expectation]) -> Expectation:
+    found: Expectation = _estimates.get(key, make)
+    return found

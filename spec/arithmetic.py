@@ -10,36 +10,19 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from spec.elementary import contract, count_terms, erf, logistic
 from spec.precision import precision
-
-Values = NDArray[np.floating]
-Pullback = Callable[[Values], Values]
-
-_erf = np.frompyfunc(math.erf, 1, 1)
-
-FUNCTION = 4.0
-"""Unit roundoffs that an elementary function (exp, log, tanh, erf) may err; an operation errs 1."""
+from spec.softmax import Softmax
+from spec.tape import FUNCTION, Pullback, Tensor, Values
 
 
-class Tensor:
-    """A value on the tape, with the operands that it came from and how a gradient flows back to each."""
-
-    __slots__ = ("gradient", "operands", "shape", "value")
-
-    def __init__(self, value: Values, shape: tuple[int, ...], operands: Sequence[tuple[Tensor, Pullback]] = ()) -> None:
-        self.value = value
-        self.shape = shape
-        self.operands = operands
-        self.gradient: Values | None = None
-
-
-class Arithmetic:
+class Arithmetic(Softmax):
     """Elementary operations in one precision.
 
     Args:
@@ -52,6 +35,7 @@ class Arithmetic:
         strict: whether what is too large for the precision becomes NaN, which taints all that depends on it, and not
             infinity, from which a quotient may come back looking sound.
         cut: whether factors of products are cut off where the precision shortens them (TF32), instead of rounded.
+        way: one of :data:`spec.softmax.WAYS`, in which attention weights and their derivative are computed.
 
     Every operation takes and returns :class:`Tensor` objects of this arithmetic; constants are Python floats. Arrays
     may have :attr:`lead` leading axes that are not part of a tensor's shape.
@@ -62,23 +46,38 @@ class Arithmetic:
     """Whether those are summed in bfloat16 itself, in a run of that precision (:data:`spec.deviations.KINDS`)."""
 
     def __init__(
-        self, dtype: str = "float64", corner: float = 0.0, shuffle: int | None = None, fused: bool = False, strict: bool = False, cut: bool = False
+        self,
+        dtype: str = "float64",
+        corner: float = 0.0,
+        shuffle: int | None = None,
+        fused: bool = False,
+        strict: bool = False,
+        cut: bool = False,
+        way: str = "weights",
     ) -> None:
         self.precision = precision(dtype)
-        self.corner = corner
+        self.corner, self.way = corner, way
+        self.elements, self.recording, self.keeping = 0, True, False
         self._generator = None if shuffle is None else np.random.default_rng(shuffle)
         self._fused, self._strict, self._cut = fused, strict, cut
         self._tape: list[Tensor] = []
 
     def leaf(self, values: NDArray[Any]) -> Tensor:
         """Return an input of the computation, rounded to the precision."""
-        # What stands in for float64 is given float64 numbers: only what is computed has fewer bits.
-        rounded = np.asarray(values) if self.precision.name == "shortened" else self.precision.round(values)
-        return Tensor(rounded.reshape((1,) * self.lead + rounded.shape), rounded.shape)
+        rounded = self.precision.round(values)
+        return Tensor(rounded.reshape((1,) * self.lead + rounded.shape), rounded.shape, taped=False)
 
-    def override(self, a: Tensor, values: NDArray[Any]) -> Tensor:
-        """Return given values in place of computed ones; gradients flow to where those came from."""
+    def override(self, a: Tensor, values: NDArray[Any], unrounded: bool = False) -> Tensor:
+        """Return given values in place of computed ones; gradients flow to where those came from.
+
+        Args:
+            unrounded: whether what follows may have seen them before they were rounded.
+        """
         return self._record(self.leaf(values).value, (a, lambda g: g))
+
+    def given_gradient(self, values: NDArray[Any]) -> Values:
+        """Return a gradient that stands in place of a computed one."""
+        return self.leaf(values).value
 
     # What becomes of the result of an operation. These three are all that kinds of arithmetic differ in.
 
@@ -182,7 +181,7 @@ class Arithmetic:
         return self._record(value, (a, lambda g: self.settle(g * self.step(1 - self.step(value * value)))))
 
     def erf(self, a: Tensor) -> Tensor:
-        value = self._function(np.asarray(_erf(a.value), dtype=a.value.dtype), absolute=True)
+        value = self._function(erf(a.value), absolute=True)
         slope = self._constant(2 / math.sqrt(math.pi))
         return self._record(value, (a, lambda g: self.settle(g * self.step(np.exp(-self.step(a.value * a.value)) * slope, FUNCTION))))
 
@@ -198,33 +197,6 @@ class Arithmetic:
             steep = a.value > (self.corner * abs(a.value).max(-1, keepdims=True) if self.corner else 0)
         return self._record(np.maximum(a.value, 0), (a, lambda g: np.where(steep, g, 0)))
 
-    def softmax(self, a: Tensor, floor: float | Values | None = None) -> Tensor:
-        """Softmax over the last axis, with the largest entry taken off first.
-
-        Args:
-            floor: below which what remains is clipped; one number, or what can be broadcast with ``a``.
-        """
-        exponentials = self.step(np.exp(self._shifted(a, floor)), FUNCTION)
-        value = self.settle(exponentials / self._sum(exponentials, (-1,), True, internal=True))
-
-        def pullback(gradient: Values) -> Values:
-            inner = self._sum(self.step(gradient * value), (-1,), True, internal=True)
-            return self.settle(value * self.step(gradient - inner))
-
-        return self._record(value, (a, pullback))
-
-    def log_softmax(self, a: Tensor, floor: float | None = None) -> Tensor:
-        """Logarithm of the softmax over the last axis; ``floor`` as in :meth:`softmax`."""
-        shifted = self._shifted(a, floor)
-        total = self._sum(self.step(np.exp(shifted), FUNCTION), (-1,), True, internal=True)
-        value = self.settle(shifted - self.step(np.log(total), FUNCTION))
-
-        def pullback(gradient: Values) -> Values:
-            share = self.step(np.exp(value), FUNCTION)
-            return self.settle(gradient - self.step(share * self._sum(gradient, (-1,), True, internal=True)))
-
-        return self._record(value, (a, pullback))
-
     def sigmoid_cross_entropy(self, logits: Tensor, targets: Values) -> Tensor:
         """Binary cross-entropy of each logit against a target of 0 or 1, without overflow.
 
@@ -235,7 +207,7 @@ class Arithmetic:
 
         def pullback(gradient: Values) -> Values:
             # The chance less the target, from whichever side loses no digits.
-            slope = (1 - targets) * _logistic(x) - targets * _logistic(-x)
+            slope = (1 - targets) * logistic(x) - targets * logistic(-x)
             return self.settle(gradient * self.settle(slope, FUNCTION, 2.0))
 
         return self._record(value, (logits, pullback))
@@ -268,7 +240,7 @@ class Arithmetic:
             return total
 
         def pullback(gradient: Values) -> Values:
-            return self.settle_sum(gather(gradient), lambda: gather(self._one(gradient) ** 2), uses, wide=False)
+            return self.settle_sum(gather(gradient), lambda: gather(np.square(self._one(gradient), dtype=np.float64)), uses, wide=False)
 
         return self._record(table.value[where], (table, pullback))
 
@@ -292,14 +264,23 @@ class Arithmetic:
     # Derivatives.
 
     def backward(self, result: Tensor) -> None:
-        """Leave in every tensor's ``gradient`` the derivative of a scalar result."""
+        """Compute the derivative of a scalar result by every tensor on the tape, last one first.
+
+        A tensor's gradient is complete when its place on the tape is reached. The tape is used up, so that what is no longer needed
+        can be let go, unless ``keeping`` says that operands and gradients are to stay.
+        """
         result.gradient = np.ones_like(result.value)
-        for tensor in reversed(self._tape):
+        while self._tape:
+            tensor = self._tape.pop()
             if tensor.gradient is None:
                 continue
+            if tensor.completed:
+                tensor.completed(tensor)
             for operand, pullback in tensor.operands:
                 part = pullback(tensor.gradient)
                 operand.gradient = part if operand.gradient is None else self.settle(operand.gradient + part)
+            if tensor.operands and not self.keeping:
+                tensor.operands, tensor.gradient = (), None
 
     # What the operations share.
 
@@ -332,7 +313,14 @@ class Arithmetic:
 
     def _record(self, value: Any, *operands: tuple[Tensor, Pullback]) -> Tensor:
         value = np.asarray(value)
+        if not self.recording:
+            return Tensor(value, value.shape[self.lead :])
+        for operand, _ in operands:
+            if not operand.taped:  # where an input is used first, its gradient is complete last
+                operand.taped = True
+                self._tape.append(operand)
         tensor = Tensor(value, value.shape[self.lead :], operands)
+        self.elements += value.size
         self._tape.append(tensor)
         return tensor
 
@@ -348,7 +336,7 @@ class Arithmetic:
         if internal and self._fused:
             return total
         terms = math.prod(values.shape[axis] for axis in axes)
-        return self.settle_sum(total, lambda: np.square(self._one(values)).sum(axes, keepdims=keepdims), terms, wide=False)
+        return self.settle_sum(total, lambda: np.square(self._one(values), dtype=np.float64).sum(axes, keepdims=keepdims), terms, wide=False)
 
     def _unbroadcast(self, operand: Tensor) -> Pullback:
         """Return how a gradient sums back to the shape of an operand that was broadcast."""
@@ -392,11 +380,15 @@ class Arithmetic:
         if self._strict and self.precision.name == "float16":
             # In another order, or before it is scaled, a partial sum may be out of range.
             contracted = np.where(self._contract(subscripts, abs(a), abs(b)) > self.precision.largest, np.inf, contracted)
-        return self.settle_sum(contracted, lambda: self._contract(subscripts, np.square(self._one(a)), np.square(self._one(b))), terms)
+        return self.settle_sum(contracted, lambda: self._squares(subscripts, a, b), terms)
 
     def _factor(self, values: Values) -> Values:
         """Return a factor of a matrix product as this arithmetic takes it."""
         return self.precision.round_factor(values, self._cut)
+
+    def _squares(self, subscripts: str, a: Values, b: Values) -> Values:
+        """Return the sums of the squares of the products of a contraction."""
+        return contract(subscripts, np.square(a), np.square(b))
 
     def _contract(self, subscripts: str, a: Values, b: Values) -> Values:
         if self._generator:
@@ -412,38 +404,19 @@ class Arithmetic:
         return values if self._generator is None or not axes else self._generator.permutation(values, axis=axes[0])
 
 
-def _logistic(x: Values) -> Values:
-    small = np.exp(-abs(x))
-    share: Values = np.where(x >= 0, 1, small) / (1 + small)
-    return share
+class Leaves(dict[str, Tensor]):
+    """The weights on the tape, each put there when it is first used: many steps use few of them."""
 
+    def __init__(self, arithmetic: Arithmetic, arrays: Mapping[str, Values]) -> None:
+        super().__init__()
+        self.arithmetic, self.arrays = arithmetic, arrays
 
-def contract(subscripts: str, a: Values, b: Values) -> Values:
-    """Contract two arrays over the indices that the result lacks, by one matrix product; no index may appear twice in one of them."""
-    order_a, order_b, result, restore = _plan(subscripts)
-    sizes = dict(zip(subscripts.split(",")[0], a.shape, strict=True)) | dict(zip(subscripts.split("->")[0].split(",")[1], b.shape, strict=True))
-    batch, rows, inner, columns = (math.prod(sizes[i] for i in group) for group in result)
-    left = a.transpose(order_a).reshape(batch, rows, inner)
-    right = b.transpose(order_b).reshape(batch, inner, columns)
-    product = np.matmul(left, right)
-    full: Values = product.reshape([sizes[i] for i in result[0] + result[1] + result[3]]).transpose(restore)
-    return full
+    def __missing__(self, name: str) -> Tensor:
+        leaf = self.arithmetic.leaf(self.arrays[name])
+        if self.arithmetic.recording:
+            self[name] = leaf
+        return leaf
 
-
-@functools.lru_cache(maxsize=256)
-def _plan(subscripts: str) -> tuple[list[int], list[int], tuple[str, str, str, str], list[int]]:
-    """Return how to lay both operands out as stacks of matrices, the groups of indices, and how to lay the product out."""
-    left, result = subscripts.split("->")
-    index_a, index_b = left.split(",")
-    both = [i for i in index_a if i in index_b]
-    batch, inner = ("".join(i for i in both if (i in result) == kept) for kept in (True, False))
-    rows = "".join(i for i in index_a if i not in index_b)
-    columns = "".join(i for i in index_b if i not in index_a)
-    order_a, order_b = [index_a.index(i) for i in batch + rows + inner], [index_b.index(i) for i in batch + inner + columns]
-    return order_a, order_b, (batch, rows, inner, columns), [(batch + rows + columns).index(i) for i in result]
-
-
-def count_terms(subscripts: str, shape_a: tuple[int, ...]) -> int:
-    """Return how many products each element of a contraction is the sum of."""
-    left, result = subscripts.split("->")
-    return math.prod(size for index, size in zip(left.split(",")[0], shape_a, strict=True) if index not in result)
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a weight, or the default where there is none of that name."""
+        return self[name] if name in self.arrays else default

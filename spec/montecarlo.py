@@ -1,18 +1,36 @@
-"""Monte Carlo arithmetic: float64, perturbed after each operation by as much as rounding in a precision may err.
+"""Monte Carlo arithmetic: exact but for noise after each operation, as large as rounding in a precision may be.
 
-All samples are computed at once, along a leading axis: the first entry is left exact, the others each see their own
-noise. A value that no noise has reached yet has a leading axis of size 1.
+Samples are computed side by side along a leading axis, as many at a time as fit into memory: each sees its own noise. A value
+that no noise has reached yet has a leading axis of size 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spec.arithmetic import Arithmetic, Pullback, Tensor, Values, contract, count_terms
+from spec.arithmetic import Arithmetic
+from spec.elementary import contract, count_terms
 from spec.precision import precision
+from spec.tape import Pullback, Tensor, Values
+
+Size = Callable[[slice], Values]
+
+BLOCK = 1 << 16
+"""Elements that are perturbed at a time: few enough to stay in a processor's cache."""
+
+PERIOD = (1 << 18) + 29
+"""Random numbers that are drawn once; each operation takes them up from a place of its own."""
+
+
+@functools.cache
+def _uniform(storage: np.dtype) -> Values:
+    drawn = np.random.Generator(np.random.SFC64(0x5EED)).random(PERIOD)
+    uniform: Values = (2 * drawn - 1).astype(storage)
+    return uniform
 
 
 class MonteCarlo(Arithmetic):
@@ -24,36 +42,46 @@ class MonteCarlo(Arithmetic):
     Each term that is smaller than the smallest normal number of what sums are kept in may be lost.
     Selections, masks and maxima add nothing.
 
+    Attention weights may be computed from the logarithm of a row's sum, of whose rounding u_acc * |logarithm| each then has the
+    same share, and so may they be for the derivative; the row sums in it may be those of outputs and their gradients (SPEC ATT-5).
+
     In TF32 a factor x of a product is multiplied by ``1 + f * xi``, with f = 2^-11, in every first sample of two, and by
     ``1 - f * (1 + xi)`` in every second: a kernel may round its factors, or leave it to tensor cores, which read the upper 19 bits
     of a float32 number and so cut it off. That errs by up to 2 f, and always towards zero: in a sum of equal signs it does not
     average out. Sigma is a mean square error about the truth, so that samples with a bias tell how large it may be.
 
+    Samples are computed in the type that holds the numbers of the precision: of float64 and float32 each is a correct run itself, in
+    which what is rounded goes up or down at random. They are far smaller and faster so than in a wider type.
+
     Args:
         dtype: the precision or mode whose rounding is imitated.
-        samples: how many perturbed samples there are.
-        seed: of the noise.
+        samples: how many there are side by side.
+        first: the number of the first of them; it decides its noise, and whether it has the bias.
     """
 
     lead = 1
 
-    def __init__(self, dtype: str, samples: int, seed: int = 0) -> None:
-        super().__init__("float64")
+    def __init__(self, dtype: str, samples: int, first: int = 0) -> None:
         target = precision(dtype)
-        self.samples = samples
+        super().__init__(target.storage.name)
+        self.samples, self.first = samples, first
         self.target = target
         self._roundoff, self._accumulation, self._least = target.unit_roundoff, target.accumulation, target.smallest_normal
         self._lost = min(target.smallest_normal, precision("float32").smallest_normal)  # half precisions sum in float32
-        self._noise_generator = np.random.Generator(np.random.SFC64([seed, 0x5EED]))
+        self._half = self._roundoff > self._accumulation
+        self._places = np.random.Generator(np.random.SFC64([first, 0x5EED]))
 
-    def override(self, a: Tensor, values: NDArray[np.floating]) -> Tensor:
+    def override(self, a: Tensor, values: NDArray[np.floating], unrounded: bool = False) -> Tensor:
         """Return given values in place of computed ones.
 
-        Half precisions may hold on to wider values than those that they deliver, so there the given ones are perturbed.
+        Half precisions may hold on to wider values than those that they deliver, and so does what says so: there the given ones
+        are perturbed.
         """
-        forced = self.leaf(values).value
-        half = self._roundoff > self._accumulation
-        return self._record(self.settle(forced) if half else forced, (a, lambda g: g))
+        return self._record(self.given_gradient(values) if self._half or unrounded else self.leaf(values).value, (a, lambda g: g))
+
+    def given_gradient(self, values: NDArray[np.floating]) -> Values:
+        """Return a gradient that stands in place of a computed one, perturbed as it may have been rounded when it was delivered."""
+        return self.settle(self.leaf(values).value)
 
     def affine(self, subscripts: str, a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
         """Contract two tensors and add a third.
@@ -61,33 +89,70 @@ class MonteCarlo(Arithmetic):
         A framework may add the bias after the products or begin the sum with it: where nothing is rounded between the
         two, it is one more term in an unknown order.
         """
-        if self._roundoff > self._accumulation:
+        if self._half:
             return super().affine(subscripts, a, b, bias)
         left, right, added = self._factor(a.value), self._factor(b.value), bias.value
         summed = self.settle_sum(
             self._contract(subscripts, left, right) + added,
-            lambda: self._contract(subscripts, np.square(self._one(left)), np.square(self._one(right))) + np.square(self._one(added)),
+            lambda: self._squares(subscripts, left, right) + np.square(self._one(added), dtype=np.float64),
             count_terms(subscripts, a.shape) + 1,
         )
         return self._record(summed, *self._pulls(subscripts, a, b), (bias, self._bias_pullback(bias)))
 
     def settle(self, values: Values, units: float = 1.0, absolute: float = 0.0) -> Values:
         """Perturb the result of an operation (:meth:`Arithmetic.settle`)."""
-        size = abs(values)
-        size *= units * self._roundoff
-        size += absolute * self._roundoff + self._least
+        share, least = units * self._roundoff, absolute * self._roundoff + self._least
+        flat = values.reshape(len(values), -1)
+
+        def size(part: slice) -> Values:
+            own: Values = abs(flat[:, part])
+            own *= share
+            own += least * (own > 0) if not absolute else least  # zero is exact
+            return own
+
         return self._perturbed(values, size)
 
     def settle_sum(self, values: Values, squares: Callable[[], Values], terms: float | Values, wide: bool = True) -> Values:
         """Perturb a sum (:meth:`Arithmetic.settle_sum`), and round it to the precision if sums are wider than that."""
-        power = np.square(self._one(values))
-        terms = np.maximum(terms, 1.0)
-        spread = np.maximum(squares() - power / terms, 0)
         # Each sample's own sum would say the same but for rounding: one estimate serves all.
+        one, powers = self._one(values), squares()
+        count = max(terms, 1.0) if isinstance(terms, (int, float)) else np.broadcast_to(np.maximum(terms, 1.0), powers.shape).reshape(1, -1)
+        flat, flat_powers = (x.reshape(len(x), -1) for x in (one, powers))
         roundoff = self._accumulation if wide else self._roundoff
-        size = roundoff * np.sqrt(terms / 3 * power + (terms + 1) / 6 * spread) + terms * self._lost + self._least
+
+        def size(part: slice) -> Values:
+            terms = count if isinstance(count, (int, float)) else count[:, part]
+            power: Values = np.square(flat[:, part], dtype=np.float64)
+            spread = flat_powers[:, part] - power / terms
+            np.maximum(spread, 0, out=spread)
+            spread *= (terms + 1) / 6
+            power *= terms / 3
+            power += spread
+            lost = (terms * self._lost + self._least) * (power > 0)  # zero is exact
+            np.sqrt(power, out=power)
+            power *= roundoff
+            power += lost
+            return power
+
         summed = self._perturbed(values, size)
-        return self.settle(summed) if self._roundoff > self._accumulation else summed
+        return self.settle(summed) if self._half else summed
+
+    def vary_softmax(self, value: Values, x: Values, floor: float | Values | None, logarithms: Callable[[], Values]) -> Values:
+        """Perturb a row's weights together, by what the logarithm of its sum may err (:meth:`Arithmetic.vary_softmax`)."""
+        return value * self._row_noise(1.0, logarithms())
+
+    def vary_log_softmax(self, value: Values, x: Values, logarithms: Callable[[], Values], floor: float | None) -> Values:
+        """Perturb a row together, by what the logarithm of its sum may err (:meth:`Arithmetic.vary_log_softmax`)."""
+        return value + self._row_noise(0.0, logarithms())
+
+    def vary_row_sums(self, sums: Values, products: Values) -> Values:
+        """Perturb row sums by what those of other products may err (:meth:`Arithmetic.vary_row_sums`)."""
+        return self.settle_sum(sums, lambda: np.square(self._one(products), dtype=np.float64).sum(-1, keepdims=True), products.shape[-1], wide=False)
+
+    def _row_noise(self, about: float, logarithms: Values) -> Values:
+        """Return numbers about one, as far from it as the logarithm of a row's sum may err; where it says nothing, that one."""
+        size = self._accumulation * np.where(np.isfinite(logarithms), abs(logarithms), 0.0)
+        return self._perturbed(np.full_like(size, about), self._of(size))
 
     def _bias_pullback(self, bias: Tensor) -> Pullback:
         """Return how a gradient sums to that of a bias.
@@ -100,7 +165,7 @@ class MonteCarlo(Arithmetic):
 
         def pullback(gradient: Values) -> Values:
             partial = abs(np.cumsum(self._one(gradient), axis=1)).sum(1)
-            return self._perturbed(gradient.sum(1), self._roundoff * partial + self._least)
+            return self._perturbed(gradient.sum(1), self._of(self._roundoff * partial + self._least))
 
         return pullback
 
@@ -112,27 +177,54 @@ class MonteCarlo(Arithmetic):
         contracted = contract(f"{','.join(indices)}->{sampled}{result}", *(x if len(x) > 1 else x[0] for x in (a, b)))
         return contracted if sampled else contracted[None]
 
+    def _squares(self, subscripts: str, a: Values, b: Values) -> Values:
+        """Return the sums of the squares of the products of a contraction; to say how large noise is, a few digits are enough."""
+        largest = [float(abs(self._one(x)).max(initial=0.0)) or 1.0 for x in (a, b)]
+        left, right = (np.square(self._flushed(self._one(x) / size, 1e-15), dtype=np.float32) for x, size in zip((a, b), largest, strict=True))
+        squares = self._contract(subscripts, left, right).astype(np.float64)
+        squares *= (largest[0] * largest[1]) ** 2
+        return squares
+
+    def _flushed(self, values: Values, least: float) -> Values:
+        """Return values with those that are all but zero set to zero, with which processors multiply very slowly."""
+        small = abs(values) < least
+        return np.where(small, values.dtype.type(0), values) if small.any() else values
+
     def _factor(self, values: Values) -> Values:
         """Perturb a factor of a matrix product by what rounding it may change, or cutting it off (TF32)."""
         if not self.target.factors:
             return values
-        towards_zero = np.zeros((self.samples, *(1,) * (values.ndim - 1)), np.float32)
-        towards_zero[1::2] = 1
-        return self._perturbed(values, self.target.factors * values, towards_zero)
+        towards_zero = np.arange(self.first, self.first + self.samples) % 2
+        return self._perturbed(values, self._of(self.target.factors * values), towards_zero)
 
-    def _perturbed(self, values: Values, size: Values, below: Values | None = None) -> Values:
-        """Return samples of values that may err by a size; the first sample stays exact.
+    def _of(self, size: Values) -> Size:
+        """Return what gives the sizes of noise for some columns of an array that is laid out sample by sample."""
+        flat = size.reshape(len(size), -1)
+        return lambda part: flat[:, part]
+
+    def _perturbed(self, values: Values, size: Size, below: NDArray[np.integer] | None = None) -> Values:
+        """Return samples of values that may err by a size.
 
         Args:
-            below: by how many sizes the errors lie below zero in the mean, where they do.
+            size: gives the sizes for some columns of the array laid out as (1 or samples, …).
+            below: by how many sizes the errors of each sample lie below zero in the mean, where they do.
         """
-        noise = self._noise_generator.random((self.samples, *values.shape[1:]), dtype=np.float32)
-        noise *= 2
-        noise -= 1
-        if below is not None:
-            noise -= below
-        perturbed = np.empty((self.samples + 1, *values.shape[1:]))
-        perturbed[0] = values[0]
-        np.multiply(noise, size if len(size) == 1 else size[1:], out=perturbed[1:])
-        perturbed[1:] += values if len(values) == 1 else values[1:]
+        perturbed = np.empty((self.samples, *values.shape[1:]), values.dtype)
+        flat, out = values.reshape(len(values), -1), perturbed.reshape(self.samples, -1)
+        for part in self._parts(out.shape[1]):
+            noise = self._noise(out[:, part].shape)
+            if below is not None:
+                noise = noise - below[:, None]
+            np.multiply(noise, size(part), out=out[:, part])
+            out[:, part] += flat[:, part]
         return perturbed
+
+    def _parts(self, columns: int) -> Iterator[slice]:
+        width = max(1, BLOCK // self.samples)
+        return (slice(start, min(start + width, columns)) for start in range(0, columns, width))
+
+    def _noise(self, shape: tuple[int, ...]) -> Values:
+        """Return numbers uniform in [-1, 1]."""
+        count = shape[0] * shape[1]
+        start = int(self._places.integers(PERIOD - count))
+        return _uniform(self.precision.storage)[start : start + count].reshape(shape)

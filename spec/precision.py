@@ -38,8 +38,6 @@ class Precision:
     def round(self, values: ArrayLike) -> Array:
         """Round to nearest, ties to even, into an array of ``storage``; beyond ``largest`` becomes infinite."""
         given: NDArray[np.floating] = np.asarray(values)
-        if self.name == "shortened":
-            return round_to_bits(given, SHORTENED_BITS)
         if self.name == "bfloat16":
             return _round_to_bfloat16(given)
         if given.dtype == self.storage and self.name != "float16":
@@ -91,7 +89,8 @@ def _sticky(single: NDArray[np.float32], values: NDArray[np.floating]) -> NDArra
     return np.where(inexact, (cut.view(np.uint32) | np.uint32(1)).view(np.float32), single)
 
 
-SHORTENED_BITS = 35
+EXTENDED: type[np.floating] = np.longdouble if np.finfo(np.longdouble).nmant > np.finfo(np.float64).nmant else np.float64
+"""The widest type of this platform, in which float64 is judged; float64 itself where there is no wider one."""
 
 
 def _precision(name: str, storage: type, mantissa: int, exponent: int, factors: float = 0.0) -> Precision:
@@ -116,11 +115,11 @@ MODES: dict[str, Precision] = {
     for p in (
         # The factors of matrix products keep 11 significant bits, rounded or cut off; everything else is float32.
         _precision("tf32", np.float32, 24, 128, factors=2.0**-11),
-        # float64 with fewer bits: its rounding errors can be measured against float64 itself, and scaled.
-        _precision("shortened", np.float64, SHORTENED_BITS, 1024),
+        # In which the truth for float64 is computed. What float64 cannot hold is out of range here too.
+        _precision("extended", EXTENDED, np.finfo(EXTENDED).nmant + 1, 1024),
     )
 }
-"""Further arithmetics that a run may be judged by: how a framework multiplies float32, and a stand-in for float64."""
+"""Further arithmetics that a run may be judged by: how a framework multiplies float32, and what float64 is judged by."""
 
 
 def precision(name: str) -> Precision:

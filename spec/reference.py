@@ -6,6 +6,7 @@ C classes.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from spec.arithmetic import Arithmetic, Tensor
+from spec.arithmetic import Arithmetic, Leaves
 from spec.batch import Batch, round_inputs, validate_batch
 from spec.config import EncoderConfig
 from spec.deviations import NONE, Deviations
@@ -21,6 +22,7 @@ from spec.masks import mask_constant, real_tokens, visible_keys
 from spec.parameters import Weights, trainable, validate_weights
 from spec.positions import position_ids
 from spec.precision import round_to_bits
+from spec.tape import RowSums, Tensor
 from spec.tensors import output_name
 
 Array = NDArray[np.floating]
@@ -35,13 +37,18 @@ class Truth:
         output: the result of the part: logits (B, C), or (B, T, D), or (B, Q, D).
         loss: scalar (SPEC LOS-1 to LOS-5).
         taps: every intermediate tensor by name, in the order of computation.
-        gradients: of the loss, for each trainable parameter, and ``inputs.<name>`` for given tensors.
+        gradients: of the loss, for each trainable parameter, and ``inputs.<name>`` for given tensors, in the order in which the
+            backward pass completes them.
+        tap_gradients: of the loss, for each tap that it depends on, in the same order.
+        backward: names of all gradients in that order, ``taps.<tap>`` for those of taps.
     """
 
     output: Array
     loss: Array
     taps: dict[str, Array]
     gradients: dict[str, Array] = field(default_factory=dict)
+    tap_gradients: dict[str, Array] = field(default_factory=dict)
+    backward: list[str] = field(default_factory=list)
 
     @property
     def logits(self) -> Array:
@@ -87,6 +94,11 @@ def reference(
     return compute(config, weights, batch, Arithmetic(arithmetic, corner, shuffle, fused), gradients, part, dtype, forced, deviations)
 
 
+Observer = Callable[[str, Array], None]
+"""Takes each tensor as it is computed: taps in order, then gradients in the order of the backward pass, as ``gradients.<name>``
+and ``gradients.taps.<tap>``. Those of tables have the rows that are used alone (:func:`used_rows`)."""
+
+
 def compute(
     config: EncoderConfig,
     weights: Weights,
@@ -109,16 +121,59 @@ def compute(
     validate_weights(config, weights, part)
     validate_batch(config, batch, part)
     rounded_weights, rounded_batch = round_inputs(weights, batch, dtype)
-    arithmetic.narrow_bias_gradients = bool(deviations.get("narrow_bias_gradients"))
+    taps, found = dict[str, Array](), dict[str, Array]()
+
+    def store(name: str, array: Array) -> None:
+        if name.startswith("gradients."):
+            found[name.removeprefix("gradients.")] = run.full(name.removeprefix("gradients."), array)
+        else:
+            taps[name] = array
+
     run = (model or _Reference)(config, rounded_weights, rounded_batch, dtype, arithmetic, forced or {}, deviations)
-    with np.errstate(all="ignore"):  # infinities and NaN are results here, and are judged
-        loss = run.run(part)
-        taps = {name: tensor.value for name, tensor in run.taps.items()}
-        truth = Truth(taps[output_name(config, part)], loss.value, taps)
-        if gradients:
-            run.a.backward(loss)
-            truth.gradients = {name: run.gradient(name) for name in trainable(config, part)}
-    return truth
+    run.observe(store, gradients, part)
+    by_taps = {name.removeprefix("taps."): array for name, array in found.items() if name.startswith("taps.")}
+    return Truth(taps[output_name(config, part)], taps["loss"], taps, {n: g for n, g in found.items() if not n.startswith("taps.")}, by_taps, list(found))
+
+
+def observe(
+    config: EncoderConfig,
+    weights: Weights,
+    batch: Batch,
+    arithmetic: Arithmetic,
+    observer: Observer,
+    gradients: bool = True,
+    part: str = "model",
+    dtype: str = "float64",
+    forced: Mapping[str, Array] | None = None,
+    forced_gradients: Mapping[str, Array] | None = None,
+    unrounded: Callable[[str], bool] = lambda name: False,
+    deviations: Deviations = NONE,
+) -> int:
+    """Compute a part of the model and keep nothing: each tensor is handed on as soon as it is there.
+
+    Args:
+        weights, batch: valid, and rounded to ``dtype`` already.
+        observer: takes the tensors.
+        forced_gradients: tap name to the gradient of the loss by it. What flows back further goes on from the forced one.
+        unrounded: says of which forced taps what follows may have seen the values before they were rounded.
+
+    Returns:
+        How many elements were computed on the way forward: what a sample takes up in memory, but for a factor.
+    """
+    run = _Reference(config, weights, batch, dtype, arithmetic, forced or {}, deviations)
+    run.forced_gradients, run.unrounded = forced_gradients or {}, unrounded
+    return run.observe(observer, gradients, part)
+
+
+def used_rows(config: EncoderConfig, batch: Batch, part: str = "model") -> dict[str, NDArray[np.int64]]:
+    """Return which rows of each table a batch looks up, in ascending order: those of the others have no gradient."""
+    if part not in ("model", "encoder"):
+        return {}
+    tokens = batch.required("input_ids")
+    ids = {"embeddings.token.weight": tokens, "embeddings.position.weight": position_ids(config, real_tokens(config, tokens))}
+    if config.num_segments:
+        ids["embeddings.segment.weight"] = batch.required("segment_ids")
+    return {name: np.unique(rows) for name, rows in ids.items()}
 
 
 def predict(config: EncoderConfig, logits: Array) -> NDArray[np.int64]:
@@ -141,23 +196,77 @@ class _Reference:
     ) -> None:
         self.config, self.batch, self.dtype, self.a = config, batch, dtype, arithmetic
         self.forced, self.deviations = forced, deviations
-        self.weights = {name: arithmetic.leaf(array) for name, array in weights.items()}
+        self.weights = Leaves(arithmetic, weights)
         self.given = {n: arithmetic.leaf(x) for n, x in batch.arrays().items() if np.issubdtype(x.dtype, np.floating)}
-        self.taps: dict[str, Tensor] = {}
+        self.rows: dict[str, NDArray[np.int64]] = {}
+        self.looked_up: dict[str, Tensor] = {}
+        self.forced_gradients: Mapping[str, Array] = {}
+        self.unrounded: Callable[[str], bool] = lambda name: False
+        self.observer: Observer = lambda name, array: None
+        self.watched: set[str] = set()
+
+    def observe(self, observer: Observer, gradients: bool, part: str) -> int:
+        """Hand on every tap, and every gradient if they are wanted; return how many elements the forward pass computed."""
+        self.observer = observer
+        self.watched = set(trainable(self.config, part)) if gradients else set()
+        self.a.recording = gradients
+        with np.errstate(all="ignore"):  # infinities and NaN are results here, and are judged
+            loss = self.run(part)
+            elements = self.a.elements
+            if gradients:
+                self.watch_given()
+                self.a.backward(loss)
+            for name in sorted(self.watched):  # the loss does not depend on it
+                self.observer(f"gradients.{name}", self.nothing(name))
+        return elements
 
     def tap(self, name: str, tensor: Tensor) -> Tensor:
-        self.taps[name] = tensor
-        return self.a.override(tensor, self.forced[name]) if name in self.forced else tensor
+        self.observer(name, tensor.value)
+        if self.a.recording:
+            tensor.completed = functools.partial(self.complete_tap, name)
+        return self.a.override(tensor, self.forced[name], self.unrounded(name)) if name in self.forced else tensor
+
+    def complete_tap(self, name: str, tensor: Tensor) -> None:
+        """Hand on the gradient by a tap, and let what flows back further go on from the forced one."""
+        if name == "loss":
+            return
+        assert tensor.gradient is not None
+        self.observer(f"gradients.taps.{name}", tensor.gradient)
+        if name in self.forced_gradients:
+            tensor.gradient = self.a.given_gradient(self.forced_gradients[name])
+
+    def complete(self, name: str, tensor: Tensor) -> None:
+        """Hand on the gradient by a parameter or a given tensor."""
+        assert tensor.gradient is not None
+        if name in self.watched:
+            self.watched.remove(name)
+            self.observer(f"gradients.{name}", tensor.gradient)
+        if not self.a.keeping:
+            tensor.gradient = None
+
+    def watch_given(self) -> None:
+        """Have all gradients that are wanted handed on as they are completed."""
+        given = {f"inputs.{name}": leaf for name, leaf in self.given.items()}
+        for name, leaf in {**self.weights, **self.looked_up, **given}.items():
+            leaf.completed = functools.partial(self.complete, name)
+
+    def nothing(self, name: str) -> Array:
+        """Return the gradient of what the loss does not depend on."""
+        given = name.removeprefix("inputs.")
+        leaf = self.given[given] if given != name else self.looked_up.get(name, self.weights[name])
+        return np.zeros_like(leaf.value)
+
+    def full(self, name: str, gradient: Array) -> Array:
+        """Return a gradient with the rows of its table that no id looked up."""
+        if name not in self.rows:
+            return gradient
+        whole = np.zeros((*gradient.shape[: self.a.lead], *self.weights.arrays[name].shape), gradient.dtype)
+        whole[..., self.rows[name], :] = gradient
+        return whole
 
     def active(self, name: str) -> NDArray[np.bool_] | None:
         """Return where a forced tap that a ReLU gave is not zero: there, and only there, its slope was 1."""
         return self.forced[name] > 0 if name in self.forced else None
-
-    def gradient(self, name: str) -> Array:
-        """Return the gradient of a parameter or ``inputs.<name>``, zero where the loss does not depend on it."""
-        given = name.removeprefix("inputs.")
-        leaf = self.weights[name] if given == name else self.given[given]
-        return np.zeros_like(leaf.value) if leaf.gradient is None else leaf.gradient
 
     def held(self, constant: float, deviation: str) -> float:
         """Return a constant as the backend holds it: rounded to as many bits as it declares."""
@@ -196,7 +305,9 @@ class _Reference:
         return self.tap("embeddings.norm", self.norm("embeddings.norm", total)) if config.embedding_norm else total
 
     def lookup(self, table: str, ids: NDArray[np.int64], padding_row: int | None) -> Tensor:
-        vectors = self.a.take(self.weights[table], ids)  # (B, T, D)
+        self.rows[table], places = np.unique(ids, return_inverse=True)
+        used = self.looked_up[table] = self.a.leaf(self.weights.arrays[table][self.rows[table]])
+        vectors = self.a.take(used, places.reshape(ids.shape))  # (B, T, D)
         return vectors if padding_row is None else self.a.freeze(vectors, (ids == padding_row)[..., None])
 
     # The encoder layer (NRM-1, RES-1, FFN-1).
@@ -277,17 +388,19 @@ class _Reference:
         config, a = self.config, self.a
         scores = self.tap(f"{name}.scores", self.scores(q, k))
         constant = mask_constant(config, self.dtype)
-        if key_mask is not None:
-            visible = visible_keys(config, key_mask, q.shape[2])
+        visible = None if key_mask is None else visible_keys(config, key_mask, q.shape[2])
+        sums: RowSums | None = RowSums()
+        if visible is not None:
             if config.mask_fill == "replace":
                 scores = a.replace(scores, visible, constant)
             else:
                 scores = a.add_where(scores, visible, constant, rounded=self.dtype)
             scores = self.tap(f"{name}.masked_scores", scores)
-        weights = self.tap(f"{name}.weights", a.softmax(scores, self.softmax_floor(key_mask)))
+        weights = self.tap(f"{name}.weights", a.softmax(scores, self.softmax_floor(key_mask), visible, sums))
         if config.query_mask == "overwrite" and query_mask is not None:
             weights = self.tap(f"{name}.masked_weights", a.replace(weights, query_mask[:, None, :, None], constant))
-        context = a.einsum("bhqs,bshk->bqhk", weights, v)
+            sums = None  # of weights that are none no more
+        context = a.attend(weights, v, sums)
         return self.tap(f"{name}.context", a.reshape(context, (*context.shape[:2], context.shape[2] * context.shape[3])))
 
     def softmax_floor(self, key_mask: Mask) -> float | Array | None:

@@ -9,7 +9,7 @@ import pytest
 import spec
 from backends.interface import Unsupported
 from backends.worker import Worker
-from conformance.comparison import judge
+from conformance.judging import judge
 from spec.cases import build_case
 from spec.config import CHOICES
 from spec.errors import ConfigError

@@ -15,11 +15,13 @@ from conformance.causes import Cause
 from conformance.causes.hypothesis import RIGHT
 from conformance.causes.question import Exact, Question
 from conformance.causes.step import Step
-from conformance.comparison import Verdict, judge
+from conformance.comparison import Verdict
+from conformance.judging import judge
 from conformance.tolerance import Case as Judged
-from spec.arithmetic import Arithmetic, Tensor
+from spec.arithmetic import Arithmetic
 from spec.cases import Case, build_case, standard_cases
 from spec.reference import compute
+from spec.tape import Tensor
 from tests.toys.mistakes import MISTAKES, SCORES, SOUND, WEIGHTS, Spoiled, option, right, run_of, step, weight
 
 

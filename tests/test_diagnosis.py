@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from conformance.campaign import Result
-from conformance.comparison import Verdict, judge
+from conformance.comparison import Verdict
 from conformance.diagnosis.campaign import conclude
+from conformance.judging import judge
 from spec.cases import build_case
 from tests.toys.mistakes import MISTAKES, SOUND, Mistake, option, step
 from tests.toys.mistakes import run_of as mistaken

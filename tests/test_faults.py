@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from backends.interface import Run
-from conformance.comparison import judge
 from conformance.faults.catalogue import ALL, Fault
 from conformance.faults.context import Context
 from conformance.faults.tape import TapeOperations, Value, with_edits
+from conformance.judging import judge
 from spec.arithmetic import Arithmetic
 from spec.cases import build_case
 from spec.montecarlo import MonteCarlo

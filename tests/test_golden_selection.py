@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from backends.interface import Run
-from conformance.comparison import judge
 from conformance.conftest import DEFAULT_GOLDEN, SHARED
+from conformance.judging import judge
 from conformance.published import INCLUDED, collect
 from conformance.tolerance import Z
 from spec.deviations import NONE

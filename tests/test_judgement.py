@@ -8,7 +8,7 @@ import pytest
 import spec
 from backends.interface import Run
 from conformance import tolerance
-from conformance.comparison import judge
+from conformance.judging import judge
 from conformance.tolerance import Z, expect
 from spec.cases import SCENARIOS, build_case, standard_cases
 from spec.cases.files import expected

@@ -11,7 +11,7 @@ import spec
 from backends.interface import Run, Unsupported
 from backends.worker import Worker
 from conformance.campaign import Report, Result, Settings, deviations_of
-from conformance.comparison import judge
+from conformance.judging import judge
 from conformance.report import failures
 from spec.cases import Case, build_case
 

@@ -19,9 +19,9 @@ import spec
 from backends.interface import Request, Run, Unsupported
 from backends.worker import Worker, WorkerFailure
 from concord.cli import main
-from conformance.comparison import judge
 from conformance.faults.catalogue import ALL, FAULTS, GROUPS, Fault
 from conformance.faults.fault import REFUSED
+from conformance.judging import judge
 from conformance.mutants.matrix import Finding, Hunt, Matrix, plugin
 from conformance.mutants.products import EMULATIONS
 from conformance.mutants.rewrites import FAMILIES

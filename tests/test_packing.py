@@ -11,7 +11,7 @@ import spec
 from backends.interface import Request, Unsupported
 from backends.packing import MULTIPLE, indices, obstacles
 from backends.worker import Worker
-from conformance.comparison import judge
+from conformance.judging import judge
 from spec.cases import Case, build_case
 
 

@@ -18,9 +18,9 @@ from backends.interface import PRECISION_MODES, Overruled, Request, Unsupported,
 from backends.wire import decode_request, encode_request
 from backends.worker import Worker, WorkerFailure, environment
 from conformance import Repeats, Report, Settings, check_jobs, conduct, doctor, judge, record
-from conformance.comparison import judge_tensor
 from conformance.doctor import Diagnosis
 from conformance.html import page
+from conformance.judging import judge_tensor
 from conformance.report import repetitions, show
 from spec.arithmetic import Arithmetic
 from spec.cases import build_case

@@ -15,7 +15,7 @@ from backends.interface import Request, Run
 from backends.worker import Worker
 from conformance.campaign import Settings, conduct
 from conformance.check import check_jobs
-from conformance.comparison import judge
+from conformance.judging import judge
 from spec.cases import Case, build_case
 from spec.errors import SpecError
 from spec.reference import Truth

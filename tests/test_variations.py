@@ -18,9 +18,11 @@ from conformance.variations import arithmetic, models
 from conformance.variations.backend import Varied, run
 from conformance.variations.catalogue import ALL, VARIATIONS, Variation
 from conformance.variations.edits import EDITS
-from spec.arithmetic import Arithmetic, Tensor, Values, contract
+from spec.arithmetic import Arithmetic
 from spec.cases import build_case, standard_cases
+from spec.elementary import contract
 from spec.errors import UnknownNameError
+from spec.tape import Tensor, Values
 
 each_variation = pytest.mark.parametrize("variation", ALL, ids=lambda variation: variation.name)
 

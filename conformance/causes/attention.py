@@ -12,9 +12,9 @@ from conformance.causes.hypothesis import Hypothesis, changed, options
 from conformance.causes.linear import orders
 from conformance.causes.question import Question
 from conformance.causes.step import Change, Step
-from spec.arithmetic import Tensor
 from spec.masks import visible_keys
 from spec.precision import precision
+from spec.tape import Tensor
 
 Numbers = NDArray[np.int64]
 Order = Callable[[Numbers], Numbers]

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from conformance.causes.hypothesis import Hypothesis, changed, loaded, options
 from conformance.causes.question import Question
 from conformance.causes.step import Change, Step
-from spec.arithmetic import Tensor
 from spec.config import EncoderConfig
 from spec.positions import sinusoid
+from spec.tape import Tensor
 
 Array = NDArray[np.floating]
 Rows = NDArray[np.integer]

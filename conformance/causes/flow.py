@@ -11,7 +11,7 @@ from conformance.causes.norms import NORMS, RESIDUALS, normalised, options_of_no
 from conformance.causes.question import Question
 from conformance.causes.slopes import of_slopes
 from conformance.causes.step import Change, Step
-from spec.arithmetic import Tensor
+from spec.tape import Tensor
 
 
 def stopped(m: Step, tap: str, y: Tensor) -> Tensor:

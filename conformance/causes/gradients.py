@@ -12,8 +12,8 @@ from conformance.causes.flow import multiplied, of_flow, unpadded
 from conformance.causes.hypothesis import Gradients, Hypothesis, changed, options
 from conformance.causes.question import Question
 from conformance.causes.step import Step
-from spec.arithmetic import Tensor
 from spec.parameters import trainable
+from spec.tape import Tensor
 
 Array = NDArray[np.floating]
 Ids = NDArray[np.integer]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from conformance.causes.hypothesis import Hypothesis, changed, options
 from conformance.causes.question import Question
 from conformance.causes.step import Change, Step
-from spec.arithmetic import Tensor
+from spec.tape import Tensor
 
 Flags = NDArray[np.bool_]
 Function = Callable[[Any], Any]

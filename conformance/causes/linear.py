@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from conformance.causes.hypothesis import Hypothesis, changed, loaded, options
 from conformance.causes.question import Question
 from conformance.causes.step import Change, Step
-from spec.arithmetic import Tensor
+from spec.tape import Tensor
 
 Array = NDArray[np.floating]
 

@@ -13,8 +13,8 @@ from conformance.causes.head import logistic
 from conformance.causes.hypothesis import Hypothesis, changed, options
 from conformance.causes.question import Question
 from conformance.causes.step import Change, Step
-from spec.arithmetic import Tensor
 from spec.parameters import parameters
+from spec.tape import Tensor
 
 SMOOTHING = (0.1, 0.05, 0.2)
 """How much labels may be smoothed."""

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from conformance.causes.hypothesis import Hypothesis, changed, options
 from conformance.causes.question import Question
 from conformance.causes.step import Step
-from spec.arithmetic import Tensor
 from spec.masks import mask_constant, visible_keys
+from spec.tape import Tensor
 
 Flags = NDArray[np.bool_]
 

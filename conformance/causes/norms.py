@@ -13,8 +13,8 @@ import numpy as np
 from conformance.causes.hypothesis import Hypothesis, both, changed, loaded, options
 from conformance.causes.question import Question
 from conformance.causes.step import Step
-from spec.arithmetic import Tensor
 from spec.parameters import parameters
+from spec.tape import Tensor
 
 NORMS = ("embeddings.norm", "layers.*.norm1", "layers.*.norm2", "final_norm")
 RESIDUALS = ("layers.*.residual1", "layers.*.residual2")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from conformance.causes.hypothesis import RIGHT, Hypothesis
 from conformance.causes.step import Reached, Step, group_of
-from conformance.tolerance import SAMPLES, Case
+from conformance.tolerance import Case, Sigma, samples, shadows
 from spec.arithmetic import Arithmetic
 from spec.batch import round_inputs
 from spec.config import EncoderConfig
-from spec.montecarlo import MonteCarlo
-from spec.precision import SHORTENED_BITS, cut_to_bits, precision, round_to_bits
+from spec.precision import cut_to_bits, precision, round_to_bits
 from spec.tensors import taps
 
 Array = NDArray[np.floating]
@@ -48,7 +47,6 @@ class Question:
         self.case = dataclasses.replace(case, weights=weights, batch=batch)
         self.forced, self.tensor = forced, tensor
         self.actual = np.asarray(actual, np.float64)
-        self._runs: dict[str, list[Step]] = {}
 
     @property
     def config(self) -> EncoderConfig:
@@ -77,13 +75,13 @@ class Question:
     @functools.cached_property
     def exact(self) -> Step:
         """The run without any mistake."""
-        return self._right_runs(self.case.dtype)[0]
+        return self.run(RIGHT, Exact(self.case.dtype), whole=self.parameter is not None)
 
     def values(self, hypothesis: Hypothesis) -> Array:
         """Return the tensor under a hypothesis, in exact arithmetic."""
         if hypothesis.gradient:
             return hypothesis.gradient(self.exact.gradient)
-        return self._taken(self.run(hypothesis, Exact(hypothesis.factors)))
+        return self._taken(self.run(hypothesis, Exact(self.case.dtype, hypothesis.factors)))
 
     def run(self, hypothesis: Hypothesis, arithmetic: Arithmetic, whole: bool = False) -> Step:
         """Return what was computed on the way to the tensor."""
@@ -97,7 +95,7 @@ class Question:
             case = dataclasses.replace(case, deviations={**case.deviations, **hypothesis.deviations})
         step = Step(case, arithmetic, self.forced, self.tensor, hypothesis.changes, whole)
         with np.errstate(all="ignore"), contextlib.suppress(Reached):  # what is not finite explains nothing that is
-            step.a.backward(step.run(case.part))
+            step.compute(case.part)
         return step
 
     def predict(self, hypothesis: Hypothesis, dtype: str | None = None) -> Prediction:
@@ -109,55 +107,42 @@ class Question:
         if hypothesis.factors:  # rounded factors err in the same way
             return Prediction(self.values(hypothesis), self.right.sigma)
         dtype = dtype or self.case.dtype
-        if hypothesis is RIGHT or hypothesis.gradient:
-            runs = self._right_runs(dtype)
-        else:
-            runs = [self.run(hypothesis, arithmetic) for arithmetic in _arithmetics(dtype)]
-        taken = hypothesis.gradient or (lambda of: of(str(self.parameter)))
-        value, samples, *shadows = (taken(run.gradient) if self.parameter else self._taken(run) for run in runs)
-        return Prediction(value, _sigma(value, samples, np.stack(shadows), dtype))
+        # A gradient is made of what is right, and may be made of that of any parameter.
+        made = hypothesis.gradient or (lambda of: of(str(self.parameter)))
+        base = RIGHT if hypothesis.gradient else hypothesis
+
+        def taken(arithmetic: Arithmetic) -> Array:
+            run = self.run(base, arithmetic, whole=base is RIGHT and self.parameter is not None)
+            return made(run.gradient) if self.parameter else self._taken(run)
+
+        arithmetic = Exact(dtype)
+        sigma = Sigma(taken(arithmetic), dtype)
+        for sampling in samples(dtype, arithmetic.elements):
+            sigma.sample(taken(sampling))
+        rounded = list(shadows(dtype))
+        for shadow in rounded:
+            sigma.shadow(taken(shadow))
+        return Prediction(sigma.value, sigma.result(len(rounded)))
 
     def rounded(self, dtype: str) -> Array:
         """Return the tensor as it comes out in a precision."""
-        return self._taken(self._right_runs(dtype)[2])
-
-    def _right_runs(self, dtype: str) -> list[Step]:
-        if dtype not in self._runs:
-            self._runs[dtype] = [self.run(RIGHT, arithmetic, whole=self.parameter is not None) for arithmetic in _arithmetics(dtype)]
-        return self._runs[dtype]
+        return self._taken(self.run(RIGHT, Arithmetic(dtype)))
 
     def _taken(self, run: Step) -> Array:
-        return run.gradient(self.parameter) if self.parameter else run.taps[self.tensor].value
-
-
-def _arithmetics(dtype: str) -> Iterator[Arithmetic]:
-    """Yield the arithmetics that a value and its sigma come from: exact, perturbed, and rounded in two ways."""
-    measured = "shortened" if dtype == "float64" else dtype
-    yield Exact()
-    yield MonteCarlo(measured, SAMPLES)
-    yield Arithmetic(measured)
-    yield Arithmetic(measured, shuffle=1, fused=True)
-
-
-def _sigma(value: Array, samples: Array, shadows: Array, dtype: str) -> Array:
-    target, shrink = precision(dtype), np.sqrt(2.0) * 2.0 ** (SHORTENED_BITS - 53) if dtype == "float64" else 1.0
-    samples, shadows = (np.where(np.isfinite(value), x - value, 0.0) for x in (samples[1:], shadows))  # an infinity errs nowhere
-    noise = np.mean(np.square(samples), axis=0) if len(samples) else np.zeros_like(value)
-    bias = np.mean(np.square(shadows), axis=0)
-    bias = bias.mean(-1, keepdims=True) if bias.ndim else bias
-    floor = np.maximum(target.unit_roundoff / np.sqrt(3) * abs(value), target.smallest_normal)
-    return np.where(abs(value) > target.largest, np.nan, np.maximum(shrink * np.sqrt(noise + bias), floor))
+        return run.gradient(self.parameter) if self.parameter else run.values[self.tensor]
 
 
 class Exact(Arithmetic):
-    """Float64.
+    """What the truth is computed in.
 
     Args:
+        dtype: the precision that it is the truth for.
         factors: the format that factors of products are rounded to first, if they are.
     """
 
-    def __init__(self, factors: str | None = None) -> None:
-        super().__init__()
+    def __init__(self, dtype: str, factors: str | None = None) -> None:
+        super().__init__("extended" if dtype == "float64" else "float64")
+        self.keeping = True
         self.round_factors = rounding(factors) if factors else None
 
     def settle(self, values: Array, *size: Any, **more: Any) -> Array:

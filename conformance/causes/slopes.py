@@ -13,7 +13,7 @@ from conformance.causes.hypothesis import Hypothesis, changed
 from conformance.causes.norms import NORMS, owner
 from conformance.causes.question import Question
 from conformance.causes.step import Change, Step
-from spec.arithmetic import Tensor
+from spec.tape import Tensor
 
 Array = NDArray[np.floating]
 

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.tolerance import Case
-from spec.arithmetic import Arithmetic, Tensor
+from spec.arithmetic import Arithmetic
 from spec.masks import real_tokens
 from spec.reference import _Reference
+from spec.tape import Tensor
 
 Array = NDArray[np.floating]
 Flags = NDArray[np.bool_]
@@ -37,6 +38,7 @@ class Step(_Reference):
         whole: whether everything is computed, and not only what the tensor in question depends on.
 
     Attributes:
+        taps: each tap as it was computed.
         now: each tap as what follows sees it.
         x: what went into the last linear layer or norm.
         inputs: the same, by the name of the tap that followed.
@@ -52,30 +54,46 @@ class Step(_Reference):
         changes: Callable[[str], Change | None],
         whole: bool = False,
     ) -> None:
-        super().__init__(case.config, {}, case.batch, case.dtype, arithmetic, forced, case.deviations)
-        self.weights = _Leaves(arithmetic, case.weights)
+        super().__init__(case.config, case.weights, case.batch, case.dtype, arithmetic, forced, case.deviations)
+        self.values: dict[str, Array] = {}
+        self.gradients: dict[str, Array] = {}
         self.wanted, self.changes, self.whole = wanted, changes, whole
+        self.taps: dict[str, Tensor] = {}
         self.now: dict[str, Tensor] = {}
         self.x = self.a.leaf(np.zeros(()))
         self.inputs: dict[str, Tensor] = {}
         self.entered: dict[str, Tensor] = {}
+
+    def compute(self, part: str) -> None:
+        """Compute the part, and the gradients of everything that has one."""
+
+        def keep(name: str, array: Array) -> None:
+            kind = self.gradients if name.startswith("gradients.") else self.values
+            kind[name.removeprefix("gradients.")] = array
+
+        self.observe(keep, self.wanted.startswith("gradients."), part)
+
+    def gradient(self, name: str) -> Array:
+        """Return the gradient of a parameter, ``inputs.<name>`` or ``taps.<name>``, of every row of a table."""
+        if name.startswith("taps.") and name not in self.gradients:  # the loss does not depend on it
+            return np.zeros_like(self.values[name.removeprefix("taps.")])
+        return self.full(name, self.gradients[name])
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The parameters on the tape by name, tables by the rows that are looked up."""
+        return {**self.weights, **self.looked_up}
 
     def tap(self, name: str, tensor: Tensor) -> Tensor:
         change = self.changes(name)
         if change:
             tensor = change(self, name, tensor)
         self.inputs[name] = self.x
+        self.taps[name] = tensor
         self.now[name] = super().tap(name, tensor)
         if name == self.wanted:
             raise Reached
         return self.now[name]
-
-    def gradient(self, name: str) -> Array:
-        """Return the gradient of a parameter, ``inputs.<name>`` or ``taps.<name>``."""
-        if not name.startswith("taps."):
-            return super().gradient(name)
-        tensor = self.now[name.removeprefix("taps.")]
-        return np.zeros_like(tensor.value) if tensor.gradient is None else tensor.gradient
 
     # What went into a step is kept, for a change that takes something else of it.
 
@@ -176,18 +194,3 @@ def group_of(name: str) -> str:
 def place_of(group: str) -> int:
     """Return where a group stands in the order of computation."""
     return {"inputs": -1, "embeddings": -1}.get(group, int(group.removeprefix("layers.")) if group.startswith("layers.") else 1_000_000)
-
-
-class _Leaves(dict[str, Tensor]):
-    """The weights on the tape, each put there when it is first used: most steps use few of them."""
-
-    def __init__(self, arithmetic: Arithmetic, arrays: Mapping[str, Array]) -> None:
-        super().__init__()
-        self.arithmetic, self.arrays = arithmetic, arrays
-
-    def __missing__(self, name: str) -> Tensor:
-        self[name] = self.arithmetic.leaf(self.arrays[name])
-        return self[name]
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self.arrays else default

@@ -15,7 +15,7 @@ from conformance.causes.question import Question
 from conformance.causes.reading import Reading, clear, reading, root_mean_square, within
 from conformance.causes.step import Step, matches
 from conformance.tolerance import R, Z
-from spec.arithmetic import Tensor
+from spec.tape import Tensor
 from spec.tensors import clause_of
 
 Array = NDArray[np.floating]

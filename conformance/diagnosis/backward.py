@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from conformance.causes.question import Question
 from conformance.causes.reading import within
 from conformance.causes.step import matches
-from spec.arithmetic import Tensor
+from spec.tape import Tensor
 from spec.tensors import clause_of
 
 Array = NDArray[np.floating]
@@ -53,12 +53,12 @@ class Backward:
     def __init__(self, question: Question, statuses: Mapping[str, str]) -> None:
         self.question, self.statuses = question, statuses
         exact = question.exact
-        names = {id(tensor): name for name, tensor in exact.now.items()} | {id(tensor): f"={name}" for name, tensor in exact.weights.items()}
+        names = {id(tensor): name for name, tensor in exact.now.items()} | {id(tensor): f"={name}" for name, tensor in exact.parameters.items()}
         self.consumers: dict[str, list[str]] = {}
         for name, tensor in exact.taps.items():
             for source in _sources(tensor, names):
                 self.consumers.setdefault(source, []).append(name)
-        self.largest = max((float(abs(t.gradient).max()) for t in exact.weights.values() if t.gradient is not None), default=0.0)
+        self.largest = max((float(abs(t.gradient).max()) for t in exact.parameters.values() if t.gradient is not None), default=0.0)
 
     def bounds(self) -> Bounds | None:
         """Return between which gradients the mistake lies."""

@@ -146,7 +146,7 @@ class _Together:
 
 def visible(case: Case, tensor: str, hypothesis: Hypothesis) -> bool:
     """Return whether a hypothesis of the same name and text would make a tensor of a right run wrong."""
-    from conformance.comparison import judge_tensor
+    from conformance.judging import judge_tensor
 
     truth = tolerance.plain(case).values
     if tensor not in truth:

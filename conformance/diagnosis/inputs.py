@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from conformance.causes.hypothesis import RIGHT
 from conformance.causes.question import Exact, Prediction, Question, rounding
 from conformance.diagnosis.regions import WORDS
-from spec.arithmetic import Tensor
+from spec.tape import Tensor
 from spec.tensors import taps
 
 Array = NDArray[np.floating]
@@ -39,7 +39,7 @@ class Edited:
 
     def exact(self, question: Question) -> Array:
         """Return the tensor in exact arithmetic."""
-        return self._of(question).run(RIGHT, Exact()).taps[question.tensor].value
+        return self._of(question).run(RIGHT, Exact(question.case.dtype)).values[question.tensor]
 
     def predict(self, question: Question) -> Prediction:
         """Return it with its sigma."""
@@ -49,7 +49,7 @@ class Edited:
         other = copy.copy(question)
         for name in ("right", "exact", "span"):
             other.__dict__.pop(name, None)
-        other.forced, other._runs = self.forced, {}
+        other.forced = self.forced
         return other
 
 

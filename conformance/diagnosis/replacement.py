@@ -63,7 +63,7 @@ def _whole(question: Question, hypothesis: Hypothesis) -> Step:
     other = copy.copy(question)
     other.tensor = "gradients."  # no tap: nothing ends before the loss
     with contextlib.suppress(ZeroDivisionError):
-        return other.run(hypothesis, Exact(), whole=True)
+        return other.run(hypothesis, Exact(question.case.dtype), whole=True)
     raise ValueError("it cannot be computed")
 
 

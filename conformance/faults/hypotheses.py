@@ -13,7 +13,7 @@ from conformance.faults.catalogue import ALL
 from conformance.faults.context import Context, Edit
 from conformance.faults.fault import Fault
 from conformance.faults.tape import TapeOperations, Value
-from spec.arithmetic import Tensor
+from spec.tape import Tensor
 
 
 def of_tap(question: Question, tap: str) -> Iterator[Hypothesis]:

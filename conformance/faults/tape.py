@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from conformance.faults.context import Context
 from conformance.faults.operations import SIGNIFICANT_BITS, Operations
-from spec.arithmetic import Arithmetic, Tensor
+from spec.arithmetic import Arithmetic
 from spec.precision import round_to_bits
 from spec.reference import _Reference
+from spec.tape import Tensor
 
 Flags = NDArray[np.bool_]
 

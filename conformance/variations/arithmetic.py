@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from spec.arithmetic import Arithmetic, Tensor, Values, contract
+from spec.arithmetic import Arithmetic
+from spec.elementary import contract
+from spec.tape import Tensor, Values
 
 BLOCK = 4
 """Entries of a block: few, so that small cases have several."""
@@ -96,7 +98,7 @@ def softmax(
     """
 
     class Softmax(Arithmetic):
-        def softmax(self, a: Tensor, floor: Any = None) -> Tensor:
+        def softmax(self, a: Tensor, floor: Any = None, visible: Any = None, sums: Any = None) -> Tensor:
             value = self.settle(forward(a.value))
 
             def pullback(gradient: Values) -> Values:
@@ -137,17 +139,16 @@ def attention(blocked: bool, normalizer: bool, from_context: bool) -> type[Arith
     class Attention(Arithmetic):
         softmaxes: tuple[tuple[Tensor, Tensor], ...] = ()
 
-        def softmax(self, a: Tensor, floor: Any = None) -> Tensor:
+        def softmax(self, a: Tensor, floor: Any = None, visible: Any = None, sums: Any = None) -> Tensor:
             weights = super().softmax(a, floor)
             self.softmaxes = ((weights, a),)
             return weights
 
-        def einsum(self, subscripts: str, a: Tensor, b: Tensor) -> Tensor:
-            if subscripts == CONTEXT:
-                for weights, scores in self.softmaxes:
-                    if a is weights:
-                        return self.context(scores, weights, b)
-            return super().einsum(subscripts, a, b)
+        def attend(self, weights: Tensor, values: Tensor, sums: Any = None) -> Tensor:
+            for softmax, scores in self.softmaxes:
+                if weights is softmax:
+                    return self.context(scores, weights, values)
+            return super().attend(weights, values, sums)
 
         def context(self, scores: Tensor, weights: Tensor, v: Tensor) -> Tensor:
             value = self.settle(attend_in_blocks(scores.value, v.value) if blocked else contract(CONTEXT, weights.value, v.value))

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from conformance.variations.arithmetic import BLOCK, wider
-from spec.arithmetic import Tensor, Values
 from spec.reference import _Reference
+from spec.tape import Tensor, Values
 
 Statistics = Callable[[Values], tuple[Values, Values]]
 """Takes rows (…, D); returns their mean and the sum of squared differences from it, (…, 1)."""
@@ -177,7 +177,10 @@ class PositionFirst(_Reference):
     """Position and segment vectors are added first, as a table of their sums would have it, then the token's."""
 
     def tap(self, name: str, tensor: Tensor) -> Tensor:
+        if name == "embeddings.token":
+            self.vectors: list[Tensor] = []
         if name == "embeddings.sum":
-            terms = [self.taps[term] for term in ("embeddings.segment", "embeddings.position", "embeddings.token") if term in self.taps]
-            tensor = functools.reduce(self.a.add, terms)
+            tensor = functools.reduce(self.a.add, reversed(self.vectors))
+        elif name.startswith("embeddings."):
+            self.vectors.append(tensor)
         return super().tap(name, tensor)

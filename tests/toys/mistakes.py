@@ -13,11 +13,12 @@ import numpy as np
 import spec
 from backends.interface import Run
 from conformance.causes import Cause
-from spec.arithmetic import Arithmetic, Tensor
+from spec.arithmetic import Arithmetic
 from spec.cases import Case
 from spec.masks import mask_constant
 from spec.positions import sinusoid
 from spec.reference import _Reference, compute
+from spec.tape import Tensor
 
 Wrong = Callable[["Spoiled", str, Tensor], Tensor]
 

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.interface import Request, Run, Unsupported
-from spec.arithmetic import Tensor
 from spec.parameters import Weights
 from spec.precision import PRECISIONS
 from spec.reference import reference
+from spec.tape import Tensor
 from spec.tensors import output_name
 
 # The package's attribute of that name is the function.

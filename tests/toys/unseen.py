@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from backends.interface import Run
-from spec.arithmetic import Arithmetic, Tensor
+from spec.arithmetic import Arithmetic
 from spec.cases import Case
 from spec.masks import mask_constant
 from spec.reference import compute
+from spec.tape import Tensor
 from tests.toys.mistakes import Spoiled, Wrong
 
 Array = np.ndarray

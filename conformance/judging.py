@@ -1,0 +1,347 @@
+"""The judge of one run: every tensor against what is expected of it, in one way or both."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.interface import Run
+from conformance import tolerance
+from conformance.comparison import Z_BINS, Judgement, Row, Verdict, is_gradient, is_tap_gradient
+from conformance.diagnosis import diagnose
+from conformance.tolerance import Case, Expectation, Forced, Z, rms_limit, root_mean_square
+from spec.batch import Batch
+from spec.config import EncoderConfig
+from spec.deviations import Deviations, declared, in_precision
+from spec.parameters import Weights, trainable
+from spec.precision import Precision, precision
+from spec.tensors import clause_of, output_name
+
+Array = NDArray[np.floating]
+
+NEAR = 0.5
+"""Share of an allowance from which on it is derived again from the run's own taps."""
+
+ZERO = 2.0**-24
+"""Share of sigma up to which a gradient is zero but for the oracle's own rounding; then rounding is all that there is to judge."""
+
+Derivation = Callable[[Mapping[str, Array]], dict[str, Array]]
+
+Published = Callable[[Deviations], Expectation]
+"""Gives what was published, for a backend that declares deviations."""
+
+
+def judge(
+    config: EncoderConfig,
+    weights: Weights,
+    batch: Batch,
+    run: Run,
+    part: str = "model",
+    expectation: Published | None = None,
+    derive: Derivation | None = None,
+    dtype: str | None = None,
+    arriving: bool = True,
+) -> Verdict:
+    """Judge a run against the oracle.
+
+    Args:
+        config, weights, batch, part: what the run was asked to compute.
+        run: what a backend returned. Whatever was requested of it and is missing diverges. ``run.info`` may declare
+            ``deviations`` (:mod:`spec.deviations`) and ``undelivered_taps``.
+        expectation: gives tensors to compare with in place of the reference's, end to end.
+        derive: how the tensors of the run become those that are expected, where they are not the same.
+        dtype: the precision or mode to judge by; by default the run's.
+        arriving: whether to judge end to end too where that does not decide; it takes as long as all the rest.
+
+    Raises:
+        SpecError: for a deviation that cannot be understood.
+    """
+    dtype = dtype or run.dtype
+    wanted = "gradients" in run.requested and (expectation is not None or bool(run.gradients))
+    deviations = in_precision(declared(run.info.get("deviations", [])), dtype)
+    case = Case(config, weights, batch, part, dtype, deviations, wanted, tuple(run.info.get("unrounded_taps", ())))
+    return _Judging(case, run, derive).verdict(expectation, expectation is None and bool(run.taps), arriving)
+
+
+class _Judging:
+    """One run before its judge."""
+
+    def __init__(self, case: Case, run: Run, derive: Derivation | None) -> None:
+        self.case, self.run = case, run
+        self.output = output_name(case.config, case.part)
+        self.delivered = {**run.taps, **{f"gradients.{name}": array for name, array in run.gradients.items()}}
+        self.delivered |= {f"gradients.taps.{name}": array for name, array in run.tap_gradients.items()}
+        if not run.taps:
+            self.delivered |= {"loss": run.loss, self.output: run.output}
+        if derive:
+            self.delivered = derive(self.delivered)
+        self.declared = run.info.get("undelivered_taps")
+
+    def verdict(self, expectation: Published | None, local: bool, arriving: bool) -> Verdict:
+        """Judge every requested tensor, in one way or both."""
+        given = expectation(self.case.deviations) if expectation else None
+        arrives = given or (tolerance.end_to_end(self.case) if arriving or not local else tolerance.plain(self.case))
+        shapes = {name: self.shape(name, arrives) for name in arrives.shapes or arrives.values}
+        wanted = {name: arrives.clauses[name] for name in shapes if self.requested(name) and (local or name in arrives.values)}
+        faults = {name: self.fault(name, clause, shapes[name]) for name, clause in wanted.items()}
+        sound = [name for name in wanted if faults[name] is None]
+        arrived = _Arriving(self, arrives).judgements(sound) if arriving or not local else {}
+        del arrives  # the other way takes as much memory
+        committed = self.local(sound, shapes) if local else {}
+        table = [faults[name] or self.row(name, clause, committed.get(name), arrived.get(name)) for name, clause in wanted.items()]
+        table += [Row(name, clause_of(self.case.config, name, self.case.part), "undelivered", note="not delivered") for name in self.without_gradients()]
+        verdict = Verdict(table, case=self.case if local else None)
+        first = verdict.first_divergence
+        if not local or first is None or first.local is None:
+            return verdict
+        statuses = {row.tensor: row.status for row in table}
+        forced = {name: tap.astype(np.float64) for name, tap in self.forced(shapes).taps.items()}
+        return Verdict(table, functools.partial(diagnose, self.case, forced, first.tensor, self.delivered, judge_tensor, statuses), self.case)
+
+    def shape(self, name: str, expectation: Expectation) -> tuple[int, ...]:
+        """Return the whole shape of a tensor, of which an expectation may hold some rows alone."""
+        if name in expectation.rows:
+            return self.case.weights[name.removeprefix("gradients.")].shape
+        return expectation.shapes[name] if name in expectation.shapes else expectation.values[name].shape
+
+    def requested(self, name: str) -> bool:
+        if name.startswith("gradients.taps."):
+            return name in self.delivered
+        if name.startswith("gradients."):
+            return "gradients" in self.run.requested
+        return "taps" in self.run.requested or name in ("loss", self.output)
+
+    def without_gradients(self) -> list[str]:
+        """Return the gradients that were asked for, where the run delivers none at all."""
+        if self.case.gradients or "gradients" not in self.run.requested:
+            return []
+        return [f"gradients.{name}" for name in trainable(self.case.config, self.case.part)]
+
+    def fault(self, name: str, clause: str, shape: tuple[int, ...]) -> Row | None:
+        """Return the row of a tensor whose values cannot be compared, or need not be."""
+        actual = self.delivered.get(name)
+
+        def fault(note: str, status: str = "diverges") -> Row:
+            return Row(name, clause, status, note=note, size=math.prod(shape))
+
+        if actual is None:
+            return fault("declared by the backend", "undelivered") if self.may_lack(name) else fault("missing: the backend returned no such tensor")
+        if actual.shape != shape:
+            return fault(f"has shape {actual.shape} but must be {shape}")
+        problem = _precision_problem(actual, precision(self.case.dtype))
+        if problem:
+            return fault(problem)
+        result = {self.output: self.run.output, "loss": self.run.loss}.get(name)
+        tap = self.run.taps.get(name)
+        if result is not None and tap is not None and not np.array_equal(result, tap, equal_nan=True):
+            return fault(f"the run's {'output' if name == self.output else 'loss'} is not its tap of this name")
+        return None
+
+    def may_lack(self, name: str) -> bool:
+        """Return whether a tensor may be missing: a tap that was declared away, or any if the backend does not say which it has not."""
+        if name.startswith("gradients.") or name == self.output:
+            return False
+        return self.declared is None or (name != "loss" and any(fnmatch.fnmatch(name, pattern) for pattern in self.declared))
+
+    def row(self, name: str, clause: str, local: Judgement | None, end_to_end: Judgement | None) -> Row:
+        deciding = local or end_to_end
+        assert deciding is not None
+        return Row(name, clause, deciding.status, local, end_to_end, deciding.note, deciding.size)
+
+    @functools.cached_property
+    def half(self) -> bool:
+        """Whether the run is in a precision that sums in a wider one."""
+        target = precision(self.case.dtype)
+        return target.unit_roundoff > target.accumulation
+
+    def forced(self, shapes: Mapping[str, tuple[int, ...]]) -> Forced:
+        """Return the run's tensors that others can be recomputed from."""
+        sound = {name: array for name, array in self.delivered.items() if array is not None and shapes.get(name) == array.shape}
+        taps = {name: array for name, array in sound.items() if name in self.run.taps and name != "loss"}
+        gradients = {name.removeprefix("gradients.taps."): array for name, array in sound.items() if name.startswith("gradients.taps.")}
+        return Forced(taps, gradients)
+
+    def local(self, names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Judgement]:
+        """Judge tensors by what was committed at each."""
+        forced = self.forced(shapes)
+        sound = all(np.isfinite(tap).all() for tap in forced.taps.values())
+        if not self.half and not tolerance.is_large(self.case):
+            found = self.committed(names, tolerance.local(self.case, forced), sound)
+            if all(judgement.ratio <= NEAR for judgement in found.values()):
+                return found
+        return self.committed(names, tolerance.local_exactly(self.case, forced), sound)
+
+    def committed(self, names: Sequence[str], expectation: Expectation, sound: bool) -> dict[str, Judgement]:
+        decided = not _rounding_decides_a_norm(expectation)
+        return {name: self.committed_at(name, expectation, sound, decided) for name in names}
+
+    def committed_at(self, name: str, expectation: Expectation, sound: bool, decided: bool) -> Judgement:
+        value, gradient = expectation.values[name], name.startswith("gradients.")
+        if gradient and not sound:
+            return Judgement("undetermined", size=value.size, note="the forward pass is not finite")
+        if gradient and not decided:
+            return Judgement("undetermined", size=value.size, note="rounding decides a layer norm that it flows through")
+        if gradient and self.half and _is_noise(value, expectation.sigmas[name]):
+            return Judgement("undetermined", size=value.size, note="rounding leaves no digit of it")
+        lenient = _behind_a_singularity(name, expectation)
+        return self.judged(name, expectation, sound and not lenient, lenient)
+
+    def judged(self, name: str, expectation: Expectation, strict: bool, lenient: bool) -> Judgement:
+        """Judge one tensor; of a table's gradient the rows that are used, if the others are zero."""
+        actual, value, sigma = self.delivered[name], expectation.values[name], expectation.sigmas[name]
+        if _is_norm(name):
+            sigma = np.where(_undecided_rows(value, sigma), np.nan, sigma)
+        rows = expectation.rows.get(name)
+        if rows is None:
+            return judge_tensor(actual, value, sigma, self.case.dtype, strict, lenient)
+        others = np.ones(len(actual), bool)
+        others[rows] = False
+        if (abs(actual[others]) > Z * precision(self.case.dtype).smallest_normal).any() or np.isnan(actual[others]).any():
+            return judge_tensor(actual, *expectation.whole(name, actual.shape), self.case.dtype, strict, lenient)
+        found = judge_tensor(actual[rows], value, sigma, self.case.dtype, strict, lenient)
+        return replace(found, element=(int(rows[found.element[0]]), *found.element[1:])) if found.element else found
+
+
+class _Arriving:
+    """The judgement of one run end to end."""
+
+    def __init__(self, judging: _Judging, expectation: Expectation) -> None:
+        self.judging, self.expectation = judging, expectation
+
+    def judgements(self, names: Sequence[str]) -> dict[str, Judgement]:
+        """Judge tensors as they arrive; gradients by taps are judged by what is committed alone."""
+        return {name: self.judged(name) for name in names if not is_tap_gradient(name)}
+
+    def judged(self, name: str) -> Judgement:
+        size = self.expectation.values[name].size
+        if is_gradient(name) and self.overflowing:
+            return Judgement("undetermined", size=size, note="the forward pass is out of range")
+        if name in self.undecided:
+            return Judgement("undetermined", size=size, note="rounding may have grown beyond a tenth of it")
+        lenient = _behind_a_singularity(name, self.expectation)
+        return self.judging.judged(name, self.expectation, not lenient, lenient)
+
+    @functools.cached_property
+    def undecided(self) -> set[str]:
+        """Taps from the first one on whose sigma is no longer small beside its values. Gradients are always decided."""
+        found: set[str] = set()
+        for name, value in self.expectation.values.items():
+            if is_gradient(name):
+                break
+            sigma = self.expectation.sigmas[name]
+            judged = np.isfinite(sigma) & np.isfinite(value)
+            if found or _rms(sigma[judged]) > tolerance.UNDECIDED * _rms(value[judged]):
+                found.add(name)
+        return found
+
+    @functools.cached_property
+    def overflowing(self) -> bool:
+        """Whether the precision does not determine all taps: every gradient flows through all of them."""
+        return not all(np.isfinite(sigma).all() for name, sigma in self.expectation.sigmas.items() if not is_gradient(name))
+
+
+def _is_norm(name: str) -> bool:
+    return "norm" in name.rpartition(".")[2] and not is_gradient(name)
+
+
+def _undecided_rows(value: Array, sigma: Array) -> NDArray[np.bool_]:
+    """Return in which rows rounding leaves no digit, (…, 1): where sigma is not small, nor a number."""
+    size, noise = (np.max(abs(array), axis=-1, keepdims=True) for array in (value, sigma))
+    undecided: NDArray[np.bool_] = ~(noise <= tolerance.UNDECIDED * size)
+    return undecided
+
+
+def _rounding_decides_a_norm(expectation: Expectation) -> bool:
+    """Return whether some row of a layer norm is a difference of which rounding leaves no digit.
+
+    Where all entries of a row are nearly equal, its deviation is rounding, and gradients are divided by it: their errors
+    have no variance that samples could show.
+    """
+    return any(_is_norm(name) and _undecided_rows(value, expectation.sigmas[name]).any() for name, value in expectation.values.items())
+
+
+def _is_noise(value: Array, sigma: Array) -> bool:
+    """Return whether rounding is larger than a gradient that is not zero in exact arithmetic.
+
+    In few bits a softmax of large scores has but one weight, and what flows back through it is a difference of equal
+    numbers: rounding, times weights that are large. Few samples say little of how far that may go.
+    """
+    size, noise = _rms(value.reshape(-1)), _rms(sigma.reshape(-1))
+    return noise * ZERO < size < noise
+
+
+def _behind_a_singularity(name: str, expectation: Expectation) -> bool:
+    """Return whether a gradient was computed after one that is not finite (SPEC NRM-7).
+
+    What is not finite passes a ReLU that is closed, or a masked score, in one framework, which multiplies by 0, and not
+    in another, which selects: from there on it is no question of right or wrong whether an element is finite.
+    """
+    if not name.startswith("gradients."):
+        return False
+    gradients = itertools.takewhile(lambda other: other != name, (n for n in expectation.values if n.startswith("gradients.")))
+    return any(not np.isfinite(expectation.values[other]).all() for other in gradients)
+
+
+def judge_tensor(actual: Array, value: Array, sigma: Array, dtype: str, strict: bool = True, lenient: bool = False) -> Judgement:
+    """Judge one tensor.
+
+    Args:
+        actual: what the backend returned, in the shape of ``value``.
+        value: what the oracle says.
+        sigma: the standard deviation of correct results; where it is not finite the element is undetermined.
+        dtype: the precision or mode.
+        strict: whether an element that is not finite in the oracle must not be in the backend.
+        lenient: whether an element that is finite in the oracle need not be in the backend.
+    """
+    actual = actual.astype(value.dtype)
+    finite = np.isfinite(value)
+    judged = finite & np.isfinite(sigma) & (np.isfinite(actual) | (not lenient))
+    wrongly_finite = ~finite & np.isposinf(sigma) & np.isfinite(actual) & strict
+    if not judged.any() and not wrongly_finite.any():
+        return Judgement("undetermined", size=value.size, note=f"{dtype} does not determine it: out of range")
+    with np.errstate(all="ignore"):
+        errors = np.where(judged, abs(actual - value), 0.0)
+        scores = np.where(judged, np.where(np.isfinite(actual), errors / sigma, np.inf), np.where(wrongly_finite, np.inf, 0.0))
+        rms = _rms(errors[judged]) / _rms(sigma[judged]) if np.isfinite(scores).all() else np.inf
+    element = np.unravel_index(int(np.argmax(scores)), scores.shape)
+    z, beyond = float(scores[element]), int((scores > Z).sum())
+    counted = np.histogram(scores[judged], bins=[0.0, *Z_BINS, np.inf])[0] if judged.any() else [0] * (len(Z_BINS) + 1)
+    unjudged = f"{judged.size - judged.sum()} elements are undetermined: out of range" if not judged.all() else ""
+    infinite = unjudged if np.isfinite(actual[judged]).all() else "not finite"
+    return Judgement(
+        status="diverges" if beyond or rms > rms_limit(value.size) else "agrees",
+        z=z,
+        rms=rms,
+        element=tuple(int(i) for i in element),
+        actual=float(actual[element]),
+        expected=float(value[element]),
+        sigma=float(sigma[element]),
+        beyond=beyond,
+        size=value.size,
+        spread=tuple(int(count) for count in counted),
+        note="finite where the oracle is not" if wrongly_finite.any() else infinite,
+    )
+
+
+def _rms(values: Array) -> float:
+    with np.errstate(all="ignore"):
+        return float(root_mean_square(values, 0))
+
+
+def _precision_problem(actual: Array, target: Precision) -> str | None:
+    """Say what shows that a tensor was not computed in the precision that was asked for (SPEC PRC-3)."""
+    if actual.dtype != target.storage:
+        return f"has dtype {actual.dtype} but must be {target.storage} for a {target.name} run"
+    if target.unit_roundoff <= target.accumulation:
+        return None
+    finite = actual[np.isfinite(actual)]
+    if (target.round(finite) != finite).any():
+        return f"holds numbers that {target.name} has not: it was computed in a wider precision"
+    return None

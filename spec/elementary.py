@@ -1,0 +1,115 @@
+"""What the reference needs of elementary functions and products, in every floating-point type that it computes in.
+
+NumPy has exponentials and logarithms of ``numpy.longdouble``, and no error function; it multiplies such matrices one number
+at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from spec.precision import EXTENDED
+
+Values = NDArray[np.floating]
+
+_SATURATED = 6.7
+"""From where on the error function differs from 1 by less than a unit in the last place of 64 bits."""
+
+_FEW = 1 << 16
+"""Products of that many numbers, and fewer, are not worth being split."""
+
+
+def erf(x: Values) -> Values:
+    """Error function of each element, to within a few units in the last place of the type."""
+    if x.dtype != EXTENDED or EXTENDED is np.float64:
+        plain: Values = special.erf(x)
+        return plain
+    # erf(x) = 2 / sqrt(pi) * exp(-x²) * sum of 2^n x^(2n+1) / (1 * 3 * … * (2n+1)): all terms have one sign.
+    near = np.clip(x, -_SATURATED, _SATURATED)
+    square = near * near
+    term = near.copy()
+    total = near.copy()
+    for n in range(1, 400):
+        term *= square * 2 / EXTENDED(2 * n + 1)
+        total += term
+        if not (abs(term) > np.finfo(EXTENDED).eps / 4 * abs(total)).any():
+            break
+    value = 2 / np.sqrt(4 * np.arctan(EXTENDED(1))) * np.exp(-square) * total
+    return np.where(abs(x) < _SATURATED, value, np.where(np.isnan(x), x, np.sign(x)))
+
+
+def logistic(x: Values) -> Values:
+    """Logistic function of each element, without overflow."""
+    small = np.exp(-abs(x))
+    share: Values = np.where(x >= 0, 1, small) / (1 + small)
+    return share
+
+
+def contract(subscripts: str, a: Values, b: Values) -> Values:
+    """Contract two arrays over the indices that the result lacks, by one matrix product; no index may appear twice in one of them."""
+    order_a, order_b, result, restore = _plan(subscripts)
+    sizes = dict(zip(subscripts.split(",")[0], a.shape, strict=True)) | dict(zip(subscripts.split("->")[0].split(",")[1], b.shape, strict=True))
+    batch, rows, inner, columns = (math.prod(sizes[i] for i in group) for group in result)
+    left = a.transpose(order_a).reshape(batch, rows, inner)
+    right = b.transpose(order_b).reshape(batch, inner, columns)
+    product = _multiply(left, right)
+    full: Values = product.reshape([sizes[i] for i in result[0] + result[1] + result[3]]).transpose(restore)
+    return full
+
+
+def _multiply(left: Values, right: Values) -> Values:
+    """Return the products of stacks of matrices, (N, R, I) and (N, I, C) to (N, R, C)."""
+    wide = np.result_type(left, right)
+    if wide != EXTENDED or EXTENDED is np.float64 or left.size * right.shape[-1] <= _FEW:
+        return _plainly(left, right)
+    if not (np.isfinite(left).all() and np.isfinite(right).all()):
+        return _plainly(left, right)
+    # Each factor is the sum of parts of so few bits that float64 products of them are exact.
+    bits = (53 - max(math.ceil(math.log2(left.shape[-1])), 1)) // 2
+    lefts, rights = _parts(left, -1, bits), _parts(right, -2, bits)
+    total = np.zeros((*left.shape[:-1], right.shape[-1]), EXTENDED)
+    for i, part in enumerate(lefts):
+        for other in rights[: len(lefts) - i]:
+            total += np.matmul(part, other)
+    return total
+
+
+def _plainly(left: Values, right: Values) -> Values:
+    product: Values = np.matmul(left, right)
+    return product
+
+
+def _parts(values: Values, axis: int, bits: int) -> list[NDArray[np.float64]]:
+    """Return float64 arrays of so many bits each, from the leading ones on, whose sum is the array to 64 bits of the largest along an axis."""
+    scale = np.frexp(abs(values).max(axis, keepdims=True))[1]  # numbers are below 2^scale
+    parts, rest = [], values
+    for place in range(1, math.ceil(66 / bits) + 1):
+        unit = np.ldexp(EXTENDED(1), scale - place * bits)
+        part = np.rint(rest / unit) * unit
+        parts.append(part.astype(np.float64))
+        rest = rest - part
+    return parts
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(subscripts: str) -> tuple[list[int], list[int], tuple[str, str, str, str], list[int]]:
+    """Return how to lay both operands out as stacks of matrices, the groups of indices, and how to lay the product out."""
+    left, result = subscripts.split("->")
+    index_a, index_b = left.split(",")
+    both = [i for i in index_a if i in index_b]
+    batch, inner = ("".join(i for i in both if (i in result) == kept) for kept in (True, False))
+    rows = "".join(i for i in index_a if i not in index_b)
+    columns = "".join(i for i in index_b if i not in index_a)
+    order_a, order_b = [index_a.index(i) for i in batch + rows + inner], [index_b.index(i) for i in batch + inner + columns]
+    return order_a, order_b, (batch, rows, inner, columns), [(batch + rows + columns).index(i) for i in result]
+
+
+def count_terms(subscripts: str, shape_a: tuple[int, ...]) -> int:
+    """Return how many products each element of a contraction is the sum of."""
+    left, result = subscripts.split("->")
+    return math.prod(size for index, size in zip(left.split(",")[0], shape_a, strict=True) if index not in result)

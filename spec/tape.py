@@ -1,0 +1,57 @@
+"""A value on the tape of an arithmetic, and what ties two of them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Values = NDArray[np.floating]
+Pullback = Callable[[Values], Values]
+
+FUNCTION = 4.0
+"""Unit roundoffs that an elementary function (exp, log, tanh, erf) may err; an operation errs 1."""
+
+
+WAYS = ("weights", "logarithm", "output")
+"""Admissible ways to compute attention weights and their derivative (SPEC ATT-5). ``weights``: exponentials divided by their
+sum, the derivative from the weights. ``logarithm``: the exponential of the scores less the logarithm of the sum, and once more
+for the derivative. ``output``: by a running maximum over blocks of keys, the derivative by the row sums of output times gradient."""
+
+BLOCKS = 4
+"""Blocks of keys that the running maximum goes through."""
+
+FUNCTION = 4.0
+"""Unit roundoffs that an elementary function (exp, log, tanh, erf) may err; an operation errs 1."""
+
+
+class Tensor:
+    """A value on the tape, with the operands that it came from and how a gradient flows back to each.
+
+    Attributes:
+        completed: called once the gradient is the sum of everything that flows back; it may put another in its place.
+    """
+
+    __slots__ = ("completed", "gradient", "operands", "shape", "taped", "value")
+
+    def __init__(self, value: Values, shape: tuple[int, ...], operands: Sequence[tuple[Tensor, Pullback]] = (), taped: bool = True) -> None:
+        self.value = value
+        self.shape = shape
+        self.operands = operands
+        self.taped = taped
+        self.gradient: Values | None = None
+        self.completed: Callable[[Tensor], None] | None = None
+
+
+class RowSums:
+    """What ties a softmax to the weighted sum that it is used in: the row sums of output times gradient (SPEC ATT-5).
+
+    They are, but for rounding, the row sums of weights times their gradient that the derivative of the softmax needs.
+    """
+
+    def __init__(self) -> None:
+        self.products: Values | None = None
+
+
+

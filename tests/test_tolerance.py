@@ -1,0 +1,152 @@
+"""The estimate of how far a run may lie: reduced as it comes, in float64 by wider numbers, and of what a run delivers."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from backends.interface import Run
+from conformance import tolerance
+from conformance.judging import judge
+from spec.arithmetic import Arithmetic
+from spec.cases import build_case
+from spec.elementary import contract, erf
+from spec.precision import EXTENDED
+from spec.reference import compute, reference
+
+wide = pytest.mark.skipif(EXTENDED is np.float64, reason="this platform has no type wider than float64")
+
+
+@pytest.fixture(scope="module")
+def case():
+    return build_case("bert", "ragged")
+
+
+def judged(case, dtype="float32", **fields):
+    return tolerance.Case(case.config, case.weights, case.batch, case.part, dtype, **fields)
+
+
+def run_of(case, dtype="float32", **fields):
+    truth = compute(case.config, case.weights, case.batch, Arithmetic(dtype), True, case.part, dtype)
+    run = Run(truth.output, truth.loss, truth.taps, truth.gradients, "toy", dtype, tap_gradients=truth.tap_gradients)
+    return dataclasses.replace(run, **fields)
+
+
+@wide
+def test_error_function_has_the_digits_of_the_widest_type():
+    # Abramowitz and Stegun give these to 20 digits and more.
+    known = {"0.5": "0.52049987781304653768", "1": "0.84270079294971486934", "2": "0.99532226501895273416", "-0.1": "-0.11246291601828489220"}
+    for x, value in known.items():
+        assert abs(erf(np.array([x], EXTENDED))[0] - EXTENDED(value)) < 2 * np.finfo(EXTENDED).eps
+    assert erf(np.array([np.inf, -np.inf, 7], EXTENDED)).tolist() == [1, -1, 1]
+
+
+@wide
+def test_products_of_split_factors_are_those_of_wide_numbers():
+    random = np.random.default_rng(0)
+    left, right = (random.standard_normal(shape).astype(EXTENDED) * EXTENDED(1.1) for shape in ((37, 53), (53, 61)))
+    scale = contract("ij,jk->ik", abs(left), abs(right))
+    assert left.size * 61 > 1 << 16, "too small to be split"
+    assert (abs(contract("ij,jk->ik", left, right) - np.matmul(left, right)) < 2.0**-58 * scale).all()
+
+
+def test_samples_one_after_the_other_say_what_samples_side_by_side_say(case, monkeypatch):
+    together = tolerance._estimate(judged(case), None)
+    monkeypatch.setattr(tolerance, "SIDE_BY_SIDE", 1)
+    apart = tolerance._estimate(judged(case), None)
+    assert list(apart.values) == list(together.values)
+    for name, value in together.values.items():
+        np.testing.assert_array_equal(apart.values[name], value)
+        sizes = [np.sqrt(np.mean(np.square(found.sigmas[name], dtype=np.float64))) for found in (apart, together)]
+        if np.isfinite(sizes).all() and value.size > 20:
+            assert 0.6 < sizes[0] / sizes[1] < 1.7, name
+
+
+def test_no_more_than_a_few_samples_are_held_at_once():
+    made = list(tolerance.samples("float32", tolerance.SIDE_BY_SIDE // 3))
+    assert [arithmetic.samples for arithmetic in made] == [3, 3, 3, 3, 3, 1]
+    assert [arithmetic.first for arithmetic in made] == [0, 3, 6, 9, 12, 15]
+    assert [arithmetic.samples for arithmetic in tolerance.samples("float32", 100 * tolerance.SIDE_BY_SIDE)] == [1] * tolerance.SAMPLES
+
+
+@pytest.mark.clause("GRD-1")
+def test_gradients_by_taps_are_those_of_central_differences():
+    case = build_case("bert", "full")  # where a sum with a mask constant absorbs a score no difference can be seen
+    truth = reference(case.config, case.weights, case.batch, gradients=True)
+    assert set(truth.tap_gradients) == set(truth.taps) - {"loss"}
+    step, random = 1e-5, np.random.default_rng(0)
+    for name in ("embeddings.token", "embeddings.position", "layers.0.attention.key", "layers.0.attention.weights", "layers.0.feed_forward.inner", "layers.0.norm1", "logits"):
+        direction = random.standard_normal(truth.taps[name].shape)
+        above, below = (reference(case.config, case.weights, case.batch, forced={name: truth.taps[name] + sign * step * direction}).loss for sign in (1, -1))
+        slope = float((truth.tap_gradients[name] * direction).sum())
+        assert abs((above - below) / (2 * step) - slope) < 1e-6 * abs(slope) + 1e-9, name
+
+
+def test_gradients_stand_in_the_order_of_the_backward_pass(case):
+    order = reference(case.config, case.weights, case.batch, gradients=True).backward
+    assert order[:3] == ["taps.losses", "taps.log_probabilities", "taps.logits"]
+    chain = ["taps.layers.1.norm2", "layers.1.norm2.weight", "taps.layers.1.residual2", "taps.layers.1.feed_forward.outer", "layers.1.feed_forward.outer.weight"]
+    chain += ["taps.layers.1.feed_forward.activation", "taps.layers.1.feed_forward.inner", "layers.1.feed_forward.inner.weight", "taps.layers.1.norm1", "layers.1.norm1.weight"]
+    assert [order.index(name) for name in chain] == sorted(order.index(name) for name in chain)
+    assert order[-1] == "embeddings.token.weight"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_wrong_derivative_is_named_where_it_is(case, dtype):
+    class Halved(Arithmetic):
+        def tanh(self, a, absolute=False):
+            value = super().tanh(a, absolute)
+            (operand, pullback), *rest = value.operands
+            value.operands = ((operand, lambda g: pullback(g) / 2), *rest)
+            return value
+
+    truth = compute(case.config, case.weights, case.batch, Halved(dtype), True, dtype=dtype)
+    run = Run(truth.output, truth.loss, truth.taps, truth.gradients, "toy", dtype, tap_gradients=truth.tap_gradients)
+    assert judge(case.config, case.weights, case.batch, run).first_divergence.tensor == "gradients.taps.pooler.dense"
+    alone = judge(case.config, case.weights, case.batch, dataclasses.replace(run, tap_gradients={}))
+    assert alone.first_divergence.tensor.startswith("gradients.pooler.")
+
+
+# What is delivered in part.
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"taps": {}, "gradients": {}, "tap_gradients": {}}, "all 18 gradients"),
+        ({"gradients": {}, "tap_gradients": {}}, "gradients"),
+    ],
+)
+def test_what_is_not_delivered_is_said_and_not_held_against_a_run(fields, words):
+    case = build_case("bert", "full")
+    verdict = judge(case.config, case.weights, case.batch, run_of(case, **fields))
+    assert verdict.passed
+    assert "not checked, since not delivered" in verdict.unchecked
+    assert "gradients" in verdict.unchecked
+
+
+def test_some_taps_are_judged_without_the_others(case):
+    run = run_of(case)
+    few = {name: tap for name, tap in run.taps.items() if "attention" not in name}
+    verdict = judge(case.config, case.weights, case.batch, dataclasses.replace(run, taps=few, tap_gradients={}))
+    assert verdict.passed
+    assert "taps" in verdict.unchecked
+    declared = dataclasses.replace(run, taps=few, tap_gradients={}, info={"undelivered_taps": []})
+    assert judge(case.config, case.weights, case.batch, declared).status == "diverges", "it says that it delivers all"
+
+
+def test_a_gradient_that_is_missing_among_others_diverges(case):
+    run = run_of(case)
+    gradients = {name: array for name, array in run.gradients.items() if name != "layers.0.norm1.weight"}
+    verdict = judge(case.config, case.weights, case.batch, dataclasses.replace(run, gradients=gradients))
+    assert verdict.first_divergence.tensor == "gradients.layers.0.norm1.weight"
+
+
+def test_a_row_of_a_table_that_nothing_looked_up_must_have_no_gradient(case):
+    run = run_of(case)
+    gradient = run.gradients["embeddings.token.weight"].copy()
+    row = next(row for row in range(len(gradient)) if row not in case.batch.input_ids)
+    gradient[row, 3] = 1e-20
+    verdict = judge(case.config, case.weights, case.batch, dataclasses.replace(run, gradients={**run.gradients, "embeddings.token.weight": gradient}))
+    assert verdict.first_divergence.tensor == "gradients.embeddings.token.weight"
+    assert verdict.first_divergence.element == (row, 3)
