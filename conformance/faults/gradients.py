@@ -81,13 +81,13 @@ FAULTS = (
     mutant(
         "norm_variance_detached",
         "The variance of a norm is taken for a constant.",
-        first=(BEFORE_LAST,),
+        first=(BEFORE_LAST, "gradients.taps.layers.1.residual2", "gradients.layers.1.feed_forward.outer.*"),
         change=steps(Norm, deviation=lambda family, layer, variance: family.o.stop_gradient(layer.deviation(variance, layer.epsilon))),
     ),
     mutant(
         "norm_mean_detached",
         "The mean of a norm is taken for a constant.",
-        first=(BEFORE_LAST,),
+        first=(BEFORE_LAST, "gradients.taps.layers.1.residual2", "gradients.layers.1.feed_forward.outer.*"),
         change=steps(Norm, center=lambda family, layer, x: x - family.o.stop_gradient(family.o.mean(x, -1))),
     ),
     mutant(
