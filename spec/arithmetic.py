@@ -35,7 +35,8 @@ class Arithmetic(Softmax):
         strict: whether what is too large for the precision becomes NaN, which taints all that depends on it, and not
             infinity, from which a quotient may come back looking sound.
         cut: whether factors of products are cut off where the precision shortens them (TF32), instead of rounded.
-        way: one of :data:`spec.softmax.WAYS`, in which attention weights and their derivative are computed.
+        way: one of :data:`spec.softmax.WAYS`, in which attention weights and their derivative are computed; with another than the
+            first, :attr:`closed`, the derivative of a layer norm is that of its closed form.
 
     Every operation takes and returns :class:`Tensor` objects of this arithmetic; constants are Python floats. Arrays
     may have :attr:`lead` leading axes that are not part of a tensor's shape.
@@ -56,7 +57,7 @@ class Arithmetic(Softmax):
         way: str = "weights",
     ) -> None:
         self.precision = precision(dtype)
-        self.corner, self.way = corner, way
+        self.corner, self.way, self.closed = corner, way, way != "weights"
         self.elements, self.recording, self.keeping = 0, True, False
         self._generator = None if shuffle is None else np.random.default_rng(shuffle)
         self._fused, self._strict, self._cut = fused, strict, cut

@@ -64,7 +64,7 @@ class MonteCarlo(Arithmetic):
     def __init__(self, dtype: str, samples: int, first: int = 0) -> None:
         target = precision(dtype)
         super().__init__(target.storage.name)
-        self.samples, self.first = samples, first
+        self.samples, self.first, self.closed = samples, first, True  # which errs by all that the other way does, and more
         self.target = target
         self._roundoff, self._accumulation, self._least = target.unit_roundoff, target.accumulation, target.smallest_normal
         self._lost = min(target.smallest_normal, precision("float32").smallest_normal)  # half precisions sum in float32

@@ -329,16 +329,15 @@ class _Reference:
     def norm(self, name: str, x: Tensor) -> Tensor:
         """Layer norm over D (NRM-2 to NRM-4)."""
         config, a = self.config, self.a
-        centered = a.subtract(x, a.divide_by(a.sum(x, -1), config.d_model))
-        count = config.d_model - (config.norm_variance == "unbiased")
-        variance = a.divide_by(a.sum(a.multiply(centered, centered), -1), count)  # (B, T, 1)
+        mean = a.divide_by(a.sum(x, -1), config.d_model)
+        centered = a.subtract(x, mean)
+        # A derivative in closed form takes differences from the mean to add up to zero, whatever its rounding (ALG-5).
+        differences = a.subtract(x, a.freeze(mean, np.ones(mean.shape, bool))) if a.closed else centered
+        variance = a.divide_by(a.sum(a.multiply(differences, differences), -1), config.d_model - (config.norm_variance == "unbiased"))  # (B, T, 1)
         epsilon = self.held(config.norm_epsilon, "norm_epsilon_bits")
-        if config.norm_epsilon_placement == "inside":
-            deviation = a.sqrt(a.shift(variance, epsilon))
-        else:
-            deviation = a.shift(a.sqrt(variance), epsilon)
-        gained = a.multiply(a.divide(centered, deviation), self.weights[f"{name}.weight"])
-        return a.add(gained, self.weights[f"{name}.bias"])
+        inside = config.norm_epsilon_placement == "inside"
+        deviation = a.sqrt(a.shift(variance, epsilon)) if inside else a.shift(a.sqrt(variance), epsilon)
+        return a.add(a.multiply(a.divide(centered, deviation), self.weights[f"{name}.weight"]), self.weights[f"{name}.bias"])
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         rows = self.a.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))

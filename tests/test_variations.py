@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import backends
-from backends.interface import Request, Unsupported
+from backends.interface import Request
 from backends.worker import Worker
 from conformance.check import job_of
 from conformance.comparison import Verdict
@@ -51,6 +51,7 @@ CASES = (
     ("nndl-paddle", "equal", "float64"),
     ("tf1-text-classifier", "sigmoid", "float32"),
     ("vanilla-encoder", "peaked", "float32"),
+    ("vanilla-encoder", "single", "float64"),
 )
 
 
@@ -63,13 +64,8 @@ def test_catalogue_is_large_and_every_way_has_its_clause() -> None:
 @pytest.mark.clause("ALG-1", "ALG-2", "ALG-3", "ALG-4", "ALG-5", "ALG-6", "ALG-7", "ALG-8", "ALG-9")
 @each_variation
 def test_variation_is_not_flagged(variation: Variation) -> None:
-    judged = 0
     for variant, scenario, dtype in CASES:
-        case = build_case(variant, scenario)
-        if variation.reason_against(case.config, case.batch) is None:
-            assert not flagged(verdict_of(variation, variant, scenario, dtype)), (variant, scenario, dtype)
-            judged += 1
-    assert judged >= 3
+        assert not flagged(verdict_of(variation, variant, scenario, dtype)), (variant, scenario, dtype)
 
 
 @each_variation
@@ -79,8 +75,6 @@ def test_variation_computes_otherwise(variation: Variation) -> None:
 
     def differs(variant: str, scenario: str, dtype: str) -> bool:
         request = request_of(job_of(build_case(variant, scenario), dtype))
-        if variation.reason_against(request.config, request.batch):
-            return False
         one, other = (run(way, request) for way in (plain, variation))
         pairs = [(one.taps[name], other.taps[name]) for name in one.taps] + [(one.gradients[name], other.gradients[name]) for name in one.gradients]
         return any(not np.array_equal(a, b, equal_nan=True) for a, b in pairs)
@@ -101,17 +95,13 @@ def test_no_variation_is_flagged_in_any_standard_or_random_case(dtype: str) -> N
     found = []
     for job in jobs:
         for variation in ALL:
-            if variation.reason_against(job.config, job.batch) is None:
-                wrong = flagged(job.judge(run(variation, request_of(job))))
-                found += [(variation.name, job.name, tensor, ratio) for tensor, ratio in wrong.items()]
+            wrong = flagged(job.judge(run(variation, request_of(job))))
+            found += [(variation.name, job.name, tensor, ratio) for tensor, ratio in wrong.items()]
     assert not found
 
 
-def test_backend_runs_a_variation_by_name_and_refuses_what_is_not_admissible() -> None:
+def test_backend_runs_a_variation_by_name() -> None:
     case = build_case("nndl-paddle", "ragged")
-    request = Request(case.config, case.weights, case.batch, implementation="variation:softmax_recomputed")
-    with pytest.raises(Unsupported, match="ALG-3"):
-        Varied().run(request)
     with pytest.raises(UnknownNameError, match="softmax_running"):
         Varied().run(Request(case.config, case.weights, case.batch, implementation="variation:softmax_runing"))
     assert Varied().run(Request(case.config, case.weights, case.batch, implementation="variation:softmax_running")).taps

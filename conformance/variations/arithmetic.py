@@ -74,6 +74,11 @@ def from_normalizer(x: Values) -> Values:
     return value
 
 
+def where_any(visible: Any, again: Values, weights: Values) -> Values:
+    """Return weights that were computed again, and the kept ones of rows without any visible key (SPEC ALG-3)."""
+    return again if visible is None else np.where(np.broadcast_to(visible, weights.shape).any(-1, keepdims=True), again, weights)
+
+
 def through_row_sums(weights: Values, gradient: Values) -> Values:
     of_scores: Values = weights * (gradient - (gradient * weights).sum(-1, keepdims=True))
     return of_scores
@@ -102,7 +107,7 @@ def softmax(
             value = self.settle(forward(a.value))
 
             def pullback(gradient: Values) -> Values:
-                return self.settle(backward(value if weights is None else weights(a.value), gradient))
+                return self.settle(backward(value if weights is None else where_any(visible, weights(a.value), value), gradient))
 
             return self._record(value, (a, pullback))
 
@@ -137,22 +142,22 @@ def attention(blocked: bool, normalizer: bool, from_context: bool) -> type[Arith
     """
 
     class Attention(Arithmetic):
-        softmaxes: tuple[tuple[Tensor, Tensor], ...] = ()
+        softmaxes: tuple[tuple[Tensor, Tensor, Any], ...] = ()
 
         def softmax(self, a: Tensor, floor: Any = None, visible: Any = None, sums: Any = None) -> Tensor:
             weights = super().softmax(a, floor)
-            self.softmaxes = ((weights, a),)
+            self.softmaxes = ((weights, a, visible),)
             return weights
 
         def attend(self, weights: Tensor, values: Tensor, sums: Any = None) -> Tensor:
-            for softmax, scores in self.softmaxes:
+            for softmax, scores, visible in self.softmaxes:
                 if weights is softmax:
-                    return self.context(scores, weights, values)
+                    return self.context(scores, weights, values, visible)
             return super().attend(weights, values, sums)
 
-        def context(self, scores: Tensor, weights: Tensor, v: Tensor) -> Tensor:
+        def context(self, scores: Tensor, weights: Tensor, v: Tensor, visible: Any) -> Tensor:
             value = self.settle(attend_in_blocks(scores.value, v.value) if blocked else contract(CONTEXT, weights.value, v.value))
-            again = from_normalizer(scores.value) if normalizer else weights.value
+            again = where_any(visible, from_normalizer(scores.value), weights.value) if normalizer else weights.value
 
             def to_scores(gradient: Values) -> Values:
                 of_weights = contract("bqhk,bshk->bhqs", gradient, v.value)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.interface import Request, Run, Unsupported
+from backends.interface import Request, Run
 from conformance.variations.catalogue import VARIATIONS, Variation
 from spec.errors import unknown
 from spec.precision import PRECISIONS
@@ -26,7 +26,6 @@ class Varied:
 
         Raises:
             UnknownNameError: for a variation that does not exist.
-            Unsupported: where it is not admissible, with the clause.
         """
         name = request.implementation.removeprefix("variation:")
         if name not in VARIATIONS:
@@ -35,16 +34,13 @@ class Varied:
 
 
 def run(variation: Variation, request: Request) -> Run:
-    """Compute a request with a variation.
-
-    Raises:
-        Unsupported: where it is not admissible, with the clause.
-    """
-    reason = variation.reason_against(request.config, request.batch)
-    if reason:
-        raise Unsupported(f"{variation.name}: {reason}")
+    """Compute a request with a variation."""
     dtype = request.dtype
     truth = compute(
         request.config, request.weights, request.batch, variation.arithmetic(dtype), request.gradients, request.part, dtype, model=variation.model
     )
-    return Run(truth.output, truth.loss, truth.taps if request.taps else {}, truth.gradients, "varied", dtype, {"device": "cpu"})
+    hidden = "attention.weights" if variation.fused else "nothing"
+    taps = {name: tap for name, tap in truth.taps.items() if request.taps and not name.endswith(hidden)}
+    gradients = {name: tap for name, tap in truth.tap_gradients.items() if not name.endswith(hidden)}
+    info = {"device": "cpu", "undelivered_taps": [f"*{hidden}"]}
+    return Run(truth.output, truth.loss, taps, truth.gradients, "varied", dtype, info, tap_gradients=gradients)

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from conformance.variations import arithmetic as steps
 from conformance.variations import models
 from spec.arithmetic import Arithmetic
-from spec.batch import Batch
-from spec.config import EncoderConfig
-from spec.masks import sees_nothing
 from spec.reference import _Reference
 
 
@@ -23,7 +20,7 @@ class Variation:
         what: what it does, in one sentence.
         arithmetic: the operations, in NumPy numbers of the precision.
         model: the steps that are made of several operations.
-        normalizer: whether weights are computed again from a log-sum-exp, which a row without any visible key loses (ALG-3).
+        fused: whether weights stay inside attention, and are not delivered (ALG-2, ALG-3).
     """
 
     name: str
@@ -31,13 +28,7 @@ class Variation:
     what: str
     arithmetic: type[Arithmetic] = Arithmetic
     model: type[_Reference] = _Reference
-    normalizer: bool = False
-
-    def reason_against(self, config: EncoderConfig, batch: Batch) -> str | None:
-        """Say why the specification does not admit it for these inputs, if it does not."""
-        if self.normalizer and sees_nothing(config, batch):
-            return "a query sees no key: the mask constant absorbs the logarithm of its sum [clause=ALG-3]"
-        return None
+    fused: bool = False
 
 
 ALL: tuple[Variation, ...] = (
@@ -47,11 +38,11 @@ ALL: tuple[Variation, ...] = (
     Variation("softmax_by_reciprocal", "ALG-1", "Softmax with one reciprocal for each row.", steps.softmax(steps.by_reciprocal)),
     Variation("softmax_by_powers_of_two", "ALG-1", "Softmax from powers of two of scores times log2(e).", steps.softmax(steps.by_powers_of_two)),
     Variation("softmax_backward_multiplied_out", "ALG-3", "The derivative of softmax as g w - w sum(g w).", steps.softmax(backward=steps.multiplied_out)),
-    Variation("softmax_recomputed", "ALG-3", "The backward pass computes weights again from the log-sum-exp.", steps.softmax(weights=steps.from_normalizer), normalizer=True),
-    Variation("attention_in_blocks", "ALG-2", "The context accumulates over blocks of keys, and is divided at the end.", steps.attention(True, False, False)),
-    Variation("attention_row_sums_of_context", "ALG-3", "Row sums of the backward pass are of the context times its gradient.", steps.attention(False, False, True)),
-    Variation("attention_recomputed", "ALG-3", "The backward pass of attention computes weights again from the log-sum-exp.", steps.attention(False, True, False), normalizer=True),
-    Variation("attention_fused", "ALG-3", "All three: blocks, log-sum-exp, row sums of the context.", steps.attention(True, True, True), normalizer=True),
+    Variation("softmax_recomputed", "ALG-3", "The backward pass computes weights again from the log-sum-exp.", steps.softmax(weights=steps.from_normalizer)),
+    Variation("attention_in_blocks", "ALG-2", "The context accumulates over blocks of keys, and is divided at the end.", steps.attention(True, False, False), fused=True),
+    Variation("attention_row_sums_of_context", "ALG-3", "Row sums of the backward pass are of the context times its gradient.", steps.attention(False, False, True), fused=True),
+    Variation("attention_recomputed", "ALG-3", "The backward pass of attention computes weights again from the log-sum-exp.", steps.attention(False, True, False), fused=True),
+    Variation("attention_fused", "ALG-3", "All three: blocks, log-sum-exp, row sums of the context.", steps.attention(True, True, True), fused=True),
     Variation("log_softmax_fused", "ALG-4", "Cross-entropy as one step: its gradient is softmax less one-hot.", steps.log_softmax(False)),
     Variation("log_softmax_from_normalizer", "ALG-4", "The logit less its log-sum-exp.", steps.log_softmax(True)),
     Variation("cross_entropy_softplus", "ALG-4", "Binary cross-entropy as softplus.", steps.Softplus),
