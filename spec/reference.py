@@ -335,8 +335,7 @@ class _Reference:
         differences = a.subtract(x, a.freeze(mean, np.ones(mean.shape, bool))) if a.closed else centered
         variance = a.divide_by(a.sum(a.multiply(differences, differences), -1), config.d_model - (config.norm_variance == "unbiased"))  # (B, T, 1)
         epsilon = self.held(config.norm_epsilon, "norm_epsilon_bits")
-        inside = config.norm_epsilon_placement == "inside"
-        deviation = a.sqrt(a.shift(variance, epsilon)) if inside else a.shift(a.sqrt(variance), epsilon)
+        deviation = a.sqrt(a.shift(variance, epsilon)) if config.norm_epsilon_placement == "inside" else a.shift(a.sqrt(variance), epsilon)
         return a.add(a.multiply(a.divide(centered, deviation), self.weights[f"{name}.weight"]), self.weights[f"{name}.bias"])
 
     def linear(self, name: str, x: Tensor) -> Tensor:
