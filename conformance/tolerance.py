@@ -53,7 +53,7 @@ R = 4.0
 SAMPLES = 16
 """Samples of Monte Carlo arithmetic."""
 
-SIDE_BY_SIDE = 1 << 24
+SIDE_BY_SIDE = 1 << 22
 """Numbers that samples which are computed side by side may hold together; a single sample may hold more."""
 
 TOGETHER = 2

@@ -1,4 +1,4 @@
-"""Softmax, its logarithm, and the weighted sum that it is for, in every admissible way (SPEC ATT-5, LOS-1)."""
+"""Softmax, its logarithm, and the weighted sum that it is for, in every admissible way (SPEC ALG-1 to ALG-4)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spec.precision import Precision
 from spec.tape import FUNCTION, Pullback, RowSums, Tensor, Values
 
 WAYS = ("weights", "logarithm", "output")
-"""Admissible ways to compute attention weights and their derivative (SPEC ATT-5). ``weights``: exponentials divided by their
+"""Admissible ways to compute attention weights and their derivative (SPEC ALG-1 to ALG-3). ``weights``: exponentials divided by their
 sum, the derivative from the weights. ``logarithm``: the exponential of the scores less the logarithm of the sum, and once more
 for the derivative. ``output``: by a running maximum over blocks of keys, the derivative by the row sums of output times gradient."""
 
@@ -109,7 +109,7 @@ class Softmax(ABC):
 
         return self._record(value, (a, pullback))
 
-    # What admissible ways to compute attention and cross-entropy differ in (SPEC ATT-5, LOS-1).
+    # What admissible ways to compute attention and cross-entropy differ in (SPEC ALG-1 to ALG-4).
 
     def vary_softmax(self, value: Values, x: Values, floor: float | Values | None, logarithms: Callable[[], Values]) -> Values:
         """Return the softmax in the way of this arithmetic.

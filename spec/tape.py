@@ -15,7 +15,7 @@ FUNCTION = 4.0
 
 
 WAYS = ("weights", "logarithm", "output")
-"""Admissible ways to compute attention weights and their derivative (SPEC ATT-5). ``weights``: exponentials divided by their
+"""Admissible ways to compute attention weights and their derivative (SPEC ALG-1 to ALG-3). ``weights``: exponentials divided by their
 sum, the derivative from the weights. ``logarithm``: the exponential of the scores less the logarithm of the sum, and once more
 for the derivative. ``output``: by a running maximum over blocks of keys, the derivative by the row sums of output times gradient."""
 
@@ -45,7 +45,7 @@ class Tensor:
 
 
 class RowSums:
-    """What ties a softmax to the weighted sum that it is used in: the row sums of output times gradient (SPEC ATT-5).
+    """What ties a softmax to the weighted sum that it is used in: the row sums of output times gradient (SPEC ALG-1 to ALG-3).
 
     They are, but for rounding, the row sums of weights times their gradient that the derivative of the softmax needs.
     """
