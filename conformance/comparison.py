@@ -15,6 +15,9 @@ from conformance.tolerance import Case, Z, rms_limit
 
 Array = NDArray[np.floating]
 
+NOT_DELIVERED = "not delivered"
+"""Note of a tensor that a backend neither delivers nor says that it has not."""
+
 Z_BINS = tuple(2.0**i for i in range(-8, 9))
 """Edges of the bins in which the errors of a tensor's elements are counted, in sigma."""
 
@@ -179,7 +182,7 @@ class Verdict:
             kinds["gradients by taps" if is_tap_gradient(row.tensor) else "gradients" if is_gradient(row.tensor) else "taps"].append(row)
         said = []
         for kind, rows in kinds.items():
-            missing = [row.tensor for row in rows if row.status == "undelivered"]
+            missing = [row.tensor for row in rows if row.status == "undelivered" and row.note == NOT_DELIVERED]
             if missing:
                 few = len(missing) <= 3 and len(missing) < len(rows)
                 said.append(", ".join(missing) if few else f"{'all' if len(missing) == len(rows) else f'{len(missing)} of'} {len(rows)} {kind}")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from backends.interface import Run
 from conformance import tolerance
-from conformance.comparison import Z_BINS, Judgement, Row, Verdict, is_gradient, is_tap_gradient
+from conformance.comparison import NOT_DELIVERED, Z_BINS, Judgement, Row, Verdict, is_gradient, is_tap_gradient
 from conformance.diagnosis import diagnose
 from conformance.tolerance import Case, Expectation, Forced, Z, rms_limit, root_mean_square
 from spec.batch import Batch
@@ -95,8 +95,9 @@ class _Judging:
         arrived = _Arriving(self, arrives).judgements(sound) if arriving or not local else {}
         del arrives  # the other way takes as much memory
         committed = self.local(sound, shapes) if local else {}
+        self.case.forget()
         table = [faults[name] or self.row(name, clause, committed.get(name), arrived.get(name)) for name, clause in wanted.items()]
-        table += [Row(name, clause_of(self.case.config, name, self.case.part), "undelivered", note="not delivered") for name in self.without_gradients()]
+        table += [Row(name, clause_of(self.case.config, name, self.case.part), "undelivered", note=NOT_DELIVERED) for name in self.without_gradients()]
         verdict = Verdict(table, case=self.case if local else None)
         first = verdict.first_divergence
         if not local or first is None or first.local is None:
@@ -132,7 +133,8 @@ class _Judging:
             return Row(name, clause, status, note=note, size=math.prod(shape))
 
         if actual is None:
-            return fault("declared by the backend", "undelivered") if self.may_lack(name) else fault("missing: the backend returned no such tensor")
+            note = NOT_DELIVERED if self.declared is None else "declared by the backend"
+            return fault(note, "undelivered") if self.may_lack(name) else fault("missing: the backend returned no such tensor")
         if actual.shape != shape:
             return fault(f"has shape {actual.shape} but must be {shape}")
         problem = _precision_problem(actual, precision(self.case.dtype))

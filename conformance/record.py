@@ -33,6 +33,7 @@ def record(report: Report, kind: str, title: str = "", complete: bool = False) -
         complete: whether to keep the full row of every tensor; otherwise only of those that do not agree.
     """
     tables: dict[tuple[tuple[str, str], ...], int] = {}
+    _ = report.conclusions  # which revise what each result says by itself
     results = [_result(result, tables, complete) for result in report.results]
     data = {
         "schema": SCHEMA,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -172,7 +173,14 @@ def failures(report: Report, details: int = 4) -> RenderableType:
             lines.append(Text(f"{name}: {len(diverging) - details} more runs diverge (--json lists them all)", style="red"))
         lines += [Text(f"{name}, all cases together: {one.text}", style="bold") for one in conclusions if one.backend == name and len(diverging) > 1]
         lines += _explanations(name, [r for r in select(report, backend=name) if r.detail])
+        lines += _unchecked(name, select(report, backend=name))
     return Group(*lines)
+
+
+def _unchecked(name: str, results: Sequence[Result]) -> list[Text]:
+    """Say what a backend did not deliver, unless it says itself what it has not; once for all of its runs."""
+    said = Counter(r.verdict.unchecked for r in results if r.verdict and r.verdict.unchecked)
+    return [Text(f"{name}: {text} [{count} runs]", style="yellow") for text, count in said.most_common(3)]
 
 
 def reasons(detail: str) -> list[str]:

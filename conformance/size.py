@@ -74,7 +74,7 @@ def make(size: Size, path: Path) -> None:
     taps = {f"taps/{name}": array for name, array in truth.taps.items()}
     gradients = {f"gradients/{name}": array for name, array in truth.gradients.items()}
     by_taps = {f"by taps/{name}": array for name, array in truth.tap_gradients.items()}
-    save_file({name: np.ascontiguousarray(array) for name, array in {**taps, **gradients, **by_taps}.items()}, path)
+    save_file({name: np.asarray(array, order="C") for name, array in {**taps, **gradients, **by_taps}.items()}, path)
 
 
 def measure(name: str, size: Size, path: Path) -> str:

@@ -113,6 +113,10 @@ class Case:
             forced.taps if forced else None, forced.gradients if forced else None, self.is_unrounded, self.deviations,
         )  # fmt: skip
 
+    def forget(self) -> None:
+        """Let go of what it was computed from, which is made anew when it is wanted again."""
+        self.__dict__.pop("rounded", None)
+
     def is_unrounded(self, tap: str) -> bool:
         return any(fnmatch.fnmatchcase(tap, pattern) for pattern in self.unrounded)
 

@@ -122,12 +122,13 @@ class MonteCarlo(Arithmetic):
 
         def size(part: slice) -> Values:
             terms = count if isinstance(count, (int, float)) else count[:, part]
-            power: Values = np.square(flat[:, part], dtype=np.float64)
-            spread = flat_powers[:, part] - power / terms
-            np.maximum(spread, 0, out=spread)
-            spread *= (terms + 1) / 6
-            power *= terms / 3
-            power += spread
+            share = (terms + 1) / 6
+            square: Values = np.square(flat[:, part], dtype=np.float64)
+            # v as it says above, multiplied out: where squares sum to less than that of the mean, the first term alone is left.
+            power: Values = flat_powers[:, part] * share
+            power += (terms / 3 - share / terms) * square
+            square *= terms / 3
+            np.maximum(power, square, out=power)
             lost = (terms * self._lost + self._least) * (power > 0)  # zero is exact
             np.sqrt(power, out=power)
             power *= roundoff

@@ -26,7 +26,7 @@ def test_gradients_agree_with_central_differences(small, name, part):
     truth = reference(config, weights, batch, gradients=True, part=part)
     generator = np.random.default_rng(1)
     steepest = max(abs(gradient).max() for gradient in truth.gradients.values())
-    assert list(truth.gradients) == spec.trainable(config, part)
+    assert sorted(truth.gradients) == sorted(spec.trainable(config, part))
     for parameter, gradient in truth.gradients.items():
         direction = generator.standard_normal(gradient.shape)
         if parameter == "embeddings.token.weight" and config.token_padding_row is not None:

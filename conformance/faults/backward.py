@@ -193,12 +193,10 @@ def fault(name: str, what: str, edit: Edit, taps: str | tuple[str, ...], clause:
     )
 
 
-# Where gradients of parameters are listed in their own order, and not as the backward pass reaches them, a norm comes before both.
-LISTED_BEFORE = ("gradients.layers.1.norm1.*",)
-OF_INNER = (*shows_in("layers.1.feed_forward.inner", "layers.1.feed_forward.inner.*"), *LISTED_BEFORE)
+OF_INNER = shows_in("layers.1.feed_forward.inner", "layers.1.feed_forward.inner.*")
 OF_POOLER = shows_in("pooler.dense", "pooler.*")
 OF_SCORES = shows_in("layers.1.attention.masked_scores", "layers.1.attention.scores", "layers.1.attention.key", "layers.1.attention.query", "layers.1.attention.key.*", "layers.1.attention.query.*")
-OF_INPUT = (*shows_in("layers.1.residual2", "layers.1.feed_forward.outer", "layers.1.feed_forward.outer.*"), *LISTED_BEFORE)
+OF_INPUT = shows_in("layers.1.residual2", "layers.1.feed_forward.outer", "layers.1.feed_forward.outer.*")
 
 FAULTS = (
     fault("gelu_gradient_by_tanh", "GELU with erf is differentiated as its approximation.", instead(lambda m, y: m.activation(m.source(), "gelu_tanh")), ACTIVATION, "FFN-2", OF_INNER, cause="activation", source=f"{HUB}flagos-ai/FlagGems/pull/159"),
