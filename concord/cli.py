@@ -24,7 +24,6 @@ from rich.text import Text
 
 import backends
 import spec
-from concord import comparing, options, speeding
 from conformance import campaign, check_jobs, doctor, dump, published, record, report
 from conformance.check import DTYPES, QUICK, check_cases, job_of
 from conformance.mutants import matrix
@@ -188,6 +187,8 @@ def mutants(
         console.print(mutants_table.catalogue(chosen, console.width))
         raise typer.Exit(0)
     if criteria:
+        from concord import comparing  # it draws random cases too
+
         raise typer.Exit(comparing.compare(chosen, names, settings, console, json, markdown))
     with _bars(len(chosen), names) as progress:
         found = matrix.conduct(chosen, names, settings, progress)

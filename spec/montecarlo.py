@@ -183,7 +183,7 @@ class MonteCarlo(Arithmetic):
         largest = [float(abs(self._one(x)).max(initial=0.0)) or 1.0 for x in (a, b)]
         left, right = (np.square(self._flushed(self._one(x) / size, 1e-15), dtype=np.float32) for x, size in zip((a, b), largest, strict=True))
         squares = self._contract(subscripts, left, right).astype(np.float64)
-        squares *= (largest[0] * largest[1]) ** 2
+        squares *= np.square(np.float64(largest[0]) * largest[1])
         return squares
 
     def _flushed(self, values: Values, least: float) -> Values:

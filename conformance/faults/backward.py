@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from conformance.faults.context import Context, Edit
-from conformance.faults.fault import Fault, edited
+from conformance.faults.fault import REFUSED, Fault, edited
 from conformance.faults.operations import Array
 
 HUB = "https://github.com/"
@@ -217,7 +217,7 @@ FAULTS = (
     fault("value_gradient_tail_dropped", "The gradient of the value is zero in features that a vector of four does not fill.", passed(tail_dropped), "*.attention.value", "ATT-6", shows_in("layers.1.attention.value", "layers.1.attention.value.*"), source=f"{HUB}Dao-AILab/flash-attention/issues/2552"),
     fault("query_gradient_last_row_dropped", "The last query has no gradient.", lambda m, y: m.o.with_gradient(y, lambda g: m.o.where(m.flags(g, 1, -1), g * 0.0, g)), "*.attention.query", "ATT-4", shows_in("layers.1.attention.query", "layers.1.attention.query.*", "layers.0.attention.query", "layers.0.attention.query.*"), input="a last token that others depend on", source=f"{HUB}Dao-AILab/flash-attention/pull/2896"),
     fault("key_gradient_of_first_head", "The key has a gradient in the first head alone.", passed(first_head_alone), "*.attention.key", "ATT-2", shows_in("layers.1.attention.key", "layers.1.attention.key.*"), source=f"{HUB}fla-org/flash-linear-attention/pull/384"),
-    fault("value_detached", "No gradient flows through the value.", lambda m, y: m.o.stop_gradient(y), "*.attention.value", "ATT-6", shows_in("layers.1.attention.value", "layers.1.attention.value.*"), cause="detached_value or no_gradient", source=f"{HUB}Dao-AILab/flash-attention/issues/2541"),
+    fault("value_detached", "No gradient flows through the value.", lambda m, y: m.o.stop_gradient(y), "*.attention.value", "ATT-6", (*shows_in("layers.1.attention.value", "layers.1.attention.value.*"), REFUSED), cause="detached_value or no_gradient", source=f"{HUB}Dao-AILab/flash-attention/issues/2541"),
     fault("norm_gradient_without_gain", "The gradient of a norm's input lacks the gain.", instead(without_gain), NORMS, "NRM-2", OF_INPUT, source=f"{HUB}flagos-ai/FlagGems/pull/59"),
     fault("norm_gradient_unbiased", "The derivative of the variance divides by D - 1.", unbiased, NORMS, "NRM-4", OF_INPUT, source=f"{HUB}pytorch/pytorch/issues/141425"),
     fault("norm_gradient_of_some_rows", "The last rows, which do not fill a block, do not count in the gradients of gain and offset.", rows_dropped, NORMS, "NRM-2", shows_in("layers.*.norm*", "embeddings.norm.*"), source=f"{HUB}karpathy/llm.c/pull/408"),

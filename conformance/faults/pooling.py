@@ -95,7 +95,6 @@ FAULTS = (
         scenario="single",
         first=("pooling", REFUSED),
         input="a batch of one sample",
-        alone=True,
         change=steps(Head, pool=lambda family, model, x, ids: family.o.squeeze(x[:, :1])),
     ),
     mutant(

@@ -154,7 +154,6 @@ FAULTS = (
         scenario="offset",
         first=("embeddings.norm",),
         input="a mean far larger than the deviation",
-        alone=True,
         change=steps(Norm, variance=variance_by_squares),
     ),
     mutant(
