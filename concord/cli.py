@@ -24,6 +24,7 @@ from rich.text import Text
 
 import backends
 import spec
+from concord import options, speeding
 from conformance import campaign, check_jobs, doctor, dump, published, record, report
 from conformance.check import DTYPES, QUICK, check_cases, job_of
 from conformance.mutants import matrix
