@@ -219,14 +219,14 @@ def test_surgery_that_changes_nothing_conforms(mutated: tuple[str, Worker], name
 @pytest.mark.parametrize("mutant", VISIBLE, ids=lambda mutant: mutant.name)
 def test_mutant_is_found_at_the_right_tensor(mutated: tuple[str, Worker], mutant: Fault) -> None:
     name, worker = mutated
-    finding = Hunt(name, worker=worker).find(mutant, everywhere=False)
+    finding = Hunt(name, worker=worker, diagnosing=False).find(mutant, everywhere=False)
     assert finding.status == "found", finding
 
 
 @pytest.mark.parametrize("mutant", EQUIVALENT, ids=lambda mutant: mutant.name)
 def test_equivalent_mutant_is_not_called_a_bug(mutated: tuple[str, Worker], mutant: Fault) -> None:
     name, worker = mutated
-    finding = Hunt(name, worker=worker).find(mutant)
+    finding = Hunt(name, worker=worker, diagnosing=False).find(mutant)
     assert finding.status == "equivalent", finding
 
 
@@ -377,6 +377,7 @@ def test_every_scenario_has_a_mutant_that_it_alone_shows() -> None:
 @pytest.mark.xdist_group("torch")
 @pytest.mark.parametrize("mutant", [mutant for mutant in ALL if mutant.alone], ids=lambda mutant: mutant.name)
 def test_without_its_scenario_a_mutant_lives(open_worker: Callable[[str], Worker], mutant: Fault) -> None:
-    hunt = Hunt("torch", worker=open_worker(plugin("torch")))
-    shown = [scenario for scenario in mutant.scenarios if hunt.look(mutant, scenario, "float32")]
-    assert shown == [mutant.scenario]
+    hunt = Hunt("torch", worker=open_worker(plugin("torch")), diagnosing=False)
+    # What combines much runs in one precision alone, and stands in for no case that runs in all of them.
+    others = [scenario for scenario in mutant.scenarios if scenario == mutant.scenario or not SCENARIOS[scenario].once]
+    assert [scenario for scenario in others if hunt.look(mutant, scenario, "float32")] == [mutant.scenario]

@@ -63,7 +63,7 @@ class Fault:
         input: what an input must have to make it visible.
         options: configuration fields to set in the case.
         equivalent: the precisions in which no input can show it, each with the reason.
-        alone: whether, in float32, no other scenario of its variant shows it: it is why the scenario is there.
+        alone: whether, in float32, no other scenario of its variant that runs in every precision shows it: it is why the scenario is there.
         cause: the hypothesis that should explain it; several names are joined by "or". None where nothing that is known can.
         clause: the clause of SPEC.md that it breaks.
         after: the scenario that runs first, in the same process.

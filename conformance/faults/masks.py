@@ -142,6 +142,7 @@ FAULTS = (
         "A batch whose rows all have the same length is taken for one without padding.",
         scenario="equal",
         input="the same padding in every row",
+        alone=True,
         change=steps(RealTokens, run=lost_where_lengths_are_equal),
     ),
     mutant(

@@ -95,6 +95,7 @@ FAULTS = (
         scenario="single",
         first=("pooling", REFUSED),
         input="a batch of one sample",
+        alone=True,
         change=steps(Head, pool=lambda family, model, x, ids: family.o.squeeze(x[:, :1])),
     ),
     mutant(

@@ -154,6 +154,7 @@ FAULTS = (
         scenario="offset",
         first=("embeddings.norm",),
         input="a mean far larger than the deviation",
+        alone=True,
         change=steps(Norm, variance=variance_by_squares),
     ),
     mutant(

@@ -143,6 +143,7 @@ FAULTS = (
         "Layer 1 has the weights of layer 0.",
         first=("layers.1.attention.query",),
         input="two layers",
+        alone=True,
         change=renamed(lambda name: name.replace("layers.1.", "layers.0.")),
     ),
     mutant(

@@ -145,6 +145,7 @@ class Hunt:
         backend: the name of a built-in backend.
         pool: what supervises its worker; by default one of its own.
         worker: a worker of its plugin, if one runs already.
+        diagnosing: whether what is found is diagnosed too, which takes longer than all the rest.
     """
 
     def __init__(
@@ -154,8 +155,10 @@ class Hunt:
         progress: Progress = lambda backend, done: None,
         pool: Pool | None = None,
         worker: Worker | None = None,
+        diagnosing: bool = True,
     ) -> None:
         self.backend, self.progress, self.version = backend, progress, ""
+        self.diagnosing = diagnosing
         self.pool = pool or Pool()
         self.seat = self.pool.seat(partial((settings or Settings()).open, plugin(backend)), started=self.started, worker=worker)
 
@@ -217,7 +220,7 @@ class Hunt:
             return seen(REFUSED, float("inf"), failure.detail)
         verdict = job_of(case, dtype).judge(run)
         row = verdict.first_divergence
-        return None if row is None else seen(row.tensor, row.ratio, row.note, verdict.cause if mutant.cause else None)
+        return None if row is None else seen(row.tensor, row.ratio, row.note, verdict.cause if mutant.cause and self.diagnosing else None)
 
     def run(self, case: Case, dtype: str, implementation: str) -> Run:
         """Run a case; a worker that dies is started again, a few times.
