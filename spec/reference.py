@@ -209,7 +209,7 @@ class _Reference:
         """Hand on every tap, and every gradient if they are wanted; return how many elements the forward pass computed."""
         self.observer = observer
         self.watched = set(trainable(self.config, part)) if gradients else set()
-        self.a.recording = gradients
+        self.a.recording = gradients or self.a.keeping
         with np.errstate(all="ignore"):  # infinities and NaN are results here, and are judged
             loss = self.run(part)
             elements = self.a.elements

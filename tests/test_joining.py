@@ -226,13 +226,13 @@ def test_a_wrong_dump_diverges_at_the_wrong_tensor(invoke: Invoke, exported: Pat
     assert ("  1 of " in output) == ("context" not in tensor)
 
 
-def test_a_dump_without_its_taps_and_gradients_diverges(invoke: Invoke, dumps: Path) -> None:
+def test_a_dump_without_its_taps_and_gradients_is_judged_by_its_output(invoke: Invoke, dumps: Path) -> None:
     for path in dumps.rglob("run.safetensors"):
         run = load_file(path)
         save_file({name: run[name] for name in ("output", "loss")}, path)
     code, output, _ = invoke("check", "--from-dump", dumps)
-    assert code == 1
-    assert "missing: the backend returned no such tensor" in output
+    assert code == 0
+    assert "not checked, since not delivered: " in " ".join(output.split())
 
 
 def test_a_case_without_a_run_is_missing_and_the_others_are_judged(invoke: Invoke, dumps: Path) -> None:
