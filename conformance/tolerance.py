@@ -26,7 +26,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -197,7 +197,7 @@ def end_to_end(case: Case) -> Expectation:
 
 def plain(case: Case) -> Expectation:
     """Return what the oracle yields from the inputs, without saying how far a run may lie from it."""
-    return _kept(f"plain {case.key}", lambda: _expectation(case, _values(case, None), {}))
+    return _expectation(case, _values(case, None), {})
 
 
 def local(case: Case, forced: Forced) -> Expectation:
@@ -210,7 +210,8 @@ def local(case: Case, forced: Forced) -> Expectation:
     Args:
         forced: tensors of the run; those that are missing are computed from the ones before.
     """
-    usual = _kept(f"local {sorted(forced.taps)} {sorted(forced.gradients)} {case.key}", lambda: _estimate(case, _of_truth(case, forced)))
+    key = f"local {sorted(forced.taps)} {sorted(forced.gradients)} {case.key}"
+    usual = _kept(key, lambda: replace(_estimate(case, _of_truth(case, forced)), values={}))  # those of a run are its own
     values = _values(case, forced)
     sigmas = {name: np.maximum(sigma, _least(values[name], case.dtype)) for name, sigma in usual.sigmas.items()}
     return _expectation(case, {name: values[name] for name in sigmas}, sigmas)
@@ -323,7 +324,7 @@ class Sigma:
         sigma = np.where(abs(value) > target.largest, np.nan, sigma)
         if not self.known.all():
             sigma = np.where(self.finite, sigma, np.inf)
-        return sigma if self.dtype == "float64" else sigma.astype(np.float32)
+        return sigma.astype(np.float64 if self.dtype == "float64" else np.float32)
 
 
 def _estimate(case: Case, forced: Forced | None) -> Expectation:
