@@ -271,7 +271,7 @@ def test_a_variance_by_squares_is_recognised():
     "case", standard_cases() + standard_cases(["bert"], "attention") + standard_cases(["bert"], "stack"), ids=lambda case: case.name
 )
 def test_a_step_without_a_mistake_is_the_reference(case):
-    truth = compute(case.config, case.weights, case.batch, Arithmetic(), True, case.part)
+    truth = compute(case.config, case.weights, case.batch, Arithmetic("extended"), True, case.part)
     judged = Judged(case.config, case.weights, case.batch, case.part, "float64")
     for tensor in (*truth.taps, *(f"gradients.{name}" for name in list(truth.gradients)[::5])):
         question = Question(judged, {}, tensor, np.zeros(()))

@@ -38,12 +38,14 @@ class _Recovery:
     def __init__(self, question: Question) -> None:
         self.question, self.name = question, parameters_of(question.tensor)
         self.weight = question.case.weights[f"{self.name}.weight"].astype(np.float64)
-        self.inputs = question.exact.inputs[question.tensor].value.reshape(-1, len(self.weight))
+        # What is wrong is far larger than rounding: float64 is enough, and what linear algebra there is.
+        self.inputs = question.exact.inputs[question.tensor].value.reshape(-1, len(self.weight)).astype(np.float64)
         shape = (len(self.inputs), -1)
         self.right, self.actual = question.right.value.reshape(shape), question.actual.reshape(shape)
         self.sigma = np.broadcast_to(question.right.sigma, question.right.value.shape).reshape(shape)
         self.usable = bool(np.isfinite(self.actual).all() and np.isfinite(self.sigma).all() and len(self.inputs) > 2)
-        self.error = self.actual - self.right
+        self.error = (self.actual - self.right).astype(np.float64)
+        self.right = self.right.astype(np.float64)
         columns = range(self.error.shape[1])
         self.wrong = np.array([column for column in columns if not within(self.error[:, column], self.sigma[:, column])], int)
 
