@@ -33,14 +33,11 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[all,dev]"
 	touch $@
 
-readme-readme-criteria: $(VENV)/installed
-	$(RUN)/concord mutants --criteria --json conformance/results/criteria.json --markdown README.md
-
-speed: $(VENV)/installed
-	$(RUN)/concord speed --json conformance/results/speed.json --markdown README.md
-
 readme-criteria: $(VENV)/installed
 	$(RUN)/concord mutants --criteria --json conformance/results/criteria.json --markdown README.md
+
+readme-speed: $(VENV)/installed
+	$(RUN)/concord speed --json conformance/results/speed.json --markdown README.md
 
 speed: $(VENV)/installed
 	$(RUN)/concord speed --json speed.json --html speed.html

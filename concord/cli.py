@@ -26,7 +26,7 @@ import backends
 import spec
 from concord import options, speeding
 from conformance import campaign, check_jobs, doctor, dump, published, record, report
-from conformance.check import DTYPES, QUICK, check_cases, job_of
+from conformance.check import DTYPES, QUICK
 from conformance.mutants import matrix
 from conformance.mutants import table as mutants_table
 from spec.errors import SpecError
@@ -120,12 +120,12 @@ def check(
     if from_dump is not None:
         _finish(dump.judge_dumps(from_dump), console, "check", json, html, "variant", f"Runs from {from_dump}")
     dtypes = _once(dtype) or list(QUICK if quick else DTYPES)
-    settings, names, cases = _all(
+    settings, names, jobs = _all(
         lambda: options.settings(backend, device or "cpu", implementation, execution, python, ssh, time_limit, memory_limit, threads, precision, deterministic, repeat),
         lambda: _names(backend, python, ssh),
-        lambda: check_cases(_once(variant), dtypes, part, case),
+        lambda: check_jobs(_once(variant), dtypes, part, case),
     )
-    result = _run([job_of(case, dtype) for case in cases for dtype in dtypes], names, settings)
+    result = _run(jobs, names, settings)
     _finish(result, console, "check", json, html, "variant", _title(settings, part), markdown)
 
 

@@ -22,6 +22,7 @@ from backends.worker import TIME_LIMIT, Worker, WorkerFailure
 from conformance.comparison import Row, Verdict
 from conformance.diagnosis.campaign import Conclusion, conclude
 from conformance.judging import Derivation, Published, judge
+from conformance.pace import Pace
 from spec.batch import Batch
 from spec.config import EncoderConfig
 from spec.errors import SpecError
@@ -243,10 +244,11 @@ def conduct(jobs: Sequence[Job], names: Iterable[str], settings: Settings, progr
         backends.resolve(name)
     started = time.perf_counter()
     environments: dict[str, dict[str, Any]] = {}
-    with Pool() as pool:
-        crews = [Crew(label, name, how, pool, environments, progress) for label, (name, how) in settings.places(chosen).items()]
-        # From the last: JAX takes longest, and alone at the end it would leave the other cores idle.
-        results = pool.map(lambda crew: crew.work(jobs), crews[::-1])[::-1]
+    places = settings.places(chosen)
+    with Pool(width=len(places)) as pool:
+        pace = Pace(places, lambda: pool.stopped)
+        crews = [Crew(label, name, how, pool, environments, progress) for label, (name, how) in places.items()]
+        results = pool.map(lambda crew: crew.work(jobs, pace), crews)
     return Report([result for of_one in results for result in of_one], environments, settings, time.perf_counter() - started)
 
 
@@ -271,20 +273,22 @@ class Crew:
 
     def __init__(self, label: str, name: str, settings: Settings, pool: Pool, environments: dict[str, dict[str, Any]], progress: Progress = lambda backend, done: None) -> None:
         self.label, self.name, self.settings = label, name, settings
-        self.environments, self.progress, self.pool = environments, progress, pool
+        self.environments, self.progress = environments, progress
         self.seat = pool.seat(partial(settings.open, name), started=self.started)
 
-    def work(self, jobs: Sequence[Job]) -> list[Result]:
+    def work(self, jobs: Sequence[Job], pace: Pace) -> list[Result]:
         """Run and judge jobs, one after the other on the same worker: a backend that carries state from case to case is checked as it is."""
         results: list[Result] = []
         started = time.perf_counter()
         try:
-            for job in jobs:
-                if self.pool.stopped:
-                    break
-                results.append(self.attempt(job))
+            for number, job in enumerate(jobs):
+                with pace.turn(self.label, number) as mine:
+                    if not mine:
+                        break
+                    results.append(self.attempt(job))
                 self.progress(self.label, job.name)
         finally:
+            pace.leave(self.label)
             if self.seat.worker:
                 self.note("run_seconds", time.perf_counter() - started)
                 self.note("peak_memory_bytes", self.seat.worker.peak_memory)

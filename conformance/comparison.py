@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from conformance.causes import Cause
 from conformance.diagnosis import Diagnosis
-from conformance.tolerance import Case, Z, rms_limit
+from conformance.expectation import Case
+from conformance.tolerance import Z, rms_limit
 
 Array = NDArray[np.floating]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,9 +13,11 @@ from numpy.typing import NDArray
 
 from backends.interface import Run
 from conformance import tolerance
-from conformance.comparison import NOT_DELIVERED, Z_BINS, Judgement, Row, Verdict, is_gradient, is_tap_gradient
+from conformance.comparison import NOT_DELIVERED, Judgement, Row, Verdict, is_gradient, is_tap_gradient
 from conformance.diagnosis import diagnose
-from conformance.tolerance import Case, Expectation, Forced, Z, rms_limit, root_mean_square
+from conformance.expectation import Case, Expectation, Forced, root_mean_square
+from conformance.scoring import judge_tensor
+from conformance.tolerance import Z
 from spec.batch import Batch
 from spec.config import EncoderConfig
 from spec.deviations import Deviations, declared, in_precision
@@ -181,25 +182,26 @@ class _Judging:
         return self.committed(names, tolerance.local_exactly(self.case, forced), sound)
 
     def committed(self, names: Sequence[str], expectation: Expectation, sound: bool) -> dict[str, Judgement]:
-        decided = not _rounding_decides_a_norm(expectation)
-        return {name: self.committed_at(name, expectation, sound, decided) for name in names}
+        return {name: self.committed_at(name, expectation, sound) for name in names}
 
-    def committed_at(self, name: str, expectation: Expectation, sound: bool, decided: bool) -> Judgement:
+    def committed_at(self, name: str, expectation: Expectation, sound: bool) -> Judgement:
         value, gradient = expectation.values[name], name.startswith("gradients.")
         if gradient and not sound:
             return Judgement("undetermined", size=value.size, note="the forward pass is not finite")
-        if gradient and not decided:
+        if name in expectation.unsettled and not expectation.settled(name).any():
             return Judgement("undetermined", size=value.size, note="rounding decides a layer norm that it flows through")
         if gradient and self.half and _is_noise(value, expectation.sigmas[name]):
             return Judgement("undetermined", size=value.size, note="rounding leaves no digit of it")
-        lenient = _behind_a_singularity(name, expectation)
+        lenient = name in expectation.singular
         return self.judged(name, expectation, sound and not lenient, lenient)
 
     def judged(self, name: str, expectation: Expectation, strict: bool, lenient: bool) -> Judgement:
         """Judge one tensor; of a table's gradient the rows that are used, if the others are zero."""
         actual, value, sigma = self.delivered[name], expectation.values[name], expectation.sigmas[name]
-        if _is_norm(name):
-            sigma = np.where(_undecided_rows(value, sigma), np.nan, sigma)
+        if name in expectation.undecided_rows:
+            sigma = np.where(expectation.undecided_rows[name], np.nan, sigma)
+        if name in expectation.unsettled:
+            sigma = np.where(expectation.settled(name), sigma, np.nan)
         rows = expectation.rows.get(name)
         if rows is None:
             return judge_tensor(actual, value, sigma, self.case.dtype, strict, lenient)
@@ -223,50 +225,12 @@ class _Arriving:
 
     def judged(self, name: str) -> Judgement:
         size = self.expectation.values[name].size
-        if is_gradient(name) and self.overflowing:
+        if is_gradient(name) and self.expectation.overflowing:
             return Judgement("undetermined", size=size, note="the forward pass is out of range")
-        if name in self.undecided:
+        if name in self.expectation.undecided:
             return Judgement("undetermined", size=size, note="rounding may have grown beyond a tenth of it")
-        lenient = _behind_a_singularity(name, self.expectation)
+        lenient = name in self.expectation.singular
         return self.judging.judged(name, self.expectation, not lenient, lenient)
-
-    @functools.cached_property
-    def undecided(self) -> set[str]:
-        """Taps from the first one on whose sigma is no longer small beside its values. Gradients are always decided."""
-        found: set[str] = set()
-        for name, value in self.expectation.values.items():
-            if is_gradient(name):
-                break
-            sigma = self.expectation.sigmas[name]
-            judged = np.isfinite(sigma) & np.isfinite(value)
-            if found or _rms(sigma[judged]) > tolerance.UNDECIDED * _rms(value[judged]):
-                found.add(name)
-        return found
-
-    @functools.cached_property
-    def overflowing(self) -> bool:
-        """Whether the precision does not determine all taps: every gradient flows through all of them."""
-        return not all(np.isfinite(sigma).all() for name, sigma in self.expectation.sigmas.items() if not is_gradient(name))
-
-
-def _is_norm(name: str) -> bool:
-    return "norm" in name.rpartition(".")[2] and not is_gradient(name)
-
-
-def _undecided_rows(value: Array, sigma: Array) -> NDArray[np.bool_]:
-    """Return in which rows rounding leaves no digit, (…, 1): where sigma is not small, nor a number."""
-    size, noise = (np.max(abs(array), axis=-1, keepdims=True) for array in (value, sigma))
-    undecided: NDArray[np.bool_] = ~(noise <= tolerance.UNDECIDED * size)
-    return undecided
-
-
-def _rounding_decides_a_norm(expectation: Expectation) -> bool:
-    """Return whether some row of a layer norm is a difference of which rounding leaves no digit.
-
-    Where all entries of a row are nearly equal, its deviation is rounding, and gradients are divided by it: their errors
-    have no variance that samples could show.
-    """
-    return any(_is_norm(name) and _undecided_rows(value, expectation.sigmas[name]).any() for name, value in expectation.values.items())
 
 
 def _is_noise(value: Array, sigma: Array) -> bool:
@@ -275,66 +239,8 @@ def _is_noise(value: Array, sigma: Array) -> bool:
     In few bits a softmax of large scores has but one weight, and what flows back through it is a difference of equal
     numbers: rounding, times weights that are large. Few samples say little of how far that may go.
     """
-    size, noise = _rms(value.reshape(-1)), _rms(sigma.reshape(-1))
+    size, noise = root_mean_square(value), root_mean_square(sigma)
     return noise * ZERO < size < noise
-
-
-def _behind_a_singularity(name: str, expectation: Expectation) -> bool:
-    """Return whether a gradient was computed after one that is not finite (SPEC NRM-7).
-
-    What is not finite passes a ReLU that is closed, or a masked score, in one framework, which multiplies by 0, and not
-    in another, which selects: from there on it is no question of right or wrong whether an element is finite.
-    """
-    if not name.startswith("gradients."):
-        return False
-    gradients = itertools.takewhile(lambda other: other != name, (n for n in expectation.values if n.startswith("gradients.")))
-    return any(not np.isfinite(expectation.values[other]).all() for other in gradients)
-
-
-def judge_tensor(actual: Array, value: Array, sigma: Array, dtype: str, strict: bool = True, lenient: bool = False) -> Judgement:
-    """Judge one tensor.
-
-    Args:
-        actual: what the backend returned, in the shape of ``value``.
-        value: what the oracle says.
-        sigma: the standard deviation of correct results; where it is not finite the element is undetermined.
-        dtype: the precision or mode.
-        strict: whether an element that is not finite in the oracle must not be in the backend.
-        lenient: whether an element that is finite in the oracle need not be in the backend.
-    """
-    actual = actual.astype(value.dtype)
-    finite = np.isfinite(value)
-    judged = finite & np.isfinite(sigma) & (np.isfinite(actual) | (not lenient))
-    wrongly_finite = ~finite & np.isposinf(sigma) & np.isfinite(actual) & strict
-    if not judged.any() and not wrongly_finite.any():
-        return Judgement("undetermined", size=value.size, note=f"{dtype} does not determine it: out of range")
-    with np.errstate(all="ignore"):
-        errors = np.where(judged, abs(actual - value), 0.0)
-        scores = np.where(judged, np.where(np.isfinite(actual), errors / sigma, np.inf), np.where(wrongly_finite, np.inf, 0.0))
-        rms = _rms(errors[judged]) / _rms(sigma[judged]) if np.isfinite(scores).all() else np.inf
-    element = np.unravel_index(int(np.argmax(scores)), scores.shape)
-    z, beyond = float(scores[element]), int((scores > Z).sum())
-    counted = np.histogram(scores[judged], bins=[0.0, *Z_BINS, np.inf])[0] if judged.any() else [0] * (len(Z_BINS) + 1)
-    unjudged = f"{judged.size - judged.sum()} elements are undetermined: out of range" if not judged.all() else ""
-    infinite = unjudged if np.isfinite(actual[judged]).all() else "not finite"
-    return Judgement(
-        status="diverges" if beyond or rms > rms_limit(value.size) else "agrees",
-        z=z,
-        rms=rms,
-        element=tuple(int(i) for i in element),
-        actual=float(actual[element]),
-        expected=float(value[element]),
-        sigma=float(sigma[element]),
-        beyond=beyond,
-        size=value.size,
-        spread=tuple(int(count) for count in counted),
-        note="finite where the oracle is not" if wrongly_finite.any() else infinite,
-    )
-
-
-def _rms(values: Array) -> float:
-    with np.errstate(all="ignore"):
-        return float(root_mean_square(values, 0))
 
 
 def _precision_problem(actual: Array, target: Precision) -> str | None:

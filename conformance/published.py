@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.campaign import Job
+from conformance.expectation import Expectation
 from conformance.golden_files.golden import GoldenFile, GoldenRun, computed, read
-from conformance.tolerance import Expectation, expect
+from conformance.tolerance import expect
 from spec.deviations import Deviations
 from spec.errors import SpecError
 from spec.precision import precision

@@ -19,27 +19,23 @@ delivers them. Decision 10 gives the reasons, the record of the campaign that co
 
 from __future__ import annotations
 
-import fnmatch
-import functools
-import hashlib
-import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cache import Cache
+from conformance.expectation import Case, Expectation, Forced, least_sigma
 from spec.arithmetic import Arithmetic
-from spec.batch import Batch, round_inputs, validate_batch
+from spec.batch import Batch
 from spec.config import EncoderConfig
-from spec.deviations import NONE, Deviations
+from spec.deviations import KINDS, NONE, Deviations
 from spec.montecarlo import MonteCarlo
-from spec.parameters import Weights, validate_weights
+from spec.parameters import Weights
 from spec.precision import precision
-from spec.reference import Observer, observe, used_rows
 from spec.tensors import clause_of
 
 Array = NDArray[np.floating]
@@ -53,124 +49,11 @@ R = 4.0
 SAMPLES = 16
 """Samples of Monte Carlo arithmetic."""
 
-SIDE_BY_SIDE = 1 << 22
+SIDE_BY_SIDE = 1 << 21
 """Numbers that samples which are computed side by side may hold together; a single sample may hold more."""
 
 TOGETHER = 2
 """Samples of a large case that are computed at the same time: each takes the memory of a whole run, and NumPy one core."""
-
-UNDECIDED = 0.1
-"""Share of a tap's own size that sigma may have; beyond it, and in every later tap, end to end says nothing."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """What a run is asked to compute, and by which rules it is judged.
-
-    Attributes:
-        dtype: the precision, or mode of :data:`spec.precision.MODES`, whose rounding is allowed for.
-        deviations: that the backend declares.
-        gradients: whether gradients are judged.
-        unrounded: patterns of the taps of which the backend says that what follows them sees more digits than it delivers.
-    """
-
-    config: EncoderConfig
-    weights: Weights
-    batch: Batch
-    part: str = "model"
-    dtype: str = "float32"
-    deviations: Deviations = field(default_factory=lambda: NONE)
-    gradients: bool = True
-    unrounded: tuple[str, ...] = ()
-
-    @functools.cached_property
-    def key(self) -> str:
-        """A digest of all of its content."""
-        plain = [self.config.as_dict(), self.part, self.dtype, sorted(self.deviations.items()), self.gradients, self.unrounded]
-        digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
-        for name, array in sorted({**self.weights, **self.batch.arrays()}.items()):
-            digest.update(f"{name} {array.dtype} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).data)
-        return digest.hexdigest()
-
-    @functools.cached_property
-    def rounded(self) -> tuple[Weights, Batch]:
-        """Weights and inputs as the precision holds them (SPEC PRC-2)."""
-        validate_weights(self.config, self.weights, self.part)
-        validate_batch(self.config, self.batch, self.part)
-        return round_inputs(self.weights, self.batch, self.dtype)
-
-    @functools.cached_property
-    def rows(self) -> dict[str, NDArray[np.int64]]:
-        """Which rows of each table have a gradient, by the name of the gradient."""
-        return {f"gradients.{name}": rows for name, rows in used_rows(self.config, self.batch, self.part).items()}
-
-    def observe(self, arithmetic: Arithmetic, observer: Observer, forced: Forced | None = None) -> int:
-        """Compute it in some arithmetic (:func:`spec.reference.observe`), from forced tensors if there are any."""
-        weights, batch = self.rounded
-        return observe(
-            self.config, weights, batch, arithmetic, observer, self.gradients, self.part, self.dtype,
-            forced.taps if forced else None, forced.gradients if forced else None, self.is_unrounded, self.deviations,
-        )  # fmt: skip
-
-    def forget(self) -> None:
-        """Let go of what it was computed from, which is made anew when it is wanted again."""
-        self.__dict__.pop("rounded", None)
-
-    def is_unrounded(self, tap: str) -> bool:
-        return any(fnmatch.fnmatchcase(tap, pattern) for pattern in self.unrounded)
-
-
-@dataclass(frozen=True)
-class Forced:
-    """Tensors that what follows them is computed from.
-
-    Attributes:
-        taps: by name.
-        gradients: of the loss by taps, by the tap's name.
-    """
-
-    taps: Mapping[str, Array]
-    gradients: Mapping[str, Array]
-
-
-@dataclass(frozen=True)
-class Expectation:
-    """What a run is judged by, in one of the two ways.
-
-    Attributes:
-        dtype: the precision or mode.
-        values: tensor name to expected array; taps in the order of computation, then gradients in the order of the backward
-            pass, those by taps as ``gradients.taps.<tap>``. Of the gradient of a table, the rows of ``rows`` alone.
-        sigmas: for each, the standard deviation of correct results, in its shape. NaN: undetermined. Infinite: the
-            value is not finite, and no rounding makes it so.
-        clauses: for each, the clause that defines it.
-        rows: which rows of a table's gradient can be other than zero.
-        shapes: of every tensor that a run may deliver, those that are not judged in this way too; of those in ``rows`` without
-            the other rows.
-    """
-
-    dtype: str
-    values: dict[str, Array]
-    sigmas: dict[str, Array]
-    clauses: dict[str, str]
-    rows: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-
-    @property
-    def nbytes(self) -> int:
-        """The memory that it takes up."""
-        return sum(array.nbytes for array in (*self.values.values(), *self.sigmas.values()))
-
-    def whole(self, name: str, sizes: tuple[int, ...]) -> tuple[Array, Array]:
-        """Return values and sigmas of a tensor in its full shape: what has no row is zero, and sigma as small as may be."""
-        value, sigma = self.values[name], self.sigmas.get(name, self.values[name])
-        if name not in self.rows:
-            return value, sigma
-        full, spread = np.zeros(sizes, value.dtype), np.full(sizes, precision(self.dtype).smallest_normal)
-        full[self.rows[name]], spread[self.rows[name]] = value, sigma
-        return full, spread
-
 
 def rms_limit(size: int) -> float:
     """Return the largest root mean square error of a tensor: one of its elements may err :data:`Z`, the rest :data:`R`."""
@@ -192,6 +75,7 @@ def expect(
 
 def end_to_end(case: Case) -> Expectation:
     """Return what a correct run yields from the inputs."""
+    case = _without_idle_deviations(case)
     return _kept(f"end to end {case.key}", lambda: _estimate(case, None))
 
 
@@ -210,10 +94,11 @@ def local(case: Case, forced: Forced) -> Expectation:
     Args:
         forced: tensors of the run; those that are missing are computed from the ones before.
     """
-    key = f"local {sorted(forced.taps)} {sorted(forced.gradients)} {case.key}"
-    usual = _kept(key, lambda: replace(_estimate(case, _of_truth(case, forced)), values={}))  # those of a run are its own
+    common = _without_idle_deviations(case)
+    key = f"local {sorted(forced.taps)} {sorted(forced.gradients)} {common.key}"
+    usual = _kept(key, lambda: replace(_estimate(common, _of_truth(common, forced)), values={}))  # those of a run are its own
     values = _values(case, forced)
-    sigmas = {name: np.maximum(sigma, _least(values[name], case.dtype)) for name, sigma in usual.sigmas.items()}
+    sigmas = {name: np.maximum(sigma, least_sigma(values[name], case.dtype)) for name, sigma in usual.sigmas.items()}
     return _expectation(case, {name: values[name] for name in sigmas}, sigmas)
 
 
@@ -226,6 +111,26 @@ def is_large(case: Case) -> bool:
     """Return whether what a case is judged by is too large to be kept for other runs of it."""
     sizes = sum(array.size for array in case.weights.values()) + np.prod(next(iter(case.batch.arrays().values())).shape[:2]) * 40 * case.config.d_model
     return int(sizes) * 8 > Cache.LARGEST
+
+
+def _without_idle_deviations(case: Case) -> Case:
+    """Return the case without deviations of which the truth is the same with and without: backends with and without them share its estimates."""
+    if not case.deviations or any(KINDS[name].dtypes and case.dtype in KINDS[name].dtypes for name in case.deviations):
+        return case  # what concerns a precision changes how it rounds, which the truth does not show
+    bare = replace(case, deviations=NONE)
+    return bare if _idle.get(case.key, lambda: _Known(_same(_values(case, None), _values(bare, None)))).yes else case
+
+
+@dataclass(frozen=True)
+class _Known:
+    """An answer that is kept."""
+
+    yes: bool
+    nbytes: int = 64
+
+
+def _same(values: dict[str, Array], others: dict[str, Array]) -> bool:
+    return all(np.array_equal(value, others[name], equal_nan=True) for name, value in values.items())
 
 
 def _of_truth(case: Case, forced: Forced) -> Forced:
@@ -320,7 +225,7 @@ class Sigma:
         target, value = precision(self.dtype), self.value
         noise = np.zeros_like(value) if self.noise is None else self.noise / SAMPLES
         bias = 0.0 if self.bias is None else self.bias / shadows
-        sigma = np.maximum(np.sqrt(noise + bias + np.square(jump)), _least(value, self.dtype))
+        sigma = np.maximum(np.sqrt(noise + bias + np.square(jump)), least_sigma(value, self.dtype))
         sigma = np.where(abs(value) > target.largest, np.nan, sigma)
         if not self.known.all():
             sigma = np.where(self.finite, sigma, np.inf)
@@ -359,21 +264,6 @@ def _estimate(case: Case, forced: Forced | None) -> Expectation:
     return _expectation(case, values, sigmas, shapes)
 
 
-def _least(value: Array, dtype: str) -> Array:
-    """Return what sigma is at least: the result itself has to be rounded."""
-    target = precision(dtype)
-    least: Array = np.maximum(target.unit_roundoff / np.sqrt(3) * abs(value), target.smallest_normal)
-    return least
-
-
-def root_mean_square(values: Array, axes: int | tuple[int, ...]) -> Array:
-    """Return the root mean square over axes, scaled so that squares neither overflow nor vanish; a last axis stays, with size 1."""
-    largest = np.max(abs(values), axis=axes, keepdims=True, initial=0.0)
-    scaled = values / np.where(largest > 0, largest, 1.0)
-    root: Array = largest * np.sqrt(np.mean(np.square(scaled), axis=axes, keepdims=True)) if values.size else largest
-    return root.squeeze(0)
-
-
 def _jumps(case: Case) -> dict[str, Array]:
     """Return how far each gradient moves when every ReLU input within rounding of zero changes sides."""
     if not case.gradients or "relu" not in (case.config.activation, case.config.qkv_activation):
@@ -394,7 +284,7 @@ def _jumps(case: Case) -> dict[str, Array]:
     return jumps
 
 
-_estimates = Cache()
+_estimates, _idle = Cache(), Cache()
 
 
 def _kept(key: str, make: Callable[[], Expectation]) -> Expectation:

@@ -69,6 +69,7 @@ def _multiply(left: Values, right: Values) -> Values:
         return _plainly(left, right)
     if not (np.isfinite(left).all() and np.isfinite(right).all()):
         return _plainly(left, right)
+    left, right = _balanced(left, right)
     # Each factor is the sum of parts of so few bits that float64 products of them are exact.
     bits = (53 - max(math.ceil(math.log2(left.shape[-1])), 1)) // 2
     lefts, rights = _parts(left, -1, bits), _parts(right, -2, bits)
@@ -77,6 +78,13 @@ def _multiply(left: Values, right: Values) -> Values:
         for other in rights[: len(lefts) - i]:
             total += np.matmul(part, other)
     return total
+
+
+def _balanced(left: Values, right: Values) -> tuple[Values, Values]:
+    """Scale what meets in a product by powers of two, so that both factors are of one size: parts have as many bits as the largest along an axis needs."""
+    sizes = [np.frexp(abs(array).max(axis))[1] for array, axis in ((left, -2), (right, -1))]  # (N, I)
+    shift = (sizes[1] - sizes[0]) // 2
+    return np.ldexp(left, shift[..., None, :]), np.ldexp(right, -shift[..., :, None])
 
 
 def _plainly(left: Values, right: Values) -> Values:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -91,7 +92,7 @@ def taps(config: EncoderConfig, part: str = "model", given: Collection[str] | No
     """
     names = inputs(config, part) if given is None or part not in ("attention", "dot_product") else given
     masks = _Masks(keys="key_mask" in names or part in _MASKED_BY_IDS, queries="query_mask" in names or part in _MASKED_BY_IDS)
-    return dict(_taps(config, check_part(part), masks))
+    return dict(_listed(config, check_part(part), masks))
 
 
 def output_name(config: EncoderConfig, part: str = "model") -> str:
@@ -131,6 +132,7 @@ def resolve(shape: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(sizes[axis] for axis in shape.split())
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def clause_of(config: EncoderConfig, name: str, part: str = "model") -> str:
     """Return the clause that defines a tap, or a gradient: ``gradients.<parameter>``, ``gradients.inputs.<input>``, ``gradients.taps.<tap>``.
 
@@ -227,6 +229,11 @@ _MASKED_BY_IDS = ("model", "encoder", "stack")
 class _Masks:
     keys: bool = True
     queries: bool = True
+
+
+@functools.lru_cache(maxsize=256)
+def _listed(config: EncoderConfig, part: str, masks: _Masks) -> dict[str, Tensor]:
+    return dict(_taps(config, part, masks))
 
 
 def _taps(config: EncoderConfig, part: str, masks: _Masks) -> Iterator[tuple[str, Tensor]]:

@@ -1,5 +1,8 @@
 """What the tests share: small models with an axis size of their own for each axis, and a worker for each backend."""
 
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -13,6 +16,24 @@ from backends.worker import Worker, WorkerFailure
 # Every axis has a size of its own, prime wherever the model allows it.
 SIZES = {"vocab_size": 23, "max_positions": 13, "d_model": 10, "num_heads": 2, "d_ff": 17, "num_layers": 2, "num_classes": 3}
 TOKENS, BATCH = 11, 7
+
+
+COMPILED = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+"""Also what is small, and compiled in no time, is kept."""
+
+kept = pytest.StashKey[str]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let all JAX processes of a session share what they compile: most of what they do otherwise is to compile the same again."""
+    if not hasattr(config, "workerinput") and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        config.stash[kept] = tempfile.mkdtemp(prefix="concord-jax-")
+        os.environ.update(COMPILED, JAX_COMPILATION_CACHE_DIR=config.stash[kept])
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if kept in config.stash:
+        shutil.rmtree(config.stash[kept], ignore_errors=True)
 
 
 def small_config(name: str = "nndl-paddle-api", **fields: object) -> spec.EncoderConfig:

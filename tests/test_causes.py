@@ -16,8 +16,8 @@ from conformance.causes.hypothesis import RIGHT
 from conformance.causes.question import Exact, Question
 from conformance.causes.step import Step
 from conformance.comparison import Verdict
+from conformance.expectation import Case as Judged
 from conformance.judging import judge
-from conformance.tolerance import Case as Judged
 from spec.arithmetic import Arithmetic
 from spec.cases import Case, build_case, standard_cases
 from spec.reference import compute

@@ -8,13 +8,12 @@ import pytest
 import spec
 from backends.interface import Run
 from conformance import tolerance
+from conformance.expectation import Case, Forced
 from conformance.judging import judge
-from conformance.tolerance import Z, expect
+from conformance.tolerance import Z
 from spec.cases import SCENARIOS, build_case, standard_cases
-from spec.cases.files import expected
 from spec.deviations import declared
-from spec.montecarlo import MonteCarlo
-from spec.reference import compute, reference
+from spec.reference import reference
 
 
 def run_of(case, dtype="float32", config=None, weights=None, arithmetic=None, shuffle=97):
@@ -23,7 +22,7 @@ def run_of(case, dtype="float32", config=None, weights=None, arithmetic=None, sh
         config or case.config, weights or case.weights, case.batch, gradients=True, part=case.part,
         dtype=dtype, arithmetic=arithmetic or dtype, shuffle=shuffle,
     )  # fmt: skip
-    return Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", dtype)
+    return Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", dtype, {"undelivered_taps": []})
 
 
 def verdict_of(case, run):
@@ -76,6 +75,8 @@ def test_wrong_option_is_found_at_its_first_tensor(mistake, dtype):
             continue
         case = build_case(name, scenario)
         wrong = dataclasses.replace(case.config, **fields)
+        if (wrong.position_start or 0) > (case.config.position_start or 0) and case.batch.input_ids.shape[1] == wrong.max_positions:
+            continue  # a text as long as there are positions has none left to be moved by
         verdict = verdict_of(case, run_of(case, dtype, config=wrong))
         if verdict.first_divergence:
             found.append(verdict.first_divergence.tensor)
@@ -117,15 +118,19 @@ def test_wrong_weight_is_found_at_its_first_tensor(mistake):
 @pytest.mark.parametrize("case", standard_cases(["tf1-text-classifier", "nndl-paddle"]), ids=lambda case: case.name)
 def test_allowance_is_a_small_share_of_every_tensor(case, dtype):
     """An allowance as large as the tensor would let anything pass."""
-    asked = tolerance.Case(case.config, case.weights, case.batch, case.part, dtype)
+    asked = Case(case.config, case.weights, case.batch, case.part, dtype)
     truth = tolerance.end_to_end(asked).values
-    expectation = tolerance.local(asked, {name: value for name, value in truth.items() if not name.startswith("gradients.")})
+    taps = {name: value for name, value in truth.items() if not name.startswith("gradients.") and name != "loss"}
+    expectation = tolerance.local(asked, Forced(taps, {}))
     for name, value in expectation.values.items():
         flat = name.endswith("key.bias") or (name.startswith("gradients.") and case.scenario in ("peaked", "tiny", "offset"))
         if not flat:
-            largest = np.max(abs(value), axis=-1 if value.ndim > 2 else None, keepdims=True)
+            heads = name.endswith(("query", "key", "value"))  # of width 1 in some case: a row is that of all heads
+            largest = np.max(abs(value), axis=((-2, -1) if heads else -1) if value.ndim > 2 else None, keepdims=True)
             share = np.max(Z * expectation.sigmas[name] / np.where(largest > 0, largest, np.inf))
-            assert share < (2.0**-36 if dtype == "float64" else 2.0**-8), name
+            # A softmax by its logarithm errs by as much as the score that is taken off was rounded (SPEC ALG-1).
+            scores = abs(truth[name.replace("weights", "scores")]).max() if name.endswith("attention.weights") else 0.0
+            assert share < max(2.0**-36 if dtype == "float64" else 2.0**-8, 2 * Z * scores * spec.precision(dtype).unit_roundoff), name
 
 
 @pytest.fixture
@@ -163,11 +168,21 @@ def test_value_that_is_not_finite_diverges(sound, bad):
 def test_what_is_missing_diverges(sound):
     case, run = sound
     del run.taps["layers.0.attention.weights"]
-    run.gradients.clear()
+    del run.gradients["pooler.bias"]
     verdict = verdict_of(case, run)
     assert verdict.first_divergence.tensor == "layers.0.attention.weights"
     assert "missing" in verdict.first_divergence.note
-    assert sum(row.status == "diverges" for row in verdict.table) == 1 + len(spec.trainable(case.config))
+    assert [row.tensor for row in verdict.table if row.status == "diverges"] == ["layers.0.attention.weights", "gradients.pooler.bias"]
+
+
+def test_what_nothing_was_said_of_is_not_checked(sound):
+    case, run = sound
+    del run.taps["layers.0.attention.weights"], run.info["undelivered_taps"]
+    run.gradients.clear()
+    verdict = verdict_of(case, run)
+    assert verdict.passed
+    assert verdict.row("layers.0.attention.weights").status == "undelivered"
+    assert verdict.unchecked == f"not checked, since not delivered: layers.0.attention.weights; all {len(spec.trainable(case.config))} gradients"
 
 
 def test_what_was_not_requested_is_not_judged(sound):
@@ -269,7 +284,7 @@ def wrong_scores(case, dtype="float32"):
         case.config, case.weights, case.batch, gradients=True, dtype=dtype, arithmetic=dtype, forced={**before(run, name), name: wrong}
     )  # fmt: skip
     taps = {**truth.taps, **before(run, name), name: wrong}
-    return name, Run(taps["logits"], taps["loss"], taps, dict(truth.gradients), "numpy", dtype)
+    return name, Run(taps["logits"], taps["loss"], taps, dict(truth.gradients), "numpy", dtype, {"undelivered_taps": []})
 
 
 def before(run, name):
@@ -352,7 +367,7 @@ def test_end_to_end_says_nothing_from_where_rounding_may_have_grown_too_large():
 def clipped(case, dtype="float32"):
     """Return what a framework computes whose softmax clips."""
     truth = reference(case.config, case.weights, case.batch, gradients=True, dtype=dtype, arithmetic=dtype, deviations={"softmax_floor": -64.0})
-    return Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", dtype)
+    return Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", dtype, {"undelivered_taps": []})
 
 
 FLOOR = {"name": "softmax_floor", "value": -64.0, "reason": "the kernel clips"}
@@ -400,32 +415,6 @@ def test_tf32_run_agrees_by_its_own_rules_and_diverges_by_those_of_float32():
 
 
 # What the estimates are worth.
-
-
-def test_an_estimate_is_made_once_for_equal_content():
-    case, again = build_case("bert", "single"), build_case("bert", "single")
-    first, second = (expect(c.config, c.weights, c.batch, c.part, "float32") for c in (case, again))
-    assert first is second
-    other = {**case.weights, "pooler.bias": case.weights["pooler.bias"] + 2.0**-20}
-    assert expect(case.config, other, case.batch, case.part, "float32") is not first
-
-
-def test_sigma_follows_the_unit_roundoff():
-    case = build_case("bert", "full")
-    double, single = (expect(case.config, case.weights, case.batch, case.part, dtype).sigmas["logits"] for dtype in ("float64", "float32"))
-    ratio = np.median(single / double) * np.sqrt(2)
-    assert 2.0**28 < ratio < 2.0**30
-
-
-def test_samples_of_monte_carlo_arithmetic_are_perturbed_but_for_the_first():
-    case = build_case("keras-attention", "ragged")
-    truth = expect(case.config, case.weights, case.batch, dtype="float64")
-    samples = expected(compute(case.config, case.weights, case.batch, MonteCarlo("float32", 5), gradients=True))
-    for name, value in truth.values.items():
-        assert samples[name].shape[1:] == value.shape, name
-        if len(samples[name]) > 1:
-            assert (abs(samples[name][0] - value) <= Z * truth.sigmas[name]).all(), name
-            assert len({sample.tobytes() for sample in samples[name]}) == 6, name
 
 
 def test_gradient_of_which_rounding_leaves_no_digit_is_undetermined_in_a_half_precision(small):

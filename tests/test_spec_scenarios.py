@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 import spec
 from conformance.check import check_jobs
-from conformance.tolerance import Expectation, Z, expect
+from conformance.expectation import Expectation
+from conformance.tolerance import Z, expect
 from spec.cases import LANDMARKS, LONG, SCENARIOS, Case, build_case, standard_cases
 from spec.masks import mask_constant
 

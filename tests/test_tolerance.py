@@ -7,10 +7,14 @@ import pytest
 
 from backends.interface import Run
 from conformance import tolerance
+from conformance.expectation import Case
 from conformance.judging import judge
+from conformance.tolerance import Z, expect
 from spec.arithmetic import Arithmetic
 from spec.cases import build_case
+from spec.cases.files import expected
 from spec.elementary import contract, erf
+from spec.montecarlo import MonteCarlo
 from spec.precision import EXTENDED
 from spec.reference import compute, reference
 
@@ -23,7 +27,7 @@ def case():
 
 
 def judged(case, dtype="float32", **fields):
-    return tolerance.Case(case.config, case.weights, case.batch, case.part, dtype, **fields)
+    return Case(case.config, case.weights, case.batch, case.part, dtype, **fields)
 
 
 def run_of(case, dtype="float32", **fields):
@@ -47,6 +51,9 @@ def test_products_of_split_factors_are_those_of_wide_numbers():
     left, right = (random.standard_normal(shape).astype(EXTENDED) * EXTENDED(1.1) for shape in ((37, 53), (53, 61)))
     scale = contract("ij,jk->ik", abs(left), abs(right))
     assert left.size * 61 > 1 << 16, "too small to be split"
+    assert (abs(contract("ij,jk->ik", left, right) - np.matmul(left, right)) < 2.0**-58 * scale).all()
+    large = 2.0 ** np.arange(left.shape[-1])  # what is large meets what is small, as where padding has large weights
+    left, right = left * large, right / large[:, None]
     assert (abs(contract("ij,jk->ik", left, right) - np.matmul(left, right)) < 2.0**-58 * scale).all()
 
 
@@ -150,3 +157,29 @@ def test_a_row_of_a_table_that_nothing_looked_up_must_have_no_gradient(case):
     verdict = judge(case.config, case.weights, case.batch, dataclasses.replace(run, gradients={**run.gradients, "embeddings.token.weight": gradient}))
     assert verdict.first_divergence.tensor == "gradients.embeddings.token.weight"
     assert verdict.first_divergence.element == (row, 3)
+
+
+def test_an_estimate_is_made_once_for_equal_content():
+    case, again = build_case("bert", "single"), build_case("bert", "single")
+    first, second = (tolerance.end_to_end(Case(c.config, c.weights, c.batch)) for c in (case, again))
+    assert first is second
+    other = {**case.weights, "pooler.bias": case.weights["pooler.bias"] + 2.0**-20}
+    assert tolerance.end_to_end(Case(case.config, other, case.batch)) is not first
+
+
+def test_sigma_follows_the_unit_roundoff():
+    case = build_case("bert", "full")
+    double, single = (expect(case.config, case.weights, case.batch, case.part, dtype).sigmas["logits"] for dtype in ("float64", "float32"))
+    ratio = np.median(single / double) * np.sqrt(2)
+    assert 2.0**28 < ratio < 2.0**30
+
+
+def test_samples_of_monte_carlo_arithmetic_are_each_perturbed_in_another_way():
+    case = build_case("keras-attention", "ragged")
+    truth = expect(case.config, case.weights, case.batch)
+    samples = expected(compute(case.config, case.weights, case.batch, MonteCarlo("float32", 5), gradients=True))
+    for name, value in truth.values.items():
+        assert samples[name].shape[1:] == value.shape, name
+        if len(samples[name]) > 1:
+            assert (abs(samples[name] - value) <= Z * truth.sigmas[name]).all(), name
+            assert len({sample.tobytes() for sample in samples[name]}) == 5 or value.ndim == 0, name

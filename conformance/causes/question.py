@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from conformance.causes.hypothesis import RIGHT, Hypothesis
 from conformance.causes.step import Reached, Step, group_of
-from conformance.tolerance import Case, Sigma, samples, shadows
+from conformance.expectation import Case
+from conformance.tolerance import Sigma, samples, shadows
 from spec.arithmetic import Arithmetic
 from spec.batch import round_inputs
 from spec.config import EncoderConfig

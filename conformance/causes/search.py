@@ -19,8 +19,9 @@ from conformance.causes.reading import CLEAR
 from conformance.causes.recovered import of_weights
 from conformance.causes.step import matches
 from conformance.causes.structure import of_cancellation, of_dropout, of_dropped_weights, of_format, of_limit
+from conformance.expectation import Case
 from conformance.faults.hypotheses import of_backward, of_tap
-from conformance.tolerance import Case, R
+from conformance.tolerance import R
 from spec.errors import SpecError
 
 Array = NDArray[np.floating]

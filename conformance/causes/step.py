@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.tolerance import Case
+from conformance.expectation import Case
 from spec.arithmetic import Arithmetic
 from spec.masks import real_tokens
 from spec.reference import _Reference

@@ -17,7 +17,7 @@ from conformance.causes.hypothesis import Hypothesis
 from conformance.causes.question import Question
 from conformance.diagnosis.diagnosis import Diagnosis
 from conformance.diagnosis.replacement import role_of
-from conformance.tolerance import Case
+from conformance.expectation import Case
 from spec.errors import SpecError
 
 BUDGET = 30.0
@@ -146,7 +146,7 @@ class _Together:
 
 def visible(case: Case, tensor: str, hypothesis: Hypothesis) -> bool:
     """Return whether a hypothesis of the same name and text would make a tensor of a right run wrong."""
-    from conformance.judging import judge_tensor
+    from conformance.scoring import judge_tensor
 
     truth = tolerance.plain(case).values
     if tensor not in truth:

@@ -20,7 +20,7 @@ from conformance.diagnosis.clauses import likely
 from conformance.diagnosis.composed import compose
 from conformance.diagnosis.description import Description, describe
 from conformance.diagnosis.replacement import elsewhere, replace
-from conformance.tolerance import Case
+from conformance.expectation import Case
 from spec.tensors import clause_of
 
 Array = NDArray[np.floating]

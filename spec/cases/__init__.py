@@ -67,12 +67,13 @@ SCENARIOS: dict[str, Scenario] = {
     "peaked": Scenario("softmax rows that are all but one-hot, and scores beyond 10000", profile="peaked"),
     "tiny": Scenario("rows whose variance is near epsilon: its value and its place; flat softmax rows", profile="tiny"),
     "offset": Scenario("rows whose mean is far larger than their deviation: how the variance is computed", profile="offset"),
-    "single": Scenario("a batch of one sample of one token: softmax over one key", padding="none", batch=1, tokens=1),
+    "single": Scenario("a batch of one sample of one token: softmax over one key", padding="none", batch=1, tokens=1, once=True),
     "extreme": Scenario(
         "activations in both tails, saturated logits, a first token that is padding in one sample, seven heads",
         profile="extreme",
         padding="left",
         seed=1,
+        once=True,
         options={"num_heads": 7},
     ),
     "long": Scenario(
@@ -91,20 +92,33 @@ SCENARIOS: dict[str, Scenario] = {
     "looped": Scenario(
         "one head after the other, with the mask of the right sample",
         options={"head_computation": "looped", "mask_assignment": "per_sample"},
+        once=True,
         only=("keras-attention",),
     ),
-    "batched": Scenario("all heads at once, without the published mask bug", options={"mask_assignment": "per_sample"}, only=("keras-attention",)),
+    "batched": Scenario(
+        "all heads at once, without the published mask bug", options={"mask_assignment": "per_sample"}, once=True, only=("keras-attention",)
+    ),
     "sigmoid": Scenario(
         "one class: sigmoid cross-entropy of saturated logits, with an L2 term",
         profile="extreme",
         seed=10,
         options={"num_classes": 1, "l2_weight": 0.1},
+        once=True,
         only=("tf1-text-classifier",),
     ),
-    "ignored-label": Scenario("samples that the loss leaves out; a final norm", options={"ignore_label": 1, "final_norm": True}, only=("bert-pytorch",)),
+    "ignored-label": Scenario(
+        "samples that the loss leaves out; a final norm", options={"ignore_label": 1, "final_norm": True}, once=True, only=("bert-pytorch",)
+    ),
     "notes": Scenario(
         "sinusoid halves, positions from 1, scaled embeddings, additive mask: the options of the notes",
-        options={"position_layout": "halves", "position_start": 1, "embedding_scale": "sqrt_d_model", "mask_fill": "add", "num_segments": 2},
+        options={
+            "position_layout": "halves",
+            "position_start": 1,
+            "embedding_scale": "sqrt_d_model",
+            "mask_fill": "add",
+            "num_segments": 2,
+        },
+        once=True,
         only=("vanilla-encoder",),
     ),
 }

@@ -1,0 +1,212 @@
+"""What is asked of a run, and what is expected of it."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec.arithmetic import Arithmetic
+from spec.batch import Batch, round_inputs, validate_batch
+from spec.config import EncoderConfig
+from spec.deviations import NONE, Deviations
+from spec.parameters import Weights, validate_weights
+from spec.precision import precision
+from spec.reference import Observer, observe, used_rows
+
+Array = NDArray[np.floating]
+
+UNDECIDED = 0.1
+"""Share of a tap's own size that sigma may have; beyond it, and in every later tap, end to end says nothing."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a run is asked to compute, and by which rules it is judged.
+
+    Attributes:
+        dtype: the precision, or mode of :data:`spec.precision.MODES`, whose rounding is allowed for.
+        deviations: that the backend declares.
+        gradients: whether gradients are judged.
+        unrounded: patterns of the taps of which the backend says that what follows them sees more digits than it delivers.
+    """
+
+    config: EncoderConfig
+    weights: Weights
+    batch: Batch
+    part: str = "model"
+    dtype: str = "float32"
+    deviations: Deviations = field(default_factory=lambda: NONE)
+    gradients: bool = True
+    unrounded: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def key(self) -> str:
+        """A digest of all of its content."""
+        plain = [self.config.as_dict(), self.part, self.dtype, sorted(self.deviations.items()), self.gradients, self.unrounded]
+        digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
+        for name, array in sorted({**self.weights, **self.batch.arrays()}.items()):
+            digest.update(f"{name} {array.dtype} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+    @functools.cached_property
+    def rounded(self) -> tuple[Weights, Batch]:
+        """Weights and inputs as the precision holds them (SPEC PRC-2)."""
+        validate_weights(self.config, self.weights, self.part)
+        validate_batch(self.config, self.batch, self.part)
+        return round_inputs(self.weights, self.batch, self.dtype)
+
+    @functools.cached_property
+    def rows(self) -> dict[str, NDArray[np.int64]]:
+        """Which rows of each table have a gradient, by the name of the gradient."""
+        return {f"gradients.{name}": rows for name, rows in used_rows(self.config, self.batch, self.part).items()}
+
+    def observe(self, arithmetic: Arithmetic, observer: Observer, forced: Forced | None = None) -> int:
+        """Compute it in some arithmetic (:func:`spec.reference.observe`), from forced tensors if there are any."""
+        weights, batch = self.rounded
+        return observe(
+            self.config, weights, batch, arithmetic, observer, self.gradients, self.part, self.dtype,
+            forced.taps if forced else None, forced.gradients if forced else None, self.is_unrounded, self.deviations,
+        )  # fmt: skip
+
+    def forget(self) -> None:
+        """Let go of what it was computed from, which is made anew when it is wanted again."""
+        self.__dict__.pop("rounded", None)
+
+    def is_unrounded(self, tap: str) -> bool:
+        return any(fnmatch.fnmatchcase(tap, pattern) for pattern in self.unrounded)
+
+
+@dataclass(frozen=True)
+class Forced:
+    """Tensors that what follows them is computed from.
+
+    Attributes:
+        taps: by name.
+        gradients: of the loss by taps, by the tap's name.
+    """
+
+    taps: Mapping[str, Array]
+    gradients: Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a run is judged by, in one of the two ways.
+
+    Attributes:
+        dtype: the precision or mode.
+        values: tensor name to expected array; taps in the order of computation, then gradients in the order of the backward
+            pass, those by taps as ``gradients.taps.<tap>``. Of the gradient of a table, the rows of ``rows`` alone.
+        sigmas: for each, the standard deviation of correct results, in its shape. NaN: undetermined. Infinite: the
+            value is not finite, and no rounding makes it so.
+        clauses: for each, the clause that defines it.
+        rows: which rows of a table's gradient can be other than zero.
+        shapes: of every tensor that a run may deliver, those that are not judged in this way too; of those in ``rows`` without
+            the other rows.
+    """
+
+    dtype: str
+    values: dict[str, Array]
+    sigmas: dict[str, Array]
+    clauses: dict[str, str]
+    rows: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that it takes up."""
+        return sum(array.nbytes for array in (*self.values.values(), *self.sigmas.values()))
+
+    def whole(self, name: str, sizes: tuple[int, ...]) -> tuple[Array, Array]:
+        """Return values and sigmas of a tensor in its full shape: what has no row is zero, and sigma as small as may be."""
+        value, sigma = self.values[name], self.sigmas.get(name, self.values[name])
+        if name not in self.rows:
+            return value, sigma
+        full, spread = np.zeros(sizes, value.dtype), np.full(sizes, precision(self.dtype).smallest_normal)
+        full[self.rows[name]], spread[self.rows[name]] = value, sigma
+        return full, spread
+
+    @functools.cached_property
+    def undecided(self) -> frozenset[str]:
+        """Taps from the first one on whose sigma is no longer small beside its values. Gradients are always decided."""
+        found: set[str] = set()
+        for name, value in self.values.items():
+            if name.startswith("gradients."):
+                break
+            sigma = self.sigmas[name]
+            judged = np.isfinite(sigma) & np.isfinite(value)
+            if found or root_mean_square(sigma[judged]) > UNDECIDED * root_mean_square(value[judged]):
+                found.add(name)
+        return frozenset(found)
+
+    @functools.cached_property
+    def overflowing(self) -> bool:
+        """Whether the precision does not determine all taps: every gradient flows through all of them."""
+        return not all(np.isfinite(sigma).all() for name, sigma in self.sigmas.items() if not name.startswith("gradients."))
+
+    @functools.cached_property
+    def singular(self) -> frozenset[str]:
+        """Gradients that are computed after one that is not finite (SPEC NRM-7).
+
+        What is not finite passes a ReLU that is closed, or a masked score, in one framework, which multiplies by 0, and not
+        in another, which selects: from there on it is no question of right or wrong whether an element is finite.
+        """
+        gradients = [name for name in self.values if name.startswith("gradients.")]
+        first = next((place for place, name in enumerate(gradients) if not np.isfinite(self.values[name]).all()), len(gradients))
+        return frozenset(gradients[first + 1 :])
+
+    @functools.cached_property
+    def undecided_rows(self) -> dict[str, NDArray[np.bool_]]:
+        """In which rows of each layer norm rounding leaves no digit, (…, 1): where sigma is not small, nor a number. Norms without one are left out."""
+        found = {}
+        for name, value in self.values.items():
+            if "norm" in name.rpartition(".")[2] and not name.startswith("gradients."):
+                size, noise = (np.max(abs(array), axis=-1, keepdims=True) for array in (value, self.sigmas[name]))
+                rows = ~(noise <= UNDECIDED * size)
+                if rows.any():
+                    found[name] = rows
+        return found
+
+    @functools.cached_property
+    def unsettled(self) -> frozenset[str]:
+        """Gradients that flow through a row of a layer norm of which rounding leaves no digit.
+
+        Where all entries of a row are nearly equal, its deviation is rounding, and gradients are divided by it: their errors
+        have no variance that samples could show. Where gradients by taps are delivered, what follows goes on from them.
+        """
+        order = [name for name in self.values if name.startswith("gradients.")]
+        found: set[str] = set()
+        for norm in self.undecided_rows:
+            gain = f"gradients.{norm}.weight"
+            behind = order[order.index(gain) if gain in order else 0 :]
+            given = next((place for place, name in enumerate(behind) if name.startswith("gradients.taps.")), len(behind))
+            found.update(behind[: given + 1])
+        return frozenset(found)
+
+    def settled(self, name: str) -> NDArray[np.bool_]:
+        """Return which elements of a gradient have no noise, whatever it flows through, such as those behind a closed ReLU."""
+        quiet: NDArray[np.bool_] = self.sigmas[name] <= 2 * least_sigma(self.values[name], self.dtype)
+        return quiet
+
+
+def least_sigma(value: Array, dtype: str) -> Array:
+    """Return what sigma is at least: the result itself has to be rounded."""
+    target = precision(dtype)
+    least: Array = np.maximum(target.unit_roundoff / np.sqrt(3) * abs(value), target.smallest_normal)
+    return least
+
+
+def root_mean_square(values: Array) -> float:
+    """Return the root mean square, scaled so that squares neither overflow nor vanish; 0 of nothing."""
+    with np.errstate(all="ignore"):
+        largest = float(np.max(abs(values), initial=0.0))
+        scaled = values / largest if largest > 0 else values
+        return largest * float(np.sqrt(np.mean(np.square(scaled)))) if values.size else 0.0

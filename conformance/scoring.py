@@ -1,0 +1,95 @@
+"""One tensor against what is expected of it: its error in sigma, element by element and as a whole."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.comparison import Z_BINS, Judgement
+from conformance.expectation import root_mean_square
+from conformance.tolerance import Z, rms_limit
+
+Array = NDArray[np.floating]
+
+SAFE = (1e-200, 1e200)
+"""Within these a sum of squares of float64 has neither lost anything nor overflowed."""
+
+LOWEST = int(np.log2(Z_BINS[0]))
+"""The exponent of the first edge of :data:`conformance.comparison.Z_BINS`, of which each is twice the one before."""
+
+
+def judge_tensor(actual: Array, value: Array, sigma: Array, dtype: str, strict: bool = True, lenient: bool = False) -> Judgement:
+    """Judge one tensor.
+
+    Args:
+        actual: what the backend returned, in the shape of ``value``.
+        value: what the oracle says.
+        sigma: the standard deviation of correct results; where it is not finite the element is undetermined.
+        dtype: the precision or mode.
+        strict: whether an element that is not finite in the oracle must not be in the backend.
+        lenient: whether an element that is finite in the oracle need not be in the backend.
+    """
+    return _plainly(actual, value, sigma) or _carefully(actual, value, sigma, dtype, strict, lenient)
+
+
+def _plainly(actual: Array, value: Array, sigma: Array) -> Judgement | None:
+    """Judge a tensor of which every element can be compared; None where some cannot, or a sum of squares would not be exact."""
+    with np.errstate(all="ignore"):
+        errors = np.abs(actual.astype(value.dtype, copy=False) - value).astype(np.float64, copy=False).reshape(-1)
+        allowed = sigma.astype(np.float64, copy=False).reshape(-1)
+        scores = errors / allowed
+        squares, sigmas = float(errors @ errors), float(allowed @ allowed)
+    if not (SAFE[0] < sigmas < SAFE[1] and (SAFE[0] < squares < SAFE[1] or not errors.any())):
+        return None
+    rms = float(np.sqrt(squares / sigmas))
+    place = int(scores.argmax())
+    z, beyond = float(scores[place]), 0
+    if z > Z:
+        beyond = int((scores > Z).sum())
+    # Z_BINS are powers of two: the exponent says in which bin a score lies.
+    exponents = np.frexp(np.maximum(scores, Z_BINS[0] / 2))[1]
+    counted = np.bincount(np.minimum(exponents - LOWEST, len(Z_BINS)), minlength=len(Z_BINS) + 1)
+    return Judgement(
+        status="diverges" if beyond or rms > rms_limit(value.size) else "agrees",
+        z=z,
+        rms=rms,
+        element=tuple(int(i) for i in np.unravel_index(place, value.shape)),
+        actual=float(actual.reshape(-1)[place]),
+        expected=float(value.reshape(-1)[place]),
+        sigma=float(allowed[place]),
+        beyond=beyond,
+        size=value.size,
+        spread=tuple(counted.tolist()),
+    )
+
+
+def _carefully(actual: Array, value: Array, sigma: Array, dtype: str, strict: bool, lenient: bool) -> Judgement:
+    """Judge a tensor of which some elements may not be finite, or not determined."""
+    actual = actual.astype(value.dtype)
+    finite = np.isfinite(value)
+    judged = finite & np.isfinite(sigma) & (np.isfinite(actual) | (not lenient))
+    wrongly_finite = ~finite & np.isposinf(sigma) & np.isfinite(actual) & strict
+    if not judged.any() and not wrongly_finite.any():
+        return Judgement("undetermined", size=value.size, note=f"{dtype} does not determine it: out of range")
+    with np.errstate(all="ignore"):
+        errors = np.where(judged, abs(actual - value), 0.0)
+        scores = np.where(judged, np.where(np.isfinite(actual), errors / sigma, np.inf), np.where(wrongly_finite, np.inf, 0.0))
+        rms = root_mean_square(errors[judged]) / root_mean_square(sigma[judged]) if np.isfinite(scores).all() else np.inf
+    element = np.unravel_index(int(np.argmax(scores)), scores.shape)
+    z, beyond = float(scores[element]), int((scores > Z).sum())
+    counted = np.histogram(scores[judged], bins=[0.0, *Z_BINS, np.inf])[0] if judged.any() else [0] * (len(Z_BINS) + 1)
+    unjudged = f"{judged.size - judged.sum()} elements are undetermined: out of range" if not judged.all() else ""
+    infinite = unjudged if np.isfinite(actual[judged]).all() else "not finite"
+    return Judgement(
+        status="diverges" if beyond or rms > rms_limit(value.size) else "agrees",
+        z=z,
+        rms=rms,
+        element=tuple(int(i) for i in element),
+        actual=float(actual[element]),
+        expected=float(value[element]),
+        sigma=float(sigma[element]),
+        beyond=beyond,
+        size=value.size,
+        spread=tuple(int(count) for count in counted),
+        note="finite where the oracle is not" if wrongly_finite.any() else infinite,
+    )
