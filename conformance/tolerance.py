@@ -193,20 +193,22 @@ class Sigma:
         self.value, self.dtype = value, dtype
         self.noise: Array | None = None
         self.bias: Array | None = None
-        self.known = np.isfinite(value)
-        self.finite = self.known.copy()
+        known = np.isfinite(value)
+        self.finite = None if known.all() else known
+        self.storage = np.float64 if dtype == "float64" else np.float32
         self.busy = threading.Lock()
 
     def sample(self, values: Array) -> None:
         """Take up samples, (n, …) or, where noise reached none, (1, …)."""
         if len(values) == 1 and np.array_equal(values[0], self.value, equal_nan=True):
             return
-        errors = np.square(values - self.value)
-        found = np.asarray(errors.sum(0) if len(values) > 1 else errors[0])
+        errors = values - self.value
+        found = (np.sqrt(np.square(errors).sum(0)) if len(values) > 1 else abs(errors[0])).astype(self.storage)
         with self.busy:
-            if not self.known.all():
+            if self.finite is not None:
                 self.finite |= np.isfinite(values).any(0)
-            self.noise = found if self.noise is None else np.add(self.noise, found, out=self.noise)
+            # The root of the sum of squares: the squares themselves would need twice as many bytes.
+            self.noise = np.asarray(found) if self.noise is None else np.hypot(self.noise, found, out=self.noise)
 
     def shadow(self, values: Array) -> None:
         """Take up a rounded run."""
@@ -222,14 +224,14 @@ class Sigma:
             shadows: how many rounded runs were taken up.
             jump: by how much the tensor may change at once besides.
         """
-        target, value = precision(self.dtype), self.value
-        noise = np.zeros_like(value) if self.noise is None else self.noise / SAMPLES
+        value = self.value
+        noise = 0.0 if self.noise is None else np.square(self.noise, dtype=np.float64) / SAMPLES
         bias = 0.0 if self.bias is None else self.bias / shadows
         sigma = np.maximum(np.sqrt(noise + bias + np.square(jump)), least_sigma(value, self.dtype))
-        sigma = np.where(abs(value) > target.largest, np.nan, sigma)
-        if not self.known.all():
+        sigma = np.where(abs(value) > precision(self.dtype).largest, np.nan, sigma)
+        if self.finite is not None:
             sigma = np.where(self.finite, sigma, np.inf)
-        return sigma.astype(np.float64 if self.dtype == "float64" else np.float32)
+        return sigma.astype(self.storage)
 
 
 def _estimate(case: Case, forced: Forced | None) -> Expectation:

@@ -155,6 +155,11 @@ class MonteCarlo(Arithmetic):
         size = self._accumulation * np.where(np.isfinite(logarithms), abs(logarithms), 0.0)
         return self._perturbed(np.full_like(size, about), self._of(size))
 
+    def vary_variance(self, variance: Tensor, mean: Tensor) -> Tensor:
+        """Perturb the variance of rows: of blocks that are merged, and by updates, it errs by the rounding of a mean times the deviation (ALG-5)."""
+        size = 2 * self._accumulation * abs(mean.value) * np.sqrt(variance.value)
+        return self._record(np.maximum(self._perturbed(variance.value, self._of(size)), 0), (variance, lambda gradient: gradient))
+
     def _bias_pullback(self, bias: Tensor) -> Pullback:
         """Return how a gradient sums to that of a bias.
 
