@@ -87,13 +87,12 @@ class _Judging:
 
     def verdict(self, expectation: Published | None, local: bool, arriving: bool) -> Verdict:
         """Judge every requested tensor, in one way or both."""
-        given = expectation(self.case.deviations) if expectation else None
-        arrives = given or (tolerance.end_to_end(self.case) if arriving or not local else tolerance.plain(self.case))
+        arrives = expectation(self.case.deviations) if expectation else self.arriving(local, arriving)
         shapes = {name: self.shape(name, arrives) for name in arrives.shapes or arrives.values}
         wanted = {name: arrives.clauses[name] for name in shapes if self.requested(name) and (local or name in arrives.values)}
         faults = {name: self.fault(name, clause, shapes[name]) for name, clause in wanted.items()}
         sound = [name for name in wanted if faults[name] is None]
-        arrived = _Arriving(self, arrives).judgements(sound) if arriving or not local else {}
+        arrived = _Arriving(self, arrives).judgements([name for name in sound if name in arrives.sigmas])
         del arrives  # the other way takes as much memory
         committed = self.local(sound, shapes) if local else {}
         self.case.forget()
@@ -106,6 +105,16 @@ class _Judging:
         statuses = {row.tensor: row.status for row in table}
         forced = {name: tap.astype(np.float64) for name, tap in self.forced(shapes).taps.items()}
         return Verdict(table, functools.partial(diagnose, self.case, forced, first.tensor, self.delivered, judge_tensor, statuses), self.case)
+
+    def arriving(self, local: bool, wanted: bool) -> Expectation:
+        """Return what is expected from the inputs: where each step is judged, of a large model no gradients, and nothing at all unless it is wanted."""
+        if not local or (wanted and not tolerance.is_large(self.case)):
+            return tolerance.end_to_end(self.case)
+        outline = tolerance.outline(self.case)
+        if not wanted:
+            return outline
+        forward = tolerance.end_to_end(replace(self.case, gradients=False))
+        return replace(outline, values=forward.values, sigmas=forward.sigmas)
 
     def shape(self, name: str, expectation: Expectation) -> tuple[int, ...]:
         """Return the whole shape of a tensor, of which an expectation may hold some rows alone."""

@@ -79,6 +79,13 @@ def end_to_end(case: Case) -> Expectation:
     return _kept(f"end to end {case.key}", lambda: _estimate(case, None))
 
 
+def outline(case: Case) -> Expectation:
+    """Return which tensors there are, in which order and of which shapes, and no values."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    case.observe(Arithmetic("float32"), lambda name, array: shapes.__setitem__(name, array.shape))
+    return _expectation(case, {}, {}, shapes)
+
+
 def plain(case: Case) -> Expectation:
     """Return what the oracle yields from the inputs, without saying how far a run may lie from it."""
     return _expectation(case, _values(case, None), {})
@@ -145,7 +152,7 @@ def _of_truth(case: Case, forced: Forced) -> Forced:
 def _expectation(case: Case, values: dict[str, Array], sigmas: dict[str, Array], shapes: dict[str, tuple[int, ...]] | None = None) -> Expectation:
     shapes = shapes or {name: value.shape for name, value in values.items()}
     clauses = {name: clause_of(case.config, name, case.part) for name in shapes}
-    return Expectation(case.dtype, values, sigmas, clauses, {name: rows for name, rows in case.rows.items() if name in values}, shapes)
+    return Expectation(case.dtype, values, sigmas, clauses, {name: rows for name, rows in case.rows.items() if name in shapes}, shapes)
 
 
 def _values(case: Case, forced: Forced | None) -> dict[str, Array]:

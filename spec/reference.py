@@ -329,12 +329,11 @@ class _Reference:
     def norm(self, name: str, x: Tensor) -> Tensor:
         """Layer norm over D (NRM-2 to NRM-4)."""
         config, a = self.config, self.a
-        mean = a.divide_by(a.sum(x, -1), config.d_model)
-        centered = a.subtract(x, mean)
+        centered = a.subtract(x, mean := a.divide_by(a.sum(x, -1), config.d_model))
         # A derivative in closed form takes differences from the mean to add up to zero, whatever its rounding (ALG-5).
         differences = a.subtract(x, a.freeze(mean, np.ones(mean.shape, bool))) if a.closed else centered
-        variance = a.divide_by(a.sum(a.multiply(differences, differences), -1), config.d_model - (config.norm_variance == "unbiased"))  # (B, T, 1)
-        variance = a.vary_variance(variance, mean)
+        squares, count = a.sum(a.multiply(differences, differences), -1), config.d_model - (config.norm_variance == "unbiased")
+        variance = a.vary_variance(a.divide_by(squares, count), mean)  # (B, T, 1)
         epsilon = self.held(config.norm_epsilon, "norm_epsilon_bits")
         deviation = a.sqrt(a.shift(variance, epsilon)) if config.norm_epsilon_placement == "inside" else a.shift(a.sqrt(variance), epsilon)
         return a.add(a.multiply(a.divide(centered, deviation), self.weights[f"{name}.weight"]), self.weights[f"{name}.bias"])

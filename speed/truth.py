@@ -135,7 +135,7 @@ def expected(work: Workload, rules: str | None = None) -> Expected:
         rules: as in :func:`derive`.
     """
     stored = None if rules else _read(_file(work))
-    return derive(work, 2, rules) if stored is None or stored["key"] != work.key else _parse(stored)
+    return derive(work, rules=rules) if stored is None or stored["key"] != work.key else _parse(stored)
 
 
 def _file(work: Workload) -> Path:

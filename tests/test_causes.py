@@ -61,7 +61,7 @@ def test_no_mistake_is_taken_for_another(place):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", range(len(standard_cases())), ids=lambda place: standard_cases()[place].name)
+@pytest.mark.parametrize("place", range(len(standard_cases())), ids=[case.name for case in standard_cases()])
 def test_no_mistake_is_taken_for_another_in_any_case(place):
     """The whole table: every case meets every mistake, in one precision or the other."""
     meetings = [(name, ("float32", "float64")[(i + place) % 2]) for i, name in enumerate(MISTAKES)]
@@ -291,7 +291,7 @@ def test_layers_before_the_tensor_are_not_computed_where_the_run_tells():
         ("gradients.layers.1.norm1.weight", "layers.0.norm2"),
         ("embeddings.sum", "embeddings.token"),
     ):
-        step = Question(judged, taps, tensor, np.zeros(())).run(RIGHT, Exact())
+        step = Question(judged, taps, tensor, np.zeros(())).run(RIGHT, Exact("float32"))
         assert isinstance(step, Step)
         assert first in step.now
         assert not any(name.startswith("layers.0.attention") for name in step.taps)
