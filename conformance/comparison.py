@@ -23,7 +23,7 @@ Z_BINS = tuple(2.0**i for i in range(-8, 9))
 """Edges of the bins in which the errors of a tensor's elements are counted, in sigma."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Judgement:
     """One tensor, judged in one way.
 
@@ -58,7 +58,7 @@ class Judgement:
         return max(self.z / Z, self.rms / rms_limit(self.size))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """The judgement of one tensor.
 

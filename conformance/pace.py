@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-AHEAD = 24
+AHEAD = 32
 """By how many jobs one backend may be ahead of another: what a job is judged by is kept for about as long as that."""
 
 GLANCE = 0.2

@@ -265,9 +265,13 @@ def _estimate(case: Case, forced: Forced | None) -> Expectation:
         case.observe(arithmetic, reduce, forced)
 
     runs = [*samples(case.dtype, elements), *rounded]
-    with np.errstate(all="ignore"), ThreadPoolExecutor(max_workers=TOGETHER if elements > SIDE_BY_SIDE else 1) as pool:
-        for done in [pool.submit(take_up, run) for run in runs]:
-            done.result()
+    with np.errstate(all="ignore"):
+        if elements > SIDE_BY_SIDE:
+            with ThreadPoolExecutor(max_workers=TOGETHER) as pool:
+                list(pool.map(take_up, runs))
+        else:
+            for run in runs:
+                take_up(run)
         jumps = _jumps(case) if forced is None else {}
         sigmas = {name: found.pop(name).result(len(rounded), jumps.get(name, 0.0)) for name in values}
     return _expectation(case, values, sigmas, shapes)
