@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from conformance.causes import Cause
 from conformance.diagnosis import Diagnosis
-from conformance.expectation import Case
+from conformance.expectation import Case, is_gradient, is_tap_gradient
 from conformance.tolerance import Z, rms_limit
 
 Array = NDArray[np.floating]
@@ -172,7 +172,7 @@ class Verdict:
     @property
     def growth(self) -> list[tuple[str, float]]:
         """For each tap that can be said of: its error as it arrives there, in allowances."""
-        judged = ((row.tensor, row.end_to_end) for row in self.table if not row.tensor.startswith("gradients."))
+        judged = ((row.tensor, row.end_to_end) for row in self.table if not is_gradient(row.tensor))
         return [(name, judgement.ratio) for name, judgement in judged if judgement and judgement.status != "undetermined"]
 
     @property
@@ -192,13 +192,3 @@ class Verdict:
     def row(self, tensor: str) -> Row | None:
         """Return the row of a tensor."""
         return next((row for row in self.table if row.tensor == tensor), None)
-
-
-def is_gradient(name: str) -> bool:
-    """Return whether a tensor is a gradient."""
-    return name.startswith("gradients.")
-
-
-def is_tap_gradient(name: str) -> bool:
-    """Return whether a tensor is the gradient by a tap."""
-    return name.startswith("gradients.taps.")

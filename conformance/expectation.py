@@ -139,7 +139,7 @@ class Expectation:
         """Taps from the first one on whose sigma is no longer small beside its values. Gradients are always decided."""
         found: set[str] = set()
         for name, value in self.values.items():
-            if name.startswith("gradients."):
+            if is_gradient(name):
                 break
             sigma = self.sigmas[name]
             judged = np.isfinite(sigma) & np.isfinite(value)
@@ -150,7 +150,7 @@ class Expectation:
     @functools.cached_property
     def overflowing(self) -> bool:
         """Whether the precision does not determine all taps: every gradient flows through all of them."""
-        return not all(np.isfinite(sigma).all() for name, sigma in self.sigmas.items() if not name.startswith("gradients."))
+        return not all(np.isfinite(sigma).all() for name, sigma in self.sigmas.items() if not is_gradient(name))
 
     @functools.cached_property
     def singular(self) -> frozenset[str]:
@@ -159,7 +159,7 @@ class Expectation:
         What is not finite passes a ReLU that is closed, or a masked score, in one framework, which multiplies by 0, and not
         in another, which selects: from there on it is no question of right or wrong whether an element is finite.
         """
-        gradients = [name for name in self.values if name.startswith("gradients.")]
+        gradients = [name for name in self.values if is_gradient(name)]
         first = next((place for place, name in enumerate(gradients) if not np.isfinite(self.values[name]).all()), len(gradients))
         return frozenset(gradients[first + 1 :])
 
@@ -168,7 +168,7 @@ class Expectation:
         """In which rows of each layer norm rounding leaves no digit, (…, 1): where sigma is not small, nor a number. Norms without one are left out."""
         found = {}
         for name, value in self.values.items():
-            if "norm" in name.rpartition(".")[2] and not name.startswith("gradients."):
+            if "norm" in name.rpartition(".")[2] and not is_gradient(name):
                 size, noise = (np.max(abs(array), axis=-1, keepdims=True) for array in (value, self.sigmas[name]))
                 rows = ~(noise <= UNDECIDED * size)
                 if rows.any():
@@ -182,12 +182,12 @@ class Expectation:
         Where all entries of a row are nearly equal, its deviation is rounding, and gradients are divided by it: their errors
         have no variance that samples could show. Where gradients by taps are delivered, what follows goes on from them.
         """
-        order = [name for name in self.values if name.startswith("gradients.")]
+        order = [name for name in self.values if is_gradient(name)]
         found: set[str] = set()
         for norm in self.undecided_rows:
             gain = f"gradients.{norm}.weight"
             behind = order[order.index(gain) if gain in order else 0 :]
-            given = next((place for place, name in enumerate(behind) if name.startswith("gradients.taps.")), len(behind))
+            given = next((place for place, name in enumerate(behind) if is_tap_gradient(name)), len(behind))
             found.update(behind[: given + 1])
         return frozenset(found)
 
@@ -195,6 +195,16 @@ class Expectation:
         """Return which elements of a gradient have no noise, whatever it flows through, such as those behind a closed ReLU."""
         quiet: NDArray[np.bool_] = self.sigmas[name] <= 2 * least_sigma(self.values[name], self.dtype)
         return quiet
+
+
+def is_gradient(name: str) -> bool:
+    """Return whether a tensor is a gradient."""
+    return name.startswith("gradients.")
+
+
+def is_tap_gradient(name: str) -> bool:
+    """Return whether a tensor is the gradient by a tap."""
+    return name.startswith("gradients.taps.")
 
 
 def least_sigma(value: Array, dtype: str) -> Array:

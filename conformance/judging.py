@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from backends.interface import Run
 from conformance import tolerance
-from conformance.comparison import NOT_DELIVERED, Judgement, Row, Verdict, is_gradient, is_tap_gradient
+from conformance.comparison import NOT_DELIVERED, Judgement, Row, Verdict
 from conformance.diagnosis import diagnose
-from conformance.expectation import Case, Expectation, Forced, root_mean_square
+from conformance.expectation import Case, Expectation, Forced, is_gradient, is_tap_gradient, root_mean_square
 from conformance.scoring import judge_tensor
 from conformance.tolerance import Z
 from spec.batch import Batch
@@ -59,7 +59,7 @@ def judge(
         expectation: gives tensors to compare with in place of the reference's, end to end.
         derive: how the tensors of the run become those that are expected, where they are not the same.
         dtype: the precision or mode to judge by; by default the run's.
-        arriving: whether to judge end to end too where that does not decide; it takes as long as all the rest.
+        arriving: whether to judge end to end too where that does not decide: forward alone for a large model; else it takes as long as all the rest.
 
     Raises:
         SpecError: for a deviation that cannot be understood.
@@ -123,9 +123,9 @@ class _Judging:
         return expectation.shapes[name] if name in expectation.shapes else expectation.values[name].shape
 
     def requested(self, name: str) -> bool:
-        if name.startswith("gradients.taps."):
+        if is_tap_gradient(name):
             return name in self.delivered
-        if name.startswith("gradients."):
+        if is_gradient(name):
             return "gradients" in self.run.requested
         return "taps" in self.run.requested or name in ("loss", self.output)
 
@@ -158,7 +158,7 @@ class _Judging:
 
     def may_lack(self, name: str) -> bool:
         """Return whether a tensor may be missing: a tap that was declared away, or any if the backend does not say which it has not."""
-        if name.startswith("gradients.") or name == self.output:
+        if is_gradient(name) or name == self.output:
             return False
         return self.declared is None or (name != "loss" and any(fnmatch.fnmatch(name, pattern) for pattern in self.declared))
 
@@ -177,7 +177,7 @@ class _Judging:
         """Return the run's tensors that others can be recomputed from."""
         sound = {name: array for name, array in self.delivered.items() if array is not None and shapes.get(name) == array.shape}
         taps = {name: array for name, array in sound.items() if name in self.run.taps and name != "loss"}
-        gradients = {name.removeprefix("gradients.taps."): array for name, array in sound.items() if name.startswith("gradients.taps.")}
+        gradients = {name.removeprefix("gradients.taps."): array for name, array in sound.items() if is_tap_gradient(name)}
         return Forced(taps, gradients)
 
     def local(self, names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Judgement]:
@@ -194,23 +194,24 @@ class _Judging:
         return {name: self.committed_at(name, expectation, sound) for name in names}
 
     def committed_at(self, name: str, expectation: Expectation, sound: bool) -> Judgement:
-        value, gradient = expectation.values[name], name.startswith("gradients.")
+        value, gradient = expectation.values[name], is_gradient(name)
         if gradient and not sound:
             return Judgement("undetermined", size=value.size, note="the forward pass is not finite")
         if name in expectation.unsettled and not expectation.settled(name).any():
             return Judgement("undetermined", size=value.size, note="rounding decides a layer norm that it flows through")
         if gradient and self.half and _is_noise(value, expectation.sigmas[name]):
             return Judgement("undetermined", size=value.size, note="rounding leaves no digit of it")
-        lenient = name in expectation.singular
-        return self.judged(name, expectation, sound and not lenient, lenient)
-
-    def judged(self, name: str, expectation: Expectation, strict: bool, lenient: bool) -> Judgement:
-        """Judge one tensor; of a table's gradient the rows that are used, if the others are zero."""
-        actual, value, sigma = self.delivered[name], expectation.values[name], expectation.sigmas[name]
-        if name in expectation.undecided_rows:
-            sigma = np.where(expectation.undecided_rows[name], np.nan, sigma)
+        sigma = expectation.sigmas[name]
         if name in expectation.unsettled:
             sigma = np.where(expectation.settled(name), sigma, np.nan)
+        lenient = name in expectation.singular
+        return self.judged(name, expectation, sigma, sound and not lenient, lenient)
+
+    def judged(self, name: str, expectation: Expectation, sigma: Array, strict: bool, lenient: bool) -> Judgement:
+        """Judge one tensor; of a table's gradient the rows that are used, if the others are zero."""
+        actual, value = self.delivered[name], expectation.values[name]
+        if name in expectation.undecided_rows:
+            sigma = np.where(expectation.undecided_rows[name], np.nan, sigma)
         rows = expectation.rows.get(name)
         if rows is None:
             return judge_tensor(actual, value, sigma, self.case.dtype, strict, lenient)
@@ -239,7 +240,7 @@ class _Arriving:
         if name in self.expectation.undecided:
             return Judgement("undetermined", size=size, note="rounding may have grown beyond a tenth of it")
         lenient = name in self.expectation.singular
-        return self.judging.judged(name, self.expectation, not lenient, lenient)
+        return self.judging.judged(name, self.expectation, self.expectation.sigmas[name], not lenient, lenient)
 
 
 def _is_noise(value: Array, sigma: Array) -> bool:

@@ -7,11 +7,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from backends.pool import GLANCE
+
 AHEAD = 32
 """By how many jobs one backend may be ahead of another: what a job is judged by is kept for about as long as that."""
-
-GLANCE = 0.2
-"""Seconds between two looks at whether the work was ended."""
 
 
 class Pace:

@@ -22,13 +22,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cache import Cache
-from conformance.expectation import Case, Expectation, Forced, least_sigma
+from conformance.expectation import Case, Expectation, Forced, is_gradient, is_tap_gradient, least_sigma
 from spec.arithmetic import Arithmetic
 from spec.batch import Batch
 from spec.config import EncoderConfig
@@ -125,15 +125,8 @@ def _without_idle_deviations(case: Case) -> Case:
     if not case.deviations or any(KINDS[name].dtypes and case.dtype in KINDS[name].dtypes for name in case.deviations):
         return case  # what concerns a precision changes how it rounds, which the truth does not show
     bare = replace(case, deviations=NONE)
-    return bare if _idle.get(case.key, lambda: _Known(_same(_values(case, None), _values(bare, None)))).yes else case
-
-
-@dataclass(frozen=True)
-class _Known:
-    """An answer that is kept."""
-
-    yes: bool
-    nbytes: int = 64
+    idle = _estimates.get(f"idle {case.key}", lambda: np.bool_(_same(_values(case, None), _values(bare, None))))
+    return bare if idle else case
 
 
 def _same(values: dict[str, Array], others: dict[str, Array]) -> bool:
@@ -250,7 +243,7 @@ def _estimate(case: Case, forced: Forced | None) -> Expectation:
 
     def store(name: str, array: Array) -> None:
         shapes[name] = array.shape
-        if name in judged or not name.startswith("gradients.taps."):
+        if name in judged or not is_tap_gradient(name):
             values[name] = array
 
     elements = case.observe(exact(case.dtype), store, forced)
@@ -285,11 +278,11 @@ def _jumps(case: Case) -> dict[str, Array]:
     jumps: dict[str, Array] = {}
 
     def above(name: str, array: Array) -> None:
-        if name.startswith("gradients."):
+        if is_gradient(name):
             jumps[name] = array
 
     def below(name: str, array: Array) -> None:
-        if name.startswith("gradients."):
+        if is_gradient(name):
             jumps[name] = abs(jumps[name] - array)
 
     case.observe(Arithmetic(corner=corner), above)
@@ -297,7 +290,7 @@ def _jumps(case: Case) -> dict[str, Array]:
     return jumps
 
 
-_estimates, _idle = Cache(), Cache()
+_estimates = Cache()
 
 
 def _kept(key: str, make: Callable[[], Expectation]) -> Expectation:

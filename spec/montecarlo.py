@@ -44,6 +44,7 @@ class MonteCarlo(Arithmetic):
 
     Attention weights may be computed from the logarithm of a row's sum, of whose rounding u_acc * |logarithm| each then has the
     same share, and so may they be for the derivative; the row sums in it may be those of outputs and their gradients (SPEC ALG-1 to ALG-3).
+    The variance of a norm may be one of merged blocks, or Welford's, which errs by the rounding of a mean times the deviation (SPEC ALG-5).
 
     In TF32 a factor x of a product is multiplied by ``1 + f * xi``, with f = 2^-11, in every first sample of two, and by
     ``1 - f * (1 + xi)`` in every second: a kernel may round its factors, or leave it to tensor cores, which read the upper 19 bits

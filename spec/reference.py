@@ -329,7 +329,8 @@ class _Reference:
     def norm(self, name: str, x: Tensor) -> Tensor:
         """Layer norm over D (NRM-2 to NRM-4)."""
         config, a = self.config, self.a
-        centered = a.subtract(x, mean := a.divide_by(a.sum(x, -1), config.d_model))
+        mean = a.divide_by(a.sum(x, -1), config.d_model)
+        centered = a.subtract(x, mean)
         # A derivative in closed form takes differences from the mean to add up to zero, whatever its rounding (ALG-5).
         differences = a.subtract(x, a.freeze(mean, np.ones(mean.shape, bool))) if a.closed else centered
         squares, count = a.sum(a.multiply(differences, differences), -1), config.d_model - (config.norm_variance == "unbiased")
@@ -425,8 +426,7 @@ class _Reference:
             pooled = self.a.index(x, (slice(None), 0))  # (B, D)
         pooled = self.tap("pooling", pooled)
         if self.config.pooler == "tanh":
-            dense = self.tap("pooler.dense", self.linear("pooler", pooled))
-            pooled = self.tap("pooler.output", self.a.tanh(dense))
+            pooled = self.tap("pooler.output", self.a.tanh(self.tap("pooler.dense", self.linear("pooler", pooled))))
         return self.tap("logits", self.linear("classifier", pooled))  # (B, C)
 
     def classification_loss(self, logits: Tensor) -> Tensor:

@@ -414,7 +414,7 @@ def test_tf32_run_agrees_by_its_own_rules_and_diverges_by_those_of_float32():
     assert verdict_of(case, run).first_divergence.tensor == "layers.0.attention.query"
 
 
-# What the estimates are worth.
+# Gradients that rounding decides.
 
 
 def test_gradient_of_which_rounding_leaves_no_digit_is_undetermined_in_a_half_precision(small):

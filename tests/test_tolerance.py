@@ -182,4 +182,4 @@ def test_samples_of_monte_carlo_arithmetic_are_each_perturbed_in_another_way():
         assert samples[name].shape[1:] == value.shape, name
         if len(samples[name]) > 1:
             assert (abs(samples[name] - value) <= Z * truth.sigmas[name]).all(), name
-            assert len({sample.tobytes() for sample in samples[name]}) == 5 or value.ndim == 0, name
+            assert len({sample.tobytes() for sample in samples[name]}) > (1 if value.ndim == 0 else 4), name

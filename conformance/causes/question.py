@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from conformance.causes.hypothesis import RIGHT, Hypothesis
 from conformance.causes.step import Reached, Step, group_of
-from conformance.expectation import Case
+from conformance.expectation import Case, is_gradient
 from conformance.tolerance import Sigma, samples, shadows
 from spec.arithmetic import Arithmetic
 from spec.batch import round_inputs
@@ -57,7 +57,7 @@ class Question:
     @property
     def parameter(self) -> str | None:
         """The parameter whose gradient is in question, if one is."""
-        return self.tensor.removeprefix("gradients.") if self.tensor.startswith("gradients.") else None
+        return self.tensor.removeprefix("gradients.") if is_gradient(self.tensor) else None
 
     @functools.cached_property
     def span(self) -> tuple[str, ...]:

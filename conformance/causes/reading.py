@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance import expectation
 from conformance.causes.hypothesis import Hypothesis
 from conformance.tolerance import R, Z
 
@@ -53,6 +54,4 @@ def clear(before: Array, left: Array, sigma: Array) -> bool:
 
 def root_mean_square(values: Array) -> float:
     """Return the root mean square of what is finite."""
-    judged = values[np.isfinite(values)]
-    largest = float(abs(judged).max(initial=0.0))
-    return largest * float(np.sqrt(np.mean(np.square(judged / largest)))) if largest > 0 else 0.0
+    return expectation.root_mean_square(values[np.isfinite(values)])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.expectation import Case
+from conformance.expectation import Case, is_gradient
 from spec.arithmetic import Arithmetic
 from spec.masks import real_tokens
 from spec.reference import _Reference
@@ -68,10 +68,10 @@ class Step(_Reference):
         """Compute the part, and the gradients of everything that has one."""
 
         def keep(name: str, array: Array) -> None:
-            kind = self.gradients if name.startswith("gradients.") else self.values
+            kind = self.gradients if is_gradient(name) else self.values
             kind[name.removeprefix("gradients.")] = array
 
-        self.observe(keep, self.wanted.startswith("gradients."), part)
+        self.observe(keep, is_gradient(self.wanted), part)
 
     def gradient(self, name: str) -> Array:
         """Return the gradient of a parameter, ``inputs.<name>`` or ``taps.<name>``, of every row of a table."""
@@ -123,7 +123,7 @@ class Step(_Reference):
         """Return whether nothing of a group matters to what is wanted but its last tap."""
         if self.whole or last not in self.forced:
             return False
-        wanted, gradient = group_of(self.wanted.removeprefix("gradients.")), self.wanted.startswith("gradients.")
+        wanted, gradient = group_of(self.wanted.removeprefix("gradients.")), is_gradient(self.wanted)
         return place_of(group) < place_of(wanted) if gradient else group != wanted
 
     def given_tap(self, name: str) -> Tensor:

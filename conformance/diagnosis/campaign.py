@@ -17,7 +17,7 @@ from conformance.causes.hypothesis import Hypothesis
 from conformance.causes.question import Question
 from conformance.diagnosis.diagnosis import Diagnosis
 from conformance.diagnosis.replacement import role_of
-from conformance.expectation import Case
+from conformance.expectation import Case, is_gradient
 from spec.errors import SpecError
 
 BUDGET = 30.0
@@ -151,7 +151,7 @@ def visible(case: Case, tensor: str, hypothesis: Hypothesis) -> bool:
     truth = tolerance.plain(case).values
     if tensor not in truth:
         return False
-    forced = {name: value for name, value in truth.items() if name != "loss" and not name.startswith("gradients.")}
+    forced = {name: value for name, value in truth.items() if name != "loss" and not is_gradient(name)}
     question = Question(case, forced, tensor, truth[tensor])
     try:
         like = [one for one in search.of_kind(question, hypothesis.name) if one.text == hypothesis.text]

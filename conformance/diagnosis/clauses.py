@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from conformance.causes.question import Question
 from conformance.causes.step import matches
 from conformance.diagnosis.description import Description
+from conformance.expectation import is_gradient
 from spec.config import EncoderConfig
 
 MOVED = ("shifted", "reversed", "swapped", "repeated", "permuted", "transposed")
@@ -32,10 +33,10 @@ def likely(question: Question, seen: Description | None, usual: str) -> tuple[st
 def _of_what_is_seen(question: Question, seen: Description) -> Iterator[str]:
     """Yield the clauses that a description speaks of."""
     tensor, config = question.tensor, question.config
-    disorderly = seen.relation in ("", "row factors") and seen.wrong >= MANY and not tensor.startswith("gradients.")
+    disorderly = seen.relation in ("", "row factors") and seen.wrong >= MANY and not is_gradient(tensor)
     if seen.relation == "bits" or (disorderly and seen.relative < COARSE):
         yield "PRC-2"  # small errors without an order are those of a step that has fewer bits
-    if tensor.startswith("gradients."):
+    if is_gradient(tensor):
         if seen.where.startswith("head"):
             yield "ATT-2"
         return

@@ -20,7 +20,7 @@ from conformance.diagnosis.clauses import likely
 from conformance.diagnosis.composed import compose
 from conformance.diagnosis.description import Description, describe
 from conformance.diagnosis.replacement import elsewhere, replace
-from conformance.expectation import Case
+from conformance.expectation import Case, is_gradient
 from spec.tensors import clause_of
 
 Array = NDArray[np.floating]
@@ -176,13 +176,13 @@ def _in_its_place(question: Question, cause: Cause, delivered: Mapping[str, Arra
     alone = not elsewhere(question.tensor, statuses)  # what flows back through another mistake is wrong by that
     for hypothesis in tried[: search.MOST_NAMED]:
         found = replace(question, hypothesis, delivered, statuses)
-        near = [name for name in found.refuting if name.startswith("gradients.") or _beside(name, question.tensor)]
-        if hypothesis.fields and not question.parameter and any(not name.startswith("gradients.") for name in near):
+        near = [name for name in found.refuting if is_gradient(name) or _beside(name, question.tensor)]
+        if hypothesis.fields and not question.parameter and any(not is_gradient(name) for name in near):
             told.append(f"not {hypothesis.text}: `{near[0]}` would be wrong too, and is right")
             continue
         kept.append(hypothesis)
-        gradients = [name for name in found.unexplained if name.startswith("gradients.")]
-        if alone and gradients and any(name.startswith("gradients.") for name in found.explained):
+        gradients = [name for name in found.unexplained if is_gradient(name)]
+        if alone and gradients and any(is_gradient(name) for name in found.explained):
             whole = False
             told.append(f"{hypothesis.text} does not explain all that follows: not `{gradients[0]}`")
     kept += tried[search.MOST_NAMED :]
@@ -203,7 +203,7 @@ def _beside(name: str, tensor: str) -> bool:
 def _backward(question: Question, delivered: Mapping[str, Array], statuses: Mapping[str, str]) -> tuple[Bounds | None, str]:
     """Return which steps of the backward pass are in question, and what counts wrongly in the gradient."""
     backward = Backward(question, statuses)
-    gradients = {name.removeprefix("gradients."): array for name, array in delivered.items() if name.startswith("gradients.")}
+    gradients = {name.removeprefix("gradients."): array for name, array in delivered.items() if is_gradient(name)}
     return backward.bounds(), shares(question, backward, gradients)
 
 
@@ -212,6 +212,6 @@ def _clauses(cause: Cause | None, seen: Description | None, others: tuple[str, .
     named = tuple(CLAUSE.findall(" ".join(cause.clauses))) if cause else ()
     if cause and cause.confident:
         return tuple(dict.fromkeys(named))
-    told = seen and not seen.tensor.startswith("gradients.") and (seen.exact or seen.relation in NO_NUMBERS)
+    told = seen and not is_gradient(seen.tensor) and (seen.exact or seen.relation in NO_NUMBERS)
     order = (*others, *named) if told else (*named, *others)
     return tuple(dict.fromkeys(order))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from conformance.causes.hypothesis import RIGHT, Hypothesis
 from conformance.causes.question import Exact, Question
 from conformance.causes.step import Step, group_of
+from conformance.expectation import is_gradient, is_tap_gradient
 
 Array = NDArray[np.floating]
 
@@ -68,7 +69,7 @@ def _whole(question: Question, hypothesis: Hypothesis) -> Step:
 
 
 def _of(step: Step, name: str) -> Array | None:
-    if not name.startswith("gradients."):
+    if not is_gradient(name):
         return step.taps[name].value if name in step.taps else None
     with contextlib.suppress(KeyError):
         return step.gradient(name.removeprefix("gradients."))
@@ -82,10 +83,10 @@ def _size(values: Array) -> float:
 def elsewhere(tensor: str, statuses: Mapping[str, str]) -> list[str]:
     """Say which other steps are wrong by themselves: every step is judged from the run's own tensors before it."""
     wrong = [name for name, status in statuses.items() if status == "diverges" and name != tensor and name not in ("loss", "logits")]
-    if tensor.startswith("gradients.") and not tensor.startswith("gradients.taps."):
+    if is_gradient(tensor) and not is_tap_gradient(tensor):
         return []  # what flows on from a wrong gradient is wrong too
-    kind = "gradients." if tensor.startswith("gradients.") else ""
-    steps = [name for name in wrong if name.startswith("gradients.taps.") == bool(kind) and (kind or not name.startswith("gradients."))]
+    kind = "gradients." if is_gradient(tensor) else ""
+    steps = [name for name in wrong if is_tap_gradient(name) == bool(kind) and (kind or not is_gradient(name))]
     role = role_of(tensor)
     same = [_layer(name) for name in steps if role_of(name) == role]
     others = list(dict.fromkeys(role_of(name) for name in steps if role_of(name) != role))

@@ -9,6 +9,7 @@ from typing import Any
 from conformance.causes.hypothesis import Hypothesis
 from conformance.causes.question import Question
 from conformance.causes.step import Step
+from conformance.expectation import is_gradient
 from conformance.faults.catalogue import ALL
 from conformance.faults.context import Context, Edit
 from conformance.faults.fault import Fault
@@ -38,7 +39,7 @@ def told_by_themselves(backward: bool) -> Iterator[Fault]:
         backward: those of the backward pass alone, or the others.
     """
     for fault in ALL:
-        if fault.change.edits and fault.cause == fault.name and backward == all(name.startswith("gradients.") for name in fault.first):
+        if fault.change.edits and fault.cause == fault.name and backward == all(is_gradient(name) for name in fault.first):
             yield fault
 
 

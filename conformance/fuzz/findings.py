@@ -15,6 +15,7 @@ import numpy as np
 
 from conformance.campaign import FAILED_WORKER, Result
 from conformance.comparison import Z_BINS, Judgement, Row, Verdict
+from conformance.expectation import is_gradient
 from conformance.fuzz.cases import FuzzCase
 from conformance.report import divergence_lines
 
@@ -129,7 +130,7 @@ class Tally:
         """Count a result."""
         self.statuses[status] += 1
         for row in verdict.table if verdict else []:
-            kind = "gradients" if row.tensor.startswith("gradients.") else "taps"
+            kind = "gradients" if is_gradient(row.tensor) else "taps"
             self.tensors += row.status in ("agrees", "diverges")
             for way, judgement in (("local", row.local), ("end_to_end", row.end_to_end)):
                 if judgement is not None:
