@@ -42,37 +42,55 @@ class Unsupported(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Request:
-    """One run that a backend is asked for.
+class Problem:
+    """What is computed.
 
     Attributes:
         config: the member of the model family.
-        weights: canonical name to array (SPEC WGT-1), any floating dtype; the backend rounds to ``dtype`` once.
+        weights: canonical name to array (SPEC WGT-1), any floating dtype; a backend rounds to its precision once.
         batch: the inputs of the part.
         part: one of :data:`spec.PARTS`.
-        dtype: ``"float64"``, ``"float32"``, ``"bfloat16"`` or ``"float16"``.
-        implementation: one of :data:`IMPLEMENTATIONS`, or a name with a colon: one of the backend's own.
-        execution: one of :data:`EXECUTIONS`.
-        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-        taps: whether to return every intermediate tensor.
-        gradients: whether to return the gradient of the loss for every trainable parameter.
-        precision: one of :data:`PRECISION_MODES`. It is for float32: other precisions multiply in their own.
-        deterministic: whether only kernels may run that give the same bits each time.
-        tap_gradients: whether to return the gradient of the loss by every tap too, beside ``gradients``.
     """
 
     config: EncoderConfig
     weights: Weights
     batch: Batch
     part: str = "model"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How it is computed.
+
+    Attributes:
+        dtype: ``"float64"``, ``"float32"``, ``"bfloat16"`` or ``"float16"``.
+        implementation: one of :data:`IMPLEMENTATIONS`, or a name with a colon: one of the backend's own.
+        execution: one of :data:`EXECUTIONS`.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+        precision: one of :data:`PRECISION_MODES`. It is for float32: other precisions multiply in their own.
+        deterministic: whether only kernels may run that give the same bits each time.
+    """
+
     dtype: str = "float32"
     implementation: str = "explicit"
     execution: str = "eager"
     device: str = "cpu"
-    taps: bool = True
-    gradients: bool = True
     precision: str = "strict"
     deterministic: bool = False
+
+
+@dataclass(frozen=True)
+class Request(Settings, Problem):
+    """One run that a backend is asked for: a problem, how to compute it, and what to return besides output and loss.
+
+    Attributes:
+        taps: whether to return every intermediate tensor.
+        gradients: whether to return the gradient of the loss for every trainable parameter.
+        tap_gradients: whether to return the gradient of the loss by every tap too, beside ``gradients``.
+    """
+
+    taps: bool = True
+    gradients: bool = True
     tap_gradients: bool = False
 
     def zeros(self) -> dict[str, NDArray[np.floating]]:
@@ -148,23 +166,20 @@ LEARNING_RATE = 2.0**-7
 """Of the training steps that are timed: plain gradient descent. A power of two, so that the product with it is exact."""
 
 
-class Program(Protocol):
-    """A model that is built once and run many times, or a bare matrix product. Steps may run on after they have started."""
+class Steps(Protocol):
+    """Something that runs many times. Steps may run on after they have started."""
 
     def compile(self) -> None:
         """Do ahead of the first step what can be done ahead of it."""
 
     def step(self) -> None:
-        """Start one forward pass, or one training step."""
+        """Start one step."""
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         """Wait until the device is done."""
 
     def results(self) -> dict[str, NDArray[np.floating]]:
-        """Return what the last step computed: ``logits`` (B, C), or the ``loss`` before the update."""
-
-    def parameters(self) -> Weights:
-        """Return the parameters as they are now, by canonical name."""
+        """Return what the last step computed: ``logits`` (B, C), the ``loss`` before an update, or a bare ``product``."""
 
     def timed(self, steps: int) -> list[float]:
         """Run so many steps on a device other than the CPU, without waiting in between.
@@ -174,16 +189,37 @@ class Program(Protocol):
         """
 
 
+class Session(Steps, Protocol):
+    """A model that is built once, with its weights and inputs on a device: loaded, run, stepped and read any number of times.
+
+    A step is a training step where the request asks for gradients, else a forward pass.
+    """
+
+    def load(self, weights: Weights) -> None:
+        """Put other weights in place of those that it has."""
+
+    def feed(self, batch: Batch) -> None:
+        """Take other inputs, of the same shapes."""
+
+    def forward(self) -> None:
+        """Start one forward pass."""
+
+    def train_step(self) -> None:
+        """Start one training step: loss, gradients, and every trained parameter less :data:`LEARNING_RATE` times its gradient."""
+
+    def read(self) -> Run:
+        """Compute, with the weights and inputs that it has, what the request asks for; nothing is updated."""
+
+    def parameters(self) -> Weights:
+        """Return the parameters as they are now, by canonical name."""
+
+
 INEXPRESSIBLE = "cannot express this by its library layers: "
 """What stands before the reasons, which are divided by semicolons."""
 
 
 def _nothing(request: Request) -> list[str]:
     return []
-
-
-def _as_it_is(model: Any) -> Any:
-    return model
 
 
 @dataclass(frozen=True)
@@ -204,7 +240,7 @@ class Implementation:
     undelivered: tuple[str, ...] = ()
     deviations: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
     context: Callable[[Request], AbstractContextManager[Any]] = nullcontext
-    finish: Callable[[Any], Any] = _as_it_is
+    finish: Callable[[Any], Any] | None = None
 
 
 def variety(implementation: str, execution: str) -> str:
@@ -307,20 +343,21 @@ class Editable(Backend, Protocol):
         """
 
 
+Trace = Callable[[Any, Mapping[str, Any], Callable[[str, Any], Any]], Callable[[str, Any], Any]]
+"""Takes a model, its inputs and the tap that records; returns the tap that the model calls."""
+
+
 class Measurable(Backend, Protocol):
-    """A backend whose speed can be measured too."""
+    """A backend that holds a model in a session, so that its speed can be measured too."""
 
-    def program(self, request: Request, kind: str) -> Program:
-        """Build the whole model to be run many times, by the implementation and execution of the request.
-
-        Args:
-            kind: one of :data:`KINDS`.
+    def session(self, request: Request) -> Session:
+        """Build what is asked for, to be run many times.
 
         Raises:
             Unsupported: as :meth:`Backend.run` does.
         """
 
-    def product(self, left: NDArray[np.floating], right: NDArray[np.floating], dtype: str, device: str, precision: str) -> Program:
+    def product(self, left: NDArray[np.floating], right: NDArray[np.floating], dtype: str, device: str, precision: str) -> Steps:
         """Return the bare product of two matrices, (M, K) and (K, N), to measure the machine by.
 
         Args:
@@ -337,5 +374,5 @@ class Measurable(Backend, Protocol):
 
 __all__ = [
     "EXECUTIONS", "IMPLEMENTATIONS", "INEXPRESSIBLE", "KINDS", "LEARNING_RATE", "PARTS", "PRECISION_MODES",
-    "Backend", "Editable", "Implementation", "Measurable", "Overruled", "Program", "Request", "Run", "Unsupported", "choose", "confirm_switches", "refuse_tf32", "refusing_nondeterminism", "variety",
+    "Backend", "Editable", "Implementation", "Measurable", "Overruled", "Problem", "Request", "Run", "Session", "Settings", "Steps", "Trace", "Unsupported", "choose", "confirm_switches", "refuse_tf32", "refusing_nondeterminism", "variety",
 ]  # fmt: skip

@@ -14,8 +14,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from backends.bench import Bench
 from backends.interface import Backend, Unsupported
-from backends.programs import Bench
 from backends.wire import decode_request, encode_run, pack
 from spec.errors import SpecError
 

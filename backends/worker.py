@@ -262,8 +262,8 @@ class Worker:
             Unsupported: if the backend cannot do what was asked, or does not say that it did.
             WorkerFailure: if the worker gave no result.
         """
-        settings = (implementation, execution, self.device, taps, gradients, precision, self.deterministic, tap_gradients)
-        request = Request(config, weights, batch, part, dtype, *settings)
+        settings = (dtype, implementation, execution, self.device, precision, self.deterministic)
+        request = Request(config, weights, batch, part, *settings, taps=taps, gradients=gradients, tap_gradients=tap_gradients)
         message = self._ask("run", request)
         try:
             run = decode_run(message)
@@ -295,7 +295,7 @@ class Worker:
         return load(self._ask("round_trip", Request(config, weights, batch, part, dtype, implementation, device=self.device))[1])
 
     def bench(self, operation: str, **asked: Any) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Have a program built, run or let go: an operation of :class:`backends.programs.Bench`, with what it is asked.
+        """Have a session opened, stepped or let go: an operation of :class:`backends.bench.Bench`, with what it is asked.
 
         Raises:
             Unsupported: if the backend cannot be measured, or not in this way.

@@ -74,7 +74,7 @@ class Workload:
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
 
     def request(self) -> dict[str, Any]:
-        """Return what :meth:`backends.programs.Bench.prepare` needs to know of it."""
+        """Return what :meth:`backends.bench.Bench.prepare` needs to know of it."""
         return {
             "config": self.preset.config.as_dict(),
             "lengths": self.lengths,

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from backends.bench import project
 from backends.interface import KINDS, LEARNING_RATE
-from backends.programs import project
 from spec.arithmetic import Arithmetic
 from spec.batch import Batch, batch_of_lengths, from_arrays, round_inputs
 from spec.config import EncoderConfig

@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 import backends
-from backends.programs import Bench
+from backends.bench import Bench
 from concord import speeding
 from speed import Workload, truth, workload
 from speed.record import best_rates
@@ -23,12 +23,12 @@ def test_on_a_device_no_step_waits_for_the_last_and_the_clock_and_memory_are_the
     bench, work = Bench(WithADevice()), small()
     asked = {**work.request(), "weights": None, "implementation": "explicit", "execution": "eager", "precision": "strict"}
     bench.prepare({**asked, "device": "cuda:1"})
-    program = bench.program
-    assert isinstance(program, OnADevice)
-    program.said.clear()
+    steps = bench.steps
+    assert isinstance(steps, OnADevice)
+    steps.said.clear()
     answer, _ = bench.repeat({"count": 1000, "seconds": 4 * SECONDS})
     assert answer == {"seconds": [SECONDS] * 4, "peak_memory_bytes": WithADevice.held}
-    assert program.said == ["step", "wait", *["step"] * 4, "wait"]  # one to see how long it takes, then all in a row
+    assert steps.said == ["step", "synchronize", *["step"] * 4, "synchronize"]  # one to see how long it takes, then all in a row
     bench.prepare({**asked, "device": "cpu"})
     assert bench.repeat({"count": 2, "seconds": 60.0})[0]["seconds"] != [SECONDS] * 2
 
@@ -39,7 +39,7 @@ def test_steps_are_timed_by_events_where_a_framework_has_them(name: str, by_even
         pytest.skip(f"{name} is not installed")
     with backends.open(toy(f"{name.title()}Clock", "devices"), "cpu") as worker:
         found = worker.description
-    assert found["said"] == ["wait", "step", "step", "step", "wait"]
+    assert found["said"] == ["synchronize", "step", "step", "step", "synchronize"]
     assert found["seconds"] == [1e-3] * 3 if by_events else len(found["seconds"]) == 1
 
 

@@ -11,8 +11,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from backends.interface import Trace
 from backends.jax.layers import Tap
 from backends.jax.model import Inputs
+from backends.session import Observation
 from spec.config import EncoderConfig
 from spec.tensors import differentiable_inputs
 
@@ -64,36 +66,36 @@ def add_zeros(tensor: Array, zeros: Array | None) -> Array:
 
 
 def evaluate(
-    model: nnx.Module, loss_function: Callable[..., Array], inputs: Inputs, edit: Tap, zeros: Mapping[str, Array]
-) -> tuple[Array, Array, dict[str, Array]]:
-    """Return output, loss and every tap, as ``edit`` makes it and with ``zeros`` of its name added (:func:`add_zeros`)."""
+    model: nnx.Module, loss_function: Callable[..., Array] | None, inputs: Inputs, trace: Trace, zeros: Mapping[str, Array], recorded: bool
+) -> tuple[Array, Array | None, dict[str, Array]]:
+    """Return output, the loss if there is a function for it, and if they are recorded all taps.
+
+    Args:
+        trace: makes of the tap that records the one that the model calls.
+        zeros: by tap; what has the gradient that the tap has, for it is added to it (:func:`add_zeros`).
+    """
     taps: dict[str, Array] = OrderedDict()  # A dict would come back from JAX's transformations in alphabetical order.
 
-    def tap(name: str, tensor: Array) -> Array:
-        taps[name] = add_zeros(edit(name, tensor), zeros.get(name))
-        return taps[name]
+    def record(name: str, tensor: Array) -> Array:
+        tensor = add_zeros(tensor, zeros.get(name))
+        if recorded:
+            taps[name] = tensor
+        return tensor
 
+    tap = trace(model, inputs, record)
     output = model(inputs, tap)
-    return output, loss_function(model, output, inputs, tap), taps
+    return output, None if loss_function is None else loss_function(model, output, inputs, tap), taps
 
 
 def differentiate(
-    model: nnx.Module, loss_function: Callable[..., Array], inputs: Inputs, part: str, compiled: bool, edit: Tap, zeros: Mapping[str, Array]
-) -> tuple[Array, Array, dict[str, Array], dict[str, Array]]:
-    """Return output, loss, taps and the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the taps that have ``zeros``."""
-    graph, trainable, fixed = nnx.split(model, nnx.Param, ...)
+    graph: nnx.GraphDef, state: nnx.State, fixed: nnx.State, loss_function: Callable[..., Array], inputs: Inputs, part: str, trace: Trace, zeros: Mapping[str, Array], recorded: bool
+) -> Observation:
+    """Return what :func:`evaluate` computes, with the gradients of the loss (SPEC GRD-1 to GRD-5): by trained parameters, by given tensors, and by the taps that have ``zeros``."""
     given = {name: inputs[name] for name in differentiable_inputs(part)}
 
-    def loss_of(
-        trainable: nnx.State, given: Inputs, zeros: Mapping[str, Array], fixed: nnx.State, inputs: Inputs
-    ) -> tuple[Array, tuple[Array, dict[str, Array]]]:
-        output, loss, taps = evaluate(nnx.merge(graph, trainable, fixed), loss_function, {**inputs, **given}, edit, zeros)
+    def loss_of(state: nnx.State, given: Inputs, zeros: Mapping[str, Array]) -> tuple[Array, tuple[Array, dict[str, Array]]]:
+        output, loss, taps = evaluate(nnx.merge(graph, state, fixed), loss_function, {**inputs, **given}, trace, zeros, recorded)
         return loss, (output, taps)
 
-    run = jax.value_and_grad(loss_of, argnums=(0, 1, 2), has_aux=True)
-    options = {"xla_allow_excess_precision": False}  # Allowed, XLA leaves out roundings to bfloat16 where it fuses steps.
-    run = jax.jit(run, compiler_options=options) if compiled else run
-    (loss, (output, taps)), (gradients, of_inputs, of_taps) = run(trainable, given, zeros, fixed, inputs)
-    named = {".".join(map(str, path)): gradient[...] for path, gradient in nnx.to_flat_state(gradients)}
-    named |= {f"inputs.{name}": gradient for name, gradient in of_inputs.items()}
-    return output, loss, taps, named | {f"taps.{name}": of_taps[name] for name in taps if name in of_taps}
+    (loss, (output, taps)), gradients = jax.value_and_grad(loss_of, argnums=(0, 1, 2), has_aux=True)(state, given, zeros)
+    return Observation(output, loss, taps, gradients)

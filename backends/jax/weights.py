@@ -41,6 +41,11 @@ def load(model: nnx.Module, config: EncoderConfig, weights: Weights, part: str) 
     nnx.update(model, state)
 
 
+def tensors_of(model: nnx.Module) -> dict[str, Array]:
+    """Return the parameters of a model by native name."""
+    return {".".join(map(str, path)): variable[...] for path, variable in nnx.to_flat_state(nnx.state(model))}
+
+
 def export(named: dict[str, Array], config: EncoderConfig, part: str) -> dict[str, np.ndarray]:
     """Return tensors that bear native names, a model's parameters or their gradients, as canonical arrays."""
     found = {}

@@ -4,13 +4,16 @@ Shapes: B batch, C classes.
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import paddle
 import paddle.nn.functional as F
 from paddle import Tensor, nn
 
+from backends.interface import Trace
 from backends.paddle.layers import Tap, _scalar
 from backends.paddle.model import Inputs
+from backends.session import Observation
 from spec.config import EncoderConfig
 from spec.tensors import differentiable_inputs
 
@@ -63,30 +66,39 @@ def add_zeros(tensor: Tensor, zeros: Tensor | None) -> Tensor:
 
 @paddle.jit.not_to_static  # traced as it stands: no branch depends on a value
 def evaluate(
-    model: nn.Layer, loss_function: Callable[..., Tensor], inputs: Inputs, edit: Tap, zeros: Mapping[str, Tensor]
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return output, loss and every tap, as ``edit`` makes it and with ``zeros`` of its name added (:func:`add_zeros`)."""
+    model: nn.Layer, loss_function: Callable[..., Tensor] | None, inputs: Inputs, trace: Trace, zeros: Mapping[str, Tensor], recorded: bool
+) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
+    """Return output, the loss if there is a function for it, and if they are recorded all taps.
+
+    Args:
+        trace: makes of the tap that records the one that the model calls.
+        zeros: by tap; what has the gradient that the tap has, for it is added to it (:func:`add_zeros`).
+    """
     taps: dict[str, Tensor] = {}
 
-    def tap(name: str, tensor: Tensor) -> Tensor:
-        taps[name] = add_zeros(edit(name, tensor), zeros.get(name))
-        return taps[name]
+    def record(name: str, tensor: Tensor) -> Tensor:
+        tensor = add_zeros(tensor, zeros.get(name))
+        if recorded:
+            taps[name] = tensor
+        return tensor
 
+    tap = trace(model, inputs, record)
     output = model(inputs, tap)
-    return output, loss_function(model, output, inputs, tap), taps
+    return output, None if loss_function is None else loss_function(model, output, inputs, tap), taps
 
 
 def differentiate(
-    model: nn.Layer, loss_function: Callable[..., Tensor], inputs: Inputs, part: str, compiled: bool, edit: Tap, zeros: Mapping[str, Tensor]
-) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
-    """Return output, loss, taps and the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the taps that have ``zeros``."""
+    run: Callable[..., Any], model: nn.Layer, loss_function: Callable[..., Tensor], inputs: Inputs, part: str, trace: Trace, zeros: Mapping[str, Tensor], recorded: bool
+) -> Observation:
+    """Return what :func:`evaluate`, perhaps compiled, computes, with the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the taps that have ``zeros``."""
     wanted = {name: parameter for name, parameter in model.named_parameters() if not parameter.stop_gradient}
     wanted |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
     of_taps = {f"taps.{name}": zero for name, zero in zeros.items()}
     for tensor in (*wanted.values(), *of_taps.values()):
         tensor.stop_gradient = False
-    run = paddle.jit.to_static(evaluate, full_graph=True, backend=None) if compiled else evaluate
-    output, loss, taps = run(model, loss_function, inputs, edit, zeros)
+        tensor.clear_gradient(set_to_zero=False)
+    output, loss, taps = run(model, loss_function, inputs, trace, zeros, recorded)
+    if wanted:
+        loss.backward()
     wanted |= {name: zero for name, zero in of_taps.items() if name.removeprefix("taps.") in taps}
-    gradients = paddle.grad(outputs=[loss], inputs=list(wanted.values())) if wanted else ()
-    return output, loss, taps, dict(zip(wanted, gradients, strict=True))
+    return Observation(output, loss, taps, {name: paddle.zeros_like(tensor) if tensor.grad is None else tensor.grad for name, tensor in wanted.items()})

@@ -58,6 +58,11 @@ def load(model: nn.Layer, config: EncoderConfig, weights: Weights, part: str) ->
             native.set_value(paddle.to_tensor(np.ascontiguousarray(array), place=native.place).astype(native.dtype))
 
 
+def tensors_of(model: nn.Layer) -> dict[str, Tensor]:
+    """Return the parameters of a model by native name."""
+    return dict(model.named_parameters())
+
+
 def export(named: dict[str, Tensor], config: EncoderConfig, part: str) -> dict[str, np.ndarray]:
     """Return tensors that bear native names, a model's parameters or their gradients, as canonical arrays."""
     found, named = {}, explicit_names(named)

@@ -9,6 +9,8 @@ import tensorflow as tf
 from keras import layers
 from tensorflow import Tensor
 
+from backends.interface import Trace
+from backends.session import Observation
 from backends.tf.layers import Tap
 from backends.tf.model import Inputs
 from spec.config import EncoderConfig
@@ -63,35 +65,38 @@ def add_zeros(tensor: Tensor, zeros: Tensor | None) -> Tensor:
 
 
 def evaluate(
-    model: layers.Layer, loss_function: Callable[..., Tensor], inputs: Inputs, edit: Tap, zeros: Mapping[str, Tensor]
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return output, loss and every tap, as ``edit`` makes it and with ``zeros`` of its name added (:func:`add_zeros`)."""
+    model: layers.Layer, loss_function: Callable[..., Tensor] | None, inputs: Inputs, trace: Trace, zeros: Mapping[str, Tensor], recorded: bool
+) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
+    """Return output, the loss if there is a function for it, and if they are recorded all taps.
+
+    Args:
+        trace: makes of the tap that records the one that the model calls.
+        zeros: by tap; what has the gradient that the tap has, for it is added to it (:func:`add_zeros`).
+    """
     taps: dict[str, Tensor] = {}
 
-    def tap(name: str, tensor: Tensor) -> Tensor:
-        taps[name] = add_zeros(edit(name, tensor), zeros.get(name))
-        return taps[name]
+    def record(name: str, tensor: Tensor) -> Tensor:
+        tensor = add_zeros(tensor, zeros.get(name))
+        if recorded:
+            taps[name] = tensor
+        return tensor
 
+    tap = trace(model, inputs, record)
     output = model(inputs, tap=tap)
-    return output, loss_function(model, output, inputs, tap), taps
+    return output, None if loss_function is None else loss_function(model, output, inputs, tap), taps
 
 
 def differentiate(
-    model: layers.Layer, loss_function: Callable[..., Tensor], inputs: Inputs, part: str, compiled: bool, edit: Tap, zeros: Mapping[str, Tensor]
-) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
-    """Return output, loss, taps and the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the taps that have ``zeros``."""
-
-    def record(inputs: Inputs, zeros: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        wanted = {variable.path: variable.value for variable in model.trainable_weights}
-        wanted |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
-        of_taps = {f"taps.{name}": zero for name, zero in zeros.items()}
-        with tf.GradientTape(persistent=False, watch_accessed_variables=False) as tape:
-            tape.watch([*wanted.values(), *of_taps.values()])
-            output, loss, taps = evaluate(model, loss_function, inputs, edit, zeros)
-        wanted |= {name: zero for name, zero in of_taps.items() if name.removeprefix("taps.") in taps}
-        gradients = tape.gradient(loss, wanted, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        # The gradient of a table comes as the rows that were looked up; it is made an array of the table's shape.
-        return output, loss, taps, {name: tf.convert_to_tensor(gradient) for name, gradient in gradients.items()}
-
-    run = tf.function(record, autograph=False, jit_compile=True).get_concrete_function(inputs, zeros) if compiled else record
-    return run(inputs, zeros)
+    model: layers.Layer, loss_function: Callable[..., Tensor], inputs: Inputs, part: str, trace: Trace, zeros: Mapping[str, Tensor], recorded: bool
+) -> Observation:
+    """Return what :func:`evaluate` computes, with the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the taps that have ``zeros``."""
+    wanted = {variable.path: variable.value for variable in model.trainable_weights}
+    wanted |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
+    of_taps = {f"taps.{name}": zero for name, zero in zeros.items()}
+    with tf.GradientTape(persistent=False, watch_accessed_variables=False) as tape:
+        tape.watch([*wanted.values(), *of_taps.values()])
+        output, loss, taps = evaluate(model, loss_function, inputs, trace, zeros, recorded)
+    wanted |= {name: zero for name, zero in of_taps.items() if name.removeprefix("taps.") in taps}
+    gradients = tape.gradient(loss, wanted, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    # The gradient of a table comes as the rows that were looked up; it is made an array of the table's shape, in which they are added up.
+    return Observation(output, loss, taps, {name: tf.convert_to_tensor(gradient) for name, gradient in gradients.items()})

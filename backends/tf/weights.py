@@ -39,6 +39,11 @@ def load(model: layers.Layer, config: EncoderConfig, weights: Weights, part: str
         variable.assign(tf.constant(array, dtype=variable.dtype))
 
 
+def tensors_of(model: layers.Layer) -> dict[str, Tensor]:
+    """Return the parameters of a model by native name."""
+    return {variable.path: variable.value for variable in model.weights}
+
+
 def export(named: dict[str, Tensor], config: EncoderConfig, part: str) -> dict[str, np.ndarray]:
     """Return tensors that bear native names, a model's parameters or their gradients, as canonical arrays."""
     found = {}

@@ -4,11 +4,14 @@ Shapes: B batch, C classes.
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from backends.interface import Trace
+from backends.session import Observation
 from backends.torch.layers import Tap
 from backends.torch.model import Inputs
 from spec.config import EncoderConfig
@@ -62,30 +65,39 @@ def add_zeros(tensor: Tensor, zeros: Tensor | None) -> Tensor:
 
 
 def evaluate(
-    model: nn.Module, loss_function: Callable[..., Tensor], inputs: Inputs, edit: Tap, zeros: Mapping[str, Tensor]
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return output, loss and every tap, as ``edit`` makes it and with ``zeros`` of its name added (:func:`add_zeros`)."""
+    model: nn.Module, loss_function: Callable[..., Tensor] | None, inputs: Inputs, trace: Trace, zeros: Mapping[str, Tensor], recorded: bool
+) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
+    """Return output, the loss if there is a function for it, and if they are recorded all taps.
+
+    Args:
+        trace: makes of the tap that records the one that the model calls.
+        zeros: by tap; what has the gradient that the tap has, for it is added to it (:func:`add_zeros`).
+    """
     taps: dict[str, Tensor] = {}
 
-    def tap(name: str, tensor: Tensor) -> Tensor:
-        taps[name] = add_zeros(edit(name, tensor), zeros.get(name))
-        return taps[name]
+    def record(name: str, tensor: Tensor) -> Tensor:
+        tensor = add_zeros(tensor, zeros.get(name))
+        if recorded:
+            taps[name] = tensor
+        return tensor
 
+    tap = trace(model, inputs, record)
     output = model(inputs, tap)
-    return output, loss_function(model, output, inputs, tap), taps
+    return output, None if loss_function is None else loss_function(model, output, inputs, tap), taps
 
 
 def differentiate(
-    model: nn.Module, loss_function: Callable[..., Tensor], inputs: Inputs, part: str, compiled: bool, edit: Tap, zeros: Mapping[str, Tensor]
-) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
-    """Return output, loss, taps and the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the taps that have ``zeros``."""
+    run: Callable[..., Any], model: nn.Module, loss_function: Callable[..., Tensor], inputs: Inputs, part: str, trace: Trace, zeros: Mapping[str, Tensor], recorded: bool
+) -> Observation:
+    """Return what :func:`evaluate`, perhaps compiled, computes, with the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the taps that have ``zeros``."""
     wanted = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     wanted |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
     of_taps = {f"taps.{name}": zero for name, zero in zeros.items()}
     for tensor in (*wanted.values(), *of_taps.values()):
         tensor.requires_grad_()
-    run = torch.compile(evaluate, fullgraph=True, dynamic=False) if compiled else evaluate
-    output, loss, taps = run(model, loss_function, inputs, edit, zeros)
+        tensor.grad = None
+    output, loss, taps = run(model, loss_function, inputs, trace, zeros, recorded)
+    if wanted:
+        loss.backward()
     wanted |= {name: zero for name, zero in of_taps.items() if name.removeprefix("taps.") in taps}
-    gradients = torch.autograd.grad(loss, list(wanted.values()), materialize_grads=True) if wanted else ()
-    return output, loss, taps, dict(zip(wanted, gradients, strict=True))
+    return Observation(output, loss, taps, {name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for name, tensor in wanted.items()})

@@ -57,6 +57,11 @@ def load(model: nn.Module, config: EncoderConfig, weights: Weights, part: str) -
             native.copy_(torch.from_numpy(np.ascontiguousarray(array)))
 
 
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters of a model by native name."""
+    return dict(model.named_parameters())
+
+
 def export(named: dict[str, Tensor], config: EncoderConfig, part: str) -> dict[str, np.ndarray]:
     """Return tensors that bear native names, a model's parameters or their gradients, as canonical arrays."""
     found, named = {}, explicit_names(named)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from backends.interface import Request, Unsupported
-from conformance.faults.context import Context, Edit
+from conformance.faults.context import Context
 from conformance.faults.fault import Change
 from conformance.faults.operations import Array, FrameworkOperations
 from spec.parameters import parameters
@@ -16,71 +16,51 @@ from spec.tensors import taps
 Tap = Callable[[str, Array], Array]
 
 
-@contextmanager
-def injected(operations: FrameworkOperations, change: Change, request: Request, memory: dict[str, Any]) -> Iterator[None]:
-    """Have taps edited while the block runs.
+class Injection:
+    """The edits of a change, in one run.
 
-    A backend evaluates its model and its loss with one function, ``evaluate(model, loss, inputs, …)``, in eager and compiled
-    execution alike; both take the tap that records. Edits stand between them and that tap, so that the model goes on with
-    what an edit returns, and that is what is recorded.
-
-    Raises:
-        Unsupported: where an edit is of a tap that the model does not compute, or needs one.
+    Args:
+        operations: of the framework.
+        change: what is edited.
+        request: what is run.
+        memory: what edits of earlier runs left for later ones.
     """
-    if not change.edits:
-        yield
-        return
-    edits = {name: edit for name in taps(request.config, request.part) if (edit := change.edit(name))}
-    kinds = {name: parameter.kind for name, parameter in parameters(request.config, request.part).items()}
-    holders = [module for module in operations.modules.values() if hasattr(module, "evaluate")]
-    original = holders[0].evaluate
-    seen: set[str] = set()
 
-    def evaluate(model: Any, loss_function: Any, inputs: Mapping[str, Array], *more: Any) -> Any:
+    def __init__(self, operations: FrameworkOperations, change: Change, request: Request, memory: dict[str, Any]) -> None:
+        self.operations, self.request, self.memory = operations, request, memory
+        self.edits = {name: edit for name in taps(request.config, request.part) if (edit := change.edit(name))}
+        self.kinds = {name: parameter.kind for name, parameter in parameters(request.config, request.part).items()}
+        self.seen: set[str] = set()
+
+    def trace(self, model: Any, inputs: Mapping[str, Array], record: Tap) -> Tap:
+        """Return the tap that edits what it is given before it is recorded (:data:`backends.interface.Trace`)."""
+
         def parameter(name: str) -> Array:
-            return operations.parameter(model, name, kinds[name])
+            return self.operations.parameter(model, name, self.kinds[name])
 
-        now = {f"inputs.{name}": tensor for name, tensor in inputs.items()}
-        context = Context(operations, request.config, request.batch, request.part, request.dtype, parameter, now, memory)
-        edited = _Edited(model, context, edits, seen)
-        return original(edited, edited.around(loss_function), inputs, *more)
+        request, now = self.request, {f"inputs.{name}": tensor for name, tensor in inputs.items()}
+        context = Context(self.operations, request.config, request.batch, request.part, request.dtype, parameter, now, self.memory)
 
-    for module in holders:
-        module.evaluate = evaluate  # type: ignore[attr-defined]
-    try:
-        yield
-    except KeyError as error:
-        raise Unsupported(f"{request.implementation!r} does not compute {error}, which the fault needs") from error
-    finally:
-        for module in holders:
-            module.evaluate = original  # type: ignore[attr-defined]
-    if not seen:
-        raise Unsupported(f"{request.implementation!r} computes none of {', '.join(edits)}")
-
-
-class _Edited:
-    """A model whose taps are edited."""
-
-    def __init__(self, model: Any, context: Context, edits: Mapping[str, Edit], seen: set[str]) -> None:
-        self.model, self.context, self.edits, self.seen = model, context, edits, seen
-
-    def __call__(self, inputs: Mapping[str, Array], tap: Tap) -> Array:
-        return self.model(inputs, tap=self.edited(tap))
-
-    def around(self, loss_function: Any) -> Any:
-        """Return a loss that takes the model itself."""
-        return lambda model, output, inputs, tap: loss_function(self.model, output, inputs, self.edited(tap))
-
-    def edited(self, tap: Tap) -> Tap:
-        """Return a tap that edits what it is given before it is recorded."""
-
-        def change(name: str, tensor: Array) -> Array:
+        def tap(name: str, tensor: Array) -> Array:
             if name in self.edits:
-                self.context.tap = name
+                context.tap = name
                 self.seen.add(name)
-                tensor = self.edits[name](self.context, tensor)
-            tensor = tap(name, tensor)
-            self.context.now[name] = tensor  # type: ignore[index]
-            return tensor
+                tensor = self.edits[name](context, tensor)
+            now[name] = record(name, tensor)
+            return now[name]
 
-        return change
+        return tap
+
+    @contextmanager
+    def confirmed(self) -> Iterator[None]:
+        """Make sure that a run which is made meanwhile was edited.
+
+        Raises:
+            Unsupported: where an edit is of a tap that the model does not compute, or needs one.
+        """
+        try:
+            yield
+        except KeyError as error:
+            raise Unsupported(f"{self.request.implementation!r} does not compute {error}, which the fault needs") from error
+        if self.edits and not self.seen:
+            raise Unsupported(f"{self.request.implementation!r} computes none of {', '.join(self.edits)}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from backends.interface import IMPLEMENTATIONS, Request, Run, Unsupported
+from backends.interface import IMPLEMENTATIONS, Request, Run, Trace, Unsupported
 from conformance.faults.catalogue import FAULTS
 from conformance.faults.fault import Change, steps
 from conformance.faults.operations import FrameworkOperations
-from conformance.mutants.injection import injected
+from conformance.mutants.injection import Injection
 from conformance.mutants.products import EMULATIONS
 from conformance.mutants.rewrites import FAMILIES
 from conformance.mutants.surgery import operated
@@ -34,6 +34,7 @@ class Mutating:
     """
 
     operations: FrameworkOperations
+    injection: Injection | None = None
     running: str = ""
     memory: dict[str, Any]
 
@@ -61,8 +62,17 @@ class Mutating:
         changed = dataclasses.replace(change.request(request), implementation=implementation or "explicit")
         if request.implementation != self.running:
             self.running, self.memory = request.implementation, {}
-        with operated(self.operations, change.patches), injected(self.operations, change, changed, self.memory):
-            return self._untouched(changed)
+        self.injection = Injection(self.operations, change, changed, self.memory)
+        try:
+            with operated(self.operations, change.patches), self.injection.confirmed():
+                return self._untouched(changed)
+        finally:
+            self.injection = None
+
+    def trace(self, request: Request) -> Trace:
+        """Return what edits taps (:meth:`backends.adapter.FrameworkAdapter.trace`)."""
+        traced: Trace = super().trace(request)  # type: ignore[misc]  # of the adapter, the next base
+        return self.injection.trace if self.injection else traced
 
     def _untouched(self, request: Request) -> Run:
         run: Run = super().run(request)  # type: ignore[misc]  # of the adapter, the next base

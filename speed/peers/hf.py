@@ -11,8 +11,9 @@ import transformers
 from transformers import BertConfig, BertForSequenceClassification
 from transformers.initialization import no_init_weights
 
-from backends.interface import LEARNING_RATE, Program, Request, Run, Unsupported
-from backends.torch.program import timed
+from backends.interface import LEARNING_RATE, Request, Run, Session, Steps, Unsupported
+from backends.torch.session import synchronize, timed
+from spec.batch import Batch
 from spec.config import EncoderConfig
 from spec.errors import SpecError
 from spec.parameters import Weights
@@ -23,76 +24,63 @@ TABLE = table.load("bert-hugging-face")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class Inference:
-    """The forward pass (:class:`backends.interface.Program`)."""
+class Model:
+    """Forward passes, and training steps by gradient descent (:class:`backends.interface.Session`)."""
 
-    def __init__(self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], config: EncoderConfig, compiled: bool) -> None:
-        self.model, self.config = model, config
-        self.inputs = {name: tensor for name, tensor in inputs.items() if name != "labels"}
-        self.output: torch.Tensor | None = None
-        self.forward = torch.compile(model, fullgraph=True, dynamic=False) if compiled else model
+    def __init__(self, request: Request, model: torch.nn.Module) -> None:
+        self.request, self.model = request, model
+        self.computed: dict[str, torch.Tensor] = {}
+        self.feed(request.batch)
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, foreach=True)
+        self.run = torch.compile(model, fullgraph=True, dynamic=False) if request.execution == "compiled" else model
+
+    def load(self, weights: Weights) -> None:
+        """Put other weights in place of those that it has."""
+        fill(self.model, self.request.config, weights)
+
+    def feed(self, batch: Batch) -> None:
+        """Take other inputs, of the same shapes."""
+        self.inputs = {name: torch.from_numpy(array).to(self.request.device) for name, array in tensors(self.request.config, batch).items()}
 
     def compile(self) -> None:
         """Do nothing: PyTorch compiles when the first step runs."""
 
     def step(self) -> None:
+        """Start one training step where gradients are asked for, else one forward pass."""
+        self.train_step() if self.request.gradients else self.forward()
+
+    def forward(self) -> None:
         """Start one forward pass."""
         with torch.inference_mode():
-            self.output = self.forward(**self.inputs).logits
+            self.computed = {"logits": self.run(**{name: tensor for name, tensor in self.inputs.items() if name != "labels"}).logits}
 
-    def wait(self) -> None:
-        """Wait until the device is done."""
-        _wait(self.output)
-
-    def timed(self, steps: int) -> list[float]:
-        """Return the seconds of steps on a device."""
-        return timed(self, steps)
-
-    def results(self) -> dict[str, np.ndarray]:
-        """Return the logits (B, C)."""
-        assert self.output is not None
-        return {"logits": self.output.float().cpu().numpy()}
-
-    def parameters(self) -> Weights:
-        """Return the parameters by canonical name."""
-        return read(self.model, self.config)
-
-
-class Training:
-    """Training steps by gradient descent (:class:`backends.interface.Program`)."""
-
-    def __init__(self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], config: EncoderConfig, compiled: bool) -> None:
-        self.model, self.inputs, self.config = model, inputs, config
-        self.loss: torch.Tensor | None = None
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, foreach=True)
-        self.forward = torch.compile(model, fullgraph=True, dynamic=False) if compiled else model
-
-    def compile(self) -> None:
-        """Do nothing: PyTorch compiles when the first step runs."""
-
-    def step(self) -> None:
-        """Start one step."""
+    def train_step(self) -> None:
+        """Start one training step."""
         self.optimizer.zero_grad(set_to_none=True)
-        self.loss = self.forward(**self.inputs).loss
-        self.loss.backward()
+        loss = self.run(**self.inputs).loss
+        loss.backward()
         self.optimizer.step()
+        self.computed = {"loss": loss.detach()}
 
-    def wait(self) -> None:
+    def read(self) -> Run:
+        """Refuse: it has no taps."""
+        raise Unsupported("hf is measured by 'concord speed' alone")
+
+    def synchronize(self) -> None:
         """Wait until the device is done."""
-        _wait(self.loss)
+        synchronize(next(iter(self.computed.values()), None))
 
     def timed(self, steps: int) -> list[float]:
         """Return the seconds of steps on a device."""
         return timed(self, steps)
 
     def results(self) -> dict[str, np.ndarray]:
-        """Return the loss before the update."""
-        assert self.loss is not None
-        return {"loss": self.loss.detach().float().cpu().numpy()}
+        """Return what the last step computed: the logits (B, C), or the loss before an update."""
+        return {name: tensor.float().cpu().numpy() for name, tensor in self.computed.items()}
 
     def parameters(self) -> Weights:
         """Return the parameters by canonical name."""
-        return read(self.model, self.config)
+        return read(self.model, self.request.config)
 
 
 class Peer:
@@ -114,7 +102,7 @@ class Peer:
         """Refuse: only whole programs are measured."""
         raise Unsupported("hf is measured by 'concord speed' alone")
 
-    def program(self, request: Request, kind: str) -> Program:
+    def session(self, request: Request) -> Session:
         """Build the model to be run many times."""
         if request.implementation != "library" or request.execution not in ("eager", "compiled"):
             raise Unsupported("hf has its own implementation: --implementation library, --execution eager or compiled")
@@ -123,11 +111,9 @@ class Peer:
             raise Unsupported(f"hf is measured in {', '.join(DTYPES)}, not in {request.dtype}")
         if request.execution == "compiled":
             torch.compiler.reset()
-        model = build(request.config, request.weights).to(device=request.device, dtype=DTYPES[request.dtype])
-        inputs = {name: torch.from_numpy(array).to(request.device) for name, array in tensors(request).items()}
-        return {"inference": Inference, "training": Training}[kind](model, inputs, request.config, request.execution == "compiled")
+        return Model(request, build(request.config, request.weights).to(device=request.device, dtype=DTYPES[request.dtype]))
 
-    def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str, precision: str) -> Program:
+    def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str, precision: str) -> Steps:
         """Refuse: torch has the same product."""
         raise Unsupported("hf has no product of its own")
 
@@ -145,11 +131,16 @@ def build(config: EncoderConfig, weights: Weights) -> torch.nn.Module:
     described = BertConfig(**stated, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="sdpa")
     with no_init_weights():  # they are loaded
         model = BertForSequenceClassification(described).eval()
+    fill(model, config, weights)
+    return model
+
+
+def fill(model: torch.nn.Module, config: EncoderConfig, weights: Weights) -> None:
+    """Copy canonical weights into a model."""
     arrays = {name: torch.from_numpy(array) for name, array in table.native(TABLE, config, weights).items()}
     missing, unexpected = model.load_state_dict(arrays, strict=False)
     if unexpected or any(not name.endswith("position_ids") for name in missing):
         raise RuntimeError(f"weights do not fit: missing {missing}, unexpected {unexpected}")
-    return model
 
 
 def read(model: torch.nn.Module, config: EncoderConfig) -> Weights:
@@ -158,13 +149,8 @@ def read(model: torch.nn.Module, config: EncoderConfig) -> Weights:
     return table.gather(table.bindings(table.part_of(TABLE), config), arrays, f"source={TABLE.source}")[0]
 
 
-def tensors(request: Request) -> dict[str, np.ndarray]:
+def tensors(config: EncoderConfig, batch: Batch) -> dict[str, np.ndarray]:
     """Return the inputs by the names that they have there."""
-    given = request.batch.arrays()
-    mask = (given["input_ids"] != request.config.pad_id).astype(np.int64)
+    given = batch.arrays()
+    mask = (given["input_ids"] != config.pad_id).astype(np.int64)
     return {"input_ids": given["input_ids"], "attention_mask": mask, "token_type_ids": given["segment_ids"], "labels": given["labels"]}
-
-
-def _wait(tensor: torch.Tensor | None) -> None:
-    if tensor is not None and tensor.is_cuda:
-        torch.cuda.synchronize(tensor.device)

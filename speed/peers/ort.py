@@ -14,7 +14,8 @@ import numpy as np
 import onnxruntime
 import torch
 
-from backends.interface import Program, Request, Run, Unsupported
+from backends.interface import Request, Run, Session, Steps, Unsupported
+from spec.batch import Batch
 from spec.parameters import Weights
 from speed.peers.hf import build, tensors
 
@@ -23,14 +24,23 @@ FILE = "model.onnx"
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 
 
-class Inference:
-    """The forward pass (:class:`backends.interface.Program`)."""
+class Graph:
+    """Forward passes (:class:`backends.interface.Session`); weights are part of the graph."""
 
-    def __init__(self, folder: tempfile.TemporaryDirectory[str], inputs: dict[str, np.ndarray], threads: int | None) -> None:
-        self.folder: tempfile.TemporaryDirectory[str] | None = folder
-        self.inputs, self.threads = inputs, threads
-        self.session: onnxruntime.InferenceSession | None = None
+    def __init__(self, request: Request, threads: int | None) -> None:
+        self.request, self.threads = request, threads
+        self.feed(request.batch)
+        self.load(request.weights)
+        self.running: onnxruntime.InferenceSession | None = None
         self.output: np.ndarray | None = None
+
+    def load(self, weights: Weights) -> None:
+        """Export the model anew, with these weights."""
+        self.folder: tempfile.TemporaryDirectory[str] | None = _exported(build(self.request.config, weights), self.inputs)
+
+    def feed(self, batch: Batch) -> None:
+        """Take other inputs, of the same shapes."""
+        self.inputs = {name: array for name, array in tensors(self.request.config, batch).items() if name in NAMES}
 
     def compile(self) -> None:
         """Optimise the graph, as far as ONNX Runtime does."""
@@ -40,15 +50,27 @@ class Inference:
         if self.threads:
             options.intra_op_num_threads, options.inter_op_num_threads = self.threads, 1
         assert self.folder is not None
-        self.session = onnxruntime.InferenceSession(Path(self.folder.name) / FILE, options, providers=["CPUExecutionProvider"])
+        self.running = onnxruntime.InferenceSession(Path(self.folder.name) / FILE, options, providers=["CPUExecutionProvider"])
         self.folder = self.folder.cleanup()
 
     def step(self) -> None:
         """Run one forward pass."""
-        assert self.session is not None
-        (self.output,) = self.session.run(["logits"], self.inputs)
+        self.forward()
 
-    def wait(self) -> None:
+    def train_step(self) -> None:
+        """Refuse: it has no gradients."""
+        raise Unsupported("ort runs forward alone")
+
+    def read(self) -> Run:
+        """Refuse: it has no taps."""
+        raise Unsupported("ort is measured by 'concord speed' alone")
+
+    def forward(self) -> None:
+        """Run one forward pass."""
+        assert self.running is not None
+        (self.output,) = self.running.run(["logits"], self.inputs)
+
+    def synchronize(self) -> None:
         """Do nothing: a step ends when it is done."""
 
     def timed(self, steps: int) -> list[float]:
@@ -84,17 +106,16 @@ class Peer:
         """Refuse: only whole programs are measured."""
         raise Unsupported("ort is measured by 'concord speed' alone")
 
-    def program(self, request: Request, kind: str) -> Program:
+    def session(self, request: Request) -> Session:
         """Export the model and load it, to be run many times."""
-        if request.implementation != "library" or request.execution != "compiled" or kind != "inference" or request.device != "cpu":
+        if request.implementation != "library" or request.execution != "compiled" or request.gradients or request.device != "cpu":
             raise Unsupported("ort runs optimised graphs on cpu: --implementation library, --execution compiled, --kind inference")
         if request.dtype != "float32":
             raise Unsupported(f"ort is measured in float32, not in {request.dtype}")
-        given = {name: array for name, array in tensors(request).items() if name in NAMES}
         threads = os.environ.get("OMP_NUM_THREADS")
-        return Inference(_exported(build(request.config, request.weights), given), given, int(threads) if threads else None)
+        return Graph(request, int(threads) if threads else None)
 
-    def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str, precision: str) -> Program:
+    def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str, precision: str) -> Steps:
         """Refuse: it runs graphs."""
         raise Unsupported("ort has no product of its own")
 

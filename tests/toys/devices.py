@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from backends.interface import Program, Request, Run, Unsupported
+from backends.interface import Request, Run, Session, Unsupported
 from tests.toys.measurable import Measurable, Told
 
 SECONDS = 0.25
@@ -23,13 +23,13 @@ class OnADevice(Told):
         self.said.append("step")
         super().step()
 
-    def wait(self) -> None:
-        self.said.append("wait")
+    def synchronize(self) -> None:
+        self.said.append("synchronize")
 
     def timed(self, steps: int) -> list[float]:
         for _ in range(steps):
             self.step()
-        self.wait()
+        self.synchronize()
         return [SECONDS] * steps
 
 
@@ -38,8 +38,8 @@ class WithADevice(Measurable):
 
     held = 7 * 2**20
 
-    def made(self, request: Request, kind: str) -> Program:
-        return OnADevice("WithADevice", request, kind)
+    def made(self, request: Request) -> Session:
+        return OnADevice("WithADevice", request)
 
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
         return self.held
@@ -64,7 +64,7 @@ class _Event:
 
 
 class _Steps:
-    """A program that notes what is done with it."""
+    """Steps that note what is done with it."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -72,8 +72,8 @@ class _Steps:
     def step(self) -> None:
         self.said.append("step")
 
-    def wait(self) -> None:
-        self.said.append("wait")
+    def synchronize(self) -> None:
+        self.said.append("synchronize")
 
 
 class Clock:
@@ -83,7 +83,7 @@ class Clock:
     package, owner = "", ""
 
     def describe(self) -> dict[str, Any]:
-        timed = importlib.import_module(f"backends.{self.package}.program").timed
+        timed = importlib.import_module(f"backends.{self.package}.session").timed
         if self.owner:
             module, _, rest = self.owner.partition(".")
             owner = importlib.import_module(module)

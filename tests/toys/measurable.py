@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from backends.interface import LEARNING_RATE, Program, Request, Unsupported
+from backends.interface import LEARNING_RATE, Request, Session, Steps, Unsupported
 from spec.parameters import Weights, trainable
 from spec.reference import reference
 from tests.toys.numpy_backend import NumpyBackend
 
 
-class Steps:
+class Stepping:
     """Steps of the reference, in rounded arithmetic."""
 
-    def __init__(self, request: Request, kind: str, sleep: float = 0.0) -> None:
-        self.request, self.kind, self.sleep = request, kind, sleep
+    def __init__(self, request: Request, sleep: float = 0.0) -> None:
+        self.request, self.sleep = request, sleep
         self.weights: Weights = dict(request.weights)
 
     def compile(self) -> None:
@@ -29,19 +29,19 @@ class Steps:
     def step(self) -> None:
         time.sleep(self.sleep)
         request = self.request
-        self.truth = reference(request.config, self.weights, request.batch, gradients=self.kind == "training", dtype=request.dtype, arithmetic=request.dtype)
-        if self.kind == "training":
+        self.truth = reference(request.config, self.weights, request.batch, gradients=self.request.gradients, dtype=request.dtype, arithmetic=request.dtype)
+        if self.request.gradients:
             for name in trainable(request.config):
                 self.weights[name] = (self.weights[name] - LEARNING_RATE * self.truth.gradients[name]).astype(np.float32)
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         pass
 
     def timed(self, steps: int) -> list[float]:
         return [self.sleep] * steps
 
     def results(self) -> dict[str, np.ndarray]:
-        return {"logits": self.truth.output} if self.kind == "inference" else {"loss": np.asarray(self.truth.loss)}
+        return {"logits": self.truth.output} if not self.request.gradients else {"loss": np.asarray(self.truth.loss)}
 
     def parameters(self) -> Weights:
         return self.weights
@@ -59,7 +59,7 @@ class Multiplication:
     def step(self) -> None:
         self.product = self.left @ self.right
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         pass
 
     def timed(self, steps: int) -> list[float]:
@@ -68,28 +68,25 @@ class Multiplication:
     def results(self) -> dict[str, np.ndarray]:
         return {"product": self.product}
 
-    def parameters(self) -> Weights:
-        return {}
-
 
 class Measurable(NumpyBackend):
     """Right, and says when it had its turn."""
 
     sleep = 0.0
 
-    def program(self, request: Request, kind: str) -> Program:
+    def session(self, request: Request) -> Session:
         if request.implementation != "explicit":
             raise Unsupported("toys are explicit")
-        return self.made(request, kind)
+        return self.made(request)
 
-    def made(self, request: Request, kind: str) -> Program:
-        return Told(type(self).__name__, request, kind, self.sleep)
+    def made(self, request: Request) -> Session:
+        return Told(type(self).__name__, request, self.sleep)
 
-    def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str, precision: str) -> Program:
+    def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str, precision: str) -> Steps:
         return Multiplication(left, right)
 
 
-class Told(Steps):
+class Told(Stepping):
     """Writes down whose step it was."""
 
     def __init__(self, name: str, *given: Any) -> None:
@@ -120,8 +117,8 @@ class Threaded(Measurable):
 class WrongLogits(Measurable):
     """One logit is a little off."""
 
-    def made(self, request: Request, kind: str) -> Program:
-        program = Told("WrongLogits", request, kind)
+    def made(self, request: Request) -> Session:
+        program = Told("WrongLogits", request)
         right = program.results
 
         def results() -> dict[str, np.ndarray]:
@@ -137,8 +134,8 @@ class WrongLogits(Measurable):
 class WrongUpdate(Measurable):
     """One gradient is not subtracted."""
 
-    def made(self, request: Request, kind: str) -> Program:
-        program = Told("WrongUpdate", request, kind)
+    def made(self, request: Request) -> Session:
+        program = Told("WrongUpdate", request)
         kept = request.weights["classifier.bias"]
         program.parameters = lambda: {**program.weights, "classifier.bias": kept}  # type: ignore[method-assign]
         return program
@@ -147,8 +144,8 @@ class WrongUpdate(Measurable):
 class DiesInTheSecondStep(Measurable):
     """Ends its process when it is timed."""
 
-    def made(self, request: Request, kind: str) -> Program:
-        program = Told("DiesInTheSecondStep", request, kind)
+    def made(self, request: Request) -> Session:
+        program = Told("DiesInTheSecondStep", request)
         right, steps = program.step, []
 
         def step() -> None:

@@ -1,4 +1,4 @@
-"""The worker's side of a measurement: a program is built from a few numbers, run, and timed where it runs."""
+"""The worker's side of a measurement: a session is opened from a few numbers, stepped, and timed where it runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from backends.interface import Measurable, Program, Request, Unsupported
+from backends.interface import Measurable, Request, Steps, Unsupported
 from backends.wire import Message, pack
 from spec.batch import batch_of_lengths, round_inputs
 from spec.config import from_mapping
@@ -30,11 +30,11 @@ WHOLE = 16
 
 
 class Bench:
-    """The one program that a worker holds at a time."""
+    """The one session, or bare product, that a worker holds at a time."""
 
     def __init__(self, measured: Measurable) -> None:
         self.measured = measured
-        self.program: Program | None = None
+        self.steps: Steps | None = None
         self.device = "cpu"
 
     def perform(self, operation: str, header: str) -> Message:
@@ -56,8 +56,8 @@ class Bench:
             projections on :data:`VECTORS` directions for each trained parameter.
         """
         self.release({})
-        if not hasattr(self.measured, "program"):
-            raise Unsupported(f"{self.measured.name} cannot be measured: it has no method 'program'")
+        if not hasattr(self.measured, "session"):
+            raise Unsupported(f"{self.measured.name} cannot be measured: it has no method 'session'")
         config = from_mapping(asked["config"])
         weights = load_file(asked["weights"]) if asked["weights"] and Path(asked["weights"]).is_file() else initialize(config, asked["seed"])
         weights, batch = round_inputs(weights, batch_of_lengths(config, asked["lengths"], asked["tokens"], asked["seed"]), asked["dtype"])
@@ -67,10 +67,10 @@ class Bench:
         self.device = asked["device"]
         self._reset_peak_memory()
         started = time.perf_counter()
-        self.program = self.measured.program(request, asked["kind"])
+        session = self.steps = self.measured.session(request)
         seconds, results = self._begin(time.perf_counter() - started)
         if asked["kind"] == "training":
-            after = self.program.parameters()
+            after = session.parameters()
             moved = digest(weights, after, [name for name in trainable(config) if name in after])
             results |= {f"updates/{name}": values for name, values in moved.items()}
         return seconds, results
@@ -85,44 +85,44 @@ class Bench:
         left, right = (generator.standard_normal(shape).astype(np.float32) for shape in ((m, k), (k, n)))
         started = time.perf_counter()
         self.device = asked["device"]
-        self.program = self.measured.product(left, right, asked["dtype"], asked["device"], asked["precision"])
+        self.steps = self.measured.product(left, right, asked["dtype"], asked["device"], asked["precision"])
         return self._begin(time.perf_counter() - started)[0], {}
 
     def _begin(self, build_seconds: float) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        assert self.program is not None
+        assert self.steps is not None
         started = time.perf_counter()
-        self.program.compile()
+        self.steps.compile()
         compiled = time.perf_counter()
-        self.program.step()
-        self.program.wait()
+        self.steps.step()
+        self.steps.synchronize()
         ended = time.perf_counter()
         peak = self._peak_memory()
-        results = {name: np.asarray(array) for name, array in self.program.results().items()}
+        results = {name: np.asarray(array) for name, array in self.steps.results().items()}
         seconds = {"build_seconds": build_seconds, "compile_seconds": compiled - started, "first_seconds": ended - compiled, "peak_memory_bytes": peak}
         return seconds, results
 
     def repeat(self, asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Run steps, at least one, until ``seconds`` are over or ``count`` are done; return how long each took."""
-        if self.program is None:
+        if self.steps is None:
             raise RuntimeError("nothing is prepared")
         self._reset_peak_memory()
-        taken = (self._on_cpu if self.device == "cpu" else self._on_device)(self.program, asked["count"], asked["seconds"])
+        taken = (self._on_cpu if self.device == "cpu" else self._on_device)(self.steps, asked["count"], asked["seconds"])
         return {"seconds": taken, "peak_memory_bytes": self._peak_memory()}, {}
 
-    def _on_cpu(self, program: Program, count: int, seconds: float) -> list[float]:
+    def _on_cpu(self, steps: Steps, count: int, seconds: float) -> list[float]:
         """Time steps one by one."""
         taken: list[float] = []
         while not taken or (len(taken) < count and sum(taken) < seconds):
             started = time.perf_counter()
-            program.step()
-            program.wait()
+            steps.step()
+            steps.synchronize()
             taken.append(time.perf_counter() - started)
         return taken
 
-    def _on_device(self, program: Program, count: int, seconds: float) -> list[float]:
+    def _on_device(self, steps: Steps, count: int, seconds: float) -> list[float]:
         """Time steps of which none waits for the last: as many as should take that long."""
-        one = sum(program.timed(1))
-        return program.timed(max(1, min(count, int(seconds / max(one, 1e-6)))))
+        one = sum(steps.timed(1))
+        return steps.timed(max(1, min(count, int(seconds / max(one, 1e-6)))))
 
     def _peak_memory(self) -> int | None:
         if self.device == "cpu":
@@ -136,34 +136,34 @@ class Bench:
             self.measured.peak_memory(self.device, reset=True)
 
     def release(self, asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Let the program go."""
-        self.program = None
+        """Let the session go."""
+        self.steps = None
         gc.collect()
         return {}, {}
 
 
-def mean_seconds(program: Program, steps: int) -> list[float]:
+def mean_seconds(steps: Steps, count: int) -> list[float]:
     """Return the mean seconds of steps that are started one after another, by the clock of the host."""
-    program.wait()
+    steps.synchronize()
     started = time.perf_counter()
-    for _ in range(steps):
-        program.step()
-    program.wait()
-    return [(time.perf_counter() - started) / steps]
+    for _ in range(count):
+        steps.step()
+    steps.synchronize()
+    return [(time.perf_counter() - started) / count]
 
 
-def seconds_by_events(program: Program, events: Sequence[Any]) -> list[float]:
+def seconds_by_events(steps: Steps, events: Sequence[Any]) -> list[float]:
     """Return the seconds of steps that are started one after another, by the clock of the device.
 
     Args:
         events: one more than steps, with ``record()`` and ``elapsed_time(other)`` in milliseconds.
     """
-    program.wait()
+    steps.synchronize()
     events[0].record()
     for event in events[1:]:
-        program.step()
+        steps.step()
         event.record()
-    program.wait()
+    steps.synchronize()
     return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
 
 

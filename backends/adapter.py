@@ -1,0 +1,127 @@
+"""What the backends of the four frameworks share: how a request becomes a session. No framework is called here."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.interface import Implementation, Request, Run, Session, Steps, Trace, choose
+from spec.parameters import Weights
+
+Tensor = Any
+"""A tensor of the framework."""
+
+
+class FrameworkAdapter(ABC):
+    """A backend on a framework (:class:`backends.interface.Backend`).
+
+    Attributes:
+        name: what reports call it.
+        implementations: by name.
+        deviations: what it declares (SPEC PRC-4), for each kind of device.
+        switches, weights: its modules of these names.
+        session_type: the class of its sessions.
+    """
+
+    name: ClassVar[str]
+    implementations: ClassVar[Mapping[str, Implementation]]
+    deviations: ClassVar[Mapping[str, list[dict[str, Any]]]]
+    switches: ClassVar[ModuleType]
+    weights: ClassVar[ModuleType]
+    session_type: ClassVar[Callable[..., Any]]
+
+    def describe(self) -> dict[str, Any]:
+        """Return versions, devices, dtypes, threads and precision switches."""
+        return {
+            **self.environment(),
+            "deviations": self.deviations,
+            "implementations": list(self.implementations),
+            "implementation_deviations": {name: dict(entry.deviations) for name, entry in self.implementations.items() if entry.deviations},
+            "precision_switches": self.switches.read_back(),
+            "precision_defaults": self.switches.defaults(),
+        }
+
+    def run(self, request: Request) -> Run:
+        """Compute what is asked (:meth:`backends.interface.Backend.run`)."""
+        return self.session(request).read()
+
+    def session(self, request: Request) -> Session:
+        """Build what is asked for, to be run many times (:meth:`backends.interface.Measurable.session`)."""
+        found: Session = self.session_type(self, request)
+        return found
+
+    def implementation(self, request: Request) -> Implementation:
+        """Return the implementation that a request asks for (:func:`backends.interface.choose`)."""
+        return choose(self.name, self.implementations, request)
+
+    def edit(self, request: Request) -> Callable[[str, Tensor], Tensor]:
+        """Return what makes each tap into the one that is recorded and that the model goes on with: nothing does.
+
+        A subclass may return another function of name and tensor; compilers trace it like the model.
+        """
+        return lambda name, tensor: tensor
+
+    def trace(self, request: Request) -> Trace:
+        """Return what makes of the tap that records the one that the model calls: it is given what :meth:`edit` makes.
+
+        A subclass whose edits need the model, the inputs or earlier taps may return another function of these.
+        """
+        edit = self.edit(request)
+        return lambda model, inputs, record: lambda name, tensor: record(name, edit(name, tensor))
+
+    def product(self, left: NDArray[np.floating], right: NDArray[np.floating], dtype: str, device: str, precision: str) -> Steps:
+        """Return the product of two matrices (:meth:`backends.interface.Measurable.product`)."""
+        place = self.device(device)
+        self.switches.set_precision(precision)
+        return self.multiplication(self.tensor(left, dtype, place), self.tensor(right, dtype, place))
+
+    def round_trip(self, request: Request) -> Weights:
+        """Load canonical weights into a model and read them back (SPEC WGT-4)."""
+        model = self.build(request, self.device(request.device))
+        return self.parameters(model, request)
+
+    def parameters(self, model: Any, request: Request) -> Weights:
+        """Return the parameters of a model by canonical name."""
+        found: Weights = self.weights.export(self.weights.tensors_of(model), request.config, request.part)
+        return {name: np.array(array) for name, array in found.items()}  # what a framework gives may be its own memory, which the next step changes
+
+    @contextmanager
+    def within(self, request: Request) -> Iterator[None]:
+        """Do what a block does in the place and way of a request."""
+        yield
+
+    # What each framework does in its own way.
+
+    @abstractmethod
+    def environment(self) -> dict[str, Any]:
+        """Return version, devices, dtypes and threads."""
+
+    @abstractmethod
+    def build(self, request: Request, device: Any) -> Any:
+        """Return the part of the model with the weights loaded."""
+
+    @abstractmethod
+    def multiplication(self, left: Tensor, right: Tensor) -> Steps:
+        """Return the product of two matrices, to be run many times."""
+
+    @abstractmethod
+    def peak_memory(self, device: str, reset: bool = False) -> int | None:
+        """Return the largest number of bytes held on a device (:meth:`backends.interface.Measurable.peak_memory`)."""
+
+    @abstractmethod
+    def device(self, name: str) -> Any:
+        """Return the device of that name.
+
+        Raises:
+            Unsupported: if this machine has none.
+        """
+
+    @abstractmethod
+    def tensor(self, array: NDArray[Any], dtype: str, device: Any) -> Tensor:
+        """Return an input as a tensor: numbers in the precision of the run, ids as int64, masks as bool."""

@@ -1,0 +1,136 @@
+"""A session: a model on a device, to be loaded, run, stepped and read; and a bare matrix product to measure it by.
+
+Shapes: B batch, T tokens, C classes, M rows, N columns.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from keras import layers
+from tensorflow import Tensor
+
+from backends.bench import mean_seconds
+from backends.interface import LEARNING_RATE, Steps
+from backends.session import FrameworkSession, Observation
+from backends.tf import weights
+from backends.tf.model import Inputs
+from backends.tf.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
+from spec.parameters import Weights
+
+
+def synchronize(computed: Tensor | None) -> None:
+    """Wait until a tensor is computed."""
+    tf.experimental.async_wait() if computed is None else computed.numpy()
+
+
+def timed(steps: Steps, count: int) -> list[float]:
+    """Return the mean seconds of steps that are started one after another, by the clock of the host: TensorFlow does not give the device's away."""
+    return mean_seconds(steps, count)
+
+
+class Session(FrameworkSession):
+    """A model and its inputs on a device (:class:`backends.interface.Session`)."""
+
+    losses = (ClassificationLoss, CotangentLoss)
+
+    def start(self, model: layers.Layer) -> None:
+        """Take the model."""
+        self.model = model
+
+    def put(self, canonical: Weights) -> None:
+        """Copy canonical weights into the model."""
+        weights.load(self.model, self.request.config, canonical, self.request.part)
+
+    def infer(self, inputs: Inputs) -> Tensor:
+        """Return the logits (B, C)."""
+        return evaluate(self.model, None, inputs, self.trace, {}, False)[0]
+
+    def update(self, inputs: Inputs) -> Tensor:
+        """Return the loss before an update by plain gradient descent."""
+        observed = differentiate(self.model, self.loss_function, inputs, self.request.part, self.trace, {}, False)
+        for variable in self.model.trainable_weights:
+            variable.value.assign_sub(LEARNING_RATE * observed.gradients[variable.path])
+        return observed.loss
+
+    def traced(self, function: Callable[..., Any], *given: Any) -> Callable[..., Any]:
+        """Return a function, compiled for what it is given if that is asked for."""
+        return tf.function(function, autograph=False, jit_compile=True).get_concrete_function(*given) if self.compiled else function
+
+    @functools.cached_property
+    def inferring(self) -> Callable[..., Any]:
+        """What computes logits in steps."""
+        return self.traced(self.infer, self.inputs)
+
+    @functools.cached_property
+    def updating(self) -> Callable[..., Any]:
+        """What updates the model in steps."""
+        return self.traced(self.update, self.inputs)
+
+    def compile(self) -> None:
+        """Trace ahead of the first step, which compiles."""
+        with self.context():
+            _ = self.updating if self.request.gradients else self.inferring
+
+    def forward(self) -> None:
+        """Start one forward pass: (B, T) to (B, C)."""
+        with self.context():
+            self.computed = {"logits": self.inferring(self.inputs)}
+
+    def train_step(self) -> None:
+        """Start one training step: loss, gradients, and every trained parameter less its gradient times the learning rate."""
+        with self.context():
+            self.computed = {"loss": self.updating(self.inputs)}
+
+    def observe(self, zeros: dict[str, Tensor]) -> Observation:
+        """Compute output, loss and every tap, and gradients if they are asked for (:meth:`backends.session.FrameworkSession.observe`)."""
+
+        def compute(inputs: Inputs, zeros: dict[str, Tensor]) -> Observation:
+            if self.request.gradients:
+                return differentiate(self.model, self.loss_function, inputs, self.request.part, self.trace, zeros, True)
+            return Observation(*evaluate(self.model, self.loss_function, inputs, self.trace, {}, True), {})
+
+        return self.traced(compute, self.inputs, zeros)(self.inputs, zeros)
+
+    def parameters(self) -> Weights:
+        """Return the parameters as they are now, by canonical name."""
+        return self.adapter.parameters(self.model, self.request)
+
+    def synchronize(self) -> None:
+        """Wait until the device is done."""
+        synchronize(next(iter(self.computed.values()), None))
+
+    def timed(self, steps: int) -> list[float]:
+        """Return the seconds of steps on a device (:func:`timed`)."""
+        return timed(self, steps)
+
+
+class Product:
+    """A matrix product, again and again (:class:`backends.interface.Steps`): (M, K) and (K, N) to (M, N)."""
+
+    def __init__(self, left: Tensor, right: Tensor) -> None:
+        self.left = left
+        self.right = right
+        self.product: Tensor | None = None
+
+    def compile(self) -> None:
+        """Do nothing: there is nothing to compile."""
+
+    def step(self) -> None:
+        """Start one product."""
+        with tf.device(self.left.device):  # or another GPU would get copies of both
+            self.product = tf.matmul(self.left, self.right)
+
+    def synchronize(self) -> None:
+        """Wait until the device is done."""
+        synchronize(None if self.product is None else self.product[0, 0])
+
+    def timed(self, steps: int) -> list[float]:
+        """Return the seconds of steps on a device (:func:`timed`)."""
+        return timed(self, steps)
+
+    def results(self) -> dict[str, np.ndarray]:
+        """Return what the last step computed."""
+        return {"product": weights.to_numpy(self.product)}

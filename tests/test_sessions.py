@@ -1,0 +1,53 @@
+"""Sessions: a model that was loaded, fed and stepped computes what one that was just built does."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import backends
+import spec
+from backends.interface import LEARNING_RATE, Problem, Settings, Unsupported
+from backends.worker import Worker
+from conformance.judging import judge
+from spec.cases import build_case
+from spec.parameters import trainable
+from tests.toys.small import request_for
+
+
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in sorted(backends.BUILT_IN)])
+def stepped(request: pytest.FixtureRequest, open_worker: Callable[[str], Worker]) -> Worker:
+    """Each of the four backends, in a session that had other weights and inputs before."""
+    return open_worker(f"tests.toys.sessions:{request.param}")
+
+
+@pytest.mark.parametrize("execution", ["eager", "compiled"])
+def test_session_computes_with_what_was_loaded_and_fed_last(stepped: Worker, execution: str) -> None:
+    case = build_case("bert", "ragged", options={"num_layers": 1})
+    run = stepped.run(case.config, case.weights, case.batch, execution=execution, tap_gradients=True)
+    verdict = judge(case.config, case.weights, case.batch, run)
+    assert verdict.passed, verdict.first_divergence
+    assert run.info["unmoved"] == []
+    moved = {name: float(LEARNING_RATE * np.abs(run.gradients[name]).max()) for name in trainable(case.config)}
+    assert run.info["moved"] == pytest.approx(moved, rel=1e-3, abs=1e-6)
+    assert min(moved.values()) > 0 or "key.bias" in min(moved, key=moved.__getitem__)
+
+
+def test_session_without_gradients_is_one_of_forward_passes(stepped: Worker) -> None:
+    case = build_case("tf1-text-classifier", "ragged", options={"num_layers": 1})
+    run = stepped.run(case.config, case.weights, case.batch, gradients=False)
+    assert judge(case.config, case.weights, case.batch, run).passed
+    assert not run.gradients
+
+
+def test_packed_weights_are_not_loaded_anew(open_worker: Callable[[str], Worker]) -> None:
+    case = build_case("bert", "full", options={"num_layers": 1})
+    with pytest.raises(Unsupported, match="torch keeps weights in a layout of a kernel's own in its implementation 'library:onednn'"):
+        open_worker("tests.toys.sessions:torch").run(case.config, case.weights, case.batch, implementation="library:onednn", gradients=False)
+
+
+def test_request_is_a_problem_with_settings(small: Callable[..., spec.EncoderConfig]) -> None:
+    request = request_for(small("bert"), dtype="float64")
+    assert isinstance(request, Problem)
+    assert isinstance(request, Settings)
+    assert (request.part, request.dtype, request.taps) == ("model", "float64", True)
