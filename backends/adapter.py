@@ -27,6 +27,9 @@ class FrameworkAdapter(ABC):
         deviations: what it declares (SPEC PRC-4), for each kind of device.
         switches, weights: its modules of these names.
         session_type: the class of its sessions.
+        multiply: starts a matrix product: (M, K) and (K, N) to (M, N).
+        synchronize: waits until what it is given is computed.
+        timed: runs so many steps on a device, and returns their seconds (:meth:`backends.interface.Steps.timed`).
     """
 
     name: ClassVar[str]
@@ -35,6 +38,9 @@ class FrameworkAdapter(ABC):
     switches: ClassVar[ModuleType]
     weights: ClassVar[ModuleType]
     session_type: ClassVar[Callable[..., Any]]
+    multiply: ClassVar[staticmethod[[Tensor, Tensor], Tensor]]
+    synchronize: ClassVar[staticmethod[[Any], None]]
+    timed: ClassVar[staticmethod[[Steps, int], list[float]]]
 
     def describe(self) -> dict[str, Any]:
         """Return versions, devices, dtypes, threads and precision switches."""
@@ -79,7 +85,7 @@ class FrameworkAdapter(ABC):
         """Return the product of two matrices (:meth:`backends.interface.Measurable.product`)."""
         place = self.device(device)
         self.switches.set_precision(precision)
-        return self.multiplication(self.tensor(left, dtype, place), self.tensor(right, dtype, place))
+        return Product(self, self.tensor(left, dtype, place), self.tensor(right, dtype, place))
 
     def round_trip(self, request: Request) -> Weights:
         """Load canonical weights into a model and read them back (SPEC WGT-4)."""
@@ -107,10 +113,6 @@ class FrameworkAdapter(ABC):
         """Return the part of the model with the weights loaded."""
 
     @abstractmethod
-    def multiplication(self, left: Tensor, right: Tensor) -> Steps:
-        """Return the product of two matrices, to be run many times."""
-
-    @abstractmethod
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
         """Return the largest number of bytes held on a device (:meth:`backends.interface.Measurable.peak_memory`)."""
 
@@ -125,3 +127,30 @@ class FrameworkAdapter(ABC):
     @abstractmethod
     def tensor(self, array: NDArray[Any], dtype: str, device: Any) -> Tensor:
         """Return an input as a tensor: numbers in the precision of the run, ids as int64, masks as bool."""
+
+
+class Product:
+    """A matrix product, again and again (:class:`backends.interface.Steps`): (M, K) and (K, N) to (M, N)."""
+
+    def __init__(self, adapter: FrameworkAdapter, left: Tensor, right: Tensor) -> None:
+        self.adapter, self.left, self.right = adapter, left, right
+        self.product: Tensor | None = None
+
+    def compile(self) -> None:
+        """Do nothing: there is nothing to compile."""
+
+    def step(self) -> None:
+        """Start one product."""
+        self.product = self.adapter.multiply(self.left, self.right)
+
+    def synchronize(self) -> None:
+        """Wait until the device is done."""
+        self.adapter.synchronize(self.product)
+
+    def timed(self, steps: int) -> list[float]:
+        """Return the seconds of steps on a device that are started one after another."""
+        return self.adapter.timed(self, steps)
+
+    def results(self) -> dict[str, NDArray[np.floating]]:
+        """Return what the last step computed."""
+        return {"product": self.adapter.weights.to_numpy(self.product)}

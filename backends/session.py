@@ -42,11 +42,13 @@ class FrameworkSession(ABC):
         request: what is computed, how, and what :meth:`read` returns.
 
     Attributes:
+        model: the framework's model.
         losses: what computes the loss of the whole model, and of the other parts.
         inputs: by name, on the device.
         computed: what the last step computed, by name.
     """
 
+    model: Any
     losses: ClassVar[tuple[Callable[..., Any], Callable[..., Any]]]
 
     def __init__(self, adapter: FrameworkAdapter, request: Request) -> None:
@@ -90,6 +92,23 @@ class FrameworkSession(ABC):
     def results(self) -> dict[str, NDArray[np.floating]]:
         """Return what the last step computed: the logits (B, C), or the loss before an update."""
         return {name: self.adapter.weights.to_numpy(tensor) for name, tensor in self.computed.items()}
+
+    def parameters(self) -> Weights:
+        """Return the parameters as they are now, by canonical name."""
+        return self.adapter.parameters(self.model, self.request)
+
+    @property
+    def pending(self) -> Any:
+        """What the last step computes."""
+        return next(iter(self.computed.values()), None)
+
+    def synchronize(self) -> None:
+        """Wait until the device is done."""
+        self.adapter.synchronize(self.pending)
+
+    def timed(self, steps: int) -> list[float]:
+        """Return the seconds of steps on a device that are started one after another."""
+        return self.adapter.timed(self, steps)
 
     def read(self) -> Run:
         """Compute what the request asks for; nothing is updated."""
@@ -148,15 +167,3 @@ class FrameworkSession(ABC):
         Args:
             zeros: in the shape of each tap whose gradient is asked for; added to it, they have the same gradient.
         """
-
-    @abstractmethod
-    def parameters(self) -> Weights:
-        """Return the parameters as they are now, by canonical name."""
-
-    @abstractmethod
-    def synchronize(self) -> None:
-        """Wait until the device is done."""
-
-    @abstractmethod
-    def timed(self, steps: int) -> list[float]:
-        """Return the seconds of steps on a device that are started one after another."""

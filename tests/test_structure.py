@@ -89,7 +89,7 @@ DEVIATIONS = (
     *((name, "session.py", pattern, "compiles a whole step") for name in ("tf", "jax") for pattern in ("+ Session.infer(*", "+ Session.update(*", "+ Session.traced(*", "+ Session.inferring(self)", "+ Session.updating(self)")),
     *((name, "session.py", pattern, "compiles a whole step") for name in ("tf", "jax") for pattern in ("- Session.stepping(self)", "- Session.evaluation(*", "- Session.optimizer(self)")),
     *((name, "training.py", "[+-] differentiate(*", "compiles a whole step") for name in ("tf", "jax")),
-    ("jax", "session.py", "- Session.model", "the model's state, and gets the new one back"),
+    *(("jax", "session.py", pattern, "the model's state, and gets the new one back") for pattern in ("- Session.model", "+ Session.model(self)", "+ Session.pending(self)")),
     ("jax", "session.py", "+ OPTIONS", "xla_allow_excess_precision"),
     *((name, "session.py", pattern, "no graph: ") for name in ("tf", "paddle", "jax") for pattern in ("- MODES", "- Session.captured")),
     ("paddle", "session.py", "[+-] Session.evaluation(*", "no graph: "),

@@ -15,10 +15,10 @@ from jax import Array
 from jax.sharding import SingleDeviceSharding
 
 from backends.adapter import FrameworkAdapter
-from backends.interface import Implementation, Request, Steps, Unsupported
+from backends.interface import Implementation, Request, Unsupported
 from backends.jax import library, packing, switches, weights
 from backends.jax.model import PARTS
-from backends.jax.session import Product, Session
+from backends.jax.session import Session, multiply, synchronize, timed
 
 # Without it JAX makes every float64 a float32 and every int64 an int32, and says nothing.
 jax.config.update("jax_enable_x64", True)
@@ -39,6 +39,9 @@ class Adapter(FrameworkAdapter):
     switches = switches
     weights = weights
     session_type = Session
+    multiply = staticmethod(multiply)
+    synchronize = staticmethod(synchronize)
+    timed = staticmethod(timed)
 
     def environment(self) -> dict[str, Any]:
         """Return version, devices, dtypes and threads."""
@@ -63,10 +66,6 @@ class Adapter(FrameworkAdapter):
         nnx.update(model, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=place), nnx.state(model)))
         weights.load(model, request.config, request.weights, request.part)
         return model
-
-    def multiplication(self, left: Array, right: Array) -> Steps:
-        """Return the product of two matrices, to be run many times."""
-        return Product(left, right)
 
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
         """Return the largest number of bytes held on a device (:meth:`backends.interface.Measurable.peak_memory`)."""

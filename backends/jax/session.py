@@ -1,4 +1,4 @@
-"""A session: a model on a device, to be loaded, run, stepped and read; and a bare matrix product to measure it by.
+"""A session: a model on a device, to be loaded, run, stepped and read.
 
 Shapes: B batch, T tokens, C classes, M rows, N columns.
 """
@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax import Array
 
@@ -35,6 +34,11 @@ def timed(steps: Steps, count: int) -> list[float]:
     return mean_seconds(steps, count)
 
 
+def multiply(left: Array, right: Array) -> Array:
+    """Start a matrix product: (M, K) and (K, N) to (M, N)."""
+    return jnp.matmul(left, right)
+
+
 class Session(FrameworkSession):
     """A model and its inputs on a device (:class:`backends.interface.Session`)."""
 
@@ -44,9 +48,19 @@ class Session(FrameworkSession):
         """Take the model."""
         self.graph, self.state, self.fixed = nnx.split(model, nnx.Param, ...)
 
+    @property
+    def model(self) -> nnx.Module:
+        """The model as it is now."""
+        return nnx.merge(self.graph, self.state, self.fixed)
+
+    @property
+    def pending(self) -> Any:
+        """What the last step computes."""
+        return self.computed, self.state
+
     def put(self, canonical: Weights) -> None:
         """Copy canonical weights into the model."""
-        model = nnx.merge(self.graph, self.state, self.fixed)
+        model = self.model
         weights.load(model, self.request.config, canonical, self.request.part)
         self.start(model)
 
@@ -103,18 +117,6 @@ class Session(FrameworkSession):
         observed = self.traced(compute, *given)(*given)
         return observed._replace(gradients=_named(observed) if self.request.gradients else {})
 
-    def parameters(self) -> Weights:
-        """Return the parameters as they are now, by canonical name."""
-        return self.adapter.parameters(nnx.merge(self.graph, self.state, self.fixed), self.request)
-
-    def synchronize(self) -> None:
-        """Wait until the device is done."""
-        synchronize((self.computed, self.state))
-
-    def timed(self, steps: int) -> list[float]:
-        """Return the seconds of steps on a device (:func:`timed`)."""
-        return timed(self, steps)
-
 
 def _named(observed: Observation) -> dict[str, Array]:
     """Return gradients by native name, and of the taps that were computed."""
@@ -122,31 +124,3 @@ def _named(observed: Observation) -> dict[str, Array]:
     named = {".".join(map(str, path)): gradient[...] for path, gradient in nnx.to_flat_state(gradients)}
     named |= {f"inputs.{name}": gradient for name, gradient in of_inputs.items()}
     return named | {f"taps.{name}": of_taps[name] for name in observed.taps if name in of_taps}
-
-
-class Product:
-    """A matrix product, again and again (:class:`backends.interface.Steps`): (M, K) and (K, N) to (M, N)."""
-
-    def __init__(self, left: Array, right: Array) -> None:
-        self.left = left
-        self.right = right
-        self.product: Array | None = None
-
-    def compile(self) -> None:
-        """Do nothing: there is nothing to compile."""
-
-    def step(self) -> None:
-        """Start one product."""
-        self.product = jnp.matmul(self.left, self.right)
-
-    def synchronize(self) -> None:
-        """Wait until the device is done."""
-        synchronize(self.product)
-
-    def timed(self, steps: int) -> list[float]:
-        """Return the seconds of steps on a device (:func:`timed`)."""
-        return timed(self, steps)
-
-    def results(self) -> dict[str, np.ndarray]:
-        """Return what the last step computed."""
-        return {"product": weights.to_numpy(self.product)}

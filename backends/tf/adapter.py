@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from backends.adapter import FrameworkAdapter
-from backends.interface import Implementation, Request, Steps, Unsupported
+from backends.interface import Implementation, Request, Unsupported
 from backends.tf import library, packing, switches, weights
 from backends.tf.model import PARTS
-from backends.tf.session import Product, Session
+from backends.tf.session import Session, multiply, synchronize, timed
 
 DTYPES = {"float64": tf.float64, "float32": tf.float32, "bfloat16": tf.bfloat16, "float16": tf.float16}
 
@@ -35,6 +35,9 @@ class Adapter(FrameworkAdapter):
     switches = switches
     weights = weights
     session_type = Session
+    multiply = staticmethod(multiply)
+    synchronize = staticmethod(synchronize)
+    timed = staticmethod(timed)
 
     def environment(self) -> dict[str, Any]:
         """Return version, devices, dtypes and threads."""
@@ -63,10 +66,6 @@ class Adapter(FrameworkAdapter):
             model = self.implementation(request).parts[request.part](request.config)
             weights.load(model, request.config, request.weights, request.part)
         return model
-
-    def multiplication(self, left: tf.Tensor, right: tf.Tensor) -> Steps:
-        """Return the product of two matrices, to be run many times."""
-        return Product(left, right)
 
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
         """Return the largest number of bytes held on a device (:meth:`backends.interface.Measurable.peak_memory`)."""

@@ -1,4 +1,4 @@
-"""A session: a model on a device, to be loaded, run, stepped and read; and a bare matrix product to measure it by.
+"""A session: a model on a device, to be loaded, run, stepped and read.
 
 Shapes: B batch, T tokens, C classes, M rows, N columns.
 """
@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from keras import layers
 from tensorflow import Tensor
@@ -23,12 +22,18 @@ from spec.parameters import Weights
 
 def synchronize(computed: Tensor | None) -> None:
     """Wait until a tensor is computed."""
-    tf.experimental.async_wait() if computed is None else computed.numpy()
+    tf.experimental.async_wait() if computed is None else computed[(0,) * computed.shape.rank].numpy()
 
 
 def timed(steps: Steps, count: int) -> list[float]:
     """Return the mean seconds of steps that are started one after another, by the clock of the host: TensorFlow does not give the device's away."""
     return mean_seconds(steps, count)
+
+
+def multiply(left: Tensor, right: Tensor) -> Tensor:
+    """Start a matrix product: (M, K) and (K, N) to (M, N)."""
+    with tf.device(left.device):  # or another GPU would get copies of both
+        return tf.matmul(left, right)
 
 
 class Session(FrameworkSession):
@@ -93,44 +98,3 @@ class Session(FrameworkSession):
             return Observation(*evaluate(self.model, self.loss_function, inputs, self.trace, {}, True), {})
 
         return self.traced(compute, self.inputs, zeros)(self.inputs, zeros)
-
-    def parameters(self) -> Weights:
-        """Return the parameters as they are now, by canonical name."""
-        return self.adapter.parameters(self.model, self.request)
-
-    def synchronize(self) -> None:
-        """Wait until the device is done."""
-        synchronize(next(iter(self.computed.values()), None))
-
-    def timed(self, steps: int) -> list[float]:
-        """Return the seconds of steps on a device (:func:`timed`)."""
-        return timed(self, steps)
-
-
-class Product:
-    """A matrix product, again and again (:class:`backends.interface.Steps`): (M, K) and (K, N) to (M, N)."""
-
-    def __init__(self, left: Tensor, right: Tensor) -> None:
-        self.left = left
-        self.right = right
-        self.product: Tensor | None = None
-
-    def compile(self) -> None:
-        """Do nothing: there is nothing to compile."""
-
-    def step(self) -> None:
-        """Start one product."""
-        with tf.device(self.left.device):  # or another GPU would get copies of both
-            self.product = tf.matmul(self.left, self.right)
-
-    def synchronize(self) -> None:
-        """Wait until the device is done."""
-        synchronize(None if self.product is None else self.product[0, 0])
-
-    def timed(self, steps: int) -> list[float]:
-        """Return the seconds of steps on a device (:func:`timed`)."""
-        return timed(self, steps)
-
-    def results(self) -> dict[str, np.ndarray]:
-        """Return what the last step computed."""
-        return {"product": weights.to_numpy(self.product)}

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 
 from backends.adapter import FrameworkAdapter
-from backends.interface import Implementation, Request, Steps, Unsupported
+from backends.interface import Implementation, Request, Unsupported
 from backends.torch import library, packing, switches, weights
 from backends.torch.model import PARTS
-from backends.torch.session import Product, Session
+from backends.torch.session import Session, multiply, synchronize, timed
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -28,6 +28,9 @@ class Adapter(FrameworkAdapter):
     switches = switches
     weights = weights
     session_type = Session
+    multiply = staticmethod(multiply)
+    synchronize = staticmethod(synchronize)
+    timed = staticmethod(timed)
 
     def environment(self) -> dict[str, Any]:
         """Return version, devices, dtypes and threads."""
@@ -44,10 +47,6 @@ class Adapter(FrameworkAdapter):
         model = self.implementation(request).parts[request.part](request.config).to(device=device, dtype=DTYPES[request.dtype]).eval()
         weights.load(model, request.config, request.weights, request.part)
         return model
-
-    def multiplication(self, left: torch.Tensor, right: torch.Tensor) -> Steps:
-        """Return the product of two matrices, to be run many times."""
-        return Product(left, right)
 
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
         """Return the largest number of bytes held on a device (:meth:`backends.interface.Measurable.peak_memory`)."""

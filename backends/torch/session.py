@@ -1,4 +1,4 @@
-"""A session: a model on a device, to be loaded, run, stepped and read; and a bare matrix product to measure it by.
+"""A session: a model on a device, to be loaded, run, stepped and read.
 
 Shapes: B batch, T tokens, C classes, M rows, N columns.
 """
@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -31,6 +30,11 @@ def synchronize(computed: Tensor | None) -> None:
 def timed(steps: Steps, count: int) -> list[float]:
     """Return the seconds of steps that are started one after another, by the device's clock."""
     return seconds_by_events(steps, [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)])
+
+
+def multiply(left: Tensor, right: Tensor) -> Tensor:
+    """Start a matrix product: (M, K) and (K, N) to (M, N)."""
+    return torch.mm(left, right)
 
 
 class Session(FrameworkSession):
@@ -92,43 +96,3 @@ class Session(FrameworkSession):
             return differentiate(run, self.model, self.loss_function, self.inputs, self.request.part, self.trace, zeros, True)
         with torch.no_grad():
             return Observation(*run(self.model, self.loss_function, self.inputs, self.trace, {}, True), {})
-
-    def parameters(self) -> Weights:
-        """Return the parameters as they are now, by canonical name."""
-        return self.adapter.parameters(self.model, self.request)
-
-    def synchronize(self) -> None:
-        """Wait until the device is done."""
-        synchronize(next(iter(self.computed.values()), None))
-
-    def timed(self, steps: int) -> list[float]:
-        """Return the seconds of steps on a device (:func:`timed`)."""
-        return timed(self, steps)
-
-
-class Product:
-    """A matrix product, again and again (:class:`backends.interface.Steps`): (M, K) and (K, N) to (M, N)."""
-
-    def __init__(self, left: Tensor, right: Tensor) -> None:
-        self.left = left
-        self.right = right
-        self.product: Tensor | None = None
-
-    def compile(self) -> None:
-        """Do nothing: there is nothing to compile."""
-
-    def step(self) -> None:
-        """Start one product."""
-        self.product = torch.mm(self.left, self.right)
-
-    def synchronize(self) -> None:
-        """Wait until the device is done."""
-        synchronize(self.product)
-
-    def timed(self, steps: int) -> list[float]:
-        """Return the seconds of steps on a device (:func:`timed`)."""
-        return timed(self, steps)
-
-    def results(self) -> dict[str, np.ndarray]:
-        """Return what the last step computed."""
-        return {"product": weights.to_numpy(self.product)}
