@@ -237,7 +237,7 @@ def fuzz(
     dtype: options.Dtypes = None,
     part: options.Parts = None,
     shapes: Annotated[int, typer.Option("--shapes", metavar="N", help="How many tuples of sizes the cases share; 0: each has its own.")] = 12,
-    arriving: Annotated[bool, typer.Option("--end-to-end", help="Judge end to end too; it decides nothing, and takes as long again.")] = False,
+    end_to_end: Annotated[bool, typer.Option("--end-to-end", help="Judge end to end too; it decides nothing, and takes as long again.")] = False,
     stop_first: Annotated[bool, typer.Option("--stop-first", help="Stop at the first failure.")] = False,
     sets: Annotated[int | None, typer.Option("--sets", metavar="N", help="Sets of workers on this machine, each judged by a process of its own. Default: 1.")] = None,
     host: Annotated[list[str] | None, typer.Option("--host", metavar="HOST[:DIR]", help="One more set, whose workers run there by ssh, from a checkout in DIR; may be repeated.")] = None,
@@ -263,7 +263,7 @@ def fuzz(
         lambda: options.settings(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision),
         lambda: _names(backend, python, ssh),
         lambda: fuzzing.Replay(replay) if replay is not None else None,
-        lambda: fuzzing.plan(_once(backend) or backends.names(), seed, cases, seconds, _once(dtype), _once(part), shapes, arriving, stop_first),
+        lambda: fuzzing.plan(_once(backend) or backends.names(), seed, cases, seconds, _once(dtype), _once(part), shapes, end_to_end, stop_first),
         lambda: fuzzing.check_places(sets, host, scheduler, out),
     )
     if again is None:

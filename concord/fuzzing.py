@@ -34,7 +34,7 @@ def plan(
     dtypes: Sequence[str] | None,
     parts: Sequence[str] | None,
     shapes: int,
-    arriving: bool,
+    end_to_end: bool,
     stop_first: bool,
 ) -> Plan:
     """Return the plan that the options describe.
@@ -61,7 +61,7 @@ def plan(
         dtypes=tuple(dtypes or ("float32",)),
         parts=tuple(parts or PARTS),
         shapes=shapes,
-        arriving=arriving,
+        end_to_end=end_to_end,
         stop_first=stop_first,
         until=None if seconds is None else time.time() + seconds,
     )
@@ -118,7 +118,7 @@ def run(
 
 
 def _described(chosen: Plan) -> dict[str, object]:
-    fields = ("names", "seed", "cases", "dtypes", "parts", "shapes", "chunk", "arriving", "stop_first")
+    fields = ("names", "seed", "cases", "dtypes", "parts", "shapes", "chunk", "end_to_end", "stop_first")
     return {name: getattr(chosen, name) for name in fields}
 
 

@@ -1,4 +1,4 @@
-"""That they agree: cases, allowances, verdicts, and the pytest suite itself."""
+"""That they agree: cases, tolerances, verdicts, and the pytest suite itself."""
 
 from conformance.campaign import Job, Repeats, Report, Result, Settings, conduct
 from conformance.check import check_jobs

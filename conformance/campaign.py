@@ -50,7 +50,7 @@ class Job:
         case: the name of the case.
         expectation: gives tensors to compare with in place of the reference's.
         derive: how the tensors of a run become those that are expected, where they are not the same.
-        arriving: whether to judge end to end too where that does not decide.
+        end_to_end: whether to judge end to end too where that does not decide.
     """
 
     group: str
@@ -62,7 +62,7 @@ class Job:
     batch: Batch
     expectation: Published | None = None
     derive: Derivation | None = None
-    arriving: bool = True
+    end_to_end: bool = True
 
     @property
     def name(self) -> str:
@@ -82,7 +82,7 @@ class Job:
         wrong = misfits(run, self.config, self.batch, self.part) if self.derive else []
         if wrong:
             raise Misfit(wrong)
-        return judge(self.config, self.weights, self.batch, run, self.part, self.expectation, self.derive, rules, self.arriving)
+        return judge(self.config, self.weights, self.batch, run, self.part, self.expectation, self.derive, rules, self.end_to_end)
 
 
 @dataclass(frozen=True)
@@ -133,12 +133,12 @@ class Result:
 
     @property
     def worst(self) -> float:
-        """The largest error in allowances."""
+        """The largest error in tolerances."""
         return self.verdict.worst if self.verdict else 0.0
 
     @property
     def first_divergence(self) -> Row | None:
-        """Where the run first left its allowance."""
+        """Where the run first left its tolerance."""
         return self.verdict.first_divergence if self.verdict else None
 
 

@@ -1,4 +1,4 @@
-"""The verdict on one run: which tensors lie within their allowance, and where it first leaves it."""
+"""The verdict on one run: which tensors lie within their tolerance, and where it first leaves it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Judgement:
 
     @property
     def ratio(self) -> float:
-        """The error in allowances: up to 1 is rounding."""
+        """The error in tolerances: up to 1 is rounding."""
         return max(self.z / Z, self.rms / rms_limit(self.size))
 
 
@@ -67,9 +67,9 @@ class Row:
         clause: the clause of SPEC.md that defines it.
         status: ``"agrees"``, ``"diverges"``, ``"undetermined"`` or ``"undelivered"`` (the backend has no such tensor, or says nothing
             of it: it was not checked).
-        local: the error that was committed at this step: against the reference from the run's own preceding taps. It
+        local: the error of this step alone: against the reference from the run's own preceding taps. It
             decides. None where a run delivers no taps, or is compared with published tensors.
-        end_to_end: the error as it arrives here: against the reference from the inputs. It decides where no other does.
+        end_to_end: the error of all steps up to here: against the reference from the inputs. It decides where no other does.
         note: what else is wrong: missing, misshapen, not finite, not of the precision.
         size: how many elements the tensor has.
     """
@@ -89,7 +89,7 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """The error in allowances; infinite where nothing can be compared."""
+        """The error in tolerances; infinite where nothing can be compared."""
         if self.deciding is None:
             return float("inf") if self.status == "diverges" else 0.0
         return self.deciding.ratio if self.deciding.status != "undetermined" else 0.0
@@ -110,7 +110,7 @@ class Row:
         return self.deciding.expected if self.deciding else float("nan")
 
     @property
-    def allowance(self) -> float:
+    def tolerance(self) -> float:
         """How far the run may lie from it."""
         return Z * self.deciding.sigma if self.deciding else float("nan")
 
@@ -147,7 +147,7 @@ class Verdict:
 
     @property
     def first_divergence(self) -> Row | None:
-        """The first tensor, in the order of computation, that lies beyond its allowance."""
+        """The first tensor, in the order of computation, that lies beyond its tolerance."""
         return next((row for row in self.table if row.status == "diverges"), None)
 
     @functools.cached_property
@@ -166,12 +166,12 @@ class Verdict:
 
     @property
     def worst(self) -> float:
-        """The largest error in allowances, over all judged tensors."""
+        """The largest error in tolerances, over all judged tensors."""
         return max((row.ratio for row in self.table if row.status in ("agrees", "diverges")), default=0.0)
 
     @property
     def growth(self) -> list[tuple[str, float]]:
-        """For each tap that can be said of: its error as it arrives there, in allowances."""
+        """For each tap that can be said of: its error end to end, in tolerances."""
         judged = ((row.tensor, row.end_to_end) for row in self.table if not is_gradient(row.tensor))
         return [(name, judgement.ratio) for name, judgement in judged if judgement and judgement.status != "undetermined"]
 

@@ -116,8 +116,8 @@ def flags_of(job: Job, run: Run) -> Flags:
         found[name] = (outputs, None if name in OF_LOGITS else any(not passes(criterion, delivered.get(tensor), wanted[tensor]) for tensor in wanted))
     verdict = job.judge(run)
     row = verdict.row(output)
-    arriving = bool(row and (row.end_to_end.status == "diverges" if row.end_to_end else row.status == "diverges"))
-    found[OURS] = (arriving, verdict.status == "diverges")
+    from_inputs = bool(row and (row.end_to_end.status == "diverges" if row.end_to_end else row.status == "diverges"))
+    found[OURS] = (from_inputs, verdict.status == "diverges")
     return found
 
 
@@ -228,7 +228,7 @@ def compare(mutants: Sequence[Fault], names: Sequence[str], settings: Settings, 
 
 def random_jobs(dtype: str, count: int, seed: int) -> list[Job]:
     """Return random cases, judged end to end too: usual criteria look at outputs."""
-    return [case.job(f"random {i}", arriving=True) for i, case in enumerate(sample(Plan(names=(), dtypes=(dtype,), seed=seed), range(count)))]
+    return [case.job(f"random {i}", end_to_end=True) for i, case in enumerate(sample(Plan(names=(), dtypes=(dtype,), seed=seed), range(count)))]
 
 
 def run_job(job: Job, worker: Worker, implementation: str = "explicit") -> Run:

@@ -9,16 +9,16 @@ from itertools import pairwise
 from markupsafe import Markup, escape
 
 LEVELS = (0.03, 0.1, 0.3, 1.0, 10.0, 1e3, 1e6)
-"""Upper ends of the levels of an error, in allowances; the last level has none."""
+"""Upper ends of the levels of an error, in tolerances; the last level has none."""
 
 WITHIN = 4
-"""Levels up to one allowance."""
+"""Levels up to one tolerance."""
 
 ROW = 16
 """Height of a strip."""
 
 HEIGHTS = (3, 5, 7, 9, 14, 14, 14, 14)
-"""Height of a mark of each level: what lies beyond its allowance fills the strip, so that colour alone says nothing."""
+"""Height of a mark of each level: what lies beyond its tolerance fills the strip, so that colour alone says nothing."""
 
 CHART = 120
 """Height of a line chart."""
@@ -31,7 +31,7 @@ def level(ratio: float, beyond: bool = False) -> int:
     """Return the level of an error.
 
     Args:
-        beyond: whether it is known to lie beyond its allowance, whatever was lost in rounding the ratio.
+        beyond: whether it is known to lie beyond its tolerance, whatever was lost in rounding the ratio.
     """
     found = next((place for place, end in enumerate(LEVELS) if ratio <= end), len(LEVELS))
     return max(found, WITHIN) if beyond else found
@@ -86,10 +86,10 @@ def decades(lines: Sequence[Sequence[float | None]]) -> tuple[int, int]:
 
 
 def growth(lines: Sequence[Sequence[float | None]], label: str, bounds: Sequence[int]) -> Markup:
-    """Draw a line for each run over the tensors: the error as it arrives there, on a logarithmic scale.
+    """Draw a line for each run over the tensors: the error end to end, on a logarithmic scale.
 
     Args:
-        lines: for each run, for each tensor the error in allowances; None interrupts the line.
+        lines: for each run, for each tensor the error in tolerances; None interrupts the line.
     """
     lowest, highest = decades(lines)
     width = 2 * max((len(line) for line in lines), default=1)

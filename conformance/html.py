@@ -162,7 +162,7 @@ def _finding(run: Run) -> dict[str, Any]:
     assert run.first is not None
     row = run.rows[run.first]
     judged = row["local"] or row["end_to_end"]
-    values = {key: float(row[key]) for key in ("actual", "expected", "allowance", "ratio")}
+    values = {key: float(row[key]) for key in ("actual", "expected", "tolerance", "ratio")}
     return {
         **row,
         **values,
@@ -320,11 +320,11 @@ def _drawn(runs: Sequence[Run], brief: bool) -> dict[str, Any]:
         "strips": drawing.strips(
             [[[tensor.level(kind) for tensor in run.tensors] for run in runs] for kind in kinds],
             [_title([(run, run.tensors[place]) for run in runs], brief) for place in range(len(tensors))],
-            f"{runs[0].case}, {runs[0].dtype}: largest error in allowances: {about}",
+            f"{runs[0].case}, {runs[0].dtype}: largest error in tolerances: {about}",
             bounds,
             [names.index(run.first) if run.first in names else None for run in runs],
         ),
-        "growth": drawing.growth(lines, f"Error end to end along the {len(tensors)} tensors, in allowances", bounds),
+        "growth": drawing.growth(lines, f"Error end to end along the {len(tensors)} tensors, in tolerances", bounds),
         "ticks": drawing.ticks(*drawing.decades(lines)),
     }
 

@@ -28,7 +28,7 @@ from spec.tensors import clause_of, output_name
 Array = NDArray[np.floating]
 
 NEAR = 0.5
-"""Share of an allowance from which on it is derived again from the run's own taps."""
+"""Share of a tolerance from which on it is derived again from the run's own taps."""
 
 ZERO = 2.0**-24
 """Share of sigma up to which a gradient is zero but for the oracle's own rounding; then rounding is all that there is to judge."""
@@ -48,7 +48,7 @@ def judge(
     expectation: Published | None = None,
     derive: Derivation | None = None,
     dtype: str | None = None,
-    arriving: bool = True,
+    end_to_end: bool = True,
 ) -> Verdict:
     """Judge a run against the oracle.
 
@@ -59,7 +59,7 @@ def judge(
         expectation: gives tensors to compare with in place of the reference's, end to end.
         derive: how the tensors of the run become those that are expected, where they are not the same.
         dtype: the precision or mode to judge by; by default the run's.
-        arriving: whether to judge end to end too where that does not decide: forward alone for a large model; else it takes as long as all the rest.
+        end_to_end: whether to judge end to end too where that does not decide: forward alone for a large model; else it takes as long as all the rest.
 
     Raises:
         SpecError: for a deviation that cannot be understood.
@@ -68,7 +68,7 @@ def judge(
     wanted = "gradients" in run.requested and (expectation is not None or bool(run.gradients))
     deviations = in_precision(declared(run.info.get("deviations", [])), dtype)
     case = Case(config, weights, batch, part, dtype, deviations, wanted, tuple(run.info.get("unrounded_taps", ())))
-    return _Judging(case, run, derive).verdict(expectation, expectation is None and bool(run.taps), arriving)
+    return _Judging(case, run, derive).verdict(expectation, expectation is None and bool(run.taps), end_to_end)
 
 
 class _Judging:
@@ -85,18 +85,18 @@ class _Judging:
             self.delivered = derive(self.delivered)
         self.declared = run.info.get("undelivered_taps")
 
-    def verdict(self, expectation: Published | None, local: bool, arriving: bool) -> Verdict:
+    def verdict(self, expectation: Published | None, local: bool, end_to_end: bool) -> Verdict:
         """Judge every requested tensor, in one way or both."""
-        arrives = expectation(self.case.deviations) if expectation else self.arriving(local, arriving)
-        shapes = {name: self.shape(name, arrives) for name in arrives.shapes or arrives.values}
-        wanted = {name: arrives.clauses[name] for name in shapes if self.requested(name) and (local or name in arrives.values)}
+        expected = expectation(self.case.deviations) if expectation else self.from_the_inputs(local, end_to_end)
+        shapes = {name: self.shape(name, expected) for name in expected.shapes or expected.values}
+        wanted = {name: expected.clauses[name] for name in shapes if self.requested(name) and (local or name in expected.values)}
         faults = {name: self.fault(name, clause, shapes[name]) for name, clause in wanted.items()}
         sound = [name for name in wanted if faults[name] is None]
-        arrived = _Arriving(self, arrives).judgements([name for name in sound if name in arrives.sigmas])
-        del arrives  # the other way takes as much memory
-        committed = self.local(sound, shapes) if local else {}
+        from_inputs = _EndToEnd(self, expected).judgements([name for name in sound if name in expected.sigmas])
+        del expected  # the other way takes as much memory
+        by_step = self.local(sound, shapes) if local else {}
         self.case.forget()
-        table = [faults[name] or self.row(name, clause, committed.get(name), arrived.get(name)) for name, clause in wanted.items()]
+        table = [faults[name] or self.row(name, clause, by_step.get(name), from_inputs.get(name)) for name, clause in wanted.items()]
         table += [Row(name, clause_of(self.case.config, name, self.case.part), "undelivered", note=NOT_DELIVERED) for name in self.without_gradients()]
         verdict = Verdict(table, case=self.case if local else None)
         first = verdict.first_divergence
@@ -106,7 +106,7 @@ class _Judging:
         forced = {name: tap.astype(np.float64) for name, tap in self.forced(shapes).taps.items()}
         return Verdict(table, functools.partial(diagnose, self.case, forced, first.tensor, self.delivered, judge_tensor, statuses), self.case)
 
-    def arriving(self, local: bool, wanted: bool) -> Expectation:
+    def from_the_inputs(self, local: bool, wanted: bool) -> Expectation:
         """Return what is expected from the inputs: where each step is judged, of a large model no gradients, and nothing at all unless it is wanted."""
         if not local or (wanted and not tolerance.is_large(self.case)):
             return tolerance.end_to_end(self.case)
@@ -181,19 +181,19 @@ class _Judging:
         return Forced(taps, gradients)
 
     def local(self, names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Judgement]:
-        """Judge tensors by what was committed at each."""
+        """Judge each step by itself."""
         forced = self.forced(shapes)
         sound = all(np.isfinite(tap).all() for tap in forced.taps.values())
         if not self.half and not tolerance.is_large(self.case):
-            found = self.committed(names, tolerance.local(self.case, forced), sound)
+            found = self.locally(names, tolerance.local(self.case, forced), sound)
             if all(judgement.ratio <= NEAR for judgement in found.values()):
                 return found
-        return self.committed(names, tolerance.local_exactly(self.case, forced), sound)
+        return self.locally(names, tolerance.local_exactly(self.case, forced), sound)
 
-    def committed(self, names: Sequence[str], expectation: Expectation, sound: bool) -> dict[str, Judgement]:
-        return {name: self.committed_at(name, expectation, sound) for name in names}
+    def locally(self, names: Sequence[str], expectation: Expectation, sound: bool) -> dict[str, Judgement]:
+        return {name: self.locally_at(name, expectation, sound) for name in names}
 
-    def committed_at(self, name: str, expectation: Expectation, sound: bool) -> Judgement:
+    def locally_at(self, name: str, expectation: Expectation, sound: bool) -> Judgement:
         value, gradient = expectation.values[name], is_gradient(name)
         if gradient and not sound:
             return Judgement("undetermined", size=value.size, note="the forward pass is not finite")
@@ -223,14 +223,14 @@ class _Judging:
         return replace(found, element=(int(rows[found.element[0]]), *found.element[1:])) if found.element else found
 
 
-class _Arriving:
+class _EndToEnd:
     """The judgement of one run end to end."""
 
     def __init__(self, judging: _Judging, expectation: Expectation) -> None:
         self.judging, self.expectation = judging, expectation
 
     def judgements(self, names: Sequence[str]) -> dict[str, Judgement]:
-        """Judge tensors as they arrive; gradients by taps are judged by what is committed alone."""
+        """Judge tensors; gradients by taps are judged locally alone."""
         return {name: self.judged(name) for name in names if not is_tap_gradient(name)}
 
     def judged(self, name: str) -> Judgement:

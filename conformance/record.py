@@ -18,7 +18,7 @@ from conformance.comparison import Z_BINS, Judgement, Row, Verdict
 from conformance.tolerance import R, Z
 from spec.errors import SpecError
 
-SCHEMA = "concord.report/2"
+SCHEMA = "concord.report/3"
 SCHEMA_FILE = Path(__file__).parent / "report.schema.json"
 DIGITS = 4
 """Significant digits of what is kept of every tensor. The rows of tensors that do not agree keep all."""
@@ -101,7 +101,7 @@ def _measures(judgements: Sequence[Judgement | None]) -> dict[str, list[Any]] | 
 
 
 def _row(row: Row) -> dict[str, Any]:
-    keys = ("tensor", "clause", "status", "ratio", "element", "actual", "expected", "allowance", "beyond", "size", "note")
+    keys = ("tensor", "clause", "status", "ratio", "element", "actual", "expected", "tolerance", "beyond", "size", "note")
     judged = {name: _judgement(getattr(row, name)) for name in ("local", "end_to_end")}
     return {**{key: getattr(row, key) for key in keys}, **judged}
 

@@ -63,7 +63,7 @@ def select(report: Report, **fields: str) -> list[Result]:
 
 
 def matrix(report: Report, width: int, title: str, group: str = "variant") -> Table:
-    """Return the table of verdicts: worst error over allowance in each cell."""
+    """Return the table of verdicts: worst error over tolerance in each cell."""
     groups, names, dtypes = (_ordered(getattr(r, key) for r in report.results) for key in ("group", "backend", "dtype"))
     table = Table(title=title, title_justify="left", title_style="bold", padding=(0, 1), expand=False)
     table.add_column(group, no_wrap=True)
@@ -135,7 +135,7 @@ def divergence_lines(result: Result) -> list[str]:
         lines.append(f"  {result.attribution}")
     lines += _arrival(verdict, row)
     others = [r for r in verdict.table if r.status == "diverges"]
-    lines.append(f"  {len(others)} of {len(verdict.table)} tensors lie beyond their allowance")
+    lines.append(f"  {len(others)} of {len(verdict.table)} tensors lie beyond their tolerance")
     return lines
 
 
@@ -143,10 +143,10 @@ def _where(row: Row, backend: str) -> str:
     if row.deciding is None:
         return f": {row.note}"
     element = f"element {row.element}" if row.element else "the scalar"
-    values = f"{backend} {row.actual:.9g}, oracle {row.expected:.9g}, allowed ±{row.allowance:.2g}"
-    committed = "committed here" if row.local else "as it arrives here"
+    values = f"{backend} {row.actual:.9g}, oracle {row.expected:.9g}, allowed ±{row.tolerance:.2g}"
+    kind = "local error" if row.local else "end to end"
     note = f"; {row.note}" if row.note else ""
-    return f", {element}: {values} ({number(row.ratio)} allowances, {committed}; {row.beyond} of {row.size} elements beyond{note})"
+    return f", {element}: {values} ({number(row.ratio)} tolerances, {kind}; {row.beyond} of {row.size} elements beyond{note})"
 
 
 def _arrival(verdict: Verdict, first: Row) -> list[str]:
@@ -157,7 +157,7 @@ def _arrival(verdict: Verdict, first: Row) -> list[str]:
     arrived = end.end_to_end
     if arrived.status == "undetermined":
         return [f"  at {end.tensor}: {arrived.note or 'undetermined'}"]
-    return [f"  at {end.tensor}, as it arrives: {number(arrived.ratio)} allowances"]
+    return [f"  at {end.tensor}, end to end: {number(arrived.ratio)} tolerances"]
 
 
 def failures(report: Report, details: int = 4) -> RenderableType:
@@ -244,7 +244,7 @@ def summary(report: Report) -> str:
 def show(report: Report, console: Console, title: str, group: str = "variant") -> None:
     """Print table, failures and summary."""
     console.print(matrix(report, console.width, title, group))
-    console.print("A cell is the worst error in allowances over all tensors of all cases: up to 1 is rounding.", style="dim")
+    console.print("A cell is the worst error in tolerances over all tensors of all cases: up to 1 is rounding.", style="dim")
     console.print(failures(report))
     for line in [*repetitions(report), *declarations(report)]:
         console.print(line, style="dim", highlight=False)

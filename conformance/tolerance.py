@@ -11,7 +11,7 @@ Samples and shadows are computed a few at a time and reduced tensor by tensor as
 their number. What float64 is judged by is computed in the widest type that the platform has.
 
 Each tensor is judged in two ways. *End to end*: against the reference from the inputs. *Locally*: against the
-reference that recomputes each tap from the run's own preceding taps, so that only the error committed at that step
+reference that recomputes each tap from the run's own preceding taps, so that only the error of that step
 counts; gradients then flow back through the run's own forward values, and from the run's own gradients by its taps, where it
 delivers them. Decision 10 gives the reasons, the record of the campaign that confirmed the constants is in
 ``conformance/results/``.
@@ -95,7 +95,7 @@ def local(case: Case, forced: Forced) -> Expectation:
     """Return what each step of a run should have made of the run's own preceding taps.
 
     How far a step may err is taken from the same step of the reference, which is at hand for all runs of a case. In the
-    half precisions, where a correct run may be far from the reference, for a run that comes near its allowance by
+    half precisions, where a correct run may be far from the reference, for a run that comes near its tolerance by
     this, and for a case that is too large to be kept, it has to be derived from the run's own taps: :func:`local_exactly`.
 
     Args:
@@ -110,7 +110,7 @@ def local(case: Case, forced: Forced) -> Expectation:
 
 
 def local_exactly(case: Case, forced: Forced) -> Expectation:
-    """Return the same as :func:`local`, with allowances that are derived from the run's own taps too."""
+    """Return the same as :func:`local`, with tolerances that are derived from the run's own taps too."""
     return _estimate(case, forced)
 
 
@@ -236,7 +236,7 @@ class Sigma:
 
 def _estimate(case: Case, forced: Forced | None) -> Expectation:
     """Return values and sigmas: from the inputs, or of each step from forced taps."""
-    # Gradients by taps are judged by what is committed at each alone, and only where they are delivered.
+    # Gradients by taps are judged locally alone, and only where they are delivered.
     judged = {f"gradients.taps.{name}" for name in forced.gradients} if forced else set()
     values: dict[str, Array] = {}
     shapes: dict[str, tuple[int, ...]] = {}

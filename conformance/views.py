@@ -110,7 +110,7 @@ class Run:
 
     @property
     def beyond(self) -> list[Tensor]:
-        """The tensors beyond their allowance."""
+        """The tensors beyond their tolerance."""
         return [tensor for tensor in self.tensors if tensor.status == "diverges"]
 
 
@@ -192,7 +192,7 @@ def run_of(result: Mapping[str, Any], data: Mapping[str, Any]) -> Run:
 
 
 def _ratio(z: float, rms: float, spread: Sequence[int], limits: Mapping[str, Any]) -> float:
-    """Return an error in allowances: one element of a tensor may err as much as any."""
+    """Return an error in tolerances: one element of a tensor may err as much as any."""
     mean: float = math.sqrt(limits["rms"] ** 2 + (limits["z"] ** 2 - limits["rms"] ** 2) / max(sum(spread), 1))
     return max(z / float(limits["z"]), rms / mean)
 

@@ -1,7 +1,7 @@
 """Deviations that a backend declares: where its framework cannot do what the specification says (SPEC PRC-4).
 
 A declared deviation is fed into the reference for that backend, so that everything else stays as tightly judged as
-ever; it never widens an allowance. It is data: a backend lists it under ``deviations`` in what it says of itself.
+ever; it never widens a tolerance. It is data: a backend lists it under ``deviations`` in what it says of itself.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from speed.plan import Plan
 from speed.presets import Workload
 from speed.work import flops, real_tokens
 
-SCHEMA = "concord.speed/1"
+SCHEMA = "concord.speed/2"
 
 FIELDS: dict[str, type | tuple[type, ...]] = {
     "schema": str,

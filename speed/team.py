@@ -258,8 +258,8 @@ class Team:
     def _compare(self, member: Member, work: Workload, results: Mapping[str, NDArray[Any]], entry: dict[str, Any]) -> str:
         """Note how far results are from the oracle's, and say what is wrong with them, if anything."""
         worst, tensor = truth.expected(work, rules_of(work, self.plan, member.about)).worst(results, self.plan.limit)
-        entry["error_in_allowances"] = worst
-        return "" if worst <= 1 else f"what it computed is wrong: {tensor} lies {worst:.3g} allowances from the oracle"
+        entry["error_in_tolerances"] = worst
+        return "" if worst <= 1 else f"what it computed is wrong: {tensor} lies {worst:.3g} tolerances from the oracle"
 
     def _weights(self, work: Workload) -> str:
         """Return the file that holds a model's weights, for all modes: drawing them takes longer than reading them."""

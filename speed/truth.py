@@ -58,10 +58,10 @@ class Expected:
     sigmas: dict[str, float]
 
     def worst(self, results: Mapping[str, Array], limit: float) -> tuple[float, str]:
-        """Return the largest error in allowances, and the tensor that has it; infinite where nothing can be compared.
+        """Return the largest error in tolerances, and the tensor that has it; infinite where nothing can be compared.
 
         Args:
-            limit: the allowance, in sigma.
+            limit: the tolerance, in sigma.
         """
         found = (0.0, "")
         for name, value in self.values.items():

@@ -276,8 +276,8 @@ def test_a_divergence_is_told_with_place_values_and_clause(invoke: Invoke) -> No
     assert f"{WRONG} diverges: bert-ragged, float64" in output
     assert "first at layers.1.attention.scores (SPEC ATT-4), element (" in output
     told = " ".join(output.split())
-    assert "allowances, committed here; " in told
-    assert "at logits, as it arrives: " in told
+    assert "tolerances, local error; " in told
+    assert "at logits, end to end: " in told
 
 
 def test_a_backend_that_is_absent_is_missing_only_if_it_was_asked_for(tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_results_are_written_as_strict_json(invoke: Invoke, tmp_path: Path) -> N
     code, _, _ = invoke("check", *options("--backend", names), "--case", "bert-ragged", "--dtype", "float64", "--threads", "1", "--json", path)
     data = strictly(path.read_text())
     assert [entry.name for entry in tmp_path.iterdir()] == ["out.json"]
-    assert (data["schema"], data["kind"], data["exit_code"], code) == ("concord.report/2", "check", 3, 3)
+    assert (data["schema"], data["kind"], data["exit_code"], code) == ("concord.report/3", "check", 3, 3)
     assert record.problems(data) == []
     settings = data["settings"]
     assert (settings["device"], settings["execution"], settings["threads"], settings["asked"]) == ("cpu", "eager", 1, names)

@@ -120,7 +120,7 @@ def test_right_variations_run_on_cases_that_follow_from_the_seed(monkeypatch: py
         vary(result, result.amounts)
     assert len(first.flagged[RIGHT]) == 8
     assert list(first.flagged[RIGHT]) == list(again.flagged[RIGHT]) != list(other.flagged[RIGHT])
-    assert all(job.arriving for job in random_jobs("float32", 2, 0))
+    assert all(job.end_to_end for job in random_jobs("float32", 2, 0))
 
 
 def test_record_names_every_criterion_and_the_readme_shows_it() -> None:

@@ -25,7 +25,7 @@ UNSAID = {"residual halved"}
 def verdict_of(name: str) -> Verdict:
     mistake = UNSEEN[name]
     case = build_case(mistake.home, mistake.scenario)
-    return judge(case.config, case.weights, case.batch, run_of(case, mistake), case.part, arriving=False)
+    return judge(case.config, case.weights, case.batch, run_of(case, mistake), case.part, end_to_end=False)
 
 
 @pytest.mark.parametrize("name", UNSEEN)
@@ -50,7 +50,7 @@ def results_of(mistake: Unseen | Mistake, variant: str, scenarios: tuple[str, ..
     for scenario in scenarios:
         case = build_case(variant, scenario)
         run = run_of(case, mistake) if isinstance(mistake, Unseen) else mistaken(case, mistake)
-        verdict = judge(case.config, case.weights, case.batch, run, case.part, arriving=False)
+        verdict = judge(case.config, case.weights, case.batch, run, case.part, end_to_end=False)
         found.append(Result("toy", variant, case.name, "float32", verdict.status, verdict=verdict))
     return found
 

@@ -157,7 +157,7 @@ def test_fault_of_a_run_is_named_by_its_own_edit(fault: Fault) -> None:
     case = build_case(fault.variant, fault.scenario, options=dict(fault.options))
     truth = truth_of(fault, case, Arithmetic("float64", shuffle=5))
     run = Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", "float64")
-    verdict = judge(case.config, case.weights, case.batch, run, arriving=False)
+    verdict = judge(case.config, case.weights, case.batch, run, end_to_end=False)
     assert verdict.first_divergence is not None
     assert fault.rightly_first(verdict.first_divergence.tensor)
     assert fault.diagnosed(verdict.cause.hypothesis if verdict.cause else "") == "right"

@@ -70,7 +70,7 @@ def comparable(findings: Findings) -> dict[str, Any]:
 
 
 def test_a_sound_backend_survives_and_is_measured() -> None:
-    found = hunted(RIGHT, cases=30, dtypes=("float32", "float64"), parts=tuple(spec.PARTS), shapes=3, arriving=True)
+    found = hunted(RIGHT, cases=30, dtypes=("float32", "float64"), parts=tuple(spec.PARTS), shapes=3, end_to_end=True)
     assert (found.failures, found.notes, found.exit_code, found.cases) == ([], [], 0, 30)
     assert set(found.tallies) == {(RIGHT, "float32"), (RIGHT, "float64")}
     assert sum(tally.cases for tally in found.tallies.values()) == 30
@@ -106,7 +106,7 @@ def test_a_wrong_backend_is_found_made_small_and_replayed(invoke: Invoke, tmp_pa
     assert f"concord fuzz --backend {WRONG} --replay {folder}" in output
     assert "8 random cases" in output
     data = json.loads((tmp_path / "out.json").read_text(), parse_constant=pytest.fail)
-    assert (data["schema"], data["exit_code"], data["plan"]["seed"], data["cases"]) == ("concord.fuzz/1", 1, 0, 8)
+    assert (data["schema"], data["exit_code"], data["plan"]["seed"], data["cases"]) == ("concord.fuzz/2", 1, 0, 8)
     assert [tally["cases"] for tally in data["tallies"]] == [8, 8]
     assert data["failures"][0]["times"] == data["tallies"][1]["statuses"]["diverges"]
 

@@ -123,9 +123,9 @@ def test_a_page_tells_first_divergences_in_words(mixed: str) -> None:
     words = said(mixed)
     assert "my.plugin:Backend diverges first at layers.1.attention.scores (SPEC ATT-2)" in words
     assert "float64: element (0, 1)" in words
-    assert "1e9 allowances (largest error 1.6e+10 σ of 16 allowed, RMS 2e+09 of 4); 1 of 6 elements lie beyond." in words
-    assert "first at layers.1.attention.scores (SPEC ATT-2), element (0, 1) : 500.5, oracle 0.5, allowed ±1. Committed at this step: 500 allowances" in words
-    assert "From the inputs it arrives here as 250 allowances. At the logits it arrives as 250 allowances; 1 of 11 tensors lie beyond" in words
+    assert "1e9 tolerances (largest error 1.6e+10 σ of 16 allowed, RMS 2e+09 of 4); 1 of 6 elements lie beyond." in words
+    assert "first at layers.1.attention.scores (SPEC ATT-2), element (0, 1) : 500.5, oracle 0.5, allowed ±1. Local error: 500 tolerances" in words
+    assert "End to end it is 250 tolerances. At the logits, end to end, it is 250 tolerances; 1 of 11 tensors lie beyond" in words
     assert "Likely cause: The scores are too large by a factor of 1.001. [scale]" in words
     assert "jax diverges first at layers.0.attention.weights (SPEC ATT-2)" in words
     assert "has shape (2, 3) but must be (3, 2)" in words

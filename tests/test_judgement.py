@@ -1,4 +1,4 @@
-"""Allowances and verdicts: rounding passes, mistakes do not, and the first tensor that is wrong is named."""
+"""Tolerances and verdicts: rounding passes, mistakes do not, and the first tensor that is wrong is named."""
 
 import dataclasses
 
@@ -116,8 +116,8 @@ def test_wrong_weight_is_found_at_its_first_tensor(mistake):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("case", standard_cases(["tf1-text-classifier", "nndl-paddle"]), ids=lambda case: case.name)
-def test_allowance_is_a_small_share_of_every_tensor(case, dtype):
-    """An allowance as large as the tensor would let anything pass."""
+def test_tolerance_is_a_small_share_of_every_tensor(case, dtype):
+    """A tolerance as large as the tensor would let anything pass."""
     asked = Case(case.config, case.weights, case.batch, case.part, dtype)
     truth = tolerance.end_to_end(asked).values
     taps = {name: value for name, value in truth.items() if not name.startswith("gradients.") and name != "loss"}
@@ -145,8 +145,8 @@ def test_verdict_says_where_and_by_how_much(sound):
     run.taps["layers.1.norm1"][2, 5, 7] += 0.25
     row = verdict_of(case, run).first_divergence
     assert (row.tensor, row.clause, row.element, row.beyond, row.size) == ("layers.1.norm1", "NRM-1", (2, 5, 7), 1, 770)
-    assert abs(row.actual - row.expected - 0.25) < row.allowance
-    assert abs(row.ratio - 0.25 / row.allowance) < 1
+    assert abs(row.actual - row.expected - 0.25) < row.tolerance
+    assert abs(row.ratio - 0.25 / row.tolerance) < 1
 
 
 def test_verdict_passes_a_sound_run(sound):

@@ -190,8 +190,8 @@ def test_a_departure_from_the_schema_is_refused_and_named(tmp_path: Path, data: 
     ("text", "problem"),
     [
         ("{", "not valid JSON"),
-        ("[]", "has schema None but must have 'concord.report/2'"),
-        ('{"schema": "concord.report/1"}', "has schema 'concord.report/1' but must have 'concord.report/2'"),
+        ("[]", "has schema None but must have 'concord.report/3'"),
+        ('{"schema": "concord.report/1"}', "has schema 'concord.report/1' but must have 'concord.report/3'"),
         ("\udcff", "not valid JSON"),
     ],
 )

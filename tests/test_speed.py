@@ -325,7 +325,7 @@ def test_a_record_is_read_as_it_was_written(record: dict[str, Any], tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("{", "not valid JSON"), ("[]", "has schema None"), ('{"schema": "concord.report/2"}', "concord.report/2"), ('{"schema": "concord.speed/1"}', "'entries' is missing")],
+    [("{", "not valid JSON"), ("[]", "has schema None"), ('{"schema": "concord.report/3"}', "concord.report/3"), ('{"schema": "concord.speed/2"}', "'entries' is missing")],
 )
 def test_what_is_no_record_is_refused(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "speed.json").write_text(text)

@@ -59,13 +59,13 @@ READINGS = (of_format, of_limit, of_dropout, of_dropped_weights, of_weights, of_
 """In the order in which they are tried; the first that says something is believed."""
 
 MUCH_BETTER = 8.0
-"""How many times smaller the error under one hypothesis must be for another, at the edge of its allowance, to be dropped."""
+"""How many times smaller the error under one hypothesis must be for another, at the edge of its tolerance, to be dropped."""
 
 MOST_NAMED = 4
 """How many explanations a sentence names."""
 
 EDGE = 0.5
-"""From which share of the allowance on an error lies at its edge."""
+"""From which share of the tolerance on an error lies at its edge."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def of_kind(question: Question, name: str) -> Iterator[Hypothesis]:
 
 
 def of(question: Question, judge: Callable[..., Any], deadline: float = math.inf) -> Cause | None:
-    """Return the hypothesis that explains the tensor in question to within its allowance.
+    """Return the hypothesis that explains the tensor in question to within its tolerance.
 
     Raises:
         TimeoutError: at a deadline by :func:`time.monotonic`.
@@ -120,7 +120,7 @@ def of(question: Question, judge: Callable[..., Any], deadline: float = math.inf
 
 
 def explain(case: Case, forced: Mapping[str, Array], tensor: str, actual: Array, judge: Callable[..., Any]) -> Cause | None:
-    """Return the hypothesis that explains a tensor to within its allowance.
+    """Return the hypothesis that explains a tensor to within its tolerance.
 
     Args:
         case: what was computed.

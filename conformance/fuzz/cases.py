@@ -77,13 +77,13 @@ class FuzzCase:
         """Return configuration, weights and inputs. All floating-point values are float32 numbers."""
         return self.config, self._weights(), self._inputs()
 
-    def job(self, name: str, arriving: bool = False) -> Job:
-        """Return the job that runs this case and judges it by what is committed at each step, which decides.
+    def job(self, name: str, end_to_end: bool = False) -> Job:
+        """Return the job that runs this case and judges each step by itself, which decides.
 
         Args:
-            arriving: whether to judge end to end too, which takes as long again.
+            end_to_end: whether to judge end to end too, which takes as long again.
         """
-        return Job("fuzz", name, self.dtype, self.part, *self.build(), arriving=arriving)
+        return Job("fuzz", name, self.dtype, self.part, *self.build(), end_to_end=end_to_end)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the case as JSON data that :func:`case_from` reads back."""

@@ -19,7 +19,7 @@ from conformance.expectation import is_gradient
 from conformance.fuzz.cases import FuzzCase
 from conformance.report import divergence_lines
 
-SCHEMA = "concord.fuzz/1"
+SCHEMA = "concord.fuzz/2"
 
 FAILED = ("diverges", "refused", "error", "crashed", "timed out", "out of memory")
 """Statuses of a case that has found something."""
@@ -167,7 +167,7 @@ class Failure:
 
     Attributes:
         tensor: the first that diverges; empty where there is no verdict.
-        worst: the largest error in allowances.
+        worst: the largest error in tolerances.
         lines: what happened, in words.
         case: the smallest case.
         found_as: the case that it was shrunk from.

@@ -108,7 +108,7 @@ class _Chunk:
         """Run a case on every backend, and count what comes of it."""
         if self.over:
             raise Over
-        results = self.station.attempt(case.job(_name(origin), self.plan.arriving))
+        results = self.station.attempt(case.job(_name(origin), self.plan.end_to_end))
         if self.station.stopped:  # the workers were ended in the middle of it
             raise Over
         for result in results:

@@ -32,7 +32,7 @@ class Plan:
         dtypes, parts: what cases choose from.
         shapes: how many tuples of sizes the cases share; 0: any sizes.
         chunk: how many cases are given out at a time.
-        arriving: whether to judge end to end too.
+        end_to_end: whether to judge end to end too.
         stop_first: whether the first failure ends the hunt.
         until: when to stop, in seconds since the epoch.
     """
@@ -44,7 +44,7 @@ class Plan:
     parts: tuple[str, ...] = tuple(PARTS)
     shapes: int = SHAPES
     chunk: int = CHUNK
-    arriving: bool = False
+    end_to_end: bool = False
     stop_first: bool = False
     until: float | None = None
 

@@ -30,7 +30,7 @@ class Finding:
             found, and no input can show it; ``"alarm"``: found in a precision in which no input can show it;
             ``"failed"``: no result; ``"absent"``: the framework is not installed.
         tensor: the first that is wrong, or :data:`conformance.faults.fault.REFUSED`.
-        margin: its error in allowances.
+        margin: its error in tolerances.
         case, dtype: where it was found.
         designated: whether in the case and precision that the catalogue names first.
         detail: one line of explanation.

@@ -21,10 +21,10 @@ def cell(finding: Finding) -> str:
 
 
 def matrix_table(matrix: Matrix, width: int) -> Table:
-    """Return the matrix: a row for each mutant, with its margin over the allowance on each backend."""
+    """Return the matrix: a row for each mutant, with its margin over the tolerance on each backend."""
     names, mutants = _ordered(f.backend for f in matrix.findings), _ordered(f.mutant for f in matrix.findings)
     wide = width >= NARROW
-    table = Table(title="Mutants: first error in allowances", title_justify="left", title_style="bold", padding=(0, 1))
+    table = Table(title="Mutants: first error in tolerances", title_justify="left", title_style="bold", padding=(0, 1))
     table.add_column("mutant", overflow="fold")
     if wide:
         table.add_column("group", no_wrap=True)
