@@ -1,4 +1,4 @@
-"""Array operations under the same names in all four frameworks: what the rewritten steps are written in.
+"""Array operations under the same names in all four frameworks and on the tape: what edits of taps are written in.
 
 Arithmetic operators, comparisons, ``~`` and ``&`` of masks, indexing with slices and ``None`` and ``.shape`` mean the
 same in all of them and are used as they are. Everything else is here.
@@ -177,14 +177,10 @@ class FrameworkOperations(Operations):
     """The operations of one framework, and where its models keep their parameters.
 
     Attributes:
-        call: the name of the method by which a layer is called.
-        modules: the backend's ``layers``, ``model``, ``training`` and ``adapter``.
-        companions: patches that go with any others.
+        modules: those of the backend that have ``evaluate``, the one that defines it first.
     """
 
-    call: str
-    modules: dict[str, ModuleType]
-    companions: tuple[Any, ...] = ()
+    modules: tuple[ModuleType, ...]
 
     @abstractmethod
     def gain(self, norm: Any) -> Array:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from backends.interface import Request, Unsupported
 from conformance.faults.context import Context, Edit
 from conformance.faults.fault import Change
@@ -32,8 +34,7 @@ def injected(operations: FrameworkOperations, change: Change, request: Request, 
         return
     edits = {name: edit for name in taps(request.config, request.part) if (edit := change.edit(name))}
     kinds = {name: parameter.kind for name, parameter in parameters(request.config, request.part).items()}
-    holders = [module for module in operations.modules.values() if hasattr(module, "evaluate")]
-    original = holders[0].evaluate
+    original = operations.modules[0].evaluate
     seen: set[str] = set()
 
     def evaluate(model: Any, loss_function: Any, inputs: Mapping[str, Array], *more: Any) -> Any:
@@ -45,14 +46,14 @@ def injected(operations: FrameworkOperations, change: Change, request: Request, 
         edited = _Edited(model, context, edits, seen)
         return original(edited, edited.around(loss_function), inputs, *more)
 
-    for module in holders:
+    for module in operations.modules:
         module.evaluate = evaluate  # type: ignore[attr-defined]
     try:
         yield
     except KeyError as error:
         raise Unsupported(f"{request.implementation!r} does not compute {error}, which the fault needs") from error
     finally:
-        for module in holders:
+        for module in operations.modules:
             module.evaluate = original  # type: ignore[attr-defined]
     if not seen:
         raise Unsupported(f"{request.implementation!r} computes none of {', '.join(edits)}")
@@ -71,6 +72,12 @@ class _Edited:
         """Return a loss that takes the model itself."""
         return lambda model, output, inputs, tap: loss_function(self.model, output, inputs, self.edited(tap))
 
+    def kept(self, edited: Array, right: Array) -> Array:
+        """Return what an edit makes, with no part of it taken from what is right: some frameworks refuse to differentiate by a
+        parameter that is not used at all."""
+        shape = tuple(right.shape)
+        return self.context.o.where(np.zeros(shape, bool), right, edited) if shape == tuple(edited.shape) else edited
+
     def edited(self, tap: Tap) -> Tap:
         """Return a tap that edits what it is given before it is recorded."""
 
@@ -78,7 +85,7 @@ class _Edited:
             if name in self.edits:
                 self.context.tap = name
                 self.seen.add(name)
-                tensor = self.edits[name](self.context, tensor)
+                tensor = self.kept(self.edits[name](self.context, tensor), tensor)
             tensor = tap(name, tensor)
             self.context.now[name] = tensor  # type: ignore[index]
             return tensor

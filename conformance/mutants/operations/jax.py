@@ -4,15 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from backends.jax import adapter, layers, model, training
+from backends.jax import adapter, training
 from conformance.faults.operations import FrameworkOperations
 
 
 class JaxOperations(FrameworkOperations):
     """The operations in JAX."""
 
-    call = "__call__"
-    modules = {"layers": layers, "model": model, "training": training, "adapter": adapter}
+    modules = (training, adapter)
 
     def einsum(self, subscripts, a, b):
         return jnp.einsum(subscripts, a, b)

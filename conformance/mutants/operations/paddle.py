@@ -4,27 +4,14 @@ import numpy as np
 import paddle
 import paddle.nn.functional as F
 
-from backends.paddle import adapter, layers, model, training
+from backends.paddle import adapter, training
 from conformance.faults.operations import FrameworkOperations
-from conformance.mutants.surgery import Patch, Steps, Target
-
-
-class UnusedParameters(Steps):
-    """Gives a parameter that a mutant leaves out the gradient 0, as the other three do, where ``paddle.grad`` refuses."""
-
-    target = Target("paddle", "", "grad")
-
-    def run(self, outputs, inputs):
-        gradients = self.original(outputs=outputs, inputs=inputs, allow_unused=True)
-        return [paddle.zeros_like(given) if gradient is None else gradient for given, gradient in zip(inputs, gradients, strict=True)]
 
 
 class PaddleOperations(FrameworkOperations):
     """The operations in PaddlePaddle."""
 
-    call = "forward"
-    modules = {"layers": layers, "model": model, "training": training, "adapter": adapter, "paddle": paddle}
-    companions = (Patch(UnusedParameters),)
+    modules = (training, adapter)
 
     def einsum(self, subscripts, a, b):
         return paddle.einsum(subscripts, a, b)

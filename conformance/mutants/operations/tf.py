@@ -3,15 +3,14 @@
 import numpy as np
 import tensorflow as tf
 
-from backends.tf import adapter, layers, model, training
+from backends.tf import adapter, training
 from conformance.faults.operations import FrameworkOperations
 
 
 class TensorFlowOperations(FrameworkOperations):
     """The operations in TensorFlow."""
 
-    call = "call"
-    modules = {"layers": layers, "model": model, "training": training, "adapter": adapter}
+    modules = (training, adapter)
 
     def einsum(self, subscripts, a, b):
         return tf.einsum(subscripts, a, b)

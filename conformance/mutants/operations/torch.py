@@ -4,15 +4,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from backends.torch import adapter, layers, model, training
+from backends.torch import adapter, training
 from conformance.faults.operations import FrameworkOperations
 
 
 class TorchOperations(FrameworkOperations):
     """The operations in PyTorch."""
 
-    call = "forward"
-    modules = {"layers": layers, "model": model, "training": training, "adapter": adapter}
+    modules = (training, adapter)
 
     def einsum(self, subscripts, a, b):
         return torch.einsum(subscripts, a, b)
