@@ -7,7 +7,6 @@ Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim, F 
 
 from __future__ import annotations
 
-import copy
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -30,6 +29,11 @@ Contraction = Callable[[Callable[[Array, Array], Array], Array, Array], Array]
 """Takes what contracts two tensors, and the two tensors."""
 
 
+def directly(multiply: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:
+    """Take a product as it is."""
+    return multiply(a, b)
+
+
 class Context:
     """One run of the model, at one tap.
 
@@ -42,7 +46,10 @@ class Context:
 
     Attributes:
         tap: the name of the tap that is edited.
+        contract: how steps take their products.
     """
+
+    contract: Contraction
 
     def __init__(
         self,
@@ -58,7 +65,7 @@ class Context:
         self.o, self.config, self.batch, self.part, self.dtype = operations, config, batch, part, dtype
         self.parameters, self.now = parameters, now
         self.memory: dict[str, Any] = {} if memory is None else memory
-        self.contract: Contraction = lambda multiply, a, b: multiply(a, b)
+        self.contract = directly
         self.tap = ""
 
     # Where it stands.
@@ -137,12 +144,6 @@ class Context:
 
     # Steps of the specification, to be taken in some other way.
 
-    def multiplying(self, contract: Contraction) -> Context:
-        """Return the same context with steps that take their products in another way."""
-        other = copy.copy(self)
-        other.contract = contract
-        return other
-
     def rows_of(self, table: str, ids: Ids) -> Array:
         """Look up rows of an embedding, (B, T, D); ids beyond its ends take the last one there (SPEC EMB-1, POS-5)."""
         count = {"token": self.config.vocab_size, "position": self.config.max_positions, "segment": self.config.num_segments}[table]
@@ -174,7 +175,7 @@ class Context:
         of: str = "",
     ) -> Array:
         """Return the layer norm of the tap, or of another, with some of its steps taken in another way (SPEC NRM-2)."""
-        count = math.prod(tuple(x.shape)[axis] for axis in axes)
+        count = math.prod([tuple(x.shape)[axis] for axis in axes])
 
         def total(values: Array) -> Array:
             for axis in axes:

@@ -146,6 +146,11 @@ class Operations(ABC):
         """Return the values of one tensor with the gradient of another, unrounded."""
         return self.stop_gradient(value) + (surrogate - self.stop_gradient(surrogate))
 
+    def instead(self, wrong: Array, right: Array) -> Array:
+        """Return one tensor, to which the other adds the gradient zero: some frameworks refuse to differentiate by what is not used at all."""
+        shape = tuple(right.shape)
+        return self.where(np.zeros(shape, bool), right, wrong) if shape == tuple(wrong.shape) else wrong
+
     def round_to(self, x: Array, number_format: str) -> Array:
         """Return the nearest numbers of a shorter format, ignoring its range; the gradient flows through unchanged."""
         return x + self.stop_gradient(self.rounded(x, number_format) - x)

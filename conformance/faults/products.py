@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from conformance.faults.context import Context, Contraction, Edit
+from conformance.faults.context import Context, Contraction, Edit, directly
 from conformance.faults.fault import Change, edited
 from conformance.faults.operations import Array
 
@@ -41,15 +41,23 @@ def backward(number_format: str) -> Multiplication:
     return multiplication
 
 
+def again(m: Context, y: Array) -> Array:
+    """Return the tap once more, from its product."""
+    name = m.tap.rpartition(".")[2]
+    if name in ("scores", "context"):
+        return m.scores() if name == "scores" else m.context(m.used_weights)
+    result = m.projected(y)
+    return m.activation(result, m.config.qkv_activation) if name in ("query", "key", "value") else result
+
+
 def product(multiplication: Multiplication) -> Edit:
     """Return the edit that takes the product of a tap in another way, and those before it that stay inside a fused kernel."""
 
     def edit(m: Context, y: Array) -> Array:
-        other, name = m.multiplying(multiplication(m)), m.tap.rpartition(".")[2]
-        if name in ("scores", "context"):
-            return other.scores() if name == "scores" else other.context(other.used_weights)
-        result = other.projected(y)
-        return m.activation(result, m.config.qkv_activation) if name in ("query", "key", "value") else result
+        m.contract = multiplication(m)
+        result = again(m, y)
+        m.contract = directly
+        return result
 
     return edit
 

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
 from backends.interface import Request, Unsupported
 from conformance.faults.context import Context, Edit
 from conformance.faults.fault import Change
@@ -72,12 +70,6 @@ class _Edited:
         """Return a loss that takes the model itself."""
         return lambda model, output, inputs, tap: loss_function(self.model, output, inputs, self.edited(tap))
 
-    def kept(self, edited: Array, right: Array) -> Array:
-        """Return what an edit makes, with no part of it taken from what is right: some frameworks refuse to differentiate by a
-        parameter that is not used at all."""
-        shape = tuple(right.shape)
-        return self.context.o.where(np.zeros(shape, bool), right, edited) if shape == tuple(edited.shape) else edited
-
     def edited(self, tap: Tap) -> Tap:
         """Return a tap that edits what it is given before it is recorded."""
 
@@ -85,7 +77,7 @@ class _Edited:
             if name in self.edits:
                 self.context.tap = name
                 self.seen.add(name)
-                tensor = self.kept(self.edits[name](self.context, tensor), tensor)
+                tensor = self.context.o.instead(self.edits[name](self.context, tensor), tensor)
             tensor = tap(name, tensor)
             self.context.now[name] = tensor  # type: ignore[index]
             return tensor
