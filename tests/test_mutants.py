@@ -141,6 +141,15 @@ def test_mutant_is_found_at_the_right_tensor(open_worker: Callable[[str], Worker
     assert finding.status == "found", finding
 
 
+@pytest.mark.parametrize(("name", "implementation", "execution"), [("norm_gain_from_zero", "@library", "eager"), ("mask_causal_too", "", "compiled")])
+def test_mutant_is_found_in_other_implementations_and_executions(mutated: tuple[str, Worker], name: str, implementation: str, execution: str) -> None:
+    case, asked = case_of(FAULTS[name]), f"mutant:{name}{implementation}"
+    run = mutated[1].run(case.config, case.weights, case.batch, dtype="float32", implementation=asked, execution=execution)
+    row = judge(case.config, case.weights, case.batch, run).first_divergence
+    assert row is not None
+    assert FAULTS[name].rightly_first(row.tensor)
+
+
 @pytest.mark.parametrize("mutant", EQUIVALENT, ids=lambda mutant: mutant.name)
 def test_equivalent_mutant_is_not_called_a_bug(mutated: tuple[str, Worker], mutant: Fault) -> None:
     name, worker = mutated
@@ -148,7 +157,7 @@ def test_equivalent_mutant_is_not_called_a_bug(mutated: tuple[str, Worker], muta
     assert finding.status == "equivalent", finding
 
 
-@pytest.mark.parametrize("emulation", EMULATIONS)
+@pytest.mark.parametrize("emulation", [*EMULATIONS, "tf32@library"])
 def test_products_in_tf32_conform_to_tf32_and_not_to_float32(mutated: tuple[str, Worker], emulation: str) -> None:
     case = build_case("bert", "ragged")
     run = mutated[1].run(case.config, case.weights, case.batch, dtype="float32", implementation=f"emulate:{emulation}")

@@ -153,10 +153,10 @@ class Context:
         """Return what a linear layer makes of its input."""
         return self.biased(name, self.contract(operator.matmul, x, self.weight(f"{name}.weight")))
 
-    def projected(self, y: Array, x: Array | None = None) -> Array:
+    def projected(self, y: Array) -> Array:
         """Return what the linear layer of the tap gives, in the tap's shape and before any activation (SPEC ATT-1, FFN-1, HED-2)."""
         name = {"pooler.dense": "pooler", "logits": "classifier"}.get(self.tap, self.tap)
-        return self.o.reshape(self.linear(name, self.source() if x is None else x), tuple(y.shape))
+        return self.o.reshape(self.linear(name, self.source()), tuple(y.shape))
 
     def biased(self, name: str, x: Array) -> Array:
         """Add the bias of a linear layer, if it has one."""
@@ -172,9 +172,8 @@ class Context:
         gain: Callable[[Array], Array] = lambda gain: gain,
         offset: Callable[[Array], Array] = lambda offset: offset,
         axes: tuple[int, ...] = (-1,),
-        of: str = "",
     ) -> Array:
-        """Return the layer norm of the tap, or of another, with some of its steps taken in another way (SPEC NRM-2)."""
+        """Return the layer norm of the tap, with some of its steps taken in another way (SPEC NRM-2)."""
         count = math.prod([tuple(x.shape)[axis] for axis in axes])
 
         def total(values: Array) -> Array:
@@ -184,18 +183,14 @@ class Context:
 
         centered = center(x, total(x) / float(count))
         spread = variance(total(centered * centered) / float(count - (self.config.norm_variance == "unbiased")))
-        owner = self.owner_of(of or self.tap)
+        owner = self.owner
         normed = centered / (deviation or self.deviation)(spread)
         return normed * gain(self.weight(f"{owner}.weight")) + offset(self.weight(f"{owner}.bias"))
 
     @property
     def owner(self) -> str:
         """What the names of the parameters of the tap's norm begin with."""
-        return self.owner_of(self.tap)
-
-    def owner_of(self, tap: str) -> str:
-        """Return the same for another tap (SPEC NRM-5)."""
-        return tap[:-1] if self.config.norm_sharing == "shared" and tap.startswith("layers.") else tap
+        return self.tap[:-1] if self.config.norm_sharing == "shared" and self.tap.startswith("layers.") else self.tap
 
     def deviation(self, variance: Array) -> Array:
         """Return what a norm divides by (SPEC NRM-3)."""

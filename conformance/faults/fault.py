@@ -115,11 +115,6 @@ class Fault:
 # Kinds of change.
 
 
-def together(*changes: Change) -> Change:
-    """Return the edits of all changes as one change."""
-    return Change(edits=tuple(edit for change in changes for edit in change.edits))
-
-
 def edited(edit: Edit, *taps: str) -> Change:
     """Return a change of every tap whose name fits a pattern."""
     return Change(edits=((taps, edit),))

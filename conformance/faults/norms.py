@@ -6,7 +6,7 @@ from typing import Any
 
 from conformance.faults.context import Context, Edit
 from conformance.faults.fault import Array as Weight
-from conformance.faults.fault import Change, Fault, edited, option, together, weights
+from conformance.faults.fault import Change, Fault, edited, option, weights
 from conformance.faults.operations import Array
 from spec.config import EncoderConfig
 from spec.parameters import Weights
@@ -19,38 +19,15 @@ def of_norms(edit: Edit) -> Change:
     return edited(edit, "embeddings.norm", "*.norm1", "*.norm2", "final_norm")
 
 
-def beside_tap(m: Context, leaf: str) -> str:
-    """Return the tap of the same sublayer that has this name and the tap's number."""
-    number = "1" if ".attention." in m.tap or m.tap.endswith("1") else "2"
-    return f"layers.{m.layer}.{leaf}{number}"
-
-
 def floored(m: Context, y: Array) -> Array:
     """Take epsilon for the least that the variance can be."""
     epsilon = m.config.norm_epsilon
     return m.norm(m.source(), deviation=lambda variance: m.o.sqrt(m.o.where(variance > epsilon, variance, epsilon)))
 
 
-def input_normed(m: Context, y: Array) -> Array:
-    """Project the sublayer's input after its norm."""
-    return m.projected(y, m.norm(m.source(), of=beside_tap(m, "norm")))
-
-
-def as_pre_norm() -> Change:
-    """Return the change of a layer that norms sums to one that norms what enters each sublayer."""
-    passed = edited(lambda m, y: m.source(), "*.norm1", "*.norm2")
-    return together(edited(input_normed, "*.attention.query", "*.attention.key", "*.attention.value", "*.feed_forward.inner"), passed)
-
-
-def as_post_norm() -> Change:
-    """Return the change of a layer that norms what enters each sublayer to one that norms sums."""
-    passed = edited(lambda m, y: m.source(), "*.norm1", "*.norm2")
-    return together(passed, edited(lambda m, y: m.norm(y, of=beside_tap(m, "norm")), "*.residual1", "*.residual2"))
-
-
 def norm_before_residual(m: Context, y: Array) -> Array:
     """Norm what the sublayer gives, and add the residual to that."""
-    residual = beside_tap(m, "residual")
+    residual = m.tap.replace("norm", "residual")
     return m.source(of=residual) + m.norm(m.source("result", of=residual))
 
 
@@ -157,14 +134,14 @@ FAULTS = (
         "The sublayer's input is normed, where the source norms the sum.",
         variant="vanilla-encoder",
         first=("layers.0.attention.query",),
-        change=as_pre_norm(),
+        change=option(norm_placement="pre"),
     ),
     mutant(
         "norm_post_for_pre",
         "The sum is normed, where the source norms the sublayer's input.",
         variant="bert-pytorch",
         first=("layers.0.norm1",),
-        change=as_post_norm(),
+        change=option(norm_placement="post"),
     ),
     mutant(
         "norm_before_residual",
@@ -217,7 +194,7 @@ FAULTS = (
         "The residual is the sublayer's input after the norm, not before it.",
         variant="bert-pytorch",
         first=("layers.0.residual1",),
-        change=edited(lambda m, y: m.now[beside_tap(m, "norm")] + m.source("result"), "*.residual1", "*.residual2"),
+        change=edited(lambda m, y: m.now[m.tap.replace("residual", "norm")] + m.source("result"), "*.residual1", "*.residual2"),
     ),
     mutant(
         "residual_dropout_scaled",

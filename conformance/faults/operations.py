@@ -7,7 +7,7 @@ same in all of them and are used as they are. Everything else is here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -187,6 +187,10 @@ class FrameworkOperations(Operations):
 
     modules: tuple[ModuleType, ...]
 
+    def opaque(self, function: Callable[..., Array]) -> Callable[..., Array]:
+        """Return a function that compilers call while they trace, and whose code they do not read."""
+        return function
+
     @abstractmethod
     def gain(self, norm: Any) -> Array:
         """Return the gain of a layer norm."""
@@ -210,6 +214,20 @@ class FrameworkOperations(Operations):
     def projection(self, attention: Any) -> Any:
         """Return the output projection of an attention layer, or None."""
         return attention.output
+
+    def parameters(self, model: Any, kinds: Mapping[str, str]) -> dict[str, Array]:
+        """Return the parameters of a model, by canonical name, without those that a layer of the framework keeps in a form of its own.
+
+        Args:
+            kinds: of the parameters, by canonical name.
+        """
+        found = {}
+        for name, kind in kinds.items():
+            try:
+                found[name] = self.parameter(model, name, kind)
+            except AttributeError:
+                continue
+        return found
 
     def parameter(self, model: Any, name: str, kind: str) -> Array:
         """Return a parameter of a model in its canonical layout.

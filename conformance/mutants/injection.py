@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -32,17 +33,22 @@ def injected(operations: FrameworkOperations, change: Change, request: Request, 
         return
     edits = {name: edit for name in taps(request.config, request.part) if (edit := change.edit(name))}
     kinds = {name: parameter.kind for name, parameter in parameters(request.config, request.part).items()}
+    edited = _Edited(operations, request, edits, memory)
     original = operations.modules[0].evaluate
-    seen: set[str] = set()
 
-    def evaluate(model: Any, loss_function: Any, inputs: Mapping[str, Array], *more: Any) -> Any:
-        def parameter(name: str) -> Array:
-            return operations.parameter(model, name, kinds[name])
+    @functools.wraps(original)  # with the marks that compilers read
+    def evaluate(model: Any, loss_function: Any, inputs: Mapping[str, Array], edit: Tap, zeros: Mapping[str, Array]) -> Any:
+        def given() -> dict[str, Array]:
+            return {f"inputs.{name}": tensor for name, tensor in inputs.items()} | operations.parameters(model, kinds)
 
-        now = {f"inputs.{name}": tensor for name, tensor in inputs.items()}
-        context = Context(operations, request.config, request.batch, request.part, request.dtype, parameter, now, memory)
-        edited = _Edited(model, context, edits, seen)
-        return original(edited, edited.around(loss_function), inputs, *more)
+        def edited_model(inputs: Mapping[str, Array], tap: Tap) -> Array:
+            return model(inputs, tap=edited.around(tap, given))
+
+        def loss(_: Any, output: Array, inputs: Mapping[str, Array], tap: Tap) -> Array:
+            result: Array = loss_function(model, output, inputs, edited.around(tap, given))
+            return result
+
+        return original(edited_model, loss, inputs, edit, zeros)
 
     for module in operations.modules:
         module.evaluate = evaluate  # type: ignore[attr-defined]
@@ -53,33 +59,43 @@ def injected(operations: FrameworkOperations, change: Change, request: Request, 
     finally:
         for module in operations.modules:
             module.evaluate = original  # type: ignore[attr-defined]
-    if not seen:
+    if not edited.seen:
         raise Unsupported(f"{request.implementation!r} computes none of {', '.join(edits)}")
 
 
 class _Edited:
-    """A model whose taps are edited."""
+    """The taps of a run, edited.
 
-    def __init__(self, model: Any, context: Context, edits: Mapping[str, Edit], seen: set[str]) -> None:
-        self.model, self.context, self.edits, self.seen = model, context, edits, seen
+    Compilers that read Python's code would read NumPy's in an edit for their own, and lose what it keeps. So they are shown
+    :meth:`step` and :meth:`keep` alone (:meth:`FrameworkOperations.opaque`), which are given all tensors that they need.
 
-    def __call__(self, inputs: Mapping[str, Array], tap: Tap) -> Array:
-        return self.model(inputs, tap=self.edited(tap))
+    Attributes:
+        seen: the taps that were edited.
+    """
 
-    def around(self, loss_function: Any) -> Any:
-        """Return a loss that takes the model itself."""
-        return lambda model, output, inputs, tap: loss_function(self.model, output, inputs, self.edited(tap))
+    def __init__(self, operations: FrameworkOperations, request: Request, edits: Mapping[str, Edit], memory: dict[str, Any]) -> None:
+        self.edits, self.seen, self.now = edits, set[str](), dict[str, Array]()
+        self.context = Context(operations, request.config, request.batch, request.part, request.dtype, dict[str, Array]().__getitem__, self.now, memory)
+        self.step, self.keep = operations.opaque(self._step), operations.opaque(self._keep)
 
-    def edited(self, tap: Tap) -> Tap:
-        """Return a tap that edits what it is given before it is recorded."""
+    def around(self, tap: Tap, given: Callable[[], dict[str, Array]]) -> Tap:
+        """Return a tap that edits what it is given before it is recorded.
 
-        def change(name: str, tensor: Array) -> Array:
-            if name in self.edits:
-                self.context.tap = name
-                self.seen.add(name)
-                tensor = self.context.o.instead(self.edits[name](self.context, tensor), tensor)
-            tensor = tap(name, tensor)
-            self.context.now[name] = tensor  # type: ignore[index]
+        Args:
+            given: returns parameters by name, and inputs.
+        """
+        return lambda name, tensor: self.keep(name, tap(name, self.step(name, tensor, given() if name in self.edits else {})))
+
+    def _step(self, name: str, tensor: Array, given: dict[str, Array]) -> Array:
+        if name in self.now:  # another evaluation begins
+            self.now.clear()
+        if name not in self.edits:
             return tensor
+        self.now.update({known: value for known, value in given.items() if known.startswith("inputs.")})
+        self.context.tap, self.context.parameters = name, given.__getitem__
+        self.seen.add(name)
+        return self.context.o.instead(self.edits[name](self.context, tensor), tensor)
 
-        return change
+    def _keep(self, name: str, tensor: Array) -> Array:
+        self.now[name] = tensor
+        return tensor

@@ -4,6 +4,7 @@ import numpy as np
 import paddle
 import paddle.nn.functional as F
 
+from backends.interface import Unsupported
 from backends.paddle import adapter, training
 from conformance.faults.operations import FrameworkOperations
 
@@ -65,7 +66,7 @@ class PaddleOperations(FrameworkOperations):
 
     def where(self, condition, a, b):
         condition = paddle.to_tensor(condition) if isinstance(condition, np.ndarray) else condition
-        return paddle.where(condition, a, b if isinstance(b, paddle.Tensor) else paddle.full(a.shape, b, dtype=a.dtype))
+        return paddle.where(condition, a, paddle.full(a.shape, b, dtype=a.dtype) if isinstance(b, float) else b)
 
     def take(self, table, ids):
         return table[ids]
@@ -86,6 +87,8 @@ class PaddleOperations(FrameworkOperations):
         return x.detach()
 
     def with_gradient(self, x, function):
+        if not paddle.in_dynamic_mode():
+            raise Unsupported("paddle has no hooks where it compiles: a change of a gradient on its way cannot be traced")
         x = x * 1.0  # a tensor of its own: a hook on a parameter would outlive the run
         if not x.stop_gradient:
             x.register_hook(function)

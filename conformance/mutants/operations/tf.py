@@ -85,10 +85,13 @@ class TensorFlowOperations(FrameworkOperations):
         return tf.custom_gradient(lambda values: (tf.identity(values), function))(x)
 
     def gain(self, norm):
-        return norm.weight.value
+        return self.variable(norm, "gamma")
 
     def offset(self, norm):
-        return norm.bias.value
+        return self.variable(norm, "beta")
+
+    def variable(self, layer, name):
+        return next(variable for variable in layer.weights if variable.name == name).value
 
     def table(self, embedding):
         return embedding.embeddings.value

@@ -89,6 +89,9 @@ class TorchOperations(FrameworkOperations):
             x.register_hook(function)
         return x
 
+    def opaque(self, function):
+        return torch._dynamo.nonstrict_trace(function)
+
     def gain(self, norm):
         return norm.weight
 
