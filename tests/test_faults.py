@@ -98,7 +98,6 @@ SAME = {
     "softmax": (lambda o, a, b: o.softmax(a, 1), lambda a, b: np.exp(a) / np.exp(a).sum(1, keepdims=True)),
     "transpose": (lambda o, a, b: o.transpose(a, (2, 0, 1)), lambda a, b: a.transpose(2, 0, 1)),
     "concat": (lambda o, a, b: o.concat([a, b], 1), lambda a, b: np.concatenate([a, b], 1)),
-    "roll": (lambda o, a, b: o.roll(a, 2, 1), lambda a, b: np.roll(a, 2, 1)),
     "where": (lambda o, a, b: o.where(a > b, a, b), np.maximum),
     "where constant": (lambda o, a, b: o.where(a < 0.0, a, 1.5), lambda a, b: np.where(a < 0, a, 1.5)),
     "index": (lambda o, a, b: a[:, None, 1:3], lambda a, b: a[:, None, 1:3]),

@@ -89,10 +89,6 @@ class Operations(ABC):
         """Join along an axis."""
 
     @abstractmethod
-    def roll(self, x: Array, shift: int, axis: int) -> Array:
-        """Shift along an axis; what leaves at one end enters at the other."""
-
-    @abstractmethod
     def where(self, condition: Array, a: Array, b: Array | float) -> Array:
         """Choose between a tensor and another or a constant; the condition may be a NumPy array."""
 
@@ -100,19 +96,11 @@ class Operations(ABC):
     def take(self, table: Array, ids: Array) -> Array:
         """Look up rows: (…) to (…, D)."""
 
-    @abstractmethod
-    def pick(self, x: Array, columns: Array) -> Array:
-        """Return one entry of each row: (B, C) and (B,) to (B,)."""
-
-    # From and to NumPy.
+    # From NumPy.
 
     @abstractmethod
     def constant(self, values: NDArray[Any], like: Array | None = None) -> Array:
         """Return an array as a tensor, in the precision of another tensor if one is given."""
-
-    @abstractmethod
-    def numpy(self, x: Array) -> NDArray[Any]:
-        """Return a tensor that does not depend on parameters as an array."""
 
     @abstractmethod
     def dtype(self, x: Array) -> str:
@@ -133,10 +121,6 @@ class Operations(ABC):
     def mean(self, x: Array, axis: int) -> Array:
         """Mean along an axis, which stays with size 1."""
         return self.sum(x, axis) / float(tuple(x.shape)[axis])
-
-    def zeros_like(self, x: Array) -> Array:
-        """Return zeros of the same shape and precision."""
-        return self.constant(np.zeros(tuple(x.shape)), x)
 
     def squeeze(self, x: Array) -> Array:
         """Drop every axis of size 1."""

@@ -167,9 +167,6 @@ class TapeOperations(Operations):
         operands = [(part.tensor, pull(int(start), int(end))) for part, start, end in zip(parts, ends, ends[1:], strict=False)]
         return self.value(self.a._record(np.concatenate(values, place), *operands))
 
-    def roll(self, x: Value, shift: int, axis: int) -> Value:
-        return self.rearranged(x, lambda numbers: np.roll(numbers, shift, axis))
-
     def where(self, condition: Any, a: Value, b: Any) -> Value:
         other = a.like(b)
         chosen = np.where(condition, a.tensor.value, other.value)
@@ -179,9 +176,6 @@ class TapeOperations(Operations):
 
     def take(self, table: Value, ids: NDArray[np.int64]) -> Value:
         return self.value(self.a.take(table.tensor, ids))
-
-    def pick(self, x: Value, columns: NDArray[np.int64]) -> Value:
-        return self.value(self.a.index(x.tensor, (np.arange(len(columns)), columns)))
 
     def constant(self, values: NDArray[Any], like: Value | None = None) -> Any:
         return values if like is None else self.value(like.like(values))

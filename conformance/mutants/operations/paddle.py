@@ -59,11 +59,6 @@ class PaddleOperations(FrameworkOperations):
     def concat(self, parts, axis):
         return paddle.concat(list(parts), axis=axis)
 
-    def roll(self, x, shift, axis):
-        if x.dtype == paddle.bool:  # no kernel
-            return paddle.roll(x.astype("int64"), shift, axis=axis).astype("bool")
-        return paddle.roll(x, shift, axis=axis)
-
     def where(self, condition, a, b):
         condition = paddle.to_tensor(condition) if isinstance(condition, np.ndarray) else condition
         return paddle.where(condition, a, paddle.full(a.shape, b, dtype=a.dtype) if isinstance(b, float) else b)
@@ -71,14 +66,8 @@ class PaddleOperations(FrameworkOperations):
     def take(self, table, ids):
         return table[ids]
 
-    def pick(self, x, columns):
-        return paddle.take_along_axis(x, columns[:, None], axis=1)[:, 0]
-
     def constant(self, values, like=None):
         return paddle.to_tensor(np.array(values), dtype=None if like is None else like.dtype)
-
-    def numpy(self, x):
-        return x.detach().numpy()
 
     def dtype(self, x):
         return str(x.dtype).removeprefix("paddle.")

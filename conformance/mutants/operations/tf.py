@@ -57,23 +57,14 @@ class TensorFlowOperations(FrameworkOperations):
     def concat(self, parts, axis):
         return tf.concat(list(parts), axis=axis)
 
-    def roll(self, x, shift, axis):
-        return tf.roll(x, shift=shift, axis=axis)
-
     def where(self, condition, a, b):
         return tf.where(condition, a, b if tf.is_tensor(b) else tf.constant(b, dtype=a.dtype))
 
     def take(self, table, ids):
         return tf.gather(table, ids, axis=0)
 
-    def pick(self, x, columns):
-        return tf.gather(x, columns[:, None], axis=1, batch_dims=1)[:, 0]
-
     def constant(self, values, like=None):
         return tf.constant(np.array(values), dtype=None if like is None else like.dtype)
-
-    def numpy(self, x):
-        return x.numpy()
 
     def dtype(self, x):
         return x.dtype.name

@@ -58,9 +58,6 @@ class TorchOperations(FrameworkOperations):
     def concat(self, parts, axis):
         return torch.cat(list(parts), dim=axis)
 
-    def roll(self, x, shift, axis):
-        return torch.roll(x, shift, dims=axis)
-
     def where(self, condition, a, b):
         condition = torch.from_numpy(condition) if isinstance(condition, np.ndarray) else condition
         return torch.where(condition, a, b if torch.is_tensor(b) else torch.full_like(a, b))
@@ -68,14 +65,8 @@ class TorchOperations(FrameworkOperations):
     def take(self, table, ids):
         return table[ids]
 
-    def pick(self, x, columns):
-        return torch.gather(x, 1, columns[:, None])[:, 0]
-
     def constant(self, values, like=None):
         return torch.from_numpy(np.array(values)).to(None if like is None else like.dtype)
-
-    def numpy(self, x):
-        return x.detach().cpu().numpy()
 
     def dtype(self, x):
         return str(x.dtype).removeprefix("torch.")
