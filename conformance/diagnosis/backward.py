@@ -188,7 +188,7 @@ def _counted(question: Question, tap: str, parameter: str, actual: Array, axis: 
     if parts is None or actual.shape != parts.shape[1:] or 2 * len(parts) > actual.size or len(parts) < 2:
         return None
     used = np.array([bool(part.any()) for part in parts])
-    design = parts[used].reshape(int(used.sum()), -1).T
+    design = parts[used].reshape(int(used.sum()), -1).T.astype(np.float64)
     scale = float(abs(design).max(initial=0.0))
     if scale == 0 or np.linalg.matrix_rank(design / scale, tol=1e-5) < design.shape[1]:
         return None

@@ -93,7 +93,7 @@ class _Seen:
         usable = np.isfinite(scale) & (scale > 0)
         if usable.sum() <= len(terms):
             return None
-        columns = np.stack([term[self.where][usable] / scale[usable] for term in terms], -1)
+        columns = np.stack([term[self.where][usable] / scale[usable] for term in terms], -1).astype(np.float64)
         if not np.isfinite(columns).all() or np.linalg.matrix_rank(columns) < len(terms):
             return None
         found: NDArray[np.floating] = np.linalg.lstsq(columns, self.actual[self.where][usable] / scale[usable], rcond=None)[0]

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
-from conformance.faults.fault import Fault, option, steps
+from conformance.faults.context import Context
+from conformance.faults.fault import Change, Fault, edited, option
 from conformance.faults.operations import Array
-from conformance.mutants.rewrites import FeedForward, GeluErf, GeluTanh
-from conformance.mutants.surgery import Steps
 
 ACTIVATION = "layers.0.feed_forward.activation"
 
 
-def leaky(family: Steps, layer: Any, inner: Array) -> Array:
+def instead(function: Callable[[Context, Array], Array]) -> Change:
+    """Return the change to another function of what goes into the activation."""
+    return edited(lambda m, y: function(m, m.source()), "*.feed_forward.activation")
+
+
+def leaky(m: Context, x: Array) -> Array:
     """Let a hundredth of what is negative through."""
-    return family.o.where(inner > 0.0, inner, inner * 0.01)
+    return m.o.where(x > 0.0, x, x * 0.01)
 
 
-def bias_after(family: Steps, layer: Any, inner: Array) -> Array:
+def bias_after(m: Context, x: Array) -> Array:
     """Add the bias to what the activation gives."""
-    bias = family.o.bias(layer.inner)
-    return layer.activation(inner - bias) + bias
+    bias = m.weight(f"{m.scope}.inner.bias")
+    return m.activation(x - bias) + bias
 
 
 def mutant(name: str, what: str, **fields: Any) -> Fault:
@@ -45,34 +50,34 @@ FAULTS = (
     mutant(
         "gelu_quick",
         "GELU is approximated as x sigmoid(1.702 x).",
-        change=steps(GeluErf, run=lambda family, x: x * family.o.sigmoid(x * 1.702)),
+        change=instead(lambda m, x: x * m.o.sigmoid(x * 1.702)),
     ),
     mutant(
         "gelu_without_root",
         "erf gets x instead of x / sqrt(2).",
-        change=steps(GeluErf, run=lambda family, x: x * 0.5 * (family.o.erf(x) + 1.0)),
+        change=instead(lambda m, x: x * 0.5 * (m.o.erf(x) + 1.0)),
     ),
     mutant(
         "gelu_cubic_mistyped",
         "The cubic term has the factor 0.44715.",
         variant="bert-pytorch",
-        change=steps(GeluTanh, cubic=lambda family: 0.44715),
+        change=instead(lambda m, x: m.gelu_tanh(x, cubic=0.44715)),
     ),
-    mutant("gelu_cubic_missing", "The cubic term is left out.", variant="bert-pytorch", change=steps(GeluTanh, cubic=lambda family: 0.0)),
+    mutant("gelu_cubic_missing", "The cubic term is left out.", variant="bert-pytorch", change=instead(lambda m, x: m.gelu_tanh(x, cubic=0.0))),
     mutant(
         "gelu_inner_factor_squared",
         "tanh gets the factor 2/pi instead of its root.",
         variant="bert-pytorch",
-        change=steps(GeluTanh, run=lambda family, x: x * 0.5 * (family.o.tanh((x + x * x * x * 0.044715) * (2 / math.pi)) + 1.0)),
+        change=instead(lambda m, x: m.gelu_tanh(x, factor=2.0 / math.pi)),
     ),
-    mutant("silu_for_gelu", "The activation is x sigmoid(x).", change=steps(GeluErf, run=lambda family, x: x * family.o.sigmoid(x))),
+    mutant("silu_for_gelu", "The activation is x sigmoid(x).", change=instead(lambda m, x: x * m.o.sigmoid(x))),
     mutant("relu_for_gelu", "The activation is a ReLU.", cause="activation", change=option(activation="relu")),
     mutant("gelu_for_relu", "The activation is a GELU.", variant="nndl-paddle", cause="activation", change=option(activation="gelu_erf")),
     mutant(
         "relu_leaky",
         "The ReLU lets a hundredth of what is negative through.",
         variant="vanilla-encoder",
-        change=steps(FeedForward, activate=leaky),
+        change=instead(leaky),
     ),
     mutant(
         "relu_clipped_at_six",
@@ -81,23 +86,23 @@ FAULTS = (
         scenario="extreme",
         input="inputs beyond 6",
         alone=True,
-        change=steps(FeedForward, activate=lambda family, layer, inner: family.o.relu(inner) - family.o.relu(inner - 6.0)),
+        change=instead(lambda m, x: m.o.relu(x) - m.o.relu(x - 6.0)),
     ),
     mutant(
         "activation_missing",
         "Nothing stands between the two linear layers.",
         variant="vanilla-encoder",
-        change=steps(FeedForward, activate=lambda family, layer, inner: inner),
+        change=instead(lambda m, x: x),
     ),
     mutant(
         "activation_twice",
         "The activation follows the second linear layer too.",
         first=("layers.0.feed_forward.outer",),
-        change=steps(FeedForward, outer=lambda family, layer, active: layer.activation(layer.outer(active))),
+        change=edited(lambda m, y: m.activation(y), "*.feed_forward.outer"),
     ),
     mutant(
         "activation_before_bias",
         "The bias of the first linear layer is added after the activation.",
-        change=steps(FeedForward, activate=bias_after),
+        change=instead(bias_after),
     ),
 )

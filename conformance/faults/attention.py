@@ -7,74 +7,65 @@ from typing import Any
 
 import numpy as np
 
-from conformance.faults.fault import Fault, option, steps
+from conformance.faults.context import Context, Edit
+from conformance.faults.fault import Change, Fault, edited, option
 from conformance.faults.operations import Array
-from conformance.mutants.rewrites import Attend, MultiHead, SplitHeads
-from conformance.mutants.surgery import Steps
 
-NAME = "layers.0.attention"
+NAME, PROJECTIONS = "layers.0.attention", ("query", "key", "value")
 ROUNDING = "the same numbers in exact arithmetic: they round differently, and differ in nothing else"
 
 
-def width_of_head(q: Array) -> int:
-    return int(tuple(q.shape)[3])
+def of_attention(edit: Edit, *names: str) -> Change:
+    """Return the change of some taps of attention."""
+    return edited(edit, *(f"*.attention.{name}" for name in names))
 
 
-def scaled_after_mask(family: Steps, layer: Any, scores: Array, visible: Array, constant: float) -> Array:
+def scaled_after_mask(m: Context, y: Array) -> Array:
     """Put the constant in place before the scores are divided, so that it is divided too."""
-    return layer.fill(scores * layer.divide_scores, visible, constant) / layer.divide_scores
+    root = math.sqrt(m.config.head_dim)
+    return m.masked(m.visible, scores=m.beside("scores") * root) / root
 
 
-def scaled_unless_full(family: Steps, layer: Any, q: Array, k: Array, v: Array, key_mask: Array, query_mask: Array, tap: Any) -> Any:
-    """Take a fast path where nothing is masked, which forgets the scale."""
-    full = bool(family.o.numpy(key_mask).all())
-    return family.original(layer, q * layer.divide_scores if full else q, k, v, key_mask, query_mask, tap)
-
-
-def clamped(family: Steps, layer: Any, scores: Array, q: Array) -> Array:
+def clamped(m: Context, y: Array) -> Array:
     """Keep scores within what a half precision could hold."""
-    scaled = scores if layer.divide_scores is None else scores / layer.divide_scores
-    return family.o.where(scaled > 1e4, 1e4 + 0.0 * scaled, family.o.where(scaled < -1e4, -1e4 + 0.0 * scaled, scaled))
+    return m.o.where(y > 1e4, y * 0.0 + 1e4, m.o.where(y < -1e4, y * 0.0 - 1e4, y))
 
 
-def first_value_for_all(family: Steps, layer: Any, q: Array, k: Array, v: Array, *masks: Any, **named: Any) -> Array:
+def first_value_for_all(m: Context, y: Array) -> Array:
     """Loop over heads, and take the value of the first one each time."""
-    heads = tuple(v.shape)[2]
-    looped = layer.each_head is family.o.modules["layers"].HEADS["looped"]
-    return family.original(layer, q, k, family.o.concat([v[:, :, :1]] * heads, 2) if looped else v, *masks, **named)
+    first = m.beside("value")[:, :, :1]
+    return m.context(m.used_weights, m.o.concat([first] * m.config.num_heads, 2)) if m.config.head_computation == "looped" else y
 
 
-def split_by_reshape(family: Steps, layer: Any, x: Array) -> Array:
+def split_by_reshape(m: Context, y: Array) -> Array:
     """Cut (B, T, D) into (B, H, T, K) without a transposition."""
-    batch, tokens, _ = tuple(x.shape)
-    heads, width = layer.heads
-    return family.o.transpose(family.o.reshape(x, (batch, heads, tokens, width)), (0, 2, 1, 3))
+    batch, tokens, heads, width = tuple(y.shape)
+    return m.o.transpose(m.o.reshape(y, (batch, heads, tokens, width)), (0, 2, 1, 3))
 
 
-def split_interleaved(family: Steps, layer: Any, x: Array) -> Array:
+def split_interleaved(m: Context, y: Array) -> Array:
     """Let head h have every H-th column."""
-    batch, tokens, _ = tuple(x.shape)
-    heads, width = layer.heads
-    return family.o.transpose(family.o.reshape(x, (batch, tokens, width, heads)), (0, 1, 3, 2))
+    batch, tokens, heads, width = tuple(y.shape)
+    return m.o.transpose(m.o.reshape(y, (batch, tokens, width, heads)), (0, 1, 3, 2))
 
 
-def joined_by_reshape(family: Steps, layer: Any, context: Array) -> Array:
+def joined_by_reshape(m: Context, y: Array) -> Array:
     """Flatten (B, H, Q, K) without a transposition."""
-    batch, queries, heads, width = tuple(context.shape)
-    return family.o.reshape(family.o.transpose(context, (0, 2, 1, 3)), (batch, queries, heads * width))
+    return m.o.reshape(m.o.transpose(m.by_heads(y), (0, 2, 1, 3)), tuple(y.shape))
 
 
-def joined_in_reverse(family: Steps, layer: Any, context: Array) -> Array:
+def joined_in_reverse(m: Context, y: Array) -> Array:
     """Join the heads from last to first."""
-    batch, queries, heads, width = tuple(context.shape)
-    return family.o.reshape(family.o.concat([context[:, :, h : h + 1] for h in reversed(range(heads))], 2), (batch, queries, heads * width))
+    apart = m.by_heads(y)
+    return m.o.reshape(m.o.concat([apart[:, :, h : h + 1] for h in reversed(range(m.config.num_heads))], 2), tuple(y.shape))
 
 
-def dropped(family: Steps, layer: Any, weights: Array, v: Array, k: Array) -> Array:
+def dropped(m: Context, y: Array) -> Array:
     """Drop every tenth weight, and enlarge the others."""
+    weights = m.used_weights
     shape = tuple(weights.shape)
     kept = (np.arange(np.prod(shape)) % 10 > 0).reshape(shape) / 0.9
-    return family.product("bhqs,bshk->bqhk", weights * family.o.constant(kept, weights), v)
+    return m.context(weights * m.o.constant(kept, weights))
 
 
 def mutant(name: str, what: str, **fields: Any) -> Fault:
@@ -90,24 +81,22 @@ def of_weights(name: str, what: str, **fields: Any) -> Fault:
 
 
 FAULTS = (
-    of_scores(
-        "score_scale_missing", "Scores are not divided by sqrt(K).", change=steps(Attend, scale=lambda family, layer, scores, q: scores)
-    ),
+    of_scores("score_scale_missing", "Scores are not divided by sqrt(K).", change=of_attention(lambda m, y: m.scores(divisor=1.0), "scores")),
     of_scores(
         "score_scale_twice",
         "Queries are scaled when they are projected, and scores again.",
-        change=steps(Attend, scale=lambda family, layer, scores, q: scores / width_of_head(q)),
+        change=of_attention(lambda m, y: m.scores(divisor=float(m.config.head_dim)), "scores"),
     ),
     of_scores(
         "score_scale_of_d_model",
         "Scores are divided by sqrt(D), not by sqrt(K).",
-        change=steps(Attend, scale=lambda family, layer, scores, q: scores / math.sqrt(width_of_head(q) * tuple(q.shape)[2])),
+        change=of_attention(lambda m, y: m.scores(divisor=math.sqrt(m.config.d_model)), "scores"),
     ),
     of_scores(
         "score_scale_squared",
         "The query is multiplied by 1 / K, where 1 / sqrt(K) is due.",
         variant="nndl-paddle",
-        change=steps(Attend, scale_query=lambda family, layer, q: q / width_of_head(q)),
+        change=of_attention(lambda m, y: m.scores(m.beside("query") / float(m.config.head_dim), divisor=1.0), "scores"),
     ),
     of_scores(
         "score_scale_after_mask",
@@ -115,7 +104,7 @@ FAULTS = (
         variant="vanilla-encoder",
         first=(f"{NAME}.masked_scores",),
         input="padding",
-        change=steps(Attend, mask=scaled_after_mask),
+        change=of_attention(scaled_after_mask, "masked_scores"),
     ),
     of_scores(
         "score_scale_lost_without_padding",
@@ -123,7 +112,7 @@ FAULTS = (
         variant="vanilla-encoder",
         scenario="full",
         input="no padding at all",
-        change=steps(Attend, run=scaled_unless_full),
+        change=of_attention(lambda m, y: m.scores(divisor=1.0) if m.real.all() else y, "scores"),
     ),
     of_scores(
         "scores_clamped",
@@ -131,7 +120,7 @@ FAULTS = (
         scenario="peaked",
         input="scores beyond 10000",
         alone=True,
-        change=steps(Attend, scale=clamped),
+        change=of_attention(clamped, "scores"),
     ),
     mutant(
         "heads_loop_keeps_first_value",
@@ -141,12 +130,12 @@ FAULTS = (
         first=(f"{NAME}.context",),
         input="one head after the other",
         alone=True,
-        change=steps(Attend, run=first_value_for_all),
+        change=of_attention(first_value_for_all, "context"),
     ),
     of_scores(
         "scores_transposed",
         "The product is that of keys and queries: rows and columns have changed places.",
-        change=steps(Attend, scale=lambda family, layer, scores, q: family.o.transpose(scores, (0, 1, 3, 2)) / layer.divide_scores),
+        change=of_attention(lambda m, y: m.o.transpose(y, (0, 1, 3, 2)), "scores"),
         input="more than one token",
     ),
     mutant(
@@ -154,79 +143,74 @@ FAULTS = (
         "Heads are split by a reshape to (B, H, T, K), which needs a transposition.",
         first=(f"{NAME}.query",),
         input="more than one token",
-        change=steps(SplitHeads, run=split_by_reshape),
+        change=of_attention(split_by_reshape, *PROJECTIONS),
     ),
     mutant(
         "heads_interleaved",
         "A head has every H-th column, not K columns in a row.",
         first=(f"{NAME}.query",),
-        change=steps(SplitHeads, run=split_interleaved),
+        change=of_attention(split_interleaved, *PROJECTIONS),
     ),
     mutant(
         "heads_joined_by_reshape",
         "Heads are joined by a reshape of (B, H, Q, K), which needs a transposition.",
         first=(f"{NAME}.context",),
         input="more than one token",
-        change=steps(Attend, join=joined_by_reshape),
+        change=of_attention(joined_by_reshape, "context"),
     ),
     mutant(
         "heads_joined_in_reverse",
         "Heads are joined from last to first.",
         first=(f"{NAME}.context",),
-        change=steps(Attend, join=joined_in_reverse),
+        change=of_attention(joined_in_reverse, "context"),
     ),
     of_weights(
         "softmax_over_queries",
         "The softmax runs over queries, not over keys.",
-        change=steps(Attend, softmax=lambda family, layer, scores, unmasked, visible: family.o.softmax(scores, 2)),
+        change=of_attention(lambda m, y: m.o.softmax(m.unnormalised, 2), "weights"),
     ),
     of_weights(
         "softmax_over_heads",
         "The softmax runs over heads, not over keys.",
         input="any",
-        change=steps(Attend, softmax=lambda family, layer, scores, unmasked, visible: family.o.softmax(scores, 1)),
+        change=of_attention(lambda m, y: m.o.softmax(m.unnormalised, 1), "weights"),
     ),
     of_weights(
         "sigmoid_for_softmax",
         "Weights are the logistic function of the scores.",
         input="any",
-        change=steps(Attend, softmax=lambda family, layer, scores, unmasked, visible: family.o.sigmoid(scores)),
+        change=of_attention(lambda m, y: m.o.sigmoid(m.unnormalised), "weights"),
     ),
     mutant(
         "context_of_keys",
         "The weighted sum is one of keys, not of values.",
         first=(f"{NAME}.context",),
-        change=steps(Attend, context=lambda family, layer, weights, v, k: family.product("bhqs,bshk->bqhk", weights, k)),
+        change=of_attention(lambda m, y: m.context(m.used_weights, m.beside("key")), "context"),
     ),
     mutant(
         "attention_dropout_left_on",
         "Dropout on attention weights stays on in evaluation.",
         first=(f"{NAME}.context",),
-        change=steps(Attend, context=dropped),
+        change=of_attention(dropped, "context"),
     ),
     mutant(
         "output_projection_skipped",
         "The context is taken for the result: both have the same shape.",
         first=(f"{NAME}.output",),
-        change=steps(MultiHead, output=lambda family, projection, context: context),
+        change=of_attention(lambda m, y: m.source(), "output"),
     ),
     mutant(
         "query_relu_missing",
         "The query is not passed through the ReLU that keys and values have.",
         variant="tf1-text-classifier",
         first=(f"{NAME}.query",),
-        change=steps(
-            MultiHead,
-            project=lambda family, layer, role, x: (
-                getattr(layer, role)(x) if role == "query" else layer.activation(getattr(layer, role)(x))
-            ),
-        ),
+        change=of_attention(lambda m, y: m.projected(y), "query"),
     ),
     mutant(
         "projections_relu_added",
         "Query, key and value pass through a ReLU that the source has not.",
         first=(f"{NAME}.query",),
-        change=steps(MultiHead, project=lambda family, layer, role, x: family.o.relu(getattr(layer, role)(x))),
+        change=of_attention(lambda m, y: m.o.relu(y), *PROJECTIONS),
     ),
     mutant(
         "score_scale_on_query",

@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-from conformance.faults.fault import Fault, inputs, option, steps, weight
+from conformance.faults.context import Context
+from conformance.faults.fault import Fault, edited, inputs, option, weight
 from conformance.faults.operations import Array
-from conformance.mutants.rewrites import Embed, TokenVectors
-from conformance.mutants.surgery import Steps
 
+TOKEN, SEGMENT, SUM, NORM = "embeddings.token", "embeddings.segment", "embeddings.sum", "embeddings.norm"
 ORDER = "sums in another order round differently, and differ in nothing else"
 
 
-def renormalised(family: Steps, layer: Any, ids: Array) -> Array:
+def terms(m: Context, *names: str) -> list[Array]:
+    """Return the vectors that are added, in some order."""
+    return [m.beside(name) for name in names if name != "segment" or m.config.num_segments]
+
+
+def positions_scaled_too(m: Context, y: Array) -> Array:
+    token, position, *segment = terms(m, "token", "position", "segment")
+    return sum(segment, start=token + position * math.sqrt(m.config.d_model))
+
+
+def renormalised(m: Context, y: Array) -> Array:
     """Shorten rows to length 1, as ``max_norm=1`` does."""
-    vectors = family.o.take(family.o.table(layer.token), ids)
-    length = family.o.sqrt(family.o.sum(vectors * vectors, -1))
-    return family.o.where(length > 1.0, vectors / length, vectors)
+    length = m.o.sqrt(m.o.sum(y * y, -1))
+    return m.o.where(length > 1.0, y / length, y)
 
 
-def dropped(family: Steps, layer: Any, token: Array, position: Array, *segment: Array) -> Array:
+def dropped(m: Context, y: Array) -> Array:
     """Drop every seventh number of the sum, and enlarge the others."""
-    total = sum(segment, start=token + position)
-    shape = tuple(total.shape)
+    shape = tuple(y.shape)
     kept = (np.arange(np.prod(shape)) % 7 > 0).reshape(shape) * (7 / 6)
-    return total * family.o.constant(kept, total)
+    return y * m.o.constant(kept, y)
+
+
+def token_last(m: Context, y: Array) -> Array:
+    position, *segment, token = terms(m, "position", "segment", "token")
+    return sum(segment, start=position) + token
 
 
 def mutant(name: str, what: str, **fields: Any) -> Fault:
@@ -49,18 +63,18 @@ FAULTS = (
         "embedding_scale_on_positions",
         "The sum of token and position is multiplied by sqrt(D), the position with it.",
         first=("embeddings.sum",),
-        change=steps(Embed, add=lambda family, layer, token, position, *segment: sum(segment, start=token + position * layer.scale)),
+        change=edited(positions_scaled_too, SUM),
     ),
     mutant(
         "embedding_scale_inverted",
         "Token vectors are divided by sqrt(D).",
-        change=steps(TokenVectors, scale=lambda family, layer, vectors: vectors / layer.scale),
+        change=edited(lambda m, y: y / float(m.config.d_model), TOKEN),
     ),
     mutant(
         "embedding_rows_renormalised",
         "Rows of the token table are shortened to length 1 when they are looked up (max_norm).",
         variant="bert",
-        change=steps(TokenVectors, look_up=renormalised),
+        change=edited(renormalised, TOKEN),
     ),
     mutant(
         "embedding_ids_off_by_one",
@@ -92,7 +106,7 @@ FAULTS = (
         "Segment vectors are not added.",
         variant="bert",
         first=("embeddings.segment",),
-        change=steps(Embed, segment=lambda family, layer, ids: family.o.take(family.o.table(layer.segment), ids) * 0.0),
+        change=edited(lambda m, y: y * 0.0, SEGMENT),
     ),
     mutant(
         "embedding_segment_ids_left_out",
@@ -124,14 +138,14 @@ FAULTS = (
         "No norm follows the sum of the embeddings.",
         variant="bert",
         first=("embeddings.norm",),
-        change=steps(Embed, norm=lambda family, layer, total: total),
+        change=edited(lambda m, y: m.source(), NORM),
     ),
     mutant(
         "embedding_dropout_left_on",
         "Dropout after the embeddings stays on in evaluation.",
         variant="bert",
         first=("embeddings.sum",),
-        change=steps(Embed, add=dropped),
+        change=edited(dropped, SUM),
     ),
     mutant(
         "embedding_sum_reordered",
@@ -139,6 +153,6 @@ FAULTS = (
         variant="bert",
         first=(),
         equivalent={"float64": ORDER, "float32": ORDER},
-        change=steps(Embed, add=lambda family, layer, token, position, *segment: sum(segment, start=position) + token),
+        change=edited(token_last, SUM),
     ),
 )

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from backends.interface import Request
 from conformance.faults.context import Edit
-from conformance.mutants.surgery import Patch, Steps
 from spec.batch import Batch
 from spec.cases import SCENARIOS
 from spec.config import EncoderConfig
 from spec.parameters import Weights
 
 Array = NDArray[np.floating]
+Gradients = Mapping[str, Array]
 
 GROUPS = ("embeddings", "positions", "masks", "attention", "norms", "activations", "pooling", "loss", "gradients", "precision", "weights", "kernels", "places", "backward", "saturation", "rounding")
 """Where a bug sits."""
@@ -34,13 +34,13 @@ class Change:
 
     Attributes:
         request: changes what the backend is asked: its configuration, weights or inputs. NumPy alone.
-        patches: steps of the backend's layers that are replaced during the run.
-        edits: patterns of taps, and what is made of those that fit.
+        edits: patterns of taps, and what is made of those that fit; the first that fits a tap is taken.
+        gradients: what is made of the gradients of parameters, by canonical name, before they are handed out.
     """
 
     request: Callable[[Request], Request] = lambda request: request
-    patches: tuple[Patch, ...] = ()
     edits: tuple[tuple[tuple[str, ...], Edit], ...] = ()
+    gradients: Callable[[Gradients], Gradients] | None = None
 
     def edit(self, tap: str) -> Edit | None:
         """Return what is made of a tap, if anything."""
@@ -115,35 +115,14 @@ class Fault:
 # Kinds of change.
 
 
-def steps(*families: type[Steps], **changed: Callable[..., Any]) -> Change:
-    """Return a change of steps.
-
-    Args:
-        families: what is replaced as a whole (:mod:`conformance.mutants.rewrites`).
-        changed: the steps that become others, by name; each takes the family, then what the step takes.
-    """
-    for name in changed:
-        if not any(hasattr(family, name) for family in families):
-            raise AttributeError(f"{name!r} is a step of none of {', '.join(family.__name__ for family in families)}")
-    return Change(patches=tuple(Patch(family, {n: step for n, step in changed.items() if hasattr(family, n)}) for family in families))
-
-
-def together(*changes: Change) -> Change:
-    """Return all changes as one, from first to last."""
-
-    def request(given: Request) -> Request:
-        for change in changes:
-            given = change.request(given)
-        return given
-
-    return Change(
-        request, tuple(patch for change in changes for patch in change.patches), tuple(edit for change in changes for edit in change.edits)
-    )
-
-
 def edited(edit: Edit, *taps: str) -> Change:
     """Return a change of every tap whose name fits a pattern."""
     return Change(edits=((taps, edit),))
+
+
+def handed_out(gradients: Callable[[Gradients], Gradients]) -> Change:
+    """Return a change of the gradients of parameters when they are handed out."""
+    return Change(gradients=gradients)
 
 
 def option(**fields: Any) -> Change:

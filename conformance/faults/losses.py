@@ -6,40 +6,35 @@ from typing import Any
 
 import numpy as np
 
-from conformance.faults.fault import Fault, inputs, option, steps
+from conformance.faults.context import Context
+from conformance.faults.fault import Change, Fault, edited, inputs, option
 from conformance.faults.operations import Array
-from conformance.mutants.rewrites import Loss, SigmoidLosses, SoftmaxLosses
-from conformance.mutants.surgery import Steps
 
 
-def smoothed(family: Steps, log_probabilities: Array, labels: Array) -> Array:
+def smoothed(m: Context, y: Array) -> Array:
     """Give a tenth of the weight to all classes alike."""
-    return family.o.pick(log_probabilities, labels) * 0.9 + family.o.mean(log_probabilities, -1)[:, 0] * 0.1
+    return y * 0.9 - m.o.mean(m.source(), 1)[:, 0] * 0.1
 
 
-def sigmoid_for_softmax(family: Steps, logits: Array, labels: Array, tap: Any) -> Array:
+def sigmoid_for_softmax(m: Context, y: Array) -> Array:
     """Sum the binary cross-entropies of all classes."""
-    o = family.o
-    tap("log_probabilities", o.log_softmax(logits, -1))
-    wanted = o.constant(np.arange(tuple(logits.shape)[1]) == o.numpy(labels)[:, None])
-    return -o.sum(o.log(o.sigmoid(o.where(wanted, logits, -logits))), -1)[:, 0]
+    return m.o.sum(m.binary_losses(m.now["logits"], np.arange(m.config.num_classes) == m.labels[:, None]), 1)[:, 0]
 
 
-def every_sample_for_every_label(family: Steps, log_probabilities: Array, labels: Array) -> Array:
+def every_sample_for_every_label(m: Context, y: Array) -> Array:
     """Return the mean over labels for each sample: what (B, 1) against (B,) broadcasts to."""
-    given = family.o.numpy(labels)
-    share = np.stack([given == c for c in range(tuple(log_probabilities.shape)[1])], axis=-1).mean(axis=0)
-    return family.o.sum(log_probabilities * family.o.constant(share[None], log_probabilities), -1)[:, 0]
+    share = (m.labels[:, None] == np.arange(m.config.num_classes)).mean(axis=0)
+    return -m.o.sum(m.source() * m.o.constant(share[None], m.source()), 1)[:, 0]
 
 
-def bias_left_out(family: Steps, factor: float, classifier: Any) -> Array:
-    weight = family.o.weight(classifier)
-    return family.o.sum(weight * weight) * (0.5 * factor)
+def of_probability(m: Context, y: Array) -> Array:
+    """Take the probability of the only class for its logit."""
+    return m.binary_losses(m.o.sigmoid(m.source())[:, 0], m.labels == 1)
 
 
-def not_halved(family: Steps, factor: float, classifier: Any) -> Array:
-    weight, bias = family.o.weight(classifier), family.o.bias(classifier)
-    return (family.o.sum(weight * weight) + family.o.sum(bias * bias)) * factor
+def penalised(*parts: str, factor: float = 1.0) -> Change:
+    """Return the change to an L2 term of these parameters of the classifier, times a factor."""
+    return edited(lambda m, y: m.total_loss(m.source()) / float(m.counted.sum()) + m.penalty(*parts) * factor, "loss")
 
 
 def mutant(name: str, what: str, **fields: Any) -> Fault:
@@ -51,40 +46,38 @@ def of_one_class(name: str, what: str, **fields: Any) -> Fault:
 
 
 FAULTS = (
-    mutant(
-        "loss_label_smoothing", "Labels are smoothed by 0.1, as in training.", first=("losses",), change=steps(SoftmaxLosses, pick=smoothed)
-    ),
+    mutant("loss_label_smoothing", "Labels are smoothed by 0.1, as in training.", first=("losses",), change=edited(smoothed, "losses")),
     mutant(
         "loss_sum_for_mean",
         "Losses are summed over samples.",
         input="more than one sample",
-        change=steps(Loss, reduce=lambda family, losses, counted, count: family.o.sum(losses)),
+        change=edited(lambda m, y: m.o.sum(m.source()), "loss"),
     ),
     mutant(
         "loss_sigmoid_for_softmax",
         "Each class has a binary cross-entropy of its own.",
         first=("losses",),
-        change=steps(SoftmaxLosses, run=sigmoid_for_softmax),
+        change=edited(sigmoid_for_softmax, "losses"),
     ),
     mutant(
         "loss_softmax_twice",
         "The cross-entropy from logits is given probabilities.",
         first=("log_probabilities",),
-        change=steps(SoftmaxLosses, log_softmax=lambda family, logits: family.o.log_softmax(family.o.softmax(logits, -1), -1)),
+        change=edited(lambda m, y: m.o.log_softmax(m.o.softmax(m.source(), 1), 1), "log_probabilities"),
     ),
     mutant(
         "loss_epsilon_in_logarithm",
         "1e-8 is added to probabilities before their logarithm is taken.",
         first=("log_probabilities",),
         input="any, in float64",
-        change=steps(SoftmaxLosses, log_softmax=lambda family, logits: family.o.log(family.o.softmax(logits, -1) + 1e-8)),
+        change=edited(lambda m, y: m.o.log(m.o.softmax(m.source(), 1) + 1e-8), "log_probabilities"),
     ),
     mutant(
         "loss_broadcast",
         "Labels of shape (B, 1) meet losses of shape (B,): every label is held against every sample.",
         first=("losses",),
         input="more than one sample",
-        change=steps(SoftmaxLosses, pick=every_sample_for_every_label),
+        change=edited(every_sample_for_every_label, "losses"),
     ),
     mutant(
         "loss_labels_from_one",
@@ -107,24 +100,22 @@ FAULTS = (
         variant="bert-pytorch",
         scenario="ignored-label",
         input="a label to be ignored",
-        change=steps(
-            Loss, reduce=lambda family, losses, counted, count: family.o.sum(family.o.where(counted, losses, 0.0)) / float(len(losses))
-        ),
+        change=edited(lambda m, y: m.total_loss(m.source()) / float(len(m.labels)), "loss"),
     ),
     of_one_class("loss_l2_missing", "The L2 term is left out.", input="an L2 term", alone=True, change=option(l2_weight=0.0)),
     of_one_class(
         "loss_l2_without_bias",
         "The L2 term has the weight alone, not the bias.",
         input="an L2 term",
-        change=steps(Loss, penalty=bias_left_out),
+        change=penalised("weight"),
     ),
-    of_one_class("loss_l2_not_halved", "The L2 term is not halved.", input="an L2 term", change=steps(Loss, penalty=not_halved)),
+    of_one_class("loss_l2_not_halved", "The L2 term is not halved.", input="an L2 term", change=penalised(factor=2.0)),
     of_one_class(
         "loss_sigmoid_twice",
         "The cross-entropy from logits is given probabilities.",
         first=("losses",),
         input="one class",
-        change=steps(SigmoidLosses, run=lambda family, logits, labels, tap: family.original(family.o.sigmoid(logits), labels, tap)),
+        change=edited(of_probability, "losses"),
     ),
     of_one_class(
         "loss_labels_inverted",

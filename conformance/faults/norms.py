@@ -4,50 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
+from conformance.faults.context import Context, Edit
 from conformance.faults.fault import Array as Weight
-from conformance.faults.fault import Fault, option, steps, weights
+from conformance.faults.fault import Change, Fault, edited, option, weights
 from conformance.faults.operations import Array
-from conformance.mutants.rewrites import Encode, Norm, PostNorm, PreNorm
-from conformance.mutants.surgery import Steps
 from spec.config import EncoderConfig
 from spec.parameters import Weights
 
 NEAR = "a row whose variance is near epsilon"
 
 
-def normalised_over_all(family: Steps, layer: Any, x: Array) -> Array:
-    """Take mean and variance over tokens and features."""
-    o = family.o
-
-    def mean(values: Array) -> Array:
-        return o.mean(o.mean(values, -1), -2)
-
-    centered = x - mean(x)
-    return centered / layer.deviation(mean(centered * centered), layer.epsilon) * o.gain(layer) + o.offset(layer)
+def of_norms(edit: Edit) -> Change:
+    """Return the change of every norm."""
+    return edited(edit, "embeddings.norm", "*.norm1", "*.norm2", "final_norm")
 
 
-def pre_for_post(family: Steps, layer: Any, number: int, x: Array, function: Any, tap: Any) -> Array:
-    normed = tap(f"{layer.name}.norm{number}", getattr(layer, layer.norm_names[number - 1])(x))
-    return tap(f"{layer.name}.residual{number}", x + function(normed))
+def floored(m: Context, y: Array) -> Array:
+    """Take epsilon for the least that the variance can be."""
+    epsilon = m.config.norm_epsilon
+    return m.norm(m.source(), deviation=lambda variance: m.o.sqrt(m.o.where(variance > epsilon, variance, epsilon)))
 
 
-def post_for_pre(family: Steps, layer: Any, number: int, x: Array, function: Any, tap: Any) -> Array:
-    total = tap(f"{layer.name}.residual{number}", x + function(x))
-    return tap(f"{layer.name}.norm{number}", getattr(layer, layer.norm_names[number - 1])(total))
-
-
-def norm_before_residual(family: Steps, layer: Any, number: int, x: Array, function: Any, tap: Any) -> Array:
+def norm_before_residual(m: Context, y: Array) -> Array:
     """Norm what the sublayer gives, and add the residual to that."""
-    result = function(x)
-    tap(f"{layer.name}.residual{number}", x + result)
-    return tap(f"{layer.name}.norm{number}", x + getattr(layer, layer.norm_names[number - 1])(result))
-
-
-def second_norm_untrained(family: Steps, layer: Any, number: int, x: Array) -> Array:
-    """Norm the second sublayer by a norm of its own, which has kept its initial gain 1 and offset 0."""
-    norm = getattr(layer, layer.norm_names[number - 1])
-    normed = norm(x)
-    return normed if number == 1 else (normed - family.o.offset(norm)) / family.o.gain(norm)
+    residual = m.tap.replace("norm", "residual")
+    return m.source(of=residual) + m.norm(m.source("result", of=residual))
 
 
 def norms_alike(config: EncoderConfig, given: Weights) -> dict[str, Weight]:
@@ -118,9 +99,7 @@ FAULTS = (
         "norm_epsilon_as_floor",
         "The variance is at least epsilon, instead of having epsilon added.",
         "bert",
-        change=steps(
-            Norm, deviation=lambda family, layer, variance: family.o.sqrt(family.o.where(variance > layer.epsilon, variance, layer.epsilon))
-        ),
+        change=of_norms(floored),
     ),
     mutant(
         "norm_variance_biased",
@@ -136,39 +115,39 @@ FAULTS = (
         cause="norm_variance",
         change=option(norm_variance="unbiased"),
     ),
-    mutant("norm_mean_kept", "The mean is not taken off: a root-mean-square norm.", change=steps(Norm, center=lambda family, layer, x: x)),
+    mutant("norm_mean_kept", "The mean is not taken off: a root-mean-square norm.", change=of_norms(lambda m, y: m.norm(m.source(), center=lambda x, mean: x))),
     mutant(
         "norm_over_tokens_too",
         "Mean and variance are taken over tokens and features.",
         input="more than one token",
-        change=steps(Norm, run=normalised_over_all),
+        change=of_norms(lambda m, y: m.norm(m.source(), axes=(-1, -2))),
     ),
-    mutant("norm_gain_missing", "The norm has no gain.", change=steps(Norm, gain=lambda family, layer, normed: normed)),
-    mutant("norm_offset_missing", "The norm has no offset.", change=steps(Norm, shift=lambda family, layer, gained: gained)),
+    mutant("norm_gain_missing", "The norm has no gain.", change=of_norms(lambda m, y: m.norm(m.source(), gain=lambda gain: gain * 0.0 + 1.0))),
+    mutant("norm_offset_missing", "The norm has no offset.", change=of_norms(lambda m, y: m.norm(m.source(), offset=lambda offset: offset * 0.0))),
     mutant(
         "norm_gain_from_zero",
         "The gain is taken for its distance from 1.",
-        change=steps(Norm, gain=lambda family, layer, normed: normed * (family.o.gain(layer) + 1.0)),
+        change=of_norms(lambda m, y: m.norm(m.source(), gain=lambda gain: gain + 1.0)),
     ),
     mutant(
         "norm_pre_for_post",
         "The sublayer's input is normed, where the source norms the sum.",
         variant="vanilla-encoder",
         first=("layers.0.attention.query",),
-        change=steps(PostNorm, run=pre_for_post),
+        change=option(norm_placement="pre"),
     ),
     mutant(
         "norm_post_for_pre",
         "The sum is normed, where the source norms the sublayer's input.",
         variant="bert-pytorch",
         first=("layers.0.norm1",),
-        change=steps(PreNorm, run=post_for_pre),
+        change=option(norm_placement="post"),
     ),
     mutant(
         "norm_before_residual",
         "The sublayer's result is normed before the residual is added.",
         first=("layers.0.norm1",),
-        change=steps(PostNorm, run=norm_before_residual),
+        change=edited(norm_before_residual, "*.norm1", "*.norm2"),
     ),
     mutant(
         "norm_shared_for_separate",
@@ -182,13 +161,13 @@ FAULTS = (
         "The second sublayer has a norm of its own, for which no weights were found.",
         variant="nndl-paddle",
         first=("layers.0.norm2",),
-        change=steps(PostNorm, norm=second_norm_untrained),
+        change=edited(lambda m, y: m.norm(m.source(), gain=lambda gain: gain * 0.0 + 1.0, offset=lambda offset: offset * 0.0), "*.norm2"),
     ),
     mutant(
         "norm_second_missing",
         "The feed-forward sublayer has no norm.",
         first=("layers.0.norm2",),
-        change=steps(PostNorm, norm=lambda family, layer, number, x: getattr(layer, layer.norm_names[0])(x) if number == 1 else x),
+        change=edited(lambda m, y: m.source(), "*.norm2"),
     ),
     mutant(
         "norm_final_missing",
@@ -196,31 +175,31 @@ FAULTS = (
         variant="bert-pytorch",
         scenario="ignored-label",
         first=("final_norm",),
-        change=steps(Encode, norm=lambda family, model, x: x),
+        change=edited(lambda m, y: m.source(), "final_norm"),
     ),
     mutant(
         "residual_missing",
         "The attention sublayer has no residual.",
         first=("layers.0.residual1",),
-        change=steps(PostNorm, residual=lambda family, number, x, y: y if number == 1 else x + y),
+        change=edited(lambda m, y: m.source("result"), "*.residual1"),
     ),
     mutant(
         "residual_second_missing",
         "The feed-forward sublayer has no residual.",
         first=("layers.0.residual2",),
-        change=steps(PostNorm, residual=lambda family, number, x, y: x + y if number == 1 else y),
+        change=edited(lambda m, y: m.source("result"), "*.residual2"),
     ),
     mutant(
         "residual_of_normed_input",
         "The residual is the sublayer's input after the norm, not before it.",
         variant="bert-pytorch",
         first=("layers.0.residual1",),
-        change=steps(PreNorm, residual=lambda family, number, x, y, normed: normed + y),
+        change=edited(lambda m, y: m.now[m.tap.replace("residual", "norm")] + m.source("result"), "*.residual1", "*.residual2"),
     ),
     mutant(
         "residual_dropout_scaled",
         "Sublayers are multiplied by the share that dropout keeps, as if it did not enlarge it in training.",
         first=("layers.0.residual1",),
-        change=steps(PostNorm, residual=lambda family, number, x, y: x + y * 0.9),
+        change=edited(lambda m, y: m.source() + m.source("result") * 0.9, "*.residual1", "*.residual2"),
     ),
 )

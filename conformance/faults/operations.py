@@ -1,4 +1,4 @@
-"""Array operations under the same names in all four frameworks: what the rewritten steps are written in.
+"""Array operations under the same names in all four frameworks and on the tape: what edits of taps are written in.
 
 Arithmetic operators, comparisons, ``~`` and ``&`` of masks, indexing with slices and ``None`` and ``.shape`` mean the
 same in all of them and are used as they are. Everything else is here.
@@ -7,8 +7,7 @@ same in all of them and are used as they are. Everything else is here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from types import ModuleType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,10 +88,6 @@ class Operations(ABC):
         """Join along an axis."""
 
     @abstractmethod
-    def roll(self, x: Array, shift: int, axis: int) -> Array:
-        """Shift along an axis; what leaves at one end enters at the other."""
-
-    @abstractmethod
     def where(self, condition: Array, a: Array, b: Array | float) -> Array:
         """Choose between a tensor and another or a constant; the condition may be a NumPy array."""
 
@@ -100,19 +95,11 @@ class Operations(ABC):
     def take(self, table: Array, ids: Array) -> Array:
         """Look up rows: (…) to (…, D)."""
 
-    @abstractmethod
-    def pick(self, x: Array, columns: Array) -> Array:
-        """Return one entry of each row: (B, C) and (B,) to (B,)."""
-
-    # From and to NumPy.
+    # From NumPy.
 
     @abstractmethod
     def constant(self, values: NDArray[Any], like: Array | None = None) -> Array:
         """Return an array as a tensor, in the precision of another tensor if one is given."""
-
-    @abstractmethod
-    def numpy(self, x: Array) -> NDArray[Any]:
-        """Return a tensor that does not depend on parameters as an array."""
 
     @abstractmethod
     def dtype(self, x: Array) -> str:
@@ -134,10 +121,6 @@ class Operations(ABC):
         """Mean along an axis, which stays with size 1."""
         return self.sum(x, axis) / float(tuple(x.shape)[axis])
 
-    def zeros_like(self, x: Array) -> Array:
-        """Return zeros of the same shape and precision."""
-        return self.constant(np.zeros(tuple(x.shape)), x)
-
     def squeeze(self, x: Array) -> Array:
         """Drop every axis of size 1."""
         return self.reshape(x, [size for size in tuple(x.shape) if size != 1])
@@ -145,6 +128,11 @@ class Operations(ABC):
     def value_of(self, value: Array, surrogate: Array) -> Array:
         """Return the values of one tensor with the gradient of another, unrounded."""
         return self.stop_gradient(value) + (surrogate - self.stop_gradient(surrogate))
+
+    def instead(self, wrong: Array, right: Array) -> Array:
+        """Return one tensor, to which the other adds the gradient zero: some frameworks refuse to differentiate by what is not used at all."""
+        shape = tuple(right.shape)
+        return self.where(np.zeros(shape, bool), right, wrong) if shape == tuple(wrong.shape) else wrong
 
     def round_to(self, x: Array, number_format: str) -> Array:
         """Return the nearest numbers of a shorter format, ignoring its range; the gradient flows through unchanged."""
@@ -174,17 +162,11 @@ class Operations(ABC):
 
 
 class FrameworkOperations(Operations):
-    """The operations of one framework, and where its models keep their parameters.
+    """The operations of one framework, and where its models keep their parameters."""
 
-    Attributes:
-        call: the name of the method by which a layer is called.
-        modules: the backend's ``layers``, ``model``, ``training`` and ``adapter``.
-        companions: patches that go with any others.
-    """
-
-    call: str
-    modules: dict[str, ModuleType]
-    companions: tuple[Any, ...] = ()
+    def opaque(self, function: Callable[..., Array]) -> Callable[..., Array]:
+        """Return a function that compilers call while they trace, and whose code they do not read."""
+        return function
 
     @abstractmethod
     def gain(self, norm: Any) -> Array:
@@ -209,6 +191,20 @@ class FrameworkOperations(Operations):
     def projection(self, attention: Any) -> Any:
         """Return the output projection of an attention layer, or None."""
         return attention.output
+
+    def parameters(self, model: Any, kinds: Mapping[str, str]) -> dict[str, Array]:
+        """Return the parameters of a model, by canonical name, without those that a layer of the framework keeps in a form of its own.
+
+        Args:
+            kinds: of the parameters, by canonical name.
+        """
+        found = {}
+        for name, kind in kinds.items():
+            try:
+                found[name] = self.parameter(model, name, kind)
+            except AttributeError:
+                continue
+        return found
 
     def parameter(self, model: Any, name: str, kind: str) -> Array:
         """Return a parameter of a model in its canonical layout.

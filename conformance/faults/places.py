@@ -30,7 +30,7 @@ def lookup(ids: Any) -> Edit:
         wrong = ids(m.config, m.ids)
         if (wrong == m.ids).all():
             return y
-        return m.o.take(m.weight("embeddings.token.weight"), m.o.constant(np.clip(wrong, 0, m.config.vocab_size - 1)))
+        return m.rows_of("token", wrong)
 
     return edit
 
@@ -62,8 +62,7 @@ def positions(numbers: Any) -> Edit:
     """Return the edit that takes other rows of the position table, made of the real tokens, (B, T)."""
 
     def edit(m: Context, y: Array) -> Array:
-        rows = np.broadcast_to(numbers(m, m.real), m.ids.shape)
-        return m.o.take(m.weight("embeddings.position.weight"), m.o.constant(np.clip(rows, 0, m.config.max_positions - 1)))
+        return m.rows_of("position", np.broadcast_to(numbers(m, m.real), m.ids.shape))
 
     return edit
 
@@ -209,14 +208,14 @@ def stale_mask(m: Context, y: Array, real: Any) -> Array:
 
 
 def stale_ids(m: Context, y: Array, ids: Any) -> Array:
-    return m.o.take(m.weight("embeddings.token.weight"), m.o.constant(ids % m.config.vocab_size))
+    return m.rows_of("token", ids)
 
 
 def growing(m: Context, y: Array) -> Array:
     """Move positions in place, once more with each run."""
     offset = m.memory["offset"] = m.memory.get("offset", -1) + 1
     rows = np.broadcast_to(np.arange(m.ids.shape[1]) + m.config.position_start + offset, m.ids.shape)
-    return y if not offset else m.o.take(m.weight("embeddings.position.weight"), m.o.constant(rows % m.config.max_positions))
+    return m.rows_of("position", rows % m.config.max_positions) if offset else y
 
 
 def fault(name: str, what: str, edit: Edit | Change, tap: str, clause: str, **fields: Any) -> Fault:

@@ -2,48 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from conformance.faults.fault import REFUSED, Fault, steps
+from conformance.faults.context import Context
+from conformance.faults.fault import REFUSED, Change, Fault, edited
 from conformance.faults.operations import Array
-from conformance.mutants.rewrites import Head
-from conformance.mutants.surgery import Steps
 
 
-def real_tokens(family: Steps, model: Any, x: Array, ids: Array) -> tuple[Array, Any]:
-    """Return which tokens are real, (B, T, 1), and how many of each sample, (B, 1), at least 1."""
-    real = family.o.numpy(ids) != model.pad_id
-    return family.o.constant(real[..., None]), family.o.constant(np.maximum(real.sum(axis=1), 1)[:, None], x)
+def pooled(function: Callable[[Context, Array], Array]) -> Change:
+    """Return the change to another function of what the last layer gives, (B, T, D)."""
+    return edited(lambda m, y: function(m, m.source()), "pooling")
 
 
-def mean_of_real(family: Steps, model: Any, x: Array, ids: Array) -> Array:
+def chosen(m: Context, x: Array, tokens: NDArray[np.bool_]) -> Array:
+    """Return the sum of some tokens, (B, T)."""
+    return m.o.sum(m.o.where(tokens[..., None], x, 0.0), 1)[:, 0]
+
+
+def mean_of_real(m: Context, x: Array) -> Array:
     """Average over real tokens."""
-    real, count = real_tokens(family, model, x, ids)
-    return family.o.sum(family.o.where(real, x, 0.0), 1)[:, 0] / count
+    return chosen(m, x, m.real) / m.o.constant(np.maximum(m.real.sum(axis=1), 1)[:, None], x)
 
 
-def last_real(family: Steps, model: Any, x: Array, ids: Array) -> Array:
+def last_real(m: Context, x: Array) -> Array:
     """Take the last real token."""
-    real = family.o.numpy(ids) != model.pad_id
-    tokens = real.shape[1]
-    last = np.where(real.any(axis=1), tokens - 1 - np.argmax(real[:, ::-1], axis=1), 0)
-    chosen = family.o.constant((np.arange(tokens) == last[:, None])[..., None])
-    return family.o.sum(family.o.where(chosen, x, 0.0), 1)[:, 0]
+    tokens = m.real.shape[1]
+    last = np.where(m.real.any(axis=1), tokens - 1 - np.argmax(m.real[:, ::-1], axis=1), 0)
+    return chosen(m, x, np.arange(tokens) == last[:, None])
 
 
-def column_major(family: Steps, model: Any, x: Array, ids: Array) -> Array:
-    """Flatten (B, D, T), as a framework with channels first would."""
-    batch, tokens, width = tuple(x.shape)
-    return family.o.reshape(family.o.transpose(x, (0, 2, 1)), (batch, tokens * width))
-
-
-def padding_zeroed(family: Steps, model: Any, x: Array, ids: Array) -> Array:
-    """Zero padded rows before flattening."""
-    batch, tokens, width = tuple(x.shape)
-    real, _ = real_tokens(family, model, x, ids)
-    return family.o.reshape(family.o.where(real, x, 0.0), (batch, tokens * width))
+def flat(m: Context, x: Array) -> Array:
+    """Flatten what stands behind samples."""
+    return m.o.reshape(x, (m.ids.shape[0], m.ids.shape[1] * m.config.d_model))
 
 
 def mutant(name: str, what: str, **fields: Any) -> Fault:
@@ -55,39 +49,39 @@ FAULTS = (
         "pooling_last_token",
         "The last token is pooled, not the first.",
         input="more than one token",
-        change=steps(Head, pool=lambda family, model, x, ids: x[:, -1]),
+        change=pooled(lambda m, x: x[:, -1]),
     ),
     mutant(
         "pooling_last_real_token",
         "The last real token is pooled, not the first.",
         input="more than one token",
-        change=steps(Head, pool=last_real),
+        change=pooled(last_real),
     ),
     mutant(
         "pooling_second_token",
         "The token after the first is pooled.",
         input="more than one token",
-        change=steps(Head, pool=lambda family, model, x, ids: x[:, min(1, tuple(x.shape)[1] - 1)]),
+        change=pooled(lambda m, x: x[:, min(1, tuple(x.shape)[1] - 1)]),
     ),
     mutant(
         "pooling_mean",
         "All tokens are averaged, padding included.",
         input="more than one token",
-        change=steps(Head, pool=lambda family, model, x, ids: family.o.mean(x, 1)[:, 0]),
+        change=pooled(lambda m, x: m.o.mean(x, 1)[:, 0]),
     ),
-    mutant("pooling_mean_of_real_tokens", "Real tokens are averaged.", input="more than one token", change=steps(Head, pool=mean_of_real)),
+    mutant("pooling_mean_of_real_tokens", "Real tokens are averaged.", input="more than one token", change=pooled(mean_of_real)),
     mutant(
         "pooling_maximum",
         "The largest number of each feature is pooled.",
         input="more than one token",
-        change=steps(Head, pool=lambda family, model, x, ids: family.o.max(x, 1)[:, 0]),
+        change=pooled(lambda m, x: m.o.max(x, 1)[:, 0]),
     ),
     mutant(
         "pooling_axes_swapped",
         "The first sample is pooled, not the first token: batch and tokens are mixed up.",
         first=("pooling", REFUSED),
         input="more than one token",
-        change=steps(Head, pool=lambda family, model, x, ids: x[0]),
+        change=pooled(lambda m, x: x[0]),
     ),
     mutant(
         "pooling_squeezed",
@@ -96,43 +90,43 @@ FAULTS = (
         first=("pooling", REFUSED),
         input="a batch of one sample",
         alone=True,
-        change=steps(Head, pool=lambda family, model, x, ids: family.o.squeeze(x[:, :1])),
+        change=pooled(lambda m, x: m.o.squeeze(x[:, :1])),
     ),
     mutant(
         "flatten_column_major",
         "Features are flattened before tokens.",
         variant="tf1-text-classifier",
-        change=steps(Head, pool=column_major),
+        change=pooled(lambda m, x: flat(m, m.o.transpose(x, (0, 2, 1)))),
     ),
     mutant(
         "flatten_padding_zeroed",
         "Padded rows are zeroed before flattening.",
         variant="tf1-text-classifier",
         input="padding",
-        change=steps(Head, pool=padding_zeroed),
+        change=pooled(lambda m, x: flat(m, m.o.where(m.real[..., None], x, 0.0))),
     ),
     mutant(
         "pooler_skipped",
         "The pooler's linear layer is left out.",
         first=("pooler.dense",),
-        change=steps(Head, dense=lambda family, model, pooled: pooled),
+        change=edited(lambda m, y: m.source(), "pooler.dense"),
     ),
     mutant(
         "pooler_tanh_missing",
         "No tanh follows the pooler's linear layer.",
         first=("pooler.output",),
-        change=steps(Head, activate=lambda family, dense: dense),
+        change=edited(lambda m, y: m.source(), "pooler.output"),
     ),
     mutant(
         "pooler_relu_for_tanh",
         "A ReLU follows the pooler's linear layer.",
         first=("pooler.output",),
-        change=steps(Head, activate=lambda family, dense: family.o.relu(dense)),
+        change=edited(lambda m, y: m.o.relu(m.source()), "pooler.output"),
     ),
     mutant(
         "logits_softmaxed",
         "The model returns probabilities, not logits.",
         first=("logits",),
-        change=steps(Head, classify=lambda family, model, pooled: family.o.softmax(model.classifier(pooled), -1)),
+        change=edited(lambda m, y: m.o.softmax(y, 1), "logits"),
     ),
 )

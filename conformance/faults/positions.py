@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from conformance.faults.context import Context, Ids
 from conformance.faults.fault import Array as Table
-from conformance.faults.fault import Change, Fault, option, steps, weight, weights
-from conformance.faults.operations import Array
-from conformance.mutants.rewrites import Embed, PositionNumbers
-from conformance.mutants.surgery import Steps
+from conformance.faults.fault import Change, Fault, edited, option, weight, weights
 from spec.config import EncoderConfig
 from spec.parameters import Weights
 from spec.positions import sinusoid
 
-TABLE = "embeddings.position.weight"
+POSITION, TABLE = "embeddings.position", "embeddings.position.weight"
 
 
 def table_of(**fields: Any) -> Change:
@@ -37,22 +36,26 @@ def row_of_padding(table: Table) -> Table:
     return table
 
 
-def over_real_tokens(family: Steps, layer: Any, real: Array) -> Array:
+def numbered(numbers: Callable[[Context], Ids]) -> Change:
+    """Return the change to other rows of the table, (B, T)."""
+    return edited(lambda m, y: m.rows_of("position", numbers(m)), POSITION)
+
+
+def over_real_tokens(m: Context) -> Ids:
     """Count real tokens alone, from 0; padding takes row 0."""
-    mask = family.o.numpy(real)
-    return family.o.constant(np.where(mask, np.cumsum(mask, axis=1) - 1, 0))
+    return np.where(m.real, np.cumsum(m.real, axis=1) - 1, 0)
 
 
-def over_samples(family: Steps, layer: Any, real: Array) -> Array:
+def over_samples(m: Context) -> Ids:
     """Count along the wrong axis."""
-    batch, tokens = tuple(real.shape)
-    return family.o.constant(np.repeat(np.arange(batch)[:, None], tokens, axis=1))
+    batch, tokens = m.ids.shape
+    return np.repeat(np.arange(batch)[:, None], tokens, axis=1)
 
 
-def as_if_decoding(family: Steps, layer: Any, real: Array) -> Array:
+def as_if_decoding(m: Context) -> Ids:
     """Take a single token for the next one of a text under way."""
-    numbers = family.original(layer, real)
-    return numbers + 1 if tuple(real.shape)[1] == 1 else numbers
+    rows: Ids = m.rows + (m.ids.shape[1] == 1)
+    return rows
 
 
 def mutant(name: str, what: str, **fields: Any) -> Fault:
@@ -73,9 +76,7 @@ FAULTS = (
         "position_missing",
         "Positions are not added.",
         variant="bert-pytorch",
-        change=steps(
-            Embed, position=lambda family, layer, real: family.o.take(family.o.table(layer.position), layer.position_ids(real)) * 0.0
-        ),
+        change=edited(lambda m, y: y * 0.0, POSITION),
     ),
     mutant("position_base_1000", "The base of the wavelengths is 1000.", change=table_of(position_base=1000.0)),
     mutant(
@@ -122,7 +123,7 @@ FAULTS = (
         "Only real tokens are counted, so that padding uses up no number.",
         variant="bert",
         input="padding",
-        change=steps(PositionNumbers, run=over_real_tokens),
+        change=numbered(over_real_tokens),
     ),
     mutant(
         "position_row_of_padding_not_zero",
@@ -135,7 +136,7 @@ FAULTS = (
         "position_over_samples",
         "Positions are counted along the batch axis.",
         input="more than one sample or token",
-        change=steps(PositionNumbers, run=over_samples),
+        change=numbered(over_samples),
     ),
     mutant(
         "position_of_one_token_decoding",
@@ -143,6 +144,6 @@ FAULTS = (
         variant="bert",
         scenario="single",
         input="texts of one token",
-        change=steps(PositionNumbers, run=as_if_decoding),
+        change=numbered(as_if_decoding),
     ),
 )

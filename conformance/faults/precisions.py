@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from conformance.faults.activations import instead
+from conformance.faults.context import Context
 from conformance.faults.fault import Array as Weight
-from conformance.faults.fault import Change, Fault, option, steps, weight
-from conformance.faults.operations import Array
-from conformance.mutants.products import backward, every_product, forward_and_backward
-from conformance.mutants.rewrites import Attend, FeedForward, GeluErf, Gradients, Head, MultiHead, Norm, PostNorm, SoftmaxLosses
-from conformance.mutants.surgery import Steps
-from spec.precision import precision
+from conformance.faults.fault import Change, Fault, Gradients, edited, handed_out, option, weight
+from conformance.faults.norms import of_norms
+from conformance.faults.operations import SIGNIFICANT_BITS, Array
+from conformance.faults.products import backward, every_product, forward_and_backward, product
+from conformance.faults.rounding import stored
+from spec.precision import precision, round_to_bits
 
 QUERY, NAME = "layers.0.attention.query", "layers.0.attention"
 
@@ -23,55 +26,42 @@ def through(number_format: str) -> Callable[[Weight], Weight]:
     return lambda array: precision(number_format).round(array)
 
 
-def scores_in_tf32(family: Steps, subscripts: str, a: Array, b: Array) -> Array:
-    product = family.o.einsum
-    return (
-        forward_and_backward("tf32")(family.o, lambda x, y: product(subscripts, x, y), a, b)
-        if subscripts.endswith("bhqs")
-        else product(subscripts, a, b)
-    )
-
-
-def value_in_tf32(family: Steps, layer: Any, role: str, x: Array) -> Array:
-    linear = getattr(layer, role)
-    if role != "value":
-        return layer.activation(linear(x))
-    return layer.activation(forward_and_backward("tf32")(family.o, lambda y, w: y @ w, x, family.o.weight(linear)) + family.o.bias(linear))
-
-
 def softmax_in(number_format: str) -> Change:
     """Return the change to a softmax that is given and gives numbers of a shorter format."""
-
-    def softmax(family: Steps, layer: Any, scores: Array, unmasked: Array, visible: Array) -> Array:
-        return family.o.round_to(family.o.softmax(family.o.round_to(scores, number_format), -1), number_format)
-
-    return steps(Attend, softmax=softmax)
+    return edited(lambda m, y: m.o.round_to(m.o.softmax(m.o.round_to(m.unnormalised, number_format), 3), number_format), "*.attention.weights")
 
 
-def without_maximum(family: Steps, layer: Any, scores: Array, unmasked: Array, visible: Array) -> Array:
-    exponentials = family.o.exp(scores)
-    return exponentials / family.o.sum(exponentials, -1)
+def without_maximum(m: Context, y: Array) -> Array:
+    exponentials = m.o.exp(m.unnormalised)
+    return exponentials / m.o.sum(exponentials, 3)
 
 
-def norm_in_bfloat16(family: Steps, layer: Any, x: Array) -> Array:
-    return family.o.round_to(family.original(layer, family.o.round_to(x, "bfloat16")), "bfloat16")
+def norm_in_bfloat16(m: Context, y: Array) -> Array:
+    return m.o.round_to(m.norm(m.o.round_to(m.source(), "bfloat16")), "bfloat16")
 
 
-def variance_by_squares(family: Steps, layer: Any, x: Array, centered: Array) -> Array:
+def variance_by_squares(m: Context, y: Array) -> Array:
     """Compute the variance as E[x²] - E[x]²."""
-    mean = family.o.mean(x, -1)
-    return family.o.mean(x * x, -1) - mean * mean
+    x = m.source()
+    mean = m.o.mean(x, -1)
+    return m.norm(x, variance=lambda variance: m.o.mean(x * x, -1) - mean * mean)
 
 
-def erf_by_polynomial(family: Steps, x: Array) -> Array:
+def erf_by_polynomial(m: Context, x: Array) -> Array:
     """Approximate erf to 1.5e-7 (Abramowitz and Stegun 7.1.26)."""
-    o = family.o
+    o = m.o
     y = x * 0.5**0.5
     size = o.where(y > 0.0, y, -y)
     t = 1.0 / (size * 0.3275911 + 1.0)
     polynomial = t * (t * (t * (t * (t * 1.061405429 - 1.453152027) + 1.421413741) - 0.284496736) + 0.254829592)
     positive = 1.0 - polynomial * o.exp(-size * size)
     return x * 0.5 * (o.where(y > 0.0, positive, -positive) + 1.0)
+
+
+def gradients_rounded(gradients: Gradients) -> Gradients:
+    """Round to 8 bits."""
+    bits = SIGNIFICANT_BITS["bfloat16"]
+    return {name: round_to_bits(gradient.astype(np.float64), bits).astype(gradient.dtype) for name, gradient in gradients.items()}
 
 
 def mutant(name: str, what: str, **fields: Any) -> Fault:
@@ -91,14 +81,14 @@ FAULTS = (
         "The product of queries and keys is computed from factors with 11 bits.",
         first=(f"{NAME}.scores",),
         cause="tf32_products",
-        change=steps(Attend, product=scores_in_tf32),
+        change=edited(product(forward_and_backward("tf32")), "*.attention.scores"),
     ),
     mutant(
         "tf32_in_one_projection",
         "The value projection is computed from factors with 11 bits.",
         first=(f"{NAME}.value",),
         cause="tf32_products",
-        change=steps(MultiHead, project=value_in_tf32),
+        change=edited(product(forward_and_backward("tf32")), "*.attention.value"),
     ),
     mutant(
         "tf32_backward",
@@ -124,13 +114,13 @@ FAULTS = (
         "activation_stored_in_bfloat16",
         "What the activation gives is stored with 8 bits.",
         first=("layers.0.feed_forward.activation",),
-        change=steps(FeedForward, activate=lambda family, layer, inner: family.o.round_to(layer.activation(inner), "bfloat16")),
+        change=edited(stored("bfloat16"), "*.feed_forward.activation"),
     ),
     mutant(
         "residual_stored_in_bfloat16",
         "The sum with the residual is stored with 8 bits.",
         first=("layers.0.residual1",),
-        change=steps(PostNorm, residual=lambda family, number, x, y: family.o.round_to(x + y, "bfloat16")),
+        change=edited(stored("bfloat16"), "*.residual1", "*.residual2"),
     ),
     mutant("softmax_in_bfloat16", "The softmax is computed with 8 bits.", first=(f"{NAME}.weights",), change=softmax_in("bfloat16")),
     mutant("softmax_in_float16", "The softmax is computed with 11 bits.", first=(f"{NAME}.weights",), change=softmax_in("float16")),
@@ -140,13 +130,13 @@ FAULTS = (
         variant="bert-pytorch",
         first=(f"{NAME}.weights",),
         input="a row of padding only, or huge scores",
-        change=steps(Attend, softmax=without_maximum),
+        change=edited(without_maximum, "*.attention.weights"),
     ),
     mutant(
         "norm_in_bfloat16",
         "The norm is given and gives numbers with 8 bits.",
         first=("embeddings.norm",),
-        change=steps(Norm, run=norm_in_bfloat16),
+        change=of_norms(norm_in_bfloat16),
     ),
     mutant(
         "norm_variance_by_squares",
@@ -155,7 +145,7 @@ FAULTS = (
         first=("embeddings.norm",),
         input="a mean far larger than the deviation",
         alone=True,
-        change=steps(Norm, variance=variance_by_squares),
+        change=of_norms(variance_by_squares),
     ),
     mutant(
         "norm_epsilon_lost",
@@ -164,28 +154,25 @@ FAULTS = (
         first=("embeddings.norm",),
         input="a row whose variance is near epsilon",
         alone=True,
-        change=steps(Norm, deviation=lambda family, layer, variance: family.o.sqrt(variance)),
+        change=of_norms(lambda m, y: m.norm(m.source(), deviation=m.o.sqrt)),
     ),
     mutant(
         "loss_in_bfloat16",
         "The log-softmax is computed with 8 bits.",
         first=("log_probabilities",),
-        change=steps(SoftmaxLosses, log_softmax=lambda family, logits: family.o.round_to(family.o.log_softmax(logits, -1), "bfloat16")),
+        change=edited(stored("bfloat16"), "log_probabilities"),
     ),
     mutant(
         "logits_in_bfloat16",
         "Logits are stored with 8 bits.",
         first=("logits",),
-        change=steps(Head, classify=lambda family, model, pooled: family.o.round_to(model.classifier(pooled), "bfloat16")),
+        change=edited(stored("bfloat16"), "logits"),
     ),
     mutant(
         "gradients_in_bfloat16",
         "Gradients are rounded to 8 bits on their way.",
         first=("gradients.classifier.bias",),
-        change=steps(
-            Gradients,
-            change=lambda family, gradients: {name: family.o.rounded(gradient, "bfloat16") for name, gradient in gradients.items()},
-        ),
+        change=handed_out(gradients_rounded),
     ),
     mutant(
         "weight_through_float16",
@@ -210,7 +197,7 @@ FAULTS = (
         "score_scale_through_float16",
         "sqrt(K) was stored in float16.",
         first=(f"{NAME}.scores",),
-        change=steps(Attend, scale=lambda family, layer, scores, q: scores / float(np.float16(layer.divide_scores))),
+        change=edited(lambda m, y: m.scores(divisor=float(np.float16(math.sqrt(m.config.head_dim)))), "*.attention.scores"),
     ),
     mutant(
         "mask_constant_through_float32",
@@ -226,6 +213,6 @@ FAULTS = (
         "erf is approximated to 1.5e-7.",
         input="any, in float64",
         first=("layers.0.feed_forward.activation",),
-        change=steps(GeluErf, run=erf_by_polynomial),
+        change=instead(erf_by_polynomial),
     ),
 )

@@ -38,17 +38,23 @@ class Value:
     def like(self, other: Any) -> Tensor:
         return other.tensor if isinstance(other, Value) else self.a.leaf(np.asarray(other, self.tensor.value.dtype))
 
+    def aligned(self, other: Value) -> tuple[Tensor, Tensor]:
+        """Return both tensors with as many axes: NumPy would broadcast the samples of the one with fewer along another axis."""
+        rank = max(len(self.shape), len(other.shape))
+        one, two = (value.a.reshape(value.tensor, (*[1] * (rank - len(value.shape)), *value.shape)) if 0 < len(value.shape) < rank else value.tensor for value in (self, other))
+        return one, two
+
     def __add__(self, other: Any) -> Value:
-        return self.of(self.a.add(self.tensor, other.tensor) if isinstance(other, Value) else self.a.shift(self.tensor, other))
+        return self.of(self.a.add(*self.aligned(other)) if isinstance(other, Value) else self.a.shift(self.tensor, other))
 
     def __sub__(self, other: Any) -> Value:
-        return self.of(self.a.subtract(self.tensor, other.tensor) if isinstance(other, Value) else self.a.shift(self.tensor, -other))
+        return self.of(self.a.subtract(*self.aligned(other)) if isinstance(other, Value) else self.a.shift(self.tensor, -other))
 
     def __mul__(self, other: Any) -> Value:
-        return self.of(self.a.multiply(self.tensor, other.tensor) if isinstance(other, Value) else self.a.scale(self.tensor, other))
+        return self.of(self.a.multiply(*self.aligned(other)) if isinstance(other, Value) else self.a.scale(self.tensor, other))
 
     def __truediv__(self, other: Any) -> Value:
-        return self.of(self.a.divide(self.tensor, other.tensor) if isinstance(other, Value) else self.a.divide_by(self.tensor, other))
+        return self.of(self.a.divide(*self.aligned(other)) if isinstance(other, Value) else self.a.divide_by(self.tensor, other))
 
     def __matmul__(self, other: Value) -> Value:
         rows = self.a.reshape(self.tensor, (int(np.prod(self.shape[:-1])), self.shape[-1]))
@@ -167,9 +173,6 @@ class TapeOperations(Operations):
         operands = [(part.tensor, pull(int(start), int(end))) for part, start, end in zip(parts, ends, ends[1:], strict=False)]
         return self.value(self.a._record(np.concatenate(values, place), *operands))
 
-    def roll(self, x: Value, shift: int, axis: int) -> Value:
-        return self.rearranged(x, lambda numbers: np.roll(numbers, shift, axis))
-
     def where(self, condition: Any, a: Value, b: Any) -> Value:
         other = a.like(b)
         chosen = np.where(condition, a.tensor.value, other.value)
@@ -179,9 +182,6 @@ class TapeOperations(Operations):
 
     def take(self, table: Value, ids: NDArray[np.int64]) -> Value:
         return self.value(self.a.take(table.tensor, ids))
-
-    def pick(self, x: Value, columns: NDArray[np.int64]) -> Value:
-        return self.value(self.a.index(x.tensor, (np.arange(len(columns)), columns)))
 
     def constant(self, values: NDArray[Any], like: Value | None = None) -> Any:
         return values if like is None else self.value(like.like(values))

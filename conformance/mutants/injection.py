@@ -1,4 +1,4 @@
-"""How the taps of a backend's model are edited for the duration of one run."""
+"""How the taps of a backend's model are edited in one run."""
 
 from __future__ import annotations
 
@@ -19,37 +19,48 @@ Tap = Callable[[str, Array], Array]
 class Injection:
     """The edits of a change, in one run.
 
+    Compilers that read Python's code would read NumPy's in an edit for their own, and lose what it keeps. So they are shown
+    :meth:`step` and :meth:`keep` alone (:meth:`FrameworkOperations.opaque`), which are given all tensors that they need.
+
     Args:
         operations: of the framework.
         change: what is edited.
         request: what is run.
         memory: what edits of earlier runs left for later ones.
+
+    Attributes:
+        seen: the taps that were edited.
     """
 
     def __init__(self, operations: FrameworkOperations, change: Change, request: Request, memory: dict[str, Any]) -> None:
-        self.operations, self.request, self.memory = operations, request, memory
+        self.operations, self.request = operations, request
         self.edits = {name: edit for name in taps(request.config, request.part) if (edit := change.edit(name))}
         self.kinds = {name: parameter.kind for name, parameter in parameters(request.config, request.part).items()}
-        self.seen: set[str] = set()
+        self.seen, self.now = set[str](), dict[str, Array]()
+        self.context = Context(operations, request.config, request.batch, request.part, request.dtype, dict[str, Array]().__getitem__, self.now, memory)
+        self.step, self.keep = operations.opaque(self._step), operations.opaque(self._keep)
 
     def trace(self, model: Any, inputs: Mapping[str, Array], record: Tap) -> Tap:
         """Return the tap that edits what it is given before it is recorded (:data:`backends.interface.Trace`)."""
 
-        def parameter(name: str) -> Array:
-            return self.operations.parameter(model, name, self.kinds[name])
+        def given() -> dict[str, Array]:
+            return {f"inputs.{name}": tensor for name, tensor in inputs.items()} | self.operations.parameters(model, self.kinds)
 
-        request, now = self.request, {f"inputs.{name}": tensor for name, tensor in inputs.items()}
-        context = Context(self.operations, request.config, request.batch, request.part, request.dtype, parameter, now, self.memory)
+        return lambda name, tensor: self.keep(name, record(name, self.step(name, tensor, given() if name in self.edits else {})))
 
-        def tap(name: str, tensor: Array) -> Array:
-            if name in self.edits:
-                context.tap = name
-                self.seen.add(name)
-                tensor = self.edits[name](context, tensor)
-            now[name] = record(name, tensor)
-            return now[name]
+    def _step(self, name: str, tensor: Array, given: dict[str, Array]) -> Array:
+        if name in self.now:  # another evaluation begins
+            self.now.clear()
+        if name not in self.edits:
+            return tensor
+        self.now.update({known: value for known, value in given.items() if known.startswith("inputs.")})
+        self.context.tap, self.context.parameters = name, given.__getitem__
+        self.seen.add(name)
+        return self.operations.instead(self.edits[name](self.context, tensor), tensor)
 
-        return tap
+    def _keep(self, name: str, tensor: Array) -> Array:
+        self.now[name] = tensor
+        return tensor
 
     @contextmanager
     def confirmed(self) -> Iterator[None]:

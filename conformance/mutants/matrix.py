@@ -228,4 +228,4 @@ class Hunt:
         Raises:
             WorkerFailure: if there is no result.
         """
-        return self.seat.do(lambda worker: worker.run(case.config, case.weights, case.batch, case.part, dtype, implementation))
+        return self.seat.do(lambda worker: worker.run(case.config, case.weights, case.batch, case.part, dtype, implementation, tap_gradients=True))

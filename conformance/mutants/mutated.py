@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from typing import Any
 
-from backends.interface import IMPLEMENTATIONS, Request, Run, Trace, Unsupported
+from backends.interface import IMPLEMENTATIONS, Request, Run, Trace
 from conformance.faults.catalogue import FAULTS
-from conformance.faults.fault import Change, steps
+from conformance.faults.fault import Change
 from conformance.faults.operations import FrameworkOperations
+from conformance.faults.products import EMULATIONS
 from conformance.mutants.injection import Injection
-from conformance.mutants.products import EMULATIONS
-from conformance.mutants.rewrites import FAMILIES
-from conformance.mutants.surgery import operated
 from conformance.variations.edits import EDITS
 from spec.errors import unknown
 
@@ -20,7 +19,6 @@ KINDS: dict[str, dict[str, Change]] = {
     "mutant": {name: mutant.change for name, mutant in FAULTS.items()},
     "variation": EDITS,
     "emulate": EMULATIONS,
-    "null": {name: steps(family) for name, family in FAMILIES.items()} | {"everything": steps(*FAMILIES.values())},
 }
 """What may stand before and after the colon of an implementation's name."""
 
@@ -29,8 +27,7 @@ class Mutating:
     """Stands before a backend's adapter among the bases of a class, and changes what it runs.
 
     ``mutant:NAME`` has that bug in the explicit implementation, ``mutant:NAME@library`` in another; ``emulate:tf32`` and ``emulate:tf32_cut_off`` compute their products as tensor cores do,
-    ``variation:NAME`` computes a step in another way that is right, ``null:FAMILY`` replaces a method by its rewriting with nothing
-    changed; any other implementation runs untouched.
+    ``variation:NAME`` computes a step in another way that is right; any other implementation runs untouched.
     """
 
     operations: FrameworkOperations
@@ -43,8 +40,7 @@ class Mutating:
 
         Raises:
             UnknownNameError: for a change that does not exist.
-            Unsupported: for compiled execution of a fault that replaces a method: compilers keep what they compiled; and where the
-                implementation does not compute a tap that the fault edits.
+            Unsupported: where the implementation does not compute a tap that the change edits, or one that it needs.
         """
         kind, colon, name = request.implementation.partition(":")
         name, _, implementation = name.partition("@")
@@ -57,17 +53,16 @@ class Mutating:
         if name not in KINDS[kind]:
             raise unknown(kind, name, list(KINDS[kind]))
         change = KINDS[kind][name]
-        if request.execution != "eager" and change.patches:
-            raise Unsupported(f"{request.implementation!r} runs eagerly only")
         changed = dataclasses.replace(change.request(request), implementation=implementation or "explicit")
         if request.implementation != self.running:
             self.running, self.memory = request.implementation, {}
-        self.injection = Injection(self.operations, change, changed, self.memory)
+        self.injection = Injection(self.operations, change, changed, self.memory) if change.edits else None
         try:
-            with operated(self.operations, change.patches), self.injection.confirmed():
-                return self._untouched(changed)
+            with self.injection.confirmed() if self.injection else nullcontext():
+                run = self._untouched(changed)
         finally:
             self.injection = None
+        return dataclasses.replace(run, gradients=dict(change.gradients(run.gradients))) if change.gradients else run
 
     def trace(self, request: Request) -> Trace:
         """Return what edits taps (:meth:`backends.adapter.FrameworkAdapter.trace`)."""

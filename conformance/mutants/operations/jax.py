@@ -2,17 +2,12 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from backends.jax import adapter, layers, model, training
 from conformance.faults.operations import FrameworkOperations
 
 
 class JaxOperations(FrameworkOperations):
     """The operations in JAX."""
-
-    call = "__call__"
-    modules = {"layers": layers, "model": model, "training": training, "adapter": adapter}
 
     def einsum(self, subscripts, a, b):
         return jnp.einsum(subscripts, a, b)
@@ -59,23 +54,14 @@ class JaxOperations(FrameworkOperations):
     def concat(self, parts, axis):
         return jnp.concatenate(list(parts), axis=axis)
 
-    def roll(self, x, shift, axis):
-        return jnp.roll(x, shift, axis=axis)
-
     def where(self, condition, a, b):
         return jnp.where(condition, a, jnp.asarray(b, dtype=a.dtype))
 
     def take(self, table, ids):
         return table[ids]
 
-    def pick(self, x, columns):
-        return jnp.take_along_axis(x, columns[:, None], axis=1)[:, 0]
-
     def constant(self, values, like=None):
         return jnp.asarray(values, dtype=None if like is None else like.dtype)
-
-    def numpy(self, x):
-        return np.asarray(x)
 
     def dtype(self, x):
         return str(x.dtype)

@@ -4,27 +4,12 @@ import numpy as np
 import paddle
 import paddle.nn.functional as F
 
-from backends.paddle import adapter, layers, model, training
+from backends.interface import Unsupported
 from conformance.faults.operations import FrameworkOperations
-from conformance.mutants.surgery import Patch, Steps, Target
-
-
-class UnusedParameters(Steps):
-    """Gives a parameter that a mutant leaves out the gradient 0, as the other three do, where ``paddle.grad`` refuses."""
-
-    target = Target("paddle", "", "grad")
-
-    def run(self, outputs, inputs):
-        gradients = self.original(outputs=outputs, inputs=inputs, allow_unused=True)
-        return [paddle.zeros_like(given) if gradient is None else gradient for given, gradient in zip(inputs, gradients, strict=True)]
 
 
 class PaddleOperations(FrameworkOperations):
     """The operations in PaddlePaddle."""
-
-    call = "forward"
-    modules = {"layers": layers, "model": model, "training": training, "adapter": adapter, "paddle": paddle}
-    companions = (Patch(UnusedParameters),)
 
     def einsum(self, subscripts, a, b):
         return paddle.einsum(subscripts, a, b)
@@ -71,26 +56,15 @@ class PaddleOperations(FrameworkOperations):
     def concat(self, parts, axis):
         return paddle.concat(list(parts), axis=axis)
 
-    def roll(self, x, shift, axis):
-        if x.dtype == paddle.bool:  # no kernel
-            return paddle.roll(x.astype("int64"), shift, axis=axis).astype("bool")
-        return paddle.roll(x, shift, axis=axis)
-
     def where(self, condition, a, b):
         condition = paddle.to_tensor(condition) if isinstance(condition, np.ndarray) else condition
-        return paddle.where(condition, a, b if isinstance(b, paddle.Tensor) else paddle.full(a.shape, b, dtype=a.dtype))
+        return paddle.where(condition, a, paddle.full(a.shape, b, dtype=a.dtype) if isinstance(b, float) else b)
 
     def take(self, table, ids):
         return table[ids]
 
-    def pick(self, x, columns):
-        return paddle.take_along_axis(x, columns[:, None], axis=1)[:, 0]
-
     def constant(self, values, like=None):
         return paddle.to_tensor(np.array(values), dtype=None if like is None else like.dtype)
-
-    def numpy(self, x):
-        return x.detach().numpy()
 
     def dtype(self, x):
         return str(x.dtype).removeprefix("paddle.")
@@ -99,6 +73,8 @@ class PaddleOperations(FrameworkOperations):
         return x.detach()
 
     def with_gradient(self, x, function):
+        if not paddle.in_dynamic_mode():
+            raise Unsupported("paddle has no hooks where it compiles: a change of a gradient on its way cannot be traced")
         x = x * 1.0  # a tensor of its own: a hook on a parameter would outlive the run
         if not x.stop_gradient:
             x.register_hook(function)

@@ -3,15 +3,11 @@
 import numpy as np
 import tensorflow as tf
 
-from backends.tf import adapter, layers, model, training
 from conformance.faults.operations import FrameworkOperations
 
 
 class TensorFlowOperations(FrameworkOperations):
     """The operations in TensorFlow."""
-
-    call = "call"
-    modules = {"layers": layers, "model": model, "training": training, "adapter": adapter}
 
     def einsum(self, subscripts, a, b):
         return tf.einsum(subscripts, a, b)
@@ -58,23 +54,14 @@ class TensorFlowOperations(FrameworkOperations):
     def concat(self, parts, axis):
         return tf.concat(list(parts), axis=axis)
 
-    def roll(self, x, shift, axis):
-        return tf.roll(x, shift=shift, axis=axis)
-
     def where(self, condition, a, b):
         return tf.where(condition, a, b if tf.is_tensor(b) else tf.constant(b, dtype=a.dtype))
 
     def take(self, table, ids):
         return tf.gather(table, ids, axis=0)
 
-    def pick(self, x, columns):
-        return tf.gather(x, columns[:, None], axis=1, batch_dims=1)[:, 0]
-
     def constant(self, values, like=None):
         return tf.constant(np.array(values), dtype=None if like is None else like.dtype)
-
-    def numpy(self, x):
-        return x.numpy()
 
     def dtype(self, x):
         return x.dtype.name
@@ -86,10 +73,13 @@ class TensorFlowOperations(FrameworkOperations):
         return tf.custom_gradient(lambda values: (tf.identity(values), function))(x)
 
     def gain(self, norm):
-        return norm.weight.value
+        return self.variable(norm, "gamma")
 
     def offset(self, norm):
-        return norm.bias.value
+        return self.variable(norm, "beta")
+
+    def variable(self, layer, name):
+        return next(variable for variable in layer.weights if variable.name == name).value
 
     def table(self, embedding):
         return embedding.embeddings.value

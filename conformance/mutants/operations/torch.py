@@ -4,15 +4,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from backends.torch import adapter, layers, model, training
 from conformance.faults.operations import FrameworkOperations
 
 
 class TorchOperations(FrameworkOperations):
     """The operations in PyTorch."""
-
-    call = "forward"
-    modules = {"layers": layers, "model": model, "training": training, "adapter": adapter}
 
     def einsum(self, subscripts, a, b):
         return torch.einsum(subscripts, a, b)
@@ -59,9 +55,6 @@ class TorchOperations(FrameworkOperations):
     def concat(self, parts, axis):
         return torch.cat(list(parts), dim=axis)
 
-    def roll(self, x, shift, axis):
-        return torch.roll(x, shift, dims=axis)
-
     def where(self, condition, a, b):
         condition = torch.from_numpy(condition) if isinstance(condition, np.ndarray) else condition
         return torch.where(condition, a, b if torch.is_tensor(b) else torch.full_like(a, b))
@@ -69,14 +62,8 @@ class TorchOperations(FrameworkOperations):
     def take(self, table, ids):
         return table[ids]
 
-    def pick(self, x, columns):
-        return torch.gather(x, 1, columns[:, None])[:, 0]
-
     def constant(self, values, like=None):
         return torch.from_numpy(np.array(values)).to(None if like is None else like.dtype)
-
-    def numpy(self, x):
-        return x.detach().cpu().numpy()
 
     def dtype(self, x):
         return str(x.dtype).removeprefix("torch.")
@@ -89,6 +76,9 @@ class TorchOperations(FrameworkOperations):
         if x.requires_grad:
             x.register_hook(function)
         return x
+
+    def opaque(self, function):
+        return torch._dynamo.nonstrict_trace(function)
 
     def gain(self, norm):
         return norm.weight
