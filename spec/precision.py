@@ -59,9 +59,10 @@ class Precision:
 
 
 def round_to_bits(values: Array, bits: int) -> Array:
-    """Round float64 numbers to so many significant bits, to nearest, whatever their exponent (Veltkamp's splitting)."""
+    """Round numbers of float64, or of a wider type, to so many significant bits, to nearest, whatever their exponent (Veltkamp's splitting)."""
+    own = np.finfo(values.dtype).nmant + 1
     with np.errstate(over="ignore", invalid="ignore"):
-        spread = values * (2.0 ** (53 - bits) + 1)
+        spread = values * (2.0 ** (own - bits) + 1)
         rounded = spread - (spread - values)
     return np.where(np.isfinite(spread), rounded, values)
 

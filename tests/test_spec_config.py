@@ -6,6 +6,7 @@ import pytest
 import spec
 from spec.errors import ConfigError, SpecError, UnknownNameError, WeightsError
 from spec.masks import mask_constant
+from spec.precision import round_to_bits
 
 
 @pytest.mark.clause("CFG-1")
@@ -187,3 +188,9 @@ def test_errors_survive_pickling():
 
     error = pickle.loads(pickle.dumps(SpecError(["a", "b"])))
     assert error.problems == ["a", "b"]
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.longdouble])
+def test_rounding_to_bits_is_to_the_nearest_in_wide_types_too(dtype):
+    values = np.array([1 + 2**-10 + 2**-30, -(1 + 2**-11 + 2**-30), 3 * 2.0**-80], dtype)
+    assert round_to_bits(values, 11).tolist() == [1 + 2**-10, -(1 + 2**-10), 3 * 2.0**-80]

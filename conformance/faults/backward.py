@@ -189,7 +189,7 @@ def last_sample_stopped(m: Context, y: Array) -> Array:
 def fault(name: str, what: str, edit: Edit, taps: str | tuple[str, ...], clause: str, first: tuple[str, ...], **fields: Any) -> Fault:
     patterns = (taps,) if isinstance(taps, str) else taps
     return Fault(
-        **{"name": name, "group": "backward", "what": what, "variant": "bert", "change": edited(edit, *patterns), "first": first, "cause": name, "clause": clause, **fields}
+        **{"name": name, "group": "backward", "what": what, "variant": "bert", "change": edited(edit, *patterns), "first": first, "cause": name, "tried": True, "clause": clause, **fields}
     )
 
 

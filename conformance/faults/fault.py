@@ -65,6 +65,7 @@ class Fault:
         equivalent: the precisions in which no input can show it, each with the reason.
         alone: whether, in float32, no other scenario of its variant that runs in every precision shows it: it is why the scenario is there.
         cause: the hypothesis that should explain it; several names are joined by "or". None where nothing that is known can.
+        tried: whether its own edit is tried as an explanation, since no hypothesis of :mod:`conformance.causes` says the same.
         clause: the clause of SPEC.md that it breaks.
         after: the scenario that runs first, in the same process.
         source: where it was seen.
@@ -82,6 +83,7 @@ class Fault:
     equivalent: Mapping[str, str] = field(default_factory=dict)
     alone: bool = False
     cause: str | None = None
+    tried: bool = False
     clause: str = ""
     after: str = ""
     source: str = ""

@@ -39,7 +39,7 @@ def told_by_themselves(backward: bool) -> Iterator[Fault]:
         backward: those of the backward pass alone, or the others.
     """
     for fault in ALL:
-        if fault.change.edits and fault.name in (fault.cause or "").split(" or ") and backward == all(is_gradient(name) for name in fault.first):
+        if fault.tried and fault.change.edits and fault.name in (fault.cause or "").split(" or ") and backward == all(is_gradient(name) for name in fault.first):
             yield fault
 
 

@@ -147,6 +147,7 @@ def fault(name: str, what: str, edit: Edit, *taps: str, **fields: Any) -> Fault:
             "change": edited(edit, *taps),
             "first": tuple(tap.replace("*", "layers.0", 1) if tap.startswith("*") else tap for tap in taps),
             "cause": name,
+            "tried": True,
             **fields,
         }
     )

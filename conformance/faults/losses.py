@@ -46,24 +46,30 @@ def of_one_class(name: str, what: str, **fields: Any) -> Fault:
 
 
 FAULTS = (
-    mutant("loss_label_smoothing", "Labels are smoothed by 0.1, as in training.", first=("losses",), change=edited(smoothed, "losses")),
+    mutant("loss_label_smoothing", "Labels are smoothed by 0.1, as in training.", first=("losses",), change=edited(smoothed, "losses"), cause="label_smoothing", clause="LOS-1"),
     mutant(
         "loss_sum_for_mean",
         "Losses are summed over samples.",
         input="more than one sample",
         change=edited(lambda m, y: m.o.sum(m.source()), "loss"),
+        cause="loss_sum",
+        clause="LOS-2",
     ),
     mutant(
         "loss_sigmoid_for_softmax",
         "Each class has a binary cross-entropy of its own.",
         first=("losses",),
         change=edited(sigmoid_for_softmax, "losses"),
+        cause="sigmoid_for_softmax",
+        clause="LOS-1",
     ),
     mutant(
         "loss_softmax_twice",
         "The cross-entropy from logits is given probabilities.",
         first=("log_probabilities",),
         change=edited(lambda m, y: m.o.log_softmax(m.o.softmax(m.source(), 1), 1), "log_probabilities"),
+        cause="softmax_twice",
+        clause="LOS-1",
     ),
     mutant(
         "loss_epsilon_in_logarithm",
@@ -71,6 +77,9 @@ FAULTS = (
         first=("log_probabilities",),
         input="any, in float64",
         change=edited(lambda m, y: m.o.log(m.o.softmax(m.source(), 1) + 1e-8), "log_probabilities"),
+        cause="loss_epsilon_in_logarithm",
+        tried=True,
+        clause="LOS-1",
     ),
     mutant(
         "loss_broadcast",
@@ -78,12 +87,16 @@ FAULTS = (
         first=("losses",),
         input="more than one sample",
         change=edited(every_sample_for_every_label, "losses"),
+        cause="labels_of_other_samples",
+        clause="LOS-1",
     ),
     mutant(
         "loss_labels_from_one",
         "Labels are numbered from 1, and the last wraps around.",
         first=("losses",),
         change=inputs(lambda config, batch: {"labels": (batch.required("labels") + 1) % config.num_classes}),
+        cause="labels_shifted",
+        clause="LOS-1",
     ),
     mutant(
         "loss_ignored_label_counted",
@@ -93,6 +106,8 @@ FAULTS = (
         input="a label to be ignored",
         alone=True,
         change=option(ignore_label=None),
+        cause="ignore_label",
+        clause="LOS-3",
     ),
     mutant(
         "loss_divided_by_all",
@@ -101,21 +116,27 @@ FAULTS = (
         scenario="ignored-label",
         input="a label to be ignored",
         change=edited(lambda m, y: m.total_loss(m.source()) / float(len(m.labels)), "loss"),
+        cause="loss_divided_by_all",
+        clause="LOS-3",
     ),
-    of_one_class("loss_l2_missing", "The L2 term is left out.", input="an L2 term", alone=True, change=option(l2_weight=0.0)),
+    of_one_class("loss_l2_missing", "The L2 term is left out.", input="an L2 term", alone=True, change=option(l2_weight=0.0), cause="l2_weight", clause="LOS-4"),
     of_one_class(
         "loss_l2_without_bias",
         "The L2 term has the weight alone, not the bias.",
         input="an L2 term",
         change=penalised("weight"),
+        cause="l2_parameters",
+        clause="LOS-4",
     ),
-    of_one_class("loss_l2_not_halved", "The L2 term is not halved.", input="an L2 term", change=penalised(factor=2.0)),
+    of_one_class("loss_l2_not_halved", "The L2 term is not halved.", input="an L2 term", change=penalised(factor=2.0), cause="l2_weight", clause="LOS-4"),
     of_one_class(
         "loss_sigmoid_twice",
         "The cross-entropy from logits is given probabilities.",
         first=("losses",),
         input="one class",
         change=edited(of_probability, "losses"),
+        cause="sigmoid_twice",
+        clause="LOS-1",
     ),
     of_one_class(
         "loss_labels_inverted",
@@ -123,5 +144,7 @@ FAULTS = (
         first=("losses",),
         input="one class",
         change=inputs(lambda config, batch: {"labels": 1 - batch.required("labels")}),
+        cause="labels_reversed",
+        clause="LOS-1",
     ),
 )

@@ -221,7 +221,7 @@ def growing(m: Context, y: Array) -> Array:
 def fault(name: str, what: str, edit: Edit | Change, tap: str, clause: str, **fields: Any) -> Fault:
     change = edit if isinstance(edit, Change) else edited(edit, tap)
     first = (tap.replace("*", "layers.0", 1),)
-    return Fault(**{"name": name, "group": "places", "what": what, "variant": "bert", "change": change, "first": first, "cause": name, "clause": clause, **fields})
+    return Fault(**{"name": name, "group": "places", "what": what, "variant": "bert", "change": change, "first": first, "cause": name, "tried": True, "clause": clause, **fields})
 
 
 FAULTS = (

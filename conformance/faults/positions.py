@@ -65,33 +65,41 @@ def mutant(name: str, what: str, **fields: Any) -> Fault:
 
 
 FAULTS = (
-    mutant("position_off_by_one", "Positions are numbered from 1 instead of 0.", variant="bert", change=option(position_start=1)),
+    mutant("position_off_by_one", "Positions are numbered from 1 instead of 0.", variant="bert", change=option(position_start=1), cause="position_start", clause="POS-5"),
     mutant(
         "position_offset_by_two",
         "The learned table keeps two rows for special positions, which are not skipped.",
         variant="bert",
         change=weight(TABLE, lambda table: np.roll(table, 2, axis=0)),
+        cause="position_start",
+        clause="POS-5",
     ),
     mutant(
         "position_missing",
         "Positions are not added.",
         variant="bert-pytorch",
         change=edited(lambda m, y: y * 0.0, POSITION),
+        cause="positions_ignored",
+        clause="POS-5",
     ),
-    mutant("position_base_1000", "The base of the wavelengths is 1000.", change=table_of(position_base=1000.0)),
+    mutant("position_base_1000", "The base of the wavelengths is 1000.", change=table_of(position_base=1000.0), cause="position_base", clause="POS-4"),
     mutant(
         "position_exponent_by_column",
         "The exponent is j / D for each column, not the same for a pair.",
         change=table_of(position_exponent="column"),
+        cause="position_exponent",
+        clause="POS-3",
     ),
     mutant(
         "position_exponent_by_pair",
         "The exponent is the same for a pair of columns, where the source has one for each.",
         variant="tf1-text-classifier",
         change=table_of(position_exponent="pair"),
+        cause="position_exponent",
+        clause="POS-3",
     ),
-    mutant("position_exponent_halved", "The exponent is (j // 2) / D, without its factor 2.", change=weights(exponent_halved)),
-    mutant("position_halves_for_interleaved", "All sines stand before all cosines.", change=table_of(position_layout="halves")),
+    mutant("position_exponent_halved", "The exponent is (j // 2) / D, without its factor 2.", change=weights(exponent_halved), cause="position_exponent", clause="POS-3"),
+    mutant("position_halves_for_interleaved", "All sines stand before all cosines.", change=table_of(position_layout="halves"), cause="position_layout", clause="POS-2"),
     mutant(
         "position_from_zero_for_one",
         "Positions are numbered from 0 instead of 1.",
@@ -99,17 +107,23 @@ FAULTS = (
         input="positions from 1",
         alone=True,
         change=option(position_start=0),
+        cause="position_start",
+        clause="POS-5",
     ),
     mutant(
         "position_interleaved_for_halves",
         "Sines and cosines alternate, where the model has all sines first.",
         scenario="notes",
         change=table_of(position_layout="interleaved"),
+        cause="position_layout",
+        clause="POS-2",
     ),
     mutant(
         "position_sine_and_cosine_swapped",
         "The cosine stands on even columns and the sine on odd ones.",
         change=weight(TABLE, lambda table: table.reshape(len(table), -1, 2)[..., ::-1].reshape(table.shape)),
+        cause="sine_and_cosine_swapped",
+        clause="POS-2",
     ),
     mutant(
         "position_of_padding_counted",
@@ -117,6 +131,8 @@ FAULTS = (
         variant="keras-attention",
         input="padding",
         change=option(position_of_padding="counted"),
+        cause="position_of_padding",
+        clause="POS-6",
     ),
     mutant(
         "position_over_real_tokens",
@@ -124,6 +140,8 @@ FAULTS = (
         variant="bert",
         input="padding",
         change=numbered(over_real_tokens),
+        cause="positions_of_real_tokens",
+        clause="POS-5",
     ),
     mutant(
         "position_row_of_padding_not_zero",
@@ -131,12 +149,16 @@ FAULTS = (
         variant="keras-attention",
         input="padding",
         change=weight(TABLE, row_of_padding),
+        cause="position_row_of_padding",
+        clause="POS-6",
     ),
     mutant(
         "position_over_samples",
         "Positions are counted along the batch axis.",
         input="more than one sample or token",
         change=numbered(over_samples),
+        cause="positions_of_samples",
+        clause="POS-5",
     ),
     mutant(
         "position_of_one_token_decoding",
@@ -145,5 +167,7 @@ FAULTS = (
         scenario="single",
         input="texts of one token",
         change=numbered(as_if_decoding),
+        cause="position_start",
+        clause="POS-5",
     ),
 )

@@ -13,8 +13,8 @@ from backends.interface import Run, Unsupported
 from backends.pool import Pool
 from backends.worker import Worker, WorkerFailure
 from conformance.campaign import Settings
-from conformance.causes import Cause
 from conformance.check import job_of
+from conformance.diagnosis import Diagnosis
 from conformance.faults.catalogue import FAULTS
 from conformance.faults.fault import REFUSED, Fault
 from spec.cases import Case, build_case
@@ -37,6 +37,7 @@ class Finding:
         cause: whether the diagnosis names what was injected: ``"right"``, ``"none"`` or ``"wrong"``; empty where the table
             does not say which hypothesis should, or nothing was found.
         said: the hypotheses that it names.
+        clause: whether the clause that it names is the one that was broken: ``"right"`` or ``"wrong"``; empty where nothing was diagnosed.
     """
 
     mutant: str
@@ -50,6 +51,7 @@ class Finding:
     detail: str = ""
     cause: str = ""
     said: str = ""
+    clause: str = ""
 
 
 @dataclass
@@ -206,9 +208,14 @@ class Hunt:
         """Look for a mutant in one case and precision."""
         case, implementation = build_case(mutant.variant, scenario, options=dict(mutant.options)), f"mutant:{mutant.name}"
 
-        def seen(tensor: str, margin: float, detail: str = "", cause: Cause | None = None) -> Finding:
-            status, said = "found" if mutant.rightly_first(tensor) else "misplaced", cause.hypothesis if cause else ""
-            return Finding(mutant.name, self.backend, status, tensor, margin, case.name, dtype, True, detail, mutant.diagnosed(said), said)
+        def seen(tensor: str, margin: float, detail: str = "", diagnosis: Diagnosis | None = None) -> Finding:
+            status = "found" if mutant.rightly_first(tensor) else "misplaced"
+            found = Finding(mutant.name, self.backend, status, tensor, margin, case.name, dtype, True, detail)
+            if diagnosis is None:
+                return found
+            said = diagnosis.cause.hypothesis if diagnosis.cause else ""
+            clause = ("right" if diagnosis.clause == mutant.clause else "wrong") if mutant.clause else ""
+            return dataclasses.replace(found, cause=mutant.diagnosed(said), said=said, clause=clause)
 
         try:
             if mutant.after and mutant.after != scenario:
@@ -220,7 +227,7 @@ class Hunt:
             return seen(REFUSED, float("inf"), failure.detail)
         verdict = job_of(case, dtype).judge(run)
         row = verdict.first_divergence
-        return None if row is None else seen(row.tensor, row.ratio, row.note, verdict.cause if mutant.cause and self.diagnosing else None)
+        return None if row is None else seen(row.tensor, row.ratio, row.note, verdict.diagnosis if self.diagnosing else None)
 
     def run(self, case: Case, dtype: str, implementation: str) -> Run:
         """Run a case; a worker that dies is started again, a few times.

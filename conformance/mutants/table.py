@@ -60,6 +60,8 @@ def summaries(matrix: Matrix) -> list[str]:
         share = f"; first tensor right in {100 * right / len(found):.0f} %" if found else ""
         causes = [finding.cause for finding in found if finding.cause]
         counted = ", ".join(f"{word} {causes.count(word)}" for word in ("right", "none", "wrong"))
+        clauses = [finding.clause for finding in found if finding.clause]
+        share += f"; clause right in {100 * clauses.count('right') / len(clauses):.0f} %" if clauses else ""
         lines.append(f"{name}: found {len(found)} of {len(findings)}{share}" + (f"; cause: {counted} of {len(causes)}" if causes else ""))
     return lines
 
