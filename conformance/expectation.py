@@ -207,6 +207,11 @@ def is_tap_gradient(name: str) -> bool:
     return name.startswith("gradients.taps.")
 
 
+def subject_of(name: str) -> str:
+    """Return the tap, parameter or input that a gradient is by; the name itself of what is no gradient."""
+    return name.removeprefix("gradients.").removeprefix("taps.")
+
+
 def least_sigma(value: Array, dtype: str) -> Array:
     """Return what sigma is at least: the result itself has to be rounded."""
     target = precision(dtype)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.expectation import Case, is_gradient
+from conformance.expectation import Case, is_gradient, subject_of
 from spec.arithmetic import Arithmetic
 from spec.masks import real_tokens
 from spec.reference import _Reference
@@ -123,7 +123,7 @@ class Step(_Reference):
         """Return whether nothing of a group matters to what is wanted but its last tap."""
         if self.whole or last not in self.forced:
             return False
-        wanted, gradient = group_of(self.wanted.removeprefix("gradients.").removeprefix("taps.")), is_gradient(self.wanted)
+        wanted, gradient = group_of(subject_of(self.wanted)), is_gradient(self.wanted)
         return place_of(group) < place_of(wanted) if gradient else group != wanted
 
     def given_tap(self, name: str) -> Tensor:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.causes.question import Question
+from conformance.expectation import subject_of
 from spec.masks import visible_keys
 from spec.parameters import parameters
 from spec.tensors import taps
@@ -63,7 +64,7 @@ class Region:
 
 def axes_of(question: Question) -> tuple[str, ...]:
     """Return the names of the axes of the tensor in question; of a linear weight's, in and out."""
-    name = question.tensor.removeprefix("gradients.").removeprefix("taps.")
+    name = subject_of(question.tensor)
     known = taps(question.config, question.case.part)
     if question.parameter is None or question.parameter.startswith("taps."):
         axes = known[name].shape.split() if name in known else []

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from conformance.causes.hypothesis import RIGHT, Hypothesis
 from conformance.causes.question import Exact, Question
 from conformance.causes.step import Step, group_of
-from conformance.expectation import is_gradient, is_tap_gradient
+from conformance.expectation import is_gradient, is_tap_gradient, subject_of
 
 Array = NDArray[np.floating]
 
@@ -100,10 +100,10 @@ def elsewhere(tensor: str, statuses: Mapping[str, str]) -> list[str]:
 
 
 def _layer(name: str) -> str:
-    return group_of(name.removeprefix("gradients.").removeprefix("taps."))
+    return group_of(subject_of(name))
 
 
 def role_of(name: str) -> str:
     """Return a tensor's name without the number of its layer."""
-    bare = name.removeprefix("gradients.").removeprefix("taps.")
+    bare = subject_of(name)
     return f"layers.*.{bare.split('.', 2)[2]}" if bare.startswith("layers.") and bare.count(".") > 1 else bare
