@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 class Cache:
     """Results by key, the ones used last kept up to a number of bytes; each has ``nbytes``."""
 
-    LIMIT: ClassVar[int] = 64 << 20
+    LIMIT: ClassVar[int] = 48 << 20
     """Bytes that are kept in all."""
 
     LARGEST: ClassVar[int] = 16 << 20

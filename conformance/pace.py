@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from backends.pool import GLANCE
 
-AHEAD = 32
+AHEAD = 8
 """By how many jobs one backend may be ahead of another: what a job is judged by is kept for about as long as that."""
 
 

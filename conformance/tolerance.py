@@ -49,6 +49,9 @@ R = 4.0
 SAMPLES = 16
 """Samples of Monte Carlo arithmetic."""
 
+ALIKE = 2.0**-20
+"""Share of a tensor's largest number by which declared deviations may change the truth of a case whose sigma is a first look at a run."""
+
 SIDE_BY_SIDE = 1 << 21
 """Numbers that samples which are computed side by side may hold together; a single sample may hold more."""
 
@@ -75,7 +78,7 @@ def expect(
 
 def end_to_end(case: Case) -> Expectation:
     """Return what a correct run yields from the inputs."""
-    case = _without_idle_deviations(case)
+    case = _without_deviations(case, 0.0)
     return _kept(f"end to end {case.key}", lambda: _estimate(case, None))
 
 
@@ -101,7 +104,7 @@ def local(case: Case, forced: Forced) -> Expectation:
     Args:
         forced: tensors of the run; those that are missing are computed from the ones before.
     """
-    common = _without_idle_deviations(case)
+    common = _without_deviations(case, ALIKE)
     key = f"local {sorted(forced.taps)} {sorted(forced.gradients)} {common.key}"
     usual = _kept(key, lambda: replace(_estimate(common, _of_truth(common, forced)), values={}))  # those of a run are its own
     values = _values(case, forced)
@@ -120,17 +123,31 @@ def is_large(case: Case) -> bool:
     return int(sizes) * 8 > Cache.LARGEST
 
 
-def _without_idle_deviations(case: Case) -> Case:
-    """Return the case without deviations of which the truth is the same with and without: backends with and without them share its estimates."""
-    if not case.deviations or any(KINDS[name].dtypes and case.dtype in KINDS[name].dtypes for name in case.deviations):
-        return case  # what concerns a precision changes how it rounds, which the truth does not show
+def _without_deviations(case: Case, share: float) -> Case:
+    """Return the case without deviations where the truth with them is the same, so that backends with and without share an estimate.
+
+    Args:
+        share: of a tensor's largest number, by which it may differ all the same.
+    """
+    if not case.deviations or any(KINDS[name].rounds for name in case.deviations):
+        return case
     bare = replace(case, deviations=NONE)
-    idle = _estimates.get(f"idle {case.key}", lambda: np.bool_(_same(_values(case, None), _values(bare, None))))
-    return bare if idle else case
+    apart = _estimates.get(f"deviates by {case.key}", lambda: np.float64(_difference(plain(case).values, plain(bare).values)))
+    return bare if apart <= share else case
 
 
-def _same(values: dict[str, Array], others: dict[str, Array]) -> bool:
-    return all(np.array_equal(value, others[name], equal_nan=True) for name, value in values.items())
+def _difference(values: dict[str, Array], others: dict[str, Array]) -> float:
+    """Return by which share of their largest number tensors differ at most; infinite where it is not the same elements that are finite."""
+    found = 0.0
+    for name, other in others.items():
+        finite = np.isfinite(other)
+        if not np.array_equal(finite, np.isfinite(values[name])):
+            return np.inf
+        apart = np.max(abs(np.subtract(values[name], other, where=finite, out=np.zeros_like(other))), initial=0.0)
+        largest = np.max(abs(other), initial=0.0, where=finite)
+        if apart:
+            found = max(found, float(apart / largest) if largest else np.inf)
+    return found
 
 
 def _of_truth(case: Case, forced: Forced) -> Forced:

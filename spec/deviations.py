@@ -27,11 +27,13 @@ class Kind:
         clause: of SPEC.md that it departs from.
         meaning: of its value.
         dtypes: the precisions in which it makes a difference; all, if there are none.
+        rounds: whether it is in how numbers are rounded alone, so that the truth does not show it.
     """
 
     clause: str
     meaning: str
     dtypes: tuple[str, ...] = ()
+    rounds: bool = False
 
 
 KINDS: dict[str, Kind] = {
@@ -41,7 +43,7 @@ KINDS: dict[str, Kind] = {
     "gelu_constant_bits": Kind("FFN-2", "GELU rounds the constants sqrt(1/2) and 0.044715 to so many significant bits, whatever the precision", ("float64",)),
     "log_softmax_floor": Kind("LOS-1", "log-softmax clips each entry less the largest at this number, so that a loss saturates"),
     "narrow_bias_gradients": Kind(
-        "PRC-2", "the gradient of a linear layer's bias is summed in bfloat16 itself, not in float32 (value 1)", ("bfloat16",)
+        "PRC-2", "the gradient of a linear layer's bias is summed in bfloat16 itself, not in float32 (value 1)", ("bfloat16",), rounds=True
     ),
 }
 """Every deviation that can be declared."""
