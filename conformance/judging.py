@@ -100,7 +100,7 @@ class _Judging:
         table += [Row(name, clause_of(self.case.config, name, self.case.part), "undelivered", note=NOT_DELIVERED) for name in self.without_gradients()]
         verdict = Verdict(table, case=self.case if local else None)
         first = verdict.first_divergence
-        if not local or first is None or first.local is None:
+        if first is None or expectation is not None or (first.local if local else first.end_to_end) is None:
             return verdict
         statuses = {row.tensor: row.status for row in table}
         forced = {name: tap.astype(np.float64) for name, tap in self.forced(shapes).taps.items()}

@@ -17,54 +17,119 @@ from conformance.causes.question import Exact, Question
 from conformance.causes.step import Step
 from conformance.comparison import Verdict
 from conformance.expectation import Case as Judged
+from conformance.faults.catalogue import ALL, FAULTS
+from conformance.faults.fault import Fault
 from conformance.judging import judge
 from spec.arithmetic import Arithmetic
 from spec.cases import Case, build_case, standard_cases
 from spec.reference import compute
 from spec.tape import Tensor
-from tests.toys.mistakes import MISTAKES, SCORES, SOUND, WEIGHTS, Spoiled, option, right, run_of, step, weight
+from tests.toys.ports import SCORES, SOUND, WEIGHTS, Spoiled, option, run_of, run_with, step, weight
 
 
 def verdict_of(case: Case, run: Run) -> Verdict:
     return judge(case.config, case.weights, case.batch, run, case.part)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("name", MISTAKES)
-def test_the_cause_is_named(name, dtype):
-    mistake = MISTAKES[name]
-    case = build_case(mistake.home, mistake.scenario)
-    verdict = verdict_of(case, run_of(case, mistake, dtype))
+WORDS = {
+    "norm_epsilon_1e5_for_1e12": "norm_epsilon = 1e-05 instead of 1e-12 (NRM-2)",
+    "norm_epsilon_outside": "norm_epsilon_placement = outside instead of inside (NRM-3)",
+    "norm_variance_biased": "norm_variance = biased instead of unbiased (NRM-4)",
+    "norm_post_for_pre": "norm_placement = post instead of pre (NRM-1)",
+    "norm_shared_for_separate": "gain and offset of `layers.0.norm1` instead of its own (NRM-5)",
+    "norm_gain_missing": "gain 1 instead of `embeddings.norm.weight`",
+    "norm_mean_kept": "a mean that is not taken off",
+    "norm_variance_detached": "a variance that is taken for a constant",
+    "norm_mean_detached": "a mean that is taken for a constant",
+    "gelu_tanh_for_erf": "activation = gelu_tanh instead of gelu_erf (FFN-2)",
+    "gelu_quick": "x sigmoid(1.702 x)",
+    "mask_constant_1e4_for_1e9": "mask_value = -10000 instead of -1000000000 (MSK-2)",
+    "mask_added_for_replaced": "mask_fill = add instead of replace (MSK-3)",
+    "mask_of_wrong_sample": "mask_assignment = batch_major instead of per_sample (MSK-7)",
+    "mask_off_by_one": "one token too far",
+    "mask_inverted": "hides what is visible (MSK-1)",
+    "mask_causal_too": "hides later tokens too",
+    "mask_by_length": "by the number of real tokens instead of ids",
+    "mask_minus_infinity": "minus infinity instead of mask_value",
+    "query_relu_missing": "qkv_activation = none instead of relu",
+    "embedding_scale_missing": "embedding_scale = one instead of sqrt_d_model (EMB-2)",
+    "embedding_padding_row_used": "token_padding_forward = stored instead of zero (EMB-3)",
+    "embedding_segments_ignored": "segment vectors that are zero (EMB-5)",
+    "position_off_by_one": "position_start = 1 instead of 0 (POS-5)",
+    "position_of_padding_counted": "padding that has the row of its position (POS-6)",
+    "position_exponent_by_column": "position_exponent = column instead of pair (POS-3)",
+    "position_halves_for_interleaved": "position_layout = halves instead of interleaved (POS-2)",
+    "loss_ignored_label_counted": "ignore_label = absent instead of 1 (LOS-3)",
+    "loss_l2_missing": "l2_weight = 0 instead of 0.1 (LOS-4)",
+    "loss_label_smoothing": "smoothed by 0.1 (LOS-1)",
+    "loss_sum_for_mean": "the sum over samples instead of the mean (LOS-2)",
+    "loss_gradient_of_sum": "the gradient of the sum over 5 samples",
+    "padding_row_trained": "token_padding_row = absent instead of 1 (EMB-4)",
+    "segment_padding_row_trained": "segment_padding_row = absent instead of 0 (EMB-5)",
+    "weight_transposed": "transposed (WGT-2)",
+    "weight_column_major": "read in the wrong memory order",
+    "weight_bias_missing": "left out",
+    "weight_query_and_key_swapped": "the weights of `layers.0.attention.key` instead of its own (WGT-1)",
+    "weight_stale_layer": "the weights of `layers.0.attention.query` instead of its own (WGT-1)",
+    "weight_heads_permuted": "heads in the order",
+    "weight_rows_swapped": "having changed places",
+    "weight_element_off": "being",
+    "weight_through_float16": "rounded to float16",
+    "weight_through_bfloat16": "rounded to bfloat16",
+    "score_scale_missing": "scores without a scale (ATT-4)",
+    "score_scale_twice": "divided by K instead of sqrt(K)",
+    "score_scale_of_d_model": "divided by sqrt(D)",
+    "score_scale_after_mask": "a mask that is applied before the scores are scaled",
+    "softmax_over_queries": "a softmax over queries instead of keys (ATT-5)",
+    "heads_split_by_reshape": "without a transposition (ATT-2)",
+    "residual_missing": "no residual (RES-1)",
+    "residual_of_normed_input": "after the norm (RES-1)",
+    "residual_stored_in_bfloat16": "numbers that were rounded to bfloat16 (PRC-2)",
+    "pooling_last_token": "the last token instead of the first (HED-1)",
+    "pooling_mean": "the mean of all tokens",
+}
+"""What is said of faults."""
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_the_cause_is_named(name):
+    fault = FAULTS[name]
+    case = build_case(fault.variant, fault.scenario, options=dict(fault.options))
+    dtype = fault.precisions[list(WORDS).index(name) % len(fault.precisions)]
+    verdict = verdict_of(case, run_with(fault, case, dtype))
     cause = verdict.cause
     assert cause is not None, verdict.first_divergence
-    assert mistake.cause in cause.hypothesis.split(" or "), cause
-    assert mistake.words in cause.text
+    assert fault.diagnosed(cause.hypothesis) == "right", cause
+    assert WORDS[name] in cause.text
     assert f"`{verdict.first_divergence.tensor}` {'is' if cause.confident else 'may be'} explained by" in cause.text
 
 
-def wrongly_sure(case: Case, meetings: Iterable[tuple[str, str]]) -> list[str]:
-    """Return the mistakes, each met in a precision, that are given another's name with confidence in a case."""
+NAMED = [fault for fault in ALL if fault.cause and fault.precisions and not fault.after]
+
+
+def wrongly_sure(case: Case, meetings: Iterable[tuple[Fault, str]]) -> list[str]:
+    """Return the faults, each met in a precision, that are given another's name with confidence in a case."""
     found = []
-    for name, dtype in meetings:
-        run = run_of(case, MISTAKES[name], dtype)
+    for fault, dtype in meetings:
+        run = run_with(fault, case, dtype)
         cause = verdict_of(case, run).cause if run else None
-        if cause and cause.confident and not right(cause, MISTAKES[name]):
-            found.append(f"{case.name}, {dtype}: {name} is taken for {cause}")
+        if cause and cause.confident and fault.diagnosed(cause.hypothesis) != "right":
+            found.append(f"{case.name}, {dtype}: {fault.name} is taken for {cause}")
     return found
 
 
 @pytest.mark.parametrize("place", range(0, len(standard_cases()), 6))
-def test_no_mistake_is_taken_for_another(place):
-    """A sample of the whole table: some of the cases meet some of the mistakes."""
+def test_no_fault_is_taken_for_another(place):
+    """A sample of the whole table: some of the cases meet some of the faults."""
     dtype = ("float32", "float64")[place // 6 % 2]
-    assert not wrongly_sure(standard_cases()[place], [(name, dtype) for i, name in enumerate(MISTAKES) if (i + place) % 7 == 0])
+    assert not wrongly_sure(standard_cases()[place], [(fault, dtype) for i, fault in enumerate(NAMED) if (i + place) % 67 == 0])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", range(len(standard_cases())), ids=[case.name for case in standard_cases()])
-def test_no_mistake_is_taken_for_another_in_any_case(place):
-    """The whole table: every case meets every mistake, in one precision or the other."""
-    meetings = [(name, ("float32", "float64")[(i + place) % 2]) for i, name in enumerate(MISTAKES)]
+def test_no_fault_is_taken_for_another_in_any_case(place):
+    """The whole table: every case meets every fault, in one precision or the other."""
+    meetings = [(fault, ("float32", "float64")[(i + place) % 2]) for i, fault in enumerate(NAMED)]
     assert not wrongly_sure(standard_cases()[place], meetings)
 
 
@@ -97,7 +162,7 @@ def test_an_unknown_mistake_is_given_no_name(kind, tensor):
 
 def test_scores_that_are_scaled_a_little_have_no_cause():
     case = build_case("bert", "ragged")
-    spoiled = step("", "", "*.scores", lambda run, name, y: run.a.scale(y, 1.001))
+    spoiled = step("*.scores", lambda run, name, y: run.a.scale(y, 1.001))
     verdict = verdict_of(case, run_of(case, spoiled))
     assert verdict.first_divergence.tensor == SCORES
     assert verdict.cause is None
@@ -114,7 +179,7 @@ def test_what_is_missing_has_no_cause():
 def test_causes_that_are_alike_are_named_together():
     """The first sample has no padding: its mask for all is no mask at all."""
     case = build_case("bert", "ragged")
-    cause = verdict_of(case, run_of(case, MISTAKES["mask ignored"])).cause
+    cause = verdict_of(case, run_of(case, step("*.masked_scores", lambda run, name, y: run.beside(name, "scores")))).cause
     assert cause.hypothesis == "mask_ignored or mask_of_other_sample"
     assert "may be explained by no mask at all (MSK-1) or by the mask of the first sample for all (MSK-7)" in cause.text
     assert not cause.confident
@@ -122,7 +187,7 @@ def test_causes_that_are_alike_are_named_together():
 
 def test_a_value_that_cannot_be_told_from_others_is_not_sure():
     case = build_case("nndl-paddle", "peaked")
-    cause = verdict_of(case, run_of(case, option("", "nndl-paddle", norm_epsilon=1e-8), "float32")).cause
+    cause = verdict_of(case, run_of(case, option(norm_epsilon=1e-8), "float32")).cause
     assert cause.hypothesis.startswith("norm_epsilon")
     assert "norm_epsilon = 1e-08 instead of 1e-05 (NRM-2) or by" in cause.text
     assert not cause.confident
@@ -131,14 +196,14 @@ def test_a_value_that_cannot_be_told_from_others_is_not_sure():
 def test_a_mask_value_that_nobody_uses_is_read_off():
     for home, value in (("nndl-paddle", -54321.0), ("vanilla-encoder", -77.0)):
         case = build_case(home, "ragged")
-        cause = verdict_of(case, run_of(case, option("", home, mask_value=value))).cause
+        cause = verdict_of(case, run_of(case, option(mask_value=value))).cause
         assert cause == Cause("mask_value", cause.text, confident=False)
         assert f"may be explained by mask_value = {value:g} instead of" in cause.text
 
 
 def test_an_epsilon_that_nobody_uses_is_not_sure():
     case = build_case("bert", "tiny")
-    cause = verdict_of(case, run_of(case, option("", "bert", norm_epsilon=2e-6))).cause
+    cause = verdict_of(case, run_of(case, option(norm_epsilon=2e-6))).cause
     assert cause == Cause(
         "norm_epsilon", "`embeddings.norm` may be explained by norm_epsilon = 2e-06 instead of 1e-12 (NRM-2)", confident=False
     )
@@ -151,7 +216,7 @@ def test_scores_that_are_clamped_are_recognised():
         high = run.a.replace(y, y.value < 5, 5.0)
         return run.a.replace(high, high.value > -5, -5.0)
 
-    cause = verdict_of(case, run_of(case, step("", "", "*.scores", clamped))).cause
+    cause = verdict_of(case, run_of(case, step("*.scores", clamped))).cause
     assert cause == Cause("clamped", f"`{SCORES}` is explained by numbers that are clamped to 5 (ATT-4)", confident=True)
 
 
@@ -161,34 +226,34 @@ def test_scores_that_are_clamped_are_recognised():
 @pytest.mark.parametrize(
     ("part", "name"),
     [
-        ("dot_product", "softmax over queries"),
-        ("attention", "transposed attention"),
-        ("attention", "scale twice"),
-        ("stack", "quick gelu"),
-        ("stack", "variance detached"),
-        ("encoder", "epsilon 1e-5 for 1e-12"),
+        ("dot_product", "softmax_over_queries"),
+        ("attention", "score_scale_twice"),
+        ("stack", "gelu_quick"),
+        ("stack", "norm_variance_detached"),
+        ("encoder", "norm_epsilon_1e5_for_1e12"),
     ],
 )
 def test_the_cause_is_named_in_parts(part, name):
-    mistake = MISTAKES.get(name) or weight("transposed_weight", "transposed", "attention.key.weight", np.transpose)
-    case = build_case("bert", mistake.scenario, part)
-    cause = verdict_of(case, run_of(case, mistake)).cause
+    fault = FAULTS[name]
+    of_the_part = tuple((tuple(f"*{pattern.rpartition('.')[2]}" for pattern in patterns), edit) for patterns, edit in fault.change.edits)
+    case = build_case("bert", fault.scenario, part)
+    cause = verdict_of(case, run_with(dataclasses.replace(fault, change=dataclasses.replace(fault.change, edits=of_the_part)), case)).cause
     assert cause is not None
-    assert mistake.cause in cause.hypothesis.split(" or ")
+    assert fault.diagnosed(cause.hypothesis) == "right"
 
 
 @pytest.mark.parametrize(
-    "name", ["no score scale", "mask inverted", "softmax over heads", "key and value swapped", "heads split by a reshape"]
+    "name", ["score_scale_missing", "mask_causal_too", "softmax_over_heads", "weight_key_and_value_swapped", "heads_split_by_reshape"]
 )
 def test_a_cause_within_a_fused_step_is_named_where_the_step_ends(name):
     case = build_case("bert", "ragged")
-    run = run_of(case, MISTAKES[name])
+    run = run_with(FAULTS[name], case)
     for tap in [tap for tap in run.taps if ".attention." in tap and not tap.endswith("output")]:
         del run.taps[tap]
     run.info["undelivered_taps"] = ["layers.*.attention.*"]
     verdict = verdict_of(case, run)
     assert verdict.first_divergence.tensor == "layers.0.attention.output"
-    assert right(verdict.cause, MISTAKES[name]), verdict.cause
+    assert FAULTS[name].diagnosed(verdict.cause.hypothesis) == "right", verdict.cause
 
 
 def dropped(run: Spoiled, name: str, y: Tensor) -> Tensor:
@@ -211,7 +276,7 @@ def test_dropout_that_was_left_on_is_recognised(tap, change):
         result = run.beside(name, "attention.output")
         return run.a.add(run.a.subtract(y, result), dropped(run, name, result))
 
-    cause = verdict_of(case, run_of(case, step("dropout", "", tap, change or residual), "float64")).cause
+    cause = verdict_of(case, run_of(case, step(tap, change or residual), "float64")).cause
     assert cause == Cause("dropout", cause.text, confident=True)
     assert "dropout of 20 %" in cause.text
 
@@ -225,7 +290,7 @@ def test_a_step_that_was_computed_with_fewer_bits_is_recognised(name):
         short = Spoiled(run.config, {n: w.value for n, w in run.weights.items()}, run.batch, "float32", Arithmetic(name), {}, {})
         return run.a._record(short.norm(tap, short.a.leaf(x.value)).value, (y, lambda g: g))
 
-    cause = verdict_of(case, run_of(case, step("", "", "layers.0.norm1", norm))).cause
+    cause = verdict_of(case, run_of(case, step("layers.0.norm1", norm))).cause
     assert cause == Cause(f"computed_in_{name}", f"`layers.0.norm1` is explained by a step that was computed in {name} (PRC-2)", True)
 
 
@@ -258,9 +323,9 @@ def test_a_variance_by_squares_is_recognised():
         centered = a.divide(a.subtract(x, mean), a.sqrt(a.shift(power, run.config.norm_epsilon)))
         return a.add(a.multiply(centered, run.weights[f"{own}.weight"]), run.weights[f"{own}.bias"])
 
-    far = weight("", "", "layers.0.attention.output.bias", lambda bias: bias + 1000)
+    far = weight("layers.0.attention.output.bias", lambda bias: bias + 1000)
     case = dataclasses.replace(case, weights={**case.weights, **far.weights(case)})
-    cause = verdict_of(case, run_of(case, step("", "", "layers.0.norm1", norm))).cause
+    cause = verdict_of(case, run_of(case, step("layers.0.norm1", norm))).cause
     assert cause.hypothesis == "variance_by_squares"
 
 

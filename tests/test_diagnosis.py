@@ -8,13 +8,16 @@ from functools import cache
 import numpy as np
 import pytest
 
+from backends.interface import Run
 from conformance.campaign import Result
 from conformance.comparison import Verdict
 from conformance.diagnosis.campaign import conclude
+from conformance.faults.catalogue import FAULTS
+from conformance.faults.fault import Fault
 from conformance.judging import judge
-from spec.cases import build_case
-from tests.toys.mistakes import MISTAKES, SOUND, Mistake, option, step
-from tests.toys.mistakes import run_of as mistaken
+from spec.cases import Case, build_case
+from tests.toys.ports import SOUND, Port, option, run_with, step
+from tests.toys.ports import run_of as ported
 from tests.toys.unseen import UNSEEN, Unseen, edited, run_of, said
 
 UNSAID = {"residual halved"}
@@ -45,19 +48,24 @@ def test_an_unforeseen_mistake_is_placed_and_described(name):
 # All cases of a backend together.
 
 
-def results_of(mistake: Unseen | Mistake, variant: str, scenarios: tuple[str, ...]) -> list[Result]:
+def run_in(case: Case, wrong: Unseen | Fault | Port) -> Run:
+    if isinstance(wrong, Fault):
+        return run_with(wrong, case)
+    return run_of(case, wrong) if isinstance(wrong, Unseen) else ported(case, wrong)
+
+
+def results_of(wrong: Unseen | Fault | Port, variant: str, scenarios: tuple[str, ...]) -> list[Result]:
     found = []
     for scenario in scenarios:
         case = build_case(variant, scenario)
-        run = run_of(case, mistake) if isinstance(mistake, Unseen) else mistaken(case, mistake)
-        verdict = judge(case.config, case.weights, case.batch, run, case.part, end_to_end=False)
+        verdict = judge(case.config, case.weights, case.batch, run_in(case, wrong), case.part, end_to_end=False)
         found.append(Result("toy", variant, case.name, "float32", verdict.status, verdict=verdict))
     return found
 
 
 def test_a_cause_that_other_cases_refute_is_not_named():
     """In a batch of one every head of a sample is every head of the batch: one case alone cannot tell."""
-    results = results_of(MISTAKES["no score scale"], "bert", ("ragged", "full", "long"))
+    results = results_of(FAULTS["score_scale_missing"], "bert", ("ragged", "full", "long"))
     (conclusion,) = conclude(results)
     assert "scores without a scale (ATT-4) fits 3 of them" in conclusion.text
     assert "not scores that are divided by sqrt(H) instead of sqrt(K): it explains 1 of 3 runs" in conclusion.text
@@ -74,7 +82,7 @@ def test_what_the_wrong_cases_have_in_common_is_said():
 
 def test_a_neighbour_that_would_show_elsewhere_is_not_named():
     """A wrong step of one case alone, which is that of a known mistake, where other cases are right."""
-    quick = MISTAKES["quick gelu"]
+    quick = FAULTS["gelu_quick"]
     results = [*results_of(quick, "bert", ("ragged",)), *results_of(SOUND, "bert", ("full", "equal", "offset"))]
     assert results[0].verdict.cause.confident
     (conclusion,) = conclude(results)
@@ -87,7 +95,7 @@ def test_an_option_that_would_change_right_steps_is_not_named():
         return run.a.reshape(run.linear(name, entered), y.shape)
 
     case = build_case("bert-pytorch", "ragged")
-    diagnosis = judge(case.config, case.weights, case.batch, mistaken(case, step("", "", "*.value", unnormed)), case.part).diagnosis
+    diagnosis = judge(case.config, case.weights, case.batch, ported(case, step("*.value", unnormed)), case.part).diagnosis
     assert "not norm_placement = post instead of pre: `layers.0.norm1` would be wrong too, and is right" in diagnosis.text
     assert "what entered the sublayer" in diagnosis.cause.text
     assert not diagnosis.cause.confident
@@ -102,7 +110,7 @@ def test_the_lowest_finite_number_for_a_mask_constant_is_read_off():
     """Shorter ways to write it are infinite in float64."""
     case = build_case("nndl-paddle", "ragged")
     lowest = float(np.finfo(np.float64).min)
-    run = mistaken(case, option("", "nndl-paddle", mask_value=lowest, mask_fill="replace"), "float64")
+    run = ported(case, option(mask_value=lowest, mask_fill="replace"), "float64")
     diagnosis = judge(case.config, case.weights, case.batch, run, case.part).diagnosis
     assert "masked_scores" in diagnosis.tensor
     assert "mask" in diagnosis.cause.text

@@ -20,7 +20,7 @@ from conformance.causes.recovered import of_weights
 from conformance.causes.step import matches
 from conformance.causes.structure import of_cancellation, of_dropout, of_dropped_weights, of_format, of_limit
 from conformance.expectation import Case
-from conformance.faults.hypotheses import of_backward, of_tap
+from conformance.faults.hypotheses import of_backward, of_hidden, of_tap
 from conformance.tolerance import R
 from spec.errors import SpecError
 
@@ -159,7 +159,8 @@ class _Search:
         yield from of_factors(question)
 
     def unusual(self) -> Iterator[Hypothesis]:
-        """Yield pairs of mistakes, and values that nobody uses."""
+        """Yield pairs of mistakes, values that nobody uses, and faults of several taps at once."""
+        yield from of_hidden(self.question)
         for tap in self.question.span:
             if matches(tap, norms.NORMS):
                 yield from norms.two_options(self.question, tap)

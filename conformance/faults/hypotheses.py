@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
+from backends.interface import Request
 from conformance.causes.hypothesis import Hypothesis
 from conformance.causes.question import Question
 from conformance.causes.step import Step
@@ -14,7 +19,10 @@ from conformance.faults.catalogue import ALL
 from conformance.faults.context import Context, Edit
 from conformance.faults.fault import Fault
 from conformance.faults.tape import TapeOperations, Value
+from spec.errors import SpecError
+from spec.precision import PRECISIONS
 from spec.tape import Tensor
+from spec.tensors import taps
 
 
 def of_tap(question: Question, tap: str) -> Iterator[Hypothesis]:
@@ -22,14 +30,64 @@ def of_tap(question: Question, tap: str) -> Iterator[Hypothesis]:
     for fault in told_by_themselves(backward=False):
         for patterns, edit in fault.change.edits:
             if any(fnmatch.fnmatchcase(tap, pattern) for pattern in patterns):
-                yield hypothesis(fault, edit, question.case.part, tap)
+                yield hypothesis(fault, functools.partial(_always, edit), question.case.part, tap)
 
 
 def of_backward(question: Question) -> Iterator[Hypothesis]:
     """Yield the faults of the backward pass alone."""
     for fault in told_by_themselves(backward=True):
         for patterns, edit in fault.change.edits:
-            yield hypothesis(fault, edit, question.case.part, *patterns)
+            yield hypothesis(fault, functools.partial(_always, edit), question.case.part, *patterns)
+
+
+def of_hidden(question: Question) -> Iterator[Hypothesis]:
+    """Yield every fault that lies on the way to a tensor from what a run delivered: within a kernel, or a model that gives its output alone.
+
+    There one fault may change several taps, or weights, which hypotheses of a single tap do not stand for.
+    """
+    names = list(taps(question.config, question.case.part, list(question.case.batch.arrays())))
+    if question.tensor not in names:
+        return
+    before = names[: names.index(question.tensor)]
+    hidden = [name for name in before if name not in question.forced]
+    if not hidden:
+        return
+    for fault in ALL:
+        if fault.after or all(is_gradient(name) for name in fault.first):
+            continue
+        changed = [name for name in (*hidden, question.tensor) if _edit(fault, name)]
+        if changed:
+            yield hypothesis(fault, functools.partial(_edit, fault), question.case.part, *changed)
+        elif not fault.change.edits:
+            yield from _of_request(question, fault)
+
+
+def _always(edit: Edit, tap: str) -> Edit:
+    return edit
+
+
+def _edit(fault: Fault, tap: str) -> Edit | None:
+    """Return what a fault makes of a tap, which in a part has a shorter name."""
+    for patterns, edit in fault.change.edits:
+        shorter = (pattern.split(".", cut)[-1] for pattern in patterns for cut in range(pattern.count(".") + 1))
+        if any(pattern != "*" and fnmatch.fnmatchcase(tap, pattern) for pattern in shorter):
+            return edit
+    return None
+
+
+def _of_request(question: Question, fault: Fault) -> Iterator[Hypothesis]:
+    """Yield a fault of the configuration or the weights, where the case can have it."""
+    case = question.case
+    asked = Request(case.config, case.weights, case.batch, case.part, "float32" if case.dtype not in PRECISIONS else case.dtype)
+    try:
+        made = fault.change.request(asked)
+    except (SpecError, KeyError, IndexError, ValueError):  # of another variant
+        return
+    fields = {one.name: getattr(made.config, one.name) for one in dataclasses.fields(made.config)}
+    fields = {name: value for name, value in fields.items() if value != getattr(asked.config, name)}
+    weights = {name: array for name, array in made.weights.items() if not np.array_equal(array, asked.weights[name])}
+    if fields or weights:
+        yield Hypothesis(name=_name(fault), text=_said(fault), clause=fault.clause, fields=fields, weights=weights)
 
 
 def told_by_themselves(backward: bool) -> Iterator[Fault]:
@@ -43,18 +101,35 @@ def told_by_themselves(backward: bool) -> Iterator[Fault]:
             yield fault
 
 
-def hypothesis(fault: Fault, edit: Edit, part: str, *on: str) -> Hypothesis:
-    """Return a fault as something that a run may contain."""
+def hypothesis(fault: Fault, edit: Callable[[str], Edit | None], part: str, *on: str) -> Hypothesis:
+    """Return a fault as something that a run may contain.
+
+    Args:
+        edit: what is made of each tap.
+        on: patterns of the taps that are changed.
+    """
 
     def change(m: Step, tap: str, y: Tensor) -> Tensor:
+        wrong = edit(tap)
+        if wrong is None:
+            return y
         operations = TapeOperations(m.a, m.dtype)
         context = Context(operations, m.config, m.batch, part, m.dtype, lambda name: operations.value(m.weights[name]), _Before(m, operations))
         context.tap = tap
-        made: Value = edit(context, operations.value(y))
+        made: Value = wrong(context, operations.value(y))
         return made.tensor
 
-    text = f"this: {fault.what[0].lower() if fault.what[1:2].islower() else fault.what[0]}{fault.what[1:].rstrip('.')}"
-    return Hypothesis(name=fault.name, text=text, clause=fault.clause, change=change, on=on)
+    return Hypothesis(name=_name(fault), text=_said(fault), clause=fault.clause, change=change, on=on)
+
+
+def _name(fault: Fault) -> str:
+    """Return what a fault is called as a hypothesis: by its own name where that is one, else as the hypothesis of a single tap that is the same."""
+    causes = (fault.cause or fault.name).split(" or ")
+    return fault.name if fault.name in causes else causes[0]
+
+
+def _said(fault: Fault) -> str:
+    return f"this: {fault.what[0].lower() if fault.what[1:2].islower() else fault.what[0]}{fault.what[1:].rstrip('.')}"
 
 
 class _Before(Mapping[str, Any]):

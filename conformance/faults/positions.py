@@ -11,6 +11,7 @@ from conformance.faults.context import Context, Ids
 from conformance.faults.fault import Array as Table
 from conformance.faults.fault import Change, Fault, edited, option, weight, weights
 from spec.config import EncoderConfig
+from spec.errors import ConfigError
 from spec.parameters import Weights
 from spec.positions import sinusoid
 
@@ -24,7 +25,8 @@ def table_of(**fields: Any) -> Change:
 
 def exponent_halved(config: EncoderConfig, given: Weights) -> dict[str, Table]:
     """Forget the factor 2 of 2 (j // 2) / D."""
-    assert config.position_base is not None
+    if config.position_base is None:
+        raise ConfigError("positions are no sinusoid, which a wrong exponent could be in [clause=POS-3]")
     column = np.arange(config.d_model)
     angle = np.arange(config.max_positions)[:, None] / config.position_base ** (column // 2 / config.d_model)
     return {TABLE: np.where(column % 2 == 0, np.sin(angle), np.cos(angle))}

@@ -15,7 +15,7 @@ from spec.cases import Case
 from spec.masks import mask_constant
 from spec.reference import compute
 from spec.tape import Tensor
-from tests.toys.mistakes import Spoiled, Wrong
+from tests.toys.ports import Spoiled, Wrong
 
 Array = np.ndarray
 

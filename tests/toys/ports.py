@@ -1,0 +1,106 @@
+"""The reference as ports make it: with a fault of the table, or with steps, weights and options that are others."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import spec
+from backends.interface import Request, Run
+from conformance.faults.fault import Fault
+from conformance.faults.tape import with_edits
+from spec.arithmetic import Arithmetic
+from spec.cases import Case
+from spec.reference import Truth, _Reference, compute
+from spec.tape import Tensor
+
+Wrong = Callable[["Spoiled", str, Tensor], Tensor]
+
+SCORES, WEIGHTS = (f"layers.0.attention.{step}" for step in ("scores", "weights"))
+
+
+def run_with(fault: Fault, case: Case, dtype: str = "float32", seed: int = 97) -> Run | None:
+    """Return what a port with a fault would: the reference in rounded arithmetic; None where the case cannot have it."""
+    model = with_edits(fault.change.edit)
+    model.memory = {}
+    try:
+        asked = fault.change.request(Request(case.config, case.weights, case.batch, case.part, dtype))
+        truth = compute(asked.config, asked.weights, asked.batch, Arithmetic(dtype, shuffle=seed), True, case.part, dtype, model=model)
+    except (spec.SpecError, KeyError, IndexError, ValueError):
+        return None
+    if fault.change.gradients:
+        truth = dataclasses.replace(truth, gradients=dict(fault.change.gradients(truth.gradients)))
+    return _run(truth, dtype)
+
+
+def _run(truth: Truth, dtype: str) -> Run:
+    return Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", dtype)
+
+
+class Spoiled(_Reference):
+    """The reference with taps that are made into others, as a port that goes wrong there."""
+
+    steps: Mapping[str, Wrong] = {}
+
+    def tap(self, name: str, tensor: Tensor) -> Tensor:
+        for pattern, step in self.steps.items():
+            if fnmatch.fnmatchcase(name, pattern):
+                tensor = step(self, name, tensor)
+        self.taken = {**getattr(self, "taken", {}), name: tensor}
+        return super().tap(name, tensor)
+
+    def beside(self, name: str, other: str) -> Tensor:
+        return self.taken[f"{name.rpartition('.')[0]}.{other}"]
+
+    def real(self) -> np.ndarray:
+        return self.batch.required("input_ids") != self.config.pad_id
+
+    def reordered(self, tensor: Tensor, order: Callable[[np.ndarray], np.ndarray]) -> Tensor:
+        numbers = order(np.arange(math.prod(tensor.shape)).reshape(tensor.shape))
+        flat = self.a.reshape(tensor, (numbers.size,))
+        return self.a.reshape(self.a.index(flat, numbers.reshape(-1)), numbers.shape)
+
+
+@dataclass(frozen=True)
+class Port:
+    """What is other than in the reference.
+
+    Attributes:
+        fields: of the configuration.
+        weights: makes other weights.
+        steps: patterns of taps, and what becomes of them.
+    """
+
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    weights: Callable[[Case], Mapping[str, np.ndarray]] | None = None
+    steps: Mapping[str, Wrong] = field(default_factory=dict)
+
+
+SOUND = Port()
+"""Nothing is other."""
+
+
+def option(**fields: Any) -> Port:
+    return Port(fields)
+
+
+def weight(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Port:
+    return Port(weights=lambda case: {name: change(case.weights[name].copy())})
+
+
+def step(tap: str, change: Wrong) -> Port:
+    return Port(steps={tap: change})
+
+
+def run_of(case: Case, port: Port, dtype: str = "float32", seed: int = 97) -> Run:
+    """Return what a port would: the reference in rounded arithmetic."""
+    model = type("Port", (Spoiled,), {"steps": port.steps})
+    weights = {**case.weights, **(port.weights(case) if port.weights else {})}
+    config = case.config.replace(**port.fields)
+    return _run(compute(config, weights, case.batch, Arithmetic(dtype, shuffle=seed), True, case.part, dtype, model=model), dtype)
