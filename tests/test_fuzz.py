@@ -327,7 +327,7 @@ def wait_for_runs(path: Path, count: int) -> None:
 
 def test_random_cases_agree(worker: Worker) -> None:
     # One tuple of sizes: JAX compiles for each.
-    assert survivors(worker, Plan(names=(), shapes=1), range(100)) == []
+    assert survivors(worker, Plan(names=(), shapes=1), range(41)) == []
 
 
 @pytest.mark.slow
