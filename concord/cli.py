@@ -11,20 +11,19 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 import backends
 import spec
 from concord import options, speeding
+from concord.progress import counting
 from conformance import campaign, check_jobs, doctor, dump, published, record, report
 from conformance.check import DTYPES, QUICK
 from conformance.mutants import matrix
@@ -55,18 +54,8 @@ def main() -> None:
         sys.exit(INTERRUPTED)
 
 
-@contextmanager
-def _bars(total: int, names: Sequence[str]) -> Iterator[campaign.Progress]:
-    """Show a bar for each backend, where somebody watches."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[now]}"))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        tasks = {name: bars.add_task(name, total=total, now="starting") for name in names}
-        yield lambda name, done: bars.update(tasks[name], advance=0 if done == "started" else 1, now=done)
-
-
 def _run(jobs: Sequence[campaign.Job], names: Sequence[str], settings: campaign.Settings) -> campaign.Report:
-    with _bars(len(jobs), list(settings.places(names))) as progress:
+    with counting(list(settings.places(names)), len(jobs)) as progress:
         return campaign.conduct(jobs, names, settings, progress)
 
 
@@ -191,7 +180,7 @@ def mutants(
         from concord import comparing  # it draws random cases too
 
         raise typer.Exit(comparing.compare(chosen, names, settings, console, json, markdown))
-    with _bars(len(chosen), names) as progress:
+    with counting(names, len(chosen)) as progress:
         found = matrix.conduct(chosen, names, settings, progress)
     mutants_table.show(found, console)
     if json is not None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.status import Status
 from rich.table import Table
 
+from concord.progress import counting
 from conformance import criteria, record, report
 from conformance.campaign import Settings
 from conformance.faults.fault import Fault
@@ -22,8 +22,9 @@ def compare(mutants: Sequence[Fault], names: Sequence[str], settings: Settings, 
     """
     if markdown is not None:
         report.around(markdown, "criteria")
-    with Status("starting", console=Console(stderr=True)) as status:
-        result = criteria.compare(mutants, names, settings, criteria.Amounts(), lambda backend, done: status.update(f"{backend}: {done}"))
+    amounts = criteria.Amounts()
+    with counting(names, criteria.runs_of_each(mutants, names, amounts)) as progress:
+        result = criteria.compare(mutants, names, settings, amounts, progress)
     show(result, console)
     if json is not None:
         record.write(json, result.as_dict())

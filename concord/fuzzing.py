@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from concord.progress import bars
 from conformance import campaign, record
 from conformance.fuzz import Findings, Plan, hunt, places, read_found, summary, write_failures
 from conformance.fuzz.findings import FAILED
-from conformance.fuzz.spread import Progress as Told
 from spec.errors import SpecError, unknown
 from spec.precision import PRECISIONS
 from spec.tensors import PARTS
@@ -86,16 +84,6 @@ def check_places(sets: int | None, hosts: Sequence[str] | None, scheduler: str |
         raise SpecError(problems)
 
 
-@contextlib.contextmanager
-def _bars(chosen: Plan, names: Sequence[str], chunks: str) -> Iterator[Told]:
-    """Show a bar for each set of workers, where somebody watches."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn(chunks))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        tasks = {name: bars.add_task(name, total=chosen.cases) for name in names}
-        yield lambda name, done: bars.update(tasks[name], completed=done)
-
-
 def run(
     chosen: Plan, settings: campaign.Settings, sets: int | None, hosts: Sequence[str] | None, scheduler: str | None, out: Path, json: Path | None
 ) -> Findings:
@@ -106,8 +94,8 @@ def run(
     """
     where = places(settings, chosen.names, 1 if sets is None else sets, hosts or (), scheduler)
     chunks = "cases" if chosen.chunks is None else f"cases, {chosen.chunks} chunk{'' if chosen.chunks == 1 else 's'} of {chosen.chunk}"
-    with _bars(chosen, [place.name for place in where], chunks) as progress:
-        findings = hunt(chosen, where, progress)
+    with bars([place.name for place in where], chosen.cases, chunks) as reached:
+        findings = hunt(chosen, where, lambda name, done: reached(name, done, ""))
     console = Console()
     folders = write_failures(out, findings, settings)
     summary.show(findings, console, settings, folders)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from backends.interface import KINDS
+from concord.progress import telling
 from conformance import record as files
 from conformance.campaign import FAILED_WORKER, Settings
 from conformance.report import around, put_into
@@ -156,7 +156,7 @@ def run(chosen: Plan, json: Path | None, html: Path | None, resume: Path | None,
             files.write(json, kept.as_dict())
 
     try:
-        with _telling() as tell:
+        with telling() as tell:
             kept.complete = measure(chosen, kept.done, keep, tell)
     finally:
         kept.seconds = before + time.perf_counter() - started
@@ -196,15 +196,3 @@ def changes(old: Path, new: Path) -> int:
     found = list(compare(before, after))
     show_changes(before, after, found, Console())
     return 1 if any(change.verdict == "slower" for change in found) else 0
-
-
-@contextlib.contextmanager
-def _telling() -> Iterator[Callable[[str], None]]:
-    """Say on standard error what is being done, where somebody watches."""
-    console, started = Console(stderr=True), time.perf_counter()
-    if not console.is_terminal:
-        yield lambda text: None
-        return
-    with console.status("starting") as status:
-        yield lambda text: status.update(f"{time.perf_counter() - started:4.0f} s  {text}")
-

@@ -8,6 +8,7 @@ backends. Runs are spread over the backends one by one, so that each is made onc
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -193,10 +194,19 @@ class Comparison:
         return {"kind": "criteria", "exit_code": self.exit_code, "versions": self.versions, "runs": amounts, "flagged": shares, "exceptions": self.exceptions}
 
 
+def runs_of_each(mutants: Sequence[Fault], names: Sequence[str], amounts: Amounts) -> int:
+    """Return how many runs each backend makes, about: they share faults and random cases."""
+    return math.ceil((len(_visible(mutants)) + amounts.single + amounts.half) / max(len(names), 1))
+
+
+def _visible(mutants: Sequence[Fault]) -> list[Fault]:
+    return [mutant for mutant in mutants if "float32" in mutant.precisions]
+
+
 def compare(mutants: Sequence[Fault], names: Sequence[str], settings: Settings, amounts: Amounts, progress: Progress = lambda backend, done: None) -> Comparison:
     """Run faults, right variations and random cases, and have every criterion look at each run."""
     result = Comparison(amounts, asked=settings.asked)
-    visible = [mutant for mutant in mutants if "float32" in mutant.precisions]
+    visible = _visible(mutants)
     drawn = {dtype: random_jobs(dtype, count, amounts.seed) for dtype, count in (("float32", amounts.single), ("bfloat16", amounts.half))}
 
     def all_of(place: int) -> None:

@@ -21,7 +21,7 @@ import spec
 from concord.cli import main
 from conformance import record
 from conformance.tolerance import rms_limit
-from tests.toys.surroundings import PATIENCE, ROOT, concord, hide_frameworks, offer, options, toy
+from tests.toys.surroundings import PATIENCE, ROOT, concord, errors, hide_frameworks, offer, options, toy
 
 Invoke = Callable[..., tuple[int, str, list[str]]]
 
@@ -40,7 +40,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
             main()
         printed = capsys.readouterr()
         assert isinstance(ended.value.code, int)
-        return ended.value.code, printed.out, printed.err.splitlines()
+        return ended.value.code, printed.out, errors(printed.err).splitlines()
 
     return run
 
@@ -75,7 +75,7 @@ def test_a_check_needs_only_what_a_check_needs(tmp_path: Path) -> None:
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     for arguments in (["check", "--backend", RIGHT, *ONE], ["doctor", "--backend", RIGHT], ["variants", "bert"]):
         done = concord(*arguments, PYTHONPATH=path)
-        assert (done.returncode, done.stderr) == (0, ""), arguments
+        assert (done.returncode, errors(done.stderr)) == (0, ""), arguments
 
 
 def test_both_entrances_give_the_same_exit_code() -> None:
@@ -242,7 +242,7 @@ def test_the_table_shows_every_variant_and_backend(tmp_path: Path, columns: int)
     cases = options("--case", [f"{name}-single" for name in spec.variants()])
     done = concord("check", *cases, "--dtype", "float32", PYTHONPATH=str(packages), COLUMNS=str(columns))
     assert done.returncode == 1, done.stderr
-    assert done.stderr == ""
+    assert errors(done.stderr) == ""
     table = done.stdout.partition("A cell is")[0].splitlines()
     assert max(map(len, table)) <= columns
     header = [line.split("┃")[1:-1] for line in table if line.startswith("┃")]
@@ -283,12 +283,12 @@ def test_a_divergence_is_told_with_place_values_and_clause(invoke: Invoke) -> No
 def test_a_backend_that_is_absent_is_missing_only_if_it_was_asked_for(tmp_path: Path) -> None:
     packages = offer(hide_frameworks(tmp_path), ghost="no_such_package.backend:Ghost", numpy=RIGHT)
     asked = concord("check", "--backend", "ghost", "--backend", "numpy", *ONE, PYTHONPATH=str(packages))
-    assert (asked.returncode, asked.stderr) == (3, "")
+    assert (asked.returncode, errors(asked.stderr)) == (3, "")
     assert "ghost missing: No module named 'no_such_package'" in asked.stdout
     assert "1 agrees" in asked.stdout
     assert "1 missing" in asked.stdout
     everything = concord("check", *ONE, PYTHONPATH=str(packages))
-    assert (everything.returncode, everything.stderr) == (0, "")
+    assert (everything.returncode, errors(everything.stderr)) == (0, "")
     assert "ghost absent (not asked for): No module named 'no_such_package'" in everything.stdout
     assert "torch absent (not asked for): No module named 'torch'" in everything.stdout
     assert "1 agrees, 5 absent" in everything.stdout
@@ -296,7 +296,7 @@ def test_a_backend_that_is_absent_is_missing_only_if_it_was_asked_for(tmp_path: 
 
 def test_nothing_judged_is_no_success(tmp_path: Path) -> None:
     done = concord("check", *ONE, PYTHONPATH=str(hide_frameworks(tmp_path)))
-    assert (done.returncode, done.stderr) == (3, "")
+    assert (done.returncode, errors(done.stderr)) == (3, "")
     assert "4 absent" in done.stdout
 
 
@@ -316,7 +316,7 @@ def test_doctor_tells_what_a_backend_is_and_runs_on(invoke: Invoke) -> None:
 def test_doctor_tells_what_is_wrong(tmp_path: Path) -> None:
     packages = offer(hide_frameworks(tmp_path), ghost="no_such_package.backend:Ghost")
     asked = concord("doctor", "--backend", "ghost", "--backend", "tests.toys.unimportable:NumpyBackend", "--backend", "torch", PYTHONPATH=str(packages))
-    assert (asked.returncode, asked.stderr) == (3, "")
+    assert (asked.returncode, errors(asked.stderr)) == (3, "")
     assert "ghost: absent" in asked.stdout
     assert "tests.toys.unimportable:NumpyBackend: broken" in asked.stdout
     assert "ImportError: libtoy.so.1: cannot open shared object file" in asked.stdout
@@ -386,10 +386,10 @@ def test_an_interrupt_ends_everything_at_once(tmp_path: Path, name: str) -> None
             workers = psutil.Process(process.pid).children(recursive=True)
             interrupted = time.monotonic()
             process.send_signal(signal.SIGINT)
-            output, errors = process.communicate(timeout=PATIENCE)
+            output, said = process.communicate(timeout=PATIENCE)
         finally:
             process.kill()
-    assert (process.returncode, output, errors) == (130, "", "concord: interrupted\n")
+    assert (process.returncode, output, errors(said)) == (130, "", "concord: interrupted\n")
     assert time.monotonic() - interrupted < 15
     assert workers
     assert not psutil.wait_procs(workers, timeout=5)[1]

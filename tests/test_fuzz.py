@@ -23,7 +23,7 @@ from conformance.campaign import Result, Settings
 from conformance.fuzz import Findings, Plan, case_from, hunt, places, read_found, sample
 from conformance.fuzz import hunting as hunting_module
 from conformance.fuzz.findings import Origin, failure_of
-from tests.toys.surroundings import PATIENCE, ROOT, fake_ssh, options, toy
+from tests.toys.surroundings import PATIENCE, ROOT, errors, fake_ssh, options, toy
 
 RIGHT, WRONG, DIES, RAISES = (toy(name) for name in ("NumpyBackend", "WrongAfterTheFirstLayer", "KillsItselfOnOneSample", "RaisesOnOneSample"))
 QUICK = {"shapes": 2, "parts": ("model",)}
@@ -43,7 +43,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
             main()
         printed = capsys.readouterr()
         assert isinstance(ended.value.code, int)
-        return ended.value.code, printed.out, printed.err.splitlines()
+        return ended.value.code, printed.out, errors(printed.err).splitlines()
 
     return run
 
@@ -305,10 +305,10 @@ def test_an_interrupt_keeps_what_was_found(tmp_path: Path) -> None:
             try:
                 wait_for_runs(tmp_path / "notes" / "ran", 20)
                 process.send_signal(signal.SIGINT)
-                output, errors = process.communicate(timeout=PATIENCE)
+                output, said = process.communicate(timeout=PATIENCE)
             finally:
                 process.kill()
-        assert (process.returncode, errors) == (130, "concord: interrupted\n")
+        assert (process.returncode, errors(said)) == (130, "concord: interrupted\n")
         assert "one sample is too few" in output
         assert "1 failure found" in output
         assert len(list((tmp_path / "out").iterdir())) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0
 """Seconds after which a command of a test has failed."""
+PROGRESS = re.compile(r" *\d+ s  \S")
+"""How a line of :mod:`concord.progress` begins."""
 
 
 def toy(name: str, module: str = "numpy_backend") -> str:
@@ -30,6 +33,11 @@ def concord(*arguments: str | Path, folder: Path = ROOT, **environment: str) -> 
         timeout=PATIENCE,
         check=False,
     )
+
+
+def errors(said: str) -> str:
+    """Return what a command said on standard error but for how far it had come."""
+    return "".join(line for line in said.splitlines(keepends=True) if not PROGRESS.match(line))
 
 
 def options(option: str, values: Iterable[str]) -> list[str]:

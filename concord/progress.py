@@ -1,0 +1,79 @@
+"""What a command says while it works, on standard error: bars where somebody watches, else a line for each part that is done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+PARTS = 10
+"""Into how many parts work is divided where each has a line."""
+
+EVERY = 100
+"""After how many there is a line where nobody knows how many there will be."""
+
+Reached = Callable[[str, int, str], None]
+"""Called with who has reached how much of the work, and what was done last."""
+
+
+@contextmanager
+def bars(names: Sequence[str], total: int | None, unit: str = "") -> Iterator[Reached]:
+    """Show how far each has come.
+
+    Args:
+        total: how much there is to do for each, if that is known.
+        unit: what is counted.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _lines(console, total, unit)
+        return
+    columns = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[now]}"))
+    with Progress(*columns, console=console, transient=True) as shown:
+        tasks = {name: shown.add_task(name, total=total, now=unit) for name in names}
+        yield lambda name, done, now: shown.update(tasks[name], completed=done, now=now or unit)
+
+
+@contextmanager
+def counting(names: Sequence[str], total: int) -> Iterator[Callable[[str, str], None]]:
+    """Show how far each has come, told of every job that one has done, and that it has ``"started"``."""
+    done = dict.fromkeys(names, 0)
+    with bars(names, total) as reached:
+
+        def progress(name: str, now: str) -> None:
+            done[name] += now != "started"
+            reached(name, done[name], now)
+
+        yield progress
+
+
+@contextmanager
+def telling() -> Iterator[Callable[[str], None]]:
+    """Say what is being done."""
+    console, started = Console(stderr=True), time.perf_counter()
+
+    def now(text: str) -> str:
+        return f"{time.perf_counter() - started:4.0f} s  {text}"
+
+    if not console.is_terminal:
+        yield lambda text: console.print(now(text), highlight=False, soft_wrap=True)
+        return
+    with console.status("starting") as status:
+        yield lambda text: status.update(now(text))
+
+
+def _lines(console: Console, total: int | None, unit: str) -> Reached:
+    """Return what prints a line at the start, and for each part that is done."""
+    started, said = time.perf_counter(), dict[str, int]()
+
+    def reached(name: str, done: int, now: str) -> None:
+        part = done * PARTS // total if total else done // EVERY
+        if said.get(name, -1) < part:
+            said[name] = part
+            words = (f"{done} of {total}" if total else str(done), unit, f"({now})" if now else "")
+            console.print(f"{time.perf_counter() - started:4.0f} s  {name}: {' '.join(filter(None, words))}", highlight=False, soft_wrap=True)
+
+    return reached
