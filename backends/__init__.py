@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from backends.interface import Backend, Request, Run, Unsupported
-from spec.errors import unknown
+from spec.errors import UnknownNameError, unknown
 
 if TYPE_CHECKING:
     from backends.worker import Worker, WorkerFailure
@@ -43,7 +43,10 @@ def resolve(name: str) -> str:
     module, _, attribute = name.partition(":")
     if all(word.isidentifier() for word in [*module.split("."), attribute]):
         return name
-    raise unknown("backend", name, names())
+    error = unknown("backend", name, names())
+    if "." in name and not attribute:
+        raise UnknownNameError(f"{error}; a class is named as package.module:Class")
+    raise error
 
 
 def open(name: str, device: str = "cpu", **settings: Any) -> Worker:

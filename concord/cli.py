@@ -12,6 +12,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,9 +30,22 @@ from conformance.check import DTYPES, QUICK
 from conformance.mutants import matrix
 from conformance.mutants import table as mutants_table
 from spec.errors import SpecError
+from spec.files import write_text
 from speed.peers import PEERS
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help="One Transformer classifier in four frameworks, and the proof that they compute the same.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, context_settings={"help_option_names": ["--help", "-h"]}, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"concord {metadata.version('concord')}")
+        raise typer.Exit(0)
+
+
+@app.callback()
+def about(version: Annotated[bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)] = False) -> None:
+    """One Transformer classifier in four frameworks, and the proof that they compute the same."""
+
 
 STARTED = time.perf_counter()
 INTERRUPTED = 130
@@ -70,7 +84,7 @@ def _finish(
     if html is not None:
         from conformance.html import page  # jinja2 need not be installed where no page is made
 
-        record.save(html, page(data))
+        write_text(html, page(data))
         console.print(f"written: {html}", highlight=False)
     if markdown is not None:
         report.put_into(markdown, "check", report.markdown(result))
@@ -200,7 +214,7 @@ def report_command(
     from conformance.html import page
 
     _writable(html)
-    record.save(html, page(record.read(file)))
+    write_text(html, page(record.read(file)))
     Console().print(f"written: {html}", highlight=False)
 
 

@@ -23,6 +23,9 @@ from spec.tensors import PARTS
 CASES = 100
 """Cases of a hunt unless a number or a time is given."""
 
+MOST_SHAPES = 10_000
+"""Tuples of sizes that cases may share: they are all drawn before the first case."""
+
 
 def plan(
     names: Sequence[str],
@@ -48,6 +51,8 @@ def plan(
     for option, value, least in (("--seed", seed, 0), ("--cases", cases, 1), ("--shapes", shapes, 0)):
         if value is not None and value < least:
             problems.append(f"{option} is {value} but must be at least {least}")
+    if shapes > MOST_SHAPES:
+        problems.append(f"--shapes is {shapes} but must be at most {MOST_SHAPES}")
     if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
         problems.append(f"--time is {seconds:g} but must be finite and above 0")
     if problems:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +36,9 @@ TimeLimit = Annotated[float, typer.Option("--time-limit", metavar="SECONDS", hel
 MemoryLimit = Annotated[float | None, typer.Option("--memory-limit", metavar="MIB", help="Memory that one worker may hold. Default: four fifths of the machine's.")]
 Threads = Annotated[int | None, typer.Option("--threads", metavar="N", help="Computing threads of each backend. Default: one for each core.")]
 DEFAULT_TIME_LIMIT = TIME_LIMIT
+
+MOST_MEMORY = 2.0**30
+"""MiB of the largest limit that may be given: a pebibyte, more than any machine has."""
 
 
 def settings(
@@ -73,8 +75,8 @@ def settings(
         problems.append(f"--repeat is {repeat} but must be at least 1")
     if not time_limit > 0:
         problems.append(f"--time-limit is {time_limit:g} but must be above 0")
-    if memory_limit is not None and not (memory_limit > 0 and math.isfinite(memory_limit)):
-        problems.append(f"--memory-limit is {memory_limit:g} but must be finite and above 0")
+    if memory_limit is not None and not 0 < memory_limit <= MOST_MEMORY:
+        problems.append(f"--memory-limit is {memory_limit:g} MiB but must be above 0 and at most {MOST_MEMORY:g}")
     if threads is not None and threads < 1:
         problems.append(f"--threads is {threads} but must be at least 1")
     if problems:

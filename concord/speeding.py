@@ -18,6 +18,8 @@ from conformance.campaign import FAILED_WORKER, Settings
 from conformance.report import around, put_into
 from conformance.tolerance import Z
 from spec.errors import SpecError, unknown
+from spec.files import write_text
+from spec.precision import PRECISIONS
 from speed import Mode, Plan, Record, Workload, compare, measure, read, workload
 from speed.bandwidth import copy_gbytes
 from speed.markdown import markdown as as_markdown
@@ -65,6 +67,9 @@ def workloads(presets: Sequence[str] | None, kinds: Sequence[str] | None, paddin
         SpecError: listing every name that is unknown.
     """
     found, problems = [], []
+    problems += [str(unknown("dtype", name, list(PRECISIONS))) for name in dtypes or () if name not in PRECISIONS]
+    if problems:
+        raise SpecError(problems)
     on_cpu = device == "cpu"
     presets, dtypes = presets or (PRESETS if on_cpu else LARGE_PRESETS), dtypes or (("float32",) if on_cpu else ("float32", "bfloat16"))
     for name, kind, padding, dtype in itertools.product(presets, kinds or (("inference",) if on_cpu else KINDS), paddings or ("full",), dtypes):
@@ -167,7 +172,7 @@ def run(chosen: Plan, json: Path | None, html: Path | None, resume: Path | None,
             files.write(json, data)
             console.print(f"written: {json}", highlight=False)
         if html is not None:
-            files.save(html, _page(data))
+            write_text(html, _page(data))
             console.print(f"written: {html}", highlight=False)
         if markdown is not None and kept.complete:
             put_into(markdown, "speed", as_markdown(data))

@@ -255,9 +255,16 @@ def right(result: Comparison, group: str, name: str, job: Job, run: Callable[[],
 
 def fault(result: Comparison, seat: Seat, mutant: Fault, name: str) -> None:
     """Note what is flagged of a run with a fault; one that the framework itself refuses is found by all."""
-    job = job_of(build_case(mutant.variant, mutant.scenario, options=dict(mutant.options)), "float32")
+    asked = f"mutant:{mutant.name}"
+
+    def job_in(scenario: str) -> Job:
+        return job_of(build_case(mutant.variant, scenario, options=dict(mutant.options)), "float32")
+
+    job = job_in(mutant.scenario)
     try:
-        run = seat.do(partial(run_job, job, implementation=f"mutant:{mutant.name}"))
+        if mutant.after:  # what it shows in is not the first call
+            seat.do(partial(run_job, job_in(mutant.after), implementation=asked))
+        run = seat.do(partial(run_job, job, implementation=asked))
         result.flagged[FAULTS][name] = flags_of(job, run)
     except Unsupported:
         result.unsupported[FAULTS] += 1

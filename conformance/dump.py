@@ -11,7 +11,7 @@ from backends.interface import Request, Run
 from backends.wire import SETTINGS, check_info, decode_request, encode_request, split_gradients
 from conformance.campaign import Job, Report, Result, Settings
 from conformance.judging import judge
-from spec.cases.files import read_arrays, read_json, section
+from spec.cases.files import read_arrays, read_object, section
 from spec.errors import BatchError, SpecError, WeightsError
 from spec.parameters import trainable
 from spec.tensors import output_name, taps
@@ -28,9 +28,8 @@ def export_cases(folder: Path, jobs: Sequence[Job]) -> list[Path]:
     Raises:
         SpecError: if the folder cannot be written, or holds a case already.
     """
-    taken = [folder / job.name for job in jobs if (folder / job.name).exists()]
-    if taken:
-        raise SpecError(f"{taken[0]}: exists already; export into an empty folder")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise SpecError(f"{folder.absolute()}: holds something already; export into an empty folder")
     written = []
     try:
         for job in jobs:
@@ -69,7 +68,7 @@ def read_exported(folder: Path) -> tuple[Request, dict[str, Any]]:
     Raises:
         SpecError: if a file is missing or corrupt; each problem names it.
     """
-    manifest = read_json(folder / "case.json")
+    manifest = read_object(folder / "case.json")
     if manifest.get("format") != FORMAT:
         raise SpecError(f"{folder / 'case.json'}: has format {manifest.get('format')!r} but must have {FORMAT!r}")
     arrays = folder / "case.safetensors"
@@ -101,7 +100,7 @@ def read_run(folder: Path, dtype: str) -> Run:
     missing = [name for name in ("output", "loss") if name not in arrays]
     if missing:
         raise SpecError(f"{path}: lacks {', '.join(map(repr, missing))}")
-    about = read_json(about_path) if about_path.exists() else {}
+    about = read_object(about_path) if about_path.exists() else {}
     backend, info = about.get("backend", "dump"), about.get("info", {})
     if not isinstance(backend, str):
         raise SpecError(f"{about_path}: 'backend' is {backend!r} but must be a string")

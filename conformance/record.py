@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -17,6 +16,7 @@ from conformance.campaign import Report, Result
 from conformance.comparison import Z_BINS, Judgement, Row, Verdict
 from conformance.tolerance import R, Z
 from spec.errors import SpecError
+from spec.files import read_json, write_text
 
 SCHEMA = "concord.report/3"
 SCHEMA_FILE = Path(__file__).parent / "report.schema.json"
@@ -139,22 +139,7 @@ def write(path: Path, data: dict[str, Any]) -> None:
     Raises:
         SpecError: if the file cannot be written.
     """
-    save(path, _text(plain(data)) + "\n")
-
-
-def save(path: Path, text: str) -> None:
-    """Write a text to a file, whole or not at all.
-
-    Raises:
-        SpecError: if the file cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise SpecError(f"{path}: cannot be written: {error.strerror}") from None
+    write_text(path, _text(plain(data)) + "\n")
 
 
 def _text(value: Any, indent: str = "") -> str:
@@ -174,12 +159,7 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         SpecError: if the file is missing, no JSON, of another schema, or does not keep to it.
     """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise SpecError(f"{path}: not valid JSON: {error}") from None
+    data = read_json(path)
     found = data.get("schema") if isinstance(data, dict) else None
     if found != SCHEMA:
         raise SpecError(f"{path}: has schema {found!r} but must have {SCHEMA!r}; it is what --json of this version writes")

@@ -16,6 +16,7 @@ from conformance.campaign import FAILED_WORKER, NOT_JUDGED, Report, Result
 from conformance.comparison import Row, Verdict
 from spec.deviations import KINDS
 from spec.errors import SpecError
+from spec.files import read_text, write_text
 
 SHORT = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 WORST_FIRST = ("diverges", NOT_JUDGED, *FAILED_WORKER, "refused", "nondeterministic", "undetermined", "unsupported", "absent", "agrees")
@@ -104,7 +105,7 @@ def put_into(path: Path, name: str, text: str) -> None:
         SpecError: if the file or its markers are missing.
     """
     before, after = around(path, name)
-    path.write_text(before + text + after)
+    write_text(path, before + text + after)
 
 
 def around(path: Path, name: str) -> tuple[str, str]:
@@ -114,10 +115,7 @@ def around(path: Path, name: str) -> tuple[str, str]:
         SpecError: if the file or its markers are missing.
     """
     begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
-    try:
-        before, _, rest = path.read_text().partition(begin)
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+    before, _, rest = read_text(path).partition(begin)
     if end not in rest:
         raise SpecError(f"{path}: lacks the lines '{begin.strip()}' and '{end}'")
     return before + begin, end + rest.partition(end)[2]

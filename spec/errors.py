@@ -32,6 +32,10 @@ class UnknownNameError(SpecError):
     """A name that nothing bears; the message gives the nearest names."""
 
 
+USUAL = {"tensorflow": "tf", "keras": "tf", "pytorch": "torch", "paddlepaddle": "paddle", "flax": "jax"}
+"""What a framework is called elsewhere, to what it is called here."""
+
+
 def unknown(kind: str, name: str, known: list[str]) -> UnknownNameError:
     """Return the error for an unknown name, with the names nearest to it.
 
@@ -42,6 +46,6 @@ def unknown(kind: str, name: str, known: list[str]) -> UnknownNameError:
     """
     import difflib
 
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    near = [USUAL[name.lower()]] if USUAL.get(name.lower()) in known else difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"must be one of {', '.join(known)}"
     return UnknownNameError(f"unknown {kind} {name!r}: {hint}")

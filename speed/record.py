@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -11,6 +10,7 @@ from typing import Any
 
 from backends import machine
 from spec.errors import SpecError
+from spec.files import read_json
 from speed import statistics
 from speed.plan import Plan
 from speed.presets import Workload
@@ -141,12 +141,7 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         SpecError: if the file is missing, no JSON, of another schema, or lacks something.
     """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise SpecError(f"{path}: not valid JSON: {error}") from None
+    data = read_json(path)
     found = data.get("schema") if isinstance(data, dict) else None
     if found != SCHEMA:
         raise SpecError(f"{path}: has schema {found!r} but must have {SCHEMA!r}; it is what 'concord speed --json' of this version writes")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -116,9 +117,16 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "check --time-limit 0": ("--time-limit is 0 but must be above 0",),
     "check --time-limit -3": ("--time-limit is -3 but must be above 0",),
     "check --time-limit nan": ("--time-limit is nan but must be above 0",),
-    "check --memory-limit 0": ("--memory-limit is 0 but must be finite and above 0",),
-    "check --memory-limit inf": ("--memory-limit is inf but must be finite and above 0",),
-    "check --memory-limit nan": ("--memory-limit is nan but must be finite and above 0",),
+    "check --memory-limit 0": ("--memory-limit is 0 MiB but must be above 0 and at most",),
+    "check --memory-limit inf": ("--memory-limit is inf MiB but must be above 0 and at most",),
+    "check --memory-limit nan": ("--memory-limit is nan MiB but must be above 0 and at most",),
+    "check --memory-limit 1e308": ("--memory-limit is 1e+308 MiB but must be above 0 and at most",),
+    "check --backend tensorflow": ("unknown backend 'tensorflow': did you mean 'tf'?",),
+    "check --backend tests.toys.numpy_backend": ("unknown backend 'tests.toys.numpy_backend': must be one of torch, tf, paddle, jax; a class is named as package.module:Class",),
+    "fuzz --shapes 99999999": ("--shapes is 99999999 but must be at most 10000",),
+    "speed --dtype int8": ("unknown dtype 'int8': must be one of float64",),
+    "export-case .": (f"{Path.cwd()}: holds something already; export into an empty folder",),
+    "report /dev/zero --html page.html": ("/dev/zero: cannot be read: is a device but must be a regular file",),
     "check --threads -1 --time-limit 0 --python x": ("--python is 'x'", "--time-limit is 0", "--threads is -1"),
     "check --backend torch --python jax=/usr/bin/python3": ("'jax' is given an interpreter or a host but does not run; add --backend jax",),
     "check --variant brt --dtype float46 --threads 0": ("--threads is 0", "unknown dtype 'float46'", "unknown variant 'brt'"),
@@ -135,6 +143,17 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "doctor --backend troch": ("unknown backend 'troch': did you mean 'torch'?",),
     "doctor --threads 0": ("--threads is 0 but must be at least 1",),
 }
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_is_asked_for_in_either_way(invoke: Invoke, option: str) -> None:
+    code, output, errors = invoke("check", option)
+    assert (code, errors) == (0, [])
+    assert output.startswith("Usage: concord check [OPTIONS]")
+
+
+def test_version_is_that_of_the_package(invoke: Invoke) -> None:
+    assert invoke("--version") == (0, f"concord {metadata.version('concord')}\n", [])
 
 
 @pytest.mark.parametrize("line", REFUSED)

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from concord.cli import main
 from conformance import Report, Settings, check_jobs, conduct
-from tests.toys.surroundings import PATIENCE, ROOT, concord, offer, options, toy
+from tests.toys.surroundings import PATIENCE, ROOT, concord, errors, offer, options, toy
 
 Invoke = Callable[..., tuple[int, str, list[str]]]
 
@@ -31,7 +31,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
             main()
         printed = capsys.readouterr()
         assert isinstance(ended.value.code, int)
-        return ended.value.code, printed.out, printed.err.splitlines()
+        return ended.value.code, printed.out, errors(printed.err).splitlines()
 
     return run
 
@@ -52,7 +52,7 @@ def test_a_class_of_ones_own_is_found_in_the_folder_where_the_command_is_given(t
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "backend.py").write_text("from tests.toys.numpy_backend import NumpyBackend\n\nclass Mine(NumpyBackend):\n    name = 'mine'\n")
     done = concord("check", "--backend", "mine.backend:Mine", "--case", "bert-single", folder=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, errors(done.stderr)) == (0, "")
     assert "2 agree" in done.stdout
 
 
@@ -117,7 +117,7 @@ def test_what_is_not_supported_says_why_and_is_no_failure(verdicts: Report) -> N
 def test_an_installed_package_offers_a_backend(tmp_path: Path) -> None:
     packages = offer(tmp_path, numpy=toy("NumpyBackend"))
     done = concord("check", "--backend", "numpy", "--case", "bert-single", PYTHONPATH=str(packages))
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, errors(done.stderr)) == (0, "")
     assert "2 agree" in done.stdout
     refused = concord("check", "--backend", "nunpy", "--case", "bert-single", PYTHONPATH=str(packages))
     assert refused.returncode == 2
@@ -146,7 +146,7 @@ def guide(tmp_path: Path) -> Path:
 
 def test_the_plugin_of_the_guide_agrees(guide: Path) -> None:
     done = concord("check", "--backend", "numpy_backend:Backend", "--part", "dot_product", folder=guide)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, errors(done.stderr)) == (0, "")
     assert "diverges" not in done.stdout
     assert " agree" in done.stdout.splitlines()[-2]
 
@@ -155,7 +155,7 @@ def test_the_program_of_the_guide_that_has_only_files_agrees(guide: Path) -> Non
     assert concord("export-case", "cases", "--part", "dot_product", "--variant", "vanilla-encoder", folder=guide).returncode == 0
     subprocess.run([sys.executable, "run_cases.py", "cases"], cwd=guide, timeout=PATIENCE, check=True)
     done = concord("check", "--from-dump", "cases", folder=guide)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, errors(done.stderr)) == (0, "")
     assert f"{len(list(guide.rglob('case.json')))} agree" in done.stdout
 
 
@@ -169,7 +169,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of exported cases."""
     folder = tmp_path_factory.mktemp("exported") / "cases"
     done = concord("export-case", folder, "--case", "bert-single", "--case", "keras-attention-ragged")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, errors(done.stderr)) == (0, "")
     assert sorted(path.name for path in folder.iterdir()) == sorted(CASES)
     return folder
 
@@ -322,7 +322,7 @@ def test_export_into_a_folder_that_holds_the_case_changes_nothing(invoke: Invoke
     # Of its four runs two are there already.
     code, output, errors = invoke("export-case", folder, "--case", "bert-tiny", "--case", "bert-single")
     assert (code, output) == (2, "")
-    assert errors == [f"concord: error: {folder / 'bert-single-float64'}: exists already; export into an empty folder"]
+    assert errors == [f"concord: error: {folder.absolute()}: holds something already; export into an empty folder"]
     assert contents(folder) == before
     assert {path.name for path in folder.iterdir()} == set(CASES)
 

@@ -96,9 +96,9 @@ def test_an_interrupted_run_keeps_what_it_has_and_goes_on(invoke: Callable[..., 
         ("--profile fast", "unknown profile 'fast'"),
         ("--turns 0", "--turns is 0"),
         ("--budget -1", "--budget is -1 s"),
-        ("--resume nowhere.json", "nowhere.json: cannot be read"),
+        ("--resume nowhere.json", "nowhere.json: no such file"),
         ("--markdown pyproject.toml", "lacks the lines '<!-- begin speed -->'"),
-        ("--compare nowhere.json nowhere.json", "nowhere.json: cannot be read"),
+        ("--compare nowhere.json nowhere.json", "nowhere.json: no such file"),
     ],
 )
 def test_what_cannot_be_understood_is_refused(invoke: Callable[..., tuple[int, str, str]], line: str, words: str) -> None:

@@ -11,7 +11,7 @@ from conformance import record
 from conformance.campaign import Job, Settings
 from conformance.dump import export_cases, read_exported
 from conformance.fuzz.findings import Failure, Findings, machine
-from spec.cases.files import read_json
+from spec.cases.files import read_object
 from spec.errors import SpecError
 
 FORMAT = "concord.found/1"
@@ -80,7 +80,7 @@ def read_found(folder: Path) -> list[tuple[Job, dict[str, Any]]]:
 
 
 def _about(path: Path) -> dict[str, Any]:
-    about = read_json(path)
+    about = read_object(path)
     if about.get("format") != FORMAT:
         raise SpecError(f"{path}: has format {about.get('format')!r} but must have {FORMAT!r}")
     missing = [key for key in ("backend", "status", "settings") if key not in about]

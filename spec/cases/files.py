@@ -17,6 +17,7 @@ from spec.batch import from_arrays
 from spec.cases import SCENARIOS, Case, standard_cases
 from spec.config import from_mapping
 from spec.errors import SpecError
+from spec.files import read_bytes, read_json
 from spec.reference import Truth, reference
 
 FORMAT = 2
@@ -66,25 +67,20 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         SpecError: if it is missing, truncated or corrupt.
     """
     try:
-        return load(path.read_bytes())
-    except FileNotFoundError:
-        raise SpecError(f"{path}: no such file") from None
+        return load(read_bytes(path))
     except (SafetensorError, ValueError, KeyError) as error:
+        if isinstance(error, SpecError):
+            raise
         raise SpecError(f"{path}: not a whole safetensors file: {error}") from None
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
         SpecError: if it is missing, or is no JSON object.
     """
-    try:
-        header = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise SpecError(f"{path}: no such file") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: not valid JSON: {error}") from None
+    header = read_json(path)
     if not isinstance(header, dict):
         raise SpecError(f"{path}: holds a {type(header).__name__} but must hold a JSON object")
     return header
@@ -99,7 +95,7 @@ def read_case(path: Path) -> tuple[Case, dict[str, NDArray[Any]]]:
     Raises:
         SpecError: if a file is missing or corrupt, or does not belong to the other.
     """
-    header = read_json(path)
+    header = read_object(path)
     missing = [key for key in ("format", "name", "variant", "scenario", "part", "config", "arrays", "sha256") if key not in header]
     if missing:
         raise SpecError(f"{path}: lacks {', '.join(map(repr, missing))}")

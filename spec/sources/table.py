@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from spec.config import EncoderConfig, from_mapping, variant
 from spec.errors import SpecError, WeightsError, unknown
+from spec.files import read_text
 from spec.parameters import Weights, parameters, shape_of, validate_weights
 from spec.positions import sinusoid
 from spec.sources.check import check
@@ -52,8 +53,8 @@ def read(path: Path) -> Table:
         SpecError: listing everything that is wrong: the file, the key and what is required.
     """
     try:
-        data = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        data = tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{path}: is no readable TOML file, which a table must be: {error}") from None
     table = parse(data, path.name)
     problems = check(table, path.name)
