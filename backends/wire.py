@@ -27,6 +27,26 @@ LATER = ("precision", "deterministic", "tap_gradients")
 """Settings that a header may lack: cases were exported without them once."""
 
 
+def received(text: str) -> Any:
+    """Return what JSON from another process says, with every text of it legible."""
+    return _legibly(json.loads(text))
+
+
+def _legibly(value: Any) -> Any:
+    if isinstance(value, str):
+        return legible(value)
+    if isinstance(value, dict):
+        return {legible(key): _legibly(entry) for key, entry in value.items()}
+    return [_legibly(entry) for entry in value] if isinstance(value, list) else value
+
+
+def legible(text: str) -> str:
+    """Return a text with what cannot be shown, such as control characters and lone surrogates, written out as Python would."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode() for char in text)
+
+
 def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     """Return arrays as safetensors bytes, bit for bit."""
     # safetensors writes the buffer as it lies in memory: it must be in C order. np.ascontiguousarray would lose rank 0.
@@ -61,7 +81,7 @@ def encode_run(run: Run) -> Message:
 
 def decode_run(message: Message) -> Run:
     """Return the run of a message."""
-    header, arrays = json.loads(message[0]), load(message[1])
+    header, arrays = received(message[0]), load(message[1])
     check_info(header["info"])
     taps = {name: arrays[f"taps/{name}"] for name in header["taps"]}
     gradients, tap_gradients = split_gradients(section(arrays, "gradients/"))
@@ -105,6 +125,24 @@ def check_info(info: Any) -> None:
     if not isinstance(deviations, list) or not all(isinstance(entry, dict) for entry in deviations):
         raise SpecError(f"'deviations' is {deviations!r} but must be a list of objects [clause=PRC-4]")
     declared(deviations)
+
+
+def check_description(described: Any) -> None:
+    """Refuse what a backend says of itself if it cannot be understood.
+
+    Raises:
+        SpecError: saying what is wrong.
+    """
+    if not isinstance(described, dict):
+        raise SpecError(f"describe() returned a {type(described).__name__} but must return a dict")
+    further = described.get("implementation_deviations", {})
+    if not isinstance(further, dict):
+        raise SpecError(f"describe(): 'implementation_deviations' is a {type(further).__name__} but must be a dict [clause=PRC-4]")
+    for stated in (described.get("deviations", []), *further.values()):
+        for entries in stated.values() if isinstance(stated, dict) else [stated]:
+            if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+                raise SpecError("describe(): 'deviations' must be a list of dicts, or one for each kind of device [clause=PRC-4]")
+            declared(entries)
 
 
 def run_arrays(run: Run) -> dict[str, NDArray[Any]]:

@@ -31,7 +31,7 @@ from safetensors.numpy import load
 
 from backends import machine
 from backends.interface import Request, Run, Unsupported
-from backends.wire import decode_run, encode_request
+from backends.wire import check_description, decode_run, encode_request, legible, received
 from spec.batch import Batch, round_inputs
 from spec.config import EncoderConfig
 from spec.errors import SpecError
@@ -40,6 +40,9 @@ from spec.parameters import Weights
 ROOT = Path(__file__).resolve().parent.parent
 TIME_LIMIT = 300.0
 """Seconds that one request may take unless the caller says otherwise."""
+
+LAST_WORDS = 1 << 16
+"""Bytes of the end of what a process has written to standard error that are looked at."""
 
 _BOOTSTRAP = """
 import os, select, sys, warnings
@@ -188,7 +191,7 @@ class Worker:
                 raise WorkerFailure(*self._stopped_for) from None
             cause = error.strerror if isinstance(error, OSError) and error.filename else f"no Python answered ({type(error).__name__})"
             raise WorkerFailure("broken", f"its process could not be started: {ssh or python or sys.executable}: {cause}") from None
-        answer = json.loads(payload)
+        answer = received(payload)
         self.description: dict[str, Any] = answer["describe"]
         self.import_seconds: float = answer["import_seconds"]
         self.start_seconds = time.perf_counter() - started
@@ -196,6 +199,11 @@ class Worker:
             failure = WorkerFailure(status, self.description["message"], self._last_words())
             self.close()
             raise failure
+        try:
+            check_description(self.description)
+        except SpecError as error:
+            self.close()
+            raise WorkerFailure("broken", error.problems[0]) from None
 
     def _start(
         self, target: str, python: str | None, ssh: str | None, threads: int | None, opened: Callable[[Worker], None]
@@ -303,7 +311,7 @@ class Worker:
             WorkerFailure: if the worker gave no answer.
         """
         header, arrays = self._send(operation, json.dumps(asked), b"")
-        return json.loads(header), load(arrays)
+        return received(header), load(arrays)
 
     def _ask(self, operation: str, request: Request) -> tuple[str, bytes]:
         if self.dead:
@@ -319,7 +327,7 @@ class Worker:
         status, header, arrays = self._exchange((operation, header, arrays))
         if status == "ok":
             return header, arrays
-        message = json.loads(header)["message"]
+        message = received(header)["message"]
         if status == "unsupported":
             raise Unsupported(message)
         if status == "refused":
@@ -386,7 +394,8 @@ class Worker:
         except subprocess.TimeoutExpired:
             code = None
         if code is not None and code < 0:
-            return "crashed", f"killed by {signal.Signals(-code).name}"
+            named = -code in set(signal.Signals)  # those for use in real time have no names
+            return "crashed", f"killed by {signal.Signals(-code).name if named else f'signal {-code}'}"
         return "crashed", "its process ended" + ("" if code is None else f" with exit code {code}")
 
     def _fail(self, status: str, detail: str) -> WorkerFailure:
@@ -406,7 +415,9 @@ class Worker:
         if self._stderr is None or self._stderr.closed:
             return ""
         try:
-            text = Path(self._stderr.name).read_text(errors="replace").rstrip()
+            with Path(self._stderr.name).open("rb") as file:
+                file.seek(max(file.seek(0, os.SEEK_END) - LAST_WORDS, 0))
+                text = legible(file.read().decode(errors="replace")).rstrip()
         except OSError:  # closed meanwhile, by another thread
             return ""
         return "\n".join(text.splitlines()[-lines:])

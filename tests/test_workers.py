@@ -189,6 +189,14 @@ FAILURES = {
     "RaisesWhenDescribed": ("broken", "OSError: no device answers", "OSError: no device answers"),
     "NoSuchClass": ("broken", "AttributeError: module 'tests.toys.numpy_backend' has no attribute 'NoSuchClass'", "AttributeError: "),
     "tests.toys.unimportable:NumpyBackend": ("broken", "ImportError: libtoy.so.1: cannot open shared object file", "ImportError: libtoy.so.1"),
+    "tests.toys.nonsense:DescribesNothing": ("broken", "describe() returned a NoneType but must return a dict", ""),
+    "tests.toys.nonsense:DescribesAList": ("broken", "describe() returned a list but must return a dict", ""),
+    "tests.toys.nonsense:DescribesWithoutEnd": ("broken", "RecursionError: maximum recursion depth exceeded", "RecursionError: "),
+    "tests.toys.nonsense:DeclaresText": ("broken", "describe(): 'deviations' must be a list of dicts", ""),
+    "tests.toys.nonsense:DeclaresNoNumber": ("broken", "deviation 'softmax_floor' has value 'low' but must have a number", ""),
+    "tests.toys.nonsense:SaysWhatCannotBeShown": ("error", r"lone \ud800 surrogate, [/red] markup, \x1b[31m colour", r"ArithmeticError: lone \ud800 surrogate, [/red] markup, \x1b[31m"),
+    "tests.toys.nonsense:WritesMuchAndRaises": ("error", "ArithmeticError: after much noise", "ArithmeticError: after much noise"),
+    "tests.toys.nonsense:DiesOfANamelessSignal": ("crashed", f"killed by signal {signal.SIGRTMIN + 3}", ""),
     "tests.toys.frameworkless:NumpyBackend": ("missing", "No module named 'no_such_framework'", ""),
 }
 
