@@ -26,6 +26,7 @@ from conformance.mutants.matrix import Finding, Hunt, Matrix, plugin
 from conformance.mutants.table import show
 from spec.cases import SCENARIOS, Case, build_case
 from spec.errors import SpecError
+from tests.toys.surroundings import errors
 
 # Faults that are edits of taps have one text for all frameworks: each is looked for in one of them in turn, in the others by the slow suite;
 # those that change what a backend is given, or what it gives, in torch and in one of the others in turn.
@@ -278,8 +279,8 @@ def test_matrix_is_legible(columns: int, capsys: pytest.CaptureFixture[str], mon
 def test_command_shows_the_matrix(invoke: Callable[..., tuple[Any, str, str]], open_worker: Callable[[str], Worker], tmp_path: Path) -> None:
     open_worker(plugin("torch"))  # or skip
     file = tmp_path / "matrix.json"
-    code, printed, errors = invoke("--backend", "torch", "--mutant", "norm_gain_missing", "--mutant", "heads_one_by_one", "--json", str(file), "--threads", "1")
-    assert (code, errors) == (0, "")
+    code, printed, said = invoke("--backend", "torch", "--mutant", "norm_gain_missing", "--mutant", "heads_one_by_one", "--json", str(file), "--threads", "1")
+    assert (code, errors(said)) == (0, "")
     assert "torch: found 1 of 1; first tensor right in 100 %" in printed
     data = json.loads(file.read_text())
     assert [(entry["mutant"], entry["status"]) for entry in data["findings"]] == [("norm_gain_missing", "found"), ("heads_one_by_one", "equivalent")]
@@ -287,11 +288,11 @@ def test_command_shows_the_matrix(invoke: Callable[..., tuple[Any, str, str]], o
 
 
 def test_command_refuses_all_unknown_names_at_once(invoke: Callable[..., tuple[Any, str, str]]) -> None:
-    code, _, errors = invoke("--backend", "torsh", "--mutant", "mask_mising", "--threads", "0")
+    code, _, said = invoke("--backend", "torsh", "--mutant", "mask_mising", "--threads", "0")
     assert code == 2
-    assert "--threads is 0" in errors
-    assert "unknown backend 'torsh': did you mean 'torch'?" in errors
-    assert "unknown mutant 'mask_mising': did you mean 'mask_missing'" in errors
+    assert "--threads is 0" in said
+    assert "unknown backend 'torsh': did you mean 'torch'?" in said
+    assert "unknown mutant 'mask_mising': did you mean 'mask_missing'" in said
 
 
 # The standard cases: none can be done without.
