@@ -37,9 +37,13 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, context_settings={
 
 
 def _version(asked: bool) -> None:
-    if asked:
+    if not asked:
+        return
+    try:
         print(f"concord {metadata.version('concord')}")
-        raise typer.Exit(0)
+    except metadata.PackageNotFoundError:
+        print("concord, from a checkout that is not installed")
+    raise typer.Exit(0)
 
 
 @app.callback()

@@ -137,11 +137,11 @@ def _without_deviations(case: Case, share: float) -> Case:
 
 
 def _difference(values: dict[str, Array], others: dict[str, Array]) -> float:
-    """Return by which share of their largest number tensors differ at most; infinite where it is not the same elements that are finite."""
+    """Return by which share of their largest number tensors differ at most; infinite where what is not finite differs."""
     found = 0.0
     for name, other in others.items():
         finite = np.isfinite(other)
-        if not np.array_equal(finite, np.isfinite(values[name])):
+        if not np.array_equal(finite, np.isfinite(values[name])) or not np.array_equal(values[name][~finite], other[~finite], equal_nan=True):
             return np.inf
         apart = np.max(abs(np.subtract(values[name], other, where=finite, out=np.zeros_like(other))), initial=0.0)
         largest = np.max(abs(other), initial=0.0, where=finite)
