@@ -231,6 +231,8 @@ def export_case(
     case: options.Cases = None,
 ) -> None:
     """Write standard cases as files that can be run anywhere; judge what comes back with 'concord check --from-dump DIR'."""
+    if directory.is_dir() and any(directory.iterdir()):
+        raise SpecError(f"{directory.absolute()}: holds something already; export into an empty folder")
     written = dump.export_cases(directory, check_jobs(_once(variant), _once(dtype) or DTYPES, part, case))
     Console().print(f"{len(written)} cases written to {directory}; put run.safetensors beside each case.json", highlight=False)
 

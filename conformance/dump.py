@@ -28,8 +28,9 @@ def export_cases(folder: Path, jobs: Sequence[Job]) -> list[Path]:
     Raises:
         SpecError: if the folder cannot be written, or holds a case already.
     """
-    if folder.is_dir() and any(folder.iterdir()):
-        raise SpecError(f"{folder.absolute()}: holds something already; export into an empty folder")
+    taken = [folder / job.name for job in jobs if (folder / job.name).exists()]
+    if taken:
+        raise SpecError(f"{taken[0]}: exists already; export into an empty folder")
     written = []
     try:
         for job in jobs:

@@ -20,7 +20,7 @@ from backends.interface import Unsupported
 from backends.worker import Worker
 from concord.cli import main
 from conformance.campaign import Result, Settings
-from conformance.fuzz import Findings, Plan, case_from, hunt, places, read_found, sample
+from conformance.fuzz import Findings, Plan, case_from, hunt, places, read_found, sample, write_failures
 from conformance.fuzz import hunting as hunting_module
 from conformance.fuzz.findings import Origin, failure_of
 from tests.toys.surroundings import PATIENCE, ROOT, errors, fake_ssh, options, toy
@@ -123,7 +123,7 @@ def test_a_wrong_backend_is_found_made_small_and_replayed(invoke: Invoke, tmp_pa
     assert f"{RIGHT} no longer fails: was diverges, is agrees" in output
 
 
-def test_a_crash_and_an_exception_are_findings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_and_an_exception_are_findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(hunting_module.ATTEMPTS, "crashed", 3)
     found = hunted(DIES, RAISES, RIGHT, cases=8)
     assert found.exit_code == 3
@@ -137,6 +137,9 @@ def test_a_crash_and_an_exception_are_findings(monkeypatch: pytest.MonkeyPatch) 
     assert found.tallies[RIGHT, "float32"].statuses == {"agrees": 8}
     assert found.tallies[DIES, "float32"].statuses == {"agrees": 8 - crash.times, "crashed": crash.times}
     assert found.tallies[RAISES, "float32"].statuses == {"agrees": 8 - error.times, "error": error.times}
+    folders = write_failures(tmp_path / "found", found, Settings())
+    assert len(set(folders.values())) == 2
+    assert all((folder / "found.json").is_file() for folder in folders.values())
 
 
 def test_a_hang_is_found_once_and_ends_the_chunk_of_its_backend() -> None:
