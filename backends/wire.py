@@ -119,10 +119,10 @@ def check_info(info: Any) -> None:
     if not isinstance(info, dict):
         raise SpecError("'info' must be an object")
     patterns = info.get("undelivered_taps", [])
-    if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
+    if not _is_list_of(str, patterns):
         raise SpecError(f"'undelivered_taps' is {patterns!r} but must be a list of strings")
     deviations = info.get("deviations", [])
-    if not isinstance(deviations, list) or not all(isinstance(entry, dict) for entry in deviations):
+    if not _is_list_of(dict, deviations):
         raise SpecError(f"'deviations' is {deviations!r} but must be a list of objects [clause=PRC-4]")
     declared(deviations)
 
@@ -140,9 +140,13 @@ def check_description(described: Any) -> None:
         raise SpecError(f"describe(): 'implementation_deviations' is a {type(further).__name__} but must be a dict [clause=PRC-4]")
     for stated in (described.get("deviations", []), *further.values()):
         for entries in stated.values() if isinstance(stated, dict) else [stated]:
-            if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            if not _is_list_of(dict, entries):
                 raise SpecError("describe(): 'deviations' must be a list of dicts, or one for each kind of device [clause=PRC-4]")
             declared(entries)
+
+
+def _is_list_of(kind: type, value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, kind) for entry in value)
 
 
 def run_arrays(run: Run) -> dict[str, NDArray[Any]]:

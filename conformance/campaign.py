@@ -256,9 +256,8 @@ def deviations_of(description: Mapping[str, Any], device: str, implementation: s
     """Return what a backend says that it deviates in, on a device: a list, or one for each kind of device."""
     further = description.get("implementation_deviations", {})
     found = []
-    for stated in (description.get("deviations", []), further.get(implementation, []) if isinstance(further, dict) else []):
-        entries = stated.get(device.partition(":")[0], []) if isinstance(stated, dict) else stated
-        found += entries if isinstance(entries, list) else []
+    for stated in (description.get("deviations", []), further.get(implementation, [])):
+        found += stated.get(device.partition(":")[0], []) if isinstance(stated, dict) else stated
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-import tempfile
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -86,23 +86,16 @@ def write_text(path: Path, text: str) -> None:
 
 def _replace(path: Path, text: str, mode: int | None) -> None:
     """Put a new file in the place of a regular one, or of none."""
-    number, name = tempfile.mkstemp(prefix=".concord-", dir=path.parent)
+    temporary = path.with_name(f".concord-{os.getpid()}-{threading.get_ident()}")
     try:
-        with os.fdopen(number, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, stat.S_IMODE(mode) if mode is not None else 0o666 & ~_umask())
-        os.replace(name, path)
+        temporary.write_text(text, encoding="utf-8")
+        if mode is not None:
+            temporary.chmod(stat.S_IMODE(mode))
+        temporary.replace(path)
     except BaseException:
         with suppress(OSError):
-            os.unlink(name)
+            temporary.unlink()
         raise
-
-
-def _umask() -> int:
-    """Return which permissions new files of this process do not have."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def _kind(mode: int) -> str:

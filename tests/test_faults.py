@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from backends.interface import Request, Run
+from backends.interface import Run
 from conformance.comparison import Verdict
 from conformance.faults.catalogue import ALL, Fault
 from conformance.faults.context import Context
@@ -21,18 +20,14 @@ from spec.cases import build_case
 from spec.montecarlo import MonteCarlo
 from spec.reference import Truth, compute
 from spec.tensors import inputs, source_of, taps
+from tests.toys.ports import truth_with
 
 SPECIFICATION = (Path(__file__).parent.parent / "spec" / "SPEC.md").read_text()
 EDITED = [fault for fault in ALL if fault.change.edits]
 
 
 def truth_of(fault: Fault | None, case: Any, arithmetic: Any = None, memory: dict[str, Any] | None = None) -> Truth:
-    change = fault.change if fault else Change()
-    model = with_edits(change.edit)
-    model.memory = {} if memory is None else memory
-    asked = change.request(Request(case.config, case.weights, case.batch, case.part, "float64"))
-    truth = compute(asked.config, asked.weights, asked.batch, arithmetic or Arithmetic(), True, case.part, "float64", model=model)
-    return dataclasses.replace(truth, gradients=dict(change.gradients(truth.gradients))) if change.gradients else truth
+    return truth_with(fault.change if fault else Change(), case, arithmetic or Arithmetic(), "float64", memory)
 
 
 def differ(right: Any, wrong: Any, limit: float) -> bool:

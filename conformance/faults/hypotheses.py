@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,14 +30,14 @@ def of_tap(question: Question, tap: str) -> Iterator[Hypothesis]:
     for fault in told_by_themselves(backward=False):
         for patterns, edit in fault.change.edits:
             if any(fnmatch.fnmatchcase(tap, pattern) for pattern in patterns):
-                yield hypothesis(fault, functools.partial(_always, edit), question.case.part, tap)
+                yield hypothesis(fault, edit, question.case.part, tap)
 
 
 def of_backward(question: Question) -> Iterator[Hypothesis]:
     """Yield the faults of the backward pass alone."""
     for fault in told_by_themselves(backward=True):
         for patterns, edit in fault.change.edits:
-            yield hypothesis(fault, functools.partial(_always, edit), question.case.part, *patterns)
+            yield hypothesis(fault, edit, question.case.part, *patterns)
 
 
 def of_hidden(question: Question) -> Iterator[Hypothesis]:
@@ -57,13 +57,16 @@ def of_hidden(question: Question) -> Iterator[Hypothesis]:
             continue
         changed = [name for name in (*hidden, question.tensor) if _edit(fault, name)]
         if changed:
-            yield hypothesis(fault, functools.partial(_edit, fault), question.case.part, *changed)
+            yield hypothesis(fault, functools.partial(_made, fault), question.case.part, *changed)
         elif not fault.change.edits:
             yield from _of_request(question, fault)
 
 
-def _always(edit: Edit, tap: str) -> Edit:
-    return edit
+def _made(fault: Fault, m: Context, y: Value) -> Value:
+    """Return what a fault makes of the tap in question, by whichever of its edits that is."""
+    edit = _edit(fault, m.tap)
+    made: Value = edit(m, y) if edit else y
+    return made
 
 
 def _edit(fault: Fault, tap: str) -> Edit | None:
@@ -101,22 +104,19 @@ def told_by_themselves(backward: bool) -> Iterator[Fault]:
             yield fault
 
 
-def hypothesis(fault: Fault, edit: Callable[[str], Edit | None], part: str, *on: str) -> Hypothesis:
+def hypothesis(fault: Fault, edit: Edit, part: str, *on: str) -> Hypothesis:
     """Return a fault as something that a run may contain.
 
     Args:
-        edit: what is made of each tap.
+        edit: what is made of a tap.
         on: patterns of the taps that are changed.
     """
 
     def change(m: Step, tap: str, y: Tensor) -> Tensor:
-        wrong = edit(tap)
-        if wrong is None:
-            return y
         operations = TapeOperations(m.a, m.dtype)
         context = Context(operations, m.config, m.batch, part, m.dtype, lambda name: operations.value(m.weights[name]), _Before(m, operations))
         context.tap = tap
-        made: Value = wrong(context, operations.value(y))
+        made: Value = edit(context, operations.value(y))
         return made.tensor
 
     return Hypothesis(name=_name(fault), text=_said(fault), clause=fault.clause, change=change, on=on)

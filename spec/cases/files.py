@@ -66,11 +66,10 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     Raises:
         SpecError: if it is missing, truncated or corrupt.
     """
+    content = read_bytes(path)
     try:
-        return load(read_bytes(path))
+        return load(content)
     except (SafetensorError, ValueError, KeyError) as error:
-        if isinstance(error, SpecError):
-            raise
         raise SpecError(f"{path}: not a whole safetensors file: {error}") from None
 
 

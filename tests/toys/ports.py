@@ -13,7 +13,7 @@ import numpy as np
 
 import spec
 from backends.interface import Request, Run
-from conformance.faults.fault import Fault
+from conformance.faults.fault import Change, Fault
 from conformance.faults.tape import with_edits
 from spec.arithmetic import Arithmetic
 from spec.cases import Case
@@ -27,16 +27,23 @@ SCORES, WEIGHTS = (f"layers.0.attention.{step}" for step in ("scores", "weights"
 
 def run_with(fault: Fault, case: Case, dtype: str = "float32", seed: int = 97) -> Run | None:
     """Return what a port with a fault would: the reference in rounded arithmetic; None where the case cannot have it."""
-    model = with_edits(fault.change.edit)
-    model.memory = {}
     try:
-        asked = fault.change.request(Request(case.config, case.weights, case.batch, case.part, dtype))
-        truth = compute(asked.config, asked.weights, asked.batch, Arithmetic(dtype, shuffle=seed), True, case.part, dtype, model=model)
+        return _run(truth_with(fault.change, case, Arithmetic(dtype, shuffle=seed), dtype), dtype)
     except (spec.SpecError, KeyError, IndexError, ValueError):
         return None
-    if fault.change.gradients:
-        truth = dataclasses.replace(truth, gradients=dict(fault.change.gradients(truth.gradients)))
-    return _run(truth, dtype)
+
+
+def truth_with(change: Change, case: Case, arithmetic: Arithmetic, dtype: str, memory: dict[str, Any] | None = None) -> Truth:
+    """Return what the reference yields with a change.
+
+    Args:
+        memory: what the fault keeps from one call to the next.
+    """
+    model = with_edits(change.edit)
+    model.memory = {} if memory is None else memory
+    asked = change.request(Request(case.config, case.weights, case.batch, case.part, dtype))
+    truth = compute(asked.config, asked.weights, asked.batch, arithmetic, True, case.part, dtype, model=model)
+    return dataclasses.replace(truth, gradients=dict(change.gradients(truth.gradients))) if change.gradients else truth
 
 
 def _run(truth: Truth, dtype: str) -> Run:
