@@ -15,6 +15,9 @@ PARTS = 10
 EVERY = 100
 """After how many there is a line where nobody knows how many there will be."""
 
+MINUTE = 60.0
+"""Seconds after which there is another line."""
+
 Reached = Callable[[str, int, str], None]
 """Called with who has reached how much of the work, and what was done last."""
 
@@ -66,14 +69,16 @@ def telling() -> Iterator[Callable[[str], None]]:
 
 
 def _lines(console: Console, total: int | None, unit: str) -> Reached:
-    """Return what prints a line at the start, and for each part that is done."""
-    started, said = time.perf_counter(), dict[str, int]()
+    """Return what prints a line at the start, for each part that is done, and each minute in which something was done."""
+    started, said = time.perf_counter(), dict[str, tuple[int, int, int]]()
 
     def reached(name: str, done: int, now: str) -> None:
-        part = done * PARTS // total if total else done // EVERY
-        if said.get(name, -1) < part:
-            said[name] = part
+        seconds = time.perf_counter() - started
+        part, minute = done * PARTS // total if total else done // EVERY, int(seconds // MINUTE)
+        last_part, last_minute, last_done = said.get(name, (-1, 0, -1))
+        if part > last_part or (minute > last_minute and done > last_done):
+            said[name] = part, minute, done
             words = (f"{done} of {total}" if total else str(done), unit, f"({now})" if now else "")
-            console.print(f"{time.perf_counter() - started:4.0f} s  {name}: {' '.join(filter(None, words))}", highlight=False, soft_wrap=True)
+            console.print(f"{seconds:4.0f} s  {name}: {' '.join(filter(None, words))}", highlight=False, soft_wrap=True)
 
     return reached

@@ -36,6 +36,7 @@ class Judgement:
         actual, expected, sigma: the values there.
         beyond: how many elements err more than :data:`conformance.tolerance.Z` sigma.
         size: how many elements there are.
+        independent: of how many of them the root mean square says something (:func:`conformance.scoring.independent_elements`); 0: of all.
         spread: how many elements have an error in each bin of :data:`Z_BINS`, and beyond the last.
         note: what else is to be said.
     """
@@ -49,13 +50,14 @@ class Judgement:
     sigma: float = float("nan")
     beyond: int = 0
     size: int = 0
+    independent: float = 0.0
     spread: tuple[int, ...] = ()
     note: str = ""
 
     @property
     def ratio(self) -> float:
         """The error in tolerances: up to 1 is rounding."""
-        return max(self.z / Z, self.rms / rms_limit(self.size))
+        return max(self.z / Z, self.rms / rms_limit(self.independent or self.size))
 
 
 @dataclass(frozen=True, slots=True)

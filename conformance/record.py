@@ -109,7 +109,7 @@ def _row(row: Row) -> dict[str, Any]:
 def _judgement(judgement: Judgement | None) -> dict[str, Any] | None:
     if judgement is None:
         return None
-    keys = ("status", "z", "rms", "ratio", "element", "actual", "expected", "sigma", "beyond", "note")
+    keys = ("status", "z", "rms", "ratio", "element", "actual", "expected", "sigma", "beyond", "independent", "note")
     return {key: getattr(judgement, key) for key in keys}
 
 

@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from conformance.comparison import Z_BINS, Judgement
 from conformance.expectation import root_mean_square
-from conformance.tolerance import Z, rms_limit
+from conformance.tolerance import R, Z, rms_limit
+from spec.precision import precision
 
 Array = NDArray[np.floating]
 
@@ -29,10 +30,10 @@ def judge_tensor(actual: Array, value: Array, sigma: Array, dtype: str, strict: 
         strict: whether an element that is not finite in the oracle must not be in the backend.
         lenient: whether an element that is finite in the oracle need not be in the backend.
     """
-    return _plainly(actual, value, sigma) or _carefully(actual, value, sigma, dtype, strict, lenient)
+    return _plainly(actual, value, sigma, dtype) or _carefully(actual, value, sigma, dtype, strict, lenient)
 
 
-def _plainly(actual: Array, value: Array, sigma: Array) -> Judgement | None:
+def _plainly(actual: Array, value: Array, sigma: Array, dtype: str) -> Judgement | None:
     """Judge a tensor of which every element can be compared; None where some cannot, or a sum of squares would not be exact."""
     with np.errstate(all="ignore"):
         errors = np.abs(actual.astype(value.dtype, copy=False) - value).astype(np.float64, copy=False).reshape(-1)
@@ -46,11 +47,12 @@ def _plainly(actual: Array, value: Array, sigma: Array) -> Judgement | None:
     z, beyond = float(scores[place]), 0
     if z > Z:
         beyond = int((scores > Z).sum())
+    independent = independent_elements(value, sigma, dtype) if rms > R else value.size
     # Z_BINS are powers of two: the exponent says in which bin a score lies.
     exponents = np.frexp(np.maximum(scores, Z_BINS[0] / 2))[1]
     counted = np.bincount(np.minimum(exponents - LOWEST, len(Z_BINS)), minlength=len(Z_BINS) + 1)
     return Judgement(
-        status="diverges" if beyond or rms > rms_limit(value.size) else "agrees",
+        status="diverges" if beyond or rms > rms_limit(independent) else "agrees",
         z=z,
         rms=rms,
         element=tuple(int(i) for i in np.unravel_index(place, value.shape)),
@@ -59,6 +61,7 @@ def _plainly(actual: Array, value: Array, sigma: Array) -> Judgement | None:
         sigma=float(allowed[place]),
         beyond=beyond,
         size=value.size,
+        independent=independent,
         spread=tuple(counted.tolist()),
     )
 
@@ -77,11 +80,12 @@ def _carefully(actual: Array, value: Array, sigma: Array, dtype: str, strict: bo
         rms = root_mean_square(errors[judged]) / root_mean_square(sigma[judged]) if np.isfinite(scores).all() else np.inf
     element = np.unravel_index(int(np.argmax(scores)), scores.shape)
     z, beyond = float(scores[element]), int((scores > Z).sum())
+    independent = independent_elements(value[judged], sigma[judged], dtype) if np.isfinite(rms) and rms > R else value.size
     counted = np.histogram(scores[judged], bins=[0.0, *Z_BINS, np.inf])[0] if judged.any() else [0] * (len(Z_BINS) + 1)
     unjudged = f"{judged.size - judged.sum()} elements are undetermined: out of range" if not judged.all() else ""
     infinite = unjudged if np.isfinite(actual[judged]).all() else "not finite"
     return Judgement(
-        status="diverges" if beyond or rms > rms_limit(value.size) else "agrees",
+        status="diverges" if beyond or rms > rms_limit(independent) else "agrees",
         z=z,
         rms=rms,
         element=tuple(int(i) for i in element),
@@ -90,6 +94,18 @@ def _carefully(actual: Array, value: Array, sigma: Array, dtype: str, strict: bo
         sigma=float(sigma[element]),
         beyond=beyond,
         size=value.size,
+        independent=independent,
         spread=tuple(int(count) for count in counted),
         note="finite where the oracle is not" if wrongly_finite.any() else infinite,
     )
+
+
+def independent_elements(value: Array, sigma: Array, dtype: str) -> float:
+    """Return over how many elements the root mean square of sigma is spread, counting those that are computed alike once.
+
+    The root mean square of errors says no more than that many of them: rows of the same inputs have the same error, and
+    elements far smaller than others count for nothing in it.
+    """
+    _, first = np.unique(precision(dtype).round(value), return_index=True)
+    powers = np.square(sigma.reshape(-1)[first] / np.max(sigma, initial=0.0), dtype=np.float64)
+    return float(np.square(powers.sum()) / np.square(powers).sum())

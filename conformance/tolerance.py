@@ -58,8 +58,12 @@ SIDE_BY_SIDE = 1 << 21
 TOGETHER = 2
 """Samples of a large case that are computed at the same time: each takes the memory of a whole run, and NumPy one core."""
 
-def rms_limit(size: int) -> float:
-    """Return the largest root mean square error of a tensor: one of its elements may err :data:`Z`, the rest :data:`R`."""
+def rms_limit(size: float) -> float:
+    """Return the largest root mean square error of a tensor: one of its elements may err :data:`Z`, the rest :data:`R`.
+
+    Args:
+        size: how many elements it has, or says something of (:func:`conformance.scoring.independent_elements`).
+    """
     return float(np.sqrt(R**2 + (Z**2 - R**2) / max(size, 1)))
 
 
@@ -242,9 +246,10 @@ class Sigma:
             jump: by how much the tensor may change at once besides.
         """
         value = self.value
-        noise = 0.0 if self.noise is None else np.square(self.noise, dtype=np.float64) / SAMPLES
-        bias = 0.0 if self.bias is None else self.bias / shadows
-        sigma = np.maximum(np.sqrt(noise + bias + np.square(jump)), least_sigma(value, self.dtype))
+        # Of the roots: squares of the smallest numbers would be lost.
+        noise = 0.0 if self.noise is None else self.noise / np.sqrt(SAMPLES)
+        bias = 0.0 if self.bias is None else np.sqrt(self.bias / shadows)
+        sigma = np.maximum(np.hypot(np.hypot(noise, bias), jump), least_sigma(value, self.dtype))
         sigma = np.where(abs(value) > precision(self.dtype).largest, np.nan, sigma)
         if self.finite is not None:
             sigma = np.where(self.finite, sigma, np.inf)

@@ -102,9 +102,18 @@ class Arithmetic(Softmax):
         """
         return self._kept(self.precision.round(values))
 
+    def vary_centered(self, centered: Tensor, x: Tensor) -> Tensor:
+        """Return what rows deviate from their mean as another admissible way would yield it: here, as a difference does."""
+        return centered
+
     def vary_variance(self, variance: Tensor, mean: Tensor) -> Tensor:
         """Return the variance of rows as another admissible way would yield it: here, as two passes do."""
         return variance
+
+    def round_sum(self, values: Values, value: float, rounded: str) -> Values:
+        """Return scores and a mask constant, added and rounded as the precision ``rounded`` does."""
+        target = precision(rounded)
+        return target.round(target.round(values) + np.float64(value)).astype(values.dtype)
 
     def step(self, values: Values, units: float = 1.0) -> Values:
         """Settle a step within an operation, which fused kernels do not round."""
@@ -226,9 +235,7 @@ class Arithmetic(Softmax):
 
     def add_where(self, a: Tensor, keep: NDArray[np.bool_], value: float, rounded: str) -> Tensor:
         """Add a constant wherever ``keep`` is False, and round the sum as the precision ``rounded`` does (SPEC MSK-5)."""
-        target = precision(rounded)
-        summed = target.round(target.round(a.value) + np.float64(value)).astype(a.value.dtype)
-        return self._record(np.where(keep, a.value, summed), (a, lambda g: g))
+        return self._record(np.where(keep, a.value, self.round_sum(a.value, value, rounded)), (a, lambda g: g))
 
     def freeze(self, a: Tensor, frozen: NDArray[np.bool_]) -> Tensor:
         """Return the same values; no gradient flows where ``frozen`` is True."""

@@ -25,6 +25,12 @@ BLOCK = 1 << 16
 PERIOD = (1 << 18) + 29
 """Random numbers that are drawn once; each operation takes them up from a place of its own."""
 
+NEAR = 16.0
+"""Unit roundoffs of the largest score of a row by which a score may err where that decides to which side its sum with a mask constant is rounded."""
+
+EQUAL = 1e-5
+"""Share by which the effective number of a sum's terms may differ from a whole one where they count as equal."""
+
 
 @functools.cache
 def _uniform(storage: np.dtype) -> Values:
@@ -107,8 +113,9 @@ class MonteCarlo(Arithmetic):
 
         def size(part: slice) -> Values:
             own: Values = abs(flat[:, part])
+            lost = least if absolute else least * (own > 0)  # zero is exact
             own *= share
-            own += least * (own > 0) if not absolute else least  # zero is exact
+            own += lost
             return own
 
         return self._perturbed(values, size)
@@ -130,7 +137,8 @@ class MonteCarlo(Arithmetic):
             power += (terms / 3 - share / terms) * square
             square *= terms / 3
             np.maximum(power, square, out=power)
-            lost = (terms * self._lost + self._least) * (power > 0)  # zero is exact
+            self._add_up(power, square * (3 / terms), flat_powers[:, part])
+            lost = (terms * self._lost + self._least) * ((power > 0) | (flat[:, part] != 0))  # zero is exact; squares may underflow
             np.sqrt(power, out=power)
             power *= roundoff
             power += lost
@@ -138,6 +146,15 @@ class MonteCarlo(Arithmetic):
 
         summed = self._perturbed(values, size)
         return self.settle(summed) if self._half else summed
+
+    def _add_up(self, power: Values, square: Values, squares: Values) -> None:
+        """Raise the variance of sums of equal terms, whose partial sums may all be rounded the same way: n terms err up to n/2 of their sum.
+
+        The square of a sum over the sum of the squares is a whole number where all terms that are not zero are equal.
+        """
+        count = np.divide(square, squares, out=np.zeros_like(square), where=squares > 0)
+        equal = abs(count - np.rint(count)) <= EQUAL * count
+        np.maximum(power, np.square(count / 2) * square, out=power, where=equal)
 
     def vary_softmax(self, value: Values, x: Values, floor: float | Values | None, logarithms: Callable[[], Values]) -> Values:
         """Perturb a row's weights together, by what the logarithm of its sum may err (:meth:`Arithmetic.vary_softmax`)."""
@@ -155,6 +172,20 @@ class MonteCarlo(Arithmetic):
         """Return numbers about one, as far from it as the logarithm of a row's sum may err; where it says nothing, that one."""
         size = self._accumulation * np.where(np.isfinite(logarithms), abs(logarithms), 0.0)
         return self._perturbed(np.full_like(size, about), self._of(size))
+
+    def round_sum(self, values: Values, value: float, rounded: str) -> Values:
+        """Add a constant and round (:meth:`Arithmetic.round_sum`), to either side where a sum lies near the middle between two numbers.
+
+        Too few samples would meet that by their own noise, and a correct run does once in many. Scores that a run delivered are its own.
+        """
+        if len(values) > 1 or self.samples == 1:
+            near = NEAR * self._roundoff * abs(values).max(-1, keepdims=True)
+            values = self._perturbed(values, self._of(np.broadcast_to(near, values.shape)))
+        return super().round_sum(values, value, rounded)
+
+    def vary_centered(self, centered: Tensor, x: Tensor) -> Tensor:
+        """Perturb what rows deviate from their mean: multiplied out, x and the mean are rounded before their difference is taken (ALG-5)."""
+        return self._record(self._perturbed(centered.value, self._of(self._accumulation * abs(x.value))), (centered, lambda gradient: gradient))
 
     def vary_variance(self, variance: Tensor, mean: Tensor) -> Tensor:
         """Perturb the variance of rows: of blocks that are merged, and by updates, it errs by the rounding of a mean times the deviation (ALG-5)."""

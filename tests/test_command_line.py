@@ -379,7 +379,7 @@ def test_results_are_written_as_strict_json(invoke: Invoke, tmp_path: Path) -> N
     assert wrong["first_divergence"] == wrong["tensors"][0]["tensor"] == "layers.1.attention.scores"
     assert wrong["worst"] > 1
     row = wrong["tensors"][0]
-    assert row["ratio"] == max(row["local"]["z"] / data["limits"]["z"], row["local"]["rms"] / rms_limit(row["size"])) > 1
+    assert row["ratio"] == max(row["local"]["z"] / data["limits"]["z"], row["local"]["rms"] / rms_limit(row["local"]["independent"])) > 1
     assert (row["clause"], row["status"], len(row["element"])) == ("ATT-4", "diverges", 4)
     assert 0 < row["beyond"] <= row["size"]
     assert (nan["worst"], nan["tensors"][0]["ratio"], nan["tensors"][0]["actual"]) == ("inf", "inf", "nan")

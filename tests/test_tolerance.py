@@ -9,6 +9,7 @@ from backends.interface import Run
 from conformance import tolerance
 from conformance.expectation import Case
 from conformance.judging import judge
+from conformance.scoring import independent_elements, judge_tensor
 from conformance.tolerance import Z, expect
 from spec.arithmetic import Arithmetic
 from spec.cases import build_case
@@ -183,3 +184,54 @@ def test_samples_of_monte_carlo_arithmetic_are_each_perturbed_in_another_way():
         if len(samples[name]) > 1:
             assert (abs(samples[name] - value) <= Z * truth.sigmas[name]).all(), name
             assert len({sample.tobytes() for sample in samples[name]}) > (1 if value.ndim == 0 else 4), name
+
+
+def test_what_is_all_but_zero_may_be_flushed_and_zero_may_not():
+    values = np.array([[1e-42, 0.0, -1e-39]], np.float32)
+    noise = MonteCarlo("float32", 16).settle(values) - values
+    assert (abs(noise).max(0) > 1e-39).tolist() == [True, False, True]
+    summed = MonteCarlo("float64", 16).settle_sum(np.array([[1e-306, 0.0]]), lambda: np.zeros((1, 2)), 3)
+    assert (np.ptp(summed, 0) > 1e-308).tolist() == [True, False]
+
+
+@wide
+def test_noise_whose_square_is_no_number_is_not_lost():
+    sigma = tolerance.Sigma(np.array([1e-200, 1e-100], EXTENDED), "float64")
+    sigma.sample(np.array([[2e-200, 1e-100], [0.0, 1e-100]]))
+    np.testing.assert_allclose(sigma.result(1)[0], 1e-200 * np.sqrt(2 / tolerance.SAMPLES))
+
+
+@pytest.mark.parametrize("hidden", [0, 41])
+def test_a_sum_of_equal_terms_may_err_in_one_direction(hidden):
+    terms = np.array([0.7] * 293 + [0.0] * hidden, np.float32)
+    truth = terms.astype(np.float64).sum()
+    one_by_one = np.add.accumulate(terms)[-1]
+    arithmetic = MonteCarlo("float32", 16)
+    sigma = np.sqrt(np.square(arithmetic.sum(arithmetic.leaf(terms), -1).value - truth).mean())
+    assert 20 * 2.0**-24 * truth < abs(one_by_one - truth) < 4 * sigma
+    terms = np.concatenate([terms, [0.3, 0.2]]).astype(np.float32)  # in a run such sums err less, but may as much
+    assert np.sqrt(np.square(arithmetic.sum(arithmetic.leaf(terms), -1).value - terms.sum(dtype=np.float64)).mean()) < sigma
+
+
+def test_a_score_halfway_between_two_sums_may_be_rounded_to_either():
+    halfway = 0.5 + 2.0**-17  # the sum with -199.5 is rounded to multiples of 2^-16
+    scores = np.broadcast_to(np.array([1.0, halfway, 0.25]), (16, 3)).astype(np.float32)
+    sums = MonteCarlo("float32", 16).round_sum(scores, -199.5, "float32")
+    assert [len(np.unique(column)) for column in sums.T] == [1, 2, 1]
+    delivered = MonteCarlo("float32", 16).round_sum(scores[:1], -199.5, "float32")
+    assert delivered.shape == (1, 3), "what a run delivered is not perturbed"
+    assert (MonteCarlo("float32", 16).round_sum(scores, -1e9, "float32") == np.float32(-1e9)).all()
+
+
+def test_the_root_mean_square_speaks_of_as_many_elements_as_sigma_is_spread_over():
+    random = np.random.default_rng(5)
+    value, even = random.standard_normal((31, 7)), np.ones((31, 7))
+    assert independent_elements(value, even, "float32") == pytest.approx(217)
+    assert independent_elements(np.repeat(value[:1], 31, 0), even, "float32") == pytest.approx(7)
+    uneven = even * 1e-6
+    uneven[0, :3] = 1.0
+    assert independent_elements(value, uneven, "float32") == pytest.approx(3)
+    rows = np.repeat(value[:1], 31, 0)
+    assert judge_tensor(rows + 7.0, rows, even, "float32").status == "agrees", "one error in 31 rows"
+    assert judge_tensor(value + 7.0, value, even, "float32").status == "diverges"
+    assert judge_tensor(rows + 17.0, rows, even, "float32").status == "diverges"

@@ -52,6 +52,7 @@ ALL: tuple[Variation, ...] = (
     Variation("norm_merged", "ALG-5", "The variance in blocks that are merged.", model=models.norm(models.merged)),
     Variation("norm_times_reciprocal", "ALG-5", "The reciprocal of the deviation is multiplied with.", model=models.norm(models.two_passes, models.times_reciprocal)),
     Variation("norm_gain_first", "ALG-5", "The gain is divided by the deviation first.", model=models.norm(models.welford, models.gain_first)),
+    Variation("norm_multiplied_out", "ALG-5", "Row and mean are divided by the deviation one by one, forward and backward.", model=models.norm(models.two_passes, models.multiplied_out, models.of_products)),
     Variation("norm_fused_multiply_add", "ALG-5", "Gain and offset in one rounding.", model=models.norm(models.two_passes, models.fused_multiply_add)),
     Variation("reciprocals", "ALG-5", "Every division and root by a reciprocal.", steps.Reciprocals),
     Variation("gelu_erfc", "ALG-6", "GELU from erfc, its derivative in closed form.", model=models.activation(gelu_erf=models.gelu_erfc)),

@@ -119,15 +119,33 @@ def two_passes(m: Context, x: Array) -> tuple[Array, Array]:
     return mean, m.o.sum((x - mean) * (x - mean), -1)
 
 
-def norm(statistics: Callable[[Context, Array], tuple[Array, Array]], gain_first: bool = False) -> Edit:
-    """Return a layer norm from these statistics, times the reciprocal of the deviation."""
+def times_reciprocal(x: Array, mean: Array, inverse: Array, gain: Array) -> Array:
+    return (x - mean) * inverse * gain
+
+
+def gain_first(x: Array, mean: Array, inverse: Array, gain: Array) -> Array:
+    return (x - mean) * (inverse * gain)
+
+
+def multiplied_out(x: Array, mean: Array, inverse: Array, gain: Array) -> Array:
+    return x * (inverse * gain) - mean * (inverse * gain)
+
+
+def norm(
+    statistics: Callable[[Context, Array], tuple[Array, Array]],
+    normed: Callable[[Array, Array, Array, Array], Array] = times_reciprocal,
+) -> Edit:
+    """Return a layer norm from these statistics.
+
+    Args:
+        normed: takes rows, their mean, the reciprocal of their deviation and the gain.
+    """
 
     def edit(m: Context, y: Array) -> Array:
         x = m.source()
         mean, squares = statistics(m, x)
         inverse = 1.0 / m.deviation(squares / float(m.config.d_model - (m.config.norm_variance == "unbiased")))
-        gain, offset = (m.weight(f"{m.owner}.{part}") for part in ("weight", "bias"))
-        return ((x - mean) * (inverse * gain) if gain_first else (x - mean) * inverse * gain) + offset
+        return normed(x, mean, inverse, m.weight(f"{m.owner}.weight")) + m.weight(f"{m.owner}.bias")
 
     return edit
 
@@ -172,7 +190,8 @@ EDITS: dict[str, Change] = {
     "norm_two_passes": edited(norm(two_passes), *NORMS),
     "norm_welford": edited(norm(welford), *NORMS),
     "norm_merged": edited(norm(merged), *NORMS),
-    "norm_gain_first": edited(norm(welford, gain_first=True), *NORMS),
+    "norm_gain_first": edited(norm(welford, gain_first), *NORMS),
+    "norm_multiplied_out": edited(norm(two_passes, multiplied_out), *NORMS),
     "gelu_sigmoid": edited(gelu_sigmoid, "*.feed_forward.activation"),
     "bias_first": edited(in_halves, *LINEAR),
     "embeddings_position_first": edited(position_first, "embeddings.sum"),

@@ -76,7 +76,27 @@ def fused_multiply_add(x: Values, mean: Values, deviation: Values, gain: Values,
     return value
 
 
-def norm(statistics: Statistics, normalized: Normalized = divided) -> type[_Reference]:
+def multiplied_out(x: Values, mean: Values, deviation: Values, gain: Values, offset: Values) -> Values:
+    return (x * (1 / deviation) - mean * (1 / deviation)) * gain + offset
+
+
+Slope = Callable[[Values, Values, Values, Values], Values]
+"""Takes rows, their mean, a gradient and a factor; returns differences times the factor times the sum of gradient times differences."""
+
+
+def of_differences(x: Values, mean: Values, gradient: Values, factor: Values) -> Values:
+    centered: Values = x - mean
+    slope: Values = centered * ((gradient * centered).sum(-1, keepdims=True) * factor)
+    return slope
+
+
+def of_products(x: Values, mean: Values, gradient: Values, factor: Values) -> Values:
+    share: Values = ((gradient * x).sum(-1, keepdims=True) - mean * gradient.sum(-1, keepdims=True)) * factor
+    slope: Values = x * share - mean * share
+    return slope
+
+
+def norm(statistics: Statistics, normalized: Normalized = divided, slope: Slope = of_differences) -> type[_Reference]:
     """Return a model whose layer norm is one step, forward and backward."""
 
     class Normed(_Reference):
@@ -88,15 +108,15 @@ def norm(statistics: Statistics, normalized: Normalized = divided) -> type[_Refe
             mean, squares = statistics(x.value)
             root = np.sqrt(np.maximum(squares, 0) / count + (epsilon if inside else 0))
             deviation = root if inside else root + epsilon
-            centered = x.value - mean
+            one, zero = np.ones_like(gain.value), np.zeros_like(offset.value)
 
             def to_x(gradient: Values) -> Values:
                 inner = gradient * gain.value
-                slope = centered * ((inner * centered).sum(-1, keepdims=True) / (deviation * deviation * root * count))
-                return self.a.settle((inner - inner.mean(-1, keepdims=True)) / deviation - slope)
+                by_variance = slope(x.value, mean, inner, 1 / (deviation * deviation * root * count))
+                return self.a.settle((inner - inner.mean(-1, keepdims=True)) / deviation - by_variance)
 
             def to_gain(gradient: Values) -> Values:
-                return self.a.settle((gradient * (centered / deviation)).reshape(-1, x.shape[-1]).sum(0))
+                return self.a.settle((gradient * normalized(x.value, mean, deviation, one, zero)).reshape(-1, x.shape[-1]).sum(0))
 
             value = self.a.settle(normalized(x.value, mean, deviation, gain.value, offset.value))
             return self.a._record(value, (x, to_x), (gain, to_gain), (offset, lambda g: self.a.settle(g.reshape(-1, x.shape[-1]).sum(0))))
