@@ -3,6 +3,7 @@ PYTHON ?= python3.11
 VENV ?= .venv
 RUN := $(VENV)/bin
 CONSTRAINTS := constraints/py311.txt
+TREE := .mypy_cache/tree/concord# the package as it is installed
 
 .PHONY: check test slow lint golden cases readme readme-criteria readme-speed speed clean
 
@@ -17,18 +18,20 @@ slow: $(VENV)/installed
 
 lint: $(VENV)/installed
 	$(RUN)/ruff check .
+	rm -rf $(TREE) && mkdir -p $(TREE)
+	ln -s $(CURDIR)/concord/* $(addprefix $(CURDIR)/,spec backends conformance speed) $(TREE)
 	$(RUN)/mypy
 
 golden: $(VENV)/installed
 	$(RUN)/concord golden
 
 cases: $(VENV)/installed
-	$(RUN)/python -m spec.cases
+	$(RUN)/python -m concord.spec.cases
 
 readme: $(VENV)/installed
 	$(RUN)/concord check --markdown README.md
 
-$(VENV)/installed: pyproject.toml $(CONSTRAINTS)
+$(VENV)/installed: pyproject.toml setup.py $(CONSTRAINTS)
 	test -x $(RUN)/python || $(PYTHON) -m venv $(VENV)
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[all,dev]"
 	touch $@

@@ -1,6 +1,6 @@
 """How each framework computes it: the four backends, and the door to them.
 
-Nothing here imports a framework; that happens in a worker process (:mod:`backends.worker`).
+Nothing here imports a framework; that happens in a worker process (:mod:`concord.backends.worker`).
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from backends.interface import Backend, Request, Run, Unsupported
-from spec.errors import UnknownNameError, unknown
+from concord.backends.interface import Backend, Request, Run, Unsupported
+from concord.spec.errors import UnknownNameError, unknown
 
 if TYPE_CHECKING:
-    from backends.worker import Worker, WorkerFailure
+    from concord.backends.worker import Worker, WorkerFailure
 
 BUILT_IN = ("torch", "tf", "paddle", "jax")
 """The backends that live in this repository."""
@@ -36,7 +36,7 @@ def resolve(name: str) -> str:
         UnknownNameError: with the nearest names.
     """
     if name in BUILT_IN:
-        return f"backends.{name}.adapter:Adapter"
+        return f"concord.backends.{name}.adapter:Adapter"
     for point in entry_points(group=ENTRY_POINTS):
         if point.name == name:
             return point.value
@@ -55,13 +55,13 @@ def open(name: str, device: str = "cpu", **settings: Any) -> Worker:
     Args:
         name: a known name (:func:`names`) or ``"package.module:Class"``.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-        settings: the other arguments of :class:`backends.worker.Worker`.
+        settings: the other arguments of :class:`concord.backends.worker.Worker`.
 
     Raises:
         UnknownNameError: with the nearest names.
         WorkerFailure: if it cannot be started, for example because the framework is not installed.
     """
-    from backends.worker import Worker
+    from concord.backends.worker import Worker
 
     return Worker(name, resolve(name), device, **settings)
 
@@ -69,9 +69,9 @@ def open(name: str, device: str = "cpu", **settings: Any) -> Worker:
 def __getattr__(name: str) -> Any:
     # A worker process imports this package too, in environments that have neither execnet nor psutil.
     if name in ("Worker", "WorkerFailure"):
-        import backends.worker
+        from concord.backends import worker
 
-        return getattr(backends.worker, name)
+        return getattr(worker, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -11,15 +11,15 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.interface import Implementation, Request, Run, Session, Steps, Trace, choose
-from spec.parameters import Weights
+from concord.backends.interface import Implementation, Request, Run, Session, Steps, Trace, choose
+from concord.spec.parameters import Weights
 
 Tensor = Any
 """A tensor of the framework."""
 
 
 class FrameworkAdapter(ABC):
-    """A backend on a framework (:class:`backends.interface.Backend`).
+    """A backend on a framework (:class:`concord.backends.interface.Backend`).
 
     Attributes:
         name: what reports call it.
@@ -29,7 +29,7 @@ class FrameworkAdapter(ABC):
         session_type: the class of its sessions.
         multiply: starts a matrix product: (M, K) and (K, N) to (M, N).
         synchronize: waits until what it is given is computed.
-        timed: runs so many steps on a device, and returns their seconds (:meth:`backends.interface.Steps.timed`).
+        timed: runs so many steps on a device, and returns their seconds (:meth:`concord.backends.interface.Steps.timed`).
     """
 
     name: ClassVar[str]
@@ -54,16 +54,16 @@ class FrameworkAdapter(ABC):
         }
 
     def run(self, request: Request) -> Run:
-        """Compute what is asked (:meth:`backends.interface.Backend.run`)."""
+        """Compute what is asked (:meth:`concord.backends.interface.Backend.run`)."""
         return self.session(request).read()
 
     def session(self, request: Request) -> Session:
-        """Build what is asked for, to be run many times (:meth:`backends.interface.Measurable.session`)."""
+        """Build what is asked for, to be run many times (:meth:`concord.backends.interface.Measurable.session`)."""
         found: Session = self.session_type(self, request)
         return found
 
     def implementation(self, request: Request) -> Implementation:
-        """Return the implementation that a request asks for (:func:`backends.interface.choose`)."""
+        """Return the implementation that a request asks for (:func:`concord.backends.interface.choose`)."""
         return choose(self.name, self.implementations, request)
 
     def edit(self, request: Request) -> Callable[[str, Tensor], Tensor]:
@@ -82,7 +82,7 @@ class FrameworkAdapter(ABC):
         return lambda model, inputs, record: lambda name, tensor: record(name, edit(name, tensor))
 
     def product(self, left: NDArray[np.floating], right: NDArray[np.floating], dtype: str, device: str, precision: str) -> Steps:
-        """Return the product of two matrices (:meth:`backends.interface.Measurable.product`)."""
+        """Return the product of two matrices (:meth:`concord.backends.interface.Measurable.product`)."""
         place = self.device(device)
         self.switches.set_precision(precision)
         return Product(self, self.tensor(left, dtype, place), self.tensor(right, dtype, place))
@@ -114,7 +114,7 @@ class FrameworkAdapter(ABC):
 
     @abstractmethod
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
-        """Return the largest number of bytes held on a device (:meth:`backends.interface.Measurable.peak_memory`)."""
+        """Return the largest number of bytes held on a device (:meth:`concord.backends.interface.Measurable.peak_memory`)."""
 
     @abstractmethod
     def device(self, name: str) -> Any:
@@ -130,7 +130,7 @@ class FrameworkAdapter(ABC):
 
 
 class Product:
-    """A matrix product, again and again (:class:`backends.interface.Steps`): (M, K) and (K, N) to (M, N)."""
+    """A matrix product, again and again (:class:`concord.backends.interface.Steps`): (M, K) and (K, N) to (M, N)."""
 
     def __init__(self, adapter: FrameworkAdapter, left: Tensor, right: Tensor) -> None:
         self.adapter, self.left, self.right = adapter, left, right

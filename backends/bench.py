@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from backends.interface import Measurable, Request, Steps, Unsupported
-from backends.wire import Message, pack
-from spec.batch import batch_of_lengths, round_inputs
-from spec.config import from_mapping
-from spec.parameters import Weights, initialize, trainable
+from concord.backends.interface import Measurable, Request, Steps, Unsupported
+from concord.backends.wire import Message, pack
+from concord.spec.batch import batch_of_lengths, round_inputs
+from concord.spec.config import from_mapping
+from concord.spec.parameters import Weights, initialize, trainable
 
 VECTORS = 4
 """Random directions along which an update is reported."""

@@ -11,19 +11,19 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from spec.batch import Batch, validate_batch
-from spec.config import EncoderConfig
-from spec.errors import SpecError, unknown
-from spec.parameters import Weights, validate_weights
-from spec.precision import precision
-from spec.tensors import PARTS, axis_sizes, check_part, inputs, resolve, taps
+from concord.spec.batch import Batch, validate_batch
+from concord.spec.config import EncoderConfig
+from concord.spec.errors import SpecError, unknown
+from concord.spec.parameters import Weights, validate_weights
+from concord.spec.precision import precision
+from concord.spec.tensors import PARTS, axis_sizes, check_part, inputs, resolve, taps
 
 IMPLEMENTATIONS = ("explicit", "library")
 """``explicit``: written out as the sources write it. ``library``: out of the framework's own layers and fused kernels."""
 
 EXECUTIONS = ("eager", "compiled", "packed", "packed-compiled")
 """``eager``: operation by operation. ``compiled``: through the framework's compiler. ``packed``, ``packed-compiled``: the
-same without the rows of padded tokens (:mod:`backends.packing`), library layers alone."""
+same without the rows of padded tokens (:mod:`concord.backends.packing`), library layers alone."""
 
 PRECISION_MODES = ("strict", "tf32", "default")
 """How products of float32 numbers are computed. ``strict``: in full float32, whatever the framework does unasked. ``tf32``:

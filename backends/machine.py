@@ -11,15 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from concord import DISTRIBUTION
+
 
 def describe() -> dict[str, Any]:
     """Return JSON data about the machine and the process that judges or measures."""
     try:
-        concord = version("concord")
+        installed = version(DISTRIBUTION)
     except PackageNotFoundError:  # run from a checkout that is not installed
-        concord = None
+        installed = None
     return {
-        "concord": concord,
+        "concord": installed,
         "python": platform.python_version(),
         "numpy": np.__version__,
         "system": platform.platform(),

@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.interface import Request
-from spec.masks import mask_constant, real_tokens, sees_nothing
+from concord.backends.interface import Request
+from concord.spec.masks import mask_constant, real_tokens, sees_nothing
 
 MULTIPLE = 64
 """To a multiple of this the rows of a compiled program are filled up, so that few programs serve all batches."""

@@ -4,7 +4,7 @@ A :class:`Seat` has one worker at a time. All that is done on a seat is done one
 as long as that lives, so a backend that carries something from one call to the next is seen as it is. A :class:`Pool`
 holds the seats of a job, of several backends and devices, and has as many work at a time as there are cores. It ends all
 of them at once: when a task raises something, at Ctrl-C, when it is told to, and with its ``with`` block. What one request
-may take, time and memory, its worker limits (:class:`backends.worker.Worker`), and a worker whose parent is gone ends by
+may take, time and memory, its worker limits (:class:`concord.backends.worker.Worker`), and a worker whose parent is gone ends by
 itself. What stands above a pool may be any executor: a thread, a process, Dask.
 """
 
@@ -21,7 +21,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from multiprocessing.connection import wait as wait_for
 from typing import TypeVar
 
-from backends.worker import Worker, WorkerFailure
+from concord.backends.worker import Worker, WorkerFailure
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -14,10 +14,10 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from backends.bench import Bench
-from backends.interface import Backend, Unsupported
-from backends.wire import decode_request, encode_run, pack
-from spec.errors import SpecError
+from concord.backends.bench import Bench
+from concord.backends.interface import Backend, Unsupported
+from concord.backends.wire import decode_request, encode_run, pack
+from concord.spec.errors import SpecError
 
 Reply = tuple[str, str, bytes]
 """Status, JSON and arrays. Status: ``ok``, ``unsupported``, ``refused``, ``error``, ``absent`` or ``broken``."""

@@ -11,11 +11,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.adapter import FrameworkAdapter, Tensor
-from backends.interface import Request, Run, Unsupported, confirm_switches, refuse_tf32, refusing_nondeterminism
-from backends.packing import indices
-from spec.batch import Batch
-from spec.parameters import Weights
+from concord.backends.adapter import FrameworkAdapter, Tensor
+from concord.backends.interface import Request, Run, Unsupported, confirm_switches, refuse_tf32, refusing_nondeterminism
+from concord.backends.packing import indices
+from concord.spec.batch import Batch
+from concord.spec.parameters import Weights
 
 ASKED = ("device", "implementation", "execution", "precision", "deterministic")
 """Settings that a run repeats, so that nobody has to take them on trust (SPEC PRC-3)."""
@@ -35,7 +35,7 @@ class Observation(NamedTuple):
 
 
 class FrameworkSession(ABC):
-    """A session of a backend (:class:`backends.interface.Session`).
+    """A session of a backend (:class:`concord.backends.interface.Session`).
 
     Args:
         adapter: the backend.

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from backends.interface import Request, Run
-from spec.batch import Batch, from_arrays
-from spec.cases.files import section
-from spec.config import EncoderConfig, from_mapping
-from spec.deviations import declared
-from spec.errors import SpecError
-from spec.parameters import parameters, shape_of
-from spec.tensors import output_name, resolve, sizes_of, taps
+from concord.backends.interface import Request, Run
+from concord.spec.batch import Batch, from_arrays
+from concord.spec.cases.files import section
+from concord.spec.config import EncoderConfig, from_mapping
+from concord.spec.deviations import declared
+from concord.spec.errors import SpecError
+from concord.spec.parameters import parameters, shape_of
+from concord.spec.tensors import output_name, resolve, sizes_of, taps
 
 Message = tuple[str, bytes]
 """A JSON header, and arrays by name in the safetensors format."""

@@ -29,15 +29,18 @@ from execnet import gateway_bootstrap, gateway_io
 from numpy.typing import NDArray
 from safetensors.numpy import load
 
-from backends import machine
-from backends.interface import Request, Run, Unsupported
-from backends.wire import check_description, decode_run, encode_request, legible, received
-from spec.batch import Batch, round_inputs
-from spec.config import EncoderConfig
-from spec.errors import SpecError
-from spec.parameters import Weights
+import concord
+from concord.backends import machine
+from concord.backends.interface import Request, Run, Unsupported
+from concord.backends.wire import check_description, decode_run, encode_request, legible, received
+from concord.spec.batch import Batch, round_inputs
+from concord.spec.config import EncoderConfig
+from concord.spec.errors import SpecError
+from concord.spec.parameters import Weights
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(concord.__file__).resolve().parent.parent
+"""The folder that a worker imports this package from: a checkout, or where it is installed."""
+
 TIME_LIMIT = 300.0
 """Seconds that one request may take unless the caller says otherwise."""
 
@@ -68,7 +71,10 @@ root = os.path.realpath(os.path.expanduser(settings["root"]))
 # A folder whose subfolders bear the frameworks' names must never be searched for imports.
 shadowing = os.path.join(root, "backends")
 searched = [os.path.abspath(entry or os.getcwd()) if os.path.exists(entry or ".") else entry for entry in sys.path]
-sys.path[:] = [root] + [entry for entry in searched if os.path.realpath(entry) not in (shadowing, root)]
+others = [entry for entry in searched if os.path.realpath(entry) not in (shadowing, root)]
+# What is installed beside this package is for the parent's interpreter: another one takes its own first.
+installed = os.path.isdir(os.path.join(root, "concord", "backends"))
+sys.path[:] = [*others, root] if installed else [root, *others]
 if settings["stderr"]:
     os.dup2(os.open(settings["stderr"], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
 try:
@@ -76,7 +82,7 @@ try:
         file.write("1000")  # if the machine runs out of memory, this process goes first
 except OSError:
     pass
-from backends.remote import serve
+from concord.backends.remote import serve
 serve(channel, settings["target"])
 """
 
@@ -263,7 +269,7 @@ class Worker:
         precision: str = "strict",
         tap_gradients: bool = False,
     ) -> Run:
-        """Compute a part of the model in the backend; the arguments are those of :class:`backends.interface.Request`.
+        """Compute a part of the model in the backend; the arguments are those of :class:`concord.backends.interface.Request`.
 
         Raises:
             SpecError: for input that does not fit, before anything is sent.
@@ -303,7 +309,7 @@ class Worker:
         return load(self._ask("round_trip", Request(config, weights, batch, part, dtype, implementation, device=self.device))[1])
 
     def bench(self, operation: str, **asked: Any) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Have a session opened, stepped or let go: an operation of :class:`backends.bench.Bench`, with what it is asked.
+        """Have a session opened, stepped or let go: an operation of :class:`concord.backends.bench.Bench`, with what it is asked.
 
         Raises:
             Unsupported: if the backend cannot be measured, or not in this way.

@@ -21,17 +21,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-import backends
-import spec
-from concord import options, speeding
+from concord import DISTRIBUTION, backends, options, spec, speeding
+from concord.conformance import campaign, check_jobs, doctor, dump, published, record, report
+from concord.conformance.check import DTYPES, QUICK
+from concord.conformance.mutants import matrix
+from concord.conformance.mutants import table as mutants_table
 from concord.progress import counting
-from conformance import campaign, check_jobs, doctor, dump, published, record, report
-from conformance.check import DTYPES, QUICK
-from conformance.mutants import matrix
-from conformance.mutants import table as mutants_table
-from spec.errors import SpecError
-from spec.files import write_text
-from speed.peers import PEERS
+from concord.spec.errors import SpecError, optional
+from concord.spec.files import write_text
+from concord.speed.peers import PEERS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, context_settings={"help_option_names": ["--help", "-h"]}, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -40,7 +38,7 @@ def _version(asked: bool) -> None:
     if not asked:
         return
     try:
-        print(f"concord {metadata.version('concord')}")
+        print(f"concord {metadata.version(DISTRIBUTION)}")
     except metadata.PackageNotFoundError:
         print("concord, from a checkout that is not installed")
     raise typer.Exit(0)
@@ -86,7 +84,7 @@ def _finish(
         record.write(json, data)
         console.print(f"written: {json}", highlight=False)
     if html is not None:
-        from conformance.html import page  # jinja2 need not be installed where no page is made
+        from concord.conformance.html import page  # jinja2 need not be installed where no page is made
 
         write_text(html, page(data))
         console.print(f"written: {html}", highlight=False)
@@ -195,8 +193,8 @@ def mutants(
         console.print(mutants_table.catalogue(chosen, console.width))
         raise typer.Exit(0)
     if criteria:
-        from concord import comparing  # it draws random cases too
-
+        with optional("--criteria", "fuzz"):
+            from concord import comparing
         raise typer.Exit(comparing.compare(chosen, names, settings, console, json, markdown))
     with counting(names, len(chosen)) as progress:
         found = matrix.conduct(chosen, names, settings, progress)
@@ -215,7 +213,7 @@ def report_command(
     """Make the page of an earlier run from its JSON."""
     if file.resolve() == html.resolve():
         raise SpecError(f"{html}: is the record itself; name another file for the page")
-    from conformance.html import page
+    from concord.conformance.html import page
 
     _writable(html)
     write_text(html, page(record.read(file)))
@@ -265,7 +263,8 @@ def fuzz(
     threads: Annotated[int, typer.Option("--threads", metavar="N", help="Computing threads of each backend.")] = 1,
 ) -> None:
     """Run random cases on every backend, and make each failure as small as can be."""
-    from concord import fuzzing  # hypothesis takes long to import, and nothing else needs it
+    with optional("concord fuzz", "fuzz"):
+        from concord import fuzzing
 
     _writable(json)
     settings, names, again, plan, _ = _all(

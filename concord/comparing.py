@@ -8,10 +8,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from concord.conformance import criteria, record, report
+from concord.conformance.campaign import Settings
+from concord.conformance.faults.fault import Fault
 from concord.progress import counting
-from conformance import criteria, record, report
-from conformance.campaign import Settings
-from conformance.faults.fault import Fault
 
 
 def compare(mutants: Sequence[Fault], names: Sequence[str], settings: Settings, console: Console, json: Path | None, markdown: Path | None) -> int:

@@ -12,13 +12,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from concord.conformance import campaign, record
+from concord.conformance.fuzz import Findings, Plan, hunt, places, read_found, summary, write_failures
+from concord.conformance.fuzz.findings import FAILED
 from concord.progress import bars
-from conformance import campaign, record
-from conformance.fuzz import Findings, Plan, hunt, places, read_found, summary, write_failures
-from conformance.fuzz.findings import FAILED
-from spec.errors import SpecError, unknown
-from spec.precision import PRECISIONS
-from spec.tensors import PARTS
+from concord.spec.errors import SpecError, unknown
+from concord.spec.precision import PRECISIONS
+from concord.spec.tensors import PARTS
 
 CASES = 100
 """Cases of a hunt unless a number or a time is given."""

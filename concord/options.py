@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-import backends
-from backends.interface import EXECUTIONS, IMPLEMENTATIONS, PRECISION_MODES
-from backends.worker import TIME_LIMIT
-from conformance.campaign import Settings
-from spec.errors import SpecError, unknown
+from concord import backends
+from concord.backends.interface import EXECUTIONS, IMPLEMENTATIONS, PRECISION_MODES
+from concord.backends.worker import TIME_LIMIT
+from concord.conformance.campaign import Settings
+from concord.spec.errors import SpecError, unknown
 
 Variants = Annotated[list[str] | None, typer.Option("--variant", metavar="V", help="A variant; may be repeated. Default: all.")]
 Backends = Annotated[list[str] | None, typer.Option("--backend", metavar="B", help="torch, tf, paddle, jax, an installed plugin, or package.module:Class; may be repeated. Default: all that are installed.")]

@@ -11,22 +11,22 @@ from typing import Any
 
 from rich.console import Console
 
-from backends.interface import KINDS
+from concord.backends.interface import KINDS
+from concord.conformance import record as files
+from concord.conformance.campaign import FAILED_WORKER, Settings
+from concord.conformance.report import around, put_into
+from concord.conformance.tolerance import Z
 from concord.progress import telling
-from conformance import record as files
-from conformance.campaign import FAILED_WORKER, Settings
-from conformance.report import around, put_into
-from conformance.tolerance import Z
-from spec.errors import SpecError, unknown
-from spec.files import write_text
-from spec.precision import PRECISIONS
-from speed import Mode, Plan, Record, Workload, compare, measure, read, workload
-from speed.bandwidth import copy_gbytes
-from speed.markdown import markdown as as_markdown
-from speed.peers import PEERS
-from speed.plan import PATIENCE, PROFILES, TURNS
-from speed.presets import sweep
-from speed.table import show, show_changes
+from concord.spec.errors import SpecError, unknown
+from concord.spec.files import write_text
+from concord.spec.precision import PRECISIONS
+from concord.speed import Mode, Plan, Record, Workload, compare, measure, read, workload
+from concord.speed.bandwidth import copy_gbytes
+from concord.speed.markdown import markdown as as_markdown
+from concord.speed.peers import PEERS
+from concord.speed.plan import PATIENCE, PROFILES, TURNS
+from concord.speed.presets import sweep
+from concord.speed.table import show, show_changes
 
 PRESETS = ("minilm", "bert-base")
 """What is measured unless something else is asked for: what a machine without accelerators can do in minutes."""
@@ -181,8 +181,8 @@ def run(chosen: Plan, json: Path | None, html: Path | None, resume: Path | None,
 
 
 def _page(data: dict[str, Any]) -> str:
-    from conformance.html import style  # what they are made with need not be installed where no page is asked for
-    from speed.page import page
+    from concord.conformance.html import style  # what they are made with need not be installed where no page is asked for
+    from concord.speed.page import page
 
     return page(data, style())
 

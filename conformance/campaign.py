@@ -14,20 +14,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import backends
-from backends.interface import Run, Unsupported, variety
-from backends.pool import Pool
-from backends.wire import misfits
-from backends.worker import TIME_LIMIT, Worker, WorkerFailure
-from conformance.comparison import Row, Verdict
-from conformance.diagnosis.campaign import Conclusion, conclude
-from conformance.judging import Derivation, Published, judge
-from conformance.pace import Pace
-from spec.batch import Batch
-from spec.config import EncoderConfig
-from spec.errors import SpecError
-from spec.parameters import Weights
-from spec.tensors import output_name
+from concord import backends
+from concord.backends.interface import Run, Unsupported, variety
+from concord.backends.pool import Pool
+from concord.backends.wire import misfits
+from concord.backends.worker import TIME_LIMIT, Worker, WorkerFailure
+from concord.conformance.comparison import Row, Verdict
+from concord.conformance.diagnosis.campaign import Conclusion, conclude
+from concord.conformance.judging import Derivation, Published, judge
+from concord.conformance.pace import Pace
+from concord.spec.batch import Batch
+from concord.spec.config import EncoderConfig
+from concord.spec.errors import SpecError
+from concord.spec.parameters import Weights
+from concord.spec.tensors import output_name
 
 FAILED_WORKER = ("missing", "broken", "crashed", "timed out", "out of memory", "error")
 """Statuses of results that a backend owes."""
@@ -144,12 +144,12 @@ class Result:
 
 @dataclass(frozen=True)
 class Settings:
-    """How the runs are made; see :class:`backends.worker.Worker`.
+    """How the runs are made; see :class:`concord.backends.worker.Worker`.
 
     Attributes:
         asked: backends that were asked for by name: one of them that is not there is *missing*; another is *absent*.
         python, ssh: for each backend that runs in another environment or on another host.
-        precision: one of :data:`backends.interface.PRECISION_MODES`.
+        precision: one of :data:`concord.backends.interface.PRECISION_MODES`.
         deterministic: whether only deterministic kernels may run.
         repeat: how often each job is run.
         devices: on which each backend runs, if on several.
@@ -184,7 +184,7 @@ class Settings:
         return {f"{name} {device}": (name, dataclasses.replace(self, device=device, devices=())) for name in names for device in self.devices}
 
     def open(self, name: str, opened: Callable[[Worker], None] = lambda worker: None) -> Worker:
-        """Start the worker of a backend; ``opened`` is called as :class:`backends.worker.Worker` says."""
+        """Start the worker of a backend; ``opened`` is called as :class:`concord.backends.worker.Worker` says."""
         return backends.open(
             name,
             self.device,

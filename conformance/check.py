@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from conformance.campaign import Job
-from spec.cases import SCENARIOS, Case, standard_cases
-from spec.config import variants as known_variants
-from spec.errors import SpecError, unknown
-from spec.precision import PRECISIONS
-from spec.tensors import PARTS
+from concord.conformance.campaign import Job
+from concord.spec.cases import SCENARIOS, Case, standard_cases
+from concord.spec.config import variants as known_variants
+from concord.spec.errors import SpecError, unknown
+from concord.spec.precision import PRECISIONS
+from concord.spec.tensors import PARTS
 
 DTYPES = ("float64", "float32")
 """The precisions that are checked unless others are asked for."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.causes import Cause
-from conformance.diagnosis import Diagnosis
-from conformance.expectation import Case, is_gradient, is_tap_gradient
-from conformance.tolerance import Z, rms_limit
+from concord.conformance.causes import Cause
+from concord.conformance.diagnosis import Diagnosis
+from concord.conformance.expectation import Case, is_gradient, is_tap_gradient
+from concord.conformance.tolerance import Z, rms_limit
 
 Array = NDArray[np.floating]
 
@@ -34,9 +34,9 @@ class Judgement:
         rms: the root mean square error, in root mean square sigma.
         element: where the largest error is.
         actual, expected, sigma: the values there.
-        beyond: how many elements err more than :data:`conformance.tolerance.Z` sigma.
+        beyond: how many elements err more than :data:`concord.conformance.tolerance.Z` sigma.
         size: how many elements there are.
-        independent: of how many of them the root mean square says something (:func:`conformance.scoring.independent_elements`); 0: of all.
+        independent: of how many of them the root mean square says something (:func:`concord.conformance.scoring.independent_elements`); 0: of all.
         spread: how many elements have an error in each bin of :data:`Z_BINS`, and beyond the last.
         note: what else is to be said.
     """
@@ -154,7 +154,7 @@ class Verdict:
 
     @functools.cached_property
     def diagnosis(self) -> Diagnosis | None:
-        """What is known of the first divergence (:mod:`conformance.diagnosis`); None where it was not judged locally."""
+        """What is known of the first divergence (:mod:`concord.conformance.diagnosis`); None where it was not judged locally."""
         return self.search()
 
     def revise(self, diagnosis: Diagnosis) -> None:
@@ -163,7 +163,7 @@ class Verdict:
 
     @property
     def cause(self) -> Cause | None:
-        """What explains the first divergence, if anything that is known does (:mod:`conformance.causes`)."""
+        """What explains the first divergence, if anything that is known does (:mod:`concord.conformance.causes`)."""
         return self.diagnosis.cause if self.diagnosis else None
 
     @property

@@ -1,7 +1,7 @@
 """Why not a fixed tolerance? The field's usual criteria beside the judge, on the same faults and the same right runs.
 
 What a criterion compares with is the float64 oracle, as its users would. Faults are the mutants, each in the standard case that
-was made to show it; right runs are the right variations (:mod:`conformance.variations`), and random cases on unchanged
+was made to show it; right runs are the right variations (:mod:`concord.conformance.variations`), and random cases on unchanged
 backends. Runs are spread over the backends one by one, so that each is made once.
 """
 
@@ -17,19 +17,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.interface import Request, Run, Unsupported
-from backends.pool import Pool, Seat
-from backends.worker import Worker, WorkerFailure
-from conformance.campaign import Job, Settings
-from conformance.check import job_of
-from conformance.faults.fault import Fault
-from conformance.fuzz.plan import Plan, sample
-from conformance.mutants.matrix import Progress, plugin
-from conformance.variations.backend import run as run_variation
-from conformance.variations.catalogue import ALL as VARIATIONS
-from spec.cases import build_case, standard_cases
-from spec.reference import reference
-from spec.tensors import output_name
+from concord.backends.interface import Request, Run, Unsupported
+from concord.backends.pool import Pool, Seat
+from concord.backends.worker import Worker, WorkerFailure
+from concord.conformance.campaign import Job, Settings
+from concord.conformance.check import job_of
+from concord.conformance.faults.fault import Fault
+from concord.conformance.fuzz.plan import Plan, sample
+from concord.conformance.mutants.matrix import Progress, plugin
+from concord.conformance.variations.backend import run as run_variation
+from concord.conformance.variations.catalogue import ALL as VARIATIONS
+from concord.spec.cases import build_case, standard_cases
+from concord.spec.reference import reference
+from concord.spec.tensors import output_name
 
 Array = NDArray[np.floating]
 Passes = Callable[[Array, Array], bool]

@@ -9,9 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from backends import machine as here
-from backends.worker import WorkerFailure
-from conformance.campaign import Settings
+from concord import installation
+from concord.backends import machine as here
+from concord.backends.worker import WorkerFailure
+from concord.conformance.campaign import Settings
 
 EXTRAS = {"torch": "torch", "tf": "tf", "paddle": "paddle", "jax": "jax"}
 
@@ -104,7 +105,7 @@ def plain(value: object) -> str:
 
 def _remedy(name: str, failure: WorkerFailure) -> str:
     if failure.status == "absent" and name in EXTRAS:
-        return f"install it with: pip install -e .[{EXTRAS[name]}] -c constraints/py311.txt"
+        return f"install it with: {installation(EXTRAS[name])}"
     return "see the message; another environment's interpreter can be given with --python NAME=PATH"
 
 

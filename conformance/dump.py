@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from backends.interface import Request, Run
-from backends.wire import SETTINGS, check_info, decode_request, encode_request, split_gradients
-from conformance.campaign import Job, Report, Result, Settings
-from conformance.judging import judge
-from spec.cases.files import read_arrays, read_object, section
-from spec.errors import BatchError, SpecError, WeightsError
-from spec.parameters import trainable
-from spec.tensors import output_name, taps
+from concord.backends.interface import Request, Run
+from concord.backends.wire import SETTINGS, check_info, decode_request, encode_request, split_gradients
+from concord.conformance.campaign import Job, Report, Result, Settings
+from concord.conformance.judging import judge
+from concord.spec.cases.files import read_arrays, read_object, section
+from concord.spec.errors import BatchError, SpecError, WeightsError
+from concord.spec.parameters import trainable
+from concord.spec.tensors import output_name, taps
 
 FORMAT = "concord.case/1"
 

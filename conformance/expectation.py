@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from spec.arithmetic import Arithmetic
-from spec.batch import Batch, round_inputs, validate_batch
-from spec.config import EncoderConfig
-from spec.deviations import NONE, Deviations
-from spec.parameters import Weights, validate_weights
-from spec.precision import precision
-from spec.reference import Observer, observe, used_rows
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.batch import Batch, round_inputs, validate_batch
+from concord.spec.config import EncoderConfig
+from concord.spec.deviations import NONE, Deviations
+from concord.spec.parameters import Weights, validate_weights
+from concord.spec.precision import precision
+from concord.spec.reference import Observer, observe, used_rows
 
 Array = NDArray[np.floating]
 
@@ -31,7 +31,7 @@ class Case:
     """What a run is asked to compute, and by which rules it is judged.
 
     Attributes:
-        dtype: the precision, or mode of :data:`spec.precision.MODES`, whose rounding is allowed for.
+        dtype: the precision, or mode of :data:`concord.spec.precision.MODES`, whose rounding is allowed for.
         deviations: that the backend declares.
         gradients: whether gradients are judged.
         unrounded: patterns of the taps of which the backend says that what follows them sees more digits than it delivers.
@@ -69,7 +69,7 @@ class Case:
         return {f"gradients.{name}": rows for name, rows in used_rows(self.config, self.batch, self.part).items()}
 
     def observe(self, arithmetic: Arithmetic, observer: Observer, forced: Forced | None = None) -> int:
-        """Compute it in some arithmetic (:func:`spec.reference.observe`), from forced tensors if there are any."""
+        """Compute it in some arithmetic (:func:`concord.spec.reference.observe`), from forced tensors if there are any."""
         weights, batch = self.rounded
         return observe(
             self.config, weights, batch, arithmetic, observer, self.gradients, self.part, self.dtype,

@@ -13,11 +13,11 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from conformance import drawing
-from conformance.campaign import FAILED_WORKER, NOT_JUDGED
-from conformance.report import SHORT, WORST_FIRST, number
-from conformance.views import TONES, Case, Error, Run, Tensor, cases_of, clean, ordered, run_of, tail
-from spec.deviations import KINDS
+from concord.conformance import drawing
+from concord.conformance.campaign import FAILED_WORKER, NOT_JUDGED
+from concord.conformance.report import SHORT, WORST_FIRST, number
+from concord.conformance.views import TONES, Case, Error, Run, Tensor, cases_of, clean, ordered, run_of, tail
+from concord.spec.deviations import KINDS
 
 OPEN = 6
 """Cases that are unfolded when the page is opened: the gravest, as far as there are any that do not agree."""
@@ -45,7 +45,7 @@ def page(data: Mapping[str, Any]) -> str:
     """Return a record as an HTML page.
 
     Args:
-        data: what :func:`conformance.record.record` or :func:`conformance.record.read` returned.
+        data: what :func:`concord.conformance.record.record` or :func:`concord.conformance.record.read` returned.
     """
     data = clean(data)
     runs = [run_of(result, data) for result in data["results"]]

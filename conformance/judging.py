@@ -11,19 +11,19 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.interface import Run
-from conformance import tolerance
-from conformance.comparison import NOT_DELIVERED, Judgement, Row, Verdict
-from conformance.diagnosis import diagnose
-from conformance.expectation import Case, Expectation, Forced, is_gradient, is_tap_gradient, root_mean_square
-from conformance.scoring import judge_tensor
-from conformance.tolerance import Z
-from spec.batch import Batch
-from spec.config import EncoderConfig
-from spec.deviations import Deviations, declared, in_precision
-from spec.parameters import Weights, trainable
-from spec.precision import Precision, precision
-from spec.tensors import clause_of, output_name
+from concord.backends.interface import Run
+from concord.conformance import tolerance
+from concord.conformance.comparison import NOT_DELIVERED, Judgement, Row, Verdict
+from concord.conformance.diagnosis import diagnose
+from concord.conformance.expectation import Case, Expectation, Forced, is_gradient, is_tap_gradient, root_mean_square
+from concord.conformance.scoring import judge_tensor
+from concord.conformance.tolerance import Z
+from concord.spec.batch import Batch
+from concord.spec.config import EncoderConfig
+from concord.spec.deviations import Deviations, declared, in_precision
+from concord.spec.parameters import Weights, trainable
+from concord.spec.precision import Precision, precision
+from concord.spec.tensors import clause_of, output_name
 
 Array = NDArray[np.floating]
 
@@ -55,7 +55,7 @@ def judge(
     Args:
         config, weights, batch, part: what the run was asked to compute.
         run: what a backend returned. Whatever was requested of it and is missing diverges. ``run.info`` may declare
-            ``deviations`` (:mod:`spec.deviations`) and ``undelivered_taps``.
+            ``deviations`` (:mod:`concord.spec.deviations`) and ``undelivered_taps``.
         expectation: gives tensors to compare with in place of the reference's, end to end.
         derive: how the tensors of the run become those that are expected, where they are not the same.
         dtype: the precision or mode to judge by; by default the run's.

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from backends.pool import GLANCE
+from concord.backends.pool import GLANCE
 
 AHEAD = 8
 """By how many jobs one backend may be ahead of another: what a job is judged by is kept for about as long as that."""

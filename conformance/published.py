@@ -12,17 +12,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.campaign import Job
-from conformance.expectation import Expectation
-from conformance.golden_files.golden import GoldenFile, GoldenRun, computed, read
-from conformance.tolerance import expect
-from spec.deviations import Deviations
-from spec.errors import SpecError
-from spec.precision import precision
+from concord import CHECKOUT
+from concord.conformance.campaign import Job
+from concord.conformance.expectation import Expectation
+from concord.conformance.golden_files.golden import GoldenFile, GoldenRun, computed, read
+from concord.conformance.tolerance import expect
+from concord.spec.deviations import Deviations
+from concord.spec.errors import SpecError
+from concord.spec.precision import precision
 
 INCLUDED = Path(__file__).parent / "golden"
-"""The selection that comes with this repository."""
+"""The selection that comes with this package."""
 
+SHARED = Path(__file__).parents[2] / "shared" / "golden"
+"""The whole collection, where it lies beside a checkout."""
+
+DEFAULT = SHARED if CHECKOUT and SHARED.is_dir() else INCLUDED
+"""What the pytest suite checks unless it is told otherwise."""
 
 EXACT = 2.0**-10
 """Sigma of whole numbers: any other one is far beyond rounding."""

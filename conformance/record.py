@@ -11,12 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from backends import machine
-from conformance.campaign import Report, Result
-from conformance.comparison import Z_BINS, Judgement, Row, Verdict
-from conformance.tolerance import R, Z
-from spec.errors import SpecError
-from spec.files import read_json, write_text
+from concord.backends import machine
+from concord.conformance.campaign import Report, Result
+from concord.conformance.comparison import Z_BINS, Judgement, Row, Verdict
+from concord.conformance.tolerance import R, Z
+from concord.spec.errors import SpecError
+from concord.spec.files import read_json, write_text
 
 SCHEMA = "concord.report/3"
 SCHEMA_FILE = Path(__file__).parent / "report.schema.json"

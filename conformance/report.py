@@ -11,12 +11,12 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from backends.interface import INEXPRESSIBLE
-from conformance.campaign import FAILED_WORKER, NOT_JUDGED, Report, Result
-from conformance.comparison import Row, Verdict
-from spec.deviations import KINDS
-from spec.errors import SpecError
-from spec.files import read_text, write_text
+from concord.backends.interface import INEXPRESSIBLE
+from concord.conformance.campaign import FAILED_WORKER, NOT_JUDGED, Report, Result
+from concord.conformance.comparison import Row, Verdict
+from concord.spec.deviations import KINDS
+from concord.spec.errors import SpecError
+from concord.spec.files import read_text, write_text
 
 SHORT = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 WORST_FIRST = ("diverges", NOT_JUDGED, *FAILED_WORKER, "refused", "nondeterministic", "undetermined", "unsupported", "absent", "agrees")

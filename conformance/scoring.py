@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.comparison import Z_BINS, Judgement
-from conformance.expectation import root_mean_square
-from conformance.tolerance import R, Z, rms_limit
-from spec.precision import precision
+from concord.conformance.comparison import Z_BINS, Judgement
+from concord.conformance.expectation import root_mean_square
+from concord.conformance.tolerance import R, Z, rms_limit
+from concord.spec.precision import precision
 
 Array = NDArray[np.floating]
 
@@ -16,7 +16,7 @@ SAFE = (1e-200, 1e200)
 """Within these a sum of squares of float64 has neither lost anything nor overflowed."""
 
 LOWEST = int(np.log2(Z_BINS[0]))
-"""The exponent of the first edge of :data:`conformance.comparison.Z_BINS`, of which each is twice the one before."""
+"""The exponent of the first edge of :data:`concord.conformance.comparison.Z_BINS`, of which each is twice the one before."""
 
 
 def judge_tensor(actual: Array, value: Array, sigma: Array, dtype: str, strict: bool = True, lenient: bool = False) -> Judgement:

@@ -1,6 +1,6 @@
 """What judging models of real size costs: time, and the largest memory of the process that judges.
 
-``python -m conformance.size [NAME …]`` prints a line for each. The run that is judged is the reference's own in float32; it is made
+``python -m concord.conformance.size [NAME …]`` prints a line for each. The run that is judged is the reference's own in float32; it is made
 in another process, and the memory for it, the weights and NumPy itself is part of what is reported.
 """
 
@@ -17,14 +17,14 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from backends.interface import Run
-from conformance.judging import judge
-from spec.arithmetic import Arithmetic
-from spec.batch import Batch, example_batch
-from spec.cases.files import section
-from spec.config import EncoderConfig, variant
-from spec.parameters import Weights, parameters, shape_of
-from spec.reference import compute
+from concord.backends.interface import Run
+from concord.conformance.judging import judge
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.batch import Batch, example_batch
+from concord.spec.cases.files import section
+from concord.spec.config import EncoderConfig, variant
+from concord.spec.parameters import Weights, parameters, shape_of
+from concord.spec.reference import compute
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def main(arguments: list[str]) -> None:
         for name in arguments or SIZES:
             with tempfile.TemporaryDirectory() as folder:
                 for step in ("--make", "--judge"):
-                    subprocess.run([sys.executable, "-m", "conformance.size", step, name, str(Path(folder) / "run.safetensors")], check=True)
+                    subprocess.run([sys.executable, "-m", "concord.conformance.size", step, name, str(Path(folder) / "run.safetensors")], check=True)
 
 
 if __name__ == "__main__":

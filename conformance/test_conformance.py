@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
-from backends.interface import Unsupported
-from conformance.campaign import Job, Result
-from conformance.conftest import Workers
-from conformance.report import divergence_lines
+from concord.conformance.campaign import Job
+from concord.conformance.plugin import Workers
 
 
-def conform(workers: Workers, backend: str, job: Job) -> None:
-    """Run a job and fail with the first divergence in words."""
-    try:
-        settings = workers.settings
-        run = workers.get(backend).run(job.config, job.weights, job.batch, job.part, job.dtype, execution=settings.execution)
-    except Unsupported as reason:
-        pytest.skip(f"unsupported: {reason}")
-    verdict = job.judge(run)
-    if verdict.status == "undetermined":
-        pytest.skip(f"{job.dtype} determines no tensor of this case")
-    if not verdict.passed:
-        pytest.fail("\n".join(divergence_lines(Result(backend, job.group, job.case, job.dtype, verdict.status, verdict=verdict))), pytrace=False)
+def test_standard_case(concord_workers: Workers, concord_backend: str, concord_standard: Job) -> None:
+    concord_workers.conform(concord_backend, concord_standard)
 
 
-def test_standard_case(workers: Workers, backend: str, standard: Job) -> None:
-    conform(workers, backend, standard)
-
-
-def test_golden_file(workers: Workers, backend: str, golden: Job) -> None:
-    conform(workers, backend, golden)
+def test_golden_file(concord_workers: Workers, concord_backend: str, concord_golden: Job) -> None:
+    concord_workers.conform(concord_backend, concord_golden)

@@ -1,7 +1,7 @@
 """How far from the truth a correct run may lie: derived for every element of every tensor, never set by hand.
 
 For each tensor the reference is computed exactly, and beside it two estimates of what correct arithmetic of the run's
-precision does to it: **Monte Carlo arithmetic** (:mod:`spec.montecarlo`), the mean square error of :data:`SAMPLES`
+precision does to it: **Monte Carlo arithmetic** (:mod:`concord.spec.montecarlo`), the mean square error of :data:`SAMPLES`
 perturbed samples, element by element; and **shadows**, runs of the reference rounded after each operation, in admissible ways
 and orders, whose squared error is averaged over the last axis. Their sum is sigma². A tensor is judged by
 ``z = |error| / sigma``, at most :data:`Z` in every element, and by ``RMS(error) / RMS(sigma)``, at most :data:`R` but for one
@@ -27,16 +27,16 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.cache import Cache
-from conformance.expectation import Case, Expectation, Forced, is_gradient, is_tap_gradient, least_sigma
-from spec.arithmetic import Arithmetic
-from spec.batch import Batch
-from spec.config import EncoderConfig
-from spec.deviations import KINDS, NONE, Deviations
-from spec.montecarlo import MonteCarlo
-from spec.parameters import Weights
-from spec.precision import precision
-from spec.tensors import clause_of
+from concord.conformance.cache import Cache
+from concord.conformance.expectation import Case, Expectation, Forced, is_gradient, is_tap_gradient, least_sigma
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.batch import Batch
+from concord.spec.config import EncoderConfig
+from concord.spec.deviations import KINDS, NONE, Deviations
+from concord.spec.montecarlo import MonteCarlo
+from concord.spec.parameters import Weights
+from concord.spec.precision import precision
+from concord.spec.tensors import clause_of
 
 Array = NDArray[np.floating]
 
@@ -62,7 +62,7 @@ def rms_limit(size: float) -> float:
     """Return the largest root mean square error of a tensor: one of its elements may err :data:`Z`, the rest :data:`R`.
 
     Args:
-        size: how many elements it has, or says something of (:func:`conformance.scoring.independent_elements`).
+        size: how many elements it has, or says something of (:func:`concord.conformance.scoring.independent_elements`).
     """
     return float(np.sqrt(R**2 + (Z**2 - R**2) / max(size, 1)))
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from conformance import drawing
-from conformance.campaign import FAILED_WORKER, NOT_JUDGED
-from conformance.report import SHORT, WORST_FIRST, number
+from concord.conformance import drawing
+from concord.conformance.campaign import FAILED_WORKER, NOT_JUDGED
+from concord.conformance.report import SHORT, WORST_FIRST, number
 
 SIGNS = {"agrees": "✓", "diverges": "✗", "undetermined": "?", "unsupported": "–", "absent": "–", "refused": "✗", "nondeterministic": "✗"}
 TONES = {"agrees": "good", "diverges": "bad", "nondeterministic": "bad", "unsupported": "quiet", "absent": "quiet", "undetermined": "quiet"}

@@ -2,7 +2,7 @@
 
 The reference never calls NumPy for a computed value. It calls the operations here, so that one text of the model serves
 every kind of arithmetic: exact in float64, rounded to a precision after each operation, or perturbed at random after
-each operation by as much as rounding may (:mod:`spec.montecarlo`). Reverse-mode derivatives are recorded on a tape as
+each operation by as much as rounding may (:mod:`concord.spec.montecarlo`). Reverse-mode derivatives are recorded on a tape as
 the operations run and are computed by the same operations.
 """
 
@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spec.elementary import contract, count_terms, erf, logistic
-from spec.precision import precision
-from spec.softmax import Softmax
-from spec.tape import FUNCTION, Pullback, Tensor, Values
+from concord.spec.elementary import contract, count_terms, erf, logistic
+from concord.spec.precision import precision
+from concord.spec.softmax import Softmax
+from concord.spec.tape import FUNCTION, Pullback, Tensor, Values
 
 
 class Arithmetic(Softmax):
     """Elementary operations in one precision.
 
     Args:
-        dtype: a name of :data:`spec.precision.PRECISIONS` or :data:`spec.precision.MODES`.
+        dtype: a name of :data:`concord.spec.precision.PRECISIONS` or :data:`concord.spec.precision.MODES`.
         corner: where the slope of a ReLU changes from 0 to 1, as a share of the largest entry of its row. Rounding may
             put a number this close to zero on either side, and the gradient jumps there.
         shuffle: a seed; sums then run over their terms in an order drawn from it. Mathematically nothing changes.
@@ -35,7 +35,7 @@ class Arithmetic(Softmax):
         strict: whether what is too large for the precision becomes NaN, which taints all that depends on it, and not
             infinity, from which a quotient may come back looking sound.
         cut: whether factors of products are cut off where the precision shortens them (TF32), instead of rounded.
-        way: one of :data:`spec.softmax.WAYS`, in which attention weights and their derivative are computed; with another than the
+        way: one of :data:`concord.spec.softmax.WAYS`, in which attention weights and their derivative are computed; with another than the
             first, :attr:`closed`, the derivative of a layer norm is that of its closed form.
 
     Every operation takes and returns :class:`Tensor` objects of this arithmetic; constants are Python floats. Arrays
@@ -44,7 +44,7 @@ class Arithmetic(Softmax):
 
     lead = 0
     narrow_bias_gradients = False
-    """Whether those are summed in bfloat16 itself, in a run of that precision (:data:`spec.deviations.KINDS`)."""
+    """Whether those are summed in bfloat16 itself, in a run of that precision (:data:`concord.spec.deviations.KINDS`)."""
 
     def __init__(
         self,

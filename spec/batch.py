@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spec.config import EncoderConfig
-from spec.errors import BatchError, unknown
-from spec.parameters import Weights
-from spec.precision import precision
-from spec.tensors import axis_sizes, inputs, resolve
+from concord.spec.config import EncoderConfig
+from concord.spec.errors import BatchError, unknown
+from concord.spec.parameters import Weights
+from concord.spec.precision import precision
+from concord.spec.tensors import axis_sizes, inputs, resolve
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
-    """The inputs of one run; which of them a part takes is in :func:`spec.tensors.inputs`.
+    """The inputs of one run; which of them a part takes is in :func:`concord.spec.tensors.inputs`.
 
     B samples of T tokens; for the attention parts Q queries and S keys.
     """
@@ -149,7 +149,7 @@ def example_batch(config: EncoderConfig, batch: int = 4, tokens: int | None = No
             keys; there are T // 2 + 1 queries.
         seed: of the random stream.
         padding: one of :data:`PADDINGS`.
-        part: one of :data:`spec.tensors.PARTS`.
+        part: one of :data:`concord.spec.tensors.PARTS`.
 
     Raises:
         UnknownNameError: for an unknown padding or part.

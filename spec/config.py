@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spec.errors import ConfigError, unknown
+from concord.spec.errors import ConfigError, unknown
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "token_padding_forward": ("stored", "zero"),

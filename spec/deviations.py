@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from spec.errors import SpecError, unknown
+from concord.spec.errors import SpecError, unknown
 
 Deviations = Mapping[str, float]
 """Name of a deviation (:data:`KINDS`) to its value."""

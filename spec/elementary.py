@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from spec.precision import EXTENDED
+from concord.spec.precision import EXTENDED
 
 Values = NDArray[np.floating]
 

@@ -1,5 +1,12 @@
 """Errors of the specification: what is wrong, what is there, what is required, and the clause."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from concord import installation
+
 
 class SpecError(ValueError):
     """Input that the specification refuses.
@@ -49,3 +56,22 @@ def unknown(kind: str, name: str, known: list[str]) -> UnknownNameError:
     near = [USUAL[name.lower()]] if USUAL.get(name.lower()) in known else difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"must be one of {', '.join(known)}"
     return UnknownNameError(f"unknown {kind} {name!r}: {hint}")
+
+
+@contextmanager
+def optional(what: str, extra: str) -> Iterator[None]:
+    """Import what only one thing needs.
+
+    Args:
+        what: needs it.
+        extra: of this distribution, that installs it.
+
+    Raises:
+        SpecError: if it is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("concord"):
+            raise
+        raise SpecError(f"{what} needs {error.name or 'a package'}, which is not installed: {installation(extra)}") from None

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from spec.errors import SpecError
+from concord.spec.errors import SpecError
 
 LARGEST = 1 << 28
 """Bytes of the largest text that is read: records of campaigns have some millions."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from spec.batch import Batch
-from spec.config import EncoderConfig
-from spec.precision import PRECISIONS, precision
+from concord.spec.batch import Batch
+from concord.spec.config import EncoderConfig
+from concord.spec.precision import PRECISIONS, precision
 
 
 def real_tokens(config: EncoderConfig, input_ids: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from spec.arithmetic import Arithmetic
-from spec.elementary import contract, count_terms
-from spec.precision import precision
-from spec.tape import Pullback, Tensor, Values
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.elementary import contract, count_terms
+from concord.spec.precision import precision
+from concord.spec.tape import Pullback, Tensor, Values
 
 Size = Callable[[slice], Values]
 

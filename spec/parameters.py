@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from spec import positions
-from spec.config import EncoderConfig
-from spec.errors import WeightsError, unknown
-from spec.tensors import axis_sizes, check_part, differentiable_inputs, resolve
+from concord.spec import positions
+from concord.spec.config import EncoderConfig
+from concord.spec.errors import WeightsError, unknown
+from concord.spec.tensors import axis_sizes, check_part, differentiable_inputs, resolve
 
 Weights = Mapping[str, NDArray[np.floating]]
 
@@ -95,7 +95,7 @@ def initialize(config: EncoderConfig, seed: int = 0, profile: str = "generic", p
     Args:
         seed: of the random streams.
         profile: one of :data:`PROFILES`.
-        part: one of :data:`spec.tensors.PARTS`.
+        part: one of :data:`concord.spec.tensors.PARTS`.
 
     Returns:
         Canonical name to float64 array.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from spec.config import EncoderConfig
+from concord.spec.config import EncoderConfig
 
 
 def sinusoid(config: EncoderConfig) -> NDArray[np.float64]:

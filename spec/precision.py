@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from spec.errors import unknown
+from concord.spec.errors import unknown
 
 Array = NDArray[np.floating]
 

@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from spec.arithmetic import Arithmetic, Leaves
-from spec.batch import Batch, round_inputs, validate_batch
-from spec.config import EncoderConfig
-from spec.deviations import NONE, Deviations
-from spec.masks import mask_constant, real_tokens, visible_keys
-from spec.parameters import Weights, trainable, validate_weights
-from spec.positions import position_ids
-from spec.precision import round_to_bits
-from spec.tape import RowSums, Tensor
-from spec.tensors import output_name
+from concord.spec.arithmetic import Arithmetic, Leaves
+from concord.spec.batch import Batch, round_inputs, validate_batch
+from concord.spec.config import EncoderConfig
+from concord.spec.deviations import NONE, Deviations
+from concord.spec.masks import mask_constant, real_tokens, visible_keys
+from concord.spec.parameters import Weights, trainable, validate_weights
+from concord.spec.positions import position_ids
+from concord.spec.precision import round_to_bits
+from concord.spec.tape import RowSums, Tensor
+from concord.spec.tensors import output_name
 
 Array = NDArray[np.floating]
 Mask = NDArray[np.bool_] | None
@@ -77,15 +77,15 @@ def reference(
         weights: canonical name to array; exactly the parameters of the part.
         batch: the inputs of the part.
         gradients: whether to differentiate the loss too.
-        part: one of :data:`spec.tensors.PARTS`.
+        part: one of :data:`concord.spec.tensors.PARTS`.
         dtype: the precision whose *model* is computed: weights, inputs and mask constants are rounded to it once, and
             the sum with an additive mask constant is rounded as it rounds (SPEC PRC-2, MSK-5, MSK-6).
         arithmetic: the precision in which it is computed. ``float64`` gives the truth for ``dtype``; ``dtype``
             itself gives an example of what correct arithmetic of that precision makes of it.
-        corner, shuffle, fused: see :class:`spec.arithmetic.Arithmetic`.
+        corner, shuffle, fused: see :class:`concord.spec.arithmetic.Arithmetic`.
         forced: tap name to array. Each tap is computed from the forced taps before it, where there are any, and what
             follows goes on from the forced one (SPEC PRT-2). Gradients flow through, by the forced values.
-        deviations: in what a backend says that it deviates from the specification (:mod:`spec.deviations`).
+        deviations: in what a backend says that it deviates from the specification (:mod:`concord.spec.deviations`).
 
     Raises:
         WeightsError, BatchError: for input that does not fit, listing everything that is wrong.
@@ -115,7 +115,7 @@ def compute(
 
     ``model`` stands in for the model that is specified, as something that goes wrong in one of its steps.
 
-    The arrays of a :class:`spec.montecarlo.MonteCarlo` arithmetic have a leading axis of samples, of size 1 where no
+    The arrays of a :class:`concord.spec.montecarlo.MonteCarlo` arithmetic have a leading axis of samples, of size 1 where no
     sample can differ from another.
     """
     validate_weights(config, weights, part)

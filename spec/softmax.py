@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spec.precision import Precision
-from spec.tape import FUNCTION, Pullback, RowSums, Tensor, Values
+from concord.spec.precision import Precision
+from concord.spec.tape import FUNCTION, Pullback, RowSums, Tensor, Values
 
 WAYS = ("weights", "logarithm", "output")
 """Admissible ways to compute attention weights and their derivative (SPEC ALG-1 to ALG-3). ``weights``: exponentials divided by their
@@ -22,7 +22,7 @@ BLOCKS = 4
 
 
 class Softmax(ABC):
-    """What an arithmetic computes attention weights and cross-entropy by; the base of :class:`spec.arithmetic.Arithmetic`."""
+    """What an arithmetic computes attention weights and cross-entropy by; the base of :class:`concord.spec.arithmetic.Arithmetic`."""
 
     precision: Precision
     way: str

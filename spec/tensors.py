@@ -9,8 +9,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from spec.config import EncoderConfig
-from spec.errors import unknown
+from concord.spec.config import EncoderConfig
+from concord.spec.errors import unknown
 
 PARTS: dict[str, str] = {
     "model": "token ids to logits and loss",

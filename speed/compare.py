@@ -41,7 +41,7 @@ def drift(old: Mapping[str, Any], new: Mapping[str, Any]) -> float | None:
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
-    """Compare two records (:func:`speed.record.read`), entry by entry."""
+    """Compare two records (:func:`concord.speed.record.read`), entry by entry."""
     before, after = ({(e["backend"], e["mode"], e["workload"]): e for e in data["entries"]} for data in (old, new))
     for key in dict.fromkeys([*before, *after]):
         if key not in before or key not in after:

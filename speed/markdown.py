@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from speed.table import limits, percent, rate, seconds
+from concord.speed.table import limits, percent, rate, seconds
 
 
 def markdown(data: Mapping[str, Any]) -> str:

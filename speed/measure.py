@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from speed.peers import PEER_EXECUTIONS, PEERS
-from speed.plan import Mode, Plan
-from speed.team import Known, Team, Told
+from concord.speed.peers import PEER_EXECUTIONS, PEERS
+from concord.speed.plan import Mode, Plan
+from concord.speed.team import Known, Team, Told
 
 Kept = Callable[[dict[str, Any]], None]
 """Called with each entry as soon as it is complete."""

@@ -8,13 +8,13 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from speed import drawing
-from speed.growth import curves, exponent
-from speed.table import HARMLESS, limits, memory, percent, rate, seconds, unmeasured
+from concord.speed import drawing
+from concord.speed.growth import curves, exponent
+from concord.speed.table import HARMLESS, limits, memory, percent, rate, seconds, unmeasured
 
 
 def page(data: Mapping[str, Any], style: str) -> str:
-    """Return a record (:mod:`speed.record`) as HTML.
+    """Return a record (:mod:`concord.speed.record`) as HTML.
 
     Args:
         style: the style sheet that Concord's pages share.

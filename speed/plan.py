@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from speed.presets import Workload
+from concord.speed.presets import Workload
 
 PROFILES = ("tuned", "as shipped")
 """``tuned``: the same threads for all, and documented switches. ``as shipped``: what a framework does if nothing is said."""
@@ -27,7 +27,7 @@ class Mode:
     """How a workload is run.
 
     Attributes:
-        implementation, execution: as in :class:`backends.interface.Request`.
+        implementation, execution: as in :class:`concord.backends.interface.Request`.
         profile: one of :data:`PROFILES`.
     """
 
@@ -46,11 +46,11 @@ class Plan:
     """What is measured.
 
     Attributes:
-        names: of backends, and of :data:`speed.peers.PEERS`.
+        names: of backends, and of :data:`concord.speed.peers.PEERS`.
         asked: those of them that were asked for by name.
         workloads, modes: all of the one in each of the other.
         limit: how far results may lie from the oracle's, in sigma.
-        precision: one of :data:`backends.interface.PRECISION_MODES`.
+        precision: one of :data:`concord.backends.interface.PRECISION_MODES`.
         turns: how many turns there are at least.
         patience: how many times as many there may be, while a measurement is unsteady.
         budget: seconds within which to stay: turns are added for the sake of steadiness while they last, and what would
@@ -60,7 +60,7 @@ class Plan:
             first workers start one after the other.
         slice: seconds that a turn lasts, or one step if that is longer.
         threads: for every framework alike, in the tuned profile.
-        python, ssh: as in :class:`backends.worker.Worker`, for each backend that needs them.
+        python, ssh: as in :class:`concord.backends.worker.Worker`, for each backend that needs them.
         time_limit: seconds that one answer may take.
     """
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from backends.interface import KINDS
-from spec.config import EncoderConfig, variant
-from spec.errors import SpecError, unknown
+from concord.backends.interface import KINDS
+from concord.spec.config import EncoderConfig, variant
+from concord.spec.errors import SpecError, unknown
 
 LENGTHS = ("full", "ragged")
 """``full``: no padding. ``ragged``: the lengths of real texts, which are close to log-normal."""
@@ -48,7 +48,7 @@ class Workload:
     """What is timed: a preset, inference or training, with full or ragged lengths.
 
     Attributes:
-        kind: one of :data:`backends.interface.KINDS`.
+        kind: one of :data:`concord.backends.interface.KINDS`.
         padding: one of :data:`LENGTHS`.
     """
 
@@ -74,7 +74,7 @@ class Workload:
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
 
     def request(self) -> dict[str, Any]:
-        """Return what :meth:`backends.bench.Bench.prepare` needs to know of it."""
+        """Return what :meth:`concord.backends.bench.Bench.prepare` needs to know of it."""
         return {
             "config": self.preset.config.as_dict(),
             "lengths": self.lengths,

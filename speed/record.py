@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from backends import machine
-from spec.errors import SpecError
-from spec.files import read_json
-from speed import statistics
-from speed.plan import Plan
-from speed.presets import Workload
-from speed.work import flops, real_tokens
+from concord.backends import machine
+from concord.spec.errors import SpecError
+from concord.spec.files import read_json
+from concord.speed import statistics
+from concord.speed.plan import Plan
+from concord.speed.presets import Workload
+from concord.speed.work import flops, real_tokens
 
 SCHEMA = "concord.speed/2"
 

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from speed.compare import Change, drift
-from speed.growth import curves, exponent
+from concord.speed.compare import Change, drift
+from concord.speed.growth import curves, exponent
 
 HARMLESS = ("unsupported", "absent", "as tuned")
 """Statuses that are nobody's fault."""

@@ -16,19 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-import backends
-from backends import machine
-from backends.interface import Unsupported
-from backends.pool import Pool
-from backends.worker import SWITCHES, Worker, WorkerFailure
-from spec.errors import SpecError
-from spec.parameters import initialize
-from speed import truth
-from speed.peers import PEERS
-from speed.plan import SQUARE, Mode, Plan
-from speed.presets import SEED, Workload
-from speed.statistics import median, settled
-from speed.work import product_sizes
+from concord import backends
+from concord.backends import machine
+from concord.backends.interface import Unsupported
+from concord.backends.pool import Pool
+from concord.backends.worker import SWITCHES, Worker, WorkerFailure
+from concord.spec.errors import SpecError
+from concord.spec.parameters import initialize
+from concord.speed import truth
+from concord.speed.peers import PEERS
+from concord.speed.plan import SQUARE, Mode, Plan
+from concord.speed.presets import SEED, Workload
+from concord.speed.statistics import median, settled
+from concord.speed.work import product_sizes
 
 Told = Callable[[str], None]
 """Called with what is being done."""
@@ -38,7 +38,7 @@ def alike(tuned: Mapping[str, Any], shipped: Mapping[str, Any]) -> bool:
     """Whether a backend as shipped says of itself that it has the settings of a tuned one.
 
     Args:
-        tuned, shipped: what it says in each profile (:meth:`backends.interface.Backend.describe`).
+        tuned, shipped: what it says in each profile (:meth:`concord.backends.interface.Backend.describe`).
     """
     return "threads" in tuned and tuned["threads"] == shipped.get("threads") and not SWITCHES.keys() & tuned.get("thread_switches", {}).keys()
 
@@ -47,7 +47,7 @@ def rules_of(work: Workload, plan: Plan, about: Mapping[str, Any]) -> str | None
     """Return the mode by which results are judged where it is not that of their precision: that of float32 products on a GPU.
 
     Args:
-        about: what the backend says of itself (:meth:`backends.interface.Backend.describe`).
+        about: what the backend says of itself (:meth:`concord.backends.interface.Backend.describe`).
     """
     if work.dtype != "float32" or plan.device == "cpu":
         return None

@@ -1,6 +1,6 @@
 """What a timed program has to have computed: from the oracle, for the presets once and for all.
 
-``python -m speed.truth`` derives the expectations of the presets anew and writes them to ``speed/expected``; those of other
+``python -m concord.speed.truth`` derives the expectations of the presets anew and writes them to ``speed/expected``; those of other
 sizes are derived when they are needed.
 """
 
@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.bench import project
-from backends.interface import KINDS, LEARNING_RATE
-from spec.arithmetic import Arithmetic
-from spec.batch import Batch, batch_of_lengths, from_arrays, round_inputs
-from spec.config import EncoderConfig
-from spec.parameters import initialize, trainable
-from spec.precision import PRECISIONS, precision
-from spec.reference import Truth, compute
-from speed.presets import LENGTHS, PRESETS, SEED, Workload, workload
-from speed.work import flops
+from concord.backends.bench import project
+from concord.backends.interface import KINDS, LEARNING_RATE
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.batch import Batch, batch_of_lengths, from_arrays, round_inputs
+from concord.spec.config import EncoderConfig
+from concord.spec.parameters import initialize, trainable
+from concord.spec.precision import PRECISIONS, precision
+from concord.spec.reference import Truth, compute
+from concord.speed.presets import LENGTHS, PRESETS, SEED, Workload, workload
+from concord.speed.work import flops
 
 EXPECTED = Path(__file__).parent / "expected"
 """Where the expectations of the presets lie."""

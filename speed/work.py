@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from speed.presets import Workload
+from concord.speed.presets import Workload
 
 BACKWARD = 2
 """A product's two gradients are two products of its size."""

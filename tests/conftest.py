@@ -8,10 +8,9 @@ from functools import partial
 
 import pytest
 
-import backends
-import spec
-from backends.pool import Seat
-from backends.worker import Worker, WorkerFailure
+from concord import backends, spec
+from concord.backends.pool import Seat
+from concord.backends.worker import Worker, WorkerFailure
 
 # Every axis has a size of its own, prime wherever the model allows it.
 SIZES = {"vocab_size": 23, "max_positions": 13, "d_model": 10, "num_heads": 2, "d_ff": 17, "num_layers": 2, "num_classes": 3}

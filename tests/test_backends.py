@@ -6,13 +6,13 @@ import sys
 import numpy as np
 import pytest
 
-import spec
-from backends.interface import Unsupported
-from backends.worker import Worker
-from conformance.judging import judge
-from spec.cases import build_case
-from spec.config import CHOICES
-from spec.errors import ConfigError
+from concord import spec
+from concord.backends.interface import Unsupported
+from concord.backends.worker import Worker
+from concord.conformance.judging import judge
+from concord.spec.cases import build_case
+from concord.spec.config import CHOICES
+from concord.spec.errors import ConfigError
 
 VARIED = {name: choices for name, choices in CHOICES.items() if name not in ("positions", "position_layout", "position_exponent")}
 
@@ -126,6 +126,6 @@ def test_run_without_taps_or_gradients_delivers_output_and_loss(worker):
 
 def test_worker_process_needs_neither_execnet_nor_psutil():
     """Another environment's interpreter brings its framework, NumPy and safetensors, and nothing else of ours."""
-    program = "import sys, backends.remote; print(sorted({'execnet', 'psutil', 'rich', 'typer', 'pytest'} & set(sys.modules)))"
+    program = "import sys, concord.backends.remote; print(sorted({'execnet', 'psutil', 'rich', 'typer', 'pytest'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"

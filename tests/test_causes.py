@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pytest
 
-import spec
-from backends.interface import Run
-from conformance.causes import Cause
-from conformance.causes.hypothesis import RIGHT
-from conformance.causes.question import Exact, Question
-from conformance.causes.step import Step
-from conformance.comparison import Verdict
-from conformance.expectation import Case as Judged
-from conformance.faults.catalogue import ALL, FAULTS
-from conformance.faults.fault import Fault
-from conformance.judging import judge
-from spec.arithmetic import Arithmetic
-from spec.cases import Case, build_case, standard_cases
-from spec.reference import compute
-from spec.tape import Tensor
+from concord import spec
+from concord.backends.interface import Run
+from concord.conformance.causes import Cause
+from concord.conformance.causes.hypothesis import RIGHT
+from concord.conformance.causes.question import Exact, Question
+from concord.conformance.causes.step import Step
+from concord.conformance.comparison import Verdict
+from concord.conformance.expectation import Case as Judged
+from concord.conformance.faults.catalogue import ALL, FAULTS
+from concord.conformance.faults.fault import Fault
+from concord.conformance.judging import judge
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.cases import Case, build_case, standard_cases
+from concord.spec.reference import compute
+from concord.spec.tape import Tensor
 from tests.toys.ports import SCORES, SOUND, WEIGHTS, Spoiled, option, run_of, run_with, step, weight
 
 

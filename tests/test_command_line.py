@@ -17,11 +17,10 @@ import numpy as np
 import psutil
 import pytest
 
-import backends
-import spec
+from concord import backends, spec
 from concord.cli import main
-from conformance import record
-from conformance.tolerance import rms_limit
+from concord.conformance import record
+from concord.conformance.tolerance import rms_limit
 from tests.toys.surroundings import PATIENCE, ROOT, concord, errors, hide_frameworks, offer, options, toy
 
 Invoke = Callable[..., tuple[int, str, list[str]]]
@@ -339,7 +338,7 @@ def test_doctor_tells_what_is_wrong(tmp_path: Path) -> None:
     assert "ghost: absent" in asked.stdout
     assert "tests.toys.unimportable:NumpyBackend: broken" in asked.stdout
     assert "ImportError: libtoy.so.1: cannot open shared object file" in asked.stdout
-    assert "pip install -e .[torch] -c constraints/py311.txt" in asked.stdout
+    assert "pip install -e '.[torch]' -c constraints/py311.txt" in asked.stdout
     assert concord("doctor", PYTHONPATH=str(packages)).returncode == 0
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.interface import Run
-from backends.worker import WorkerFailure
-from conformance.check import job_of
-from conformance.criteria import (
+from concord.backends.interface import Run
+from concord.backends.worker import WorkerFailure
+from concord.conformance.check import job_of
+from concord.conformance.criteria import (
     CRITERIA,
     FAULTS,
     GROUPS,
@@ -29,9 +29,9 @@ from conformance.criteria import (
     random_jobs,
     vary,
 )
-from conformance.variations.backend import run as run_variation
-from conformance.variations.catalogue import VARIATIONS
-from spec.cases import build_case
+from concord.conformance.variations.backend import run as run_variation
+from concord.conformance.variations.catalogue import VARIATIONS
+from concord.spec.cases import build_case
 from tests.test_variations import request_of
 
 LOGITS = np.array([[2.0, -1.0, 0.5], [0.1, 3.0, -2.0]])
@@ -113,8 +113,8 @@ def test_percent_never_rounds_to_all_or_nothing() -> None:
 
 
 def test_right_variations_run_on_cases_that_follow_from_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conformance.criteria.VARIATIONS", [VARIATIONS["norm_welford"], VARIATIONS["sums_pairwise"]])
-    monkeypatch.setattr("conformance.criteria.flags_of", lambda job, run: {})
+    monkeypatch.setattr("concord.conformance.criteria.VARIATIONS", [VARIATIONS["norm_welford"], VARIATIONS["sums_pairwise"]])
+    monkeypatch.setattr("concord.conformance.criteria.flags_of", lambda job, run: {})
     first, again, other = (Comparison(Amounts(cases=2, seed=seed)) for seed in (3, 3, 4))
     for result in (first, again, other):
         vary(result, result.amounts)

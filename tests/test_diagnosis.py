@@ -8,14 +8,14 @@ from functools import cache
 import numpy as np
 import pytest
 
-from backends.interface import Run
-from conformance.campaign import Result
-from conformance.comparison import Verdict
-from conformance.diagnosis.campaign import conclude
-from conformance.faults.catalogue import FAULTS
-from conformance.faults.fault import Fault
-from conformance.judging import judge
-from spec.cases import Case, build_case
+from concord.backends.interface import Run
+from concord.conformance.campaign import Result
+from concord.conformance.comparison import Verdict
+from concord.conformance.diagnosis.campaign import conclude
+from concord.conformance.faults.catalogue import FAULTS
+from concord.conformance.faults.fault import Fault
+from concord.conformance.judging import judge
+from concord.spec.cases import Case, build_case
 from tests.toys.ports import SOUND, Port, option, run_with, step
 from tests.toys.ports import run_of as ported
 from tests.toys.unseen import UNSEEN, Unseen, edited, run_of, said

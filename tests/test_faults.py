@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.interface import Run
-from conformance.comparison import Verdict
-from conformance.faults.catalogue import ALL, Fault
-from conformance.faults.context import Context
-from conformance.faults.fault import REFUSED, Change
-from conformance.faults.tape import TapeOperations, Value, with_edits
-from conformance.judging import judge
-from spec.arithmetic import Arithmetic
-from spec.cases import build_case
-from spec.montecarlo import MonteCarlo
-from spec.reference import Truth, compute
-from spec.tensors import inputs, source_of, taps
+from concord.backends.interface import Run
+from concord.conformance.comparison import Verdict
+from concord.conformance.faults.catalogue import ALL, Fault
+from concord.conformance.faults.context import Context
+from concord.conformance.faults.fault import REFUSED, Change
+from concord.conformance.faults.tape import TapeOperations, Value, with_edits
+from concord.conformance.judging import judge
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.cases import build_case
+from concord.spec.montecarlo import MonteCarlo
+from concord.spec.reference import Truth, compute
+from concord.spec.tensors import inputs, source_of, taps
 from tests.toys.ports import truth_with
 
 SPECIFICATION = (Path(__file__).parent.parent / "spec" / "SPEC.md").read_text()

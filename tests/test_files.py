@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from spec.errors import SpecError
-from spec.files import LARGEST, read_bytes, read_json, read_text, write_text
+from concord.spec.errors import SpecError
+from concord.spec.files import LARGEST, read_bytes, read_json, read_text, write_text
 
 
 def refusal(function, *arguments) -> str:

@@ -14,15 +14,14 @@ from typing import Any
 
 import pytest
 
-import backends
-import spec
-from backends.interface import Unsupported
-from backends.worker import Worker
+from concord import backends, spec
+from concord.backends.interface import Unsupported
+from concord.backends.worker import Worker
 from concord.cli import main
-from conformance.campaign import Result, Settings
-from conformance.fuzz import Findings, Plan, case_from, hunt, places, read_found, sample, write_failures
-from conformance.fuzz import hunting as hunting_module
-from conformance.fuzz.findings import Origin, failure_of
+from concord.conformance.campaign import Result, Settings
+from concord.conformance.fuzz import Findings, Plan, case_from, hunt, places, read_found, sample, write_failures
+from concord.conformance.fuzz import hunting as hunting_module
+from concord.conformance.fuzz.findings import Origin, failure_of
 from tests.toys.surroundings import PATIENCE, ROOT, errors, fake_ssh, options, toy
 
 RIGHT, WRONG, DIES, RAISES = (toy(name) for name in ("NumpyBackend", "WrongAfterTheFirstLayer", "KillsItselfOnOneSample", "RaisesOnOneSample"))
@@ -194,7 +193,7 @@ def test_an_error_of_the_judge_names_its_case(monkeypatch: pytest.MonkeyPatch) -
     def judge(*arguments: object) -> None:
         raise ZeroDivisionError("of the judge")
 
-    monkeypatch.setattr("conformance.campaign.judge", judge)
+    monkeypatch.setattr("concord.conformance.campaign.judge", judge)
     with pytest.raises(RuntimeError, match=r"^fuzz-0-0 cannot be judged: ZeroDivisionError"):
         hunted(RIGHT, cases=2)
 
@@ -238,8 +237,7 @@ def test_without_dask_the_extra_is_named(invoke: Invoke, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "distributed", None)
     code, output, (error,) = invoke("--backend", RIGHT, "--scheduler", "tcp://localhost:1")
     assert (code, output) == (2, "")
-    assert error.startswith("concord: error: --scheduler needs Dask, which is not installed (")
-    assert error.endswith("): pip install 'concord[dask]'")
+    assert error == "concord: error: --scheduler needs distributed, which is not installed: pip install -e '.[dask]' -c constraints/py311.txt"
 
 
 # The command line.

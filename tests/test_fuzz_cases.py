@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import spec
-from conformance.fuzz import FuzzCase, Plan, case_from, sample
-from conformance.fuzz.cases import KEY_MASKS, PADDINGS
-from conformance.fuzz.plan import Failed, draw, files_elsewhere
-from conformance.fuzz.strategies import FIXED, LARGE, MASK_VALUES, pool
-from spec.batch import validate_batch
-from spec.config import CHOICES
-from spec.parameters import validate_weights
+from concord import spec
+from concord.conformance.fuzz import FuzzCase, Plan, case_from, sample
+from concord.conformance.fuzz.cases import KEY_MASKS, PADDINGS
+from concord.conformance.fuzz.plan import Failed, draw, files_elsewhere
+from concord.conformance.fuzz.strategies import FIXED, LARGE, MASK_VALUES, pool
+from concord.spec.batch import validate_batch
+from concord.spec.config import CHOICES
+from concord.spec.parameters import validate_weights
 
 
 @functools.cache

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-import spec
-from conformance.golden_files import golden
-from conformance.published import expectation_of
-from conformance.tolerance import Z
-from spec.deviations import NONE
-from spec.errors import SpecError
+from concord import spec
+from concord.conformance.golden_files import golden
+from concord.conformance.published import expectation_of
+from concord.conformance.tolerance import Z
+from concord.spec.deviations import NONE
+from concord.spec.errors import SpecError
 
 GOLDEN = Path(__file__).parents[2] / "shared" / "golden"
 FILES = sorted(GOLDEN.glob("*/*.safetensors"))

@@ -4,17 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from backends.interface import Run
-from conformance.conftest import DEFAULT_GOLDEN, SHARED
-from conformance.judging import judge
-from conformance.published import INCLUDED, collect
-from conformance.tolerance import Z
-from spec.deviations import NONE
-from spec.precision import precision
-from spec.reference import reference
+from concord.backends.interface import Run
+from concord.conformance.judging import judge
+from concord.conformance.published import DEFAULT, INCLUDED, SHARED, collect
+from concord.conformance.tolerance import Z
+from concord.spec.deviations import NONE
+from concord.spec.precision import precision
+from concord.spec.reference import reference
 
 SOURCES = ("tf1-text-classifier", "bert-pytorch", "vanilla-encoder", "nndl-paddle", "nndl-paddle-api", "keras-attention")
-JOBS = collect(DEFAULT_GOLDEN).jobs
+JOBS = collect(DEFAULT).jobs
 
 
 @pytest.mark.parametrize("source", SOURCES)

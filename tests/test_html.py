@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from conformance import drawing, record
-from conformance.campaign import Report, Settings
-from conformance.html import FINDINGS, OPEN, headline, page
-from conformance.views import cases_of, clean, run_of
+from concord.conformance import drawing, record
+from concord.conformance.campaign import Report, Settings
+from concord.conformance.html import FINDINGS, OPEN, headline, page
+from concord.conformance.views import cases_of, clean, run_of
 from tests.toys import reports
 from tests.toys.surroundings import concord, options, toy
 

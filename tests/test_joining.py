@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from concord.cli import main
-from conformance import Report, Settings, check_jobs, conduct
+from concord.conformance import Report, Settings, check_jobs, conduct
 from tests.toys.surroundings import PATIENCE, ROOT, concord, errors, offer, options, toy
 
 Invoke = Callable[..., tuple[int, str, list[str]]]
@@ -125,10 +125,10 @@ def test_an_installed_package_offers_a_backend(tmp_path: Path) -> None:
 
 
 def test_a_package_cannot_take_the_place_of_a_framework(tmp_path: Path) -> None:
-    program = "import backends; print(backends.names(), backends.resolve('torch'))"
+    program = "from concord import backends; print(backends.names(), backends.resolve('torch'))"
     packages = offer(tmp_path, torch=toy("ReturnsNaN"), zeta=toy("NumpyBackend"), alpha=toy("NumpyBackend"))
     done = subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": str(packages)}, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=True)
-    assert done.stdout.strip() == "['torch', 'tf', 'paddle', 'jax', 'alpha', 'zeta'] backends.torch.adapter:Adapter"
+    assert done.stdout.strip() == "['torch', 'tf', 'paddle', 'jax', 'alpha', 'zeta'] concord.backends.torch.adapter:Adapter"
 
 
 # The guide.

@@ -5,15 +5,15 @@ import dataclasses
 import numpy as np
 import pytest
 
-import spec
-from backends.interface import Run
-from conformance import tolerance
-from conformance.expectation import Case, Forced
-from conformance.judging import judge
-from conformance.tolerance import Z
-from spec.cases import build_case, standard_cases
-from spec.deviations import declared
-from spec.reference import reference
+from concord import spec
+from concord.backends.interface import Run
+from concord.conformance import tolerance
+from concord.conformance.expectation import Case, Forced
+from concord.conformance.judging import judge
+from concord.conformance.tolerance import Z
+from concord.spec.cases import build_case, standard_cases
+from concord.spec.deviations import declared
+from concord.spec.reference import reference
 
 
 def run_of(case, dtype="float32", config=None, weights=None, arithmetic=None, shuffle=97):

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-import spec
-from backends.interface import Run, Unsupported
-from backends.worker import Worker
-from conformance.campaign import Report, Result, Settings, deviations_of
-from conformance.judging import judge
-from conformance.report import failures
-from spec.cases import Case, build_case
+from concord import spec
+from concord.backends.interface import Run, Unsupported
+from concord.backends.worker import Worker
+from concord.conformance.campaign import Report, Result, Settings, deviations_of
+from concord.conformance.judging import judge
+from concord.conformance.report import failures
+from concord.spec.cases import Case, build_case
 
 INNER = ("scores", "masked_scores", "weights")
 HAS_A_LAYER = ("torch", "paddle")

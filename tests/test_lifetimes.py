@@ -13,9 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-import backends
-import spec
-from backends.worker import WorkerFailure
+from concord import backends, spec
+from concord.backends.worker import WorkerFailure
 from tests.toys.small import request_for, run_of
 from tests.toys.surroundings import PATIENCE, ROOT, fake_ssh, toy
 

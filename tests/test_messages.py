@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import backends
-import spec
-from backends import wire
-from backends.interface import Request, Run, Unsupported
-from backends.worker import Worker
-from spec.batch import round_inputs
+from concord import backends, spec
+from concord.backends import wire
+from concord.backends.interface import Request, Run, Unsupported
+from concord.backends.worker import Worker
+from concord.spec.batch import round_inputs
 from tests.toys.small import request_for, run_of
 from tests.toys.surroundings import toy
 

@@ -13,19 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-import backends
-import spec
-from backends.interface import Request, Run, Unsupported
-from backends.worker import Worker, WorkerFailure
+from concord import backends, spec
+from concord.backends.interface import Request, Run, Unsupported
+from concord.backends.worker import Worker, WorkerFailure
 from concord.cli import main
-from conformance.faults.catalogue import ALL, FAULTS, GROUPS, Fault
-from conformance.faults.fault import REFUSED
-from conformance.faults.products import EMULATIONS
-from conformance.judging import judge
-from conformance.mutants.matrix import Finding, Hunt, Matrix, plugin
-from conformance.mutants.table import show
-from spec.cases import SCENARIOS, Case, build_case
-from spec.errors import SpecError
+from concord.conformance.faults.catalogue import ALL, FAULTS, GROUPS, Fault
+from concord.conformance.faults.fault import REFUSED
+from concord.conformance.faults.products import EMULATIONS
+from concord.conformance.judging import judge
+from concord.conformance.mutants.matrix import Finding, Hunt, Matrix, plugin
+from concord.conformance.mutants.table import show
+from concord.spec.cases import SCENARIOS, Case, build_case
+from concord.spec.errors import SpecError
 from tests.toys.surroundings import errors
 
 # Faults that are edits of taps have one text for all frameworks: each is looked for in one of them in turn, in the others by the slow suite;

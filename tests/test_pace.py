@@ -3,7 +3,7 @@
 import threading
 import time
 
-from conformance.pace import Pace
+from concord.conformance.pace import Pace
 
 JOBS, AHEAD = 23, 3
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import spec
-from backends.interface import Request, Unsupported
-from backends.packing import MULTIPLE, indices, obstacles
-from backends.worker import Worker
-from conformance.judging import judge
-from spec.cases import Case, build_case
+from concord import spec
+from concord.backends.interface import Request, Unsupported
+from concord.backends.packing import MULTIPLE, indices, obstacles
+from concord.backends.worker import Worker
+from concord.conformance.judging import judge
+from concord.spec.cases import Case, build_case
 
 
 def without_empty_samples(case: Case) -> Case:

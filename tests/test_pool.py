@@ -14,10 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
-import backends
-import spec
-from backends.pool import HOPELESS, RESTARTS, Pool, Seat
-from backends.worker import Worker, WorkerFailure
+from concord import backends, spec
+from concord.backends.pool import HOPELESS, RESTARTS, Pool, Seat
+from concord.backends.worker import Worker, WorkerFailure
 from tests.toys.small import request_for, run_of
 from tests.toys.surroundings import toy
 

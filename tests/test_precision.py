@@ -12,21 +12,28 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-import backends
-import spec
-from backends.interface import PRECISION_MODES, Overruled, Request, Unsupported, confirm_switches, refuse_tf32, refusing_nondeterminism
-from backends.wire import decode_request, encode_request
-from backends.worker import Worker, WorkerFailure, environment
-from conformance import Repeats, Report, Settings, check_jobs, conduct, doctor, judge, record
-from conformance.doctor import Diagnosis
-from conformance.html import page
-from conformance.judging import judge_tensor
-from conformance.report import repetitions, show
-from spec.arithmetic import Arithmetic
-from spec.cases import build_case
-from spec.montecarlo import MonteCarlo
-from spec.precision import precision
-from spec.reference import compute
+from concord import backends, spec
+from concord.backends.interface import (
+    PRECISION_MODES,
+    Overruled,
+    Request,
+    Unsupported,
+    confirm_switches,
+    refuse_tf32,
+    refusing_nondeterminism,
+)
+from concord.backends.wire import decode_request, encode_request
+from concord.backends.worker import Worker, WorkerFailure, environment
+from concord.conformance import Repeats, Report, Settings, check_jobs, conduct, doctor, judge, record
+from concord.conformance.doctor import Diagnosis
+from concord.conformance.html import page
+from concord.conformance.judging import judge_tensor
+from concord.conformance.report import repetitions, show
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.cases import build_case
+from concord.spec.montecarlo import MonteCarlo
+from concord.spec.precision import precision
+from concord.spec.reference import compute
 from tests.test_html import said
 from tests.toys import reports
 from tests.toys.small import request_for

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import backends
-import spec
+from concord import backends, spec
 from concord.cli import app
 
 README = (Path(__file__).parent.parent / "README.md").read_text()

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from conformance import record
-from conformance.campaign import Report, Settings
-from conformance.comparison import Z_BINS
-from conformance.report import WORST_FIRST
-from spec.errors import SpecError
+from concord.conformance import record
+from concord.conformance.campaign import Report, Settings
+from concord.conformance.comparison import Z_BINS
+from concord.conformance.report import WORST_FIRST
+from concord.spec.errors import SpecError
 from tests.toys import reports
 from tests.toys.surroundings import ROOT
 

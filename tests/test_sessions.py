@@ -5,13 +5,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-import backends
-import spec
-from backends.interface import LEARNING_RATE, Problem, Settings, Unsupported
-from backends.worker import Worker
-from conformance.judging import judge
-from spec.cases import build_case
-from spec.parameters import trainable
+from concord import backends, spec
+from concord.backends.interface import LEARNING_RATE, Problem, Settings, Unsupported
+from concord.backends.worker import Worker
+from concord.conformance.judging import judge
+from concord.spec.cases import build_case
+from concord.spec.parameters import trainable
 from tests.toys.small import request_for
 
 

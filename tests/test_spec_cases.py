@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spec.cases import build_case
-from spec.cases.files import FOLDER, drift, read_case, write_case
-from spec.errors import SpecError
+from concord.spec.cases import build_case
+from concord.spec.cases.files import FOLDER, drift, read_case, write_case
+from concord.spec.errors import SpecError
 
 
 def test_case_files_are_what_this_code_would_write() -> None:

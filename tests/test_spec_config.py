@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-import spec
-from spec.errors import ConfigError, SpecError, UnknownNameError, WeightsError
-from spec.masks import mask_constant
-from spec.precision import round_to_bits
+from concord import spec
+from concord.spec.errors import ConfigError, SpecError, UnknownNameError, WeightsError
+from concord.spec.masks import mask_constant
+from concord.spec.precision import round_to_bits
 
 
 @pytest.mark.clause("CFG-1")

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-import spec
-from spec.reference import reference
+from concord import spec
+from concord.spec.reference import reference
 
 PARTS = ["model", "encoder", "stack", "attention", "dot_product"]
 

@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pytest
 
-import spec
-from spec.errors import BatchError
-from spec.masks import real_tokens, visible_keys
-from spec.positions import position_ids, sinusoid
+from concord import spec
+from concord.spec.errors import BatchError
+from concord.spec.masks import real_tokens, visible_keys
+from concord.spec.positions import position_ids, sinusoid
 
 
 def refused(config, part="model", **arrays):

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-import spec
-from spec.reference import reference
+from concord import spec
+from concord.spec.reference import reference
 
 CLOSE = 1e-12  # of float64 arithmetic on numbers of order one
 

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import spec
-from conformance.check import check_jobs
-from conformance.expectation import Expectation
-from conformance.tolerance import Z, expect
-from spec.cases import LANDMARKS, LONG, SCENARIOS, Case, build_case, standard_cases
-from spec.masks import mask_constant
+from concord import spec
+from concord.conformance.check import check_jobs
+from concord.conformance.expectation import Expectation
+from concord.conformance.tolerance import Z, expect
+from concord.spec.cases import LANDMARKS, LONG, SCENARIOS, Case, build_case, standard_cases
+from concord.spec.masks import mask_constant
 
 Array = NDArray[np.floating]
 Tensors = dict[str, Array]

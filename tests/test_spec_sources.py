@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import spec
-from spec.errors import SpecError, UnknownNameError, WeightsError
-from spec.sources import table
-from spec.sources.names import fill, problem
+from concord import spec
+from concord.spec.errors import SpecError, UnknownNameError, WeightsError
+from concord.spec.sources import table
+from concord.spec.sources.names import fill, problem
 
 SIZES = {"vocab_size": 29, "d_model": 14, "num_heads": 2, "d_ff": 17, "num_classes": 3, "num_layers": 2, "max_positions": 13}
 PARTS = [(source, part) for source in table.sources() for part in table.load(source).parts]

@@ -15,22 +15,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-import spec
-from backends.machine import wait_for_rest
-from backends.worker import Worker
-from concord import speeding
-from conformance.html import style
-from conformance.tolerance import Z
-from spec.cases import build_case
-from spec.errors import SpecError
-from speed import Mode, Plan, Record, Workload, compare, measure, presets, read, statistics, truth, workload
-from speed.growth import curves, exponent
-from speed.measure import takes_part
-from speed.page import page
-from speed.presets import PRESETS, Preset, ragged, sweep
-from speed.table import greedy
-from speed.team import alike, busy_cores
-from speed.work import flops
+from concord import spec, speeding
+from concord.backends.machine import wait_for_rest
+from concord.backends.worker import Worker
+from concord.conformance.html import style
+from concord.conformance.tolerance import Z
+from concord.spec.cases import build_case
+from concord.spec.errors import SpecError
+from concord.speed import Mode, Plan, Record, Workload, compare, measure, presets, read, statistics, truth, workload
+from concord.speed.growth import curves, exponent
+from concord.speed.measure import takes_part
+from concord.speed.page import page
+from concord.speed.presets import PRESETS, Preset, ragged, sweep
+from concord.speed.table import greedy
+from concord.speed.team import alike, busy_cores
+from concord.speed.work import flops
 from tests.toys.surroundings import toy
 
 EXPLICIT = Mode("explicit", "eager")
@@ -108,7 +107,7 @@ def test_operations_are_those_of_the_products(variant: str) -> None:
 def test_what_is_kept_belongs_to_the_preset_as_it_is(path: Path) -> None:
     stored = json.loads(path.read_text())
     name, kind, padding, dtype = re.fullmatch(r"(.+)-(inference|training)-(full|ragged)-(.+)\.json", path.name).groups()  # type: ignore[union-attr]
-    assert stored["key"] == truth.probe(workload(name, kind, padding, dtype)).key, "run 'python -m speed.truth'"
+    assert stored["key"] == truth.probe(workload(name, kind, padding, dtype)).key, "run 'python -m concord.speed.truth'"
 
 
 def test_every_preset_of_a_usual_run_has_its_expectations() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from concord import speeding
 from concord.cli import main
-from speed import Plan, presets, read
+from concord.speed import Plan, presets, read
 from tests.test_speed import RIGHT, SLOW, WRONG, small_preset
 
 

@@ -7,13 +7,12 @@ import itertools
 
 import pytest
 
-import backends
-from backends.bench import Bench
-from concord import speeding
-from speed import Workload, truth, workload
-from speed.record import best_rates
-from speed.table import rate
-from speed.team import rules_of
+from concord import backends, speeding
+from concord.backends.bench import Bench
+from concord.speed import Workload, truth, workload
+from concord.speed.record import best_rates
+from concord.speed.table import rate
+from concord.speed.team import rules_of
 from tests.test_speed import RIGHT, WRONG, measured, plan_of, small, small_preset
 from tests.toys.devices import SECONDS, OnADevice, WithADevice
 from tests.toys.surroundings import toy

@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import backends
-import spec
-from backends.interface import Request, Run
-from backends.worker import Worker
-from conformance.campaign import Settings, conduct
-from conformance.check import check_jobs
-from conformance.judging import judge
-from spec.cases import Case, build_case
-from spec.errors import SpecError
-from spec.reference import Truth
+from concord import backends, spec
+from concord.backends.interface import Request, Run
+from concord.backends.worker import Worker
+from concord.conformance.campaign import Settings, conduct
+from concord.conformance.check import check_jobs
+from concord.conformance.judging import judge
+from concord.spec.cases import Case, build_case
+from concord.spec.errors import SpecError
+from concord.spec.reference import Truth
 from tests.toys.edited import changed
 
 Array = NDArray[np.floating]

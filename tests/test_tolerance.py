@@ -5,19 +5,19 @@ import dataclasses
 import numpy as np
 import pytest
 
-from backends.interface import Run
-from conformance import tolerance
-from conformance.expectation import Case
-from conformance.judging import judge
-from conformance.scoring import independent_elements, judge_tensor
-from conformance.tolerance import Z, expect
-from spec.arithmetic import Arithmetic
-from spec.cases import build_case
-from spec.cases.files import expected
-from spec.elementary import contract, erf
-from spec.montecarlo import MonteCarlo
-from spec.precision import EXTENDED
-from spec.reference import compute, reference
+from concord.backends.interface import Run
+from concord.conformance import tolerance
+from concord.conformance.expectation import Case
+from concord.conformance.judging import judge
+from concord.conformance.scoring import independent_elements, judge_tensor
+from concord.conformance.tolerance import Z, expect
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.cases import build_case
+from concord.spec.cases.files import expected
+from concord.spec.elementary import contract, erf
+from concord.spec.montecarlo import MonteCarlo
+from concord.spec.precision import EXTENDED
+from concord.spec.reference import compute, reference
 
 wide = pytest.mark.skipif(EXTENDED is np.float64, reason="this platform has no type wider than float64")
 
@@ -198,7 +198,7 @@ def test_what_is_all_but_zero_may_be_flushed_and_zero_may_not():
 def test_noise_whose_square_is_no_number_is_not_lost():
     sigma = tolerance.Sigma(np.array([1e-200, 1e-100], EXTENDED), "float64")
     sigma.sample(np.array([[2e-200, 1e-100], [0.0, 1e-100]]))
-    np.testing.assert_allclose(sigma.result(1)[0], 1e-200 * np.sqrt(2 / tolerance.SAMPLES))
+    assert round(sigma.result(1)[0] * 1e200, 6) == round(np.sqrt(2 / tolerance.SAMPLES), 6)
 
 
 @pytest.mark.parametrize("hidden", [0, 41])
@@ -226,11 +226,11 @@ def test_a_score_halfway_between_two_sums_may_be_rounded_to_either():
 def test_the_root_mean_square_speaks_of_as_many_elements_as_sigma_is_spread_over():
     random = np.random.default_rng(5)
     value, even = random.standard_normal((31, 7)), np.ones((31, 7))
-    assert independent_elements(value, even, "float32") == pytest.approx(217)
-    assert independent_elements(np.repeat(value[:1], 31, 0), even, "float32") == pytest.approx(7)
+    assert round(independent_elements(value, even, "float32"), 6) == 217
+    assert round(independent_elements(np.repeat(value[:1], 31, 0), even, "float32"), 6) == 7
     uneven = even * 1e-6
     uneven[0, :3] = 1.0
-    assert independent_elements(value, uneven, "float32") == pytest.approx(3)
+    assert round(independent_elements(value, uneven, "float32"), 6) == 3
     rows = np.repeat(value[:1], 31, 0)
     assert judge_tensor(rows + 7.0, rows, even, "float32").status == "agrees", "one error in 31 rows"
     assert judge_tensor(value + 7.0, value, even, "float32").status == "diverges"

@@ -7,22 +7,22 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-import backends
-from backends.interface import Request
-from backends.worker import Worker
-from conformance.check import job_of
-from conformance.comparison import Verdict
-from conformance.fuzz.plan import Plan, sample
-from conformance.mutants.matrix import plugin
-from conformance.variations import arithmetic, models
-from conformance.variations.backend import Varied, run
-from conformance.variations.catalogue import ALL, VARIATIONS, Variation
-from conformance.variations.edits import EDITS
-from spec.arithmetic import Arithmetic
-from spec.cases import build_case, standard_cases
-from spec.elementary import contract
-from spec.errors import UnknownNameError
-from spec.tape import Tensor, Values
+from concord import backends
+from concord.backends.interface import Request
+from concord.backends.worker import Worker
+from concord.conformance.check import job_of
+from concord.conformance.comparison import Verdict
+from concord.conformance.fuzz.plan import Plan, sample
+from concord.conformance.mutants.matrix import plugin
+from concord.conformance.variations import arithmetic, models
+from concord.conformance.variations.backend import Varied, run
+from concord.conformance.variations.catalogue import ALL, VARIATIONS, Variation
+from concord.conformance.variations.edits import EDITS
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.cases import build_case, standard_cases
+from concord.spec.elementary import contract
+from concord.spec.errors import UnknownNameError
+from concord.spec.tape import Tensor, Values
 
 each_variation = pytest.mark.parametrize("variation", ALL, ids=lambda variation: variation.name)
 

@@ -20,15 +20,14 @@ import pytest
 from numpy.typing import NDArray
 from rich.console import Console
 
-import backends
 import conformance.campaign
-import spec
-from backends.pool import RESTARTS
-from backends.worker import WorkerFailure, environment
-from conformance import Report, Settings, check_jobs, conduct
-from conformance.html import page
-from conformance.record import problems, record
-from conformance.report import show
+from concord import backends, spec
+from concord.backends.pool import RESTARTS
+from concord.backends.worker import WorkerFailure, environment
+from concord.conformance import Report, Settings, check_jobs, conduct
+from concord.conformance.html import page
+from concord.conformance.record import problems, record
+from concord.conformance.report import show
 from tests.toys.small import request_for, run_of
 from tests.toys.surroundings import PATIENCE, ROOT, concord, errors, fake_ssh, marked_python, options, script, toy
 
@@ -43,7 +42,8 @@ SmallConfig = Callable[..., spec.EncoderConfig]
 def test_the_parent_imports_no_framework_not_even_in_a_check() -> None:
     program = f"""
 import sys
-import spec, backends, conformance, concord.cli
+import concord.cli
+from concord import spec, backends, conformance
 sys.argv = ["concord", "check", "--backend", {toy("NumpyBackend")!r}, "--case", "bert-single"]
 try:
     concord.cli.main()
@@ -340,7 +340,7 @@ def test_a_fault_while_judging_is_concord_s_and_all_other_results_are_kept(error
         return right(config, weights, batch, *more)
 
     right = conformance.campaign.judge
-    monkeypatch.setattr("conformance.campaign.judge", judge)
+    monkeypatch.setattr("concord.conformance.campaign.judge", judge)
     report = conduct(check_jobs(["bert"], ["float32"], cases=["bert-ragged", "bert-single", "bert-full"]), [toy("NumpyBackend")], Settings(threads=1))
     assert sorted(statuses(report)) == ["agrees", "agrees", "not judged"]
     (unjudged,) = [result for result in report.results if result.status == "not judged"]

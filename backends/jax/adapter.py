@@ -14,11 +14,11 @@ from flax import nnx
 from jax import Array
 from jax.sharding import SingleDeviceSharding
 
-from backends.adapter import FrameworkAdapter
-from backends.interface import Implementation, Request, Unsupported
-from backends.jax import library, packing, switches, weights
-from backends.jax.model import PARTS
-from backends.jax.session import Session, multiply, synchronize, timed
+from concord.backends.adapter import FrameworkAdapter
+from concord.backends.interface import Implementation, Request, Unsupported
+from concord.backends.jax import library, packing, switches, weights
+from concord.backends.jax.model import PARTS
+from concord.backends.jax.session import Session, multiply, synchronize, timed
 
 # Without it JAX makes every float64 a float32 and every int64 an int32, and says nothing.
 jax.config.update("jax_enable_x64", True)
@@ -31,7 +31,7 @@ IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS,
 
 
 class Adapter(FrameworkAdapter):
-    """The backend (:class:`backends.interface.Backend`)."""
+    """The backend (:class:`concord.backends.interface.Backend`)."""
 
     name = "jax"
     implementations = IMPLEMENTATIONS
@@ -68,7 +68,7 @@ class Adapter(FrameworkAdapter):
         return model
 
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
-        """Return the largest number of bytes held on a device (:meth:`backends.interface.Measurable.peak_memory`)."""
+        """Return the largest number of bytes held on a device (:meth:`concord.backends.interface.Measurable.peak_memory`)."""
         place = self.device(device)
         # JAX cannot be made to forget it.
         held = place.memory_stats()

@@ -2,7 +2,7 @@
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F d_ff.
 Every layer goes on with what ``tap(name, tensor)`` returns for each of its steps. What a layer is made of stands in
-class attributes, where :mod:`backends.jax.library` puts the framework's own layers.
+class attributes, where :mod:`concord.backends.jax.library` puts the framework's own layers.
 """
 
 import math
@@ -15,8 +15,8 @@ from flax import nnx
 from jax import Array
 from jax.nn.initializers import zeros
 
-from spec.config import EncoderConfig
-from spec.masks import mask_constants
+from concord.spec.config import EncoderConfig
+from concord.spec.masks import mask_constants
 
 Tap = Callable[[str, Array], Array]
 

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from backends.interface import Implementation, Request
-from backends.jax import layers as explicit
-from backends.jax import model
-from backends.jax.layers import Tap
-from spec.config import EncoderConfig
-from spec.masks import mask_constants, sees_nothing
+from concord.backends.interface import Implementation, Request
+from concord.backends.jax import layers as explicit
+from concord.backends.jax import model
+from concord.backends.jax.layers import Tap
+from concord.spec.config import EncoderConfig
+from concord.spec.masks import mask_constants, sees_nothing
 
 
 def gelu_erf(x: Array) -> Array:

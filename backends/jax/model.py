@@ -11,8 +11,8 @@ from flax import nnx
 from jax import Array
 from jax.nn.initializers import zeros
 
-from backends.jax.layers import DotProductAttention, Embeddings, EncoderLayer, LayerNorm, MultiHeadAttention, Tap
-from spec.config import EncoderConfig
+from concord.backends.jax.layers import DotProductAttention, Embeddings, EncoderLayer, LayerNorm, MultiHeadAttention, Tap
+from concord.spec.config import EncoderConfig
 
 Inputs = Mapping[str, Array]
 

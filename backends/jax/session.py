@@ -12,13 +12,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from backends.bench import mean_seconds
-from backends.interface import LEARNING_RATE, Steps
-from backends.jax import weights
-from backends.jax.model import Inputs
-from backends.jax.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
-from backends.session import FrameworkSession, Observation
-from spec.parameters import Weights
+from concord.backends.bench import mean_seconds
+from concord.backends.interface import LEARNING_RATE, Steps
+from concord.backends.jax import weights
+from concord.backends.jax.model import Inputs
+from concord.backends.jax.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
+from concord.backends.session import FrameworkSession, Observation
+from concord.spec.parameters import Weights
 
 OPTIONS = {"xla_allow_excess_precision": False}
 """Of the compiler: allowed, XLA leaves out roundings to bfloat16 where it fuses steps."""
@@ -40,7 +40,7 @@ def multiply(left: Array, right: Array) -> Array:
 
 
 class Session(FrameworkSession):
-    """A model and its inputs on a device (:class:`backends.interface.Session`)."""
+    """A model and its inputs on a device (:class:`concord.backends.interface.Session`)."""
 
     losses = (ClassificationLoss, CotangentLoss)
 
@@ -106,7 +106,7 @@ class Session(FrameworkSession):
         self.computed = {"loss": loss}
 
     def observe(self, zeros: dict[str, Array]) -> Observation:
-        """Compute output, loss and every tap, and gradients if they are asked for (:meth:`backends.session.FrameworkSession.observe`)."""
+        """Compute output, loss and every tap, and gradients if they are asked for (:meth:`concord.backends.session.FrameworkSession.observe`)."""
 
         def compute(state: nnx.State, fixed: nnx.State, inputs: Inputs, zeros: dict[str, Array]) -> Observation:
             if self.request.gradients:

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from backends.interface import Request, Unsupported
+from concord.backends.interface import Request, Unsupported
 
 
 def read_back() -> dict[str, Any]:
@@ -29,11 +29,11 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     "tf32": dict(zip(SET, ("tensorfloat32",), strict=True)),
     "default": {name: DEFAULTS[name] for name in SET},
 }
-"""What each of :data:`backends.interface.PRECISION_MODES` sets."""
+"""What each of :data:`concord.backends.interface.PRECISION_MODES` sets."""
 
 
 def set_precision(mode: str) -> None:
-    """Have products of float32 numbers computed in one of :data:`backends.interface.PRECISION_MODES`."""
+    """Have products of float32 numbers computed in one of :data:`concord.backends.interface.PRECISION_MODES`."""
     wanted = PRECISIONS[mode]
     jax.config.update("jax_default_matmul_precision", wanted["jax_default_matmul_precision"])
 

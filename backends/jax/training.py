@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from backends.interface import Trace
-from backends.jax.layers import Tap
-from backends.jax.model import Inputs
-from backends.session import Observation
-from spec.config import EncoderConfig
-from spec.tensors import differentiable_inputs
+from concord.backends.interface import Trace
+from concord.backends.jax.layers import Tap
+from concord.backends.jax.model import Inputs
+from concord.backends.session import Observation
+from concord.spec.config import EncoderConfig
+from concord.spec.tensors import differentiable_inputs
 
 
 def softmax_losses(logits: Array, labels: Array, tap: Tap) -> Array:

@@ -8,8 +8,8 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from spec.config import EncoderConfig
-from spec.parameters import Weights, parameters
+from concord.spec.config import EncoderConfig
+from concord.spec.parameters import Weights, parameters
 
 NATIVE_LEAVES = {"table": "embedding", "positions": "embedding", "kernel": "kernel", "bias": "bias", "gain": "scale", "offset": "bias"}
 

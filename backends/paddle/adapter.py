@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import paddle
 
-from backends.adapter import FrameworkAdapter
-from backends.interface import Implementation, Request, Unsupported
-from backends.paddle import library, packing, switches, weights
-from backends.paddle.model import PARTS
-from backends.paddle.session import Session, multiply, synchronize, timed
+from concord.backends.adapter import FrameworkAdapter
+from concord.backends.interface import Implementation, Request, Unsupported
+from concord.backends.paddle import library, packing, switches, weights
+from concord.backends.paddle.model import PARTS
+from concord.backends.paddle.session import Session, multiply, synchronize, timed
 
 DTYPES = {"float64": paddle.float64, "float32": paddle.float32, "bfloat16": paddle.bfloat16, "float16": paddle.float16}
 
@@ -24,7 +24,7 @@ IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS,
 
 
 class Adapter(FrameworkAdapter):
-    """The backend (:class:`backends.interface.Backend`)."""
+    """The backend (:class:`concord.backends.interface.Backend`)."""
 
     name = "paddle"
     implementations = IMPLEMENTATIONS
@@ -55,7 +55,7 @@ class Adapter(FrameworkAdapter):
         return model
 
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
-        """Return the largest number of bytes held on a device (:meth:`backends.interface.Measurable.peak_memory`)."""
+        """Return the largest number of bytes held on a device (:meth:`concord.backends.interface.Measurable.peak_memory`)."""
         place = self.device(device)
         if reset:
             paddle.device.cuda.reset_max_memory_allocated(place)

@@ -9,12 +9,12 @@ import paddle
 import paddle.nn.functional as F
 from paddle import Tensor, nn
 
-from backends.interface import Implementation, Request
-from backends.paddle import layers as explicit
-from backends.paddle import model
-from backends.paddle.layers import Tap
-from spec.config import EncoderConfig
-from spec.masks import mask_constants
+from concord.backends.interface import Implementation, Request
+from concord.backends.paddle import layers as explicit
+from concord.backends.paddle import model
+from concord.backends.paddle.layers import Tap
+from concord.spec.config import EncoderConfig
+from concord.spec.masks import mask_constants
 
 
 def gelu_erf(x: Tensor) -> Tensor:

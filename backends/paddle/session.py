@@ -10,12 +10,12 @@ from typing import Any
 import paddle
 from paddle import Tensor, nn
 
-from backends.bench import seconds_by_events
-from backends.interface import LEARNING_RATE, Steps
-from backends.paddle import weights
-from backends.paddle.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
-from backends.session import FrameworkSession, Observation
-from spec.parameters import Weights
+from concord.backends.bench import seconds_by_events
+from concord.backends.interface import LEARNING_RATE, Steps
+from concord.backends.paddle import weights
+from concord.backends.paddle.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
+from concord.backends.session import FrameworkSession, Observation
+from concord.spec.parameters import Weights
 
 
 def synchronize(computed: Tensor | None) -> None:
@@ -35,7 +35,7 @@ def multiply(left: Tensor, right: Tensor) -> Tensor:
 
 
 class Session(FrameworkSession):
-    """A model and its inputs on a device (:class:`backends.interface.Session`)."""
+    """A model and its inputs on a device (:class:`concord.backends.interface.Session`)."""
 
     losses = (ClassificationLoss, CotangentLoss)
 
@@ -83,7 +83,7 @@ class Session(FrameworkSession):
         self.computed = {"loss": observed.loss}
 
     def observe(self, zeros: dict[str, Tensor]) -> Observation:
-        """Compute output, loss and every tap, and gradients if they are asked for (:meth:`backends.session.FrameworkSession.observe`)."""
+        """Compute output, loss and every tap, and gradients if they are asked for (:meth:`concord.backends.session.FrameworkSession.observe`)."""
         run = self.evaluation()
         if self.request.gradients:
             return differentiate(run, self.model, self.loss_function, self.inputs, self.request.part, self.trace, zeros, True)

@@ -5,7 +5,7 @@ from typing import Any
 
 import paddle
 
-from backends.interface import Request
+from concord.backends.interface import Request
 
 # The wheel for CPUs has no such flags, and raises an error for them.
 _DETERMINISTIC = {"FLAGS_cudnn_deterministic": True, "FLAGS_embedding_deterministic": 1} if paddle.is_compiled_with_cuda() else {}
@@ -32,11 +32,11 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     "tf32": dict(zip(SET, (True, True), strict=True)),
     "default": {name: DEFAULTS[name] for name in SET},
 }
-"""What each of :data:`backends.interface.PRECISION_MODES` sets."""
+"""What each of :data:`concord.backends.interface.PRECISION_MODES` sets."""
 
 
 def set_precision(mode: str) -> None:
-    """Have products of float32 numbers computed in one of :data:`backends.interface.PRECISION_MODES`."""
+    """Have products of float32 numbers computed in one of :data:`concord.backends.interface.PRECISION_MODES`."""
     wanted = PRECISIONS[mode]
     paddle.base.core.set_cublas_switch(wanted["cublas_tf32"])
     paddle.base.core.set_cudnn_switch(wanted["cudnn_tf32"])

@@ -10,12 +10,12 @@ import paddle
 import paddle.nn.functional as F
 from paddle import Tensor, nn
 
-from backends.interface import Trace
-from backends.paddle.layers import Tap, _scalar
-from backends.paddle.model import Inputs
-from backends.session import Observation
-from spec.config import EncoderConfig
-from spec.tensors import differentiable_inputs
+from concord.backends.interface import Trace
+from concord.backends.paddle.layers import Tap, _scalar
+from concord.backends.paddle.model import Inputs
+from concord.backends.session import Observation
+from concord.spec.config import EncoderConfig
+from concord.spec.tensors import differentiable_inputs
 
 
 def softmax_losses(logits: Tensor, labels: Tensor, tap: Tap) -> Tensor:

@@ -9,8 +9,8 @@ import numpy as np
 import paddle
 from paddle import Tensor, nn
 
-from spec.config import EncoderConfig
-from spec.parameters import Weights, parameters
+from concord.spec.config import EncoderConfig
+from concord.spec.parameters import Weights, parameters
 
 NATIVE_LEAVES = {"table": "weight", "positions": "weight", "kernel": "weight", "bias": "bias", "gain": "weight", "offset": "bias"}
 

@@ -9,11 +9,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from backends.adapter import FrameworkAdapter
-from backends.interface import Implementation, Request, Unsupported
-from backends.tf import library, packing, switches, weights
-from backends.tf.model import PARTS
-from backends.tf.session import Session, multiply, synchronize, timed
+from concord.backends.adapter import FrameworkAdapter
+from concord.backends.interface import Implementation, Request, Unsupported
+from concord.backends.tf import library, packing, switches, weights
+from concord.backends.tf.model import PARTS
+from concord.backends.tf.session import Session, multiply, synchronize, timed
 
 DTYPES = {"float64": tf.float64, "float32": tf.float32, "bfloat16": tf.bfloat16, "float16": tf.float16}
 
@@ -27,7 +27,7 @@ IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS,
 
 
 class Adapter(FrameworkAdapter):
-    """The backend (:class:`backends.interface.Backend`)."""
+    """The backend (:class:`concord.backends.interface.Backend`)."""
 
     name = "tf"
     implementations = IMPLEMENTATIONS
@@ -68,7 +68,7 @@ class Adapter(FrameworkAdapter):
         return model
 
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
-        """Return the largest number of bytes held on a device (:meth:`backends.interface.Measurable.peak_memory`)."""
+        """Return the largest number of bytes held on a device (:meth:`concord.backends.interface.Measurable.peak_memory`)."""
         place = self.device(device).removeprefix("/")
         if reset:
             tf.config.experimental.reset_memory_stats(place)

@@ -2,7 +2,7 @@
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F d_ff.
 Every layer goes on with what ``tap(name, tensor)`` returns for each of its steps. What a layer is made of stands in
-class attributes, where :mod:`backends.tf.library` puts the framework's own layers.
+class attributes, where :mod:`concord.backends.tf.library` puts the framework's own layers.
 """
 
 import math
@@ -13,8 +13,8 @@ import tensorflow as tf
 from keras import layers
 from tensorflow import Tensor
 
-from spec.config import EncoderConfig
-from spec.masks import mask_constants
+from concord.spec.config import EncoderConfig
+from concord.spec.masks import mask_constants
 
 # Layers are built when they are constructed, and say so: Keras would trace ``call``, taps and all, to find out.
 # Keras takes only tensors by position, so ``tap`` is given by name; so are masks, for it fills in absent ones by name.

@@ -9,12 +9,12 @@ import tensorflow as tf
 from keras import layers
 from tensorflow import Tensor
 
-from backends.interface import Implementation, Request
-from backends.tf import layers as explicit
-from backends.tf import model
-from backends.tf.layers import Tap
-from spec.config import EncoderConfig
-from spec.masks import mask_constants, sees_nothing
+from concord.backends.interface import Implementation, Request
+from concord.backends.tf import layers as explicit
+from concord.backends.tf import model
+from concord.backends.tf.layers import Tap
+from concord.spec.config import EncoderConfig
+from concord.spec.masks import mask_constants, sees_nothing
 
 
 def gelu_erf(x: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ import tensorflow as tf
 from keras import layers
 from tensorflow import Tensor
 
-from backends.tf.layers import DotProductAttention, Embeddings, EncoderLayer, LayerNorm, MultiHeadAttention, Tap
-from spec.config import EncoderConfig
+from concord.backends.tf.layers import DotProductAttention, Embeddings, EncoderLayer, LayerNorm, MultiHeadAttention, Tap
+from concord.spec.config import EncoderConfig
 
 Inputs = Mapping[str, Tensor]
 

@@ -11,13 +11,13 @@ import tensorflow as tf
 from keras import layers
 from tensorflow import Tensor
 
-from backends.bench import mean_seconds
-from backends.interface import LEARNING_RATE, Steps
-from backends.session import FrameworkSession, Observation
-from backends.tf import weights
-from backends.tf.model import Inputs
-from backends.tf.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
-from spec.parameters import Weights
+from concord.backends.bench import mean_seconds
+from concord.backends.interface import LEARNING_RATE, Steps
+from concord.backends.session import FrameworkSession, Observation
+from concord.backends.tf import weights
+from concord.backends.tf.model import Inputs
+from concord.backends.tf.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
+from concord.spec.parameters import Weights
 
 
 def synchronize(computed: Tensor | None) -> None:
@@ -37,7 +37,7 @@ def multiply(left: Tensor, right: Tensor) -> Tensor:
 
 
 class Session(FrameworkSession):
-    """A model and its inputs on a device (:class:`backends.interface.Session`)."""
+    """A model and its inputs on a device (:class:`concord.backends.interface.Session`)."""
 
     losses = (ClassificationLoss, CotangentLoss)
 
@@ -90,7 +90,7 @@ class Session(FrameworkSession):
             self.computed = {"loss": self.updating(self.inputs)}
 
     def observe(self, zeros: dict[str, Tensor]) -> Observation:
-        """Compute output, loss and every tap, and gradients if they are asked for (:meth:`backends.session.FrameworkSession.observe`)."""
+        """Compute output, loss and every tap, and gradients if they are asked for (:meth:`concord.backends.session.FrameworkSession.observe`)."""
 
         def compute(inputs: Inputs, zeros: dict[str, Tensor]) -> Observation:
             if self.request.gradients:

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import config as framework
 
-from backends.interface import Request
+from concord.backends.interface import Request
 
 
 def read_back() -> dict[str, Any]:
@@ -30,11 +30,11 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     "tf32": dict(zip(SET, (True,), strict=True)),
     "default": {name: DEFAULTS[name] for name in SET},
 }
-"""What each of :data:`backends.interface.PRECISION_MODES` sets."""
+"""What each of :data:`concord.backends.interface.PRECISION_MODES` sets."""
 
 
 def set_precision(mode: str) -> None:
-    """Have products of float32 numbers computed in one of :data:`backends.interface.PRECISION_MODES`."""
+    """Have products of float32 numbers computed in one of :data:`concord.backends.interface.PRECISION_MODES`."""
     wanted = PRECISIONS[mode]
     tf.config.experimental.enable_tensor_float_32_execution(wanted["tensor_float_32"])
 

@@ -9,12 +9,12 @@ import tensorflow as tf
 from keras import layers
 from tensorflow import Tensor
 
-from backends.interface import Trace
-from backends.session import Observation
-from backends.tf.layers import Tap
-from backends.tf.model import Inputs
-from spec.config import EncoderConfig
-from spec.tensors import differentiable_inputs
+from concord.backends.interface import Trace
+from concord.backends.session import Observation
+from concord.backends.tf.layers import Tap
+from concord.backends.tf.model import Inputs
+from concord.spec.config import EncoderConfig
+from concord.spec.tensors import differentiable_inputs
 
 
 def softmax_losses(logits: Tensor, labels: Tensor, tap: Tap) -> Tensor:

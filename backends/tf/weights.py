@@ -8,8 +8,8 @@ import tensorflow as tf
 from keras import layers
 from tensorflow import Tensor
 
-from spec.config import EncoderConfig
-from spec.parameters import Weights, parameters
+from concord.spec.config import EncoderConfig
+from concord.spec.parameters import Weights, parameters
 
 NATIVE_LEAVES = {"table": "embeddings", "positions": "embeddings", "kernel": "kernel", "bias": "bias", "gain": "gamma", "offset": "beta"}
 

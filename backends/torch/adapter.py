@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from backends.adapter import FrameworkAdapter
-from backends.interface import Implementation, Request, Unsupported
-from backends.torch import library, packing, switches, weights
-from backends.torch.model import PARTS
-from backends.torch.session import Session, multiply, synchronize, timed
+from concord.backends.adapter import FrameworkAdapter
+from concord.backends.interface import Implementation, Request, Unsupported
+from concord.backends.torch import library, packing, switches, weights
+from concord.backends.torch.model import PARTS
+from concord.backends.torch.session import Session, multiply, synchronize, timed
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -20,7 +20,7 @@ IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS,
 
 
 class Adapter(FrameworkAdapter):
-    """The backend (:class:`backends.interface.Backend`)."""
+    """The backend (:class:`concord.backends.interface.Backend`)."""
 
     name = "torch"
     implementations = IMPLEMENTATIONS
@@ -49,7 +49,7 @@ class Adapter(FrameworkAdapter):
         return model
 
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
-        """Return the largest number of bytes held on a device (:meth:`backends.interface.Measurable.peak_memory`)."""
+        """Return the largest number of bytes held on a device (:meth:`concord.backends.interface.Measurable.peak_memory`)."""
         place = self.device(device)
         if reset:
             torch.cuda.reset_peak_memory_stats(place)

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from backends.interface import Implementation, Request
-from backends.torch import layers as explicit
-from backends.torch import model
-from backends.torch.layers import Tap
-from spec.config import EncoderConfig
-from spec.masks import mask_constants, sees_nothing
+from concord.backends.interface import Implementation, Request
+from concord.backends.torch import layers as explicit
+from concord.backends.torch import model
+from concord.backends.torch.layers import Tap
+from concord.spec.config import EncoderConfig
+from concord.spec.masks import mask_constants, sees_nothing
 
 
 def gelu_erf(x: Tensor) -> Tensor:

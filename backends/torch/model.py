@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from backends.torch.layers import DotProductAttention, Embeddings, EncoderLayer, LayerNorm, MultiHeadAttention, Tap
-from spec.config import EncoderConfig
+from concord.backends.torch.layers import DotProductAttention, Embeddings, EncoderLayer, LayerNorm, MultiHeadAttention, Tap
+from concord.spec.config import EncoderConfig
 
 Inputs = Mapping[str, Tensor]
 

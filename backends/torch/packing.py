@@ -1,6 +1,6 @@
 """The library's classifier without padding: everything but the core of attention runs on the rows that are kept.
 
-Shapes: B batch, T tokens, N rows kept (:mod:`backends.packing`), D d_model, H heads, K head_dim, C classes.
+Shapes: B batch, T tokens, N rows kept (:mod:`concord.backends.packing`), D d_model, H heads, K head_dim, C classes.
 Rows stand as one sample of N tokens, (1, N, D), so that the layers stay as they are.
 """
 
@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from backends.interface import Implementation, Request
-from backends.packing import obstacles
-from backends.torch import library, model
-from backends.torch.layers import Tap, silent
-from backends.torch.model import Inputs
+from concord.backends.interface import Implementation, Request
+from concord.backends.packing import obstacles
+from concord.backends.torch import library, model
+from concord.backends.torch.layers import Tap, silent
+from concord.backends.torch.model import Inputs
 
 
 class Packing(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from backends.interface import Request
+from concord.backends.interface import Request
 
 
 def _told(switch: Callable[[], Any]) -> Any:
@@ -41,11 +41,11 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     "tf32": dict(zip(SET, ("high", True, False, False), strict=True)),
     "default": {name: DEFAULTS[name] for name in SET},
 }
-"""What each of :data:`backends.interface.PRECISION_MODES` sets."""
+"""What each of :data:`concord.backends.interface.PRECISION_MODES` sets."""
 
 
 def set_precision(mode: str) -> None:
-    """Have products of float32 numbers computed in one of :data:`backends.interface.PRECISION_MODES`."""
+    """Have products of float32 numbers computed in one of :data:`concord.backends.interface.PRECISION_MODES`."""
     wanted = PRECISIONS[mode]
     # The older switches alone: PyTorch raises an error where those and fp32_precision are mixed.
     torch.set_float32_matmul_precision(wanted["float32_matmul_precision"])

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backends.interface import Trace
-from backends.session import Observation
-from backends.torch.layers import Tap
-from backends.torch.model import Inputs
-from spec.config import EncoderConfig
-from spec.tensors import differentiable_inputs
+from concord.backends.interface import Trace
+from concord.backends.session import Observation
+from concord.backends.torch.layers import Tap
+from concord.backends.torch.model import Inputs
+from concord.spec.config import EncoderConfig
+from concord.spec.tensors import differentiable_inputs
 
 
 def softmax_losses(logits: Tensor, labels: Tensor, tap: Tap) -> Tensor:

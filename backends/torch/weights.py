@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from spec.config import EncoderConfig
-from spec.parameters import Weights, parameters
-from spec.precision import precision
+from concord.spec.config import EncoderConfig
+from concord.spec.parameters import Weights, parameters
+from concord.spec.precision import precision
 
 NATIVE_LEAVES = {"table": "weight", "positions": "weight", "kernel": "weight", "bias": "bias", "gain": "weight", "offset": "bias"}
 

@@ -4,6 +4,6 @@ The first tensor of a run that is wrong is recomputed from the run's own precedi
 purpose. If that gives what the run gave, to within the tolerance derived for it, the mistake explains it.
 """
 
-from conformance.causes.search import Cause, explain
+from concord.conformance.causes.search import Cause, explain
 
 __all__ = ["Cause", "explain"]

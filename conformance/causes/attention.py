@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.causes.hypothesis import Hypothesis, changed, options
-from conformance.causes.linear import orders
-from conformance.causes.question import Question
-from conformance.causes.step import Change, Step
-from spec.masks import visible_keys
-from spec.precision import precision
-from spec.tape import Tensor
+from concord.conformance.causes.hypothesis import Hypothesis, changed, options
+from concord.conformance.causes.linear import orders
+from concord.conformance.causes.question import Question
+from concord.conformance.causes.step import Change, Step
+from concord.spec.masks import visible_keys
+from concord.spec.precision import precision
+from concord.spec.tape import Tensor
 
 Numbers = NDArray[np.int64]
 Order = Callable[[Numbers], Numbers]

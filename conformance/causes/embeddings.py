@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.causes.hypothesis import Hypothesis, changed, loaded, options
-from conformance.causes.question import Question
-from conformance.causes.step import Change, Step
-from spec.config import EncoderConfig
-from spec.positions import sinusoid
-from spec.tape import Tensor
+from concord.conformance.causes.hypothesis import Hypothesis, changed, loaded, options
+from concord.conformance.causes.question import Question
+from concord.conformance.causes.step import Change, Step
+from concord.spec.config import EncoderConfig
+from concord.spec.positions import sinusoid
+from concord.spec.tape import Tensor
 
 Array = NDArray[np.floating]
 Rows = NDArray[np.integer]

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from conformance.causes.hypothesis import Hypothesis, changed, options
-from conformance.causes.norms import NORMS, RESIDUALS, normalised, options_of_norm, result_of, usual_deviation
-from conformance.causes.question import Question
-from conformance.causes.slopes import of_slopes
-from conformance.causes.step import Change, Step
-from spec.tape import Tensor
+from concord.conformance.causes.hypothesis import Hypothesis, changed, options
+from concord.conformance.causes.norms import NORMS, RESIDUALS, normalised, options_of_norm, result_of, usual_deviation
+from concord.conformance.causes.question import Question
+from concord.conformance.causes.slopes import of_slopes
+from concord.conformance.causes.step import Change, Step
+from concord.spec.tape import Tensor
 
 
 def stopped(m: Step, tap: str, y: Tensor) -> Tensor:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.causes.hypothesis import Hypothesis, loaded
-from conformance.causes.linear import LINEAR, parameters_of
-from conformance.causes.norms import NORMS, owner
-from conformance.causes.question import Question, rounding
-from conformance.causes.step import matches
-from spec.precision import precision
+from concord.conformance.causes.hypothesis import Hypothesis, loaded
+from concord.conformance.causes.linear import LINEAR, parameters_of
+from concord.conformance.causes.norms import NORMS, owner
+from concord.conformance.causes.question import Question, rounding
+from concord.conformance.causes.step import matches
+from concord.spec.precision import precision
 
 Array = NDArray[np.floating]
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.causes.flow import multiplied, of_flow, unpadded
-from conformance.causes.hypothesis import Gradients, Hypothesis, changed, options
-from conformance.causes.question import Question
-from conformance.causes.step import Step
-from spec.parameters import trainable
-from spec.tape import Tensor
+from concord.conformance.causes.flow import multiplied, of_flow, unpadded
+from concord.conformance.causes.hypothesis import Gradients, Hypothesis, changed, options
+from concord.conformance.causes.question import Question
+from concord.conformance.causes.step import Step
+from concord.spec.parameters import trainable
+from concord.spec.tape import Tensor
 
 Array = NDArray[np.floating]
 Ids = NDArray[np.integer]

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.causes.hypothesis import Hypothesis, changed, options
-from conformance.causes.question import Question
-from conformance.causes.step import Change, Step
-from spec.tape import Tensor
+from concord.conformance.causes.hypothesis import Hypothesis, changed, options
+from concord.conformance.causes.question import Question
+from concord.conformance.causes.step import Change, Step
+from concord.spec.tape import Tensor
 
 Flags = NDArray[np.bool_]
 Function = Callable[[Any], Any]

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.causes.step import Change, matches
-from spec.config import EncoderConfig
-from spec.errors import ConfigError
+from concord.conformance.causes.step import Change, matches
+from concord.spec.config import EncoderConfig
+from concord.spec.errors import ConfigError
 
 Array = NDArray[np.floating]
 
@@ -30,7 +30,7 @@ class Hypothesis:
         clause: of SPEC.md that it breaks.
         fields: of the configuration, that are others.
         weights: that are others.
-        deviations: of :mod:`spec.deviations` that nobody declared.
+        deviations: of :mod:`concord.spec.deviations` that nobody declared.
         change: what is made of a tap.
         on: patterns of the taps that ``change`` changes; by default the one in question.
         gradient: what the gradient in question is made of, where it is not the parameter's own.

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.causes.hypothesis import Hypothesis, changed, loaded, options
-from conformance.causes.question import Question
-from conformance.causes.step import Change, Step
-from spec.tape import Tensor
+from concord.conformance.causes.hypothesis import Hypothesis, changed, loaded, options
+from concord.conformance.causes.question import Question
+from concord.conformance.causes.step import Change, Step
+from concord.spec.tape import Tensor
 
 Array = NDArray[np.floating]
 

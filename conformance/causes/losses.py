@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.causes.head import logistic
-from conformance.causes.hypothesis import Hypothesis, changed, options
-from conformance.causes.question import Question
-from conformance.causes.step import Change, Step
-from spec.parameters import parameters
-from spec.tape import Tensor
+from concord.conformance.causes.head import logistic
+from concord.conformance.causes.hypothesis import Hypothesis, changed, options
+from concord.conformance.causes.question import Question
+from concord.conformance.causes.step import Change, Step
+from concord.spec.parameters import parameters
+from concord.spec.tape import Tensor
 
 SMOOTHING = (0.1, 0.05, 0.2)
 """How much labels may be smoothed."""

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.causes.hypothesis import Hypothesis, changed, options
-from conformance.causes.question import Question
-from conformance.causes.step import Step
-from spec.masks import mask_constant, visible_keys
-from spec.tape import Tensor
+from concord.conformance.causes.hypothesis import Hypothesis, changed, options
+from concord.conformance.causes.question import Question
+from concord.conformance.causes.step import Step
+from concord.spec.masks import mask_constant, visible_keys
+from concord.spec.tape import Tensor
 
 Flags = NDArray[np.bool_]
 

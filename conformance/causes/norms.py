@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from conformance.causes.hypothesis import Hypothesis, both, changed, loaded, options
-from conformance.causes.question import Question
-from conformance.causes.step import Step
-from spec.parameters import parameters
-from spec.tape import Tensor
+from concord.conformance.causes.hypothesis import Hypothesis, both, changed, loaded, options
+from concord.conformance.causes.question import Question
+from concord.conformance.causes.step import Step
+from concord.spec.parameters import parameters
+from concord.spec.tape import Tensor
 
 NORMS = ("embeddings.norm", "layers.*.norm1", "layers.*.norm2", "final_norm")
 RESIDUALS = ("layers.*.residual1", "layers.*.residual2")

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.causes.hypothesis import RIGHT, Hypothesis
-from conformance.causes.step import Reached, Step, group_of
-from conformance.expectation import Case, is_gradient
-from conformance.tolerance import Sigma, samples, shadows
-from spec.arithmetic import Arithmetic
-from spec.batch import round_inputs
-from spec.config import EncoderConfig
-from spec.precision import cut_to_bits, precision, round_to_bits
-from spec.tensors import taps
+from concord.conformance.causes.hypothesis import RIGHT, Hypothesis
+from concord.conformance.causes.step import Reached, Step, group_of
+from concord.conformance.expectation import Case, is_gradient
+from concord.conformance.tolerance import Sigma, samples, shadows
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.batch import round_inputs
+from concord.spec.config import EncoderConfig
+from concord.spec.precision import cut_to_bits, precision, round_to_bits
+from concord.spec.tensors import taps
 
 Array = NDArray[np.floating]
 
@@ -100,7 +100,7 @@ class Question:
         return step
 
     def predict(self, hypothesis: Hypothesis, dtype: str | None = None) -> Prediction:
-        """Return the tensor under a hypothesis with its sigma, derived as :mod:`conformance.tolerance` does.
+        """Return the tensor under a hypothesis with its sigma, derived as :mod:`concord.conformance.tolerance` does.
 
         Args:
             dtype: the precision of the rounding, if it is not the run's.

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance import expectation
-from conformance.causes.hypothesis import Hypothesis
-from conformance.tolerance import R, Z
+from concord.conformance import expectation
+from concord.conformance.causes.hypothesis import Hypothesis
+from concord.conformance.tolerance import R, Z
 
 Array = NDArray[np.floating]
 

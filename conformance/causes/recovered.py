@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.causes.hypothesis import loaded
-from conformance.causes.linear import LINEAR, PROJECTIONS, parameters_of
-from conformance.causes.question import Question
-from conformance.causes.reading import Reading, clear, reading, within
-from conformance.causes.step import matches
+from concord.conformance.causes.hypothesis import loaded
+from concord.conformance.causes.linear import LINEAR, PROJECTIONS, parameters_of
+from concord.conformance.causes.question import Question
+from concord.conformance.causes.reading import Reading, clear, reading, within
+from concord.conformance.causes.step import matches
 
 Array = NDArray[np.floating]
 

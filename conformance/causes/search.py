@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.causes import attention, embeddings, gradients, head, linear, losses, masks, norms
-from conformance.causes.formats import of_factors, of_parameters
-from conformance.causes.hypothesis import Hypothesis
-from conformance.causes.question import Prediction, Question
-from conformance.causes.reading import CLEAR
-from conformance.causes.recovered import of_weights
-from conformance.causes.step import matches
-from conformance.causes.structure import of_cancellation, of_dropout, of_dropped_weights, of_format, of_limit
-from conformance.expectation import Case
-from conformance.faults.hypotheses import of_backward, of_hidden, of_tap
-from conformance.tolerance import R
-from spec.errors import SpecError
+from concord.conformance.causes import attention, embeddings, gradients, head, linear, losses, masks, norms
+from concord.conformance.causes.formats import of_factors, of_parameters
+from concord.conformance.causes.hypothesis import Hypothesis
+from concord.conformance.causes.question import Prediction, Question
+from concord.conformance.causes.reading import CLEAR
+from concord.conformance.causes.recovered import of_weights
+from concord.conformance.causes.step import matches
+from concord.conformance.causes.structure import of_cancellation, of_dropout, of_dropped_weights, of_format, of_limit
+from concord.conformance.expectation import Case
+from concord.conformance.faults.hypotheses import of_backward, of_hidden, of_tap
+from concord.conformance.tolerance import R
+from concord.spec.errors import SpecError
 
 Array = NDArray[np.floating]
 

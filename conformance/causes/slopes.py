@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.causes.head import erf, logistic
-from conformance.causes.hypothesis import Hypothesis, changed
-from conformance.causes.norms import NORMS, owner
-from conformance.causes.question import Question
-from conformance.causes.step import Change, Step
-from spec.tape import Tensor
+from concord.conformance.causes.head import erf, logistic
+from concord.conformance.causes.hypothesis import Hypothesis, changed
+from concord.conformance.causes.norms import NORMS, owner
+from concord.conformance.causes.question import Question
+from concord.conformance.causes.step import Change, Step
+from concord.spec.tape import Tensor
 
 Array = NDArray[np.floating]
 

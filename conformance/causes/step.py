@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.expectation import Case, is_gradient, subject_of
-from spec.arithmetic import Arithmetic
-from spec.masks import real_tokens
-from spec.reference import _Reference
-from spec.tape import Tensor
+from concord.conformance.expectation import Case, is_gradient, subject_of
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.masks import real_tokens
+from concord.spec.reference import _Reference
+from concord.spec.tape import Tensor
 
 Array = NDArray[np.floating]
 Flags = NDArray[np.bool_]

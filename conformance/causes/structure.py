@@ -8,15 +8,15 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.causes.formats import SPELLED, held_in, stored
-from conformance.causes.hypothesis import RIGHT, changed
-from conformance.causes.norms import NORMS, RESIDUALS, normalised, owner, usual_deviation
-from conformance.causes.question import Question
-from conformance.causes.reading import Reading, clear, reading, root_mean_square, within
-from conformance.causes.step import Step, matches
-from conformance.tolerance import R, Z
-from spec.tape import Tensor
-from spec.tensors import clause_of
+from concord.conformance.causes.formats import SPELLED, held_in, stored
+from concord.conformance.causes.hypothesis import RIGHT, changed
+from concord.conformance.causes.norms import NORMS, RESIDUALS, normalised, owner, usual_deviation
+from concord.conformance.causes.question import Question
+from concord.conformance.causes.reading import Reading, clear, reading, root_mean_square, within
+from concord.conformance.causes.step import Step, matches
+from concord.conformance.tolerance import R, Z
+from concord.spec.tape import Tensor
+from concord.spec.tensors import clause_of
 
 Array = NDArray[np.floating]
 

@@ -1,6 +1,6 @@
 """What is said of a wrong run: explanations that were held against all of its cases, and what is seen where none holds."""
 
-from conformance.diagnosis.description import Description
-from conformance.diagnosis.diagnosis import Diagnosis, diagnose
+from concord.conformance.diagnosis.description import Description
+from concord.conformance.diagnosis.diagnosis import Diagnosis, diagnose
 
 __all__ = ["Description", "Diagnosis", "diagnose"]

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.causes.question import Question
-from conformance.causes.reading import within
-from conformance.causes.step import matches
-from spec.tape import Tensor
-from spec.tensors import clause_of
+from concord.conformance.causes.question import Question
+from concord.conformance.causes.reading import within
+from concord.conformance.causes.step import matches
+from concord.spec.tape import Tensor
+from concord.spec.tensors import clause_of
 
 Array = NDArray[np.floating]
 

@@ -11,14 +11,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from conformance import tolerance
-from conformance.causes import Cause, search
-from conformance.causes.hypothesis import Hypothesis
-from conformance.causes.question import Question
-from conformance.diagnosis.diagnosis import Diagnosis
-from conformance.diagnosis.replacement import role_of
-from conformance.expectation import Case, is_gradient
-from spec.errors import SpecError
+from concord.conformance import tolerance
+from concord.conformance.causes import Cause, search
+from concord.conformance.causes.hypothesis import Hypothesis
+from concord.conformance.causes.question import Question
+from concord.conformance.diagnosis.diagnosis import Diagnosis
+from concord.conformance.diagnosis.replacement import role_of
+from concord.conformance.expectation import Case, is_gradient
+from concord.spec.errors import SpecError
 
 BUDGET = 30.0
 """Seconds that may be spent on one backend."""
@@ -146,7 +146,7 @@ class _Together:
 
 def visible(case: Case, tensor: str, hypothesis: Hypothesis) -> bool:
     """Return whether a hypothesis of the same name and text would make a tensor of a right run wrong."""
-    from conformance.scoring import judge_tensor
+    from concord.conformance.scoring import judge_tensor
 
     truth = tolerance.plain(case).values
     if tensor not in truth:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conformance.causes.question import Question
-from conformance.causes.step import matches
-from conformance.diagnosis.description import Description
-from conformance.expectation import is_gradient
-from spec.config import EncoderConfig
+from concord.conformance.causes.question import Question
+from concord.conformance.causes.step import matches
+from concord.conformance.diagnosis.description import Description
+from concord.conformance.expectation import is_gradient
+from concord.spec.config import EncoderConfig
 
 MOVED = ("shifted", "reversed", "swapped", "repeated", "permuted", "transposed")
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.causes import Cause, linear, search
-from conformance.causes.hypothesis import Hypothesis, changed
-from conformance.causes.question import Prediction, Question
-from conformance.causes.reading import clear
-from conformance.causes.step import matches
-from conformance.diagnosis.inputs import edited
-from conformance.diagnosis.regions import Region
+from concord.conformance.causes import Cause, linear, search
+from concord.conformance.causes.hypothesis import Hypothesis, changed
+from concord.conformance.causes.question import Prediction, Question
+from concord.conformance.causes.reading import clear
+from concord.conformance.causes.step import matches
+from concord.conformance.diagnosis.inputs import edited
+from concord.conformance.diagnosis.regions import Region
 
 Array = NDArray[np.floating]
 

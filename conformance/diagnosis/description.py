@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.causes.question import Question
-from conformance.causes.reading import within
-from conformance.diagnosis.regions import FILLED, Region, smallest
-from conformance.diagnosis.relations import relate
-from conformance.tolerance import R, Z
+from concord.conformance.causes.question import Question
+from concord.conformance.causes.reading import within
+from concord.conformance.diagnosis.regions import FILLED, Region, smallest
+from concord.conformance.diagnosis.relations import relate
+from concord.conformance.tolerance import R, Z
 
 Array = NDArray[np.floating]
 Flags = NDArray[np.bool_]
@@ -27,10 +27,10 @@ class Description:
     Attributes:
         tensor: its name.
         where: which elements are wrong, in words that follow "only"; empty if all are.
-        region: the kind of the condition (:class:`conformance.diagnosis.regions.Region`).
+        region: the kind of the condition (:class:`concord.conformance.diagnosis.regions.Region`).
         places: axis name to places along it.
         what: what they are, in words that follow the name of the tensor; empty if no relation is seen.
-        relation: its kind (:class:`conformance.diagnosis.relations.Relation`).
+        relation: its kind (:class:`concord.conformance.diagnosis.relations.Relation`).
         numbers: that were read off.
         wrong, size: how many elements are wrong, of how many.
         relative: the usual error of a wrong element, as a share of the right number; infinite where that is 0.

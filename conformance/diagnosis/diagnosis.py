@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.causes import Cause, search
-from conformance.causes.question import Question
-from conformance.causes.step import group_of
-from conformance.diagnosis.backward import Backward, Bounds, shares
-from conformance.diagnosis.clauses import likely
-from conformance.diagnosis.composed import compose
-from conformance.diagnosis.description import Description, describe
-from conformance.diagnosis.replacement import elsewhere, replace
-from conformance.expectation import Case, is_gradient
-from spec.tensors import clause_of
+from concord.conformance.causes import Cause, search
+from concord.conformance.causes.question import Question
+from concord.conformance.causes.step import group_of
+from concord.conformance.diagnosis.backward import Backward, Bounds, shares
+from concord.conformance.diagnosis.clauses import likely
+from concord.conformance.diagnosis.composed import compose
+from concord.conformance.diagnosis.description import Description, describe
+from concord.conformance.diagnosis.replacement import elsewhere, replace
+from concord.conformance.expectation import Case, is_gradient
+from concord.spec.tensors import clause_of
 
 Array = NDArray[np.floating]
 T = TypeVar("T")
@@ -93,7 +93,7 @@ def diagnose(
     """Return what can be said of the first tensor that is wrong.
 
     Args:
-        case, forced, tensor, judge: as in :func:`conformance.causes.explain`.
+        case, forced, tensor, judge: as in :func:`concord.conformance.causes.explain`.
         delivered: every tensor of the run.
         statuses: what each was judged to be.
     """

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.causes.hypothesis import RIGHT
-from conformance.causes.question import Exact, Prediction, Question, rounding
-from conformance.diagnosis.regions import WORDS
-from spec.tape import Tensor
-from spec.tensors import taps
+from concord.conformance.causes.hypothesis import RIGHT
+from concord.conformance.causes.question import Exact, Prediction, Question, rounding
+from concord.conformance.diagnosis.regions import WORDS
+from concord.spec.tape import Tensor
+from concord.spec.tensors import taps
 
 Array = NDArray[np.floating]
 

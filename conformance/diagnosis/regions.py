@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.causes.question import Question
-from conformance.expectation import subject_of
-from spec.masks import visible_keys
-from spec.parameters import parameters
-from spec.tensors import taps
+from concord.conformance.causes.question import Question
+from concord.conformance.expectation import subject_of
+from concord.spec.masks import visible_keys
+from concord.spec.parameters import parameters
+from concord.spec.tensors import taps
 
 Array = NDArray[np.floating]
 Flags = NDArray[np.bool_]

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from conformance.faults.context import Context
-from conformance.faults.fault import Change, Fault, edited, option
-from conformance.faults.operations import Array
+from concord.conformance.faults.context import Context
+from concord.conformance.faults.fault import Change, Fault, edited, option
+from concord.conformance.faults.operations import Array
 
 ACTIVATION = "layers.0.feed_forward.activation"
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from conformance.faults.context import Context, Edit
-from conformance.faults.fault import Change, Fault, edited, option
-from conformance.faults.operations import Array
+from concord.conformance.faults.context import Context, Edit
+from concord.conformance.faults.fault import Change, Fault, edited, option
+from concord.conformance.faults.operations import Array
 
 NAME, PROJECTIONS = "layers.0.attention", ("query", "key", "value")
 ROUNDING = "the same numbers in exact arithmetic: they round differently, and differ in nothing else"

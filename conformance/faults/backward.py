@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from conformance.faults.context import Context, Edit
-from conformance.faults.fault import REFUSED, Fault, edited
-from conformance.faults.operations import Array
+from concord.conformance.faults.context import Context, Edit
+from concord.conformance.faults.fault import REFUSED, Fault, edited
+from concord.conformance.faults.operations import Array
 
 HUB = "https://github.com/"
 VECTOR = 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.faults import (
+from concord.conformance.faults import (
     activations,
     attention,
     backward,
@@ -20,7 +20,7 @@ from conformance.faults import (
     saturation,
     weights,
 )
-from conformance.faults.fault import GROUPS, Fault
+from concord.conformance.faults.fault import GROUPS, Fault
 
 ALL: tuple[Fault, ...] = tuple(
     mutant

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.faults.operations import Array, Operations
-from spec.batch import Batch
-from spec.config import EncoderConfig
-from spec.masks import mask_constant, real_tokens, visible_keys
-from spec.positions import position_ids
-from spec.tensors import source_of
+from concord.conformance.faults.operations import Array, Operations
+from concord.spec.batch import Batch
+from concord.spec.config import EncoderConfig
+from concord.spec.masks import mask_constant, real_tokens, visible_keys
+from concord.spec.positions import position_ids
+from concord.spec.tensors import source_of
 
 Flags = NDArray[np.bool_]
 Ids = NDArray[np.int64]

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from conformance.faults.context import Context
-from conformance.faults.fault import Fault, edited, inputs, option, weight
-from conformance.faults.operations import Array
+from concord.conformance.faults.context import Context
+from concord.conformance.faults.fault import Fault, edited, inputs, option, weight
+from concord.conformance.faults.operations import Array
 
 TOKEN, SEGMENT, SUM, NORM = "embeddings.token", "embeddings.segment", "embeddings.sum", "embeddings.norm"
 ORDER = "sums in another order round differently, and differ in nothing else"

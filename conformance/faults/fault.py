@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.interface import Request
-from conformance.faults.context import Edit
-from spec.batch import Batch
-from spec.cases import SCENARIOS
-from spec.config import EncoderConfig
-from spec.parameters import Weights
+from concord.backends.interface import Request
+from concord.conformance.faults.context import Edit
+from concord.spec.batch import Batch
+from concord.spec.cases import SCENARIOS
+from concord.spec.config import EncoderConfig
+from concord.spec.parameters import Weights
 
 Array = NDArray[np.floating]
 Gradients = Mapping[str, Array]
@@ -56,7 +56,7 @@ class Fault:
         group: one of :data:`GROUPS`.
         what: the bug, in one sentence.
         variant: its home, the variant that it is run on.
-        scenario: of the standard case (:data:`spec.cases.SCENARIOS`) that makes it visible.
+        scenario: of the standard case (:data:`concord.spec.cases.SCENARIOS`) that makes it visible.
         first: patterns of tensor names; each tensor that fits one is rightly named first. :data:`REFUSED` where the
             framework may refuse to run.
         change: what turns the clean model into it.
@@ -65,7 +65,7 @@ class Fault:
         equivalent: the precisions in which no input can show it, each with the reason.
         alone: whether, in float32, no other scenario of its variant that runs in every precision shows it: it is why the scenario is there.
         cause: the hypothesis that should explain it; several names are joined by "or". None where nothing that is known can.
-        tried: whether its own edit is tried as an explanation, since no hypothesis of :mod:`conformance.causes` says the same.
+        tried: whether its own edit is tried as an explanation, since no hypothesis of :mod:`concord.conformance.causes` says the same.
         clause: the clause of SPEC.md that it breaks.
         after: the scenario that runs first, in the same process.
         source: where it was seen.

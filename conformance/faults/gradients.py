@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.faults.context import Context, Ids
-from conformance.faults.fault import Change, Fault, Gradients, edited, handed_out, option
-from conformance.faults.norms import of_norms
-from conformance.faults.operations import Array
+from concord.conformance.faults.context import Context, Ids
+from concord.conformance.faults.fault import Change, Fault, Gradients, edited, handed_out, option
+from concord.conformance.faults.norms import of_norms
+from concord.conformance.faults.operations import Array
 
 TOKENS, SEGMENTS = "gradients.embeddings.token.weight", "gradients.embeddings.segment.weight"
 LAST, BEFORE_LAST = "gradients.classifier.bias", "gradients.layers.1.norm1.bias"

@@ -10,19 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from backends.interface import Request
-from conformance.causes.hypothesis import Hypothesis
-from conformance.causes.question import Question
-from conformance.causes.step import Step
-from conformance.expectation import is_gradient
-from conformance.faults.catalogue import ALL
-from conformance.faults.context import Context, Edit
-from conformance.faults.fault import Fault
-from conformance.faults.tape import TapeOperations, Value
-from spec.errors import SpecError
-from spec.precision import PRECISIONS
-from spec.tape import Tensor
-from spec.tensors import taps
+from concord.backends.interface import Request
+from concord.conformance.causes.hypothesis import Hypothesis
+from concord.conformance.causes.question import Question
+from concord.conformance.causes.step import Step
+from concord.conformance.expectation import is_gradient
+from concord.conformance.faults.catalogue import ALL
+from concord.conformance.faults.context import Context, Edit
+from concord.conformance.faults.fault import Fault
+from concord.conformance.faults.tape import TapeOperations, Value
+from concord.spec.errors import SpecError
+from concord.spec.precision import PRECISIONS
+from concord.spec.tape import Tensor
+from concord.spec.tensors import taps
 
 
 def of_tap(question: Question, tap: str) -> Iterator[Hypothesis]:

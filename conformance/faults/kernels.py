@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from conformance.faults.context import Context, Edit, Flags
-from conformance.faults.fault import Fault, edited
-from conformance.faults.operations import Array
+from concord.conformance.faults.context import Context, Edit, Flags
+from concord.conformance.faults.fault import Fault, edited
+from concord.conformance.faults.operations import Array
 
 HUB = "https://github.com/"
 NAME = "layers.0.attention"

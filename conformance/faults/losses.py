@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from conformance.faults.context import Context
-from conformance.faults.fault import Change, Fault, edited, inputs, option
-from conformance.faults.operations import Array
+from concord.conformance.faults.context import Context
+from concord.conformance.faults.fault import Change, Fault, edited, inputs, option
+from concord.conformance.faults.operations import Array
 
 
 def smoothed(m: Context, y: Array) -> Array:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from backends.interface import Request
-from conformance.faults.context import Context, Edit, Flags
-from conformance.faults.fault import Change, Fault, edited, option
-from conformance.faults.operations import Array
+from concord.backends.interface import Request
+from concord.conformance.faults.context import Context, Edit, Flags
+from concord.conformance.faults.fault import Change, Fault, edited, option
+from concord.conformance.faults.operations import Array
 
 MASKED, WEIGHTS, OF_QUERIES = (f"layers.0.attention.{name}" for name in ("masked_scores", "weights", "masked_weights"))
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.faults.context import Context, Edit
-from conformance.faults.fault import Array as Weight
-from conformance.faults.fault import Change, Fault, edited, option, weights
-from conformance.faults.operations import Array
-from spec.config import EncoderConfig
-from spec.parameters import Weights
+from concord.conformance.faults.context import Context, Edit
+from concord.conformance.faults.fault import Array as Weight
+from concord.conformance.faults.fault import Change, Fault, edited, option, weights
+from concord.conformance.faults.operations import Array
+from concord.spec.config import EncoderConfig
+from concord.spec.parameters import Weights
 
 NEAR = "a row whose variance is near epsilon"
 

@@ -211,7 +211,7 @@ class FrameworkOperations(Operations):
 
         Args:
             name: the canonical name.
-            kind: of the parameter (:class:`spec.parameters.Parameter`).
+            kind: of the parameter (:class:`concord.spec.parameters.Parameter`).
         """
         owner = model
         for word in name.split(".")[:-1]:

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.faults.context import Context, Edit, Flags
-from conformance.faults.fault import Change, Fault, edited, inputs
-from conformance.faults.operations import Array
-from spec.batch import Batch
-from spec.config import EncoderConfig
+from concord.conformance.faults.context import Context, Edit, Flags
+from concord.conformance.faults.fault import Change, Fault, edited, inputs
+from concord.conformance.faults.operations import Array
+from concord.spec.batch import Batch
+from concord.spec.config import EncoderConfig
 
 HUB = "https://github.com/"
 TOKEN, POSITION, SEGMENT, SUM = "embeddings.token", "embeddings.position", "embeddings.segment", "embeddings.sum"

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.faults.context import Context
-from conformance.faults.fault import REFUSED, Change, Fault, edited
-from conformance.faults.operations import Array
+from concord.conformance.faults.context import Context
+from concord.conformance.faults.fault import REFUSED, Change, Fault, edited
+from concord.conformance.faults.operations import Array
 
 
 def pooled(function: Callable[[Context, Array], Array]) -> Change:

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from conformance.faults.context import Context, Ids
-from conformance.faults.fault import Array as Table
-from conformance.faults.fault import Change, Fault, edited, option, weight, weights
-from spec.config import EncoderConfig
-from spec.errors import ConfigError
-from spec.parameters import Weights
-from spec.positions import sinusoid
+from concord.conformance.faults.context import Context, Ids
+from concord.conformance.faults.fault import Array as Table
+from concord.conformance.faults.fault import Change, Fault, edited, option, weight, weights
+from concord.spec.config import EncoderConfig
+from concord.spec.errors import ConfigError
+from concord.spec.parameters import Weights
+from concord.spec.positions import sinusoid
 
 POSITION, TABLE = "embeddings.position", "embeddings.position.weight"
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from conformance.faults.activations import instead
-from conformance.faults.context import Context
-from conformance.faults.fault import Array as Weight
-from conformance.faults.fault import Change, Fault, Gradients, edited, handed_out, option, weight
-from conformance.faults.norms import of_norms
-from conformance.faults.operations import SIGNIFICANT_BITS, Array
-from conformance.faults.products import backward, every_product, forward_and_backward, product
-from conformance.faults.rounding import stored
-from spec.precision import precision, round_to_bits
+from concord.conformance.faults.activations import instead
+from concord.conformance.faults.context import Context
+from concord.conformance.faults.fault import Array as Weight
+from concord.conformance.faults.fault import Change, Fault, Gradients, edited, handed_out, option, weight
+from concord.conformance.faults.norms import of_norms
+from concord.conformance.faults.operations import SIGNIFICANT_BITS, Array
+from concord.conformance.faults.products import backward, every_product, forward_and_backward, product
+from concord.conformance.faults.rounding import stored
+from concord.spec.precision import precision, round_to_bits
 
 QUERY, NAME = "layers.0.attention.query", "layers.0.attention"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from conformance.faults.context import Context, Contraction, Edit, directly
-from conformance.faults.fault import Change, edited
-from conformance.faults.operations import Array
+from concord.conformance.faults.context import Context, Contraction, Edit, directly
+from concord.conformance.faults.fault import Change, edited
+from concord.conformance.faults.operations import Array
 
 OF_HEADS, OF_LINEAR = ("*attention.scores", "*attention.context"), ("*.feed_forward.inner", "*.feed_forward.outer", "pooler.dense", "logits")
 PRODUCTS = (*(f"*attention.{name}" for name in ("query", "key", "value", "output")), *OF_HEADS, *OF_LINEAR)

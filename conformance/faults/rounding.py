@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from conformance.faults.context import Context, Edit
-from conformance.faults.fault import Fault, edited, weight
-from conformance.faults.operations import Array
-from spec.precision import precision
+from concord.conformance.faults.context import Context, Edit
+from concord.conformance.faults.fault import Fault, edited, weight
+from concord.conformance.faults.operations import Array
+from concord.spec.precision import precision
 
 HUB = "https://github.com/"
 WEIGHTS, SCORES, CONTEXT = "*.attention.weights", "*.attention.scores", "*.attention.context"

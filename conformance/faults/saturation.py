@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from conformance.faults.context import Context, Edit
-from conformance.faults.fault import Fault, edited
-from conformance.faults.operations import Array
+from concord.conformance.faults.context import Context, Edit
+from concord.conformance.faults.fault import Fault, edited
+from concord.conformance.faults.operations import Array
 
 HUB = "https://github.com/"
 ACTIVATION, WEIGHTS, SCORES = "*.feed_forward.activation", "*.attention.weights", "*.attention.scores"

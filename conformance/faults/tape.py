@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.faults.context import Context
-from conformance.faults.operations import SIGNIFICANT_BITS, Operations
-from spec.arithmetic import Arithmetic
-from spec.precision import round_to_bits
-from spec.reference import _Reference
-from spec.tape import Tensor
+from concord.conformance.faults.context import Context
+from concord.conformance.faults.operations import SIGNIFICANT_BITS, Operations
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.precision import round_to_bits
+from concord.spec.reference import _Reference
+from concord.spec.tape import Tensor
 
 Flags = NDArray[np.bool_]
 
@@ -247,5 +247,5 @@ class Faulty(_Reference):
 
 
 def with_edits(edits: Callable[[str], Callable[[Context, Any], Any] | None]) -> type[Faulty]:
-    """Return the model that has them, for :func:`spec.reference.compute`."""
+    """Return the model that has them, for :func:`concord.spec.reference.compute`."""
     return type("Port", (Faulty,), {"edits": staticmethod(edits)})

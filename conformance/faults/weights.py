@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from conformance.faults.fault import Array, Fault, weight, weights
-from conformance.faults.fault import Change as Changed
-from spec.config import EncoderConfig
-from spec.parameters import Weights
-from spec.precision import precision
+from concord.conformance.faults.fault import Array, Fault, weight, weights
+from concord.conformance.faults.fault import Change as Changed
+from concord.spec.config import EncoderConfig
+from concord.spec.parameters import Weights
+from concord.spec.precision import precision
 
 NAME = "layers.0.attention"
 

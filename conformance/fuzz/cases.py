@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.campaign import Job
-from spec.batch import Batch, from_arrays
-from spec.cases import LANDMARKS
-from spec.config import EncoderConfig, from_mapping
-from spec.errors import SpecError
-from spec.parameters import initialize, parameters
-from spec.tensors import axis_sizes, inputs, resolve
+from concord.conformance.campaign import Job
+from concord.spec.batch import Batch, from_arrays
+from concord.spec.cases import LANDMARKS
+from concord.spec.config import EncoderConfig, from_mapping
+from concord.spec.errors import SpecError
+from concord.spec.parameters import initialize, parameters
+from concord.spec.tensors import axis_sizes, inputs, resolve
 
 PADDINGS: dict[str, str] = {
     "none": "no padding at all",

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from conformance.campaign import FAILED_WORKER, Result
-from conformance.comparison import Z_BINS, Judgement, Row, Verdict
-from conformance.expectation import is_gradient
-from conformance.fuzz.cases import FuzzCase
-from conformance.report import divergence_lines
+from concord.conformance.campaign import FAILED_WORKER, Result
+from concord.conformance.comparison import Z_BINS, Judgement, Row, Verdict
+from concord.conformance.expectation import is_gradient
+from concord.conformance.fuzz.cases import FuzzCase
+from concord.conformance.report import divergence_lines
 
 SCHEMA = "concord.fuzz/2"
 
@@ -67,7 +67,7 @@ class Statistics:
         undetermined: how many could not be.
         z: the largest error of an element, in sigma.
         rms: the largest root mean square error of a tensor, in root mean square sigma.
-        spread: how many elements have an error in each bin of :data:`conformance.comparison.Z_BINS`, and beyond the last.
+        spread: how many elements have an error in each bin of :data:`concord.conformance.comparison.Z_BINS`, and beyond the last.
     """
 
     tensors: int = 0

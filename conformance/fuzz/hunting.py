@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from conformance.campaign import Result, Settings
-from conformance.fuzz.cases import FuzzCase
-from conformance.fuzz.findings import FAILED, NOT_THERE, Failure, Findings, Origin, Signature, failure_of, signature_of
-from conformance.fuzz.plan import Failed, Plan, draw, files_elsewhere
-from conformance.fuzz.station import RESTARTS, Defect, Station, borrow, give_back
+from concord.conformance.campaign import Result, Settings
+from concord.conformance.fuzz.cases import FuzzCase
+from concord.conformance.fuzz.findings import FAILED, NOT_THERE, Failure, Findings, Origin, Signature, failure_of, signature_of
+from concord.conformance.fuzz.plan import Failed, Plan, draw, files_elsewhere
+from concord.conformance.fuzz.station import RESTARTS, Defect, Station, borrow, give_back
 
 ATTEMPTS = {"diverges": 200, "error": 100, "refused": 100, "crashed": 25, "out of memory": 10, "timed out": 0}
 """How many smaller cases are tried for a failure. After a crash each costs the start of a worker."""
@@ -35,7 +35,7 @@ def hunt_chunk(
     halted: Callable[[], bool] = lambda: False,
     progress: Callable[[], None] = lambda: None,
 ) -> Findings:
-    """Run one chunk. Workers are kept for the next one in this process; see :func:`conformance.fuzz.station.close_idle`.
+    """Run one chunk. Workers are kept for the next one in this process; see :func:`concord.conformance.fuzz.station.close_idle`.
 
     Args:
         chunk: its number, from 0.

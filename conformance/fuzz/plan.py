@@ -13,9 +13,9 @@ import hypothesis
 import numpy as np
 from hypothesis import HealthCheck, Phase, Verbosity, configuration
 
-from conformance.fuzz.cases import FuzzCase
-from conformance.fuzz.strategies import SHAPES, fuzz_cases, pool
-from spec.tensors import PARTS
+from concord.conformance.fuzz.cases import FuzzCase
+from concord.conformance.fuzz.strategies import SHAPES, fuzz_cases, pool
+from concord.spec.tensors import PARTS
 
 CHUNK = 50
 """How many cases sets of workers are given at a time."""

@@ -7,12 +7,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from conformance import record
-from conformance.campaign import Job, Settings
-from conformance.dump import export_cases, read_exported
-from conformance.fuzz.findings import Failure, Findings, machine
-from spec.cases.files import read_object
-from spec.errors import SpecError
+from concord.conformance import record
+from concord.conformance.campaign import Job, Settings
+from concord.conformance.dump import export_cases, read_exported
+from concord.conformance.fuzz.findings import Failure, Findings, machine
+from concord.spec.cases.files import read_object
+from concord.spec.errors import SpecError
 
 FORMAT = "concord.found/1"
 

@@ -15,13 +15,13 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future
 from dataclasses import replace
 from typing import Any
 
-from backends.pool import end_with_parent
-from conformance.campaign import Settings
-from conformance.fuzz.findings import Findings, merged
-from conformance.fuzz.hunting import hunt_chunk
-from conformance.fuzz.plan import Plan
-from conformance.fuzz.station import close_idle
-from spec.errors import SpecError
+from concord.backends.pool import end_with_parent
+from concord.conformance.campaign import Settings
+from concord.conformance.fuzz.findings import Findings, merged
+from concord.conformance.fuzz.hunting import hunt_chunk
+from concord.conformance.fuzz.plan import Plan
+from concord.conformance.fuzz.station import close_idle
+from concord.spec.errors import SpecError, optional
 
 Progress = Callable[[str, int], None]
 """Called with the name of a set of workers and how many cases it has done."""
@@ -186,10 +186,8 @@ def dask() -> Any:
     Raises:
         SpecError: if it is not installed.
     """
-    try:
+    with optional("--scheduler", "dask"):
         return importlib.import_module("distributed")
-    except ImportError as error:
-        raise SpecError(f"--scheduler needs Dask, which is not installed ({error}): pip install 'concord[dask]'") from None
 
 
 def _hunt_on_dask(plan: Plan, settings: Settings, chunk: int, event: str) -> Findings:

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from backends.pool import Pool
-from conformance.campaign import NOT_JUDGED, Crew, Job, Result, Settings
+from concord.backends.pool import Pool
+from concord.conformance.campaign import NOT_JUDGED, Crew, Job, Result, Settings
 
 RESTARTS = 5
 """How often a worker is started again in one chunk, after crashes of a kind that is known already."""

@@ -17,9 +17,9 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from conformance.fuzz.cases import ATTENTION_PARTS, KEY_MASKS, PADDINGS, FuzzCase
-from spec.config import CHOICES, EncoderConfig
-from spec.parameters import PROFILES
+from concord.conformance.fuzz.cases import ATTENTION_PARTS, KEY_MASKS, PADDINGS, FuzzCase
+from concord.spec.config import CHOICES, EncoderConfig
+from concord.spec.parameters import PROFILES
 
 SHAPES = 12
 """Tuples of sizes in the default pool."""

@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from conformance.campaign import Settings
-from conformance.fuzz.findings import FAILED, KINDS, WAYS, Findings, Tally
-from conformance.fuzz.replay import command
-from conformance.report import SHORT, number
-from conformance.tolerance import R, Z
+from concord.conformance.campaign import Settings
+from concord.conformance.fuzz.findings import FAILED, KINDS, WAYS, Findings, Tally
+from concord.conformance.fuzz.replay import command
+from concord.conformance.report import SHORT, number
+from concord.conformance.tolerance import R, Z
 
 WIDE = 140
 """Columns of a terminal from which counts and errors stand in one table."""

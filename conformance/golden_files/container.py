@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from spec.errors import SpecError
+from concord.spec.errors import SpecError
 
 DTYPES = ("float64", "float32")
 

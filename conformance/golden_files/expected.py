@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.golden_files.container import Container
-from spec.batch import Batch
-from spec.config import EncoderConfig
-from spec.errors import SpecError
-from spec.sources.layouts import TENSOR_LAYOUTS, contiguous
-from spec.sources.names import fill, variables
-from spec.sources.schema import InputGradient, Output, PartTable
-from spec.sources.table import Binding, gather
-from spec.tensors import resolve, sizes_of, taps
+from concord.conformance.golden_files.container import Container
+from concord.spec.batch import Batch
+from concord.spec.config import EncoderConfig
+from concord.spec.errors import SpecError
+from concord.spec.sources.layouts import TENSOR_LAYOUTS, contiguous
+from concord.spec.sources.names import fill, variables
+from concord.spec.sources.schema import InputGradient, Output, PartTable
+from concord.spec.sources.table import Binding, gather
+from concord.spec.tensors import resolve, sizes_of, taps
 
 
 def input_array(name: str, array: NDArray[Any], layout: str) -> NDArray[Any]:

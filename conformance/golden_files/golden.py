@@ -1,6 +1,6 @@
 """Golden files, tensors that a published source computed, as runs of the model family.
 
-Which name of the source is what is in its table (:mod:`spec.sources.schema`); nothing here knows a source.
+Which name of the source is what is in its table (:mod:`concord.spec.sources.schema`); nothing here knows a source.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.golden_files.container import Container, read_container
-from conformance.golden_files.expected import Expectations, input_array
-from spec.batch import Batch, from_arrays, validate_batch
-from spec.config import EncoderConfig
-from spec.deviations import NONE, Deviations
-from spec.errors import SpecError
-from spec.parameters import parameters
-from spec.reference import predict
-from spec.sources.schema import MaskSource, PartTable, RunEntry, Table
-from spec.sources.table import bindings, canonical, configure, load, sources
+from concord.conformance.golden_files.container import Container, read_container
+from concord.conformance.golden_files.expected import Expectations, input_array
+from concord.spec.batch import Batch, from_arrays, validate_batch
+from concord.spec.config import EncoderConfig
+from concord.spec.deviations import NONE, Deviations
+from concord.spec.errors import SpecError
+from concord.spec.parameters import parameters
+from concord.spec.reference import predict
+from concord.spec.sources.schema import MaskSource, PartTable, RunEntry, Table
+from concord.spec.sources.table import bindings, canonical, configure, load, sources
 
 TRAINING = "outputs/losses"
 """Only files of a training run have this tensor: the loss before each step."""

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from backends.interface import Request, Unsupported
-from conformance.faults.context import Context
-from conformance.faults.fault import Change
-from conformance.faults.operations import Array, FrameworkOperations
-from spec.parameters import parameters
-from spec.tensors import taps
+from concord.backends.interface import Request, Unsupported
+from concord.conformance.faults.context import Context
+from concord.conformance.faults.fault import Change
+from concord.conformance.faults.operations import Array, FrameworkOperations
+from concord.spec.parameters import parameters
+from concord.spec.tensors import taps
 
 Tap = Callable[[str, Array], Array]
 
@@ -41,7 +41,7 @@ class Injection:
         self.step, self.keep = operations.opaque(self._step), operations.opaque(self._keep)
 
     def trace(self, model: Any, inputs: Mapping[str, Array], record: Tap) -> Tap:
-        """Return the tap that edits what it is given before it is recorded (:data:`backends.interface.Trace`)."""
+        """Return the tap that edits what it is given before it is recorded (:data:`concord.backends.interface.Trace`)."""
 
         def given() -> dict[str, Array]:
             return {f"inputs.{name}": tensor for name, tensor in inputs.items()} | self.operations.parameters(model, self.kinds)

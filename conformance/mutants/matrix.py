@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import backends
-from backends.interface import Run, Unsupported
-from backends.pool import Pool
-from backends.worker import Worker, WorkerFailure
-from conformance.campaign import Settings
-from conformance.check import job_of
-from conformance.diagnosis import Diagnosis
-from conformance.faults.catalogue import FAULTS
-from conformance.faults.fault import REFUSED, Fault
-from spec.cases import Case, build_case
-from spec.errors import SpecError, unknown
+from concord import backends
+from concord.backends.interface import Run, Unsupported
+from concord.backends.pool import Pool
+from concord.backends.worker import Worker, WorkerFailure
+from concord.conformance.campaign import Settings
+from concord.conformance.check import job_of
+from concord.conformance.diagnosis import Diagnosis
+from concord.conformance.faults.catalogue import FAULTS
+from concord.conformance.faults.fault import REFUSED, Fault
+from concord.spec.cases import Case, build_case
+from concord.spec.errors import SpecError, unknown
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Finding:
         status: ``"found"``; ``"misplaced"``: found, but another tensor named first; ``"missed"``; ``"equivalent"``: not
             found, and no input can show it; ``"alarm"``: found in a precision in which no input can show it;
             ``"failed"``: no result; ``"absent"``: the framework is not installed.
-        tensor: the first that is wrong, or :data:`conformance.faults.fault.REFUSED`.
+        tensor: the first that is wrong, or :data:`concord.conformance.faults.fault.REFUSED`.
         margin: its error in tolerances.
         case, dtype: where it was found.
         designated: whether in the case and precision that the catalogue names first.
@@ -100,7 +100,7 @@ class Matrix:
 
 def plugin(backend: str) -> str:
     """Return the class of a built-in backend that has bugs on request."""
-    return f"conformance.mutants.plugins.{backend}:Mutated"
+    return f"concord.conformance.mutants.plugins.{backend}:Mutated"
 
 
 def mutable(names: Sequence[str] | None) -> list[str]:

@@ -6,14 +6,14 @@ import dataclasses
 from contextlib import nullcontext
 from typing import Any
 
-from backends.interface import IMPLEMENTATIONS, Request, Run, Trace
-from conformance.faults.catalogue import FAULTS
-from conformance.faults.fault import Change
-from conformance.faults.operations import FrameworkOperations
-from conformance.faults.products import EMULATIONS
-from conformance.mutants.injection import Injection
-from conformance.variations.edits import EDITS
-from spec.errors import unknown
+from concord.backends.interface import IMPLEMENTATIONS, Request, Run, Trace
+from concord.conformance.faults.catalogue import FAULTS
+from concord.conformance.faults.fault import Change
+from concord.conformance.faults.operations import FrameworkOperations
+from concord.conformance.faults.products import EMULATIONS
+from concord.conformance.mutants.injection import Injection
+from concord.conformance.variations.edits import EDITS
+from concord.spec.errors import unknown
 
 KINDS: dict[str, dict[str, Change]] = {
     "mutant": {name: mutant.change for name, mutant in FAULTS.items()},
@@ -65,7 +65,7 @@ class Mutating:
         return dataclasses.replace(run, gradients=dict(change.gradients(run.gradients))) if change.gradients else run
 
     def trace(self, request: Request) -> Trace:
-        """Return what edits taps (:meth:`backends.adapter.FrameworkAdapter.trace`)."""
+        """Return what edits taps (:meth:`concord.backends.adapter.FrameworkAdapter.trace`)."""
         traced: Trace = super().trace(request)  # type: ignore[misc]  # of the adapter, the next base
         return self.injection.trace if self.injection else traced
 

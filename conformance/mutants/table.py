@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from conformance.faults.catalogue import FAULTS, Fault
-from conformance.mutants.matrix import Finding, Matrix
-from conformance.report import NARROW, number
+from concord.conformance.faults.catalogue import FAULTS, Fault
+from concord.conformance.mutants.matrix import Finding, Matrix
+from concord.conformance.report import NARROW, number
 
 STYLES = {"found": "green", "equivalent": "dim", "absent": "dim", "failed": "bold magenta"}
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from spec.arithmetic import Arithmetic
-from spec.elementary import contract
-from spec.tape import Tensor, Values
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.elementary import contract
+from concord.spec.tape import Tensor, Values
 
 BLOCK = 4
 """Entries of a block: few, so that small cases have several."""

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from backends.interface import Request, Run
-from conformance.variations.catalogue import VARIATIONS, Variation
-from spec.errors import unknown
-from spec.precision import PRECISIONS
-from spec.reference import compute
+from concord.backends.interface import Request, Run
+from concord.conformance.variations.catalogue import VARIATIONS, Variation
+from concord.spec.errors import unknown
+from concord.spec.precision import PRECISIONS
+from concord.spec.reference import compute
 
 
 class Varied:

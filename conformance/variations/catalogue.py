@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from conformance.variations import arithmetic as steps
-from conformance.variations import models
-from spec.arithmetic import Arithmetic
-from spec.reference import _Reference
+from concord.conformance.variations import arithmetic as steps
+from concord.conformance.variations import models
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.reference import _Reference
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from conformance.faults.context import Context, Edit
-from conformance.faults.fault import Change, edited
-from conformance.faults.operations import Array
-from conformance.variations.arithmetic import BLOCK, blocks
+from concord.conformance.faults.context import Context, Edit
+from concord.conformance.faults.fault import Change, edited
+from concord.conformance.faults.operations import Array
+from concord.conformance.variations.arithmetic import BLOCK, blocks
 
 SCORES, WEIGHTS, CONTEXT = "*attention.scores", "*attention.weights", "*attention.context"
 NORMS = ("embeddings.norm", "*.norm1", "*.norm2", "final_norm")

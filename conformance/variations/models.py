@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from conformance.variations.arithmetic import BLOCK, wider
-from spec.reference import _Reference
-from spec.tape import Tensor, Values
+from concord.conformance.variations.arithmetic import BLOCK, wider
+from concord.spec.reference import _Reference
+from concord.spec.tape import Tensor, Values
 
 Statistics = Callable[[Values], tuple[Values, Values]]
 """Takes rows (…, D); returns their mean and the sum of squared differences from it, (…, 1)."""

@@ -1,6 +1,6 @@
 """The standard cases: what every backend is checked on, and the language-neutral files beside this module.
 
-``python -m spec.cases`` writes the files; ``python -m spec.cases --check`` fails if they have drifted.
+``python -m concord.spec.cases`` writes the files; ``python -m concord.spec.cases --check`` fails if they have drifted.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from spec.batch import Batch, example_batch
-from spec.config import EncoderConfig, variant, variants
-from spec.parameters import Weights, initialize
+from concord.spec.batch import Batch, example_batch
+from concord.spec.config import EncoderConfig, variant, variants
+from concord.spec.parameters import Weights, initialize
 
 # Each axis has a size of its own, prime wherever the model allows it, so that a transposed axis cannot pass.
 SIZES: dict[str, int] = {"vocab_size": 29, "d_model": 14, "num_heads": 2, "d_ff": 17, "num_classes": 3, "num_layers": 1}

@@ -3,12 +3,12 @@
 import argparse
 import sys
 
-from spec.cases import standard_cases
-from spec.cases.files import FOLDER, drift, write_case
+from concord.spec.cases import standard_cases
+from concord.spec.cases.files import FOLDER, drift, write_case
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m spec.cases", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m concord.spec.cases", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is not what would be written")
     if parser.parse_args().check:
         problems = drift()

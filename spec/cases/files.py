@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from spec.batch import from_arrays
-from spec.cases import SCENARIOS, Case, standard_cases
-from spec.config import from_mapping
-from spec.errors import SpecError
-from spec.files import read_bytes, read_json
-from spec.reference import Truth, reference
+from concord.spec.batch import from_arrays
+from concord.spec.cases import SCENARIOS, Case, standard_cases
+from concord.spec.config import from_mapping
+from concord.spec.errors import SpecError
+from concord.spec.files import read_bytes, read_json
+from concord.spec.reference import Truth, reference
 
 FORMAT = 2
 """The format of a file in which arrays are stored in part. One that needs nothing of it has format 1, so that a reader of

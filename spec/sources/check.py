@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from spec.config import FIELDS, EncoderConfig, variant, variants
-from spec.parameters import parameters
-from spec.sources.layouts import WEIGHT_LAYOUTS
-from spec.sources.names import fill
-from spec.sources.schema import Native, Output, PartTable, Table
-from spec.tensors import PARTS, differentiable_inputs, inputs, taps
+from concord.spec.config import FIELDS, EncoderConfig, variant, variants
+from concord.spec.parameters import parameters
+from concord.spec.sources.layouts import WEIGHT_LAYOUTS
+from concord.spec.sources.names import fill
+from concord.spec.sources.schema import Native, Output, PartTable, Table
+from concord.spec.tensors import PARTS, differentiable_inputs, inputs, taps
 
 
 def check(table: Table, where: str) -> list[str]:

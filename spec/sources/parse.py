@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from spec.deviations import NONE, Deviations, declared
-from spec.errors import SpecError
-from spec.sources.layouts import TENSOR_LAYOUTS, WEIGHT_LAYOUTS
-from spec.sources.names import problem
-from spec.sources.schema import InputGradient, MaskSource, Native, Option, Output, PartTable, RunEntry, Table
+from concord.spec.deviations import NONE, Deviations, declared
+from concord.spec.errors import SpecError
+from concord.spec.sources.layouts import TENSOR_LAYOUTS, WEIGHT_LAYOUTS
+from concord.spec.sources.names import problem
+from concord.spec.sources.schema import InputGradient, MaskSource, Native, Option, Output, PartTable, RunEntry, Table
 
 T = TypeVar("T")
 

@@ -3,7 +3,7 @@
 A table is one TOML file for a published source or the format of its checkpoints. At the top: ``source``, its name; ``variant``, the member of the family
 that gives every configuration field that the source does not state; ``part_key``, the key of the source's configuration
 that tells which part was run, where there are several; ``deviations``, a list of
-``{ name, value, reason }``, where the source's framework could not do what it says (:mod:`spec.deviations`). Below ``[parts.<part of the model>]``:
+``{ name, value, reason }``, where the source's framework could not do what it says (:mod:`concord.spec.deviations`). Below ``[parts.<part of the model>]``:
 
 ==============  =====================================================================================================
 ``kind``        how the value of ``part_key`` begins for this part
@@ -23,7 +23,7 @@ that tells which part was run, where there are several; ``deviations``, a list o
                 outputs and nothing else, and exists where the file has them; a format of checkpoints has none
 ==============  =====================================================================================================
 
-Names may hold the placeholders of :mod:`spec.sources.names`; layouts are those of :mod:`spec.sources.layouts`.
+Names may hold the placeholders of :mod:`concord.spec.sources.names`; layouts are those of :mod:`concord.spec.sources.layouts`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spec.deviations import Deviations
+from concord.spec.deviations import Deviations
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spec.config import EncoderConfig, from_mapping, variant
-from spec.errors import SpecError, WeightsError, unknown
-from spec.files import read_text
-from spec.parameters import Weights, parameters, shape_of, validate_weights
-from spec.positions import sinusoid
-from spec.sources.check import check
-from spec.sources.layouts import WEIGHT_LAYOUTS, Shape, contiguous
-from spec.sources.names import fill, variables
-from spec.sources.parse import parse
-from spec.sources.schema import Native, PartTable, Table
+from concord.spec.config import EncoderConfig, from_mapping, variant
+from concord.spec.errors import SpecError, WeightsError, unknown
+from concord.spec.files import read_text
+from concord.spec.parameters import Weights, parameters, shape_of, validate_weights
+from concord.spec.positions import sinusoid
+from concord.spec.sources.check import check
+from concord.spec.sources.layouts import WEIGHT_LAYOUTS, Shape, contiguous
+from concord.spec.sources.names import fill, variables
+from concord.spec.sources.parse import parse
+from concord.spec.sources.schema import Native, PartTable, Table
 
 TABLES = Path(__file__).parent
 POSITIONS = "embeddings.position.weight"
@@ -140,7 +140,7 @@ class Binding:
 
     Attributes:
         names: of the source's tensors; several where each holds one head.
-        layout: one of :data:`spec.sources.layouts.WEIGHT_LAYOUTS`.
+        layout: one of :data:`concord.spec.sources.layouts.WEIGHT_LAYOUTS`.
         shape: of each of the source's tensors.
     """
 

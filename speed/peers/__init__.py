@@ -1,6 +1,6 @@
 """What a reader would use instead, in the same table: the ``bert`` family by Hugging Face, and by ONNX Runtime."""
 
-PEERS = {"hf": "speed.peers.hf:Peer", "ort": "speed.peers.ort:Peer"}
+PEERS = {"hf": "concord.speed.peers.hf:Peer", "ort": "concord.speed.peers.ort:Peer"}
 """Name to class; each takes its place beside the backends, in a process of its own."""
 
 PEER_EXECUTIONS = {"hf": ("eager", "compiled"), "ort": ("compiled",)}

@@ -11,13 +11,13 @@ import transformers
 from transformers import BertConfig, BertForSequenceClassification
 from transformers.initialization import no_init_weights
 
-from backends.interface import LEARNING_RATE, Request, Run, Session, Steps, Unsupported
-from backends.torch.session import synchronize, timed
-from spec.batch import Batch
-from spec.config import EncoderConfig
-from spec.errors import SpecError
-from spec.parameters import Weights
-from spec.sources import table
+from concord.backends.interface import LEARNING_RATE, Request, Run, Session, Steps, Unsupported
+from concord.backends.torch.session import synchronize, timed
+from concord.spec.batch import Batch
+from concord.spec.config import EncoderConfig
+from concord.spec.errors import SpecError
+from concord.spec.parameters import Weights
+from concord.spec.sources import table
 
 TABLE = table.load("bert-hugging-face")
 
@@ -25,7 +25,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class Model:
-    """Forward passes, and training steps by gradient descent (:class:`backends.interface.Session`)."""
+    """Forward passes, and training steps by gradient descent (:class:`concord.backends.interface.Session`)."""
 
     def __init__(self, request: Request, model: torch.nn.Module) -> None:
         self.request, self.model = request, model
@@ -84,7 +84,7 @@ class Model:
 
 
 class Peer:
-    """The peer (:class:`backends.interface.Measurable`)."""
+    """The peer (:class:`concord.backends.interface.Measurable`)."""
 
     name = "hf"
 

@@ -14,10 +14,10 @@ import numpy as np
 import onnxruntime
 import torch
 
-from backends.interface import Request, Run, Session, Steps, Unsupported
-from spec.batch import Batch
-from spec.parameters import Weights
-from speed.peers.hf import build, tensors
+from concord.backends.interface import Request, Run, Session, Steps, Unsupported
+from concord.spec.batch import Batch
+from concord.spec.parameters import Weights
+from concord.speed.peers.hf import build, tensors
 
 FILE = "model.onnx"
 
@@ -25,7 +25,7 @@ NAMES = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class Graph:
-    """Forward passes (:class:`backends.interface.Session`); weights are part of the graph."""
+    """Forward passes (:class:`concord.backends.interface.Session`); weights are part of the graph."""
 
     def __init__(self, request: Request, threads: int | None) -> None:
         self.request, self.threads = request, threads
@@ -88,7 +88,7 @@ class Graph:
 
 
 class Peer:
-    """The peer (:class:`backends.interface.Measurable`)."""
+    """The peer (:class:`concord.backends.interface.Measurable`)."""
 
     name = "ort"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from backends.interface import Request, Run, Session, Unsupported
+from concord.backends.interface import Request, Run, Session, Unsupported
 from tests.toys.measurable import Measurable, Told
 
 SECONDS = 0.25

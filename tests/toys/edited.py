@@ -4,8 +4,8 @@ import dataclasses
 import importlib
 from typing import Any
 
-from backends import BUILT_IN
-from backends.interface import Request, Run
+from concord.backends import BUILT_IN
+from concord.backends.interface import Request, Run
 
 
 def changed(name: str, tensor: Any) -> Any:
@@ -16,7 +16,7 @@ def changed(name: str, tensor: Any) -> Any:
 def __getattr__(name: str) -> type:
     if name not in BUILT_IN:
         raise AttributeError(name)
-    adapter: Any = importlib.import_module(f"backends.{name}.adapter").Adapter
+    adapter: Any = importlib.import_module(f"concord.backends.{name}.adapter").Adapter
 
     class Edited(adapter):  # type: ignore[misc]
         """Runs ``edit:TAP:IMPLEMENTATION`` by that implementation, with the tap :func:`changed`."""

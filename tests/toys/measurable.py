@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from backends.interface import LEARNING_RATE, Request, Session, Steps, Unsupported
-from spec.parameters import Weights, trainable
-from spec.reference import reference
+from concord.backends.interface import LEARNING_RATE, Request, Session, Steps, Unsupported
+from concord.spec.parameters import Weights, trainable
+from concord.spec.reference import reference
 from tests.toys.numpy_backend import NumpyBackend
 
 

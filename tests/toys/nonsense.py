@@ -7,7 +7,7 @@ import signal
 import sys
 from typing import Any
 
-from backends.interface import Request, Run
+from concord.backends.interface import Request, Run
 from tests.toys.numpy_backend import NumpyBackend
 
 

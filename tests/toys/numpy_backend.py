@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.interface import Request, Run, Unsupported
-from spec.parameters import Weights
-from spec.precision import PRECISIONS
-from spec.reference import reference
-from spec.tape import Tensor
-from spec.tensors import output_name
+from concord.backends.interface import Request, Run, Unsupported
+from concord.spec.parameters import Weights
+from concord.spec.precision import PRECISIONS
+from concord.spec.reference import reference
+from concord.spec.tape import Tensor
+from concord.spec.tensors import output_name
 
 # The package's attribute of that name is the function.
-_reference_module = importlib.import_module("spec.reference")
+_reference_module = importlib.import_module("concord.spec.reference")
 
 FRAMEWORKS = ("torch", "tensorflow", "paddle", "jax")
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-import spec
-from backends.interface import Request, Run
-from conformance.faults.fault import Change, Fault
-from conformance.faults.tape import with_edits
-from spec.arithmetic import Arithmetic
-from spec.cases import Case
-from spec.reference import Truth, _Reference, compute
-from spec.tape import Tensor
+from concord import spec
+from concord.backends.interface import Request, Run
+from concord.conformance.faults.fault import Change, Fault
+from concord.conformance.faults.tape import with_edits
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.cases import Case
+from concord.spec.reference import Truth, _Reference, compute
+from concord.spec.tape import Tensor
 
 Wrong = Callable[["Spoiled", str, Tensor], Tensor]
 

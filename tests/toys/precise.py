@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from backends.interface import Request, Run
-from spec.reference import reference
+from concord.backends.interface import Request, Run
+from concord.spec.reference import reference
 from tests.toys.numpy_backend import NumpyBackend, _reference_module, _WrongScores
 
 ARITHMETIC = {"strict": "float32", "tf32": "tf32", "default": "tf32"}
@@ -82,7 +82,7 @@ def __getattr__(name: str) -> Any:
     """Return a built-in backend whose switches something sets anew while it builds attention alone: a library, say."""
     if name not in ("torch", "tf", "paddle", "jax"):
         raise AttributeError(name)
-    adapter, switches = (importlib.import_module(f"backends.{name}.{file}") for file in ("adapter", "switches"))
+    adapter, switches = (importlib.import_module(f"concord.backends.{name}.{file}") for file in ("adapter", "switches"))
 
     class Reset(adapter.Adapter):
         def build(self, request: Request, *given: Any) -> Any:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from conformance.campaign import Report, Result, Settings
-from conformance.causes import Cause
-from conformance.comparison import Z_BINS, Judgement, Row, Verdict
-from conformance.diagnosis import Diagnosis
-from conformance.tolerance import R, Z
+from concord.conformance.campaign import Report, Result, Settings
+from concord.conformance.causes import Cause
+from concord.conformance.comparison import Z_BINS, Judgement, Row, Verdict
+from concord.conformance.diagnosis import Diagnosis
+from concord.conformance.tolerance import R, Z
 
 TENSORS = [
     ("embeddings.sum", "EMB-6"),

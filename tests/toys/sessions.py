@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from backends import BUILT_IN
-from backends.interface import Request, Run
-from spec.parameters import trainable
+from concord.backends import BUILT_IN
+from concord.backends.interface import Request, Run
+from concord.spec.parameters import trainable
 
 
 def __getattr__(name: str) -> type:
     if name not in BUILT_IN:
         raise AttributeError(name)
-    adapter: Any = importlib.import_module(f"backends.{name}.adapter").Adapter
+    adapter: Any = importlib.import_module(f"concord.backends.{name}.adapter").Adapter
 
     class Stepped(adapter):  # type: ignore[misc]
         """Runs in a session that had other weights and inputs, and was stepped with both."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import spec
-from backends.interface import Request, Run
-from backends.worker import Worker
+from concord import spec
+from concord.backends.interface import Request, Run
+from concord.backends.worker import Worker
 
 
 def request_for(config: spec.EncoderConfig, part: str = "model", **fields: Any) -> Request:

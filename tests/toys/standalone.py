@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-import spec
+from concord import spec
 
 
 def answer(folder: Path, wrong: str | None) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from backends.interface import Run
-from spec.arithmetic import Arithmetic
-from spec.cases import Case
-from spec.masks import mask_constant
-from spec.reference import compute
-from spec.tape import Tensor
+from concord.backends.interface import Run
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.cases import Case
+from concord.spec.masks import mask_constant
+from concord.spec.reference import compute
+from concord.spec.tape import Tensor
 from tests.toys.ports import Spoiled, Wrong
 
 Array = np.ndarray

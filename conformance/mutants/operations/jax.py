@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from conformance.faults.operations import FrameworkOperations
+from concord.conformance.faults.operations import FrameworkOperations
 
 
 class JaxOperations(FrameworkOperations):

@@ -4,8 +4,8 @@ import numpy as np
 import paddle
 import paddle.nn.functional as F
 
-from backends.interface import Unsupported
-from conformance.faults.operations import FrameworkOperations
+from concord.backends.interface import Unsupported
+from concord.conformance.faults.operations import FrameworkOperations
 
 
 class PaddleOperations(FrameworkOperations):

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from conformance.faults.operations import FrameworkOperations
+from concord.conformance.faults.operations import FrameworkOperations
 
 
 class TensorFlowOperations(FrameworkOperations):

@@ -1,1 +1,1 @@
-"""A backend class for each framework, to be opened as ``conformance.mutants.plugins.NAME:Mutated``."""
+"""A backend class for each framework, to be opened as ``concord.conformance.mutants.plugins.NAME:Mutated``."""

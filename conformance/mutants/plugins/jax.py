@@ -1,8 +1,8 @@
 """The JAX backend with bugs on request."""
 
-from backends.jax.adapter import Adapter
-from conformance.mutants.mutated import Mutating
-from conformance.mutants.operations.jax import JaxOperations
+from concord.backends.jax.adapter import Adapter
+from concord.conformance.mutants.mutated import Mutating
+from concord.conformance.mutants.operations.jax import JaxOperations
 
 
 class Mutated(Mutating, Adapter):

@@ -1,8 +1,8 @@
 """The PaddlePaddle backend with bugs on request."""
 
-from backends.paddle.adapter import Adapter
-from conformance.mutants.mutated import Mutating
-from conformance.mutants.operations.paddle import PaddleOperations
+from concord.backends.paddle.adapter import Adapter
+from concord.conformance.mutants.mutated import Mutating
+from concord.conformance.mutants.operations.paddle import PaddleOperations
 
 
 class Mutated(Mutating, Adapter):

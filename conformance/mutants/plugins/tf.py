@@ -1,8 +1,8 @@
 """The TensorFlow backend with bugs on request."""
 
-from backends.tf.adapter import Adapter
-from conformance.mutants.mutated import Mutating
-from conformance.mutants.operations.tf import TensorFlowOperations
+from concord.backends.tf.adapter import Adapter
+from concord.conformance.mutants.mutated import Mutating
+from concord.conformance.mutants.operations.tf import TensorFlowOperations
 
 
 class Mutated(Mutating, Adapter):

@@ -1,8 +1,8 @@
 """The PyTorch backend with bugs on request."""
 
-from backends.torch.adapter import Adapter
-from conformance.mutants.mutated import Mutating
-from conformance.mutants.operations.torch import TorchOperations
+from concord.backends.torch.adapter import Adapter
+from concord.conformance.mutants.mutated import Mutating
+from concord.conformance.mutants.operations.torch import TorchOperations
 
 
 class Mutated(Mutating, Adapter):

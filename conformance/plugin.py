@@ -1,0 +1,164 @@
+"""The pytest plug-in: the conformance suite in anyone's own CI, and fixtures for cases of one's own.
+
+``pytest --pyargs concord.conformance --concord-backend mine.module:Class`` runs the suite from any folder. Every pytest of an
+environment loads this module, so that what it needs is imported where it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+
+if TYPE_CHECKING:
+    from concord.backends.worker import Worker
+    from concord.conformance.campaign import Job
+
+T = TypeVar("T")
+
+SEVERAL = {
+    "backend": ("B", "a backend by name or package.module:Class; may be repeated; default: the four"),
+    "variant": ("V", "a variant; may be repeated; default: all"),
+    "part": ("P", "model, encoder, stack, attention or dot_product; may be repeated; default: model"),
+    "dtype": ("D", "a precision; may be repeated; default: float64 and float32"),
+    "golden": ("DIR", "a folder of golden files, or off; may be repeated; default: those that come with Concord"),
+}
+"""Options that may be repeated: what stands for a value, and what is said of it."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("concord", "conformance of Transformer encoders")
+    for name, (metavar, text) in SEVERAL.items():
+        group.addoption(f"--concord-{name}", action="append", metavar=metavar, help=text)
+    group.addoption("--concord-device", default="cpu", metavar="D", help="cpu, cuda or cuda:N; default: cpu")
+    group.addoption("--concord-implementation", default="explicit", metavar="I", help="explicit, library or a backend's own; default: explicit")
+    group.addoption("--concord-execution", default="eager", metavar="E", help="eager or compiled; default: eager")
+    group.addoption("--concord-forward-only", action="store_true", help="ask for no gradients")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "xdist_group(name): tests that share a process where tests run in parallel")
+
+
+class Workers:
+    """The backends under test, each started when it is first needed."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        from concord.conformance.campaign import Settings
+
+        self.asked = tuple(_option(config, "backend") or ())
+        self.gradients = not _option(config, "forward_only")
+        chosen = {name: _option(config, name) for name in ("device", "implementation", "execution")}
+        self.settings = Settings(**chosen, asked=self.asked, threads=1)
+        self.seats: dict[str, Any] = {}
+
+    def get(self, name: str) -> Worker:
+        """Return the worker of a backend: one that was asked for and is missing fails, another is skipped, visibly."""
+        from concord.backends.pool import Seat
+        from concord.backends.worker import WorkerFailure
+
+        try:
+            worker: Worker = self.seats.setdefault(name, Seat(partial(self.settings.open, name), restarts=None)).get()
+        except WorkerFailure as failure:
+            if failure.status == "absent" and name not in self.asked:
+                pytest.skip(f"{name} is absent: {failure.detail}")
+            pytest.fail(f"{name} is {'missing' if failure.status == 'absent' else failure.status}: {failure.detail}", pytrace=False)
+        return worker
+
+    def conform(self, backend: str, job: Job) -> None:
+        """Run a job and fail with the first divergence in words."""
+        from concord.backends.interface import Unsupported
+        from concord.conformance.campaign import Result
+        from concord.conformance.report import divergence_lines
+
+        settings = self.settings
+        problem = (job.config, job.weights, job.batch, job.part, job.dtype)
+        try:
+            run = self.get(backend).run(*problem, settings.implementation, settings.execution, gradients=self.gradients)
+        except Unsupported as reason:
+            pytest.skip(f"unsupported: {reason}")
+        verdict = job.judge(run)
+        if verdict.status == "undetermined":
+            pytest.skip(f"{job.dtype} determines no tensor of this case")
+        if not verdict.passed:
+            pytest.fail("\n".join(divergence_lines(Result(backend, job.group, job.case, job.dtype, verdict.status, verdict=verdict))), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def concord_workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
+    """The worker processes of the backends; each starts once, and ends with the session."""
+    found = Workers(request.config)
+    yield found
+    for seat in found.seats.values():
+        seat.end()
+
+
+@pytest.fixture
+def concord_conform(concord_workers: Workers) -> Callable[[str, Job], None]:
+    """A function of a backend and a job (:class:`concord.conformance.campaign.Job`) that fails with the first divergence in words."""
+    return concord_workers.conform
+
+
+@pytest.fixture
+def concord_standard(request: pytest.FixtureRequest) -> Job:
+    """Each standard case of the chosen variants, parts and precisions."""
+    job: Job = request.param
+    return job
+
+
+@pytest.fixture
+def concord_golden(request: pytest.FixtureRequest) -> Job:
+    """Each run of each golden file of the chosen variants."""
+    job: Job = request.param
+    return job
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    asked = partial(_option, metafunc.config)
+    if "concord_backend" in metafunc.fixturenames:
+        from concord.backends import BUILT_IN
+
+        # Tests of one backend share a process where tests run in parallel: its worker starts once.
+        # Sorted, the slowest comes first and the others fill the time beside it.
+        names = asked("backend") or sorted(BUILT_IN)
+        metafunc.parametrize("concord_backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names])
+    if "concord_standard" in metafunc.fixturenames:
+        _parametrize(metafunc, "concord_standard", _standard(asked("variant"), asked("part") or ["model"], asked("dtype")))
+    if "concord_golden" in metafunc.fixturenames:
+        _parametrize(metafunc, "concord_golden", _published(asked("golden"), asked("variant")))
+
+
+def _standard(variants: list[str] | None, parts: list[str], dtypes: list[str] | None) -> list[Job]:
+    from concord.conformance.check import DTYPES, check_jobs
+
+    return [job for part in parts for job in _usable(check_jobs, variants, dtypes or DTYPES, part)]
+
+
+def _published(folders: list[str] | None, variants: list[str] | None) -> list[Job]:
+    from concord.conformance.published import DEFAULT, collect
+
+    if folders == ["off"]:
+        return []
+    found = [_usable(collect, Path(folder)) for folder in folders or [str(DEFAULT)]]
+    return [job for collection in found for job in collection.jobs if variants is None or job.group in variants]
+
+
+def _usable(make: Callable[..., T], *arguments: Any) -> T:
+    """Return what is made, or end with what is wrong with the options in a line."""
+    from concord.spec.errors import SpecError
+
+    try:
+        return make(*arguments)
+    except SpecError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def _parametrize(metafunc: pytest.Metafunc, name: str, jobs: list[Job]) -> None:
+    metafunc.parametrize(name, jobs, ids=lambda job: job.name, indirect=True)
+
+
+def _option(config: pytest.Config, name: str) -> Any:
+    return config.getoption(f"concord_{name}")

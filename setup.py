@@ -1,0 +1,10 @@
+"""Where the parts of the one package that is installed lie in a checkout; all else is in pyproject.toml."""
+
+from setuptools import find_namespace_packages, setup
+
+PARTS = ("spec", "backends", "conformance", "speed")
+
+setup(
+    packages=["concord", *(f"concord.{name}" for name in find_namespace_packages(include=[f"{part}*" for part in PARTS]))],
+    package_dir={"concord": "concord", **{f"concord.{part}": part for part in PARTS}},
+)

@@ -1,0 +1,177 @@
+"""The wheel, installed where somebody else has folders and packages of the same names as the parts of Concord."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.toys.surroundings import PATIENCE, ROOT
+
+PARTS = ("spec", "backends", "conformance", "speed")
+TAKEN = (*PARTS, "training", "porting", "tests")
+"""What somebody else's project may have for itself."""
+
+SMALL = ("--case", "bert-single", "--backend", "torch")
+MINUTES = 10 * PATIENCE
+
+
+@dataclass(frozen=True)
+class Place:
+    """A project of somebody else, and an environment in which the wheel is installed."""
+
+    folder: Path
+    python: Path
+    site: Path
+
+    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run Python there."""
+        surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        command = [str(self.python), *arguments]
+        return subprocess.run(command, cwd=self.folder, env={**surroundings, "COLUMNS": "200", **environment}, capture_output=True, text=True, timeout=MINUTES, check=False)
+
+    def concord(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return self.run("-m", "concord", *arguments, **environment)
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    source.mkdir()
+    for name in ("concord", *PARTS):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)]
+    subprocess.run(command, check=True, capture_output=True, timeout=MINUTES)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+def project(folder: Path) -> Path:
+    """Write a project whose own modules must not be taken for Concord's."""
+    for name in TAKEN:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text("raise ImportError('this is not part of Concord')\n")
+    return folder
+
+
+def environment(folder: Path) -> tuple[Path, Path]:
+    """Make an empty environment; return its interpreter and where packages go."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    return folder / "bin" / "python", site
+
+
+def pip(python: Path, *arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", *arguments], check=True, capture_output=True, timeout=MINUTES)
+
+
+@pytest.fixture(scope="session")
+def place(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """An environment with the wheel; libraries and frameworks are those of this one."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    python, site = environment(folder / "environment")
+    pip(python, "--no-deps", str(wheel))
+    # A path alone: the file beside it that says where this checkout is installed is not read.
+    (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return Place(project(folder / "project"), python, site)
+
+
+def test_the_wheel_holds_one_package_with_all_its_data(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as file:
+        names = {name for name in file.namelist() if ".dist-info/" not in name}
+    assert {name.partition("/")[0] for name in names} == {"concord"}
+    here = {path.relative_to(ROOT).as_posix() for part in PARTS for path in (ROOT / part).rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    assert {name.removeprefix("concord/") for name in names} >= here
+
+
+def test_the_public_face_is_that_of_the_package_installed(place: Place) -> None:
+    done = place.run("-c", "from concord import spec, backends, conformance; print(spec.__file__); print(backends.names())")
+    assert (done.returncode, done.stderr) == (0, "")
+    where, names = done.stdout.splitlines()
+    assert Path(where).is_relative_to(place.site)
+    assert names.startswith("['torch', 'tf', 'paddle', 'jax'")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--version",), "concord 0"),
+        (("variants",), "tf1-text-classifier"),
+        (("check", *SMALL), "2 agree"),
+        (("golden", "{site}/concord/conformance/golden/keras-attention", "--backend", "torch"), "agree"),
+        (("doctor", "--backend", "torch"), "torch"),
+    ],
+    ids=lambda value: value[0].strip("-") if isinstance(value, tuple) else "",
+)
+def test_commands_run_where_others_have_folders_of_these_names(place: Place, arguments: tuple[str, ...], said: str, hidden: Callable[..., str]) -> None:
+    words = [word.format(site=place.site) for word in arguments]
+    done = place.concord(*words, PYTHONPATH=hidden("hypothesis", "pytest", "distributed"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert said in done.stdout
+
+
+@pytest.fixture
+def hidden(tmp_path: Path) -> Callable[..., str]:
+    """Return a function that makes packages look as if they were not installed, and returns what PYTHONPATH has to hold."""
+
+    def hide(*names: str) -> str:
+        for name in names:
+            (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError(\"No module named '{name}'\", name='{name}')\n")
+        return str(tmp_path)
+
+    return hide
+
+
+@pytest.mark.parametrize("command", [("fuzz", "--cases", "1"), ("mutants", "--criteria")], ids=["fuzz", "criteria"])
+def test_what_a_command_needs_and_is_not_there_is_named_with_how_to_install_it(place: Place, command: tuple[str, ...], hidden: Callable[..., str]) -> None:
+    done = place.concord(*command, "--backend", "torch", PYTHONPATH=hidden("hypothesis"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("needs hypothesis, which is not installed: pip install 'concord-conformance[fuzz]'\n")
+
+
+def test_the_doctor_names_what_installs_a_framework(place: Place, hidden: Callable[..., str]) -> None:
+    done = place.concord("doctor", "--backend", "torch", PYTHONPATH=hidden("torch"))
+    assert done.returncode == 3
+    assert "pip install 'concord-conformance[torch]'" in done.stdout
+
+
+def test_the_suite_runs_in_the_pytest_of_others(place: Place) -> None:
+    (place.folder / "test_own.py").write_text(
+        "from concord.conformance import check_jobs\n"
+        "def test_own(concord_conform, concord_backend):\n"
+        "    (job, *_) = check_jobs(['bert'], ['float32'])\n"
+        "    concord_conform(concord_backend, job)\n"
+    )
+    chosen = ("--concord-backend", "torch", "--concord-variant", "bert", "--concord-dtype", "float32")
+    suite = ("test_own.py", "--pyargs", "concord.conformance", *chosen, "--concord-golden", "off")
+    done = place.run("-m", "pytest", "-p", "no:cacheprovider", "-q", "-o", "addopts=--strict-markers", *suite, "--concord-part", "model", "--concord-part", "attention", "--concord-forward-only")
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = int(done.stdout.rpartition(" passed")[0].split()[-1])
+    assert passed > 4, done.stdout
+    wrong = place.run("-m", "pytest", "-p", "no:cacheprovider", "-q", "--pyargs", "concord.conformance", "--concord-variant", "brt")
+    assert wrong.returncode == 2
+    assert "unknown variant 'brt': did you mean 'bert'" in wrong.stdout
+
+
+@pytest.mark.slow
+def test_the_wheel_brings_all_that_it_needs(wheel: Path, tmp_path: Path) -> None:
+    python, site = environment(tmp_path / "environment")
+    pip(python, "-c", str(ROOT / "constraints" / "py311.txt"), f"{wheel}[torch]")
+    alone = Place(project(tmp_path / "project"), python, site)
+    for arguments in (("check", *SMALL), ("variants",), ("doctor", "--backend", "torch"), ("golden", "--backend", "torch")):
+        done = alone.concord(*arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert not list(site.glob("pytest")) + list(site.glob("hypothesis"))
