@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -149,12 +150,8 @@ def test_the_doctor_names_what_installs_a_framework(place: Place, hidden: Callab
 
 
 def test_the_suite_runs_in_the_pytest_of_others(place: Place) -> None:
-    (place.folder / "test_own.py").write_text(
-        "from concord.conformance import check_jobs\n"
-        "def test_own(concord_conform, concord_backend):\n"
-        "    (job, *_) = check_jobs(['bert'], ['float32'])\n"
-        "    concord_conform(concord_backend, job)\n"
-    )
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/ci.md").read_text(), re.DOTALL)
+    (place.folder / "test_own.py").write_text(example)
     chosen = ("--concord-backend", "torch", "--concord-variant", "bert", "--concord-dtype", "float32")
     suite = ("test_own.py", "--pyargs", "concord.conformance", *chosen, "--concord-golden", "off")
     done = place.run("-m", "pytest", "-p", "no:cacheprovider", "-q", "-o", "addopts=--strict-markers", *suite, "--concord-part", "model", "--concord-part", "attention", "--concord-forward-only")

@@ -229,12 +229,9 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def part_of(name: str) -> str:
-    """Return which part of this package a module belongs to; of others the package. What stands in ``concord/__init__.py`` is everybody's."""
-    first, _, rest = name.partition(".")
-    inner = rest.partition(".")[0]
-    if first != "concord":
-        return first
-    return inner if inner in MAY_IMPORT else "concord" if (ROOT / "concord" / f"{inner}.py").exists() else ""
+    """Return which part of this package a module belongs to, of others the package; what stands in ``concord/__init__.py`` is everybody's."""
+    first, inner = (*name.split("."), "")[:2]
+    return first if first != "concord" else inner if inner in MAY_IMPORT else "concord" if (ROOT / "concord" / f"{inner}.py").exists() else ""
 
 
 def offences(folder: str, forbidden: frozenset[str] | set[str]) -> list[str]:
@@ -305,9 +302,7 @@ def test_the_backends_folder_is_not_on_the_path() -> None:
 
 def test_a_worker_started_inside_the_backends_folder_finds_no_framework_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "looking_around.py").write_text(
-        "import importlib.util, sys\n"
-        "class Backend:\n"
-        "    name = 'looking'\n"
+        "import importlib.util, sys\nclass Backend:\n    name = 'looking'\n"
         "    def describe(self):\n"
         "        found = [importlib.util.find_spec(name) for name in ('torch', 'paddle', 'jax', 'tf')]\n"
         "        return {'origins': [str(spec.origin) for spec in found if spec], 'path': sys.path}\n"
