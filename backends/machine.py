@@ -79,6 +79,13 @@ REST = 0.5
 """Seconds that a process is given to come to rest after its work."""
 
 
+def cores_busy(seconds: float = 0.5) -> float:
+    """Return how many cores are kept busy, by whatever runs, while this process waits."""
+    import psutil
+
+    return float(psutil.cpu_percent(interval=seconds)) / 100 * (os.cpu_count() or 1)
+
+
 def wait_for_rest(pid: int, longest: float = REST) -> None:
     """Wait until no thread of a process runs, or wants to. Pools of threads spin for a while before they sleep.
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -48,6 +48,8 @@ def _version(asked: bool) -> None:
 def about(version: Annotated[bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)] = False) -> None:
     """One Transformer classifier in four frameworks, and the proof that they compute the same."""
 
+
+T = TypeVar("T")
 
 STARTED = time.perf_counter()
 INTERRUPTED = 130
@@ -287,6 +289,10 @@ def fuzz(
 def speed(
     backend: options.Backends = None,
     preset: Annotated[list[str] | None, typer.Option("--preset", metavar="P", help="nndl, tf1, minilm, bert-base or bert-large; may be repeated. Default: minilm and bert-base; on a GPU bert-base and bert-large.")] = None,
+    variant: Annotated[list[str] | None, typer.Option("--variant", metavar="V", help="A variant as it was published; may be repeated.")] = None,
+    config: Annotated[list[Path] | None, typer.Option("--config", metavar="FILE", help="A model of your own, as TOML ('concord variants NAME' prints one); may be repeated.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", metavar="N", help="Samples in a batch. Default: as the preset says, else 8.")] = None,
+    tokens: Annotated[int | None, typer.Option("--tokens", metavar="N", help="Tokens in a sample. Default: as the preset says, else 128 or as many as there is room for.")] = None,
     kind: Annotated[list[str] | None, typer.Option("--kind", metavar="K", help="inference or training; may be repeated. Default: inference; on a GPU both.")] = None,
     lengths: Annotated[list[str] | None, typer.Option("--lengths", metavar="L", help="full (the default): no padding. ragged: as long as real texts are. May be repeated.")] = None,
     implementation: Annotated[list[str] | None, typer.Option("--implementation", metavar="I", help="explicit, library, or a backend's own; may be repeated.")] = None,
@@ -317,11 +323,13 @@ def speed(
     settings, names, works, modes = _all(
         lambda: options.settings(asked, device, python=python, ssh=ssh, time_limit=time_limit, threads=threads, precision=precision),
         lambda: [*_names(asked, python, ssh), *(name for name in backend or () if name in PEERS)] if asked or not backend else list(backend),
-        lambda: speeding.workloads(_once(preset), _once(kind), _once(lengths), _once(dtype), sweep, device),
+        lambda: speeding.workloads(
+            speeding.models(_once(preset), _once(variant), _once(config), batch, tokens, device), _once(kind), _once(lengths), _once(dtype), sweep, device
+        ),
         lambda: speeding.modes(implementation, execution, profile, "ragged" in (lengths or []), quick, device),
     )
     names = speeding.with_peers(names, backend, works)
-    usual = not any((preset, kind, lengths, dtype, implementation, execution, profile, sweep, quick)) and device == "cpu"
+    usual = not any((preset, variant, config, batch, tokens, kind, lengths, dtype, implementation, execution, profile, sweep, quick)) and device == "cpu"
     raise typer.Exit(speeding.run(speeding.plan(names, works, modes, settings, turns, budget, quick, usual), json, html, resume, markdown))
 
 
@@ -417,7 +425,7 @@ def _known(name: str) -> bool:
     return True
 
 
-def _once(values: list[str] | None) -> list[str] | None:
+def _once(values: list[T] | None) -> list[T] | None:
     """Return each value of a repeated option once."""
     return list(dict.fromkeys(values)) if values else None
 

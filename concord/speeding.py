@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from concord.backends import machine
 from concord.backends.interface import KINDS
 from concord.conformance import record as files
 from concord.conformance.campaign import FAILED_WORKER, Settings
@@ -25,7 +26,7 @@ from concord.speed.bandwidth import copy_gbytes
 from concord.speed.markdown import markdown as as_markdown
 from concord.speed.peers import PEERS
 from concord.speed.plan import PATIENCE, PROFILES, TURNS
-from concord.speed.presets import sweep
+from concord.speed.presets import Preset, named, of_size, own_config, own_variant, sweep
 from concord.speed.table import show, show_changes
 
 PRESETS = ("minilm", "bert-base")
@@ -56,25 +57,54 @@ LARGE_PRESETS = ("bert-base", "bert-large")
 PACKED = (Mode("library", "packed"), Mode("library", "packed-compiled"))
 """And where texts are of unequal length."""
 
+NOISE = 0.25
+"""Cores that other processes may keep busy without a warning."""
+
 QUICK_TURNS = 2
 """Turns of a quick measurement."""
 
 
-def workloads(presets: Sequence[str] | None, kinds: Sequence[str] | None, paddings: Sequence[str] | None, dtypes: Sequence[str] | None, swept: str | None, device: str = "cpu") -> tuple[Workload, ...]:
+def models(
+    presets: Sequence[str] | None, variants: Sequence[str] | None, configs: Sequence[Path] | None, batch: int | None, tokens: int | None, device: str = "cpu"
+) -> list[Preset]:
+    """Return the models that the options describe, each with its batch; without any, the usual presets.
+
+    Raises:
+        SpecError: listing every name that is unknown, and every file that describes no model.
+    """
+    usual = () if variants or configs else PRESETS if device == "cpu" else LARGE_PRESETS
+    wanted: list[tuple[Callable[[Any], Preset], Any]] = [(named, name) for name in presets or usual]
+    wanted += [(own_variant, name) for name in variants or ()] + [(own_config, path) for path in configs or ()]
+    found = []
+    problems = [f"--{axis} is {size} but must be at least 1" for axis, size in (("batch", batch), ("tokens", tokens)) if size is not None and size < 1]
+    sizes = (None, None) if problems else (batch, tokens)
+    for make, given in wanted:
+        try:
+            found.append(of_size(make(given), *sizes))
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(list(dict.fromkeys(problems)))
+    return found
+
+
+def workloads(
+    models: Sequence[Preset], kinds: Sequence[str] | None, paddings: Sequence[str] | None, dtypes: Sequence[str] | None, swept: str | None, device: str = "cpu"
+) -> tuple[Workload, ...]:
     """Return what the options describe.
 
     Raises:
         SpecError: listing every name that is unknown.
     """
-    found, problems = [], []
-    problems += [str(unknown("dtype", name, list(PRECISIONS))) for name in dtypes or () if name not in PRECISIONS]
+    problems = [str(unknown("dtype", name, list(PRECISIONS))) for name in dtypes or () if name not in PRECISIONS]
     if problems:
         raise SpecError(problems)
+    found: list[Workload] = []
     on_cpu = device == "cpu"
-    presets, dtypes = presets or (PRESETS if on_cpu else LARGE_PRESETS), dtypes or (("float32",) if on_cpu else ("float32", "bfloat16"))
-    for name, kind, padding, dtype in itertools.product(presets, kinds or (("inference",) if on_cpu else KINDS), paddings or ("full",), dtypes):
+    dtypes = dtypes or (("float32",) if on_cpu else ("float32", "bfloat16"))
+    for model, kind, padding, dtype in itertools.product(models, kinds or (("inference",) if on_cpu else KINDS), paddings or ("full",), dtypes):
         try:
-            work = workload(name, kind, padding, dtype)
+            work = workload(model, kind, padding, dtype)
             found += sweep(swept, work) if swept else [work]
         except SpecError as error:
             problems += error.problems
@@ -149,6 +179,9 @@ def run(chosen: Plan, json: Path | None, html: Path | None, resume: Path | None,
     if markdown is not None:
         around(markdown, "speed")  # refused now, and not after minutes
     kept = Record(chosen, read(resume) if resume else None)
+    kept.settings["cores_busy_before"] = busy = machine.cores_busy()
+    if busy > NOISE:
+        Console(stderr=True).print(f"warning: other processes keep {busy:.1f} of {os.cpu_count()} cores busy; what is measured beside them says little", style="yellow", highlight=False, soft_wrap=True)
     if chosen.device == "cpu":
         kept.settings["copy_gbytes"] = copy_gbytes(chosen.threads or 1)
     json = json or resume

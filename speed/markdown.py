@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from concord.speed.table import limits, percent, rate, seconds
+from concord.speed.table import limits, percent, rate, seconds, spread
 
 
 def markdown(data: Mapping[str, Any]) -> str:
@@ -24,7 +24,7 @@ def _lines(rows: list[Mapping[str, Any]]) -> list[str]:
     lines = ["| backend | mode | step | ± | tokens/s | FLOP/s | of the best product | MiB |", "|---|---|---:|---:|---:|---:|---:|---:|"]
     for entry in rows:
         s = entry["summary"]
-        noise = percent(s["spread"] / 2) if s["spread"] is not None else ""
+        noise = spread(s)
         peak = "" if s["peak_memory_bytes"] is None else f"{s['peak_memory_bytes'] / 2**20:,.0f}"
         figures = [seconds(s["median_seconds"]), noise + (" unsteady" if s["steady"] is False else ""), f"{s['real_tokens_per_second']:,.0f}", rate(s["gflops"]), percent(s["share_of_best_product"]), peak]
         lines.append(f"| {entry['backend']} | {entry['mode']} | {' | '.join(figures)} |")

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from concord.speed import drawing
 from concord.speed.growth import curves, exponent
-from concord.speed.table import HARMLESS, limits, memory, percent, rate, seconds, unmeasured
+from concord.speed.table import HARMLESS, limits, memory, percent, rate, seconds, spread, unmeasured
 
 
 def page(data: Mapping[str, Any], style: str) -> str:
@@ -22,7 +22,7 @@ def page(data: Mapping[str, Any], style: str) -> str:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("speed"), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.ChainableUndefined
     )
-    environment.filters |= {"seconds": seconds, "memory": memory, "percent": percent, "rate": rate}
+    environment.filters |= {"seconds": seconds, "memory": memory, "percent": percent, "rate": rate, "spread": spread}
     backends = list(dict.fromkeys(entry["backend"] for entry in data["entries"]))
     works = [_work(name, work, data["entries"], backends) for name, work in data["workloads"].items()]
     faults = _faults(data)

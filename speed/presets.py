@@ -9,11 +9,14 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from concord.backends.interface import KINDS
-from concord.spec.config import EncoderConfig, variant
+from concord.spec.batch import batch_of_lengths
+from concord.spec.config import EncoderConfig, from_toml, variant
 from concord.spec.errors import SpecError, unknown
+from concord.spec.files import read_text
 
 LENGTHS = ("full", "ragged")
 """``full``: no padding. ``ragged``: the lengths of real texts, which are close to log-normal."""
@@ -109,21 +112,78 @@ def presets() -> Mapping[str, Preset]:
     return {preset.name: preset for preset in found}
 
 
+BATCH, TOKENS = 8, 128
+"""Of a model that is no preset, unless its configuration has room for fewer tokens."""
+
+
+def own(name: str, source: str, config: EncoderConfig) -> Preset:
+    """Return a model that is no preset, with a batch of the usual size."""
+    room = config.max_positions - config.position_start
+    return Preset(name, source, config, BATCH, room if config.pooling == "flatten" else min(room, TOKENS))
+
+
+def own_variant(name: str) -> Preset:
+    """Return a variant as it was published.
+
+    Raises:
+        UnknownNameError: with the nearest names.
+    """
+    return own(name, "as published", variant(name))
+
+
+def own_config(path: Path) -> Preset:
+    """Return a model from a TOML file of an :class:`concord.spec.config.EncoderConfig`.
+
+    Raises:
+        SpecError: if the file cannot be read, or describes no model.
+    """
+    return own(path.stem, str(path), from_toml(read_text(path), str(path)))
+
+
+def of_size(preset: Preset, batch: int | None, tokens: int | None) -> Preset:
+    """Return a preset with another batch.
+
+    Raises:
+        SpecError: if the model has no room for so many tokens.
+    """
+    if batch is not None:
+        preset = replace(preset, name=f"{preset.name} batch={batch}", batch=batch)
+    if tokens is not None:
+        preset = replace(preset, name=f"{preset.name} tokens={tokens}", tokens=tokens)
+    try:
+        batch_of_lengths(preset.config, [preset.tokens], preset.tokens)
+    except SpecError as error:
+        raise SpecError([f"{preset.name}: {problem}" for problem in error.problems]) from None
+    return preset
+
+
 PRESETS = ("nndl", "tf1", "minilm", "bert-base", "bert-large")
 """The names of the presets."""
 
 
-def workload(name: str, kind: str = "inference", padding: str = "full", dtype: str = "float32") -> Workload:
-    """Return a workload by name.
+def named(name: str) -> Preset:
+    """Return a preset by name.
+
+    Raises:
+        UnknownNameError: with the nearest names.
+    """
+    if name not in PRESETS:
+        raise unknown("preset", name, list(PRESETS))
+    return presets()[name]
+
+
+def workload(preset: str | Preset, kind: str = "inference", padding: str = "full", dtype: str = "float32") -> Workload:
+    """Return a workload, of a preset or of one by name.
 
     Raises:
         SpecError: listing every unknown name, with the nearest.
     """
-    wanted = (("preset", name, PRESETS), ("kind", kind, KINDS), ("lengths", padding, LENGTHS))
+    wanted: list[tuple[str, str, tuple[str, ...]]] = [("preset", preset, PRESETS)] if isinstance(preset, str) else []
+    wanted += [("kind", kind, KINDS), ("lengths", padding, LENGTHS)]
     problems = [str(unknown(what, given, list(known))) for what, given, known in wanted if given not in known]
     if problems:
         raise SpecError(problems)
-    return Workload(presets()[name], kind, padding, dtype)
+    return Workload(presets()[preset] if isinstance(preset, str) else preset, kind, padding, dtype)
 
 
 SWEEPS: dict[str, tuple[int, ...]] = {"tokens": (32, 64, 128, 256), "batch": (1, 2, 4, 8, 16), "layers": (1, 2, 3, 4, 6)}

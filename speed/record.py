@@ -119,6 +119,7 @@ def summary(entry: Mapping[str, Any], work: Mapping[str, Any], best: Mapping[tup
     peaks = [turn["peak_memory_bytes"] for turn in entry["turns"] if turn["peak_memory_bytes"]]
     return {
         "median_seconds": median,
+        "min_seconds": statistics.least(turns),
         "low_seconds": low,
         "high_seconds": high,
         "spread": finite(statistics.spread(turns)),

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 STEADY = 0.10
 """The largest spread, as a share of the median, of a measurement that is called steady."""
 
+LEAST = 5
+"""Steps that have to count before a spread says anything: two that lie close together may both have been disturbed."""
+
 WARM = 3
 """A turn with at least so many steps begins with one that is not counted: another process had the caches."""
 
@@ -24,6 +27,11 @@ def median(turns: Sequence[Sequence[float]]) -> float:
     return statistics.median(medians) if medians else math.nan
 
 
+def least(turns: Sequence[Sequence[float]]) -> float:
+    """Return the shortest step that counts, in seconds: what the machine can do while nothing disturbs it; NaN of nothing."""
+    return min((step for turn in counted(turns) for step in turn), default=math.nan)
+
+
 def interval(turns: Sequence[Sequence[float]]) -> tuple[float, float]:
     """Return the range in which the middle half of the turns' medians lie, in seconds."""
     medians = sorted(statistics.median(turn) for turn in counted(turns) if turn)
@@ -36,10 +44,11 @@ def interval(turns: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 def spread(turns: Sequence[Sequence[float]]) -> float:
-    """Return the width of that range as a share of the median; infinite if but one turn counts."""
+    """Return the width of that range as a share of the median; infinite if but one turn counts, or fewer than :data:`LEAST` steps."""
     low, high = interval(turns)
     middle = median(turns)
-    return (high - low) / middle if len(counted(turns)) > 1 and middle > 0 else math.inf
+    enough = len(turns) > 1 and sum(map(len, counted(turns))) >= LEAST
+    return (high - low) / middle if enough and middle > 0 else math.inf
 
 
 def settled(turns: Sequence[Sequence[float]]) -> bool:

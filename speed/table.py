@@ -49,6 +49,12 @@ def percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.0f} %"
 
 
+def spread(summary: Mapping[str, Any]) -> str:
+    """Return half the spread of a measurement, or of how many steps it is where that is too few for one."""
+    found, steps = summary["spread"], summary["steps"]
+    return percent(found / 2) if found is not None else f"{steps} step{'' if steps == 1 else 's'}"
+
+
 def show(data: Mapping[str, Any], console: Console) -> None:
     """Print a record: a table for each workload, fastest first, then what could not be measured."""
     for name, work in data["workloads"].items():
@@ -77,13 +83,13 @@ def _table(name: str, work: Mapping[str, Any], entries: Sequence[Mapping[str, An
     table = Table(title=f"{name}: {size}", title_justify="left", title_style="bold")
     table.add_column("backend", overflow="fold")
     table.add_column("mode", overflow="fold", min_width=14 if wide else None)
-    columns = ["step", "±", "tokens/s", "FLOP/s", "of best"] + (["of own", "import", "build", "compile", "first", "MiB", "cores"] if wide else ["MiB"])
+    columns = ["step", "±", *(["min"] if wide else []), "tokens/s", "FLOP/s", "of best"] + (["of own", "import", "build", "compile", "first", "MiB", "cores"] if wide else ["MiB"])
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     for entry in sorted((e for e in entries if e["summary"]), key=lambda e: e["summary"]["median_seconds"]):
         s = entry["summary"]
-        unsteady = Text(percent(s["spread"] / 2 if s["spread"] is not None else None), style="bold yellow" if s["steady"] is False else "")
-        cells: list[str | Text] = [seconds(s["median_seconds"]), unsteady, f"{s['real_tokens_per_second']:,.0f}", rate(s["gflops"]), percent(s["share_of_best_product"])]
+        unsteady = Text(spread(s), style="" if s["steady"] else "bold yellow")
+        cells: list[str | Text] = [seconds(s["median_seconds"]), unsteady, *([seconds(s["min_seconds"])] if wide else []), f"{s['real_tokens_per_second']:,.0f}", rate(s["gflops"]), percent(s["share_of_best_product"])]
         if wide:
             cells += [percent(s["share_of_own_product"]), seconds(entry["import_seconds"]), seconds(entry["build_seconds"]), seconds(s["compile_seconds"]), seconds(entry["first_seconds"])]
         cells.append(memory(s["peak_memory_bytes"]))

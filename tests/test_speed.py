@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import math
+import os
 import re
 import subprocess
 import sys
@@ -291,6 +293,9 @@ def test_the_first_step_of_a_turn_warms_up() -> None:
 def test_a_measurement_is_steady_if_the_middle_half_of_its_turns_is_narrow() -> None:
     assert statistics.settled([[1.0], [1.0], [1.02], [0.98], [1.01], [5.0], [1.0], [0.99]])
     assert not statistics.settled([[1.0]])
+    assert not statistics.settled([[0.859], [0.894]]), "two steps are no spread"
+    assert statistics.spread([[1.0], [1.0], [1.0], [1.0]]) == math.inf
+    assert statistics.least([[0.1, 0.9, 0.8], [0.7]]) == 0.7, "the first of a turn warms up"
     assert not statistics.settled([])
 
 
@@ -376,3 +381,36 @@ def test_samples_one_by_one_are_the_batch(kind: str, monkeypatch: pytest.MonkeyP
     together = truth.derive(small(kind), 1)
     assert together.worst(apart.values, 1 / 1024)[0] < 1
     assert all(0.1 < together.sigmas[name] / sigma < 10 for name, sigma in apart.sigmas.items())
+
+
+# Models of one's own.
+
+
+def test_a_model_of_ones_own_is_measured_as_it_is_configured(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(spec.variant("bert", num_layers=1, d_model=14, num_heads=2, d_ff=17, vocab_size=23, max_positions=13).to_toml())
+    (mine,) = speeding.models(None, None, [path], 3, None)
+    assert (mine.name, mine.source, mine.batch, mine.tokens, mine.config.d_model) == ("mine batch=3", str(path), 3, 13, 14)
+    names = [model.name for model in speeding.models(["nndl"], ["bert", "tf1-text-classifier"], None, None, None)]
+    assert names == ["nndl", "bert", "tf1-text-classifier"]
+    data = measured(plan_of(RIGHT, works=speeding.workloads([mine], None, ["ragged"], None, None)))
+    assert [entry["status"] for entry in data["entries"]] == ["measured"]
+    assert data["workloads"]["mine batch=3 inference ragged"]["batch"] == 3
+
+
+def test_all_that_is_wrong_with_models_is_said_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text("d_model = 'wide'\n")
+    with pytest.raises(SpecError) as refused:
+        speeding.models(["nndll"], ["brt"], [path, tmp_path / "missing.toml"], 0, None)
+    said = " / ".join(refused.value.problems)
+    for words in ("--batch is 0 but must be at least 1", "'nndll'", "'brt'", "wrong.toml: ", "missing.toml: no such file"):
+        assert words in said
+    with pytest.raises(SpecError, match=r"bert tokens=613: .* at most 512 fit"):
+        speeding.models(None, ["bert"], None, None, 613)
+
+
+def test_a_busy_machine_is_said_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("concord.backends.machine.cores_busy", lambda: 1.3)
+    assert speeding.run(plan_of(RIGHT), None, None, None) == 0
+    assert capsys.readouterr().err.startswith(f"warning: other processes keep 1.3 of {os.cpu_count()} cores busy; ")

@@ -43,7 +43,7 @@ def test_steps_are_timed_by_events_where_a_framework_has_them(name: str, by_even
 
 
 def test_a_gpu_gets_large_models_in_two_precisions() -> None:
-    works, chosen = speeding.workloads(None, None, None, None, None, "cuda"), speeding.modes(None, None, None, False, False, "cuda")
+    works, chosen = speeding.workloads(speeding.models(None, None, None, None, None, "cuda"), None, None, None, None, "cuda"), speeding.modes(None, None, None, False, False, "cuda")
     assert {(work.preset.name, work.kind, work.dtype) for work in works} == set(itertools.product(("bert-base", "bert-large"), ("inference", "training"), ("float32", "bfloat16")))
     assert len({work.name for work in works}) == len(works)
     assert {mode.execution for mode in chosen} == {"eager", "compiled"}
