@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from concord import spec
 from concord.backends.interface import Run
 from concord.conformance.campaign import Result
 from concord.conformance.comparison import Verdict
@@ -15,7 +16,9 @@ from concord.conformance.diagnosis.campaign import conclude
 from concord.conformance.faults.catalogue import FAULTS
 from concord.conformance.faults.fault import Fault
 from concord.conformance.judging import judge
+from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import Case, build_case
+from concord.spec.reference import compute
 from tests.toys.ports import SOUND, Port, option, run_with, step
 from tests.toys.ports import run_of as ported
 from tests.toys.unseen import UNSEEN, Unseen, edited, run_of, said
@@ -115,3 +118,14 @@ def test_the_lowest_finite_number_for_a_mask_constant_is_read_off():
     assert "masked_scores" in diagnosis.tensor
     assert "mask" in diagnosis.cause.text
     assert not any("failed" in note for note in diagnosis.notes)
+
+
+def test_a_mistake_that_no_model_of_width_1_can_have_does_not_end_the_search(small):
+    config = small("bert-pytorch", d_model=1, num_heads=1, norm_variance="biased", final_norm=True, norm_epsilon=1e-3)
+    weights, batch = spec.initialize(config, seed=3), spec.example_batch(config, 3, 7)
+    truth = compute(config, weights, batch, Arithmetic("float32"), gradients=True, dtype="float32")
+    wrong = {**truth.gradients, "final_norm.weight": truth.gradients["final_norm.weight"] + 0.5}
+    verdict = judge(config, weights, batch, Run(truth.output, truth.loss, truth.taps, wrong, "toy", "float32", tap_gradients=truth.tap_gradients))
+    assert verdict.first_divergence.tensor == "gradients.final_norm.weight"
+    assert not [note for note in verdict.diagnosis.notes if "failed" in note]
+    assert verdict.diagnosis.text

@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 
 from concord.conformance.causes.step import Change, matches
 from concord.spec.config import EncoderConfig
-from concord.spec.errors import ConfigError
+from concord.spec.errors import ConfigError, SpecError
 
 Array = NDArray[np.floating]
 
 Gradients = Callable[[str], Array]
 """Gives the gradient of a parameter."""
 
+INAPPLICABLE = (SpecError, ArithmeticError, LookupError, ValueError)
+"""What a hypothesis fails with that does not apply: to this model, as a width of 1 less 1 to divide by, or to this batch."""
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from concord.conformance.causes import attention, embeddings, gradients, head, linear, losses, masks, norms
 from concord.conformance.causes.formats import of_factors, of_parameters
-from concord.conformance.causes.hypothesis import Hypothesis
+from concord.conformance.causes.hypothesis import INAPPLICABLE, Hypothesis
 from concord.conformance.causes.question import Prediction, Question
 from concord.conformance.causes.reading import CLEAR
 from concord.conformance.causes.recovered import of_weights
@@ -22,7 +22,6 @@ from concord.conformance.causes.structure import of_cancellation, of_dropout, of
 from concord.conformance.expectation import Case
 from concord.conformance.faults.hypotheses import of_backward, of_hidden, of_tap
 from concord.conformance.tolerance import R
-from concord.spec.errors import SpecError
 
 Array = NDArray[np.floating]
 
@@ -176,7 +175,7 @@ class _Search:
             try:
                 near = self.near(hypothesis, self.question.values(hypothesis))
                 prediction = self.question.predict(hypothesis) if near else None
-            except (SpecError, IndexError, ValueError, KeyError):  # it does not apply to this model or this batch
+            except INAPPLICABLE:
                 continue
             if prediction and self.explains(prediction):
                 found.setdefault(hypothesis.text, _Explanation(hypothesis, self.judged(self.question.actual, prediction)))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from concord.backends.interface import Request
-from concord.conformance.causes.hypothesis import Hypothesis
+from concord.conformance.causes.hypothesis import INAPPLICABLE, Hypothesis
 from concord.conformance.causes.question import Question
 from concord.conformance.causes.step import Step
 from concord.conformance.expectation import is_gradient
@@ -19,7 +19,6 @@ from concord.conformance.faults.catalogue import ALL
 from concord.conformance.faults.context import Context, Edit
 from concord.conformance.faults.fault import Fault
 from concord.conformance.faults.tape import TapeOperations, Value
-from concord.spec.errors import SpecError
 from concord.spec.precision import PRECISIONS
 from concord.spec.tape import Tensor
 from concord.spec.tensors import taps
@@ -84,7 +83,7 @@ def _of_request(question: Question, fault: Fault) -> Iterator[Hypothesis]:
     asked = Request(case.config, case.weights, case.batch, case.part, "float32" if case.dtype not in PRECISIONS else case.dtype)
     try:
         made = fault.change.request(asked)
-    except (SpecError, KeyError, IndexError, ValueError):  # of another variant
+    except INAPPLICABLE:
         return
     fields = {one.name: getattr(made.config, one.name) for one in dataclasses.fields(made.config)}
     fields = {name: value for name, value in fields.items() if value != getattr(asked.config, name)}
