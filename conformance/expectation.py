@@ -154,13 +154,14 @@ class Expectation:
 
     @functools.cached_property
     def singular(self) -> frozenset[str]:
-        """Gradients that are computed after one that is not finite (SPEC NRM-7).
+        """Gradients that are computed after one that is not finite (SPEC NRM-7), or too large for the precision.
 
         What is not finite passes a ReLU that is closed, or a masked score, in one framework, which multiplies by 0, and not
         in another, which selects: from there on it is no question of right or wrong whether an element is finite.
         """
         gradients = [name for name in self.values if is_gradient(name)]
-        first = next((place for place, name in enumerate(gradients) if not np.isfinite(self.values[name]).all()), len(gradients))
+        largest = precision(self.dtype).largest
+        first = next((place for place, name in enumerate(gradients) if not (abs(self.values[name]) <= largest).all()), len(gradients))
         return frozenset(gradients[first + 1 :])
 
     @functools.cached_property

@@ -155,7 +155,7 @@ class Arithmetic(Softmax):
         units, constant = self._units_of(divisor), self._constant(divisor)
 
         def divided(values: Values) -> Values:
-            return self.settle(values / constant, units) if units else values / constant
+            return self.settle(values / constant, units)
 
         return self._record(divided(a.value), (a, divided))
 
@@ -312,8 +312,7 @@ class Arithmetic(Softmax):
         return 0.0 if abs(math.frexp(factor)[0]) == 0.5 else 1.0 if float(self._constant(factor)) == factor else 2.0
 
     def _scaled(self, values: Values, factor: float, units: float) -> Values:
-        scaled = values * self._constant(factor)
-        return self.settle(scaled, units) if units else scaled
+        return self.settle(values * self._constant(factor), units)
 
     def _function(self, values: Values, absolute: bool) -> Values:
         return self.settle(values, 0.0, FUNCTION) if absolute else self.settle(values, FUNCTION)

@@ -107,8 +107,10 @@ class MonteCarlo(Arithmetic):
         return self._record(summed, *self._pulls(subscripts, a, b), (bias, self._bias_pullback(bias)))
 
     def settle(self, values: Values, units: float = 1.0, absolute: float = 0.0) -> Values:
-        """Perturb the result of an operation (:meth:`Arithmetic.settle`)."""
+        """Perturb the result of an operation (:meth:`Arithmetic.settle`): one that is exact where numbers are so small that they may be lost."""
         share, least = units * self._roundoff, absolute * self._roundoff + self._least
+        if not (units or absolute) and not ((abs(values) < least / self._roundoff) & (values != 0)).any():
+            return values
         flat = values.reshape(len(values), -1)
 
         def size(part: slice) -> Values:

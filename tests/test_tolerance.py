@@ -7,7 +7,7 @@ import pytest
 
 from concord.backends.interface import Run
 from concord.conformance import tolerance
-from concord.conformance.expectation import Case
+from concord.conformance.expectation import Case, Expectation
 from concord.conformance.judging import judge
 from concord.conformance.scoring import independent_elements, judge_tensor
 from concord.conformance.tolerance import Z, expect
@@ -235,3 +235,16 @@ def test_the_root_mean_square_speaks_of_as_many_elements_as_sigma_is_spread_over
     assert judge_tensor(rows + 7.0, rows, even, "float32").status == "agrees", "one error in 31 rows"
     assert judge_tensor(value + 7.0, value, even, "float32").status == "diverges"
     assert judge_tensor(rows + 17.0, rows, even, "float32").status == "diverges"
+
+
+def test_a_product_with_a_power_of_two_is_exact_but_where_it_may_be_flushed():
+    arithmetic = MonteCarlo("float32", 16)
+    values = arithmetic.leaf(np.array([1.5, 3e-38, 0.0], np.float32))
+    assert [len(np.unique(column)) > 1 for column in arithmetic.divide_by(values, 32.0).value.T] == [False, True, False]
+    assert len(arithmetic.scale(arithmetic.leaf(np.array([1.5, 3e-30])), 0.5).value) == 1, "noise reaches none of them"
+
+
+def test_beyond_a_gradient_that_is_out_of_range_it_is_no_question_what_is_finite():
+    values = {f"gradients.{name}": np.array([value, 1.0]) for name, value in (("a", 1.0), ("b", 1e39), ("c", 0.0))}
+    for dtype, found in (("float32", {"gradients.c"}), ("float64", set())):
+        assert Expectation(dtype, values, {name: np.ones(2) for name in values}, dict.fromkeys(values, "")).singular == found
