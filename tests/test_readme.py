@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from concord import backends, spec
 from concord.cli import app
@@ -41,3 +42,12 @@ def test_commands_that_are_named_exist():
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(([^)#:]+)\)", README))))
 def test_links_lead_somewhere(target):
     assert (Path(__file__).parent.parent / target).exists()
+
+
+def test_every_record_of_a_gpu_is_made_by_a_command_that_exists(tmp_path):
+    done = subprocess.run(["make", "-n", "gpu-records", "DEVICE=tpu", f"GPU={tmp_path}"], cwd=Path(__file__).parent.parent, capture_output=True, text=True, timeout=60, check=True)
+    commands = [line.partition(" -m concord ")[2].partition(" > ")[0].partition(" || ")[0].split() for line in done.stdout.splitlines() if "concord" in line and line.startswith("PYTHONPATH")]
+    assert len(commands) == 19
+    for words in commands:
+        result = CliRunner().invoke(app, words)
+        assert [str(result.exception)] == ["--device is 'tpu' but must be cpu, cuda or cuda:N"], words
