@@ -280,8 +280,9 @@ def fuzz(
     if again is None:
         findings = fuzzing.run(plan, settings, sets, host, scheduler, out, json)
         raise typer.Exit(INTERRUPTED if findings.interrupted else findings.exit_code)
-    names = _once(backend) or list(dict.fromkeys([*again.backends, *names]))
-    result = _run(again.jobs, names, dataclasses.replace(settings, asked=tuple(backend or again.backends)))
+    asked = _once(backend) or again.backends
+    names = asked if backend else list(dict.fromkeys([*asked, *names]))
+    result = _run(again.jobs, names, dataclasses.replace(settings, asked=tuple(asked)))
     again.tell(result, Console())
     _finish(result, Console(), "check", json, None, "case", f"Failures of {replay}, run again")
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from concord import backends
+from concord.backends.worker import check_host
 from concord.conformance import campaign, record
 from concord.conformance.fuzz import Findings, Plan, hunt, places, read_found, summary, write_failures
 from concord.conformance.fuzz.findings import FAILED
@@ -78,7 +80,11 @@ def check_places(sets: int | None, hosts: Sequence[str] | None, scheduler: str |
     """
     least = 0 if hosts else 1
     problems = [f"--sets is {sets} but must be at least {least}"] if sets is not None and sets < least else []
-    problems += [f"--host is {host!r} but must be HOST or HOST:DIR" for host in hosts or [] if not host.partition(":")[0]]
+    for host in hosts or []:
+        try:
+            check_host(host)
+        except SpecError as error:
+            problems += [f"--host: {problem}" for problem in error.problems]
     if scheduler is not None and (sets is not None or hosts):
         problems.append("--scheduler takes the place of --sets and --host; give either")
     there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
@@ -135,8 +141,16 @@ class Replay:
 
     @property
     def backends(self) -> list[str]:
-        """The backends that failed."""
-        return list(dict.fromkeys(str(about["backend"]) for _, about in self.found))
+        """The backends that failed.
+
+        Raises:
+            SpecError: for one that is not known: a file does not say what code is imported.
+        """
+        found = list(dict.fromkeys(str(about["backend"]) for _, about in self.found))
+        strange = [name for name in found if name not in backends.names()]
+        if strange:
+            raise SpecError([f"found.json names backend {name!r}, which is not known here; to have it imported, say --backend {name}" for name in strange])
+        return found
 
     def tell(self, report: campaign.Report, console: Console) -> None:
         """Say of each failure whether it is still one."""

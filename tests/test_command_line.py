@@ -111,6 +111,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "check --python =/usr/bin/python3": ("--python is '=/usr/bin/python3' but must be BACKEND=VALUE",),
     "check --python troch=/usr/bin/python3": ("--python is 'troch=/usr/bin/python3': unknown backend 'troch': did you mean 'torch'?",),
     "check --ssh torch=": ("--ssh is 'torch=' but must be BACKEND=VALUE",),
+    "check --ssh torch=-oProxyCommand=id": ("--ssh: host is '-oProxyCommand=id' but must be a name or an address, or USER@HOST",),
     "check --ssh tprch=far": ("--ssh is 'tprch=far': unknown backend 'tprch': did you mean 'torch'?",),
     "check --threads 0": ("--threads is 0 but must be at least 1",),
     "check --time-limit 0": ("--time-limit is 0 but must be above 0",),

@@ -109,6 +109,9 @@ def test_a_wrong_backend_is_found_made_small_and_replayed(invoke: Invoke, tmp_pa
     assert [tally["cases"] for tally in data["tallies"]] == [8, 8]
     assert data["failures"][0]["times"] == data["tallies"][1]["statuses"]["diverges"]
 
+    code, output, (error,) = invoke("--replay", folder)  # a file does not say what code is imported
+    assert (code, output) == (2, "")
+    assert error == f"concord: error: found.json names backend {WRONG!r}, which is not known here; to have it imported, say --backend {WRONG}"
     code, output, errors = invoke("--backend", WRONG, "--replay", folder)
     assert (code, errors) == (1, [])
     assert f"{WRONG} still fails: was diverges, is diverges" in output
@@ -249,7 +252,8 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "--time 0": ("--time is 0 but must be finite and above 0",),
     "--time inf": ("--time is inf but must be finite and above 0",),
     "--sets 0": ("--sets is 0 but must be at least 1",),
-    "--host :there": ("--host is ':there' but must be HOST or HOST:DIR",),
+    "--host :there": ("--host: host is '' but must be a name or an address, or USER@HOST",),
+    "--host -oProxyCommand=id": ("--host: host is '-oProxyCommand=id' but must be a name or an address, or USER@HOST",),
     "--sets 2 --scheduler tcp://x:1": ("--scheduler takes the place of --sets and --host; give either",),
     "--out /dev/null/x": ("--out /dev/null/x: cannot be written: Not a directory",),
     "--json /no/such/folder/out.json": ("/no/such/folder/out.json: cannot be written: No such file or directory",),
