@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from concord import DISTRIBUTION
+from concord.spec.errors import SpecError
 
 
 def describe() -> dict[str, Any]:
@@ -84,6 +86,20 @@ def cores_busy(seconds: float = 0.5) -> float:
     import psutil
 
     return float(psutil.cpu_percent(interval=seconds)) / 100 * (os.cpu_count() or 1)
+
+
+def check_host(host: str) -> None:
+    """Refuse a host that ssh would take for something else, as it takes what begins with a dash for an option.
+
+    Args:
+        host: ``"host"`` or ``"host:/path/to/checkout"``.
+
+    Raises:
+        SpecError: saying what a host must be.
+    """
+    name = host.partition(":")[0]
+    if not re.fullmatch(r"\w[\w.%-]*(@\w[\w.%-]*)?", name):
+        raise SpecError(f"host is {name!r} but must be a name or an address, or USER@HOST")
 
 
 def wait_for_rest(pid: int, longest: float = REST) -> None:

@@ -87,20 +87,6 @@ serve(channel, settings["target"])
 """
 
 
-def check_host(host: str) -> None:
-    """Refuse a host that ssh would take for something else, as it takes what begins with a dash for an option.
-
-    Args:
-        host: ``"host"`` or ``"host:/path/to/checkout"``.
-
-    Raises:
-        SpecError: saying what a host must be.
-    """
-    name = host.partition(":")[0]
-    if not re.fullmatch(r"\w[\w.%-]*(@\w[\w.%-]*)?", name):
-        raise SpecError(f"host is {name!r} but must be a name or an address, or USER@HOST")
-
-
 class WorkerFailure(RuntimeError):
     """A worker that gave no result.
 
@@ -186,7 +172,7 @@ class Worker:
         deterministic: bool = False,
     ) -> None:
         if ssh is not None:
-            check_host(ssh)
+            machine.check_host(ssh)
         self.profile, self.deterministic = profile, deterministic
         self.name, self.device, self.time_limit = name, device, time_limit
         self.memory_limit = memory_limit or int(0.8 * machine.memory()[0])

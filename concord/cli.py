@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.box import HEAVY_HEAD, SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from concord import DISTRIBUTION, backends, options, spec, speeding
+from concord import DISTRIBUTION, backends, family, options, spec, speeding
 from concord.conformance import campaign, check_jobs, doctor, dump, published, record, report
 from concord.conformance.check import DTYPES, QUICK
 from concord.conformance.mutants import matrix
@@ -342,21 +341,7 @@ def variants(name: Annotated[str | None, typer.Argument(metavar="VARIANT", help=
         print(spec.variant(name).to_toml(), end="")
         return
     console = Console()
-    configs = {name: spec.variant(name).as_dict() for name in spec.variants()}
-    fields = [f for f in spec.FIELDS if len({str(config.get(f)) for config in configs.values()}) > 1]
-    side_by_side = console.width >= 170
-    table = Table(padding=(0, 1), box=HEAVY_HEAD if side_by_side else SIMPLE_HEAD)
-    for column in ("field", *(configs if side_by_side else ("value", "variants"))):
-        table.add_column(column, overflow="fold", min_width=19 if column == "variants" else None)
-    for field in fields:
-        values = {name: str(config.get(field, "–")) for name, config in configs.items()}
-        if side_by_side:
-            table.add_row(field, *values.values())
-            continue
-        # Where there is no room for all columns, the variants that agree in a field share a line.
-        for number, value in enumerate(dict.fromkeys(values.values())):
-            table.add_row("" if number else field, value, ", ".join(name for name in configs if values[name] == value))
-    console.print(table)
+    console.print(family.table(console.width))
     console.print("Every other field is the same in all. 'concord variants NAME' prints one whole.", style="dim")
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from concord import backends
-from concord.backends.worker import check_host
+from concord.backends.machine import check_host
 from concord.conformance import campaign, record
 from concord.conformance.fuzz import Findings, Plan, hunt, places, read_found, summary, write_failures
 from concord.conformance.fuzz.findings import FAILED

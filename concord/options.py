@@ -11,7 +11,8 @@ import typer
 
 from concord import backends
 from concord.backends.interface import EXECUTIONS, IMPLEMENTATIONS, PRECISION_MODES
-from concord.backends.worker import TIME_LIMIT, check_host
+from concord.backends.machine import check_host
+from concord.backends.worker import TIME_LIMIT
 from concord.conformance.campaign import Settings
 from concord.spec.errors import SpecError, unknown
 
