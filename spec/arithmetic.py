@@ -102,10 +102,6 @@ class Arithmetic(Softmax):
         """
         return self._kept(self.precision.round(values))
 
-    def vary_centered(self, centered: Tensor, x: Tensor) -> Tensor:
-        """Return what rows deviate from their mean as another admissible way would yield it: here, as a difference does."""
-        return centered
-
     def vary_variance(self, variance: Tensor, mean: Tensor) -> Tensor:
         """Return the variance of rows as another admissible way would yield it: here, as two passes do."""
         return variance
@@ -127,6 +123,10 @@ class Arithmetic(Softmax):
     def subtract(self, a: Tensor, b: Tensor) -> Tensor:
         back = self._unbroadcast(b)
         return self._record(self.settle(a.value - b.value), (a, self._unbroadcast(a)), (b, lambda g: -back(g)))
+
+    def center(self, x: Tensor, mean: Tensor) -> Tensor:
+        """Return by how much rows differ from their mean, as admissible ways yield it (SPEC ALG-5): here, as a difference does."""
+        return self.subtract(x, mean)
 
     def multiply(self, a: Tensor, b: Tensor) -> Tensor:
         back_a, back_b = self._unbroadcast(a), self._unbroadcast(b)

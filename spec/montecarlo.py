@@ -185,9 +185,17 @@ class MonteCarlo(Arithmetic):
             values = self._perturbed(values, self._of(np.broadcast_to(near, values.shape)))
         return super().round_sum(values, value, rounded)
 
-    def vary_centered(self, centered: Tensor, x: Tensor) -> Tensor:
-        """Perturb what rows deviate from their mean: multiplied out, x and the mean are rounded before their difference is taken (ALG-5)."""
-        return self._record(self._perturbed(centered.value, self._of(self._accumulation * abs(x.value))), (centered, lambda gradient: gradient))
+    def center(self, x: Tensor, mean: Tensor) -> Tensor:
+        """Perturb by how much rows differ from their mean: multiplied out, both are rounded before their difference is taken (ALG-5).
+
+        So are the gradients on their two ways back, which cancel where a row has one element.
+        """
+        back, both = self._unbroadcast(mean), 2 * self._accumulation
+        return self._record(
+            self._perturbed(self.settle(x.value - mean.value), self._of(both * abs(x.value))),
+            (x, lambda gradient: self._perturbed(gradient, self._of(both * abs(gradient)))),
+            (mean, lambda gradient: -back(gradient)),
+        )
 
     def vary_variance(self, variance: Tensor, mean: Tensor) -> Tensor:
         """Perturb the variance of rows: of blocks that are merged, and by updates, it errs by the rounding of a mean times the deviation (ALG-5)."""

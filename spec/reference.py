@@ -330,9 +330,9 @@ class _Reference:
         """Layer norm over D (NRM-2 to NRM-4)."""
         config, a = self.config, self.a
         mean = a.divide_by(a.sum(x, -1), config.d_model)
-        centered = a.vary_centered(a.subtract(x, mean), x)
+        centered = a.center(x, mean)
         # A derivative in closed form takes differences from the mean to add up to zero, whatever its rounding (ALG-5).
-        differences = a.vary_centered(a.subtract(x, a.freeze(mean, np.ones(mean.shape, bool))), x) if a.closed else centered
+        differences = a.center(x, a.freeze(mean, np.ones(mean.shape, bool))) if a.closed else centered
         squares, count = a.sum(a.multiply(differences, differences), -1), config.d_model - (config.norm_variance == "unbiased")
         variance = a.vary_variance(a.divide_by(squares, count), mean)  # (B, T, 1)
         epsilon = self.held(config.norm_epsilon, "norm_epsilon_bits")

@@ -12,10 +12,12 @@ from concord.conformance.judging import judge
 from concord.conformance.scoring import independent_elements, judge_tensor
 from concord.conformance.tolerance import Z, expect
 from concord.spec.arithmetic import Arithmetic
+from concord.spec.batch import example_batch
 from concord.spec.cases import build_case
 from concord.spec.cases.files import expected
 from concord.spec.elementary import contract, erf
 from concord.spec.montecarlo import MonteCarlo
+from concord.spec.parameters import initialize
 from concord.spec.precision import EXTENDED
 from concord.spec.reference import compute, reference
 
@@ -248,3 +250,18 @@ def test_beyond_a_gradient_that_is_out_of_range_it_is_no_question_what_is_finite
     values = {f"gradients.{name}": np.array([value, 1.0]) for name, value in (("a", 1.0), ("b", 1e39), ("c", 0.0))}
     for dtype, found in (("float32", {"gradients.c"}), ("float64", set())):
         assert Expectation(dtype, values, {name: np.ones(2) for name in values}, dict.fromkeys(values, "")).singular == found
+
+
+def test_a_norm_of_one_element_may_be_multiplied_out(small):
+    config = small("bert", d_model=1, num_heads=1, norm_epsilon=1e-2)
+    weights, batch = initialize(config, seed=3), example_batch(config, 3, 7)
+    judged = Case(config, weights, batch, "model", "float32", gradients=True)
+    run = run_of(judged)
+    wrong = run.tap_gradients["layers.1.norm2"] * weights["layers.1.norm2.weight"] / np.sqrt(config.norm_epsilon)
+    assert (run.tap_gradients["layers.1.residual2"] == 0).all()
+    assert wrong.any()
+    for units, status in ((1, "agrees"), (1000, "diverges")):
+        delivered = {**run.tap_gradients, "layers.1.residual2": (2.0**-24 * units * wrong).astype(np.float32)}
+        verdict = judge(config, weights, batch, dataclasses.replace(run, tap_gradients=delivered))
+        found = {row.tensor: row.status for row in verdict.table}
+        assert found["gradients.taps.layers.1.residual2"] == status
