@@ -136,6 +136,12 @@ class Verdict:
     search: Callable[[], Diagnosis | None] = field(default=lambda: None, repr=False, compare=False)
     case: Case | None = field(default=None, repr=False, compare=False)
 
+    def __str__(self) -> str:
+        """Return what the terminal says: how near it came, or the first divergence in words."""
+        from concord.conformance.report import verdict_lines  # which is made of verdicts
+
+        return "\n".join(verdict_lines(self))
+
     @property
     def status(self) -> str:
         """``"agrees"``, ``"diverges"``, or ``"undetermined"`` if the precision determines nothing."""

@@ -123,18 +123,30 @@ def around(path: Path, name: str) -> tuple[str, str]:
 
 def divergence_lines(result: Result) -> list[str]:
     """Say where a run first diverged, why if that is known, and what became of it at the end."""
-    row, verdict = result.first_divergence, result.verdict
+    assert result.verdict is not None
+    return [f"{result.backend} diverges: {result.case}, {result.dtype}", *_divergence(result.verdict, result.backend, result.attribution)]
+
+
+def verdict_lines(verdict: Verdict) -> list[str]:
+    """Say what came of judging one run."""
+    if verdict.status == "diverges":
+        return ["diverges", *_divergence(verdict, "the run")]
+    judged = [row for row in verdict.table if row.status == "agrees"]
+    worst = max(judged, key=lambda row: row.ratio, default=None)
+    near = f": of {len(judged)} tensors {worst.tensor} comes nearest to its tolerance, {number(worst.ratio)}" if worst else ""
+    return [f"{verdict.status}{near}", *([verdict.unchecked] if verdict.unchecked else [])]
+
+
+def _divergence(verdict: Verdict, name: str, attribution: str = "") -> list[str]:
+    row = verdict.first_divergence
     assert row is not None
-    assert verdict is not None
     clause = verdict.diagnosis.clause if verdict.diagnosis else row.clause
-    lines = [f"{result.backend} diverges: {result.case}, {result.dtype}", f"  first at {row.tensor} (SPEC {clause}){_where(row, result.backend)}"]
+    lines = [f"  first at {row.tensor} (SPEC {clause}){_where(row, name)}"]
     lines += [f"  {line}" for line in verdict.diagnosis.lines] if verdict.diagnosis else []
-    if result.attribution:
-        lines.append(f"  {result.attribution}")
+    lines += [f"  {attribution}"] if attribution else []
     lines += _arrival(verdict, row)
     others = [r for r in verdict.table if r.status == "diverges"]
-    lines.append(f"  {len(others)} of {len(verdict.table)} tensors lie beyond their tolerance")
-    return lines
+    return [*lines, f"  {len(others)} of {len(verdict.table)} tensors lie beyond their tolerance"]
 
 
 def _where(row: Row, backend: str) -> str:

@@ -1,6 +1,7 @@
 """Tolerances and verdicts: rounding passes, mistakes do not, and the first tensor that is wrong is named."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -353,3 +354,14 @@ def test_gradient_of_which_rounding_leaves_no_digit_is_undetermined_in_a_half_pr
     assert statuses["gradients.layers.1.attention.key.bias"] == "agrees"  # zero in exact arithmetic: rounding is judged
     single = Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", "float32")
     assert judge(config, weights, batch, single).row("gradients.layers.0.attention.query.weight").status != "undetermined"
+
+
+def test_a_verdict_prints_what_the_terminal_says(sound):
+    case, run = sound
+    told = str(judge(case.config, case.weights, case.batch, run, end_to_end=False))
+    assert re.fullmatch(r"agrees: of \d+ tensors \S+ comes nearest to its tolerance, 0\.\d\d", told), told
+    wrong = {**run.taps, "layers.0.norm1": run.taps["layers.0.norm1"] + 1}
+    told = str(judge(case.config, case.weights, case.batch, dataclasses.replace(run, taps=wrong), end_to_end=False)).splitlines()
+    assert told[0] == "diverges"
+    assert told[1].startswith("  first at layers.0.norm1 (SPEC NRM-2), element (")
+    assert re.fullmatch(r"  \d+ of \d+ tensors lie beyond their tolerance", told[-1])
