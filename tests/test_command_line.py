@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from concord import backends, spec
+from concord import DISTRIBUTION, backends, spec
 from concord.cli import main
 from concord.conformance import record
 from concord.conformance.tolerance import rms_limit
@@ -153,7 +153,7 @@ def test_help_is_asked_for_in_either_way(invoke: Invoke, option: str) -> None:
 
 
 def test_version_is_that_of_the_package(invoke: Invoke) -> None:
-    assert invoke("--version") == (0, f"concord {metadata.version('concord')}\n", [])
+    assert invoke("--version") == (0, f"concord {metadata.version(DISTRIBUTION)}\n", [])
 
 
 @pytest.mark.parametrize("line", REFUSED)
