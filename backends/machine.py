@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from concord import DISTRIBUTION
-from concord.spec.errors import SpecError
 
 
 def describe() -> dict[str, Any]:
@@ -88,18 +87,18 @@ def cores_busy(seconds: float = 0.5) -> float:
     return float(psutil.cpu_percent(interval=seconds)) / 100 * (os.cpu_count() or 1)
 
 
-def check_host(host: str) -> None:
-    """Refuse a host that ssh would take for something else, as it takes what begins with a dash for an option.
+def wrong_host(host: str) -> str:
+    """Say what is wrong with a host that ssh would take for something else, as it takes what begins with a dash for an option.
 
     Args:
         host: ``"host"`` or ``"host:/path/to/checkout"``.
 
-    Raises:
-        SpecError: saying what a host must be.
+    Returns:
+        The problem; nothing if there is none.
     """
     name = host.partition(":")[0]
-    if not re.fullmatch(r"\w[\w.%-]*(@\w[\w.%-]*)?", name):
-        raise SpecError(f"host is {name!r} but must be a name or an address, or USER@HOST")
+    right = re.fullmatch(r"\w[\w.%-]*(@\w[\w.%-]*)?", name)
+    return "" if right else f"host is {name!r} but must be a name or an address, or USER@HOST"
 
 
 def wait_for_rest(pid: int, longest: float = REST) -> None:

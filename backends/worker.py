@@ -171,8 +171,8 @@ class Worker:
         profile: str = "plain",
         deterministic: bool = False,
     ) -> None:
-        if ssh is not None:
-            machine.check_host(ssh)
+        if ssh is not None and (wrong := machine.wrong_host(ssh)):
+            raise SpecError(wrong)
         self.profile, self.deterministic = profile, deterministic
         self.name, self.device, self.time_limit = name, device, time_limit
         self.memory_limit = memory_limit or int(0.8 * machine.memory()[0])

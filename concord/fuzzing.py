@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from concord import backends
-from concord.backends.machine import check_host
+from concord.backends.machine import wrong_host
 from concord.conformance import campaign, record
 from concord.conformance.fuzz import Findings, Plan, hunt, places, read_found, summary, write_failures
 from concord.conformance.fuzz.findings import FAILED
@@ -80,11 +80,7 @@ def check_places(sets: int | None, hosts: Sequence[str] | None, scheduler: str |
     """
     least = 0 if hosts else 1
     problems = [f"--sets is {sets} but must be at least {least}"] if sets is not None and sets < least else []
-    for host in hosts or []:
-        try:
-            check_host(host)
-        except SpecError as error:
-            problems += [f"--host: {problem}" for problem in error.problems]
+    problems += [f"--host: {wrong}" for host in hosts or [] if (wrong := wrong_host(host))]
     if scheduler is not None and (sets is not None or hosts):
         problems.append("--scheduler takes the place of --sets and --host; give either")
     there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())

@@ -11,7 +11,7 @@ import typer
 
 from concord import backends
 from concord.backends.interface import EXECUTIONS, IMPLEMENTATIONS, PRECISION_MODES
-from concord.backends.machine import check_host
+from concord.backends.machine import wrong_host
 from concord.backends.worker import TIME_LIMIT
 from concord.conformance.campaign import Settings
 from concord.spec.errors import SpecError, unknown
@@ -66,11 +66,7 @@ def settings(
     """
     problems: list[str] = []
     interpreters, hosts = _pairs("--python", python, problems), _pairs("--ssh", ssh, problems)
-    for host in hosts.values():
-        try:
-            check_host(host)
-        except SpecError as error:
-            problems += [f"--ssh: {problem}" for problem in error.problems]
+    problems += [f"--ssh: {wrong}" for host in hosts.values() if (wrong := wrong_host(host))]
     if ":" not in implementation:  # a name with a colon is a backend's own
         _known("implementation", implementation, IMPLEMENTATIONS, problems)
     _known("execution", execution, EXECUTIONS, problems)

@@ -46,6 +46,15 @@ def test_a_record_keeps_to_its_schema_and_comes_back_as_it_was(tmp_path: Path, n
     json.loads(path.read_text(), parse_constant=lambda constant: pytest.fail(f"{constant} is not JSON"))
 
 
+def test_a_record_from_before_a_key_was_added_is_still_read() -> None:
+    data = json.loads(json.dumps(record.plain(record.record(reports.mixed(), "check", "everything"))))
+    judgements = [row[way] for result in data["results"] for row in result.get("tensors", []) for way in ("local", "end_to_end") if row[way]]
+    assert judgements
+    for judgement in judgements:
+        del judgement["independent"]
+    assert record.problems(data) == []
+
+
 def test_every_tensor_is_kept_in_short_and_those_that_do_not_agree_in_full(data: dict[str, Any]) -> None:
     wrong = next(result for result in data["results"] if result["backend"] == "my.plugin:Backend")
     names = data["tables"][wrong["table"]]["tensors"]
