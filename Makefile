@@ -1,34 +1,46 @@
-# Thin: everything is a command that you can also type.
+# Thin: everything is a command that you can also type. `make help` lists it.
 PYTHON ?= python3.11
 VENV ?= .venv
 RUN := $(VENV)/bin
 CONSTRAINTS := constraints/py311.txt
 TREE := .mypy_cache/tree/concord# the package as it is installed
 
-.PHONY: check test slow lint golden cases readme readme-criteria speed-measured speed gpu-records clean
+.PHONY: help check test slow lint coverage golden cases api readme readme-criteria speed-measured speed gpu-records clean
 
-check: $(VENV)/installed
+help: ## say what there is to make
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+check: $(VENV)/installed ## compare the four frameworks with the oracle: the table of the README
 	$(RUN)/concord check
 
-test: $(VENV)/installed
+test: $(VENV)/installed ## run the ordinary tests: below 15 minutes on two cores
 	$(RUN)/python -m pytest -n 2 --dist loadgroup
 
-slow: $(VENV)/installed
+slow: $(VENV)/installed ## run all other tests: every backend on every entry, and long campaigns
 	$(RUN)/python -m pytest -n 2 --dist loadgroup -m slow
 
-lint: $(VENV)/installed
+lint: $(VENV)/installed ## ruff and mypy
 	$(RUN)/ruff check .
 	rm -rf $(TREE) && mkdir -p $(TREE)
-	ln -s $(CURDIR)/concord/* $(addprefix $(CURDIR)/,spec backends conformance speed) $(TREE)
+	ln -s $(CURDIR)/concord/* $(addprefix $(CURDIR)/,spec backends conformance training speed) $(TREE)
 	$(RUN)/mypy
 
-golden: $(VENV)/installed
+coverage: $(VENV)/installed ## run the tests, and say which lines none of them reached
+	$(RUN)/coverage erase
+	$(RUN)/coverage run -m pytest -n 2 --dist loadgroup
+	$(RUN)/coverage combine --quiet
+	$(RUN)/coverage report
+
+golden: $(VENV)/installed ## compare with tensors that the published sources computed
 	$(RUN)/concord golden
 
-cases: $(VENV)/installed
+cases: $(VENV)/installed ## write spec/cases anew
 	$(RUN)/python -m concord.spec.cases
 
-readme: $(VENV)/installed
+api: $(VENV)/installed ## write docs/api anew, from tables and docstrings
+	$(RUN)/python -m concord.manual docs/api
+
+readme: $(VENV)/installed ## write the table of the README anew
 	$(RUN)/concord check --markdown README.md
 
 $(VENV)/installed: pyproject.toml setup.py $(CONSTRAINTS)
@@ -36,13 +48,13 @@ $(VENV)/installed: pyproject.toml setup.py $(CONSTRAINTS)
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[all,dev]"
 	touch $@
 
-readme-criteria: $(VENV)/installed
+readme-criteria: $(VENV)/installed ## write the README's comparison with usual criteria anew
 	$(RUN)/concord mutants --criteria --json conformance/results/criteria.json --markdown README.md
 
-speed-measured: $(VENV)/installed
+speed-measured: $(VENV)/installed ## write docs/guides/speed-measured.md anew
 	$(RUN)/concord speed --json conformance/results/speed.json --markdown docs/guides/speed-measured.md
 
-speed: $(VENV)/installed
+speed: $(VENV)/installed ## measure the frameworks side by side, into speed.json and speed.html
 	$(RUN)/concord speed --json speed.json --html speed.html
 
 # On a machine with a GPU, from a plain checkout; what has been written is not made again. Each step stays below ten minutes.
@@ -62,7 +74,7 @@ GPU_speed-float32 = speed --dtype float32 --budget 540
 GPU_speed-bfloat16 = speed --dtype bfloat16 --budget 540
 GPU_RECORDS := strict tf32 default bfloat16 repeat golden fuzz speed-float32 speed-bfloat16
 
-gpu-records: $(GPU)/doctor.txt $(foreach record,$(GPU_RECORDS),$(GPU_BACKENDS:%=$(GPU)/$(record).%.json))
+gpu-records: $(GPU)/doctor.txt $(foreach record,$(GPU_RECORDS),$(GPU_BACKENDS:%=$(GPU)/$(record).%.json)) ## on a machine with a GPU: all its records, into conformance/results/gpu
 
 $(GPU)/doctor.txt:
 	mkdir -p $(GPU)
@@ -74,5 +86,5 @@ $(GPU)/%.json: $(GPU)/doctor.txt
 	$(ON_GPU) $(GPU_$(basename $*)) --backend $(subst .,,$(suffix $*)) --device $(DEVICE) --json $@.part || test $$? -eq 1
 	mv $@.part $@
 
-clean:
+clean: ## remove the virtual environment and what tools leave behind
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -21,6 +21,10 @@ ENTRY_POINTS = "concord.backends"
 """The entry-point group in which an installed package offers a backend of its own."""
 
 
+SEARCHED = "its module is looked for in the current folder, in PYTHONPATH and in the environment's packages"
+"""Where a class of one's own is found (docs/guides/joining.md)."""
+
+
 def names() -> list[str]:
     """Return the names of all known backends: the four, and those that installed packages offer."""
     return [*BUILT_IN, *sorted({point.name for point in entry_points(group=ENTRY_POINTS)} - set(BUILT_IN))]
@@ -43,10 +47,9 @@ def resolve(name: str) -> str:
     module, _, attribute = name.partition(":")
     if all(word.isidentifier() for word in [*module.split("."), attribute]):
         return name
-    error = unknown("backend", name, names())
-    if "." in name and not attribute:
-        raise UnknownNameError(f"{error}; a class is named as package.module:Class")
-    raise error
+    if "." in name:
+        raise UnknownNameError(f"unknown backend {name!r}: must be a name, or a class as package.module:Class; {SEARCHED}")
+    raise unknown("backend", name, names())
 
 
 def open(name: str, device: str = "cpu", **settings: Any) -> Worker:

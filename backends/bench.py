@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from concord.backends.interface import Measurable, Request, Steps, Unsupported
-from concord.backends.wire import Message, pack
+from concord.backends.wire import Message, in_order, pack
 from concord.spec.batch import batch_of_lengths, round_inputs
 from concord.spec.config import from_mapping
 from concord.spec.parameters import Weights, initialize, trainable
@@ -59,7 +59,7 @@ class Bench:
         if not hasattr(self.measured, "session"):
             raise Unsupported(f"{self.measured.name} cannot be measured: it has no method 'session'")
         config = from_mapping(asked["config"])
-        weights = load_file(asked["weights"]) if asked["weights"] and Path(asked["weights"]).is_file() else initialize(config, asked["seed"])
+        weights = in_order(load_file(asked["weights"]), config) if asked["weights"] and Path(asked["weights"]).is_file() else initialize(config, asked["seed"])
         weights, batch = round_inputs(weights, batch_of_lengths(config, asked["lengths"], asked["tokens"], asked["seed"]), asked["dtype"])
         settings = {name: asked[name] for name in ("dtype", "implementation", "execution", "device", "precision")}
         request = Request(config, weights, batch, **settings, taps=False, gradients=asked["kind"] == "training")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -17,19 +17,22 @@ from concord.spec.errors import SpecError, unknown
 from concord.spec.parameters import Weights, validate_weights
 from concord.spec.precision import precision
 from concord.spec.tensors import PARTS, axis_sizes, check_part, inputs, resolve, taps
+from concord.spec.training.trajectory import Training
 
 IMPLEMENTATIONS = ("explicit", "library")
 """``explicit``: written out as the sources write it. ``library``: out of the framework's own layers and fused kernels."""
 
-EXECUTIONS = ("eager", "compiled", "packed", "packed-compiled")
-"""``eager``: operation by operation. ``compiled``: through the framework's compiler. ``packed``, ``packed-compiled``: the
-same without the rows of padded tokens (:mod:`concord.backends.packing`), library layers alone."""
+UNPADDED = "unpadded"
+
+EXECUTIONS = ("eager", "compiled", UNPADDED, f"{UNPADDED}-compiled")
+"""``eager``: operation by operation. ``compiled``: through the framework's compiler. ``unpadded``, ``unpadded-compiled``: the
+same without the rows of padded tokens (:mod:`concord.backends.unpad`), library layers alone."""
 
 PRECISION_MODES = ("strict", "tf32", "default")
 """How products of float32 numbers are computed. ``strict``: in full float32, whatever the framework does unasked. ``tf32``:
 from factors of 11 bits, as tensor cores do (SPEC PRC-1). ``default``: as the framework does if nobody says anything."""
 
-KINDS = ("inference", "training")
+WORKLOAD_KINDS = ("inference", "training")
 """``inference``: the forward pass. ``training``: forward, loss, gradients and an update by gradient descent."""
 
 
@@ -47,9 +50,10 @@ class Problem:
 
     Attributes:
         config: the member of the model family.
-        weights: canonical name to array (SPEC WGT-1), any floating dtype; a backend rounds to its precision once.
-        batch: the inputs of the part.
-        part: one of :data:`spec.PARTS`.
+        weights: canonical name to array of any floating dtype, linear weights as (in, out); a backend rounds to its precision once
+            (SPEC WGT-1, WGT-2, PRC-2).
+        batch: the inputs of the part (SPEC INP-1).
+        part: one of :data:`concord.spec.tensors.PARTS` (SPEC PRT-1).
     """
 
     config: EncoderConfig
@@ -63,7 +67,7 @@ class Settings:
     """How it is computed.
 
     Attributes:
-        dtype: ``"float64"``, ``"float32"``, ``"bfloat16"`` or ``"float16"``.
+        dtype: the precision of the run: ``"float64"``, ``"float32"``, ``"bfloat16"`` or ``"float16"`` (SPEC PRC-1).
         implementation: one of :data:`IMPLEMENTATIONS`, or a name with a colon: one of the backend's own.
         execution: one of :data:`EXECUTIONS`.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
@@ -87,11 +91,13 @@ class Request(Settings, Problem):
         taps: whether to return every intermediate tensor.
         gradients: whether to return the gradient of the loss for every trainable parameter.
         tap_gradients: whether to return the gradient of the loss by every tap too, beside ``gradients``.
+        training: what to do to the model instead: only output, loss and what it reports are returned then.
     """
 
     taps: bool = True
     gradients: bool = True
     tap_gradients: bool = False
+    training: Training | None = None
 
     def zeros(self) -> dict[str, NDArray[np.floating]]:
         """Return zeros in the shape of each tap whose gradient is asked for: added to it, they have the same gradient."""
@@ -126,24 +132,30 @@ class Request(Settings, Problem):
             raise unknown("device", self.device, ["cpu", "cuda"])
         validate_weights(self.config, self.weights, self.part, where)
         validate_batch(self.config, self.batch, self.part, where)
+        for window in self.training.windows if self.training else ():
+            for batch in window:
+                validate_batch(self.config, batch, self.part, where)
 
 
 @dataclass
 class Run:
-    """What a backend computed. bfloat16 and float16 come as float32 arrays that hold the same values.
+    """What a backend computed: NumPy arrays in the precision of the run (SPEC PRC-2, PRC-3).
+
+    bfloat16 and float16 come as float32 arrays that hold the same values.
 
     Attributes:
-        output: the result of the part; for the whole model the logits (B, C).
-        loss: scalar.
-        taps: intermediate tensors by the names of :func:`spec.taps`, in the order of computation.
-        gradients: of the loss, by parameter name, and ``inputs.<name>`` for given tensors.
+        output: the result of the part: logits (B, C) of the whole model, (B, T, D) of encoder and stack, (B, Q, D) of the attention parts.
+        loss: scalar, of rank 0 (SPEC LOS-2, LOS-5).
+        taps: intermediate tensors by the names, and in the shapes, of :func:`concord.spec.tensors.taps`. Those that are left out are not judged.
+        gradients: of the loss, by parameter name and in the parameter's shape, and ``inputs.<name>`` for given tensors (SPEC GRD-1, GRD-5).
         backend: the name of the backend.
         dtype: the precision it ran in.
         info: what it ran on: versions, device, threads, and ``precision``, ``deterministic`` and ``precision_switches`` as
             they were when it was done. ``undelivered_taps`` may list patterns of tap names that a fused implementation
             does not expose.
-        requested: what was asked for besides output and loss; set by whoever asked, so that nothing can be left out.
-        tap_gradients: of the loss, by the name of the tap: of its total use, in its shape. Only taps that the loss depends on.
+        requested: what was asked for besides output and loss; set by whoever asked, so that nothing can be left out unnoticed.
+        tap_gradients: of the loss, by the name of the tap: of its total use, in its shape (SPEC GRD-6). Only taps that the loss depends on.
+        steps: what is reported of training, as ``steps.<step>.<name>`` (:data:`concord.spec.training.trajectory.Observer`).
     """
 
     output: NDArray[np.floating]
@@ -155,6 +167,7 @@ class Run:
     info: dict[str, Any] = field(default_factory=dict)
     requested: tuple[str, ...] = ("taps", "gradients")
     tap_gradients: dict[str, NDArray[np.floating]] = field(default_factory=dict)
+    steps: dict[str, NDArray[np.floating]] = field(default_factory=dict)
 
     @property
     def logits(self) -> NDArray[np.floating]:
@@ -196,10 +209,10 @@ class Session(Steps, Protocol):
     """
 
     def load(self, weights: Weights) -> None:
-        """Put other weights in place of those that it has."""
+        """Put other weights, by canonical name and in the shapes of :func:`concord.spec.parameters.shape_of`, in place of those that it has."""
 
     def feed(self, batch: Batch) -> None:
-        """Take other inputs, of the same shapes."""
+        """Take other inputs, of the same shapes and already rounded to the precision (SPEC PRC-2)."""
 
     def forward(self) -> None:
         """Start one forward pass."""
@@ -208,13 +221,17 @@ class Session(Steps, Protocol):
         """Start one training step: loss, gradients, and every trained parameter less :data:`LEARNING_RATE` times its gradient."""
 
     def read(self) -> Run:
-        """Compute, with the weights and inputs that it has, what the request asks for; nothing is updated."""
+        """Compute, with the weights and inputs that it has, what the request asks for; nothing is updated.
+
+        Raises:
+            Unsupported: if it cannot, with the reason (SPEC PRC-3).
+        """
 
     def parameters(self) -> Weights:
-        """Return the parameters as they are now, by canonical name."""
+        """Return a copy of the parameters as they are now, by canonical name and in canonical shapes (SPEC WGT-1, WGT-2)."""
 
 
-INEXPRESSIBLE = "cannot express this by its library layers: "
+UNSUPPORTED_REASONS = "cannot express this by its library layers: "
 """What stands before the reasons, which are divided by semicolons."""
 
 
@@ -228,24 +245,24 @@ class Implementation:
 
     Attributes:
         parts: what builds each part (:data:`spec.PARTS`) from a configuration.
-        inexpressible: says what keeps a request from being computed so, one line for each option; nothing: it can be.
+        unsupported_reasons: says what keeps a request from being computed so, one line for each option; nothing: it can be.
         undelivered: patterns of the names of taps that it does not expose.
-        deviations: what it declares besides the backend's own (SPEC PRC-4), for each kind of device.
+        known_deviations: what it declares besides the backend's own (SPEC PRC-4), for each kind of device.
         context: what a request is computed within, for example the choice of a kernel.
         finish: turns a model that has its weights into what runs, for example with weights in a layout of a kernel's own.
     """
 
-    parts: Mapping[str, Callable[[EncoderConfig], Any]]
-    inexpressible: Callable[[Request], list[str]] = _nothing
+    parts: Mapping[str, Callable[..., Any]]
+    unsupported_reasons: Callable[[Request], list[str]] = _nothing
     undelivered: tuple[str, ...] = ()
-    deviations: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
+    known_deviations: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
     context: Callable[[Request], AbstractContextManager[Any]] = nullcontext
     finish: Callable[[Any], Any] | None = None
 
 
 def variety(implementation: str, execution: str) -> str:
     """Return the name under which a backend lists an implementation: without padding it is one of its own."""
-    return implementation + (" packed" if execution.startswith("packed") else "")
+    return implementation + (f" {UNPADDED}" if execution.startswith(UNPADDED) else "")
 
 
 def choose(backend: str, implementations: Mapping[str, Implementation], request: Request) -> Implementation:
@@ -260,9 +277,9 @@ def choose(backend: str, implementations: Mapping[str, Implementation], request:
     if name not in implementations:
         raise Unsupported(f"{backend} keeps padding in its implementation {request.implementation!r}; 'library' can run without")
     found = implementations[name]
-    reasons = found.inexpressible(request)
+    reasons = found.unsupported_reasons(request)
     if reasons:
-        raise Unsupported(f"{backend} {INEXPRESSIBLE}{'; '.join(reasons)}")
+        raise Unsupported(f"{backend} {UNSUPPORTED_REASONS}{'; '.join(reasons)}")
     if request.part not in found.parts:
         raise Unsupported(f"{backend} has no part {request.part!r} in its implementation {request.implementation!r}")
     return found
@@ -332,6 +349,46 @@ class Backend(Protocol):
         """
 
 
+class TrainingSession(Protocol):
+    """A model, and what its optimizer keeps, held open while it is trained step by step (SPEC, section 10)."""
+
+    def load(self, state: Mapping[str, NDArray[np.floating]], step: int) -> None:
+        """Go on from where training stood after so many steps, with the bits that going on would have had.
+
+        Args:
+            state: ``parameters.<canonical name>`` of all that is trained, and ``<slot>.<canonical name>`` (:func:`concord.spec.training.optimizers.slots`)
+                in shapes of the parameters; slots that are missing are as at the start. It may come in the dtype that is stored or in a wider one.
+        """
+
+    def step(self, window: Sequence[Batch], report: bool) -> Mapping[str, NDArray[np.floating]]:
+        """Make the next step from batches, of any shapes: nothing is built or compiled anew for shapes that were there before.
+
+        Returns:
+            ``losses.<number>`` of each batch, and ``norm``, if there is one, by which gradients were clipped. To ``report`` is to return
+            all that :data:`concord.spec.training.trajectory.Observer` names.
+        """
+
+    def predict(self, batch: Batch) -> NDArray[np.floating]:
+        """Return the output for a batch, logits (B, C), without dropout; its labels mean nothing."""
+
+    def state(self) -> Mapping[str, NDArray[np.floating]]:
+        """Return where training stands, as :meth:`load` takes it."""
+
+    def info(self) -> dict[str, Any]:
+        """Return what a run would say of itself (:attr:`Run.info`)."""
+
+
+class Trainable(Backend, Protocol):
+    """A backend that holds training open."""
+
+    def train(self, request: Request) -> TrainingSession:
+        """Begin what ``request.training`` says, at the request's weights; its windows are of no account.
+
+        Raises:
+            Unsupported: as :meth:`Backend.run` does.
+        """
+
+
 class Editable(Backend, Protocol):
     """A backend whose taps can be changed, as those of the four can be by a subclass."""
 
@@ -373,6 +430,7 @@ class Measurable(Backend, Protocol):
 
 
 __all__ = [
-    "EXECUTIONS", "IMPLEMENTATIONS", "INEXPRESSIBLE", "KINDS", "LEARNING_RATE", "PARTS", "PRECISION_MODES",
-    "Backend", "Editable", "Implementation", "Measurable", "Overruled", "Problem", "Request", "Run", "Session", "Settings", "Steps", "Trace", "Unsupported", "choose", "confirm_switches", "refuse_tf32", "refusing_nondeterminism", "variety",
+    "EXECUTIONS", "IMPLEMENTATIONS", "LEARNING_RATE", "PARTS", "PRECISION_MODES", "UNPADDED", "UNSUPPORTED_REASONS", "WORKLOAD_KINDS", "Backend",
+    "Editable", "Implementation", "Measurable", "Overruled", "Problem", "Request", "Run", "Session", "Settings", "Steps", "Trace", "Trainable",
+    "TrainingSession", "Unsupported", "choose", "confirm_switches", "refuse_tf32", "refusing_nondeterminism", "variety",
 ]  # fmt: skip

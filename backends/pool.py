@@ -91,6 +91,12 @@ class Seat:
             self._started(worker)
         return worker
 
+    def renew(self) -> None:
+        """End a worker that has grown, so that the next work finds another: not within what has to be done in one process."""
+        worker = self.worker
+        if worker and not worker.dead and worker.grown:
+            self.close()
+
     def do(self, work: Callable[[Worker], T]) -> T:
         """Have the worker do something.
 

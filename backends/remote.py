@@ -14,10 +14,15 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from concord.backends import SEARCHED
 from concord.backends.bench import Bench
-from concord.backends.interface import Backend, Unsupported
+from concord.backends.interface import Backend, Run, Unsupported
+from concord.backends.training_sessions import TRAINING, TrainingSessions
 from concord.backends.wire import decode_request, encode_run, pack
 from concord.spec.errors import SpecError
+
+LINE = 1000
+"""Characters of an error that are told in one line."""
 
 Reply = tuple[str, str, bytes]
 """Status, JSON and arrays. Status: ``ok``, ``unsupported``, ``refused``, ``error``, ``absent`` or ``broken``."""
@@ -39,24 +44,29 @@ def serve(channel: Any, target: str) -> None:
     channel.send((status, json.dumps({"describe": payload, "import_seconds": time.perf_counter() - started}), b""))
     if status != "ok":
         return
-    bench = Bench(backend)
+    bench, sessions = Bench(backend), TrainingSessions(backend)
     for operation, header, arrays in channel:
-        channel.send(_answer(lambda: _perform(backend, bench, operation, (header, arrays))))  # noqa: B023 - answered at once
+        channel.send(_answer(lambda: _perform(backend, bench, sessions, operation, (header, arrays))))  # noqa: B023 - answered at once
 
 
 def _construct(target: str) -> tuple[str, Any]:
     """Return the backend, or why there is none."""
     module, _, name = target.partition(":")
     try:
-        return "ok", getattr(importlib.import_module(module), name)()
+        made = getattr(importlib.import_module(module), name, None)
+        if made is None:
+            return "broken", {"message": f"module {module!r} has no {name!r}"}
+        return "ok", made()
     except ModuleNotFoundError as error:
-        return "absent", {"message": f"{error}"}
+        sought = error.name is not None and f"{module}.".startswith(f"{error.name}.") and not module.startswith("concord.")
+        return "absent", {"message": f"{error}; {SEARCHED}" if sought else f"{error}"}
     except Exception as error:
-        traceback.print_exc(file=sys.stderr)
-        return "broken", {"message": f"{type(error).__name__}: {error}"}
+        return "broken", {"message": _told(error)}
 
 
-def _perform(backend: Backend, bench: Bench, operation: str, message: tuple[str, bytes]) -> Reply:
+def _perform(backend: Backend, bench: Bench, sessions: TrainingSessions, operation: str, message: tuple[str, bytes]) -> Reply:
+    if operation.startswith(TRAINING):
+        return "ok", *sessions.perform(operation, message)
     if operation not in ("run", "round_trip"):
         return "ok", *bench.perform(operation, message[0])
     request = decode_request(message)
@@ -64,6 +74,8 @@ def _perform(backend: Backend, bench: Bench, operation: str, message: tuple[str,
     if operation == "round_trip":
         return "ok", "{}", pack(backend.round_trip(request))  # type: ignore[attr-defined]
     run = backend.run(request)
+    if not isinstance(run, Run):
+        raise TypeError(f"run() returned a {type(run).__name__} but must return a Run")
     run.info["peak_memory_bytes"] = peak_memory()
     header, arrays = encode_run(run)
     return "ok", header, arrays
@@ -79,9 +91,17 @@ def _answer(function: Callable[[], Reply]) -> Reply:
     except MemoryError:
         raise
     except Exception as error:
-        traceback.print_exc(file=sys.stderr)
+        return "error", json.dumps({"message": _told(error)}), b""
+
+
+def _told(error: Exception) -> str:
+    """Return an error in one line, and write all of it to standard error."""
+    try:
+        traceback.print_exception(error, file=sys.stderr)
         first_line = next(iter(str(error).strip().splitlines()), "")
-        return "error", json.dumps({"message": f"{type(error).__name__}: {first_line}"}), b""
+    except Exception:  # an error may fail to say what it is
+        first_line = "it cannot be told as text"
+    return f"{type(error).__name__}: {first_line}"[:LINE]
 
 
 def peak_memory() -> int:

@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.backends.adapter import FrameworkAdapter, Tensor
+from concord.backends.adapter import FrameworkAdapter
 from concord.backends.interface import Request, Run, Unsupported, confirm_switches, refuse_tf32, refusing_nondeterminism
-from concord.backends.packing import indices
+from concord.backends.trainer import Trainer
+from concord.backends.training import Observation, Tensor
+from concord.backends.unpad import indices
 from concord.spec.batch import Batch
 from concord.spec.parameters import Weights
 
 ASKED = ("device", "implementation", "execution", "precision", "deterministic")
 """Settings that a run repeats, so that nobody has to take them on trust (SPEC PRC-3)."""
-
-
-class Observation(NamedTuple):
-    """What was computed, as the framework's tensors.
-
-    Attributes:
-        gradients: of the loss by native name of a parameter, ``inputs.<name>`` and ``taps.<name>``.
-    """
-
-    output: Tensor
-    loss: Tensor
-    taps: dict[str, Tensor]
-    gradients: dict[str, Tensor]
 
 
 class FrameworkSession(ABC):
@@ -64,14 +54,19 @@ class FrameworkSession(ABC):
         self.computed: dict[str, Tensor] = {}
         with adapter.within(request):
             model = adapter.build(request, self.device)
-            self.start(self.implementation.finish(model) if self.implementation.finish else model)
+            self.model = self.implementation.finish(model) if self.implementation.finish else model
+            self.prepare()
         self.feed(request.batch)
 
     def feed(self, batch: Batch) -> None:
         """Take other inputs, of the same shapes."""
         self.request = replace(self.request, batch=batch)
-        given = {**batch.arrays(), **indices(self.request)}
-        self.inputs = {name: self.adapter.tensor(array, self.request.dtype, self.device) for name, array in given.items()}
+        self.inputs = self.fed(batch)
+
+    def fed(self, batch: Batch) -> dict[str, Tensor]:
+        """Return what the model and its loss are given of a batch, on the device."""
+        given = {**batch.arrays(), **indices(replace(self.request, batch=batch))}
+        return {name: self.adapter.tensor(array, self.request.dtype, self.device) for name, array in given.items()}
 
     def load(self, weights: Weights) -> None:
         """Put other weights in place of those that it has.
@@ -83,7 +78,9 @@ class FrameworkSession(ABC):
             raise Unsupported(f"{self.adapter.name} keeps weights in a layout of a kernel's own in its implementation {self.request.implementation!r}")
         self.request = replace(self.request, weights=weights)
         with self.context():
-            self.put(weights)
+            model = self.model
+            self.adapter.weights.load(model, self.request.config, weights, self.request.part)
+            self.model = model
 
     def step(self) -> None:
         """Start one training step where gradients are asked for, else one forward pass."""
@@ -96,6 +93,59 @@ class FrameworkSession(ABC):
     def parameters(self) -> Weights:
         """Return the parameters as they are now, by canonical name."""
         return self.adapter.parameters(self.model, self.request)
+
+    def compile(self) -> None:
+        """Do ahead of the first step what can be done ahead of it."""
+        with self.context():
+            _ = self.updating if self.request.gradients else self.inferring
+
+    def forward(self) -> None:
+        """Start one forward pass: (B, T) to (B, C)."""
+        with self.context():
+            self.computed = {"logits": self.inferring(*self.operands)}
+
+    def train_step(self) -> None:
+        """Start one training step: loss, gradients, and every trained parameter less its gradient times the learning rate."""
+        with self.context():
+            self.computed = {"loss": self.updating(*self.operands)}
+
+    @cached_property
+    def inferring(self) -> Callable[..., Any]:
+        """What computes logits in steps."""
+        return self.traced(self.infer, *self.operands)
+
+    @cached_property
+    def updating(self) -> Callable[..., Any]:
+        """What updates the model in steps."""
+        return self.traced(self.update, *self.operands, replaced=(0,))
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        """What a step is given."""
+        return (self.inputs,)
+
+    @property
+    def held(self) -> tuple[Any, Any]:
+        """What a step of training is given of the model, its parameters and the rest, where it does not hold them itself."""
+        return (), ()
+
+    def model_of(self, state: Any, fixed: Any) -> Any:  # noqa: ARG002 - where the model holds them
+        """Return the model of what a step is given."""
+        return self.model
+
+    def held_by(self, model: Any) -> Any:  # noqa: ARG002 - where the model holds them
+        """Return what a step leaves of the model, where that does not hold its parameters itself."""
+        return ()
+
+    def hold(self, state: Any) -> None:  # noqa: B027 - not every framework needs anything
+        """Take what a step left of the model."""
+
+    def number(self, value: float) -> Any:
+        """Return a number that a step is given: a tensor, where whole steps are compiled."""
+        return value
+
+    def forget(self) -> None:  # noqa: B027 - not every framework needs anything
+        """Let go of what was compiled and is not used any more, where a framework keeps it."""
 
     @property
     def pending(self) -> Any:
@@ -111,11 +161,13 @@ class FrameworkSession(ABC):
         return self.adapter.timed(self, steps)
 
     def read(self) -> Run:
-        """Compute what the request asks for; nothing is updated."""
+        """Compute what the request asks for; nothing is updated, unless it asks for training."""
+        if self.request.training:
+            return self.trainer.run()
         adapter, request, to_numpy = self.adapter, self.request, self.adapter.weights.to_numpy
         zeros = {name: adapter.tensor(array, request.dtype, self.device) for name, array in request.zeros().items()}
         with refusing_nondeterminism(adapter.name, request), self.context():
-            found = self.observe(zeros)
+            found = self.traced(self.observe, *self.operands, zeros)(*self.operands, zeros)
         gradients = {}
         if request.gradients:
             gradients = adapter.weights.export(found.gradients, request.config, request.part)
@@ -125,11 +177,16 @@ class FrameworkSession(ABC):
         confirm_switches(adapter.name, adapter.switches.wanted(request), adapter.switches.read_back())
         return Run(to_numpy(found.output), to_numpy(found.loss), taps, gradients, adapter.name, request.dtype, self.info(), tap_gradients=tap_gradients)
 
+    @cached_property
+    def trainer(self) -> Trainer:
+        """What trains the model as the request says."""
+        return self.adapter.trainer(self)
+
     def info(self) -> dict[str, Any]:
         """Return what a run says of itself."""
         kind = self.request.device.split(":")[0]
         said = {name: getattr(self.request, name) for name in ASKED} | self.adapter.describe()
-        said["deviations"] = [*self.adapter.deviations[kind], *self.implementation.deviations.get(kind, [])]
+        said["deviations"] = [*self.adapter.known_deviations[kind], *self.implementation.known_deviations.get(kind, [])]
         return said | {"undelivered_taps": list(self.implementation.undelivered)}
 
     @contextmanager
@@ -138,31 +195,38 @@ class FrameworkSession(ABC):
         with self.adapter.within(self.request), self.implementation.context(self.request):
             yield
 
+    def prepare(self) -> None:  # noqa: B027 - not every framework needs anything
+        """Do once what a framework needs before it compiles."""
+
     # What each framework does in its own way.
 
     @abstractmethod
-    def start(self, model: Any) -> None:
-        """Take the model."""
+    def traced(self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()) -> Callable[..., Any]:
+        """Return a step, compiled for what it is given if that is asked for and the framework compiles whole steps.
+
+        Args:
+            replaced: which of what it is given is not used any more afterwards: results may take its place.
+        """
 
     @abstractmethod
-    def put(self, weights: Weights) -> None:
-        """Copy canonical weights into the model."""
+    def infer(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the logits (B, C)."""
 
     @abstractmethod
-    def compile(self) -> None:
-        """Do ahead of the first step what can be done ahead of it."""
+    def differentiated(self, model: Any, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]) -> Observation:
+        """Return output, loss and gradients.
+
+        Args:
+            zeros: as in :meth:`observe`.
+        """
 
     @abstractmethod
-    def forward(self) -> None:
-        """Start one forward pass: (B, T) to (B, C)."""
+    def update(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the loss before an update by plain gradient descent."""
 
     @abstractmethod
-    def train_step(self) -> None:
-        """Start one training step: loss, gradients, and every trained parameter less its gradient times the learning rate."""
-
-    @abstractmethod
-    def observe(self, zeros: dict[str, Tensor]) -> Observation:
-        """Compute output, loss and every tap, and gradients if they are asked for.
+    def observe(self, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]) -> Observation:
+        """Return output, loss and every tap, and gradients if they are asked for.
 
         Args:
             zeros: in the shape of each tap whose gradient is asked for; added to it, they have the same gradient.

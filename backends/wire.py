@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,14 @@ from safetensors.numpy import load, save
 
 from concord.backends.interface import Request, Run
 from concord.spec.batch import Batch, from_arrays
-from concord.spec.cases.files import section
 from concord.spec.config import EncoderConfig, from_mapping
 from concord.spec.deviations import declared
 from concord.spec.errors import SpecError
-from concord.spec.parameters import parameters, shape_of
+from concord.spec.files import section
+from concord.spec.parameters import Weights, parameters, shape_of
 from concord.spec.tensors import output_name, resolve, sizes_of, taps
+from concord.spec.training.recipe import recipe_from_mapping
+from concord.spec.training.trajectory import Training
 
 Message = tuple[str, bytes]
 """A JSON header, and arrays by name in the safetensors format."""
@@ -27,17 +29,32 @@ LATER = ("precision", "deterministic", "tap_gradients")
 """Settings that a header may lack: cases were exported without them once."""
 
 
+LONGEST, DEEPEST = 1 << 24, 32
+"""Characters, and levels of nesting, that JSON from another process may have."""
+
+
 def received(text: str) -> Any:
-    """Return what JSON from another process says, with every text of it legible."""
-    return _legibly(json.loads(text))
+    """Return what JSON from another process says, with every text of it legible.
+
+    Raises:
+        SpecError: if there is too much of it, or it is nested too deeply.
+    """
+    if len(text) > LONGEST:
+        raise SpecError(f"has {len(text)} characters but must have at most {LONGEST}")
+    try:
+        return _legibly(json.loads(text))
+    except RecursionError:
+        raise SpecError(f"is nested deeper than {DEEPEST} levels") from None
 
 
-def _legibly(value: Any) -> Any:
+def _legibly(value: Any, left: int = DEEPEST) -> Any:
     if isinstance(value, str):
         return legible(value)
+    if isinstance(value, (dict, list)) and left == 0:
+        raise RecursionError
     if isinstance(value, dict):
-        return {legible(key): _legibly(entry) for key, entry in value.items()}
-    return [_legibly(entry) for entry in value] if isinstance(value, list) else value
+        return {legible(key): _legibly(entry, left - 1) for key, entry in value.items()}
+    return [_legibly(entry, left - 1) for entry in value] if isinstance(value, list) else value
 
 
 def legible(text: str) -> str:
@@ -56,21 +73,62 @@ def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
 def encode_request(request: Request) -> Message:
     """Return a request as a message."""
     header = {name: getattr(request, name) for name in (*SETTINGS, *LATER)} | {"config": request.config.as_dict()}
+    trained, batches = encode_training(request.training)
+    header |= trained
     weights = {f"weights/{name}": array for name, array in request.weights.items()}
     inputs = {f"inputs/{name}": array for name, array in request.batch.arrays().items()}
-    return json.dumps(header), pack({**weights, **inputs})
+    return json.dumps(header), pack({**weights, **inputs, **batches})
 
 
 def decode_request(message: Message) -> Request:
     """Return the request of a message."""
-    header, arrays = json.loads(message[0]), load(message[1])
+    return request_of(json.loads(message[0]), load(message[1]))
+
+
+def request_of(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Request:
+    """Return the request of a message's header and arrays."""
     settings = {name: header[name] for name in (*SETTINGS, *LATER) if name in header or name in SETTINGS}
+    config = from_mapping(header["config"])
     return Request(
-        config=from_mapping(header["config"]),
-        weights=section(arrays, "weights/"),
+        config=config,
+        weights=in_order(section(arrays, "weights/"), config, header["part"]),
         batch=from_arrays(section(arrays, "inputs/")),
+        training=decode_training(header, arrays),
         **settings,
     )
+
+
+def in_order(weights: Weights, config: EncoderConfig, part: str = "model") -> Weights:
+    """Return weights in the order of the specification: files and messages have none, and are read in another order each time."""
+    return {name: weights[name] for name in dict.fromkeys([*parameters(config, part), *sorted(weights)]) if name in weights}
+
+
+def encode_training(training: Training | None) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Return what a header says of training, and its batches by name."""
+    if training is None:
+        return {}, {}
+    said = {"recipe": training.recipe.as_dict(), "windows": [len(window) for window in training.windows], "seed": training.seed, "reported": training.reported}
+    batches = {f"steps/{step}/{name}": array for step, window in enumerate(training.windows) for name, array in encode_window(window).items()}
+    return {"training": said}, batches
+
+
+def decode_training(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Training | None:
+    """Return the training of a message, if there is any."""
+    said = header.get("training")
+    if said is None:
+        return None
+    windows = [window_of(section(arrays, f"steps/{step}/"), size) for step, size in enumerate(said["windows"])]
+    return Training(recipe_from_mapping(said["recipe"]), windows, said["seed"], tuple(said["reported"]))
+
+
+def encode_window(window: Sequence[Batch]) -> dict[str, NDArray[Any]]:
+    """Return the batches of a step as arrays by name."""
+    return {f"{number}/{name}": array for number, batch in enumerate(window) for name, array in batch.arrays().items()}
+
+
+def window_of(arrays: Mapping[str, NDArray[Any]], size: int) -> list[Batch]:
+    """Return the batches of a step from arrays by name."""
+    return [from_arrays(section(arrays, f"{number}/")) for number in range(size)]
 
 
 def encode_run(run: Run) -> Message:
@@ -86,8 +144,9 @@ def decode_run(message: Message) -> Run:
     taps = {name: arrays[f"taps/{name}"] for name in header["taps"]}
     gradients, tap_gradients = split_gradients(section(arrays, "gradients/"))
     return Run(
-        arrays["output"], arrays["loss"], taps, gradients, header["backend"], header["dtype"], header["info"], tap_gradients=tap_gradients
-    )
+        arrays["output"], arrays["loss"], taps, gradients, header["backend"], header["dtype"], header["info"],
+        tap_gradients=tap_gradients, steps={f"steps.{name}": array for name, array in section(arrays, "steps/").items()},
+    )  # fmt: skip
 
 
 def split_gradients(arrays: Mapping[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
@@ -121,6 +180,9 @@ def check_info(info: Any) -> None:
     patterns = info.get("undelivered_taps", [])
     if not _is_list_of(str, patterns):
         raise SpecError(f"'undelivered_taps' is {patterns!r} but must be a list of strings")
+    switches = info.get("precision_switches", {})
+    if not isinstance(switches, dict):
+        raise SpecError(f"'precision_switches' is {switches!r} but must be an object")
     deviations = info.get("deviations", [])
     if not _is_list_of(dict, deviations):
         raise SpecError(f"'deviations' is {deviations!r} but must be a list of objects [clause=PRC-4]")
@@ -154,4 +216,5 @@ def run_arrays(run: Run) -> dict[str, NDArray[Any]]:
     taps = {f"taps/{name}": array for name, array in run.taps.items()}
     by_taps = {f"taps.{name}": array for name, array in run.tap_gradients.items()}
     gradients = {f"gradients/{name}": array for name, array in {**run.gradients, **by_taps}.items()}
-    return {"output": np.asarray(run.output), "loss": np.asarray(run.loss), **taps, **gradients}
+    steps = {f"steps/{name.removeprefix('steps.')}": array for name, array in run.steps.items()}
+    return {"output": np.asarray(run.output), "loss": np.asarray(run.loss), **taps, **gradients, **steps}

@@ -1,6 +1,20 @@
-"""``python -m concord``."""
+"""``python -m concord``, and what ``concord`` starts."""
 
-from concord.cli import main
+from typing import NoReturn
+
+from concord.ending import end
+
+
+def main() -> NoReturn:
+    """Run the command line. From its first moment on, signals end it in an orderly way."""
+    end(_command, last=True)
+
+
+def _command() -> None:
+    from concord.cli import app  # which takes a while
+
+    app()
+
 
 if __name__ == "__main__":
     main()

@@ -6,32 +6,33 @@ Exit codes: 0 agrees; 1 diverges; 2 bad usage or input; 3 a backend crashed or i
 from __future__ import annotations
 
 import dataclasses
-import errno
-import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from concord import DISTRIBUTION, backends, family, options, spec, speeding
+from concord import DISTRIBUTION, backends, describing, experimenting, family, looking, options, predicting, spec, speeding, train, writing
 from concord.conformance import campaign, check_jobs, doctor, dump, published, record, report
 from concord.conformance.check import DTYPES, QUICK
+from concord.conformance.faults.fault import Fault
 from concord.conformance.mutants import matrix
 from concord.conformance.mutants import table as mutants_table
+from concord.ending import INTERRUPTED, end
 from concord.progress import counting
 from concord.spec.errors import SpecError, optional
-from concord.spec.files import write_text
 from concord.speed.peers import PEERS
+from concord.terminal import Terminal
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, context_settings={"help_option_names": ["--help", "-h"]}, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["--help", "-h"]}, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 def _version(asked: bool) -> None:
@@ -49,27 +50,12 @@ def about(version: Annotated[bool, typer.Option("--version", help="Print the ver
     """One Transformer classifier in four frameworks, and the proof that they compute the same."""
 
 
-T = TypeVar("T")
-
 STARTED = time.perf_counter()
-INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the command line, and turn refused input into one line for each problem and exit code 2."""
-    try:
-        app()
-    except SpecError as error:
-        for problem in error.problems:
-            print(f"concord: error: {problem}", file=sys.stderr)
-        sys.exit(2)
-    except SystemExit as end:
-        if end.code == INTERRUPTED:  # typer has caught it
-            print("concord: interrupted", file=sys.stderr)
-        raise
-    except KeyboardInterrupt:
-        print("concord: interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+    end(app)
 
 
 def _run(jobs: Sequence[campaign.Job], names: Sequence[str], settings: campaign.Settings) -> campaign.Report:
@@ -80,18 +66,10 @@ def _run(jobs: Sequence[campaign.Job], names: Sequence[str], settings: campaign.
 def _finish(
     result: campaign.Report, console: Console, kind: str, json: Path | None, html: Path | None, group: str, title: str, markdown: Path | None = None
 ) -> None:
-    report.show(result, console, title, group)
-    data = record.record(result, kind, title) if json or html else {}
-    if json is not None:
-        record.write(json, data)
-        console.print(f"written: {json}", highlight=False)
-    if html is not None:
-        from concord.conformance.html import page  # jinja2 need not be installed where no page is made
-
-        write_text(html, page(data))
-        console.print(f"written: {html}", highlight=False)
-    if markdown is not None:
-        report.put_into(markdown, "check", report.markdown(result))
+    put = partial(report.within, markdown, "check") if markdown else str
+    writing.outcome(
+        result, kind, title, console, json, html, lambda: report.show(result, console, title, group), (markdown, lambda: put(report.markdown(result)))
+    )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
     console.print(f"{time.perf_counter() - STARTED:.0f} s in all, imports included; this process held at most {peak:.0f} MiB", highlight=False)
     raise typer.Exit(result.exit_code)
@@ -111,26 +89,26 @@ def check(
     part: options.Part = "model",
     case: options.Cases = None,
     quick: Annotated[bool, typer.Option("--quick", help="Only float32, unless --dtype says otherwise: half the time, and what shows in float64 alone is not seen.")] = False,
-    from_dump: Annotated[Path | None, typer.Option("--from-dump", metavar="DIR", help="Judge runs that came back as files for cases written by 'concord export-case'.")] = None,
+    from_dump: Annotated[Path | None, typer.Option("--from-dump", metavar="DIR", parser=writing.path, help="Judge runs that came back as files for cases written by 'concord export-case'.")] = None,
     json: options.Json = None,
     html: options.Html = None,
-    markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", help="Put the table between the markers of a Markdown file.")] = None,
+    markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", parser=writing.path, help="Put the table between the markers of a Markdown file.")] = None,
     python: options.Python = None,
     ssh: options.Ssh = None,
     time_limit: options.TimeLimit = options.DEFAULT_TIME_LIMIT,
     memory_limit: options.MemoryLimit = None,
     threads: options.Threads = None,
 ) -> None:
-    """Run the standard cases on every backend and judge them against the oracle."""
-    console = Console()
-    _writable(json, html)
+    """Run the standard cases on every backend, and judge them."""
+    console = Terminal()
+    writing.check(json, html, markdown=markdown, markers="check")
     if from_dump is not None:
-        _finish(dump.judge_dumps(from_dump), console, "check", json, html, "variant", f"Runs from {from_dump}")
-    dtypes = _once(dtype) or list(QUICK if quick else DTYPES)
-    settings, names, jobs = _all(
+        _finish(dump.judge_dumps(from_dump), console, "check", json, html, "variant", f"Runs from {from_dump}", markdown)
+    dtypes = options.once(dtype) or list(QUICK if quick else DTYPES)
+    settings, names, jobs = options.collect(
         lambda: options.settings(backend, device or "cpu", implementation, execution, python, ssh, time_limit, memory_limit, threads, precision, deterministic, repeat),
-        lambda: _names(backend, python, ssh),
-        lambda: check_jobs(_once(variant), dtypes, part, case),
+        lambda: options.names(backend, python, ssh),
+        lambda: check_jobs(options.once(variant), dtypes, part, case),
     )
     result = _run(jobs, names, settings)
     _finish(result, console, "check", json, html, "variant", _title(settings, part), markdown)
@@ -145,7 +123,7 @@ def _title(settings: campaign.Settings, part: str) -> str:
 
 @app.command()
 def golden(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of golden files, with subfolders.")] = published.INCLUDED,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", parser=writing.path, help="A folder of golden files, with subfolders.")] = published.INCLUDED,
     backend: options.Backends = None,
     device: options.Device = "cpu",
     precision: options.Precision = "strict",
@@ -159,16 +137,16 @@ def golden(
     memory_limit: options.MemoryLimit = None,
     threads: options.Threads = None,
 ) -> None:
-    """Compare every backend with tensors that the published sources themselves computed."""
-    _writable(json, html)
-    settings, names, collection = _all(
+    """Compare backends with tensors of the published sources."""
+    writing.check(json, html)
+    settings, names, collection = options.collect(
         lambda: options.settings(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision),
-        lambda: _names(backend, python, ssh),
+        lambda: options.names(backend, python, ssh),
         lambda: published.collect(directory),
     )
     result = _run(collection.jobs, names, settings)
     result.notes.update(collection.notes)
-    _finish(result, Console(), "golden", json, html, "source", f"Golden files of {directory}")
+    _finish(result, Terminal(), "golden", json, html, "source", f"Golden files of {directory}")
 
 
 @app.command()
@@ -177,19 +155,22 @@ def mutants(
     mutant: Annotated[list[str] | None, typer.Option("--mutant", metavar="M", help="A mutant by name; may be repeated. Default: all.")] = None,
     listed: Annotated[bool, typer.Option("--list", help="Say what each mutant is, and run none.")] = False,
     criteria: Annotated[bool, typer.Option("--criteria", help="Compare the judge with usual criteria: what each finds of the mutants, and flags of right variations and random cases.")] = False,
-    markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", help="With --criteria: put the table between its markers in FILE.")] = None,
+    markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", parser=writing.path, help="With --criteria: put the table between its markers in FILE.")] = None,
     json: options.Json = None,
+    html: options.Html = None,
     time_limit: options.TimeLimit = options.DEFAULT_TIME_LIMIT,
     memory_limit: options.MemoryLimit = None,
     threads: options.Threads = None,
 ) -> None:
-    """Put porting bugs into every backend, and show which are found, where, and by how much."""
-    console = Console()
-    _writable(json)
-    settings, names, chosen = _all(
+    """Put porting bugs into every backend, and show what is found."""
+    console = Terminal()
+    if markdown is not None and not criteria:
+        raise SpecError("--markdown is given but --criteria is not: only its table goes into a Markdown file")
+    writing.check(json, html, markdown=markdown, markers="criteria")
+    settings, names, chosen = options.collect(
         lambda: options.settings(backend, time_limit=time_limit, memory_limit=memory_limit, threads=threads),
-        lambda: matrix.mutable(_once(backend)),
-        lambda: matrix.chosen(_once(mutant)),
+        lambda: matrix.mutable(options.once(backend)),
+        lambda: matrix.chosen(options.once(mutant)),
     )
     if listed:
         console.print(mutants_table.catalogue(chosen, console.width))
@@ -197,44 +178,37 @@ def mutants(
     if criteria:
         with optional("--criteria", "fuzz"):
             from concord import comparing
-        raise typer.Exit(comparing.compare(chosen, names, settings, console, json, markdown))
+        raise typer.Exit(comparing.compare([one for one in chosen if isinstance(one, Fault)], names, settings, console, json, html, markdown))
     with counting(names, len(chosen)) as progress:
         found = matrix.conduct(chosen, names, settings, progress)
-    mutants_table.show(found, console)
-    if json is not None:
-        record.write(json, found.as_dict())
-        console.print(f"written: {json}", highlight=False)
+    title = f"{len(chosen)} mutant{'' if len(chosen) == 1 else 's'}"
+    writing.outcome(found, "mutants", title, console, json, html, lambda: mutants_table.show(found, console))
     raise typer.Exit(found.exit_code)
 
 
 @app.command(name="report")
 def report_command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What --json wrote.")],
-    html: Annotated[Path, typer.Option("--html", metavar="FILE", help="Where to write the page.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", parser=writing.path, help="What --json wrote.")],
+    html: Annotated[Path, typer.Option("--html", metavar="FILE", parser=writing.path, help="Where to write the page.")],
 ) -> None:
     """Make the page of an earlier run from its JSON."""
-    if file.resolve() == html.resolve():
-        raise SpecError(f"{html}: is the record itself; name another file for the page")
-    from concord.conformance.html import page
-
-    _writable(html)
-    write_text(html, page(record.read(file)))
-    Console().print(f"written: {html}", highlight=False)
+    writing.check(html, read=[file])
+    data = record.read(file)
+    writing.write(Terminal(), (html, lambda: writing.page(data)))
 
 
 @app.command(name="export-case")
 def export_case(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="An empty folder.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", parser=writing.path, help="An empty folder; 'concord check --from-dump DIR' judges what comes back.")],
     variant: options.Variants = None,
     dtype: options.Dtypes = None,
     part: options.Part = "model",
     case: options.Cases = None,
 ) -> None:
-    """Write standard cases as files that can be run anywhere; judge what comes back with 'concord check --from-dump DIR'."""
-    if directory.is_dir() and any(directory.iterdir()):
-        raise SpecError(f"{directory.absolute()}: holds something already; export into an empty folder")
-    written = dump.export_cases(directory, check_jobs(_once(variant), _once(dtype) or DTYPES, part, case))
-    Console().print(f"{len(written)} cases written to {directory}; put run.safetensors beside each case.json", highlight=False)
+    """Write standard cases as files, to be run anywhere."""
+    writing.check_folder(directory)
+    written = dump.export_cases(directory, check_jobs(options.once(variant), options.once(dtype) or DTYPES, part, case))
+    Terminal().print(f"{len(written)} cases written to {directory}; put run.safetensors beside each case.json", highlight=False)
 
 
 @app.command()
@@ -251,9 +225,10 @@ def fuzz(
     sets: Annotated[int | None, typer.Option("--sets", metavar="N", help="Sets of workers on this machine, each judged by a process of its own. Default: 1.")] = None,
     host: Annotated[list[str] | None, typer.Option("--host", metavar="HOST[:DIR]", help="One more set, whose workers run there by ssh, from a checkout in DIR; may be repeated.")] = None,
     scheduler: Annotated[str | None, typer.Option("--scheduler", metavar="ADDRESS", help="Run on a Dask cluster instead, for example tcp://host:8786.")] = None,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where failures are written.")] = Path("concord-fuzz"),
-    replay: Annotated[Path | None, typer.Option("--replay", metavar="DIR", help="Run failures again that were written there.")] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", parser=writing.path, help="Where failures are written.")] = Path("concord-fuzz"),
+    replay: Annotated[Path | None, typer.Option("--replay", metavar="DIR", parser=writing.path, help="Run failures again that were written there.")] = None,
     json: options.Json = None,
+    html: options.Html = None,
     device: options.Device = "cpu",
     precision: options.Precision = "strict",
     implementation: options.Implementation = "explicit",
@@ -264,26 +239,26 @@ def fuzz(
     memory_limit: options.MemoryLimit = None,
     threads: Annotated[int, typer.Option("--threads", metavar="N", help="Computing threads of each backend.")] = 1,
 ) -> None:
-    """Run random cases on every backend, and make each failure as small as can be."""
+    """Run random cases on every backend; make failures small."""
     with optional("concord fuzz", "fuzz"):
         from concord import fuzzing
 
-    _writable(json)
-    settings, names, again, plan, _ = _all(
+    writing.check(json, html)
+    settings, names, again, plan, _ = options.collect(
         lambda: options.settings(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision),
-        lambda: _names(backend, python, ssh),
+        lambda: options.names(backend, python, ssh),
         lambda: fuzzing.Replay(replay) if replay is not None else None,
-        lambda: fuzzing.plan(_once(backend) or backends.names(), seed, cases, seconds, _once(dtype), _once(part), shapes, end_to_end, stop_first),
+        lambda: fuzzing.plan(options.once(backend) or backends.names(), seed, cases, seconds, options.once(dtype), options.once(part), shapes, end_to_end, stop_first),
         lambda: fuzzing.check_places(sets, host, scheduler, out),
     )
     if again is None:
-        findings = fuzzing.run(plan, settings, sets, host, scheduler, out, json)
+        findings = fuzzing.run(plan, settings, sets, host, scheduler, out, json, html)
         raise typer.Exit(INTERRUPTED if findings.interrupted else findings.exit_code)
-    asked = _once(backend) or again.backends
+    asked = options.once(backend) or again.backends
     names = asked if backend else list(dict.fromkeys([*asked, *names]))
     result = _run(again.jobs, names, dataclasses.replace(settings, asked=tuple(asked)))
-    again.tell(result, Console())
-    _finish(result, Console(), "check", json, None, "case", f"Failures of {replay}, run again")
+    again.tell(result, Terminal())
+    _finish(result, Terminal(), "check", json, html, "case", f"Failures of {replay}, run again")
 
 
 @app.command()
@@ -291,13 +266,13 @@ def speed(
     backend: options.Backends = None,
     preset: Annotated[list[str] | None, typer.Option("--preset", metavar="P", help="nndl, tf1, minilm, bert-base or bert-large; may be repeated. Default: minilm and bert-base; on a GPU bert-base and bert-large.")] = None,
     variant: Annotated[list[str] | None, typer.Option("--variant", metavar="V", help="A variant as it was published; may be repeated.")] = None,
-    config: Annotated[list[Path] | None, typer.Option("--config", metavar="FILE", help="A model of your own, as TOML ('concord variants NAME' prints one); may be repeated.")] = None,
+    config: Annotated[list[Path] | None, typer.Option("--config", metavar="FILE", parser=writing.path, help="A model of your own, as TOML ('concord variants NAME' prints one); may be repeated.")] = None,
     batch: Annotated[int | None, typer.Option("--batch", metavar="N", help="Samples in a batch. Default: as the preset says, else 8.")] = None,
     tokens: Annotated[int | None, typer.Option("--tokens", metavar="N", help="Tokens in a sample. Default: as the preset says, else 128 or as many as there is room for.")] = None,
     kind: Annotated[list[str] | None, typer.Option("--kind", metavar="K", help="inference or training; may be repeated. Default: inference; on a GPU both.")] = None,
     lengths: Annotated[list[str] | None, typer.Option("--lengths", metavar="L", help="full (the default): no padding. ragged: as long as real texts are. May be repeated.")] = None,
     implementation: Annotated[list[str] | None, typer.Option("--implementation", metavar="I", help="explicit, library, or a backend's own; may be repeated.")] = None,
-    execution: Annotated[list[str] | None, typer.Option("--execution", metavar="E", help="eager, compiled, packed or packed-compiled; may be repeated.")] = None,
+    execution: Annotated[list[str] | None, typer.Option("--execution", metavar="E", help="eager, compiled, unpadded or unpadded-compiled; may be repeated.")] = None,
     profile: Annotated[list[str] | None, typer.Option("--profile", metavar="P", help="tuned: the same threads for all, and documented switches. as shipped: neither. Default: both.")] = None,
     sweep: Annotated[str | None, typer.Option("--sweep", metavar="AXIS", help="Vary tokens, batch or layers, and fit how the time grows.")] = None,
     device: options.Device = "cpu",
@@ -306,26 +281,27 @@ def speed(
     quick: Annotated[bool, typer.Option("--quick", help="Two turns, library layers in the tuned profile only; neither imports nor a large product are timed.")] = False,
     turns: Annotated[int | None, typer.Option("--turns", metavar="N", help="How often each backend has its turn, at least. Default: 3.")] = None,
     budget: Annotated[float | None, typer.Option("--budget", metavar="S", help="Seconds within which to stay; --resume goes on with what is left. Default: 340 if nothing is chosen, else no limit.")] = None,
-    resume: Annotated[Path | None, typer.Option("--resume", metavar="FILE", help="Go on with a record that was interrupted.")] = None,
-    compare: Annotated[tuple[Path, Path] | None, typer.Option("--compare", metavar="OLD NEW", help="Measure nothing; say what changed between two records.")] = None,
+    resume: Annotated[Path | None, typer.Option("--resume", metavar="FILE", parser=writing.path, help="Go on with a record that was interrupted.")] = None,
+    compare: Annotated[tuple[Path, Path] | None, typer.Option("--compare", metavar="OLD NEW", parser=writing.path, help="Measure nothing; say what changed between two records.")] = None,
     json: options.Json = None,
     html: options.Html = None,
-    markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", help="Put the tables between the markers of a Markdown file.")] = None,
+    markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", parser=writing.path, help="Put the tables between the markers of a Markdown file.")] = None,
     python: options.Python = None,
     ssh: options.Ssh = None,
     time_limit: options.TimeLimit = options.DEFAULT_TIME_LIMIT,
     threads: options.Threads = None,
 ) -> None:
-    """Measure the backends side by side: in turns, and only what conforms."""
+    """Measure backends side by side, in turns, if they conform."""
     if compare is not None:
         raise typer.Exit(speeding.changes(*compare))
-    _writable(json, html)
+    writing.check(json, html, markdown=markdown, markers="speed")
+    writing.check(html, markdown, read=[resume])
     asked = [name for name in backend or () if name not in PEERS] or None
-    settings, names, works, modes = _all(
+    settings, names, works, modes = options.collect(
         lambda: options.settings(asked, device, python=python, ssh=ssh, time_limit=time_limit, threads=threads, precision=precision),
-        lambda: [*_names(asked, python, ssh), *(name for name in backend or () if name in PEERS)] if asked or not backend else list(backend),
+        lambda: [*options.names(asked, python, ssh), *(name for name in backend or () if name in PEERS)] if asked or not backend else list(backend),
         lambda: speeding.workloads(
-            speeding.models(_once(preset), _once(variant), _once(config), batch, tokens, device), _once(kind), _once(lengths), _once(dtype), sweep, device
+            speeding.models(options.once(preset), options.once(variant), options.once(config), batch, tokens, device), options.once(kind), options.once(lengths), options.once(dtype), sweep, device
         ),
         lambda: speeding.modes(implementation, execution, profile, "ragged" in (lengths or []), quick, device),
     )
@@ -334,13 +310,23 @@ def speed(
     raise typer.Exit(speeding.run(speeding.plan(names, works, modes, settings, turns, budget, quick, usual), json, html, resume, markdown))
 
 
+app.command()(looking.attention)
+app.command()(looking.positions)
+app.command()(experimenting.experiment)
+app.command()(describing.data)
+app.command()(predicting.evaluate)
+app.command()(predicting.predict)
+app.command()(train.train)
+app.command()(train.curves)
+
+
 @app.command()
 def variants(name: Annotated[str | None, typer.Argument(metavar="VARIANT", help="Show one whole, as TOML.")] = None) -> None:
     """Show the family, and how its members differ."""
     if name is not None:
         print(spec.variant(name).to_toml(), end="")
         return
-    console = Console()
+    console = Terminal()
     console.print(family.table(console.width))
     console.print("Every other field is the same in all. 'concord variants NAME' prints one whole.", style="dim")
 
@@ -353,10 +339,10 @@ def doctor_command(
     ssh: options.Ssh = None,
     threads: options.Threads = None,
 ) -> None:
-    """Show what is installed, devices, threads and precision switches, and what to do about them."""
-    console = Console()
+    """Show what is installed, how it is set, and what to do."""
+    console = Terminal()
     settings = options.settings(backend, device, python=python, ssh=ssh, threads=threads)
-    names = _names(backend, python, ssh)
+    names = options.names(backend, python, ssh)
     console.print(_facts(doctor.machine()), highlight=False)
     with console.status("starting each backend to ask it", spinner="line"):
         diagnoses = doctor.diagnose(names, settings)
@@ -376,72 +362,3 @@ def _facts(facts: Mapping[str, object]) -> Table:
     for fact, value in facts.items():
         table.add_row(fact, Text(doctor.plain(value)))
     return table
-
-
-def _all(*steps: Callable[[], Any]) -> list[Any]:
-    """Return the result of each step, or raise what is wrong with all of them at once."""
-    results, problems = [], []
-    for step in steps:
-        try:
-            results.append(step())
-        except SpecError as error:
-            problems += error.problems
-    if problems:
-        raise SpecError(problems)
-    return results
-
-
-def _names(asked: list[str] | None, *elsewhere: list[str] | None) -> list[str]:
-    """Return the backends to run: those asked for, each once, or all known ones.
-
-    Args:
-        elsewhere: options that place a backend, as ``NAME=VALUE``; each has to name one that runs.
-    """
-    names = _once(asked) or backends.names()
-    # A name that no backend bears is the options' own error.
-    placed = [name for values in elsewhere for name, equals, _ in (value.partition("=") for value in values or []) if equals and _known(name)]
-    problems = [f"{name!r} is given an interpreter or a host but does not run; add --backend {name}" for name in placed if name not in names]
-    for name in names:
-        try:
-            backends.resolve(name)
-        except SpecError as error:
-            problems += error.problems
-    if problems:
-        raise SpecError(problems)
-    return names
-
-
-def _known(name: str) -> bool:
-    try:
-        backends.resolve(name)
-    except SpecError:
-        return False
-    return True
-
-
-def _once(values: list[T] | None) -> list[T] | None:
-    """Return each value of a repeated option once."""
-    return list(dict.fromkeys(values)) if values else None
-
-
-def _writable(*paths: Path | None) -> None:
-    """Refuse files that cannot be written, or are one and the same, before anything runs."""
-    given = [path for path in paths if path is not None]
-    problems = [problem for path in given if (problem := _obstacle(path))]
-    if len({path.resolve() for path in given}) < len(given):
-        problems.append(f"{given[0]}: is named twice")
-    if problems:
-        raise SpecError(problems)
-
-
-def _obstacle(path: Path) -> str | None:
-    """Return what keeps a file from being written."""
-    folder = path.parent
-    problem = (
-        errno.EISDIR if path.is_dir()
-        else errno.ENOENT if not folder.exists()
-        else errno.ENOTDIR if not folder.is_dir()
-        else errno.EACCES if not os.access(folder, os.W_OK)
-        else None
-    )  # fmt: skip
-    return f"{path}: cannot be written: {os.strerror(problem)}" if problem else None

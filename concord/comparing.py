@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from concord.conformance import criteria, record, report
+from concord import writing
+from concord.conformance import criteria
 from concord.conformance.campaign import Settings
 from concord.conformance.faults.fault import Fault
+from concord.conformance.report import within
 from concord.progress import counting
 
 
-def compare(mutants: Sequence[Fault], names: Sequence[str], settings: Settings, console: Console, json: Path | None, markdown: Path | None) -> int:
+def compare(mutants: Sequence[Fault], names: Sequence[str], settings: Settings, console: Console, json: Path | None, html: Path | None, markdown: Path | None) -> int:
     """Run the comparison, show it and write it; return the exit code.
 
     Raises:
-        SpecError: if the file for the table, or its markers, are missing, before anything runs.
+        SpecError: if something cannot be written.
     """
-    if markdown is not None:
-        report.around(markdown, "criteria")
     amounts = criteria.Amounts()
     with counting(names, criteria.runs_of_each(mutants, names, amounts)) as progress:
         result = criteria.compare(mutants, names, settings, amounts, progress)
-    show(result, console)
-    if json is not None:
-        record.write(json, result.as_dict())
-        console.print(f"written: {json}", highlight=False)
-    if markdown is not None:
-        report.put_into(markdown, "criteria", criteria.markdown(result))
-        console.print(f"written: {markdown}", highlight=False)
+    put = partial(within, markdown, "criteria") if markdown else str
+    title = "Usual criteria beside the judge"
+    writing.outcome(result.as_dict(), "criteria", title, console, json, html, lambda: show(result, console), (markdown, lambda: put(criteria.markdown(result))))
     return result.exit_code
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,18 +13,24 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from concord import backends
+from concord import backends, writing
 from concord.backends.machine import wrong_host
-from concord.conformance import campaign, record
+from concord.conformance import campaign
 from concord.conformance.fuzz import Findings, Plan, hunt, places, read_found, summary, write_failures
 from concord.conformance.fuzz.findings import FAILED
 from concord.progress import bars
 from concord.spec.errors import SpecError, unknown
+from concord.spec.files import obstacle
 from concord.spec.precision import PRECISIONS
 from concord.spec.tensors import PARTS
+from concord.terminal import Terminal
 
 CASES = 100
 """Cases of a hunt unless a number or a time is given."""
+
+MOST_SETS = 1024
+
+ADDRESS = re.compile(r"(\w+://)?(\[[0-9A-Fa-f:.]+\]|[\w.-]+):\d{1,5}")
 
 MOST_SHAPES = 10_000
 """Tuples of sizes that cases may share: they are all drawn before the first case."""
@@ -81,18 +88,30 @@ def check_places(sets: int | None, hosts: Sequence[str] | None, scheduler: str |
     least = 0 if hosts else 1
     problems = [f"--sets is {sets} but must be at least {least}"] if sets is not None and sets < least else []
     problems += [f"--host: {wrong}" for host in hosts or [] if (wrong := wrong_host(host))]
+    if sets is not None and sets > MOST_SETS:
+        problems.append(f"--sets is {sets} but must be at most {MOST_SETS}")
+    if scheduler is not None and not ADDRESS.fullmatch(scheduler):
+        problems.append(f"--scheduler is {scheduler!r} but must be HOST:PORT or PROTOCOL://HOST:PORT, for example tcp://host:8786")
     if scheduler is not None and (sets is not None or hosts):
         problems.append("--scheduler takes the place of --sets and --host; give either")
-    there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
-    reason = errno.ENOTDIR if not there.is_dir() else errno.EACCES if not os.access(there, os.W_OK) else None
-    if reason:
-        problems.append(f"--out {out}: cannot be written: {os.strerror(reason)}")
+    try:
+        out.lstat()
+        there = out
+    except FileNotFoundError:
+        there = next(path for path in out.absolute().parents if path.exists())
+    except (OSError, ValueError) as error:
+        there = None
+        problems.append(f"--out {out}: cannot be written: {getattr(error, 'strerror', None) or error}")
+    if there is not None and not there.is_dir():
+        problems.append(f"--out {out}: cannot be written: {os.strerror(errno.ENOTDIR)}")
+    elif there is not None and (problem := obstacle(there / "found.json")):
+        problems.append(f"--out {out}: cannot be written: {problem.rpartition(': ')[2]}")
     if problems:
         raise SpecError(problems)
 
 
 def run(
-    chosen: Plan, settings: campaign.Settings, sets: int | None, hosts: Sequence[str] | None, scheduler: str | None, out: Path, json: Path | None
+    chosen: Plan, settings: campaign.Settings, sets: int | None, hosts: Sequence[str] | None, scheduler: str | None, out: Path, json: Path | None, html: Path | None = None
 ) -> Findings:
     """Hunt, print what was found, and write it.
 
@@ -103,18 +122,12 @@ def run(
     chunks = "cases" if chosen.chunks is None else f"cases, {chosen.chunks} chunk{'' if chosen.chunks == 1 else 's'} of {chosen.chunk}"
     with bars([place.name for place in where], chosen.cases, chunks) as reached:
         findings = hunt(chosen, where, lambda name, done: reached(name, done, ""))
-    console = Console()
-    folders = write_failures(out, findings, settings)
-    summary.show(findings, console, settings, folders)
-    if json is not None:
-        record.write(json, {**findings.as_dict(), "plan": _described(chosen), "folders": {name: str(path) for name, path in folders.items()}})
-        console.print(f"written: {json}", highlight=False)
+    console = Terminal()
+    folders, problems = write_failures(out, findings, settings)
+    findings.plan, findings.folders = chosen, {name: str(path) for name, path in folders.items()}
+    title = f"Random cases, seed {chosen.seed}, {', '.join(chosen.dtypes)}"
+    writing.outcome(findings, "fuzz", title, console, json, html, lambda: summary.show(findings, console, settings, folders), problems=problems)
     return findings
-
-
-def _described(chosen: Plan) -> dict[str, object]:
-    fields = ("names", "seed", "cases", "dtypes", "parts", "shapes", "chunk", "end_to_end", "stop_first")
-    return {name: getattr(chosen, name) for name in fields}
 
 
 class Replay:
@@ -142,7 +155,7 @@ class Replay:
         Raises:
             SpecError: for one that is not known: a file does not say what code is imported.
         """
-        found = list(dict.fromkeys(str(about["backend"]) for _, about in self.found))
+        found = list(dict.fromkeys(about.backend for _, about in self.found))
         strange = [name for name in found if name not in backends.names()]
         if strange:
             raise SpecError([f"found.json names backend {name!r}, which is not known here; to have it imported, say --backend {name}" for name in strange])
@@ -151,9 +164,9 @@ class Replay:
     def tell(self, report: campaign.Report, console: Console) -> None:
         """Say of each failure whether it is still one."""
         for job, about in self.found:
-            again = [r for r in report.results if (r.backend, r.case, r.dtype) == (about["backend"], job.case, job.dtype)]
+            again = [r for r in report.results if (r.backend, r.case, r.dtype) == (about.backend, job.case, job.dtype)]
             for result in again:
                 still = result.status in FAILED
                 same = "still fails" if still else "no longer fails"
                 style = "bold red" if still else "green"
-                console.print(Text(f"{job.case}: {result.backend} {same}: was {about['status']}, is {result.status}", style=style))
+                console.print(Text(f"{job.case}: {result.backend} {same}: was {about.status}, is {result.status}", style=style))

@@ -3,40 +3,50 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-from concord import backends
+from concord import backends, spec, writing
 from concord.backends.interface import EXECUTIONS, IMPLEMENTATIONS, PRECISION_MODES
 from concord.backends.machine import wrong_host
 from concord.backends.worker import TIME_LIMIT
 from concord.conformance.campaign import Settings
 from concord.spec.errors import SpecError, unknown
 
-Variants = Annotated[list[str] | None, typer.Option("--variant", metavar="V", help="A variant; may be repeated. Default: all.")]
-Backends = Annotated[list[str] | None, typer.Option("--backend", metavar="B", help="torch, tf, paddle, jax, an installed plugin, or package.module:Class; may be repeated. Default: all that are installed.")]
-Dtypes = Annotated[list[str] | None, typer.Option("--dtype", metavar="D", help="float64, float32, bfloat16 or float16; may be repeated.")]
+T = TypeVar("T")
+
+
+def among(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """Return what completes a value in the shell: the names that begin as it does."""
+    return lambda incomplete: [name for name in names() if name.startswith(incomplete)]
+
+
+Variants = Annotated[list[str] | None, typer.Option("--variant", metavar="V", autocompletion=among(spec.variants), help="A variant; may be repeated. Default: all.")]
+Backends = Annotated[list[str] | None, typer.Option("--backend", metavar="B", autocompletion=among(backends.names), help="torch, tf, paddle, jax, an installed plugin, or package.module:Class; may be repeated. Default: all that are installed.")]
+Dtypes = Annotated[list[str] | None, typer.Option("--dtype", metavar="D", autocompletion=among(lambda: spec.PRECISIONS), help="float64, float32, bfloat16 or float16; may be repeated.")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.")]
 Devices = Annotated[list[str] | None, typer.Option("--device", metavar="D", help="cpu, cuda or cuda:N; may be repeated: every backend on every device. Default: cpu.")]
-Precision = Annotated[str, typer.Option("--precision", metavar="P", help="How float32 products are computed. strict: in full float32; tf32: as tensor cores do, judged by TF32's own rules; default: as each framework does unasked, judged as float32.")]
+Precision = Annotated[str, typer.Option("--precision", metavar="P", autocompletion=among(lambda: PRECISION_MODES), help="How float32 products are computed. strict: in full float32; tf32: as tensor cores do, judged by TF32's own rules; default: as each framework does unasked, judged as float32.")]
 Deterministic = Annotated[bool, typer.Option("--deterministic", help="Only kernels that give the same bits each time; what has none is unsupported.")]
 Repeat = Annotated[int, typer.Option("--repeat", metavar="N", help="Run each case N times on the same inputs, and say whether the results are the same bit for bit.")]
-Implementation = Annotated[str, typer.Option("--implementation", help="explicit: written out as the sources write it; library: out of the framework's own layers, where they can express it; or a name with a colon, a backend's own, for example library:layer (torch, paddle).")]
-Execution = Annotated[str, typer.Option("--execution", help="eager, compiled, packed (library layers without the rows of padding) or packed-compiled.")]
-Part = Annotated[str, typer.Option("--part", help="model, encoder, stack, attention or dot_product.")]
-Parts = Annotated[list[str] | None, typer.Option("--part", metavar="P", help="model, encoder, stack, attention or dot_product; may be repeated. Default: all, mostly model.")]
+Implementation = Annotated[str, typer.Option("--implementation", autocompletion=among(lambda: IMPLEMENTATIONS), help="explicit: written out as the sources write it; library: out of the framework's own layers, where they can express it; or a name with a colon, a backend's own, for example library:layer (torch, paddle).")]
+Execution = Annotated[str, typer.Option("--execution", autocompletion=among(lambda: EXECUTIONS), help="eager, compiled, unpadded (library layers without the rows of padding) or unpadded-compiled.")]
+Part = Annotated[str, typer.Option("--part", autocompletion=among(lambda: spec.PARTS), help="model, encoder, stack, attention or dot_product.")]
+Parts = Annotated[list[str] | None, typer.Option("--part", metavar="P", autocompletion=among(lambda: spec.PARTS), help="model, encoder, stack, attention or dot_product; may be repeated. Default: all, mostly model.")]
 Cases = Annotated[list[str] | None, typer.Option("--case", metavar="C", help="A standard case by name; may be repeated. Default: all.")]
-Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results as JSON.")]
-Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the results as a page: one file that needs nothing else.")]
+Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", parser=writing.path, help="Write the results as JSON.")]
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", parser=writing.path, help="Write the results as a page: one file that needs nothing else.")]
 Python = Annotated[list[str] | None, typer.Option("--python", metavar="B=PATH", help="Run a backend with the interpreter of another environment.")]
 Ssh = Annotated[list[str] | None, typer.Option("--ssh", metavar="B=HOST[:DIR]", help="Run a backend on another host, from a checkout in DIR.")]
 TimeLimit = Annotated[float, typer.Option("--time-limit", metavar="SECONDS", help="Time that one run may take.")]
 MemoryLimit = Annotated[float | None, typer.Option("--memory-limit", metavar="MIB", help="Memory that one worker may hold. Default: four fifths of the machine's.")]
 Threads = Annotated[int | None, typer.Option("--threads", metavar="N", help="Computing threads of each backend. Default: one for each core.")]
 DEFAULT_TIME_LIMIT = TIME_LIMIT
+
+MOST_THREADS = 2**14
 
 MOST_MEMORY = 2.0**30
 """MiB of the largest limit that may be given: a pebibyte, more than any machine has."""
@@ -79,8 +89,8 @@ def settings(
         problems.append(f"--time-limit is {time_limit:g} but must be above 0")
     if memory_limit is not None and not 0 < memory_limit <= MOST_MEMORY:
         problems.append(f"--memory-limit is {memory_limit:g} MiB but must be above 0 and at most {MOST_MEMORY:g}")
-    if threads is not None and threads < 1:
-        problems.append(f"--threads is {threads} but must be at least 1")
+    if threads is not None and not 1 <= threads <= MOST_THREADS:
+        problems.append(f"--threads is {threads} but must be at least 1 and at most {MOST_THREADS}")
     if problems:
         raise SpecError(problems)
     limit = None if memory_limit is None else int(memory_limit * 2**20)
@@ -107,3 +117,56 @@ def _pairs(option: str, values: list[str] | None, problems: list[str]) -> dict[s
 def _known(kind: str, name: str, known: Sequence[str], problems: list[str]) -> None:
     if name not in known:
         problems.append(str(unknown(kind, name, list(known))))
+
+
+def collect(*steps: Callable[[], Any]) -> list[Any]:
+    """Return the result of each step, or raise what is wrong with all of them at once.
+
+    Raises:
+        SpecError: listing every problem of every step.
+    """
+    results, problems = [], []
+    for step in steps:
+        try:
+            results.append(step())
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(problems)
+    return results
+
+
+def names(asked: list[str] | None, *elsewhere: list[str] | None) -> list[str]:
+    """Return the backends to run: those asked for, each once, or all known ones.
+
+    Args:
+        elsewhere: options that place a backend, as ``NAME=VALUE``; each has to name one that runs.
+
+    Raises:
+        SpecError: listing every name that is unknown, and every place of one that does not run.
+    """
+    chosen = once(asked) or backends.names()
+    # A name that no backend bears is the options' own error.
+    placed = [name for values in elsewhere for name, equals, _ in (value.partition("=") for value in values or []) if equals and _is_backend(name)]
+    problems = [f"{name!r} is given an interpreter or a host but does not run; add --backend {name}" for name in placed if name not in chosen]
+    for name in chosen:
+        try:
+            backends.resolve(name)
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(problems)
+    return chosen
+
+
+def _is_backend(name: str) -> bool:
+    try:
+        backends.resolve(name)
+    except SpecError:
+        return False
+    return True
+
+
+def once(values: list[T] | None) -> list[T] | None:
+    """Return each value of a repeated option once."""
+    return list(dict.fromkeys(values)) if values else None

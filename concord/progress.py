@@ -5,9 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from concord.terminal import Terminal
 
 PARTS = 10
 """Into how many parts work is divided where each has a line."""
@@ -30,11 +34,11 @@ def bars(names: Sequence[str], total: int | None, unit: str = "") -> Iterator[Re
         total: how much there is to do for each, if that is known.
         unit: what is counted.
     """
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     if not console.is_terminal:
         yield _lines(console, total, unit)
         return
-    columns = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[now]}"))
+    columns = (_text("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), _text("{task.fields[now]}"))
     with Progress(*columns, console=console, transient=True) as shown:
         tasks = {name: shown.add_task(name, total=total, now=unit) for name in names}
         yield lambda name, done, now: shown.update(tasks[name], completed=done, now=now or unit)
@@ -56,7 +60,7 @@ def counting(names: Sequence[str], total: int) -> Iterator[Callable[[str, str], 
 @contextmanager
 def telling() -> Iterator[Callable[[str], None]]:
     """Say what is being done."""
-    console, started = Console(stderr=True), time.perf_counter()
+    console, started = Terminal(stderr=True), time.perf_counter()
 
     def now(text: str) -> str:
         return f"{time.perf_counter() - started:4.0f} s  {text}"
@@ -65,7 +69,10 @@ def telling() -> Iterator[Callable[[str], None]]:
         yield lambda text: console.print(now(text), highlight=False, soft_wrap=True)
         return
     with console.status("starting") as status:
-        yield lambda text: status.update(now(text))
+        yield lambda text: status.update(Text(now(text)))
+
+
+_text = partial(TextColumn, markup=False)
 
 
 def _lines(console: Console, total: int | None, unit: str) -> Reached:

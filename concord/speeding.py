@@ -6,20 +6,19 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from concord import writing
 from concord.backends import machine
-from concord.backends.interface import KINDS
+from concord.backends.interface import WORKLOAD_KINDS
 from concord.conformance import record as files
-from concord.conformance.campaign import FAILED_WORKER, Settings
-from concord.conformance.report import around, put_into
+from concord.conformance.campaign import Settings
+from concord.conformance.report import within
 from concord.conformance.tolerance import Z
 from concord.progress import telling
 from concord.spec.errors import SpecError, unknown
-from concord.spec.files import write_text
 from concord.spec.precision import PRECISIONS
 from concord.speed import Mode, Plan, Record, Workload, compare, measure, read, workload
 from concord.speed.bandwidth import copy_gbytes
@@ -28,6 +27,7 @@ from concord.speed.peers import PEERS
 from concord.speed.plan import PATIENCE, PROFILES, TURNS
 from concord.speed.presets import Preset, named, of_size, own_config, own_variant, sweep
 from concord.speed.table import show, show_changes
+from concord.terminal import Terminal
 
 PRESETS = ("minilm", "bert-base")
 """What is measured unless something else is asked for: what a machine without accelerators can do in minutes."""
@@ -54,7 +54,10 @@ ON_DEVICES = (Mode("library", "compiled"), Mode("library:fused", "compiled"), Mo
 
 LARGE_PRESETS = ("bert-base", "bert-large")
 
-PACKED = (Mode("library", "packed"), Mode("library", "packed-compiled"))
+MOST = 10**6
+"""Samples of a batch, and tokens of a sample: what has more fits into no memory."""
+
+UNPADDED = (Mode("library", "unpadded"), Mode("library", "unpadded-compiled"))
 """And where texts are of unequal length."""
 
 NOISE = 0.25
@@ -76,11 +79,12 @@ def models(
     wanted: list[tuple[Callable[[Any], Preset], Any]] = [(named, name) for name in presets or usual]
     wanted += [(own_variant, name) for name in variants or ()] + [(own_config, path) for path in configs or ()]
     found = []
-    problems = [f"--{axis} is {size} but must be at least 1" for axis, size in (("batch", batch), ("tokens", tokens)) if size is not None and size < 1]
-    sizes = (None, None) if problems else (batch, tokens)
+    sizes = (("batch", batch), ("tokens", tokens))
+    problems = [f"--{axis} is {size} but must be at least 1 and at most {MOST}" for axis, size in sizes if size is not None and not 1 <= size <= MOST]
+    asked = (None, None) if problems else (batch, tokens)
     for make, given in wanted:
         try:
-            found.append(of_size(make(given), *sizes))
+            found.append(of_size(make(given), *asked))
         except SpecError as error:
             problems += error.problems
     if problems:
@@ -102,7 +106,7 @@ def workloads(
     found: list[Workload] = []
     on_cpu = device == "cpu"
     dtypes = dtypes or (("float32",) if on_cpu else ("float32", "bfloat16"))
-    for model, kind, padding, dtype in itertools.product(models, kinds or (("inference",) if on_cpu else KINDS), paddings or ("full",), dtypes):
+    for model, kind, padding, dtype in itertools.product(models, kinds or (("inference",) if on_cpu else WORKLOAD_KINDS), paddings or ("full",), dtypes):
         try:
             work = workload(model, kind, padding, dtype)
             found += sweep(swept, work) if swept else [work]
@@ -125,7 +129,7 @@ def modes(implementations: Sequence[str] | None, executions: Sequence[str] | Non
     if implementations or executions:
         chosen = [Mode(*names) for names in itertools.product(implementations or ("explicit", "library"), executions or ("eager", "compiled"), profiles or ("tuned",))]
         return tuple(chosen)
-    usual = [*(QUICK if quick else MODES if device == "cpu" else ON_DEVICES), *(PACKED if ragged else ())]
+    usual = [*(QUICK if quick else MODES if device == "cpu" else ON_DEVICES), *(UNPADDED if ragged else ())]
     return tuple(mode for mode in usual if mode.profile in (profiles or PROFILES))
 
 
@@ -176,16 +180,14 @@ def run(chosen: Plan, json: Path | None, html: Path | None, resume: Path | None,
         SpecError: if a record cannot be gone on with, or something cannot be written.
         KeyboardInterrupt: when interrupted; what was measured until then has been printed and written.
     """
-    if markdown is not None:
-        around(markdown, "speed")  # refused now, and not after minutes
     kept = Record(chosen, read(resume) if resume else None)
     kept.settings["cores_busy_before"] = busy = machine.cores_busy()
     if busy > NOISE:
-        Console(stderr=True).print(f"warning: other processes keep {busy:.1f} of {os.cpu_count()} cores busy; what is measured beside them says little", style="yellow", highlight=False, soft_wrap=True)
+        Terminal(stderr=True).print(f"warning: other processes keep {busy:.1f} of {os.cpu_count()} cores busy; what is measured beside them says little", style="yellow", highlight=False, soft_wrap=True)
     if chosen.device == "cpu":
         kept.settings["copy_gbytes"] = copy_gbytes(chosen.threads or 1)
     json = json or resume
-    started, before, console = time.perf_counter(), kept.seconds, Console()
+    started, before, console = time.perf_counter(), kept.seconds, Terminal()
 
     def keep(entry: dict[str, Any]) -> None:
         kept.add(entry)
@@ -198,39 +200,19 @@ def run(chosen: Plan, json: Path | None, html: Path | None, resume: Path | None,
             kept.complete = measure(chosen, kept.done, keep, tell)
     finally:
         kept.seconds = before + time.perf_counter() - started
-        data = files.plain(kept.as_dict())
+        data = kept.as_dict()
         if kept.entries:
             show(data, console)
-        if json is not None:
-            files.write(json, data)
-            console.print(f"written: {json}", highlight=False)
-        if html is not None:
-            write_text(html, _page(data))
-            console.print(f"written: {html}", highlight=False)
-        if markdown is not None and kept.complete:
-            put_into(markdown, "speed", as_markdown(data))
+        finished = markdown if kept.complete else None
+        put = partial(within, finished, "speed") if finished else str
+        writing.write(console, (json, lambda: files.text(data)), (html, lambda: writing.page(data)), (finished, lambda: put(as_markdown(data))))
         console.print(f"{kept.seconds:.0f} s in all", highlight=False)
-    return exit_code(data)
-
-
-def _page(data: dict[str, Any]) -> str:
-    from concord.conformance.html import style  # what they are made with need not be installed where no page is asked for
-    from concord.speed.page import page
-
-    return page(data, style())
-
-
-def exit_code(data: dict[str, Any]) -> int:
-    """0: all was measured that can be; 1: something was withheld because it is wrong; 3: a backend failed, or nothing was measured."""
-    found = {entry["status"] for entry in data["entries"]}
-    if found & set(FAILED_WORKER) or "measured" not in found | ({"measured"} if "withheld" in found else set()):
-        return 3
-    return 1 if found & {"withheld", "refused"} else 0
+    return int(data["exit_code"])
 
 
 def changes(old: Path, new: Path) -> int:
     """Print what changed between two records; 1 if something became slower."""
     before, after = read(old), read(new)
     found = list(compare(before, after))
-    show_changes(before, after, found, Console())
+    show_changes(before, after, found, Terminal())
     return 1 if any(change.verdict == "slower" for change in found) else 0

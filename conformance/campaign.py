@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
 from concord.spec.parameters import Weights
 from concord.spec.tensors import output_name
+from concord.spec.training.trajectory import Training
 
 FAILED_WORKER = ("missing", "broken", "crashed", "timed out", "out of memory", "error")
 """Statuses of results that a backend owes."""
@@ -51,6 +52,8 @@ class Job:
         expectation: gives tensors to compare with in place of the reference's.
         derive: how the tensors of a run become those that are expected, where they are not the same.
         end_to_end: whether to judge end to end too where that does not decide.
+        training: what is done to the model, where it is not only run.
+        gradients: whether gradients are computed and judged.
     """
 
     group: str
@@ -63,6 +66,8 @@ class Job:
     expectation: Published | None = None
     derive: Derivation | None = None
     end_to_end: bool = True
+    training: Training | None = None
+    gradients: bool = True
 
     @property
     def name(self) -> str:
@@ -94,6 +99,8 @@ class Repeats:
         differing: the tensors that did not always have the same bits, in the order of computation.
     """
 
+    DERIVED: ClassVar = ("equal",)
+
     times: int
     differing: tuple[str, ...] = ()
 
@@ -108,10 +115,16 @@ class Result:
     """What came of one job on one backend.
 
     Attributes:
+        backend: as it was asked for, with the device behind it where there are several; of a run that came as a file, as the file says.
+        group: the variant; for golden files the source.
+        case: the name of the case.
+        dtype: the precision, or mode, that it was judged by.
         status: ``"agrees"``, ``"diverges"``, ``"nondeterministic"`` (right each time, but not the same bit for bit),
             ``"undetermined"``, ``"unsupported"``, ``"refused"``, ``"absent"``,
             :data:`NOT_JUDGED`, or one of :data:`FAILED_WORKER`.
         detail: one line of explanation where there is no verdict.
+        verdict: the judgement, if there is one.
+        seconds: run and judgement; 0 where it came as a file.
         stderr: the last lines of a worker that failed, or the traceback of a fault of Concord.
         part: the part of the model that ran.
         attribution: one line that says that it diverges in this precision alone, or only when it is run again.
@@ -147,8 +160,14 @@ class Settings:
     """How the runs are made; see :class:`concord.backends.worker.Worker`.
 
     Attributes:
+        device: cpu, cuda or cuda:N; of several the first.
+        implementation: explicit, library, or one of a backend's own.
+        execution: eager, compiled, unpadded or unpadded-compiled.
         asked: backends that were asked for by name: one of them that is not there is *missing*; another is *absent*.
         python, ssh: for each backend that runs in another environment or on another host.
+        time_limit: seconds that one run may take.
+        memory_limit: bytes that one worker may hold; by default four fifths of the machine's.
+        threads: computing threads of each worker; by default one for each core.
         precision: one of :data:`concord.backends.interface.PRECISION_MODES`.
         deterministic: whether only deterministic kernels may run.
         repeat: how often each job is run.
@@ -206,6 +225,7 @@ class Report:
         results: one for each backend and job.
         environments: what each backend said of itself, with import and run seconds and its largest resident size.
         settings: how the runs were made.
+        seconds: the whole campaign; 0 where the runs came as files.
         notes: what was not run and why, by name.
     """
 
@@ -288,13 +308,13 @@ class Crew:
                 self.progress(self.label, job.name)
         finally:
             pace.leave(self.label)
-            if self.seat.worker:
+            if self.label in self.environments:
                 self.note("run_seconds", time.perf_counter() - started)
-                self.note("peak_memory_bytes", self.seat.worker.peak_memory)
-                self.seat.close()
+            self.seat.close()
         return results
 
     def attempt(self, job: Job) -> Result:
+        """Run a job and judge the run; what fails is a result too."""
         started = time.perf_counter()
 
         def result(status: str, detail: str = "", verdict: Verdict | None = None, stderr: str = "", **more: Any) -> Result:
@@ -302,6 +322,7 @@ class Crew:
             return Result(self.label, job.group, job.case, job.dtype, status, detail, verdict, seconds, stderr, job.part, **more)
 
         try:
+            self.seat.renew()
             run = self.run(job, self.settings.precision)
             again, differing = self.repeat(job, run)
         except Unsupported as reason:
@@ -313,6 +334,8 @@ class Crew:
             if status == "absent":
                 status = "missing" if self.name in self.settings.asked else "absent"
             return result(status, failure.detail, stderr=failure.stderr)
+        except Exception as error:
+            return result(NOT_JUDGED, _fault("running it", error), stderr=traceback.format_exc())
         try:
             verdict = job.judge(run, self.settings.rules(job.dtype))
             attribution = self.attribute(job, run, verdict)
@@ -322,8 +345,7 @@ class Crew:
         except Misfit as error:
             return result("error", f"its answer cannot be judged: {error.problems[0]}", stderr="\n".join(error.problems))
         except Exception as error:  # what was delivered is in order: whatever is raised then is Concord's own
-            said = next(iter(str(error).splitlines()), "")
-            return result(NOT_JUDGED, f"a fault of Concord while judging: {type(error).__name__}: {said}", stderr=traceback.format_exc())
+            return result(NOT_JUDGED, _fault("judging", error), stderr=traceback.format_exc())
         order = {row.tensor: place for place, row in enumerate(verdict.table)}
         differing = sorted(differing, key=lambda name: order.get(name, len(order)))
         repeats = Repeats(self.settings.repeat, tuple(differing)) if self.settings.repeat > 1 else None
@@ -363,19 +385,28 @@ class Crew:
         return f"diverges only under the {said}: agrees under strict; the precision is the cause, not the port"
 
     def run(self, job: Job, precision: str) -> Run:
+        """Run a job in a precision mode."""
         settings = self.settings
         problem = (job.config, job.weights, job.batch, job.part, job.dtype)
-        by_taps = job.expectation is None  # nobody publishes gradients by taps
-        made = self.seat.do(
-            lambda worker: worker.run(*problem, settings.implementation, settings.execution, precision=precision, tap_gradients=by_taps)
-        )
+        by_taps = job.gradients and job.expectation is None  # nobody publishes gradients by taps
+
+        def ask(worker: Worker) -> Run:
+            taps = job.training is None
+            return worker.run(*problem, settings.implementation, settings.execution, taps, job.gradients, precision, tap_gradients=by_taps, training=job.training)
+
+        made = self.seat.do(ask)
+        if self.seat.worker:
+            self.note("peak_memory_bytes", max(self.seat.worker.peak_memory, self.environments[self.label].get("peak_memory_bytes", 0)))
         if precision == settings.precision and "precision_switches" in made.info:
             self.note("precision_switches", made.info["precision_switches"])
+        stated = self.environments[self.label].get("deviations", [])
+        self.note("deviations", [*stated, *(entry for entry in made.info.get("deviations", []) if entry not in stated)])  # those of an optimizer, say
         return made
 
     def started(self, worker: Worker) -> None:
         """Note what a backend says of itself."""
         self.environments[self.label] = {
+            **self.environments.get(self.label, {}),
             **{key: value for key, value in worker.description.items() if key != "implementation_deviations"},
             "deviations": deviations_of(worker.description, self.settings.device, variety(self.settings.implementation, self.settings.execution)),
             **({"device": self.settings.device} if self.label != self.name else {}),
@@ -385,14 +416,19 @@ class Crew:
         self.progress(self.label, "started")
 
     def note(self, key: str, value: Any) -> None:
+        """Keep what is known of the backend's environment."""
         self.environments.setdefault(self.label, {})[key] = value
+
+
+def _fault(doing: str, error: Exception) -> str:
+    return f"a fault of Concord while {doing}: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
 
 def _named(job: Job, run: Run) -> dict[str, NDArray[np.floating]]:
     """Return every tensor of a run by the name that a verdict gives it."""
     taps = {**run.taps, output_name(job.config, job.part): run.output, "loss": run.loss}
     by_taps = {f"taps.{name}": array for name, array in run.tap_gradients.items()}
-    return {**taps, **{f"gradients.{name}": array for name, array in {**run.gradients, **by_taps}.items()}}
+    return {**taps, **{f"gradients.{name}": array for name, array in {**run.gradients, **by_taps}.items()}, **run.steps}
 
 
 def _same_bits(a: NDArray[np.floating] | None, b: NDArray[np.floating] | None) -> bool:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.conformance.breakdown import Breakdown
 from concord.conformance.causes import Cause
 from concord.conformance.diagnosis import Diagnosis
-from concord.conformance.expectation import Case, is_gradient, is_tap_gradient
+from concord.conformance.expectation import JudgedProblem, is_gradient, is_tap_gradient
 from concord.conformance.tolerance import Z, rms_limit
 
 Array = NDArray[np.floating]
@@ -37,9 +39,12 @@ class Judgement:
         beyond: how many elements err more than :data:`concord.conformance.tolerance.Z` sigma.
         size: how many elements there are.
         independent: of how many of them the root mean square says something (:func:`concord.conformance.scoring.independent_elements`); 0: of all.
-        spread: how many elements have an error in each bin of :data:`Z_BINS`, and beyond the last.
+        histogram: how many elements have an error in each bin of :data:`Z_BINS`, and beyond the last.
         note: what else is to be said.
+        breakdown: where in the tensor the error lies, if it diverges and this judgement decides.
     """
+
+    DERIVED: ClassVar = ("ratio",)
 
     status: str
     z: float = 0.0
@@ -51,8 +56,9 @@ class Judgement:
     beyond: int = 0
     size: int = 0
     independent: float = 0.0
-    spread: tuple[int, ...] = ()
+    histogram: tuple[int, ...] = ()
     note: str = ""
+    breakdown: Breakdown | None = None
 
     @property
     def ratio(self) -> float:
@@ -74,7 +80,10 @@ class Row:
         end_to_end: the error of all steps up to here: against the reference from the inputs. It decides where no other does.
         note: what else is wrong: missing, misshapen, not finite, not of the precision.
         size: how many elements the tensor has.
+        axes: the names of its axes.
     """
+
+    DERIVED: ClassVar = ("ratio", "element", "actual", "expected", "tolerance", "beyond")
 
     tensor: str
     clause: str
@@ -83,6 +92,7 @@ class Row:
     end_to_end: Judgement | None = None
     note: str = ""
     size: int = 0
+    axes: tuple[str, ...] = ()
 
     @property
     def deciding(self) -> Judgement | None:
@@ -134,7 +144,7 @@ class Verdict:
 
     table: list[Row]
     search: Callable[[], Diagnosis | None] = field(default=lambda: None, repr=False, compare=False)
-    case: Case | None = field(default=None, repr=False, compare=False)
+    case: JudgedProblem | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         """Return what the terminal says: how near it came, or the first divergence in words."""

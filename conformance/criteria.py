@@ -41,23 +41,28 @@ OURS = "this project"
 
 
 def allclose(tolerance: float, actual: Array, value: Array) -> bool:
+    """Whether no element is further off than so much of itself, plus so much."""
     return bool(np.allclose(actual, value, rtol=tolerance, atol=tolerance))
 
 
 def largest_error(limit: float, actual: Array, value: Array) -> bool:
+    """Whether no element is further off than the limit."""
     return bool((abs(actual - value) <= limit).all())
 
 
 def cosine(least: float, actual: Array, value: Array) -> bool:
+    """Whether the cosine of the angle between the two is large enough."""
     norms = np.linalg.norm(actual) * np.linalg.norm(value)
     return bool(norms == 0 or np.vdot(actual, value) >= least * norms)
 
 
 def correlation(least: float, actual: Array, value: Array) -> bool:
+    """Whether Pearson's correlation is large enough."""
     return cosine(least, actual - actual.mean(), value - value.mean()) if value.size else True
 
 
 def squared_error(limit: float, actual: Array, value: Array) -> bool:
+    """Whether the squared error, as a share of the squares, is small enough."""
     return bool(np.square(actual - value).sum() <= limit * np.square(value).sum())
 
 
@@ -191,7 +196,7 @@ class Comparison:
             name: {group: {"outputs": self.share(group, name, False), "all": self.share(group, name, True)} for group in GROUPS} for name in names
         }
         amounts = {"seed": self.amounts.seed, **{group: len(runs) for group, runs in self.flagged.items()}, "unsupported": self.unsupported}
-        return {"kind": "criteria", "exit_code": self.exit_code, "versions": self.versions, "runs": amounts, "flagged": shares, "exceptions": self.exceptions}
+        return {"exit_code": self.exit_code, "versions": self.versions, "runs": amounts, "flagged": shares, "exceptions": self.exceptions}
 
 
 def runs_of_each(mutants: Sequence[Fault], names: Sequence[str], amounts: Amounts) -> int:
@@ -242,6 +247,7 @@ def random_jobs(dtype: str, count: int, seed: int) -> list[Job]:
 
 
 def run_job(job: Job, worker: Worker, implementation: str = "explicit") -> Run:
+    """Have a worker run a job."""
     return worker.run(job.config, job.weights, job.batch, job.part, job.dtype, implementation)
 
 

@@ -57,7 +57,7 @@ def diagnose(names: Sequence[str], settings: Settings, done: Callable[[str], Non
         try:
             with settings.open(name) as worker:
                 facts = {**worker.description, "import_seconds": round(worker.import_seconds, 1)}
-            return Diagnosis(name, "ready", facts, _advice(name, facts, settings))
+            return Diagnosis(name, "ready", facts, _advice(facts, settings))
         except WorkerFailure as failure:
             return Diagnosis(name, failure.status, {"message": failure.detail}, [_remedy(name, failure)])
         finally:
@@ -109,7 +109,7 @@ def _remedy(name: str, failure: WorkerFailure) -> str:
     return "see the message; another environment's interpreter can be given with --python NAME=PATH"
 
 
-def _advice(name: str, facts: dict[str, Any], settings: Settings) -> list[str]:
+def _advice(facts: dict[str, Any], settings: Settings) -> list[str]:
     advice = []
     wanted, threads = settings.threads or os.cpu_count() or 1, facts.get("threads")
     if isinstance(threads, int) and threads not in (0, wanted):

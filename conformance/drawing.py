@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from bisect import bisect
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, pairwise
 
 from markupsafe import Markup, escape
 
@@ -64,6 +65,29 @@ def strips(blocks: Sequence[Sequence[Sequence[int | None]]], titles: Sequence[st
     paths += [f'<path class="first" d="{"".join(frames)}"/>'] if frames else []
     columns = (f'<rect x="{2 * place}" width="2" height="{height}"><title>{escape(title)}</title></rect>' for place, title in enumerate(titles))
     return _svg("strips", width, height, label, [*paths, '<g class="over">', *columns, "</g>"])
+
+
+def heat_levels(powers: Iterable[int | None]) -> tuple[int, ...]:
+    """Return the powers of two, in tolerances, at which the levels of a heat map begin, but for the first.
+
+    Up to a tolerance they are about those of :data:`LEVELS`; beyond, there are as many between the least and the largest.
+    """
+    over = [power for power in powers if power is not None and power >= 0]
+    low, high = min(over, default=0), max(over, default=0)
+    return (-4, -3, -1, 0, *(low + math.ceil((high + 1 - low) * step / WITHIN) for step in range(1, WITHIN)))
+
+
+def heat_map(rows: Sequence[Sequence[int | None]], levels: Sequence[int], label: str) -> Markup:
+    """Draw a cell for each power of two of an error in tolerances; neighbours of one level are one stroke. None is left blank."""
+    marks: dict[str, list[str]] = {}
+    for top, row in enumerate(rows):
+        left = 0
+        for name, run in groupby(None if found is None else bisect(levels, found) for found in row):
+            size = len(list(run))
+            if name is not None:
+                marks.setdefault(f"l{name}", []).append(f"M{left} {top}.5h{size}")
+            left += size
+    return _svg("heat", len(rows[0]), len(rows), label, [f'<path class="{name}" d="{"".join(places)}"/>' for name, places in sorted(marks.items())])
 
 
 def _bounds(bounds: Sequence[int], height: int) -> str:

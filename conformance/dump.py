@@ -3,20 +3,66 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator
 
 from concord.backends.interface import Request, Run
-from concord.backends.wire import SETTINGS, check_info, decode_request, encode_request, split_gradients
+from concord.backends.wire import check_info, encode_request, request_of, split_gradients
 from concord.conformance.campaign import Job, Report, Result, Settings
 from concord.conformance.judging import judge
-from concord.spec.cases.files import read_arrays, read_object, section
 from concord.spec.errors import BatchError, SpecError, WeightsError
+from concord.spec.files import find, read_arrays, read_as, section, write_folder
 from concord.spec.parameters import trainable
 from concord.spec.tensors import output_name, taps
 
 FORMAT = "concord.case/1"
+
+
+def _legible(text: str) -> str:
+    """Refuse a name that could not be told from what stands around it."""
+    if not text.isprintable() or not 0 < len(text) <= LONGEST_NAME:
+        raise ValueError(f"must be 1 to {LONGEST_NAME} characters that can be printed")
+    return text
+
+
+LONGEST_NAME = 300
+
+Name = Annotated[str, AfterValidator(_legible)]
+"""A name in a file that is shown as it stands."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What ``case.json`` says; docs/guides/joining.md explains it."""
+
+    format: Literal["concord.case/1"]
+    group: Name
+    case: Name
+    config: dict[str, Any]
+    part: str
+    dtype: str
+    implementation: str
+    execution: str
+    device: str
+    taps: bool
+    gradients: bool
+    precision: str = "strict"  # the rest: cases were exported without them once
+    deterministic: bool = False
+    tap_gradients: bool = False
+
+
+@dataclass(frozen=True)
+class About:
+    """What ``run.json`` says."""
+
+    backend: Name = "dump"
+    info: dict[str, Any] = field(default_factory=dict)
 
 
 def export_cases(folder: Path, jobs: Sequence[Job]) -> list[Path]:
@@ -28,22 +74,25 @@ def export_cases(folder: Path, jobs: Sequence[Job]) -> list[Path]:
     Raises:
         SpecError: if the folder cannot be written, or holds a case already.
     """
-    taken = [folder / job.name for job in jobs if (folder / job.name).exists()]
-    if taken:
-        raise SpecError(f"{taken[0]}: exists already; export into an empty folder")
-    written = []
+    written: list[Path] = []
     try:
         for job in jobs:
-            target = folder / job.name
-            target.mkdir(parents=True)
-            request = Request(job.config, job.weights, job.batch, job.part, job.dtype)
-            header, arrays = encode_request(request)
-            (target / "case.safetensors").write_bytes(arrays)
-            (target / "case.json").write_text(json.dumps(_manifest(job, json.loads(header)), indent=1) + "\n")
-            written.append(target)
-    except OSError as error:
-        raise SpecError(f"{folder}: cannot be written: {error.strerror}") from None
+            write_folder(folder / job.name, case_files(job))
+            written.append(folder / job.name)
+    except BaseException as error:
+        for path in written:
+            shutil.rmtree(path, ignore_errors=True)
+        if isinstance(error, FileExistsError):
+            raise SpecError(f"{error.filename}: exists already; export into an empty folder") from None
+        raise
     return written
+
+
+def case_files(job: Job) -> dict[str, bytes]:
+    """Return the files of a case by name."""
+    header, arrays = encode_request(Request(job.config, job.weights, job.batch, job.part, job.dtype))
+    manifest = json.dumps(_manifest(job, json.loads(header)), indent=1) + "\n"
+    return {"case.safetensors": arrays, "case.json": manifest.encode()}
 
 
 def _manifest(job: Job, header: dict[str, Any]) -> dict[str, Any]:
@@ -60,7 +109,7 @@ def _manifest(job: Job, header: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_exported(folder: Path) -> tuple[Request, dict[str, Any]]:
+def read_exported(folder: Path) -> tuple[Request, Manifest]:
     """Read a case.
 
     Returns:
@@ -69,16 +118,11 @@ def read_exported(folder: Path) -> tuple[Request, dict[str, Any]]:
     Raises:
         SpecError: if a file is missing or corrupt; each problem names it.
     """
-    manifest = read_object(folder / "case.json")
-    if manifest.get("format") != FORMAT:
-        raise SpecError(f"{folder / 'case.json'}: has format {manifest.get('format')!r} but must have {FORMAT!r}")
+    manifest = read_as(folder / "case.json", Manifest)
     arrays = folder / "case.safetensors"
-    read_arrays(arrays)  # a corrupt file is reported by name
+    given = read_arrays(arrays)
     try:
-        missing = [key for key in ("group", "case", "config", *SETTINGS) if key not in manifest]
-        if missing:
-            raise SpecError(f"lacks {', '.join(map(repr, missing))}")
-        request = decode_request((json.dumps(manifest), arrays.read_bytes()))
+        request = request_of(asdict(manifest), given)
         request.validate()
     except (WeightsError, BatchError) as error:
         raise SpecError([f"{arrays}: {problem}" for problem in error.problems]) from None
@@ -101,17 +145,14 @@ def read_run(folder: Path, dtype: str) -> Run:
     missing = [name for name in ("output", "loss") if name not in arrays]
     if missing:
         raise SpecError(f"{path}: lacks {', '.join(map(repr, missing))}")
-    about = read_object(about_path) if about_path.exists() else {}
-    backend, info = about.get("backend", "dump"), about.get("info", {})
-    if not isinstance(backend, str):
-        raise SpecError(f"{about_path}: 'backend' is {backend!r} but must be a string")
+    about = read_as(about_path, About) if os.path.lexists(about_path) else About()
     try:
-        check_info(info)
+        check_info(about.info)
     except SpecError as error:
         raise SpecError(f"{about_path}: {error}") from None
     # Whatever else it left out, a dump is judged on everything that its case wanted.
     taps, (gradients, tap_gradients) = section(arrays, "taps/"), split_gradients(section(arrays, "gradients/"))
-    return Run(arrays["output"], arrays["loss"], taps, gradients, backend, dtype, info, tap_gradients=tap_gradients)
+    return Run(arrays["output"], arrays["loss"], taps, gradients, about.backend, dtype, about.info, tap_gradients=tap_gradients)
 
 
 def judge_dumps(folder: Path) -> Report:
@@ -120,7 +161,7 @@ def judge_dumps(folder: Path) -> Report:
     Raises:
         SpecError: if there is no case in the folder, or a file is corrupt; every such file is listed.
     """
-    cases = sorted(path.parent for path in folder.rglob("case.json"))
+    cases = [path.parent for path in find(folder, "case.json")]
     if not cases:
         raise SpecError(f"{folder}: holds no case.json; export cases with 'concord export-case'")
     results, environments, problems = [], {}, []
@@ -139,8 +180,8 @@ def judge_dumps(folder: Path) -> Report:
 
 def _judge_dump(folder: Path) -> tuple[Result, dict[str, Any]]:
     request, manifest = read_exported(folder)
-    group, case, path = str(manifest["group"]), str(manifest["case"]), folder / "run.safetensors"
-    if not path.is_file():
+    group, case, path = manifest.group, manifest.case, folder / "run.safetensors"
+    if not os.path.lexists(path):
         return Result("dump", group, case, request.dtype, "missing", f"{path}: no such file", part=request.part), {}
     run = read_run(folder, request.dtype)
     verdict = judge(request.config, request.weights, request.batch, run, request.part)

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +17,12 @@ from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import Batch, round_inputs, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.deviations import NONE, Deviations
-from concord.spec.parameters import Weights, validate_weights
+from concord.spec.model import Observer
+from concord.spec.parameters import Weights, trainable, validate_weights
 from concord.spec.precision import precision
-from concord.spec.reference import Observer, observe, used_rows
+from concord.spec.reference import observe, used_rows
+from concord.spec.tensors import clause_of
+from concord.spec.training.trajectory import Training, Trajectory
 
 Array = NDArray[np.floating]
 
@@ -27,7 +31,7 @@ UNDECIDED = 0.1
 
 
 @dataclass(frozen=True)
-class Case:
+class JudgedProblem:
     """What a run is asked to compute, and by which rules it is judged.
 
     Attributes:
@@ -50,11 +54,7 @@ class Case:
     def key(self) -> str:
         """A digest of all of its content."""
         plain = [self.config.as_dict(), self.part, self.dtype, sorted(self.deviations.items()), self.gradients, self.unrounded]
-        digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
-        for name, array in sorted({**self.weights, **self.batch.arrays()}.items()):
-            digest.update(f"{name} {array.dtype} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).data)
-        return digest.hexdigest()
+        return digest(plain, {**self.weights, **self.batch.arrays()})
 
     @functools.cached_property
     def rounded(self) -> tuple[Weights, Batch]:
@@ -76,12 +76,58 @@ class Case:
             forced.taps if forced else None, forced.gradients if forced else None, self.is_unrounded, self.deviations,
         )  # fmt: skip
 
+    def clause(self, name: str) -> str:
+        """Return the clause that defines a tensor."""
+        return clause_of(self.config, name, self.part)
+
     def forget(self) -> None:
         """Let go of what it was computed from, which is made anew when it is wanted again."""
         self.__dict__.pop("rounded", None)
 
     def is_unrounded(self, tap: str) -> bool:
+        """Whether a tap is handed out before it is rounded."""
         return any(fnmatch.fnmatchcase(tap, pattern) for pattern in self.unrounded)
+
+
+@dataclass(frozen=True)
+class JudgedTraining:
+    """What a run is asked to do to a model, and by which rules it is judged: the same to its judge as a :class:`JudgedProblem`.
+
+    Attributes:
+        uncertain: by how much weights may differ from those that are given.
+    """
+
+    config: EncoderConfig
+    weights: Weights
+    training: Training
+    part: str = "model"
+    dtype: str = "float32"
+    deviations: Deviations = field(default_factory=lambda: NONE)
+    uncertain: Mapping[str, Array] = field(default_factory=dict)
+    rows: ClassVar[dict[str, NDArray[np.int64]]] = {}
+
+    @functools.cached_property
+    def key(self) -> str:
+        """A digest of all of its content."""
+        plain = [self.config.as_dict(), self.training.recipe.as_dict(), self.training.seed, self.training.reported, self.part, self.dtype, sorted(self.deviations.items())]
+        batches = {f"{step}.{number}.{name}": array for step, window in enumerate(self.training.windows) for number, batch in enumerate(window) for name, array in batch.arrays().items()}
+        return digest(plain, {**self.weights, **batches, **{f"uncertain.{name}": size for name, size in self.uncertain.items()}})
+
+    @property
+    def start(self) -> dict[str, Array]:
+        """Where training stands before its first step."""
+        return {f"parameters.{name}": array for name, array in self.weights.items() if name in trainable(self.config, self.part)}
+
+    def trajectory(self, arithmetic: Arithmetic) -> Trajectory:
+        """Return the training in some arithmetic, before its first step."""
+        weights = {name: precision(self.dtype).round(array) for name, array in self.weights.items()}
+        return Trajectory(self.config, weights, self.training, arithmetic, self.part, self.dtype, self.deviations, self.uncertain)
+
+    def clause(self, name: str) -> str:
+        """Return the clause that defines a tensor of a step."""
+        section = name.split(".")[2]
+        update = {"sgd": "OPT-2", "adam": "OPT-3", "rmsprop": "OPT-5"}[self.training.recipe.algorithm]
+        return {"losses": "LOS-2", "gradients": "GRD-1", "norm": "OPT-7", "clipped": "OPT-7", "rate": "OPT-9"}.get(section, update)
 
 
 @dataclass(frozen=True)
@@ -111,6 +157,7 @@ class Expectation:
         rows: which rows of a table's gradient can be other than zero.
         shapes: of every tensor that a run may deliver, those that are not judged in this way too; of those in ``rows`` without
             the other rows.
+        chained: whether each tap is computed from those before it, so that it says nothing once one of them does not.
     """
 
     dtype: str
@@ -119,6 +166,7 @@ class Expectation:
     clauses: dict[str, str]
     rows: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    chained: bool = True
 
     @property
     def nbytes(self) -> int:
@@ -130,15 +178,15 @@ class Expectation:
         value, sigma = self.values[name], self.sigmas.get(name, self.values[name])
         if name not in self.rows:
             return value, sigma
-        full, spread = np.zeros(sizes, value.dtype), np.full(sizes, precision(self.dtype).smallest_normal)
-        full[self.rows[name]], spread[self.rows[name]] = value, sigma
-        return full, spread
+        full, sigmas = np.zeros(sizes, value.dtype), np.full(sizes, precision(self.dtype).smallest_normal)
+        full[self.rows[name]], sigmas[self.rows[name]] = value, sigma
+        return full, sigmas
 
     @functools.cached_property
     def undecided(self) -> frozenset[str]:
         """Taps from the first one on whose sigma is no longer small beside its values. Gradients are always decided."""
         found: set[str] = set()
-        for name, value in self.values.items():
+        for name, value in self.values.items() if self.chained else ():
             if is_gradient(name):
                 break
             sigma = self.sigmas[name]
@@ -196,6 +244,15 @@ class Expectation:
         """Return which elements of a gradient have no noise, whatever it flows through, such as those behind a closed ReLU."""
         quiet: NDArray[np.bool_] = self.sigmas[name] <= 2 * least_sigma(self.values[name], self.dtype)
         return quiet
+
+
+def digest(plain: Any, arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Return a digest of plain data and arrays."""
+    digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
 
 
 def is_gradient(name: str) -> bool:

@@ -1,23 +1,35 @@
-"""Results as a page: one HTML file that needs nothing else, made from the data of a record alone (conformance/templates/)."""
+"""What a check, golden files, random cases and mutants came to, each as a page: one HTML file, made of the data of a record alone."""
 
 from __future__ import annotations
 
 import functools
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import jinja2
-from markupsafe import Markup
-
-from concord.conformance import drawing
-from concord.conformance.campaign import FAILED_WORKER, NOT_JUDGED
-from concord.conformance.report import SHORT, WORST_FIRST, number
-from concord.conformance.views import TONES, Case, Error, Run, Tensor, cases_of, clean, ordered, run_of, tail
-from concord.spec.deviations import KINDS
+from concord.conformance import drawing, record
+from concord.conformance.campaign import FAILED_WORKER, NOT_JUDGED, Report, Result
+from concord.conformance.comparison import Row
+from concord.conformance.diagnosis.replacement import role_of
+from concord.conformance.layout import render
+from concord.conformance.record import LIMITS, Document
+from concord.conformance.report import WORST_FIRST, number, repeated, speaker_of
+from concord.conformance.views import (
+    CaseResults,
+    cases_of,
+    clean,
+    gather,
+    gravity,
+    judged,
+    largest,
+    level,
+    ordered,
+    rows_of,
+    tail,
+    word,
+)
+from concord.spec.deviations import KNOWN_DEVIATIONS
 
 OPEN = 6
 """Cases that are unfolded when the page is opened: the gravest, as far as there are any that do not agree."""
@@ -25,14 +37,8 @@ OPEN = 6
 FINDINGS = 8
 """First divergences that are told in full at the top."""
 
-ROWS = 12
-"""Tensors of a diverging run that are listed."""
-
-TABLES = 24
-"""Diverging runs whose tensors are listed."""
-
-WORDS = 30_000
-"""Judged tensors, over all runs, up to which pointing at a tensor tells of every backend; beyond, only of the worst where all agree."""
+CELLS = 15_000
+"""Tensors, over all runs, up to which every case tells of every run; beyond, those that are not unfolded tell of the worst alone."""
 
 LINES = 12
 """Last lines of what a failed worker wrote."""
@@ -48,80 +54,67 @@ def page(data: Mapping[str, Any]) -> str:
         data: what :func:`concord.conformance.record.record` or :func:`concord.conformance.record.read` returned.
     """
     data = clean(data)
-    runs = [run_of(result, data) for result in data["results"]]
-    cases = cases_of(runs)
-    names, dtypes = (ordered(getattr(run, key) for run in runs) for key in ("backend", "dtype"))
+    read = record.document(data)
+    if isinstance(read.outcome, Report):
+        return _of_report(data, read, read.outcome)
+    from concord.conformance import pages  # of which some need more than a check
+
+    return pages.page(data, read)
+
+
+def _of_report(data: Mapping[str, Any], read: Document, report: Report) -> str:
+    results, truth = report.results, TRUTH[read.kind]
+    cases = cases_of(results)
+    names, dtypes = (ordered(getattr(result, key) for result in results) for key in ("backend", "dtype"))
     failing = [case for case in cases if case.order < 2]
-    findings = _findings(runs, {run: case.anchor for case in cases for run in case.runs})
-    text: str = _environment().get_template("report.html").render(
-        data=data,
-        headline=headline(runs, TRUTH[data["kind"]]),
-        truth=TRUTH[data["kind"]],
-        tone="bad" if any(run.status in ("diverges", "refused", "nondeterministic") for run in runs) else "broken" if data["exit_code"] == 3 else "good",
-        counts=Counter(run.status for run in sorted(runs, key=lambda run: run.gravity)),
+    findings = _findings(report, {id(result): case.anchor for case in cases for result in case.results})
+    histograms = _histograms(results, names, dtypes)
+    group = {"check": "variant", "golden": "source"}[read.kind]
+    failures, opened = _failures(results), {case.anchor for case in failing[:OPEN]}
+    large = sum(len(rows_of(result)) for result in results) > CELLS
+    places = {id(result): place for place, finding in enumerate(findings[:FINDINGS], 1) for result in finding["results"]}
+    sections = {
+        **({"findings": "What diverges"} if findings else {}), **({"failures": "What was not judged"} if failures else {}),
+        "matrix": f"{group.capitalize()}s", "cases": "Cases", **({"errors": "Errors"} if histograms else {}), "environments": "Backends",
+        **({"notes": "Notes"} if report.notes else {}), "reading": "How to read this",
+    }  # fmt: skip
+    return render(
+        "report.html",
+        data,
+        headline=headline(results, truth),
+        tone="bad" if any(result.status in ("diverges", "refused", "nondeterministic") for result in results) else "broken" if read.exit_code == 3 else "good",
+        compared=_compared(report, cases, truth),
+        sections=sections,
+        truth=truth,
+        group=group,
         names=names,
         dtypes=dtypes,
-        matrix=_matrix(runs, names, dtypes),
+        matrix=_matrix(results, names, dtypes),
         findings=findings[:FINDINGS],
         more_findings=len(findings[FINDINGS:]),
-        failures=_failures(runs),
+        told=lambda result: places.get(id(result)),
+        failures=failures,
         failing=failing,
         agreeing=[case for case in cases if case.order == 2],
-        opened={case.anchor for case in failing[:OPEN]},
-        listed=_listed(cases),
-        spreads=_spreads(runs, names, dtypes, data["limits"]),
-        environments=[_about(name, runs, data) for name in names],
-        figure=functools.partial(_figures, brief=sum(len(run.tensors) for run in runs) > WORDS),
+        opened=opened,
+        histograms=histograms,
+        environments=[_about(name, report) for name in names],
+        settings=report.settings,
+        notes=report.notes,
+        figure=functools.partial(_figures, brief=large),
+        table=lambda case: _table(case, large and case.anchor not in opened),
         finding=_finding,
-        most=ROWS,
+        limits=LIMITS,
     )
-    return text
-
-
-@functools.cache
-def style() -> str:
-    """Return the style sheet that Concord's pages share."""
-    return (Path(__file__).parent / "templates" / "report.css").read_text(encoding="utf-8")
-
-
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(
-        number=number,
-        nine=lambda value: f"{value:.9g}",
-        three=lambda value: f"{value:.3g}",
-        short=lambda dtype: SHORT.get(dtype, dtype),
-        tone=lambda status: TONES.get(status, "broken"),
-        verb=lambda status, count: {"agrees": "agree", "diverges": "diverge"}.get(status, status) if count != 1 else status,
-        percent=_percent,
-        soft=_soft,
-    )
-    return environment
-
-
-def _soft(name: str) -> Markup:
-    """Return a name that may be broken after a dot, colon or slash."""
-    return Markup("<wbr>").join(re.findall(r"[^.:/]*[.:/]|[^.:/]+", name))
-
-
-def _percent(part: float, whole: float) -> str:
-    share = 100 * part / whole if whole else 0.0
-    return f"{share:.0f}" if share in (0, 100) else f"{min(max(share, 0.1), 99.9):.1f}"
 
 
 # Words.
 
 
-def headline(runs: Sequence[Run], truth: str = "oracle") -> str:
+def headline(results: Sequence[Result], truth: str = "oracle") -> str:
     """Return the whole in one sentence."""
-    names = ordered(run.backend for run in runs)
-    found = {name: Counter(run.status for run in runs if run.backend == name) for name in names}
+    names = ordered(result.backend for result in results)
+    found = {name: Counter(result.status for result in results if result.backend == name) for name in names}
     diverging = [name for name in names if found[name]["diverges"] + found[name]["refused"]]
     failing = [name for name in names if any(found[name][status] for status in FAILED_WORKER)]
     changing = [name for name in names if found[name]["nondeterministic"] and name not in diverging]
@@ -135,17 +128,17 @@ def headline(runs: Sequence[Run], truth: str = "oracle") -> str:
     parts = []
     if diverging:
         wrong = sum(found[name]["diverges"] + found[name]["refused"] for name in diverging)
-        parts.append(f"{_and(diverging)} {_verb(diverging, 'diverges', 'diverge')} from the {truth} in {wrong} of {total(diverging)}")
+        parts.append(f"{joined(diverging)} {_verb(diverging, 'diverges', 'diverge')} from the {truth} in {wrong} of {total(diverging)}")
     if changing:
         differ = sum(found[name]["nondeterministic"] for name in changing)
-        parts.append(f"{_and(changing)} {_verb(changing, 'differs', 'differ')} when run again in {differ} of {total(changing)}")
+        parts.append(f"{joined(changing)} {_verb(changing, 'differs', 'differ')} when run again in {differ} of {total(changing)}")
     if failing:
         owed = sum(found[name][status] for name in failing for status in FAILED_WORKER)
-        parts.append(f"{_and(failing)} gave no result in {owed} of {total(failing)}")
+        parts.append(f"{joined(failing)} gave no result in {owed} of {total(failing)}")
     if unjudged:
-        parts.append(f"Concord failed to judge {sum(found[name][NOT_JUDGED] for name in unjudged)} of {total(unjudged)} of {_and(unjudged)}")
+        parts.append(f"Concord failed to judge {sum(found[name][NOT_JUDGED] for name in unjudged)} of {total(unjudged)} of {joined(unjudged)}")
     if agreeing:
-        parts.append(f"{_and(agreeing)} {_verb(agreeing, 'agrees', 'agree')} with the {truth}" + ("" if parts else " to within rounding, in every tensor of every run that was judged"))
+        parts.append(f"{joined(agreeing)} {_verb(agreeing, 'agrees', 'agree')} with the {truth}" + ("" if parts else " to within rounding, in every tensor of every run that was judged"))
     return "; ".join(parts) + "." if parts else "Nothing was judged."
 
 
@@ -153,92 +146,129 @@ def _verb(names: Sequence[str], one: str, more: str) -> str:
     return one if len(names) == 1 else more
 
 
-def _and(names: Sequence[str]) -> str:
+def joined(names: Sequence[str]) -> str:
+    """Return names as a sentence has them."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _finding(run: Run) -> dict[str, Any]:
+def _compared(report: Report, cases: Sequence[CaseResults], truth: str) -> list[str]:
+    """Say what was compared, with what, and what became of it."""
+    results, settings = report.results, report.settings
+    names = [f"{name} {version}" if (version := report.environments.get(name, {}).get("version")) else name for name in ordered(result.backend for result in results)]
+    counts = Counter(result.status for result in sorted(results, key=gravity))
+    verbs = {"agrees": "agree", "diverges": "diverge"}
+    said = ", ".join(f"{count} {verbs.get(status, status) if count > 1 else status}" for status, count in counts.items())
+    groups = ordered(result.group for result in results)
+    of_groups = f" of {', '.join(groups) if len(groups) <= 3 else f'{len(groups)} variants or sources'}" if groups else ""
+    how = ", ".join([settings.implementation, settings.execution, *(settings.devices or [settings.device])])
+    dtypes = ", ".join(ordered(result.dtype for result in results))
+    compared = f"Compared: every tensor that {', '.join(names)} computed in {len(cases)} case{'' if len(cases) == 1 else 's'}{of_groups}, in {dtypes} ({how}), with the {truth}."
+    return [*([compared] if results else []), f"{len(results)} run{'' if len(results) == 1 else 's'}{': ' if said else ''}{said}."]
+
+
+def _finding(result: Result) -> dict[str, Any]:
     """Return what is to be said of a run's first divergence."""
-    assert run.first is not None
-    row = run.rows[run.first]
-    judged = row["local"] or row["end_to_end"]
-    values = {key: float(row[key]) for key in ("actual", "expected", "tolerance", "ratio")}
+    row = result.first_divergence
+    assert row is not None
+    assert result.verdict is not None
+    diagnosis = result.verdict.diagnosis
+    there = judged(row, "end_to_end")
     return {
-        **row,
-        **values,
-        "clause": run.diagnosis["clauses"][0] if run.diagnosis else row["clause"],
-        "run": run,
-        "judged": judged,
-        "difference": values["actual"] - values["expected"],
-        "place": ", ".join(map(str, row["element"])),
-        "z": float(judged["z"]) if judged else math.inf,
-        "rms": float(judged["rms"]) if judged else math.inf,
-        "arrives": _arrival(run, row["tensor"]),
-        "arrives_here": float(row["end_to_end"]["ratio"]) if row["local"] and row["end_to_end"] and row["end_to_end"]["status"] != "undetermined" else None,
+        "result": result,
+        "row": row,
+        "judged": row.deciding,
+        "clause": diagnosis.clause if diagnosis else row.clause,
+        "diagnosis": diagnosis,
+        "seen": _seen(result),
+        "at_the_end": _at_the_end(result, row),
+        "end_to_end": there.ratio if row.local and there else None,
     }
 
 
-def _arrival(run: Run, first: str) -> dict[str, Any] | None:
+def _seen(result: Result) -> list[str]:
+    """Return what is said of a divergence besides a cause: what is seen, where the cause is not certain, and notes."""
+    diagnosis = result.verdict.diagnosis if result.verdict else None
+    if diagnosis is None:
+        return []
+    shown = [diagnosis.description.text] if diagnosis.description and not (diagnosis.cause and diagnosis.cause.confident) else []
+    return [*shown, *diagnosis.notes]
+
+
+def _at_the_end(result: Result, first: Row) -> dict[str, Any] | None:
     """Return how far off the result of the model is; None where it began there."""
-    end = next((tensor for name in ("logits", "loss") for tensor in run.tensors if tensor.name == name), None)
-    if end is None or end.name == first:
+    assert result.verdict is not None
+    end = next((row for name in ("logits", "loss") if (row := result.verdict.row(name))), None)
+    if end is None or end.tensor == first.tensor:
         return None
-    return {"tensor": end.name, "ratio": end.end_to_end.ratio if end.end_to_end else None}
+    found = judged(end, "end_to_end")
+    return {"tensor": end.tensor, "ratio": found.ratio if found else None}
 
 
-def _findings(runs: Sequence[Run], anchors: Mapping[Run, str]) -> list[dict[str, Any]]:
-    """Return the first divergences, one for all runs of a backend that diverge first at the same tensor."""
-    gathered: dict[tuple[str, str], list[Run]] = {}
-    for run in runs:
-        if run.first is not None and run.first in run.rows:
-            gathered.setdefault((run.backend, run.first), []).append(run)
+def _findings(report: Report, anchors: Mapping[int, str]) -> list[dict[str, Any]]:
+    """Return the first divergences, one for all runs of a backend that diverge first at the same tensor, of whatever layer."""
+    wrong = [(result, role_of(row.tensor)) for result in report.results if (row := result.first_divergence)]
     told = []
-    for found in gathered.values():
-        speaker = min(found, key=lambda run: run.gravity)
-        others = [(run, anchors[run]) for run in found if run is not speaker]
-        told.append({**_finding(speaker), "anchor": anchors[speaker], "others": others})
+    for entries in gather(wrong, lambda entry: (entry[0].backend, entry[1])):
+        found, tensor = [result for result, _ in entries], entries[0][1]
+        speaker = speaker_of(found)
+        others = [(result, anchors[id(result)]) for result in found if result is not speaker]
+        together = [one.text for one in report.conclusions if others and (one.backend, one.tensor) == (speaker.backend, tensor)]
+        told.append({**_finding(speaker), "anchor": anchors[id(speaker)], "results": found, "others": others, "together": together})
     return sorted(told, key=lambda finding: -len(finding["others"]))
 
 
-def _failures(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _failures(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Return what kept backends from giving results, one for all runs of a backend with the same."""
-    gathered: dict[tuple[str, str, str], list[Run]] = {}
-    for run in runs:
-        if run.detail or run.stderr:
-            gathered.setdefault((run.backend, run.status, run.detail), []).append(run)
+    gathered = gather((result for result in results if result.detail or result.stderr), lambda result: (result.backend, result.status, result.detail))
     told = [
-        {"run": found[0], "runs": found, "lines": next((run.stderr for run in found if run.stderr), "").splitlines()[-LINES:]}
-        for found in gathered.values()
+        {"result": found[0], "results": found, "lines": next((result.stderr for result in found if result.stderr), "").splitlines()[-LINES:]}
+        for found in gathered
     ]
-    return sorted(told, key=lambda failure: WORST_FIRST.index(failure["run"].status))
+    return sorted(told, key=lambda failure: WORST_FIRST.index(failure["result"].status))
 
 
 # Tables.
 
 
-def _matrix(runs: Sequence[Run], names: Sequence[str], dtypes: Sequence[str]) -> list[dict[str, Any]]:
+def _matrix(results: Sequence[Result], names: Sequence[str], dtypes: Sequence[str]) -> list[dict[str, Any]]:
     """Return a row for each group: for each backend, for each precision, the run that speaks for all."""
-    gathered: dict[tuple[str, str, str], list[Run]] = {}
-    for run in runs:
-        gathered.setdefault((run.group, run.backend, run.dtype), []).append(run)
+    gathered: dict[tuple[str, str, str], list[Result]] = {}
+    for result in results:
+        gathered.setdefault((result.group, result.backend, result.dtype), []).append(result)
 
     def cell(group: str, name: str, dtype: str) -> dict[str, Any] | None:
         found = gathered.get((group, name, dtype))
-        return {"run": min(found, key=lambda run: run.gravity), "count": Counter(run.status for run in found)} if found else None
+        return {"result": min(found, key=gravity), "count": Counter(result.status for result in found)} if found else None
 
-    groups = ordered(run.group for run in runs)
+    groups = ordered(result.group for result in results)
     return [{"group": group, "cells": [[(dtype, cell(group, name, dtype)) for dtype in dtypes] for name in names]} for group in groups]
 
 
-def _listed(cases: Sequence[Case]) -> set[Run]:
-    """Return the diverging runs whose tensors are listed: on a page there is room for so many."""
-    return set([run for case in cases for run in case.runs if run.status == "diverges"][:TABLES])
+def _table(case: CaseResults, brief: bool) -> dict[str, Any]:
+    """Return the tensors of a case: for each the errors of all runs in tolerances, or the largest and whose it is."""
+    results = [result for result in case.results if result.verdict]
+    found: dict[str, dict[int, Row]] = {}
+    for place, result in enumerate(results):
+        for row in rows_of(result):
+            found.setdefault(row.tensor, {})[place] = row
+    rows = []
+    for name, of_runs in found.items():
+        place, worst = max(of_runs.items(), key=lambda entry: entry[1].ratio)
+        cells = [worst] if brief else [of_runs.get(place) for place in range(len(results))]
+        rows.append({"tensor": name, "row": worst, "cells": [_cell(row) for row in cells], "whose": results[place]})
+    return {"results": results, "rows": rows, "brief": brief}
 
 
-def _about(name: str, runs: Sequence[Run], data: Mapping[str, Any]) -> dict[str, Any]:
+def _cell(row: Row | None) -> tuple[str, bool]:
+    if row is None:
+        return "–", False
+    return (number(row.ratio), row.status == "diverges") if row.status in ("agrees", "diverges") else (row.status, False)
+
+
+def _about(name: str, report: Report) -> dict[str, Any]:
     """Return what is known of a backend: facts, what was measured, and where it declares to deviate."""
-    facts = dict(data["backends"].get(name, {}))
-    place = str(facts.get("device") or data["settings"]["device"])  # its own, where there are several
+    facts, settings = dict(report.environments.get(name, {})), report.settings
+    place = str(facts.get("device") or settings.device)  # its own, where there are several
     device, alone = place.split(":")[0], name.removesuffix(f" {place}")
     declared = facts.pop("deviations", [])
     declared = declared.get(device, []) if isinstance(declared, dict) else declared
@@ -252,27 +282,15 @@ def _about(name: str, runs: Sequence[Run], data: Mapping[str, Any]) -> dict[str,
         "facts": {key.replace("_", " "): plain(value) for key, value in facts.items()},
         "measured": {key.replace("_", " ").removesuffix(" bytes"): _quantity(key, value) for key, value in measured.items()},
         "deviations": [{"clause": _clause(entry), **{key: str(entry.get(key, "")) for key in ("name", "value", "reason")}} for entry in deviations],
-        "statuses": Counter(run.status for run in runs if run.backend == name),
-        "elsewhere": [f"{kind} {data['settings'][key][alone]}" for kind, key in (("interpreter", "python"), ("host", "ssh")) if alone in data["settings"][key]],
+        "statuses": Counter(result.status for result in report.results if result.backend == name),
+        "elsewhere": [f"{kind} {places[alone]}" for kind, places in (("interpreter", settings.python), ("host", settings.ssh)) if alone in places],
         "place": place,
-        "repeated": _repeated([run for run in runs if run.backend == name and run.repeats]),
+        "repeated": repeated([result for result in report.results if result.backend == name]),
     }
 
 
-def _repeated(runs: Sequence[Run]) -> str:
-    """Return whether runs on the same inputs gave the same bits, in words; nothing if none were repeated."""
-    if not runs:
-        return ""
-    differing = [(run, run.repeats["differing"]) for run in runs if run.repeats and not run.repeats["equal"]]
-    head = f"{runs[0].repeats['times'] if runs[0].repeats else 1} runs each of {len(runs)} job{'' if len(runs) == 1 else 's'}"
-    if not differing:
-        return f"{head}: bit-equal"
-    first, tensors = differing[0]
-    return f"{head}: {sum(len(names) for _, names in differing)} tensors of {len(differing)} differ, first {tensors[0]} of {first.case}, {first.dtype}"
-
-
 def _clause(deviation: Mapping[str, Any]) -> str:
-    kind = KINDS.get(str(deviation.get("name")))
+    kind = KNOWN_DEVIATIONS.get(str(deviation.get("name")))
     return str(deviation.get("clause") or (kind.clause if kind else ""))
 
 
@@ -294,49 +312,47 @@ def plain(value: object) -> str:
 # Figures.
 
 
-def _figures(runs: Sequence[Run], brief: bool) -> list[dict[str, Any]]:
+def _figures(results: Sequence[Result], brief: bool) -> list[dict[str, Any]]:
     """Return strips and lines for runs of one case and precision: as many figures as there are different sets of tensors."""
-    brief = brief and not any(run.beyond for run in runs)
-    gathered: dict[tuple[str, ...], list[Run]] = {}
-    for run in runs:
-        if any(tensor.level(kind) is not None for tensor in run.tensors for kind in ("local", "end_to_end")):
-            gathered.setdefault(tuple(tensor.name for tensor in run.tensors), []).append(run)
-    return [_drawn(found, brief) for found in gathered.values()]
+    shown = [result for result in results if any(level(row, way) is not None for row in rows_of(result) for way in ("local", "end_to_end"))]
+    return [_drawn(found, brief) for found in gather(shown, lambda result: tuple(row.tensor for row in rows_of(result)))]
 
 
-def _drawn(runs: Sequence[Run], brief: bool) -> dict[str, Any]:
-    tensors = runs[0].tensors
-    kinds = [kind for kind in ("local", "end_to_end") if any(getattr(tensor, kind) for run in runs for tensor in run.tensors)] or ["end_to_end"]
-    bands = _bands([tensor.name for tensor in tensors])
+def _drawn(results: Sequence[Result], brief: bool) -> dict[str, Any]:
+    tables = [rows_of(result) for result in results]
+    names = [row.tensor for row in tables[0]]
+    kinds = [kind for kind in ("local", "end_to_end") if any(judged(row, kind) for table in tables for row in table)] or ["end_to_end"]
+    bands = _bands(names)
     bounds = [sum(size for _, size in bands[:place]) for place in range(1, len(bands))]
-    names = [tensor.name for tensor in tensors]
-    lines = [[tensor.end_to_end.ratio if tensor.end_to_end else None for tensor in run.tensors] for run in runs]
-    about = "; ".join(f"{run.backend} {run.word}" + (f" at {run.largest.name}" if run.largest else "") for run in runs)
+    lines = [[there.ratio if (there := judged(row, "end_to_end")) else None for row in table] for table in tables]
+    about = "; ".join(f"{result.backend} {word(result)}" + (f" at {worst.tensor}" if (worst := largest(result)) else "") for result in results)
+    firsts = [result.first_divergence for result in results]
+    titles = [_title(list(zip(results, rows, strict=True)), brief) for rows in zip(*tables, strict=True)]
     return {
-        "runs": runs,
+        "results": results,
         "kinds": kinds,
         "bands": bands,
-        "columns": len(tensors),
+        "columns": len(names),
         "strips": drawing.strips(
-            [[[tensor.level(kind) for tensor in run.tensors] for run in runs] for kind in kinds],
-            [_title([(run, run.tensors[place]) for run in runs], brief) for place in range(len(tensors))],
-            f"{runs[0].case}, {runs[0].dtype}: largest error in tolerances: {about}",
+            [[[level(row, kind) for row in table] for table in tables] for kind in kinds],
+            titles,
+            f"{results[0].case}, {results[0].dtype}: largest error in tolerances: {about}",
             bounds,
-            [names.index(run.first) if run.first in names else None for run in runs],
+            [names.index(first.tensor) if first else None for first in firsts],
         ),
-        "growth": drawing.growth(lines, f"Error end to end along the {len(tensors)} tensors, in tolerances", bounds),
+        "growth": drawing.growth(lines, f"Error end to end along the {len(names)} tensors, in tolerances", bounds),
         "ticks": drawing.ticks(*drawing.decades(lines)),
     }
 
 
-def _title(column: Sequence[tuple[Run, Tensor]], brief: bool) -> str:
-    """Return what is said of a tensor that is pointed at: of each run, or of the worst."""
-    lines = [f"{column[0][1].name} ({column[0][1].clause})"]
-    for run, tensor in [max(column, key=lambda entry: entry[1].ratio)] if brief else column:
-        ways = [f"{word} z {e.z:.2g} rms {e.rms:.2g}" for word, e in (("local", tensor.local), ("end to end", tensor.end_to_end)) if e]
-        status = "" if tensor.status == "agrees" else f" {tensor.status}"
-        ratio = f" {number(tensor.ratio)}" if tensor.status in ("agrees", "diverges") else ""
-        lines.append(f"{tail(run.backend)}{ratio}{status}: {', '.join(ways) or 'not compared'}")
+def _title(column: Sequence[tuple[Result, Row]], brief: bool) -> str:
+    """Return what is said of a tensor that is pointed at: its name, and unless there is little room the errors of each run."""
+    lines = [f"{column[0][1].tensor} ({column[0][1].clause})"]
+    for result, row in () if brief else column:
+        ways = [f"{words} z {error.z:.2g} rms {error.rms:.2g}" for words, way in (("local", "local"), ("end to end", "end_to_end")) if (error := judged(row, way))]
+        status = "" if row.status == "agrees" else f" {row.status}"
+        ratio = f" {number(row.ratio)}" if row.status in ("agrees", "diverges") else ""
+        lines.append(f"{tail(result.backend)}{ratio}{status}: {', '.join(ways) or 'not compared'}")
     return "\n".join(lines)
 
 
@@ -354,38 +370,35 @@ def _bands(names: Sequence[str]) -> list[tuple[str, int]]:
     return bands
 
 
-def _spreads(runs: Sequence[Run], names: Sequence[str], dtypes: Sequence[str], limits: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _histograms(results: Sequence[Result], names: Sequence[str], dtypes: Sequence[str]) -> list[dict[str, Any]]:
     """Return a histogram for each backend and precision."""
-    found = ((name, dtype, [run for run in runs if (run.backend, run.dtype) == (name, dtype) and run.tensors]) for name in names for dtype in dtypes)
-    return [_spread(name, dtype, of_these, limits) for name, dtype, of_these in found if of_these]
+    found = ((name, dtype, [result for result in results if (result.backend, result.dtype) == (name, dtype) and result.verdict]) for name in names for dtype in dtypes)
+    return [_histogram(name, dtype, of_these) for name, dtype, of_these in found if of_these]
 
 
-def _spread(name: str, dtype: str, runs: Sequence[Run], limits: Mapping[str, Any]) -> dict[str, Any]:
-    edges = limits["bins"]
-    counts = {kind: [0] * (len(edges) + 1) for kind in ("local", "end_to_end")}
-    largest = {"local": 0.0, "end_to_end": 0.0}
-    for run in runs:
-        for tensor in run.tensors:
-            for kind, count in counts.items():
-                error: Error | None = getattr(tensor, kind)
-                if error:
-                    largest[kind] = max(largest[kind], error.z)
-                    for place, elements in enumerate(error.spread[: len(count)]):
-                        count[place] += elements
+def _histogram(name: str, dtype: str, results: Sequence[Result]) -> dict[str, Any]:
+    counts = {kind: [0] * (len(LIMITS["bins"]) + 1) for kind in ("local", "end_to_end")}
+    most = {"local": 0.0, "end_to_end": 0.0}
+    for row in (row for result in results for row in rows_of(result)):
+        for kind, count in counts.items():
+            error = judged(row, kind)
+            if error:
+                most[kind] = max(most[kind], error.z)
+                for place, elements in enumerate(error.histogram):
+                    count[place] += elements
     kind = "local" if sum(counts["local"]) else "end_to_end"
-    filled, outlined = counts[kind], counts["end_to_end"] if kind == "local" else []
-    below = sum(count for count, edge in zip(filled, edges, strict=False) if edge <= 1)
-    beyond = sum(count for count, edge in zip(filled, [0.0, *edges], strict=True) if edge >= limits["z"])
+    return {"backend": name, "dtype": dtype, "kind": kind, "largest": most[kind], "end_to_end": most["end_to_end"], **histogram(counts[kind], counts["end_to_end"] if kind == "local" else [], f"{name}, {dtype}")}
+
+
+def histogram(filled: Sequence[int], outlined: Sequence[int], whose: str) -> dict[str, Any]:
+    """Return the drawing of how many elements have which error in sigma, and what is said below it."""
+    edges, z = LIMITS["bins"], LIMITS["z"]
+    over = sum(count for count, edge in zip(filled, [0.0, *edges], strict=True) if edge >= z)
     return {
-        "backend": name,
-        "dtype": dtype,
-        "kind": kind,
         "elements": sum(filled),
-        "below": below,
-        "beyond": beyond,
-        "largest": largest[kind],
-        "arrives": largest["end_to_end"],
-        "at": round(100 * drawing.position(limits["z"], edges) / (len(edges) + 1), 1),
+        "below": sum(count for count, edge in zip(filled, edges, strict=False) if edge <= 1),
+        "beyond": over,
+        "at": round(100 * drawing.position(z, edges) / (len(edges) + 1), 1),
         "one": round(100 * drawing.position(1.0, edges) / (len(edges) + 1), 1),
-        "svg": drawing.histogram(filled, outlined, edges, limits["z"], f"{name}, {dtype}: errors of {sum(filled)} elements in sigma; {beyond} beyond {limits['z']:g}"),
+        "svg": drawing.histogram(filled, outlined, edges, z, f"{whose}: errors of {sum(filled)} elements in sigma; {over} beyond {z:g}"),
     }

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from concord.backends.interface import Run
 from concord.conformance import tolerance
+from concord.conformance.breakdown import axes_of, break_down
 from concord.conformance.comparison import NOT_DELIVERED, Judgement, Row, Verdict
 from concord.conformance.diagnosis import diagnose
-from concord.conformance.expectation import Case, Expectation, Forced, is_gradient, is_tap_gradient, root_mean_square
-from concord.conformance.scoring import judge_tensor
+from concord.conformance.expectation import Expectation, Forced, JudgedProblem, is_gradient, is_tap_gradient, root_mean_square
+from concord.conformance.scoring import judge_tensor, scores_of
 from concord.conformance.tolerance import Z
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
@@ -50,12 +51,17 @@ def judge(
     dtype: str | None = None,
     end_to_end: bool = True,
 ) -> Verdict:
-    """Judge a run against the oracle.
+    """Judge a run against the oracle: every tensor that it delivers, each step by itself and from the inputs (SPEC PRT-2).
 
     Args:
-        config, weights, batch, part: what the run was asked to compute.
-        run: what a backend returned. Whatever was requested of it and is missing diverges. ``run.info`` may declare
-            ``deviations`` (:mod:`concord.spec.deviations`) and ``undelivered_taps``.
+        config: the member of the family that the run was asked to compute.
+        weights: its weights, by canonical name, before they were rounded to the precision of the run (SPEC WGT-1, PRC-2).
+        batch: its inputs (SPEC INP-1).
+        part: one of :data:`concord.spec.tensors.PARTS`.
+        run: what a backend returned, or a :class:`concord.backends.interface.Run` made of tensors from anywhere. A tap that
+            it lacks is not judged, and :attr:`Verdict.unchecked` says so; if ``run.info`` declares ``undelivered_taps``, any other
+            that it lacks diverges. Gradients come all or none. ``run.info`` may declare ``deviations`` too
+            (:mod:`concord.spec.deviations`, SPEC PRC-4).
         expectation: gives tensors to compare with in place of the reference's, end to end.
         derive: how the tensors of the run become those that are expected, where they are not the same.
         dtype: the precision or mode to judge by; by default the run's.
@@ -67,20 +73,19 @@ def judge(
     dtype = dtype or run.dtype
     wanted = "gradients" in run.requested and (expectation is not None or bool(run.gradients))
     deviations = in_precision(declared(run.info.get("deviations", [])), dtype)
-    case = Case(config, weights, batch, part, dtype, deviations, wanted, tuple(run.info.get("unrounded_taps", ())))
+    case = JudgedProblem(config, weights, batch, part, dtype, deviations, wanted, tuple(run.info.get("unrounded_taps", ())))
     return _Judging(case, run, derive).verdict(expectation, expectation is None and bool(run.taps), end_to_end)
 
 
 class _Judging:
     """One run before its judge."""
 
-    def __init__(self, case: Case, run: Run, derive: Derivation | None) -> None:
+    def __init__(self, case: JudgedProblem, run: Run, derive: Derivation | None) -> None:
         self.case, self.run = case, run
         self.output = output_name(case.config, case.part)
-        self.delivered = {**run.taps, **{f"gradients.{name}": array for name, array in run.gradients.items()}}
+        self.delivered = {self.output: run.output, "loss": run.loss, **run.taps, **{f"gradients.{name}": array for name, array in run.gradients.items()}}
         self.delivered |= {f"gradients.taps.{name}": array for name, array in run.tap_gradients.items()}
-        if not run.taps:
-            self.delivered |= {"loss": run.loss, self.output: run.output}
+        self.delivered |= run.steps
         if derive:
             self.delivered = derive(self.delivered)
         self.declared = run.info.get("undelivered_taps")
@@ -92,11 +97,11 @@ class _Judging:
         wanted = {name: expected.clauses[name] for name in shapes if self.requested(name) and (local or name in expected.values)}
         faults = {name: self.fault(name, clause, shapes[name]) for name, clause in wanted.items()}
         sound = [name for name in wanted if faults[name] is None]
-        from_inputs = _EndToEnd(self, expected).judgements([name for name in sound if name in expected.sigmas])
+        from_inputs = _EndToEnd(self, expected, deciding=not local).judgements([name for name in sound if name in expected.sigmas])
         del expected  # the other way takes as much memory
         by_step = self.local(sound, shapes) if local else {}
         self.case.forget()
-        table = [faults[name] or self.row(name, clause, by_step.get(name), from_inputs.get(name)) for name, clause in wanted.items()]
+        table = [faults[name] or self.row(name, clause, by_step.get(name), from_inputs.get(name), len(shapes[name])) for name, clause in wanted.items()]
         table += [Row(name, clause_of(self.case.config, name, self.case.part), "undelivered", note=NOT_DELIVERED) for name in self.without_gradients()]
         verdict = Verdict(table, case=self.case if local else None)
         first = verdict.first_divergence
@@ -127,6 +132,8 @@ class _Judging:
             return name in self.delivered
         if is_gradient(name):
             return "gradients" in self.run.requested
+        if name in self.run.steps or "steps" in self.run.requested:
+            return True
         return "taps" in self.run.requested or name in ("loss", self.output)
 
     def without_gradients(self) -> list[str]:
@@ -140,7 +147,7 @@ class _Judging:
         actual = self.delivered.get(name)
 
         def fault(note: str, status: str = "diverges") -> Row:
-            return Row(name, clause, status, note=note, size=math.prod(shape))
+            return Row(name, clause, status, note=note, size=math.prod(shape), axes=axes_of(self.case, name, len(shape)))
 
         if actual is None:
             note = NOT_DELIVERED if self.declared is None else "declared by the backend"
@@ -158,14 +165,14 @@ class _Judging:
 
     def may_lack(self, name: str) -> bool:
         """Return whether a tensor may be missing: a tap that was declared away, or any if the backend does not say which it has not."""
-        if is_gradient(name) or name == self.output:
+        if is_gradient(name) or name == self.output or "steps" in self.run.requested:
             return False
         return self.declared is None or (name != "loss" and any(fnmatch.fnmatch(name, pattern) for pattern in self.declared))
 
-    def row(self, name: str, clause: str, local: Judgement | None, end_to_end: Judgement | None) -> Row:
+    def row(self, name: str, clause: str, local: Judgement | None, end_to_end: Judgement | None, rank: int) -> Row:
         deciding = local or end_to_end
         assert deciding is not None
-        return Row(name, clause, deciding.status, local, end_to_end, deciding.note, deciding.size)
+        return Row(name, clause, deciding.status, local, end_to_end, deciding.note, deciding.size, axes_of(self.case, name, rank))
 
     @functools.cached_property
     def half(self) -> bool:
@@ -207,27 +214,36 @@ class _Judging:
         lenient = name in expectation.singular
         return self.judged(name, expectation, sigma, sound and not lenient, lenient)
 
-    def judged(self, name: str, expectation: Expectation, sigma: Array, strict: bool, lenient: bool) -> Judgement:
-        """Judge one tensor; of a table's gradient the rows that are used, if the others are zero."""
+    def judged(self, name: str, expectation: Expectation, sigma: Array, strict: bool, lenient: bool, deciding: bool = True) -> Judgement:
+        """Judge one tensor; of a table's gradient the rows that are used, if the others are zero.
+
+        Args:
+            deciding: whether it is to be said where in the tensor the error lies, if it diverges.
+        """
         actual, value = self.delivered[name], expectation.values[name]
         if name in expectation.undecided_rows:
             sigma = np.where(expectation.undecided_rows[name], np.nan, sigma)
         rows = expectation.rows.get(name)
-        if rows is None:
-            return judge_tensor(actual, value, sigma, self.case.dtype, strict, lenient)
-        others = np.ones(len(actual), bool)
-        others[rows] = False
-        if (abs(actual[others]) > Z * precision(self.case.dtype).smallest_normal).any() or np.isnan(actual[others]).any():
-            return judge_tensor(actual, *expectation.whole(name, actual.shape), self.case.dtype, strict, lenient)
-        found = judge_tensor(actual[rows], value, sigma, self.case.dtype, strict, lenient)
-        return replace(found, element=(int(rows[found.element[0]]), *found.element[1:])) if found.element else found
+        if rows is not None:
+            others = np.ones(len(actual), bool)
+            others[rows] = False
+            if (abs(actual[others]) > Z * precision(self.case.dtype).smallest_normal).any() or np.isnan(actual[others]).any():
+                rows, (value, sigma) = None, expectation.whole(name, actual.shape)
+            else:
+                actual = actual[rows]
+        found = judge_tensor(actual, value, sigma, self.case.dtype, strict, lenient)
+        if deciding and found.status == "diverges":
+            axes = axes_of(self.case, name, value.ndim)
+            axes = axes if rows is None else (f"{axes[0]} in use", *axes[1:])
+            found = replace(found, breakdown=break_down(actual, value, sigma, scores_of(actual, value, sigma, strict, lenient), axes, rows))
+        return replace(found, element=(int(rows[found.element[0]]), *found.element[1:])) if rows is not None and found.element else found
 
 
 class _EndToEnd:
     """The judgement of one run end to end."""
 
-    def __init__(self, judging: _Judging, expectation: Expectation) -> None:
-        self.judging, self.expectation = judging, expectation
+    def __init__(self, judging: _Judging, expectation: Expectation, deciding: bool) -> None:
+        self.judging, self.expectation, self.deciding = judging, expectation, deciding
 
     def judgements(self, names: Sequence[str]) -> dict[str, Judgement]:
         """Judge tensors; gradients by taps are judged locally alone."""
@@ -240,7 +256,7 @@ class _EndToEnd:
         if name in self.expectation.undecided:
             return Judgement("undetermined", size=size, note="rounding may have grown beyond a tenth of it")
         lenient = name in self.expectation.singular
-        return self.judging.judged(name, self.expectation, self.expectation.sigmas[name], not lenient, lenient)
+        return self.judging.judged(name, self.expectation, self.expectation.sigmas[name], not lenient, lenient, self.deciding)
 
 
 def _is_noise(value: Array, sigma: Array) -> bool:

@@ -30,6 +30,7 @@ SEVERAL = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of the plug-in."""
     group = parser.getgroup("concord", "conformance of Transformer encoders")
     for name, (metavar, text) in SEVERAL.items():
         group.addoption(f"--concord-{name}", action="append", metavar=metavar, help=text)
@@ -40,7 +41,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Make the markers known that the suite uses."""
     config.addinivalue_line("markers", "xdist_group(name): tests that share a process where tests run in parallel")
+    config.addinivalue_line("markers", "slow: whole training runs; leave them out with -m 'not slow'")
 
 
 class Workers:
@@ -71,15 +74,18 @@ class Workers:
     def conform(self, backend: str, job: Job) -> None:
         """Run a job and fail with the first divergence in words."""
         from concord.backends.interface import Unsupported
+        from concord.backends.worker import WorkerFailure
         from concord.conformance.campaign import Result
         from concord.conformance.report import divergence_lines
 
         settings = self.settings
         problem = (job.config, job.weights, job.batch, job.part, job.dtype)
         try:
-            run = self.get(backend).run(*problem, settings.implementation, settings.execution, gradients=self.gradients)
+            run = self.get(backend).run(*problem, settings.implementation, settings.execution, job.training is None, self.gradients, training=job.training)
         except Unsupported as reason:
             pytest.skip(f"unsupported: {reason}")
+        except WorkerFailure as failure:
+            pytest.fail("\n".join([f"{backend} {failure.status}: {failure.detail}", *(f"  | {line}" for line in failure.stderr.splitlines()[-3:])]), pytrace=False)
         verdict = job.judge(run)
         if verdict.status == "undetermined":
             pytest.skip(f"{job.dtype} determines no tensor of this case")
@@ -117,6 +123,7 @@ def concord_golden(request: pytest.FixtureRequest) -> Job:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make a test for each backend that was chosen, and for each case and golden file."""
     asked = partial(_option, metafunc.config)
     if "concord_backend" in metafunc.fixturenames:
         from concord.backends import BUILT_IN
@@ -157,7 +164,9 @@ def _usable(make: Callable[..., T], *arguments: Any) -> T:
 
 
 def _parametrize(metafunc: pytest.Metafunc, name: str, jobs: list[Job]) -> None:
-    metafunc.parametrize(name, jobs, ids=lambda job: job.name, indirect=True)
+    # Rounding is carried through all steps of a training run, which takes long.
+    found = [pytest.param(job, marks=pytest.mark.slow) if job.training else job for job in jobs]
+    metafunc.parametrize(name, found, ids=[job.name for job in jobs], indirect=True)
 
 
 def _option(config: pytest.Config, name: str) -> Any:

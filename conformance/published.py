@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,14 @@ from numpy.typing import NDArray
 
 from concord import CHECKOUT
 from concord.conformance.campaign import Job
-from concord.conformance.expectation import Expectation
+from concord.conformance.expectation import Expectation, JudgedTraining
 from concord.conformance.golden_files.golden import GoldenFile, GoldenRun, computed, read
+from concord.conformance.golden_files.training import GoldenTraining
+from concord.conformance.lockstep.envelope import of_training
 from concord.conformance.tolerance import expect
 from concord.spec.deviations import Deviations
 from concord.spec.errors import SpecError
+from concord.spec.files import find
 from concord.spec.precision import precision
 
 INCLUDED = Path(__file__).parent / "golden"
@@ -53,27 +56,22 @@ def collect(directory: Path) -> Collection:
     Raises:
         SpecError: if there is none, or listing everything that is wrong with those that there are.
     """
-    paths = sorted(directory.rglob("*.safetensors"))
+    paths = find(directory, "*.safetensors")
     if not paths:
-        raise SpecError(f"{directory}: holds no golden files (*.safetensors)" if directory.is_dir() else f"{directory}: no such folder")
+        raise SpecError(f"{directory}: holds no golden files (*.safetensors)")
     collection, problems = Collection(), []
     unchecked: Counter[tuple[str, str]] = Counter()
-    training = []
     for path in paths:
         try:
             file = read(path)
             collection.jobs += [job_of(file, run) for run in file.runs]
+            collection.jobs += [training_job(file, file.training)] if file.training else []
         except SpecError as error:
             problems += error.problems
             continue
-        if file.training:
-            training.append(str(path.relative_to(directory)))
-        else:
-            unchecked.update(("/".join(name.split("/")[:2]), reason) for name, reason in file.unchecked.items())
+        unchecked.update(("/".join(name.split("/")[:2]), reason) for name, reason in file.unchecked.items())
     if problems:
         raise SpecError(problems)
-    if training:
-        collection.notes[f"not checked yet, {len(training)} training files"] = ", ".join(training)
     for (name, reason), count in sorted(unchecked.items()):
         collection.notes[f"not compared, {count} x {name}"] = reason
     return collection
@@ -86,6 +84,29 @@ def job_of(file: GoldenFile, run: GoldenRun) -> Job:
     return Job(
         file.source, f"{file.source}/{name}", file.dtype, run.part, run.config, run.weights, run.batch, partial(expectation_of, file, run), derive
     )  # fmt: skip
+
+
+def training_job(file: GoldenFile, golden: GoldenTraining) -> Job:
+    """Return the job that makes the training run of a golden file again."""
+    return Job(
+        file.source, f"{file.source}/{file.case}{':clipping' if file.runs else ''}", file.dtype, golden.part, golden.config, golden.weights, golden.training.windows[0][0],
+        partial(expectation_of_training, file.dtype, golden), training=golden.training,
+    )  # fmt: skip
+
+
+def expectation_of_training(dtype: str, golden: GoldenTraining, deviations: Deviations) -> Expectation:
+    """Return what the source reported, as :func:`expectation_of` does; what it did not report is expected of the reference."""
+
+    def expected(each: Deviations, uncertain: bool) -> Expectation:
+        sizes = golden.uncertain if uncertain else {}
+        return of_training(JudgedTraining(golden.config, golden.weights, golden.training, golden.part, dtype, each, sizes))
+
+    base, source = expected(deviations, False), expected(golden.deviations, True)
+    values, sigmas = dict(base.values), dict(base.sigmas)
+    for key, array in golden.expected.items():
+        values[key] = array.astype(base.values[key].dtype) + (base.values[key] - source.values[key])
+        sigmas[key] = np.hypot(base.sigmas[key], source.sigmas[key])
+    return replace(base, values=values, sigmas=sigmas)
 
 
 def _derive(run: GoldenRun, storage: str, tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

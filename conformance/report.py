@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from concord.backends.interface import INEXPRESSIBLE
+from concord.backends.interface import UNSUPPORTED_REASONS
 from concord.conformance.campaign import FAILED_WORKER, NOT_JUDGED, Report, Result
 from concord.conformance.comparison import Row, Verdict
-from concord.spec.deviations import KINDS
+from concord.conformance.diagnosis.replacement import role_of
+from concord.spec.deviations import KNOWN_DEVIATIONS
 from concord.spec.errors import SpecError
-from concord.spec.files import read_text, write_text
+from concord.spec.files import read_text
 
 SHORT = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 WORST_FIRST = ("diverges", NOT_JUDGED, *FAILED_WORKER, "refused", "nondeterministic", "undetermined", "unsupported", "absent", "agrees")
@@ -28,12 +31,22 @@ def number(value: float) -> str:
     """Return a ratio in as few characters as say it."""
     if not math.isfinite(value):
         return "inf" if value > 0 else str(value)
-    return f"{value:.2f}" if value < 10 else f"{value:.0f}" if value < 1e4 else f"{value:.0e}".replace("e+0", "e")
+    return f"{value:.2f}" if value < 10 else f"{value:.0f}" if value < 1e4 else f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
 
 
 def worst_of(results: Sequence[Result]) -> Result:
     """Return the result that speaks for several: the gravest status, then the largest error."""
     return min(results, key=lambda result: (WORST_FIRST.index(result.status), -result.worst))
+
+
+def speaker_of(results: Sequence[Result]) -> Result:
+    """Return the diverging result that speaks for others that diverge first at the same tensor: one whose cause is known, then the gravest."""
+
+    def order(result: Result) -> tuple[bool, bool, float]:
+        cause = result.verdict.cause if result.verdict else None
+        return cause is None or not cause.confident, cause is None, -result.worst
+
+    return min(results, key=order)
 
 
 def plain_cell(results: Sequence[Result]) -> str:
@@ -98,14 +111,14 @@ def markdown(report: Report) -> str:
     return "\n".join([*lines, "", f"{summary(report)}; {versions}."]) + "\n"
 
 
-def put_into(path: Path, name: str, text: str) -> None:
-    """Put text between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` of a file.
+def within(path: Path, name: str, text: str) -> str:
+    """Return a file's text with this one between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``.
 
     Raises:
         SpecError: if the file or its markers are missing.
     """
     before, after = around(path, name)
-    write_text(path, before + text + after)
+    return before + (text.replace("\n", "\r\n") if before.endswith("\r\n") else text) + after
 
 
 def around(path: Path, name: str) -> tuple[str, str]:
@@ -114,11 +127,11 @@ def around(path: Path, name: str) -> tuple[str, str]:
     Raises:
         SpecError: if the file or its markers are missing.
     """
-    begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
-    before, _, rest = read_text(path).partition(begin)
-    if end not in rest:
-        raise SpecError(f"{path}: lacks the lines '{begin.strip()}' and '{end}'")
-    return before + begin, end + rest.partition(end)[2]
+    begin, end = (f"<!-- {which} {name} -->" for which in ("begin", "end"))
+    found = re.fullmatch(rf"(.*?{re.escape(begin)}\r?\n).*?({re.escape(end)}.*)", read_text(path), re.DOTALL)
+    if not found:
+        raise SpecError(f"{path}: lacks the lines '{begin}' and '{end}'")
+    return found[1], found[2]
 
 
 def divergence_lines(result: Result) -> list[str]:
@@ -152,8 +165,8 @@ def _divergence(verdict: Verdict, name: str, attribution: str = "") -> list[str]
 def _where(row: Row, backend: str) -> str:
     if row.deciding is None:
         return f": {row.note}"
-    element = f"element {row.element}" if row.element else "the scalar"
-    values = f"{backend} {row.actual:.9g}, oracle {row.expected:.9g}, allowed ±{row.tolerance:.2g}"
+    element = f"element ({', '.join(map(str, row.element))})" if row.element else "the scalar"
+    values = f"{backend} {row.actual:.9g}, oracle {row.expected:.9g}, tolerance ±{row.tolerance:.2g}"
     kind = "local error" if row.local else "end to end"
     note = f"; {row.note}" if row.note else ""
     return f", {element}: {values} ({number(row.ratio)} tolerances, {kind}; {row.beyond} of {row.size} elements beyond{note})"
@@ -164,27 +177,44 @@ def _arrival(verdict: Verdict, first: Row) -> list[str]:
     end = next((verdict.row(name) for name in ("logits", "loss") if verdict.row(name)), None)
     if end is None or end is first or end.end_to_end is None:
         return []
-    arrived = end.end_to_end
-    if arrived.status == "undetermined":
-        return [f"  at {end.tensor}: {arrived.note or 'undetermined'}"]
-    return [f"  at {end.tensor}, end to end: {number(arrived.ratio)} tolerances"]
+    at_the_end = end.end_to_end
+    if at_the_end.status == "undetermined":
+        return [f"  at {end.tensor}: {at_the_end.note or 'undetermined'}"]
+    return [f"  at {end.tensor}, end to end: {number(at_the_end.ratio)} tolerances"]
 
 
 def failures(report: Report, details: int = 4) -> RenderableType:
-    """Return what went wrong, in words: the first divergences of each backend, and each backend that gave no result."""
-    lines: list[Text] = []
+    """Return what went wrong, in words: each first divergence of a backend once, and each backend that gave no result."""
+    lines: list[RenderableType] = []
     conclusions = report.conclusions
     for name in _ordered(r.backend for r in report.results):
-        diverging = [r for r in select(report, backend=name) if r.status == "diverges"]
-        for result in diverging[:details]:
-            head, *rest = divergence_lines(result)
-            lines += [Text(head, style="bold red"), *map(Text, rest)]
-        if len(diverging) > details:
-            lines.append(Text(f"{name}: {len(diverging) - details} more runs diverge (--json lists them all)", style="red"))
-        lines += [Text(f"{name}, all cases together: {one.text}", style="bold") for one in conclusions if one.backend == name and len(diverging) > 1]
+        findings: dict[str, list[Result]] = {}
+        for result in select(report, backend=name):
+            if result.status == "diverges" and result.first_divergence:
+                findings.setdefault(role_of(result.first_divergence.tensor), []).append(result)
+        for tensor, found in list(findings.items())[:details]:
+            head, *rest = divergence_lines(speaker_of(found))
+            lines += [Text(head, style="bold red"), *map(indented, rest)]
+            if len(found) > 1:
+                lines += [indented(f"  {one.text}", style="bold") for one in conclusions if (one.backend, one.tensor) == (name, tensor)]
+                lines.append(indented(f"  likewise in {_named([result for result in found if result is not speaker_of(found)])}"))
+        if len(findings) > details:
+            more = sum(map(len, list(findings.values())[details:]))
+            lines.append(Text(f"{name}: {more} more runs diverge first at {len(findings) - details} other tensors (--html and --json show them all)", style="red"))
         lines += _explanations(name, [r for r in select(report, backend=name) if r.detail])
         lines += _unchecked(name, select(report, backend=name))
     return Group(*lines)
+
+
+def indented(line: str, style: str = "") -> RenderableType:
+    """Return a line that is indented as far where it is wrapped."""
+    text = line.lstrip(" ")
+    return Padding(Text(text, style=style), (0, 0, 0, len(line) - len(text)), expand=False)
+
+
+def _named(results: Sequence[Result], most: int = 4) -> str:
+    named = [f"{result.case} {SHORT.get(result.dtype, result.dtype)} ({number(result.worst)})" for result in results]
+    return ", ".join(named[:most]) + (f" and {len(named) - most} more runs" if len(named) > most else "")
 
 
 def _unchecked(name: str, results: Sequence[Result]) -> list[Text]:
@@ -195,7 +225,7 @@ def _unchecked(name: str, results: Sequence[Result]) -> list[Text]:
 
 def reasons(detail: str) -> list[str]:
     """Return an explanation as lines: one for each reason where library layers cannot express something."""
-    before, marker, rest = detail.partition(INEXPRESSIBLE)
+    before, marker, rest = detail.partition(UNSUPPORTED_REASONS)
     return rest.split("; ") if marker else [before]
 
 
@@ -218,29 +248,31 @@ def _explanations(name: str, results: Sequence[Result]) -> list[Text]:
 def declarations(report: Report) -> list[str]:
     """Say in what each backend declares that it deviates: the oracle computes it so for that backend."""
     return [
-        f"{name} declares {entry['name']} = {entry['value']:g} (SPEC {KINDS[entry['name']].clause}): {entry['reason']}"
+        f"{name} declares {entry['name']} = {entry['value']:g} (SPEC {KNOWN_DEVIATIONS[entry['name']].clause}): {entry['reason']}"
         for name, about in report.environments.items()
         for entry in about.get("deviations", [])
-        if entry.get("name") in KINDS
+        if entry.get("name") in KNOWN_DEVIATIONS
     ]
+
+
+def repeated(results: Sequence[Result]) -> str:
+    """Return whether runs of one backend on the same inputs gave the same bits, in words; nothing if none were repeated."""
+    runs = [(result, result.repeats) for result in results if result.repeats]
+    if not runs:
+        return ""
+    differing = [(result, repeats.differing) for result, repeats in runs if not repeats.equal]
+    head = f"{runs[0][1].times} runs each of {len(runs)} job{'' if len(runs) == 1 else 's'}: "
+    if not differing:
+        return f"{head}bit-equal"
+    (first, tensors), count = differing[0], sum(len(tensors) for _, tensors in differing)
+    of_jobs = f"{len(differing)} job{'' if len(differing) == 1 else 's'}"
+    return f"{head}differ in {count} tensor{'' if count == 1 else 's'} of {of_jobs}, first {tensors[0]} of {first.case}, {first.dtype}"
 
 
 def repetitions(report: Report) -> list[str]:
     """Say of each backend whether runs on the same inputs gave the same bits, where they were repeated."""
-    lines = []
-    for name in _ordered(r.backend for r in report.results):
-        repeated = [(r, r.repeats) for r in select(report, backend=name) if r.repeats]
-        if not repeated:
-            continue
-        differing = [(r, repeats.differing) for r, repeats in repeated if not repeats.equal]
-        head = f"{name}: {repeated[0][1].times} runs each of {len(repeated)} job{'' if len(repeated) == 1 else 's'}: "
-        if not differing:
-            lines.append(f"{head}bit-equal")
-            continue
-        (first, tensors), count = differing[0], sum(len(tensors) for _, tensors in differing)
-        of_jobs = f"{len(differing)} job{'' if len(differing) == 1 else 's'}"
-        lines.append(f"{head}differ in {count} tensor{'' if count == 1 else 's'} of {of_jobs}, first {tensors[0]} of {first.case}, {first.dtype}")
-    return lines
+    said = {name: repeated(select(report, backend=name)) for name in _ordered(r.backend for r in report.results)}
+    return [f"{name}: {words}" for name, words in said.items() if words]
 
 
 def summary(report: Report) -> str:

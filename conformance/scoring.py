@@ -62,21 +62,21 @@ def _plainly(actual: Array, value: Array, sigma: Array, dtype: str) -> Judgement
         beyond=beyond,
         size=value.size,
         independent=independent,
-        spread=tuple(counted.tolist()),
+        histogram=tuple(counted.tolist()),
     )
 
 
 def _carefully(actual: Array, value: Array, sigma: Array, dtype: str, strict: bool, lenient: bool) -> Judgement:
     """Judge a tensor of which some elements may not be finite, or not determined."""
     actual = actual.astype(value.dtype)
-    finite = np.isfinite(value)
-    judged = finite & np.isfinite(sigma) & (np.isfinite(actual) | (not lenient))
-    wrongly_finite = ~finite & np.isposinf(sigma) & np.isfinite(actual) & strict
-    if not judged.any() and not wrongly_finite.any():
+    scores = scores_of(actual, value, sigma, strict, lenient)
+    known, finite = ~np.isnan(scores), np.isfinite(value)
+    judged, wrongly_finite = known & finite, known & ~finite
+    if not known.any():
         return Judgement("undetermined", size=value.size, note=f"{dtype} does not determine it: out of range")
+    scores = np.where(known, scores, 0.0)
     with np.errstate(all="ignore"):
         errors = np.where(judged, abs(actual - value), 0.0)
-        scores = np.where(judged, np.where(np.isfinite(actual), errors / sigma, np.inf), np.where(wrongly_finite, np.inf, 0.0))
         rms = root_mean_square(errors[judged]) / root_mean_square(sigma[judged]) if np.isfinite(scores).all() else np.inf
     element = np.unravel_index(int(np.argmax(scores)), scores.shape)
     z, beyond = float(scores[element]), int((scores > Z).sum())
@@ -95,9 +95,18 @@ def _carefully(actual: Array, value: Array, sigma: Array, dtype: str, strict: bo
         beyond=beyond,
         size=value.size,
         independent=independent,
-        spread=tuple(int(count) for count in counted),
+        histogram=tuple(int(count) for count in counted),
         note="finite where the oracle is not" if wrongly_finite.any() else infinite,
     )
+
+
+def scores_of(actual: Array, value: Array, sigma: Array, strict: bool = True, lenient: bool = False) -> Array:
+    """Return the errors of a tensor in sigma: infinite where something is finite that must not be or the other way round, NaN where nothing is judged."""
+    finite, sound = np.isfinite(value), np.isfinite(actual)
+    judged = finite & np.isfinite(sigma) & (sound | (not lenient))
+    with np.errstate(all="ignore"):
+        errors = np.where(sound, abs(actual.astype(value.dtype, copy=False) - value) / sigma, np.inf)
+    return np.where(judged, np.nan_to_num(errors, nan=0.0, posinf=np.inf), np.where(~finite & np.isposinf(sigma) & sound & strict, np.inf, np.nan))
 
 
 def independent_elements(value: Array, sigma: Array, dtype: str) -> float:

@@ -21,8 +21,8 @@ from concord.backends.interface import Run
 from concord.conformance.judging import judge
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import Batch, example_batch
-from concord.spec.cases.files import section
 from concord.spec.config import EncoderConfig, variant
+from concord.spec.files import section
 from concord.spec.parameters import Weights, parameters, shape_of
 from concord.spec.reference import compute
 

@@ -28,15 +28,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.cache import Cache
-from concord.conformance.expectation import Case, Expectation, Forced, is_gradient, is_tap_gradient, least_sigma
+from concord.conformance.expectation import Expectation, Forced, JudgedProblem, is_gradient, is_tap_gradient, least_sigma
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
-from concord.spec.deviations import KINDS, NONE, Deviations
+from concord.spec.deviations import KNOWN_DEVIATIONS, NONE, Deviations
 from concord.spec.montecarlo import MonteCarlo
 from concord.spec.parameters import Weights
 from concord.spec.precision import precision
-from concord.spec.tensors import clause_of
 
 Array = NDArray[np.floating]
 
@@ -74,31 +73,31 @@ def expect(
 
     Gradients of tables are given in full.
     """
-    found = end_to_end(Case(config, weights, batch, part, dtype, deviations))
+    found = end_to_end(JudgedProblem(config, weights, batch, part, dtype, deviations))
     full = {name: found.whole(name, weights[name.removeprefix("gradients.")].shape) for name in found.rows if name in found.values}
     values = {**found.values, **{name: value for name, (value, _) in full.items()}}
     return Expectation(found.dtype, values, {**found.sigmas, **{name: sigma for name, (_, sigma) in full.items()}}, found.clauses)
 
 
-def end_to_end(case: Case) -> Expectation:
+def end_to_end(case: JudgedProblem) -> Expectation:
     """Return what a correct run yields from the inputs."""
     case = _without_deviations(case, 0.0)
     return _kept(f"end to end {case.key}", lambda: _estimate(case, None))
 
 
-def outline(case: Case) -> Expectation:
+def outline(case: JudgedProblem) -> Expectation:
     """Return which tensors there are, in which order and of which shapes, and no values."""
     shapes: dict[str, tuple[int, ...]] = {}
     case.observe(Arithmetic("float32"), lambda name, array: shapes.__setitem__(name, array.shape))
     return _expectation(case, {}, {}, shapes)
 
 
-def plain(case: Case) -> Expectation:
+def plain(case: JudgedProblem) -> Expectation:
     """Return what the oracle yields from the inputs, without saying how far a run may lie from it."""
     return _expectation(case, _values(case, None), {})
 
 
-def local(case: Case, forced: Forced) -> Expectation:
+def local(case: JudgedProblem, forced: Forced) -> Expectation:
     """Return what each step of a run should have made of the run's own preceding taps.
 
     How far a step may err is taken from the same step of the reference, which is at hand for all runs of a case. In the
@@ -116,31 +115,31 @@ def local(case: Case, forced: Forced) -> Expectation:
     return _expectation(case, {name: values[name] for name in sigmas}, sigmas)
 
 
-def local_exactly(case: Case, forced: Forced) -> Expectation:
+def local_exactly(case: JudgedProblem, forced: Forced) -> Expectation:
     """Return the same as :func:`local`, with tolerances that are derived from the run's own taps too."""
     return _estimate(case, forced)
 
 
-def is_large(case: Case) -> bool:
+def is_large(case: JudgedProblem) -> bool:
     """Return whether what a case is judged by is too large to be kept for other runs of it."""
     sizes = sum(array.size for array in case.weights.values()) + np.prod(next(iter(case.batch.arrays().values())).shape[:2]) * 40 * case.config.d_model
     return int(sizes) * 8 > Cache.LARGEST
 
 
-def _without_deviations(case: Case, share: float) -> Case:
+def _without_deviations(case: JudgedProblem, share: float) -> JudgedProblem:
     """Return the case without deviations where the truth with them is the same, so that backends with and without share an estimate.
 
     Args:
         share: of a tensor's largest number, by which it may differ all the same.
     """
-    if not case.deviations or any(KINDS[name].rounds for name in case.deviations):
+    if not case.deviations or any(KNOWN_DEVIATIONS[name].rounds for name in case.deviations):
         return case
     bare = replace(case, deviations=NONE)
-    apart = _estimates.get(f"deviates by {case.key}", lambda: np.float64(_difference(plain(case).values, plain(bare).values)))
+    apart = _estimates.get(f"deviates by {case.key}", lambda: np.float64(difference(plain(case).values, plain(bare).values)))
     return bare if apart <= share else case
 
 
-def _difference(values: dict[str, Array], others: dict[str, Array]) -> float:
+def difference(values: dict[str, Array], others: dict[str, Array]) -> float:
     """Return by which share of their largest number tensors differ at most; infinite where what is not finite differs."""
     found = 0.0
     for name, other in others.items():
@@ -154,7 +153,7 @@ def _difference(values: dict[str, Array], others: dict[str, Array]) -> float:
     return found
 
 
-def _of_truth(case: Case, forced: Forced) -> Forced:
+def _of_truth(case: JudgedProblem, forced: Forced) -> Forced:
     """Return the reference's own values of the tensors that a run delivered, as its precision holds them."""
     truth, target = plain(case).values, precision(case.dtype)
     return Forced(
@@ -163,13 +162,13 @@ def _of_truth(case: Case, forced: Forced) -> Forced:
     )
 
 
-def _expectation(case: Case, values: dict[str, Array], sigmas: dict[str, Array], shapes: dict[str, tuple[int, ...]] | None = None) -> Expectation:
+def _expectation(case: JudgedProblem, values: dict[str, Array], sigmas: dict[str, Array], shapes: dict[str, tuple[int, ...]] | None = None) -> Expectation:
     shapes = shapes or {name: value.shape for name, value in values.items()}
-    clauses = {name: clause_of(case.config, name, case.part) for name in shapes}
+    clauses = {name: case.clause(name) for name in shapes}
     return Expectation(case.dtype, values, sigmas, clauses, {name: rows for name, rows in case.rows.items() if name in shapes}, shapes)
 
 
-def _values(case: Case, forced: Forced | None) -> dict[str, Array]:
+def _values(case: JudgedProblem, forced: Forced | None) -> dict[str, Array]:
     values: dict[str, Array] = {}
     case.observe(exact(case.dtype), values.__setitem__, forced)
     return values
@@ -191,15 +190,16 @@ def shadows(dtype: str) -> Iterator[Arithmetic]:
     yield Arithmetic(dtype, shuffle=3, fused=True, strict=True, cut=True, way="output")
 
 
-def samples(dtype: str, elements: int) -> Iterator[MonteCarlo]:
-    """Yield Monte Carlo arithmetics that are :data:`SAMPLES` together, as many side by side as may be.
+def samples(dtype: str, elements: int, count: int = SAMPLES) -> Iterator[MonteCarlo]:
+    """Yield Monte Carlo arithmetics, as many side by side as may be.
 
     Args:
         elements: that a sample computes on the way forward.
+        count: how many samples they are together.
     """
-    together = int(min(max(SIDE_BY_SIDE // max(elements, 1), 1), SAMPLES))
-    for first in range(0, SAMPLES, together):
-        yield MonteCarlo(dtype, min(together, SAMPLES - first), first)
+    together = int(min(max(SIDE_BY_SIDE // max(elements, 1), 1), count))
+    for first in range(0, count, together):
+        yield MonteCarlo(dtype, min(together, count - first), first)
 
 
 class Sigma:
@@ -238,16 +238,17 @@ class Sigma:
         with self.busy:
             self.bias = found if self.bias is None else self.bias + found
 
-    def result(self, shadows: int, jump: Array | float = 0.0) -> Array:
+    def result(self, shadows: int, jump: Array | float = 0.0, count: int = SAMPLES) -> Array:
         """Return sigma, in the shape of the value.
 
         Args:
             shadows: how many rounded runs were taken up.
             jump: by how much the tensor may change at once besides.
+            count: how many samples were taken up.
         """
         value = self.value
         # Of the roots: squares of the smallest numbers would be lost.
-        noise = 0.0 if self.noise is None else self.noise / np.sqrt(SAMPLES)
+        noise = 0.0 if self.noise is None else self.noise / np.sqrt(count)
         bias = 0.0 if self.bias is None else np.sqrt(self.bias / shadows)
         sigma = np.maximum(np.hypot(np.hypot(noise, bias), jump), least_sigma(value, self.dtype))
         sigma = np.where(abs(value) > precision(self.dtype).largest, np.nan, sigma)
@@ -256,7 +257,7 @@ class Sigma:
         return sigma.astype(self.storage)
 
 
-def _estimate(case: Case, forced: Forced | None) -> Expectation:
+def _estimate(case: JudgedProblem, forced: Forced | None) -> Expectation:
     """Return values and sigmas: from the inputs, or of each step from forced taps."""
     # Gradients by taps are judged locally alone, and only where they are delivered.
     judged = {f"gradients.taps.{name}" for name in forced.gradients} if forced else set()
@@ -292,9 +293,9 @@ def _estimate(case: Case, forced: Forced | None) -> Expectation:
     return _expectation(case, values, sigmas, shapes)
 
 
-def _jumps(case: Case) -> dict[str, Array]:
+def _jumps(case: JudgedProblem) -> dict[str, Array]:
     """Return how far each gradient moves when every ReLU input within rounding of zero changes sides."""
-    if not case.gradients or "relu" not in (case.config.activation, case.config.qkv_activation):
+    if not case.gradients or not case.config.rectifies:
         return {}
     corner = Z * precision(case.dtype).unit_roundoff
     jumps: dict[str, Array] = {}

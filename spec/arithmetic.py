@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from concord.spec.elementary import contract, count_terms, erf, logistic
 from concord.spec.precision import precision
 from concord.spec.softmax import Softmax
-from concord.spec.tape import FUNCTION, Pullback, Tensor, Values
+from concord.spec.tape import FUNCTION, Node, Pullback, Values
 
 
 class Arithmetic(Softmax):
@@ -38,13 +38,13 @@ class Arithmetic(Softmax):
         way: one of :data:`concord.spec.softmax.WAYS`, in which attention weights and their derivative are computed; with another than the
             first, :attr:`closed`, the derivative of a layer norm is that of its closed form.
 
-    Every operation takes and returns :class:`Tensor` objects of this arithmetic; constants are Python floats. Arrays
+    Every operation takes and returns :class:`Node` objects of this arithmetic; constants are Python floats. Arrays
     may have :attr:`lead` leading axes that are not part of a tensor's shape.
     """
 
     lead = 0
     narrow_bias_gradients = False
-    """Whether those are summed in bfloat16 itself, in a run of that precision (:data:`concord.spec.deviations.KINDS`)."""
+    """Whether those are summed in bfloat16 itself, in a run of that precision (:data:`concord.spec.deviations.KNOWN_DEVIATIONS`)."""
 
     def __init__(
         self,
@@ -61,20 +61,24 @@ class Arithmetic(Softmax):
         self.elements, self.recording, self.keeping = 0, True, False
         self._generator = None if shuffle is None else np.random.default_rng(shuffle)
         self._fused, self._strict, self._cut = fused, strict, cut
-        self._tape: list[Tensor] = []
+        self._tape: list[Node] = []
 
-    def leaf(self, values: NDArray[Any]) -> Tensor:
+    def leaf(self, values: NDArray[Any]) -> Node:
         """Return an input of the computation, rounded to the precision."""
         rounded = self.precision.round(values)
-        return Tensor(rounded.reshape((1,) * self.lead + rounded.shape), rounded.shape, taped=False)
+        return Node(rounded.reshape((1,) * self.lead + rounded.shape), rounded.shape, taped=False)
 
-    def override(self, a: Tensor, values: NDArray[Any], unrounded: bool = False) -> Tensor:
+    def override(self, a: Node, values: NDArray[Any], unrounded: bool = False) -> Node:
         """Return given values in place of computed ones; gradients flow to where those came from.
 
         Args:
             unrounded: whether what follows may have seen them before they were rounded.
         """
         return self._record(self.leaf(values).value, (a, lambda g: g))
+
+    def uncertain(self, a: Node, size: Values) -> Node:
+        """Return an input that is known but for an error of some size: here, as it is given."""
+        return a
 
     def given_gradient(self, values: NDArray[Any]) -> Values:
         """Return a gradient that stands in place of a computed one."""
@@ -102,7 +106,7 @@ class Arithmetic(Softmax):
         """
         return self._kept(self.precision.round(values))
 
-    def vary_variance(self, variance: Tensor, mean: Tensor) -> Tensor:
+    def vary_variance(self, variance: Node, mean: Node) -> Node:
         """Return the variance of rows as another admissible way would yield it: here, as two passes do."""
         return variance
 
@@ -117,40 +121,45 @@ class Arithmetic(Softmax):
 
     # Sums and products.
 
-    def add(self, a: Tensor, b: Tensor) -> Tensor:
-        return self._record(self.settle(a.value + b.value), (a, self._unbroadcast(a)), (b, self._unbroadcast(b)))
+    def add(self, a: Node, b: Node) -> Node:
+        """Return a + b, rounded."""
+        left, right = self._ranked(a, b)
+        return self._record(self.settle(left + right), (a, self._unbroadcast(a)), (b, self._unbroadcast(b)))
 
-    def subtract(self, a: Tensor, b: Tensor) -> Tensor:
-        back = self._unbroadcast(b)
-        return self._record(self.settle(a.value - b.value), (a, self._unbroadcast(a)), (b, lambda g: -back(g)))
+    def subtract(self, a: Node, b: Node) -> Node:
+        """Return a - b, rounded."""
+        back, (left, right) = self._unbroadcast(b), self._ranked(a, b)
+        return self._record(self.settle(left - right), (a, self._unbroadcast(a)), (b, lambda g: -back(g)))
 
-    def center(self, x: Tensor, mean: Tensor) -> Tensor:
+    def center(self, x: Node, mean: Node) -> Node:
         """Return by how much rows differ from their mean, as admissible ways yield it (SPEC ALG-5): here, as a difference does."""
         return self.subtract(x, mean)
 
-    def multiply(self, a: Tensor, b: Tensor) -> Tensor:
-        back_a, back_b = self._unbroadcast(a), self._unbroadcast(b)
+    def multiply(self, a: Node, b: Node) -> Node:
+        """Return a b, rounded."""
+        back_a, back_b, (left, right) = self._unbroadcast(a), self._unbroadcast(b), self._ranked(a, b)
         return self._record(
-            self.settle(a.value * b.value),
-            (a, lambda g: back_a(self.step(g * b.value))),
-            (b, lambda g: back_b(self.step(g * a.value))),
+            self.settle(left * right),
+            (a, lambda g: back_a(self.step(g * right))),
+            (b, lambda g: back_b(self.step(g * left))),
         )
 
-    def divide(self, a: Tensor, b: Tensor) -> Tensor:
-        back_a, back_b = self._unbroadcast(a), self._unbroadcast(b)
-        quotient = self.settle(a.value / b.value)
+    def divide(self, a: Node, b: Node) -> Node:
+        """Return a / b, rounded."""
+        back_a, back_b, (left, right) = self._unbroadcast(a), self._unbroadcast(b), self._ranked(a, b)
+        quotient = self.settle(left / right)
         return self._record(
             quotient,
-            (a, lambda g: back_a(self.step(g / b.value))),
-            (b, lambda g: -back_b(self.step(self.step(g * quotient) / b.value))),
+            (a, lambda g: back_a(self.step(g / right))),
+            (b, lambda g: -back_b(self.step(self.step(g * quotient) / right))),
         )
 
-    def scale(self, a: Tensor, factor: float) -> Tensor:
+    def scale(self, a: Node, factor: float) -> Node:
         """Multiply by a constant."""
         units = self._units_of(factor)
         return self._record(self._scaled(a.value, factor, units), (a, lambda g: self._scaled(g, factor, units)))
 
-    def divide_by(self, a: Tensor, divisor: float) -> Tensor:
+    def divide_by(self, a: Node, divisor: float) -> Node:
         """Divide by a constant."""
         units, constant = self._units_of(divisor), self._constant(divisor)
 
@@ -159,33 +168,34 @@ class Arithmetic(Softmax):
 
         return self._record(divided(a.value), (a, divided))
 
-    def shift(self, a: Tensor, summand: float) -> Tensor:
+    def shift(self, a: Node, summand: float) -> Node:
         """Add a constant."""
         constant = self._constant(summand)
         return self._record(self.settle(a.value + constant, 1.0 if float(constant) == summand else 2.0), (a, lambda g: g))
 
-    def einsum(self, subscripts: str, a: Tensor, b: Tensor) -> Tensor:
+    def einsum(self, subscripts: str, a: Node, b: Node) -> Node:
         """Contract two tensors, for example ``"bti,io->bto"``; no index may appear twice in one operand."""
         return self._record(self._product(subscripts, a.value, b.value), *self._pulls(subscripts, a, b))
 
-    def affine(self, subscripts: str, a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
+    def affine(self, subscripts: str, a: Node, b: Node, bias: Node) -> Node:
         """Contract two tensors and add a bias, which is broadcast."""
         product = self.einsum(subscripts, a, b)
-        total = self.settle(product.value + bias.value)
+        total = self.settle(product.value + self._ranked(product, bias)[1])
         return self._record(total, (product, self._unbroadcast(product)), (bias, self._bias_pullback(bias)))
 
-    def sum(self, a: Tensor, axis: int | None = None) -> Tensor:
+    def sum(self, a: Node, axis: int | None = None) -> Node:
         """Sum over one axis, counted from the end, which stays with size 1, or over all of them to a scalar."""
         axes = (axis,) if axis is not None else tuple(range(self.lead, a.value.ndim))
-        return self._record(self._sum(a.value, axes, axis is not None), (a, lambda g: self._spread(g, a, axis is None)))
+        return self._record(self._sum(a.value, axes, axis is not None), (a, lambda g: self._shared(g, a, axis is None)))
 
     # Elementary functions.
 
-    def sqrt(self, a: Tensor) -> Tensor:
+    def sqrt(self, a: Node) -> Node:
+        """Return the root, rounded."""
         root = self.settle(np.sqrt(a.value))
         return self._record(root, (a, lambda g: self.settle(g / (2 * root))))
 
-    def tanh(self, a: Tensor, absolute: bool = False) -> Tensor:
+    def tanh(self, a: Node, absolute: bool = False) -> Node:
         """Hyperbolic tangent.
 
         Args:
@@ -194,12 +204,13 @@ class Arithmetic(Softmax):
         value = self._function(np.tanh(a.value), absolute)
         return self._record(value, (a, lambda g: self.settle(g * self.step(1 - self.step(value * value)))))
 
-    def erf(self, a: Tensor) -> Tensor:
+    def erf(self, a: Node) -> Node:
+        """Return the error function, as near as libraries compute it."""
         value = self._function(erf(a.value), absolute=True)
         slope = self._constant(2 / math.sqrt(math.pi))
         return self._record(value, (a, lambda g: self.settle(g * self.step(np.exp(-self.step(a.value * a.value)) * slope, FUNCTION))))
 
-    def relu(self, a: Tensor, active: NDArray[np.bool_] | None = None) -> Tensor:
+    def relu(self, a: Node, active: NDArray[np.bool_] | None = None) -> Node:
         """Rectify.
 
         Args:
@@ -211,7 +222,7 @@ class Arithmetic(Softmax):
             steep = a.value > (self.corner * abs(a.value).max(-1, keepdims=True) if self.corner else 0)
         return self._record(np.maximum(a.value, 0), (a, lambda g: np.where(steep, g, 0)))
 
-    def sigmoid_cross_entropy(self, logits: Tensor, targets: Values) -> Tensor:
+    def sigmoid_cross_entropy(self, logits: Node, targets: Values) -> Node:
         """Binary cross-entropy of each logit against a target of 0 or 1, without overflow.
 
         Frameworks add 1 to an exponential before the logarithm, or do not: near 0 the result errs as it does near 1.
@@ -228,20 +239,33 @@ class Arithmetic(Softmax):
 
     # Selection and layout: exact in every precision.
 
-    def replace(self, a: Tensor, keep: NDArray[np.bool_], value: float) -> Tensor:
+    def replace(self, a: Node, keep: NDArray[np.bool_], value: float) -> Node:
         """Put a constant wherever ``keep`` is False; no gradient flows there."""
         keep = np.broadcast_to(keep, a.shape)
         return self._record(np.where(keep, a.value, self._constant(value)), (a, lambda g: np.where(keep, g, 0)))
 
-    def add_where(self, a: Tensor, keep: NDArray[np.bool_], value: float, rounded: str) -> Tensor:
+    def choose(self, keep: NDArray[np.bool_], a: Node, b: Node) -> Node:
+        """Return ``a`` where ``keep`` is True, and ``b`` elsewhere."""
+        return self._record(np.where(keep, a.value, b.value), (a, lambda g: np.where(keep, g, 0)), (b, lambda g: np.where(keep, 0, g)))
+
+    def larger(self, a: Node, b: Node) -> Node:
+        """Return the larger of two, element by element."""
+        return self.choose(a.value >= b.value, a, b)
+
+    def bound(self, a: Node, low: float, high: float) -> Node:
+        """Return what is nearest in a range; no gradient flows where that is another number."""
+        inside = np.clip(a.value, self._constant(low), self._constant(high))
+        return self._record(inside, (a, lambda g: np.where(inside == a.value, g, 0)))
+
+    def add_where(self, a: Node, keep: NDArray[np.bool_], value: float, rounded: str) -> Node:
         """Add a constant wherever ``keep`` is False, and round the sum as the precision ``rounded`` does (SPEC MSK-5)."""
         return self._record(np.where(keep, a.value, self.round_sum(a.value, value, rounded)), (a, lambda g: g))
 
-    def freeze(self, a: Tensor, frozen: NDArray[np.bool_]) -> Tensor:
+    def freeze(self, a: Node, frozen: NDArray[np.bool_]) -> Node:
         """Return the same values; no gradient flows where ``frozen`` is True."""
         return self._record(a.value, (a, lambda g: np.where(frozen, 0, g)))
 
-    def take(self, table: Tensor, rows: NDArray[np.int64]) -> Tensor:
+    def take(self, table: Node, rows: NDArray[np.int64]) -> Node:
         """Look up rows of a table: ``rows`` (…) to (…, D)."""
         where: Any = (*(slice(None),) * self.lead, rows)
         uses = np.bincount(rows.reshape(-1), minlength=table.shape[0])[:, None].astype(np.float64)
@@ -256,7 +280,7 @@ class Arithmetic(Softmax):
 
         return self._record(table.value[where], (table, pullback))
 
-    def index(self, a: Tensor, where: Any) -> Tensor:
+    def index(self, a: Node, where: Any) -> Node:
         """Select with a NumPy index that picks every element at most once."""
         inside = (*(slice(None),) * self.lead, *(where if isinstance(where, tuple) else (where,)))
 
@@ -267,7 +291,8 @@ class Arithmetic(Softmax):
 
         return self._record(a.value[inside], (a, pullback))
 
-    def reshape(self, a: Tensor, shape: tuple[int, ...]) -> Tensor:
+    def reshape(self, a: Node, shape: tuple[int, ...]) -> Node:
+        """Return the same numbers in another shape, the arithmetic's own leading axes left alone."""
         def pullback(gradient: Values) -> Values:
             return gradient.reshape((*gradient.shape[: self.lead], *a.shape))
 
@@ -275,7 +300,7 @@ class Arithmetic(Softmax):
 
     # Derivatives.
 
-    def backward(self, result: Tensor) -> None:
+    def backward(self, result: Node) -> None:
         """Compute the derivative of a scalar result by every tensor on the tape, last one first.
 
         A tensor's gradient is complete when its place on the tape is reached. The tape is used up, so that what is no longer needed
@@ -300,6 +325,12 @@ class Arithmetic(Softmax):
         """Return rounded values, with what is out of range marked."""
         return np.where(np.isinf(values), np.nan, values).astype(values.dtype) if self._strict and np.isinf(values).any() else values
 
+    def _ranked(self, a: Node, b: Node) -> tuple[Values, Values]:
+        """Return the values of two tensors with as many axes, which those of samples need to be broadcast."""
+        rank = max(len(a.shape), len(b.shape))
+        left, right = (x.value.reshape((*x.value.shape[: self.lead], *(1,) * (rank - len(x.shape)), *x.shape)) for x in (a, b))
+        return left, right
+
     def _one(self, values: Values) -> Values:
         """Return what stands for all samples where there are several: a perturbed one, which a single point cannot make singular."""
         return values[-1:] if self.lead else values
@@ -317,29 +348,29 @@ class Arithmetic(Softmax):
     def _function(self, values: Values, absolute: bool) -> Values:
         return self.settle(values, 0.0, FUNCTION) if absolute else self.settle(values, FUNCTION)
 
-    def _shifted(self, a: Tensor, floor: float | Values | None) -> Values:
+    def _shifted(self, a: Node, floor: float | Values | None) -> Values:
         """Return what lies below the largest entry of its row, clipped where a kernel does that."""
         shifted = self.step(a.value - a.value.max(-1, keepdims=True))
         return shifted if floor is None else np.maximum(shifted, np.asarray(floor, self.precision.storage))
 
-    def _record(self, value: Any, *operands: tuple[Tensor, Pullback]) -> Tensor:
+    def _record(self, value: Any, *operands: tuple[Node, Pullback]) -> Node:
         value = np.asarray(value)
         if not self.recording:
-            return Tensor(value, value.shape[self.lead :])
+            return Node(value, value.shape[self.lead :])
         for operand, _ in operands:
             if not operand.taped:  # where an input is used first, its gradient is complete last
                 operand.taped = True
                 self._tape.append(operand)
-        tensor = Tensor(value, value.shape[self.lead :], operands)
+        tensor = Node(value, value.shape[self.lead :], operands)
         self.elements += value.size
         self._tape.append(tensor)
         return tensor
 
-    def _spread(self, gradient: Values, a: Tensor, everything: bool) -> Values:
+    def _shared(self, gradient: Values, a: Node, everything: bool) -> Values:
         """Return the gradient of a sum for each of its terms."""
         samples = gradient.shape[: self.lead]
-        spread: Values = np.broadcast_to(gradient.reshape((*samples, *(1,) * len(a.shape))) if everything else gradient, (*samples, *a.shape))
-        return spread
+        shared: Values = np.broadcast_to(gradient.reshape((*samples, *(1,) * len(a.shape))) if everything else gradient, (*samples, *a.shape))
+        return shared
 
     def _sum(self, values: Values, axes: tuple[int, ...], keepdims: bool, internal: bool = False) -> Values:
         """Sum, and settle the sum unless it is a step within an operation, which fused kernels do not round."""
@@ -349,7 +380,7 @@ class Arithmetic(Softmax):
         terms = math.prod(values.shape[axis] for axis in axes)
         return self.settle_sum(total, lambda: np.square(self._one(values), dtype=np.float64).sum(axes, keepdims=keepdims), terms, wide=False)
 
-    def _unbroadcast(self, operand: Tensor) -> Pullback:
+    def _unbroadcast(self, operand: Node) -> Pullback:
         """Return how a gradient sums back to the shape of an operand that was broadcast."""
 
         def pullback(gradient: Values) -> Values:
@@ -363,7 +394,7 @@ class Arithmetic(Softmax):
 
         return pullback
 
-    def _bias_pullback(self, bias: Tensor) -> Pullback:
+    def _bias_pullback(self, bias: Node) -> Pullback:
         """Return how a gradient sums to that of a bias: term by term, each sum rounded, where a kernel does that."""
         if not (self.narrow_bias_gradients and self.precision.name == "bfloat16"):
             return self._unbroadcast(bias)
@@ -373,12 +404,12 @@ class Arithmetic(Softmax):
 
         return pullback
 
-    def _pulls(self, subscripts: str, a: Tensor, b: Tensor) -> tuple[tuple[Tensor, Pullback], tuple[Tensor, Pullback]]:
+    def _pulls(self, subscripts: str, a: Node, b: Node) -> tuple[tuple[Node, Pullback], tuple[Node, Pullback]]:
         """Return the operands of a contraction, with how a gradient flows back to each."""
         left, result = subscripts.split("->")
         index_a, index_b = left.split(",")
 
-        def pull(wanted: str, other: Tensor, index: str) -> Pullback:
+        def pull(wanted: str, other: Node, index: str) -> Pullback:
             return lambda g: self._product(f"{result},{index}->{wanted}", g, other.value)
 
         return (a, pull(index_a, b, index_b)), (b, pull(index_b, a, index_a))
@@ -413,21 +444,3 @@ class Arithmetic(Softmax):
     def _ordered(self, values: Values, axes: tuple[int, ...]) -> Values:
         """Return the terms of a sum in the order in which they are added."""
         return values if self._generator is None or not axes else self._generator.permutation(values, axis=axes[0])
-
-
-class Leaves(dict[str, Tensor]):
-    """The weights on the tape, each put there when it is first used: many steps use few of them."""
-
-    def __init__(self, arithmetic: Arithmetic, arrays: Mapping[str, Values]) -> None:
-        super().__init__()
-        self.arithmetic, self.arrays = arithmetic, arrays
-
-    def __missing__(self, name: str) -> Tensor:
-        leaf = self.arithmetic.leaf(self.arrays[name])
-        if self.arithmetic.recording:
-            self[name] = leaf
-        return leaf
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return a weight, or the default where there is none of that name."""
-        return self[name] if name in self.arrays else default

@@ -19,21 +19,35 @@ from concord.spec.tensors import axis_sizes, inputs, resolve
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
-    """The inputs of one run; which of them a part takes is in :func:`concord.spec.tensors.inputs`.
+    """The inputs of one run. Integers may have any integer dtype, numbers any floating dtype.
 
-    B samples of T tokens; for the attention parts Q queries and S keys.
+    B samples of T tokens, Q queries, S keys, H heads of width K, D = H K. Each part takes some of them
+    (:func:`concord.spec.tensors.inputs`); an array that the part does not take is refused.
+
+    Attributes:
+        input_ids: integers (B, T) in [0, vocab_size): the tokens. ``pad_id`` marks padding, wherever it stands (SPEC INP-1, MSK-1).
+        segment_ids: integers (B, T) in [0, num_segments), also for padding (SPEC EMB-5).
+        labels: integers (B,) in [0, num_classes), or in {0, 1} where there is one class: what the loss is taken against (SPEC INP-3).
+        embeddings: numbers (B, T, D), in place of those that tables would give (SPEC PRT-1).
+        query: numbers (B, Q, D), or (B, Q, H, K) for ``dot_product``.
+        key: numbers (B, S, D), or (B, S, H, K).
+        value: numbers (B, S, D), or (B, S, H, K).
+        key_mask: bool (B, S) or (B, Q, S), True where a key is visible; without it all are (SPEC MSK-4).
+        query_mask: bool (B, Q), True where a query is real; it matters with ``query_mask = overwrite`` alone (SPEC MSK-8).
+        cotangent: numbers in the shape of the part's output. Where there are no labels, the loss is the sum of output times
+            cotangent: the gradients of that are compared (SPEC LOS-5).
     """
 
-    input_ids: NDArray[np.int64] | None = None  # (B, T)
-    segment_ids: NDArray[np.int64] | None = None  # (B, T)
-    labels: NDArray[np.int64] | None = None  # (B,)
-    embeddings: NDArray[np.floating] | None = None  # (B, T, D)
-    query: NDArray[np.floating] | None = None  # (B, Q, D), or (B, Q, H, K) for dot_product
-    key: NDArray[np.floating] | None = None  # (B, S, D), or (B, S, H, K)
-    value: NDArray[np.floating] | None = None  # (B, S, D), or (B, S, H, K)
-    key_mask: NDArray[np.bool_] | None = None  # (B, S) or (B, Q, S), True where a key is visible
-    query_mask: NDArray[np.bool_] | None = None  # (B, Q), True where a query is real
-    cotangent: NDArray[np.floating] | None = None  # shape of the part's output
+    input_ids: NDArray[np.int64] | None = None
+    segment_ids: NDArray[np.int64] | None = None
+    labels: NDArray[np.int64] | None = None
+    embeddings: NDArray[np.floating] | None = None
+    query: NDArray[np.floating] | None = None
+    key: NDArray[np.floating] | None = None
+    value: NDArray[np.floating] | None = None
+    key_mask: NDArray[np.bool_] | None = None
+    query_mask: NDArray[np.bool_] | None = None
+    cotangent: NDArray[np.floating] | None = None
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays that are there, by name."""
@@ -53,10 +67,13 @@ class Batch:
 
 
 def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Batch:
-    """Build a batch from arrays by name.
+    """Build a batch from arrays by name (SPEC INP-1). Shapes and values are checked by :func:`validate_batch`.
+
+    Args:
+        arrays: names of :class:`Batch`'s fields to arrays.
 
     Raises:
-        UnknownNameError: for a name that is no input.
+        UnknownNameError: for a name that is no input, with the nearest names.
     """
     known = [field.name for field in dataclasses.fields(Batch)]
     for name in arrays:
@@ -67,6 +84,10 @@ def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Batch:
 
 def validate_batch(config: EncoderConfig, batch: Batch, part: str = "model", where: str = "") -> None:
     """Refuse inputs that do not fit (SPEC INP-1 to INP-5).
+
+    Args:
+        part: one of :data:`concord.spec.tensors.PARTS`.
+        where: context for the messages, for example ``"backend=paddle"``.
 
     Raises:
         BatchError: listing everything that is wrong, at once.
@@ -141,7 +162,7 @@ PADDINGS: dict[str, str] = {
 
 
 def example_batch(config: EncoderConfig, batch: int = 4, tokens: int | None = None, seed: int = 0, padding: str = "ragged", part: str = "model") -> Batch:
-    """Draw a batch for a part of the model.
+    """Draw a batch for a part of the model (SPEC INP-6): ids and labels int64, masks bool, numbers float64.
 
     Args:
         batch: B, the number of samples.

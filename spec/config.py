@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from concord.spec.errors import ConfigError, unknown
+from concord.spec.fields import build, replaced, to_toml, type_problems
+from concord.spec.files import parse_toml, read_text
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "token_padding_forward": ("stored", "zero"),
@@ -41,7 +41,49 @@ _AT_LEAST_ONE = ("vocab_size", "max_positions", "d_model", "num_heads", "d_ff", 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """One member of the family (SPEC CFG-1). Every field is stated; only rows that may be absent have a default.
+    """One member of the family (SPEC CFG-1). Every field is stated; only rows and table options that may be absent have a default.
+
+    Attributes:
+        vocab_size: rows of the token table.
+        max_positions: rows of the position table.
+        num_segments: rows of the segment table; 0: the model takes no segment ids (SPEC EMB-5).
+        d_model: width of the model, divisible by ``num_heads`` (SPEC ATT-2).
+        num_heads: heads of each layer's attention.
+        d_ff: width of the feed-forward sublayer (SPEC FFN-1).
+        num_layers: encoder layers.
+        num_classes: 1: sigmoid cross-entropy; more: softmax cross-entropy (SPEC LOS-1).
+        pad_id: the token id that masks hide (SPEC MSK-1).
+        token_padding_forward: what row ``token_padding_row`` gives going forward (SPEC EMB-3).
+        embedding_scale: what token vectors are multiplied by (SPEC EMB-2).
+        embedding_norm: whether a norm follows the sum of the embeddings (SPEC EMB-6).
+        positions: a fixed table or a trained one (SPEC POS-1).
+        position_start: 0 or 1, the position of the first token (SPEC POS-5).
+        position_of_padding: which position padding gets (SPEC POS-6).
+        mask_fill: whether the mask's constant replaces a score or is added to it (SPEC MSK-3).
+        mask_value: that constant, finite and negative (SPEC MSK-2).
+        mask_assignment: which sample's mask a head gets (SPEC MSK-7).
+        query_mask: what happens to the weights of padded queries (SPEC MSK-8).
+        qkv_bias: whether query, key and value have biases (SPEC ATT-1).
+        qkv_activation: what follows these projections (SPEC ATT-1).
+        score_scale: whether scores are divided, or queries multiplied (SPEC ATT-4).
+        head_computation: all heads at once, or in a loop (SPEC ATT-7).
+        output_projection: whether a linear layer follows the joined heads (SPEC ATT-6).
+        norm_placement: norms after each residual sum, or before each sublayer (SPEC NRM-1).
+        norm_epsilon: finite and positive (SPEC NRM-2).
+        norm_epsilon_placement: inside or outside the root (SPEC NRM-3).
+        norm_variance: divided by D, or by D - 1 (SPEC NRM-4).
+        norm_sharing: whether both sublayers of a layer share one norm's parameters (SPEC NRM-5).
+        final_norm: whether a norm follows the last layer (SPEC NRM-6).
+        activation: of the feed-forward sublayer (SPEC FFN-2).
+        pooling: the first token, or all tokens side by side (SPEC HED-1).
+        pooler: what stands between pooling and classifier (SPEC HED-2).
+        l2_weight: of the penalty in the loss; 0: none (SPEC LOS-4).
+        token_padding_row: the row of the token table that gets no gradient; absent: all are trained (SPEC EMB-4).
+        segment_padding_row: the same of the segment table (SPEC EMB-5).
+        position_layout: where sines and cosines stand; sinusoidal positions alone (SPEC POS-2).
+        position_exponent: the exponents of a row's angles; sinusoidal alone (SPEC POS-3).
+        position_base: the base of these powers; sinusoidal alone (SPEC POS-4).
+        ignore_label: a label whose samples do not count in the loss (SPEC LOS-3).
 
     Raises:
         ConfigError: listing everything that is wrong with the fields, at once.
@@ -49,54 +91,54 @@ class EncoderConfig:
 
     # Sizes.
     vocab_size: int
-    max_positions: int  # rows of the position table
-    num_segments: int  # rows of the segment table; 0: the model takes no segment ids
+    max_positions: int
+    num_segments: int
     d_model: int
     num_heads: int
     d_ff: int
     num_layers: int
-    num_classes: int  # 1: sigmoid cross-entropy; more: softmax cross-entropy (LOS-1)
+    num_classes: int
     # Padding and embeddings.
-    pad_id: int  # the token id that masks hide (MSK-1)
-    token_padding_forward: str  # EMB-3
-    embedding_scale: str  # EMB-2
-    embedding_norm: bool  # EMB-6
+    pad_id: int
+    token_padding_forward: str
+    embedding_scale: str
+    embedding_norm: bool
     # Positions.
-    positions: str  # POS-1
-    position_start: int  # POS-5: the position number of the first token
-    position_of_padding: str  # POS-6
+    positions: str
+    position_start: int
+    position_of_padding: str
     # Attention and its mask.
-    mask_fill: str  # MSK-3
-    mask_value: float  # MSK-2
-    mask_assignment: str  # MSK-7
-    query_mask: str  # MSK-8
-    qkv_bias: bool  # ATT-1
-    qkv_activation: str  # ATT-1
-    score_scale: str  # ATT-4
-    head_computation: str  # ATT-7
-    output_projection: bool  # ATT-6
+    mask_fill: str
+    mask_value: float
+    mask_assignment: str
+    query_mask: str
+    qkv_bias: bool
+    qkv_activation: str
+    score_scale: str
+    head_computation: str
+    output_projection: bool
     # Norms.
-    norm_placement: str  # NRM-1
-    norm_epsilon: float  # NRM-2
-    norm_epsilon_placement: str  # NRM-3
-    norm_variance: str  # NRM-4
-    norm_sharing: str  # NRM-5
-    final_norm: bool  # NRM-6
+    norm_placement: str
+    norm_epsilon: float
+    norm_epsilon_placement: str
+    norm_variance: str
+    norm_sharing: str
+    final_norm: bool
     # Feed-forward, head and loss.
-    activation: str  # FFN-2
-    pooling: str  # HED-1
-    pooler: str  # HED-2
-    l2_weight: float  # LOS-4
+    activation: str
+    pooling: str
+    pooler: str
+    l2_weight: float
     # Rows and table options that may be absent.
-    token_padding_row: int | None = None  # EMB-4: the row of the token table that gets no gradient
-    segment_padding_row: int | None = None  # EMB-5: the same of the segment table
-    position_layout: str | None = None  # POS-2, sinusoidal only
-    position_exponent: str | None = None  # POS-3, sinusoidal only
-    position_base: float | None = None  # POS-4, sinusoidal only
-    ignore_label: int | None = None  # LOS-3
+    token_padding_row: int | None = None
+    segment_padding_row: int | None = None
+    position_layout: str | None = None
+    position_exponent: str | None = None
+    position_base: float | None = None
+    ignore_label: int | None = None
 
     def __post_init__(self) -> None:
-        problems = _type_problems(self) or _value_problems(self)
+        problems = type_problems(self, CHOICES, "CFG-1") or _value_problems(self)
         if problems:
             raise ConfigError(problems)
 
@@ -105,6 +147,11 @@ class EncoderConfig:
         """Width of one head, d_model / num_heads (ATT-2)."""
         return self.d_model // self.num_heads
 
+    @property
+    def rectifies(self) -> bool:
+        """Whether there is a ReLU anywhere: a gradient jumps where its input changes sides of zero."""
+        return "relu" in (self.activation, self.qkv_activation)
+
     def replace(self, **fields: Any) -> EncoderConfig:
         """Return a copy with some fields replaced.
 
@@ -112,10 +159,7 @@ class EncoderConfig:
             UnknownNameError: for a field that does not exist, with the nearest names.
             ConfigError: if the result describes no model.
         """
-        for name in fields:
-            if name not in FIELDS:
-                raise unknown("configuration field", name, list(FIELDS))
-        return dataclasses.replace(self, **fields)
+        return replaced(self, "configuration field", fields)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields by name, without those that are absent (None)."""
@@ -123,51 +167,45 @@ class EncoderConfig:
 
     def to_toml(self) -> str:
         """Return the configuration as TOML text that :func:`from_toml` reads back to an equal one."""
-        # A TOML scalar of these types is spelled as its JSON form.
-        return "".join(f"{name} = {json.dumps(value)}\n" for name, value in self.as_dict().items())
+        return to_toml(self.as_dict())
 
 
 FIELDS: dict[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(EncoderConfig)}
+"""The fields of :class:`EncoderConfig` by name (SPEC CFG-1)."""
 
 
 def from_mapping(fields: Mapping[str, Any], where: str = "configuration") -> EncoderConfig:
-    """Build a configuration from plain data.
+    """Build a configuration from plain data (SPEC CFG-1).
 
     Args:
-        fields: field names and values.
+        fields: field names and values; those that may be absent may be missing.
         where: what to call the data in an error message.
 
     Raises:
         ConfigError: listing unknown and missing fields and wrong values, at once.
     """
-    required = [name for name, field in FIELDS.items() if field.default is dataclasses.MISSING]
-    problems = [f"{where}: {unknown('field', name, list(FIELDS))}" for name in fields if name not in FIELDS]
-    problems += [f"{where}: field {name!r} is missing but is required [clause=CFG-1]" for name in required if name not in fields]
-    if problems:
-        raise ConfigError(problems)
-    # TOML and JSON writers may spell a whole number without a point.
-    numbers = {n: float(v) for n, v in fields.items() if "float" in str(FIELDS[n].type) and type(v) is int}
-    return EncoderConfig(**{**fields, **numbers})
+    return build(EncoderConfig, fields, where, "CFG-1")
 
 
 def from_toml(text: str, where: str = "configuration") -> EncoderConfig:
-    """Read a configuration from TOML text.
+    """Read a configuration from TOML text (SPEC CFG-1).
+
+    Args:
+        text: one ``name = value`` for each field, as :meth:`EncoderConfig.to_toml` and ``concord variants NAME`` write it.
+        where: what to call the text in an error message.
 
     Raises:
-        ConfigError: if the text is not TOML or describes no model.
+        SpecError: if the text is not TOML.
+        ConfigError: if it describes no model.
     """
-    try:
-        fields = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{where}: not valid TOML: {error}") from None
-    return from_mapping(fields, where)
+    return from_mapping(parse_toml(text, where), where)
 
 
 _VARIANTS = Path(__file__).parent / "variants"
 
 
 def variants() -> list[str]:
-    """Return the names of the published members of the family, in the order of the design's table."""
+    """Return the names of the published members of the family, the oldest form of the encoder first, ``bert`` last."""
     order = ["tf1-text-classifier", "bert-pytorch", "vanilla-encoder", "nndl-paddle", "nndl-paddle-api", "keras-attention"]
     names = sorted(path.stem for path in _VARIANTS.glob("*.toml"))
     return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))
@@ -187,20 +225,7 @@ def variant(name: str, **fields: Any) -> EncoderConfig:
     if name not in variants():
         raise unknown("variant", name, variants())
     path = _VARIANTS / f"{name}.toml"
-    return from_toml(path.read_text(), where=path.name).replace(**fields)
-
-
-def _type_problems(config: EncoderConfig) -> list[str]:
-    problems = []
-    for name, field in FIELDS.items():
-        value = getattr(config, name)
-        allowed = str(field.type).split(" | ")
-        actual = "None" if value is None else type(value).__name__
-        if actual not in allowed:
-            problems.append(f"{name!r} is {value!r} ({actual}) but must be {' or '.join(allowed)} [clause=CFG-1]")
-        elif name in CHOICES and value is not None and value not in CHOICES[name]:
-            problems.append(f"{name!r} is {value!r} but must be one of {', '.join(CHOICES[name])} [clause=CFG-1]")
-    return problems
+    return from_toml(read_text(path), where=path.name).replace(**fields)
 
 
 def _value_problems(config: EncoderConfig) -> list[str]:

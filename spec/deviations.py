@@ -14,13 +14,16 @@ from typing import Any
 from concord.spec.errors import SpecError, unknown
 
 Deviations = Mapping[str, float]
-"""Name of a deviation (:data:`KINDS`) to its value."""
+"""Name of a deviation (:data:`KNOWN_DEVIATIONS`) to its value."""
+
+LARGEST = 1e6
+"""Beyond this no value of a deviation means anything."""
 
 NONE: Deviations = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class Kind:
+class KnownDeviation:
     """A deviation that the reference can follow.
 
     Attributes:
@@ -36,13 +39,14 @@ class Kind:
     rounds: bool = False
 
 
-KINDS: dict[str, Kind] = {
-    "softmax_floor": Kind("ATT-5", "softmax clips each entry less the largest at this number, so that no weight falls below its exponential"),
-    "padding_left_out": Kind("ATT-5", "padded tokens are left out, but for a sample's first, so that the floor of softmax gives them no weight (value 1)"),
-    "norm_epsilon_bits": Kind("NRM-2", "layer norm rounds its epsilon to so many significant bits, whatever the precision", ("float64",)),
-    "gelu_constant_bits": Kind("FFN-2", "GELU rounds the constants sqrt(1/2) and 0.044715 to so many significant bits, whatever the precision", ("float64",)),
-    "log_softmax_floor": Kind("LOS-1", "log-softmax clips each entry less the largest at this number, so that a loss saturates"),
-    "narrow_bias_gradients": Kind(
+KNOWN_DEVIATIONS: dict[str, KnownDeviation] = {
+    "softmax_floor": KnownDeviation("ATT-5", "softmax clips each entry less the largest at this number, so that no weight falls below its exponential"),
+    "padding_left_out": KnownDeviation("ATT-5", "padded tokens are left out, but for a sample's first, so that the floor of softmax gives them no weight (value 1)"),
+    "norm_epsilon_bits": KnownDeviation("NRM-2", "layer norm rounds its epsilon to so many significant bits, whatever the precision", ("float64",)),
+    "gelu_constant_bits": KnownDeviation("FFN-2", "GELU rounds the constants sqrt(1/2) and 0.044715 to so many significant bits, whatever the precision", ("float64",)),
+    "log_softmax_floor": KnownDeviation("LOS-1", "log-softmax clips each entry less the largest at this number, so that a loss saturates"),
+    "optimizer_constant_bits": KnownDeviation("OPT-1", "the optimizer rounds its constants to so many significant bits before anything follows from them"),
+    "narrow_bias_gradients": KnownDeviation(
         "PRC-2", "the gradient of a linear layer's bias is summed in bfloat16 itself, not in float32 (value 1)", ("bfloat16",), rounds=True
     ),
 }
@@ -53,7 +57,7 @@ def declared(entries: Sequence[Mapping[str, Any]]) -> Deviations:
     """Read declarations.
 
     Args:
-        entries: each with ``name`` (one of :data:`KINDS`), ``value`` and ``reason``.
+        entries: each with ``name`` (one of :data:`KNOWN_DEVIATIONS`), ``value`` and ``reason``.
 
     Raises:
         SpecError: listing every unknown name, missing reason, and value that is no number.
@@ -61,14 +65,14 @@ def declared(entries: Sequence[Mapping[str, Any]]) -> Deviations:
     problems, found = [], {}
     for entry in entries:
         name, value, reason = (entry.get(key) for key in ("name", "value", "reason"))
-        if name not in KINDS:
-            problems.append(str(unknown("deviation", str(name), list(KINDS))))
-        elif isinstance(value, bool) or not isinstance(value, (int, float)):
-            problems.append(f"deviation {name!r} has value {value!r} but must have a number [clause=PRC-4]")
+        if not isinstance(name, str) or name not in KNOWN_DEVIATIONS:
+            problems.append(str(unknown("deviation", str(name), list(KNOWN_DEVIATIONS))))
+        elif isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= LARGEST:
+            problems.append(f"deviation {name!r} has value {repr(value)[:40]} but must have a number between -{LARGEST:g} and {LARGEST:g} [clause=PRC-4]")
         elif not (isinstance(reason, str) and reason):
             problems.append(f"deviation {name!r} has no reason but must give one [clause=PRC-4]")
         else:
-            found[str(name)] = float(value)
+            found[name] = float(value)
     if problems:
         raise SpecError(problems)
     return found
@@ -76,4 +80,4 @@ def declared(entries: Sequence[Mapping[str, Any]]) -> Deviations:
 
 def in_precision(deviations: Deviations, dtype: str) -> Deviations:
     """Return those that make a difference in a precision."""
-    return {name: value for name, value in deviations.items() if not KINDS[name].dtypes or dtype in KINDS[name].dtypes}
+    return {name: value for name, value in deviations.items() if not KNOWN_DEVIATIONS[name].dtypes or dtype in KNOWN_DEVIATIONS[name].dtypes}

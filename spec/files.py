@@ -2,40 +2,106 @@
 
 from __future__ import annotations
 
+import errno
+import fnmatch
 import json
+import math
 import os
+import re
+import secrets
+import shutil
 import stat
-import threading
-from contextlib import suppress
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load
 
 from concord.spec.errors import SpecError
 
-LARGEST = 1 << 28
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+T = TypeVar("T")
+
+LARGEST = 1 << 26
 """Bytes of the largest text that is read: records of campaigns have some millions."""
 
+LARGEST_ARRAYS = 1 << 34
+"""Bytes of the largest file of arrays that is read: weights, gradients and taps of a model with 350 million parameters have less."""
 
-def read_bytes(path: Path, largest: int | None = None) -> bytes:
+TEMPORARY = ".concord-"
+"""How the name of a file begins that is being written; a killed process may leave one."""
+
+LONGEST_WHOLE = 30
+"""Digits of a whole number."""
+
+MOST_PROBLEMS = 10
+"""Lines about one file; the first say enough."""
+
+
+def find(folder: Path, pattern: str) -> list[Path]:
+    """Return the files under a folder whose names match, sorted; links to folders are not followed.
+
+    Raises:
+        SpecError: if it is no folder, or a folder in it cannot be read: what nobody sees must not look as if it were not there.
+    """
+    if not folder.is_dir():
+        raise SpecError(f"{folder}: no such folder")
+    problems: list[str] = []
+    walk = os.walk(folder, onerror=lambda error: problems.append(f"{error.filename}: cannot be read: {error.strerror}"))
+    found = [Path(place) / name for place, _, names in walk for name in fnmatch.filter(names, pattern)]
+    if problems:
+        raise SpecError(problems)
+    return sorted(found)
+
+
+def read_bytes(path: Path, largest: int = LARGEST_ARRAYS) -> bytes:
     """Return the content of a regular file.
 
     Args:
-        largest: how many bytes it may have; any number by default.
+        largest: how many bytes it may have.
 
     Raises:
         SpecError: if it is missing, cannot be read, is no regular file, or is too large.
     """
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        # Some files of the system say that they have no bytes, and have many.
+        most = size or min(largest, LARGEST)
+        content: bytes | None = file.read(most + 1) if most <= largest else b""
+        if content is None:  # some files of the system are to be waited for
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        if most > largest or len(content) > most:
+            raise SpecError(f"{path}: has {max(size, len(content))} bytes but must have at most {min(most, largest)}")
+        return content
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BufferedReader]:
+    """Open a regular file, to be read piece by piece.
+
+    Raises:
+        SpecError: if it is missing, cannot be read, or is no regular file.
+    """
     try:
-        about = path.stat()
-        if not stat.S_ISREG(about.st_mode):
-            raise SpecError(f"{path}: cannot be read: is {_kind(about.st_mode)} but must be a regular file")
-        if largest is not None and about.st_size > largest:
-            raise SpecError(f"{path}: has {about.st_size} bytes but must have at most {largest}")
-        return path.read_bytes()
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise SpecError(f"{path}: cannot be read: is {_kind(mode)} but must be a regular file")
+        # What has become a pipe since then is not waited for.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            yield file
     except FileNotFoundError:
         raise SpecError(f"{path}: no such file") from None
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+    except SpecError:
+        raise
+    except (OSError, ValueError) as error:  # the latter for a name with a null character
+        raise SpecError(f"{path}: cannot be read: {_reason(error)}") from None
 
 
 def read_text(path: Path) -> str:
@@ -54,41 +120,284 @@ def read_json(path: Path) -> Any:
     """Return what a JSON file holds.
 
     Raises:
-        SpecError: as :func:`read_text`, and if it is no JSON.
+        SpecError: as :func:`read_bytes`, and if it is no JSON.
     """
-    content = read_bytes(path, LARGEST)
+    return parse_json(read_bytes(path, LARGEST), str(path))
+
+
+def parse_json(content: str | bytes, where: str) -> Any:
+    """Return what JSON text holds.
+
+    Raises:
+        SpecError: if it is no JSON; ``NaN``, numbers beyond float64 and lone surrogates are none.
+    """
     try:
-        return json.loads(content)
+        text = content if isinstance(content, str) else content.decode("utf-8")
+        data = json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_whole)
+        if re.search(r"\\u[dD][89a-fA-F]", text):  # parts of a character beyond the first 65,536, or of none
+            json.dumps(data, ensure_ascii=False).encode("utf-8")
+        return data
     except RecursionError:
-        raise SpecError(f"{path}: not valid JSON: nested too deeply") from None
+        raise SpecError(f"{where}: not valid JSON: nested too deeply") from None
     except ValueError as error:
-        raise SpecError(f"{path}: not valid JSON: {error}") from None
+        raise SpecError(f"{where}: not valid JSON: {error}") from None
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:40]} is no finite number")
+    return value
+
+
+def _whole(text: str) -> int:
+    if len(text) > LONGEST_WHOLE:
+        raise ValueError(f"a whole number has {len(text)} digits but must have at most {LONGEST_WHOLE}")
+    return int(text)
+
+
+def parse_toml(text: str, where: str) -> dict[str, Any]:
+    """Return what TOML text holds.
+
+    Raises:
+        SpecError: if it is no TOML; numbers of more than 64 bits are none.
+    """
+    try:
+        data = tomllib.loads(text)
+        if _has_wide(data):
+            raise ValueError("a whole number has more than 64 bits")
+        return data
+    except RecursionError:
+        raise SpecError(f"{where}: not valid TOML: nested too deeply") from None
+    except ValueError as error:
+        raise SpecError(f"{where}: not valid TOML: {error}") from None
+
+
+def _has_wide(value: Any) -> bool:
+    entries = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return (isinstance(value, int) and not -(2**63) <= value < 2**63) or any(map(_has_wide, entries))
+
+
+def read_as(path: Path, kind: type[T], version: str = "format", written_by: str = "") -> T:
+    """Return what a JSON file holds, its types checked.
+
+    Args:
+        kind: a data class or typed dictionary. Keys that it does not know are left alone.
+        version: the key that says which format it is; if that is another, nothing else is complained of.
+        written_by: the command that writes such files, for the message about another format.
+
+    Raises:
+        SpecError: as :func:`read_json`; and listing what is missing and what is of the wrong type.
+    """
+    from pydantic import TypeAdapter, ValidationError  # a worker's environment need not have it
+
+    content = read_bytes(path, LARGEST)
+    parse_json(content, str(path))
+    try:
+        return TypeAdapter(kind).validate_json(content, strict=True)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+    other = [problem for problem in found if problem["loc"] == (version,)]
+    hint = f"; it is what {written_by} of this version writes" if other and written_by else ""
+    raise SpecError([f"{path}: {line}{hint}" for line in _lines(other or found)][:MOST_PROBLEMS])
+
+
+def _lines(found: Iterable[ErrorDetails]) -> Iterator[str]:
+    """Yield what is wrong with the types of a file, in our words; what is missing in one place in one line."""
+    missing: dict[str, list[str]] = {}
+    for problem in found:
+        *outer, last = ("", *problem["loc"])
+        if problem["type"] == "missing":
+            missing.setdefault(_place(outer[1:]), []).append(repr(last))
+            continue
+        required = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be").replace("a valid integer", "an integer").replace("a valid ", "a ").replace("an object", "a JSON object")
+        given, place = problem["input"], _place(problem["loc"])
+        if place:
+            yield f"{place!r} is {_briefly(given)} but {required}" if required.startswith("must") else f"{place!r}: {required}"
+        else:
+            yield f"holds a {type(given).__name__} but {required.replace('must be', 'must hold')}"
+    yield from (f"{f'{place!r} ' if place else ''}lacks {', '.join(names)}" for place, names in missing.items())
+
+
+def _place(keys: Iterable[int | str]) -> str:
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).removeprefix(".")
+
+
+def _briefly(value: Any) -> str:
+    text = "null" if value is None else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """Read a safetensors file.
+
+    Raises:
+        SpecError: as :func:`read_bytes`, and if it is truncated or corrupt.
+    """
+    return read_described(path)[1]
+
+
+def read_described(path: Path) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
+    """Read a safetensors file; return its metadata and its arrays.
+
+    Raises:
+        SpecError: as :func:`read_arrays`.
+    """
+    content = read_bytes(path)
+    try:
+        arrays = load(content)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    # The library reports a dtype that NumPy lacks in as many ways as it has versions.
+    except (SafetensorError, OSError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise SpecError(f"{path}: not a whole safetensors file of NumPy dtypes: {reason}") from None
+    return header.get("__metadata__") or {}, arrays
+
+
+def section(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+    """Return the arrays whose names start with a prefix, without it."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def obstacle(path: Path) -> str | None:
+    """Return what keeps a file from being written, in a line: asked before it is known what to write."""
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(0, "Is a directory")
+        if (mode := _mode(path)) is not None and not os.access(path, os.W_OK):
+            raise PermissionError(0, "Permission denied")
+        if mode is None or stat.S_ISREG(mode):
+            temporary = _new_beside(path.resolve(strict=False))
+            temporary.touch(exist_ok=False)
+            temporary.unlink()
+    except (OSError, RuntimeError, ValueError) as error:
+        return f"{path}: cannot be written: {_reason(error)}"
+    return None
+
+
+def same_file(one: Path, other: Path) -> bool:
+    """Return whether two names are those of one regular file, or of one that is not there yet."""
+    with suppress(OSError, RuntimeError, ValueError):
+        modes = {_mode(one), _mode(other)}
+        if any(mode is not None and not stat.S_ISREG(mode) for mode in modes):
+            return False
+        return one.samefile(other) if None not in modes else one.resolve(strict=False) == other.resolve(strict=False)
+    return one == other
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a text in utf-8, whole or not at all; into a link's target, and straight into what is no regular file.
 
-    A file that is there keeps its permissions.
+    A file that is there keeps its permissions. What utf-8 cannot hold, of a name that is no text, is written out as Python would.
 
     Raises:
         SpecError: if it cannot be written.
     """
-    try:
-        there = path.resolve(strict=False)
-        mode = there.stat().st_mode if there.exists() else None
-        if mode is not None and not stat.S_ISREG(mode):
-            path.write_text(text, encoding="utf-8")
+    write_bytes(path, text.encode("utf-8", errors="backslashreplace"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write bytes as :func:`write_text` writes a text.
+
+    Raises:
+        SpecError: if they cannot be written.
+    """
+    with _refusing(path):
+        mode = _mode(path)
+        if mode is None or stat.S_ISREG(mode):
+            _replace(path.resolve(strict=False), content, mode)
         else:
-            _replace(there, text, mode)
-    except (OSError, RuntimeError) as error:  # the latter for links that go round in a circle
-        raise SpecError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
+            _put(path, content)
 
 
-def _replace(path: Path, text: str, mode: int | None) -> None:
-    """Put a new file in the place of a regular one, or of none."""
-    temporary = path.with_name(f".concord-{os.getpid()}-{threading.get_ident()}")
+@contextmanager
+def writing(path: Path) -> Iterator[Callable[[bytes], None]]:
+    """Write a file piece by piece, as :func:`write_bytes` does a whole one: it is there once the block has ended well.
+
+    Yields:
+        What writes the next bytes.
+
+    Raises:
+        SpecError: if it cannot be written.
+    """
+    with _refusing(path):
+        mode = _mode(path)
+        regular = mode is None or stat.S_ISREG(mode)
+        target = path.resolve(strict=False) if regular else path
+        temporary = _new_beside(target) if regular else path
+        file = temporary.open("wb")
+
+    def write(content: bytes) -> None:
+        with _refusing(path):
+            file.write(content)
+
     try:
-        temporary.write_text(text, encoding="utf-8")
+        yield write
+        with _refusing(path):
+            file.close()
+            if regular:
+                temporary.chmod(stat.S_IMODE(mode) if mode is not None else temporary.stat().st_mode)
+                temporary.replace(target)
+    except BaseException:
+        with suppress(OSError):
+            file.close()
+        if regular:
+            with suppress(OSError):
+                temporary.unlink()
+        raise
+
+
+def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
+    """Write a new folder, with all its files or not at all.
+
+    Raises:
+        FileExistsError: if there is something of that name; that decides between two that write at the same time.
+        SpecError: if it cannot be written.
+    """
+    with _refusing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _new_beside(path)
+        try:
+            temporary.mkdir()
+            for name, content in files.items():
+                _put(temporary / name, content)
+            # To rename is to replace, of a folder an empty one alone: make that first, so that another's is seen.
+            path.mkdir()
+            try:
+                temporary.rename(path)
+            except BaseException:
+                path.rmdir()
+                raise
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError as error:
+        if error.filename == str(path):
+            raise
+        raise SpecError(f"{path}: cannot be written: {os.strerror(errno.ENOTDIR)}") from None  # a file stands where a folder has to be
+    except (OSError, RuntimeError, ValueError) as error:  # the second for links that go round in a circle, the third for a null character
+        raise SpecError(f"{path}: cannot be written: {_reason(error)}") from None
+
+
+def _mode(path: Path) -> int | None:
+    """Return the mode of what a name leads to; None if there is nothing."""
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _replace(path: Path, content: bytes, mode: int | None) -> None:
+    """Put a new file in the place of a regular one, or of none."""
+    temporary = _new_beside(path)
+    try:
+        _put(temporary, content)
         if mode is not None:
             temporary.chmod(stat.S_IMODE(mode))
         temporary.replace(path)
@@ -96,6 +405,23 @@ def _replace(path: Path, text: str, mode: int | None) -> None:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def _put(path: Path, content: bytes) -> None:
+    """Write bytes: every write of a file goes through here."""
+    with path.open("wb") as file:
+        file.write(content)
+
+
+def _new_beside(path: Path) -> Path:
+    """Return a name that nothing bears; one that is too long shows now."""
+    with suppress(FileNotFoundError):
+        path.lstat()
+    return path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _kind(mode: int) -> str:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.elementary import contract, count_terms
 from concord.spec.precision import precision
-from concord.spec.tape import Pullback, Tensor, Values
+from concord.spec.tape import Node, Pullback, Values
 
 Size = Callable[[slice], Values]
 
@@ -78,7 +78,7 @@ class MonteCarlo(Arithmetic):
         self._half = self._roundoff > self._accumulation
         self._places = np.random.Generator(np.random.SFC64([first, 0x5EED]))
 
-    def override(self, a: Tensor, values: NDArray[np.floating], unrounded: bool = False) -> Tensor:
+    def override(self, a: Node, values: NDArray[np.floating], unrounded: bool = False) -> Node:
         """Return given values in place of computed ones.
 
         Half precisions may hold on to wider values than those that they deliver, and so does what says so: there the given ones
@@ -86,11 +86,16 @@ class MonteCarlo(Arithmetic):
         """
         return self._record(self.given_gradient(values) if self._half or unrounded else self.leaf(values).value, (a, lambda g: g))
 
+    def uncertain(self, a: Node, size: Values) -> Node:
+        """Perturb an input by what it may differ from the one that is given."""
+        values = self._perturbed(a.value, self._of(size[None]))
+        return Node(values, a.shape, taped=False)
+
     def given_gradient(self, values: NDArray[np.floating]) -> Values:
         """Return a gradient that stands in place of a computed one, perturbed as it may have been rounded when it was delivered."""
         return self.settle(self.leaf(values).value)
 
-    def affine(self, subscripts: str, a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
+    def affine(self, subscripts: str, a: Node, b: Node, bias: Node) -> Node:
         """Contract two tensors and add a third.
 
         A framework may add the bias after the products or begin the sum with it: where nothing is rounded between the
@@ -98,7 +103,8 @@ class MonteCarlo(Arithmetic):
         """
         if self._half:
             return super().affine(subscripts, a, b, bias)
-        left, right, added = self._factor(a.value), self._factor(b.value), bias.value
+        left, right = self._factor(a.value), self._factor(b.value)
+        added = bias.value.reshape((len(bias.value), *(1,) * (len(subscripts.partition("->")[2]) - len(bias.shape)), *bias.shape))
         summed = self.settle_sum(
             self._contract(subscripts, left, right) + added,
             lambda: self._squares(subscripts, left, right) + np.square(self._one(added), dtype=np.float64),
@@ -137,9 +143,8 @@ class MonteCarlo(Arithmetic):
             # v as it says above, multiplied out: where squares sum to less than that of the mean, the first term alone is left.
             power: Values = flat_powers[:, part] * share
             power += (terms / 3 - share / terms) * square
-            square *= terms / 3
-            np.maximum(power, square, out=power)
-            self._add_up(power, square * (3 / terms), flat_powers[:, part])
+            np.maximum(power, square * (terms / 3), out=power)
+            self._add_up(power, square, flat_powers[:, part])
             lost = (terms * self._lost + self._least) * ((power > 0) | (flat[:, part] != 0))  # zero is exact; squares may underflow
             np.sqrt(power, out=power)
             power *= roundoff
@@ -185,7 +190,7 @@ class MonteCarlo(Arithmetic):
             values = self._perturbed(values, self._of(np.broadcast_to(near, values.shape)))
         return super().round_sum(values, value, rounded)
 
-    def center(self, x: Tensor, mean: Tensor) -> Tensor:
+    def center(self, x: Node, mean: Node) -> Node:
         """Perturb by how much rows differ from their mean: multiplied out, both are rounded before their difference is taken (ALG-5).
 
         So are the gradients on their two ways back, which cancel where a row has one element.
@@ -197,12 +202,12 @@ class MonteCarlo(Arithmetic):
             (mean, lambda gradient: -back(gradient)),
         )
 
-    def vary_variance(self, variance: Tensor, mean: Tensor) -> Tensor:
+    def vary_variance(self, variance: Node, mean: Node) -> Node:
         """Perturb the variance of rows: of blocks that are merged, and by updates, it errs by the rounding of a mean times the deviation (ALG-5)."""
         size = 2 * self._accumulation * abs(mean.value) * np.sqrt(variance.value)
         return self._record(np.maximum(self._perturbed(variance.value, self._of(size)), 0), (variance, lambda gradient: gradient))
 
-    def _bias_pullback(self, bias: Tensor) -> Pullback:
+    def _bias_pullback(self, bias: Node) -> Pullback:
         """Return how a gradient sums to that of a bias.
 
         Terms that are nearly equal are all rounded the same way when they are added one by one in few bits: the errors

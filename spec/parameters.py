@@ -32,19 +32,34 @@ class Parameter:
     trainable: bool = True
 
 
+MANY_LAYERS = 1000
+"""Layers whose parameters are listed though there are fewer weights."""
+
+
 def parameters(config: EncoderConfig, part: str = "model") -> dict[str, Parameter]:
-    """Return every parameter of a part by canonical name, in the order of computation."""
+    """Return every parameter of a part by canonical name, in the order of computation (SPEC WGT-1).
+
+    Args:
+        part: one of :data:`concord.spec.tensors.PARTS`.
+
+    Raises:
+        UnknownNameError: for an unknown part, with the nearest names.
+    """
     return dict(_parameters(config, check_part(part)))
 
 
 def trainable(config: EncoderConfig, part: str = "model") -> list[str]:
-    """Return the names of everything that gets a gradient (SPEC GRD-1, GRD-3, GRD-5): parameters, then given inputs."""
+    """Return the names of everything that gets a gradient (SPEC GRD-1, GRD-3, GRD-5): parameters, then given inputs as ``inputs.<name>``.
+
+    Raises:
+        UnknownNameError: for an unknown part, with the nearest names.
+    """
     named = [name for name, parameter in parameters(config, part).items() if parameter.trainable]
     return named + [f"inputs.{name}" for name in differentiable_inputs(part)]
 
 
 def shape_of(config: EncoderConfig, parameter: Parameter) -> tuple[int, ...]:
-    """Return the shape of a parameter in numbers."""
+    """Return the shape of a parameter in numbers, a linear weight as (in, out) (SPEC WGT-2)."""
     return resolve(parameter.shape, axis_sizes(config))
 
 
@@ -52,13 +67,17 @@ def validate_weights(config: EncoderConfig, weights: Weights, part: str = "model
     """Refuse weights that do not fit (SPEC WGT-1 to WGT-3).
 
     Args:
+        weights: canonical name to array of any floating dtype, in the shapes of :func:`shape_of`.
+        part: one of :data:`concord.spec.tensors.PARTS`.
         where: context for the messages, for example ``"backend=paddle"``.
 
     Raises:
         WeightsError: listing every missing, unexpected, misshapen, non-float or non-finite one.
     """
-    table = parameters(config, part)
     context = f"{where}, " if where else ""
+    if config.num_layers > max(len(weights), MANY_LAYERS) and part not in ("attention", "dot_product"):
+        raise WeightsError(f"'num_layers' is {config.num_layers} but there are {len(weights)} weights; each layer must have its own [{context}clause=WGT-1]")
+    table = parameters(config, part)
     problems = [f"{name!r} is missing but is required [{context}clause=WGT-1]" for name in table if name not in weights]
     for name, array in weights.items():
         if name not in table:
@@ -98,10 +117,10 @@ def initialize(config: EncoderConfig, seed: int = 0, profile: str = "generic", p
         part: one of :data:`concord.spec.tensors.PARTS`.
 
     Returns:
-        Canonical name to float64 array.
+        Canonical name to float64 array, in the shapes of :func:`shape_of`.
 
     Raises:
-        UnknownNameError: for an unknown profile.
+        UnknownNameError: for an unknown profile or part, with the nearest names.
     """
     if profile not in PROFILES:
         raise unknown("weights profile", profile, list(PROFILES))

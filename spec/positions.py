@@ -18,18 +18,40 @@ def sinusoid(config: EncoderConfig) -> NDArray[np.float64]:
     Returns:
         (max_positions, d_model), float64. Row 0 is zero where ``position_of_padding`` is ``zero_row``.
     """
-    width = config.d_model
-    assert config.position_base is not None, "a learned table is not computed"
-    column = np.arange(width)
-    if config.position_layout == "halves":
-        # Column j of the first half and column j + D/2 share a frequency, as columns 2j and 2j + 1 do above.
-        column = np.concatenate([np.arange(0, width, 2), np.arange(1, width, 2)])
-    exponent = (2 * (column // 2) if config.position_exponent == "pair" else column) / width
-    angle = np.arange(config.max_positions)[:, None] / config.position_base**exponent
+    column = columns(config)
+    angle = angles(config)
     table = np.where(column % 2 == 0, np.sin(angle), np.cos(angle))
     if config.position_of_padding == "zero_row":
         table[0] = 0.0
     return table
+
+
+def columns(config: EncoderConfig) -> NDArray[np.int64]:
+    """Return of each column of the table which one it is in the interleaved layout: (D,)."""
+    if config.position_layout == "halves":
+        # Column j of the first half and column j + D/2 share a frequency, as columns 2j and 2j + 1 do above.
+        return np.concatenate([np.arange(0, config.d_model, 2), np.arange(1, config.d_model, 2)])
+    return np.arange(config.d_model)
+
+
+def angles(config: EncoderConfig) -> NDArray[np.float64]:
+    """Return the angle of each entry of the table: (max_positions, d_model)."""
+    assert config.position_base is not None, "a learned table is not computed"
+    column = columns(config)
+    exponent = (2 * (column // 2) if config.position_exponent == "pair" else column) / config.d_model
+    angle: NDArray[np.float64] = np.arange(config.max_positions)[:, None] / config.position_base**exponent
+    return angle
+
+
+def float32_noise(config: EncoderConfig) -> NDArray[np.float64]:
+    """Return by how much each entry of the fixed table may err where it was computed in float32, step by step.
+
+    The frequency and the angle are rounded, which moves the sine by as much as the angle; then it is rounded itself.
+
+    Returns:
+        (max_positions, d_model), float64.
+    """
+    return 2.0**-24 * (1 + 2 * angles(config))
 
 
 def position_ids(config: EncoderConfig, real: NDArray[np.bool_]) -> NDArray[np.int64]:

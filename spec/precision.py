@@ -62,9 +62,9 @@ def round_to_bits(values: Array, bits: int) -> Array:
     """Round numbers of float64, or of a wider type, to so many significant bits, to nearest, whatever their exponent (Veltkamp's splitting)."""
     own = np.finfo(values.dtype).nmant + 1
     with np.errstate(over="ignore", invalid="ignore"):
-        spread = values * (2.0 ** (own - bits) + 1)
-        rounded = spread - (spread - values)
-    return np.where(np.isfinite(spread), rounded, values)
+        widened = values * (2.0 ** (own - bits) + 1)
+        rounded = widened - (widened - values)
+    return np.where(np.isfinite(widened), rounded, values)
 
 
 def cut_to_bits(values: Array, bits: int) -> Array:

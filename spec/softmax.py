@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.spec.precision import Precision
-from concord.spec.tape import FUNCTION, Pullback, RowSums, Tensor, Values
+from concord.spec.tape import FUNCTION, Node, Pullback, RowSums, Values
 
 WAYS = ("weights", "logarithm", "output")
 """Admissible ways to compute attention weights and their derivative (SPEC ALG-1 to ALG-3). ``weights``: exponentials divided by their
@@ -37,19 +37,19 @@ class Softmax(ABC):
         """Settle a step within an operation, which fused kernels do not round."""
 
     @abstractmethod
-    def einsum(self, subscripts: str, a: Tensor, b: Tensor) -> Tensor:
+    def einsum(self, subscripts: str, a: Node, b: Node) -> Node:
         """Contract two tensors."""
 
     @abstractmethod
     def _sum(self, values: Values, axes: tuple[int, ...], keepdims: bool, internal: bool = False) -> Values: ...
 
     @abstractmethod
-    def _shifted(self, a: Tensor, floor: float | Values | None) -> Values: ...
+    def _shifted(self, a: Node, floor: float | Values | None) -> Values: ...
 
     @abstractmethod
-    def _record(self, value: Any, *operands: tuple[Tensor, Pullback]) -> Tensor: ...
+    def _record(self, value: Any, *operands: tuple[Node, Pullback]) -> Node: ...
 
-    def softmax(self, a: Tensor, floor: float | Values | None = None, visible: NDArray[np.bool_] | None = None, sums: RowSums | None = None) -> Tensor:
+    def softmax(self, a: Node, floor: float | Values | None = None, visible: NDArray[np.bool_] | None = None, sums: RowSums | None = None) -> Node:
         """Softmax over the last axis, with the largest entry taken off first.
 
         Args:
@@ -77,7 +77,7 @@ class Softmax(ABC):
 
         return self._record(value, (a, pullback))
 
-    def attend(self, weights: Tensor, values: Tensor, sums: RowSums | None = None) -> Tensor:
+    def attend(self, weights: Node, values: Node, sums: RowSums | None = None) -> Node:
         """Sum values by attention weights: (B, H, Q, S), (B, S, H, K) to (B, Q, H, K).
 
         Args:
@@ -96,7 +96,7 @@ class Softmax(ABC):
         result.operands = ((weights, pullback), to_values)
         return result
 
-    def log_softmax(self, a: Tensor, floor: float | None = None) -> Tensor:
+    def log_softmax(self, a: Node, floor: float | None = None) -> Node:
         """Logarithm of the softmax over the last axis; ``floor`` as in :meth:`softmax`."""
         shifted = self._shifted(a, floor)
         total = self._sum(self.step(np.exp(shifted), FUNCTION), (-1,), True, internal=True)

@@ -10,10 +10,6 @@ from numpy.typing import NDArray
 Values = NDArray[np.floating]
 Pullback = Callable[[Values], Values]
 
-FUNCTION = 4.0
-"""Unit roundoffs that an elementary function (exp, log, tanh, erf) may err; an operation errs 1."""
-
-
 WAYS = ("weights", "logarithm", "output")
 """Admissible ways to compute attention weights and their derivative (SPEC ALG-1 to ALG-3). ``weights``: exponentials divided by their
 sum, the derivative from the weights. ``logarithm``: the exponential of the scores less the logarithm of the sum, and once more
@@ -26,7 +22,7 @@ FUNCTION = 4.0
 """Unit roundoffs that an elementary function (exp, log, tanh, erf) may err; an operation errs 1."""
 
 
-class Tensor:
+class Node:
     """A value on the tape, with the operands that it came from and how a gradient flows back to each.
 
     Attributes:
@@ -35,13 +31,13 @@ class Tensor:
 
     __slots__ = ("completed", "gradient", "operands", "shape", "taped", "value")
 
-    def __init__(self, value: Values, shape: tuple[int, ...], operands: Sequence[tuple[Tensor, Pullback]] = (), taped: bool = True) -> None:
+    def __init__(self, value: Values, shape: tuple[int, ...], operands: Sequence[tuple[Node, Pullback]] = (), taped: bool = True) -> None:
         self.value = value
         self.shape = shape
         self.operands = operands
         self.taped = taped
         self.gradient: Values | None = None
-        self.completed: Callable[[Tensor], None] | None = None
+        self.completed: Callable[[Node], None] | None = None
 
 
 class RowSums:

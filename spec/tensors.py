@@ -51,7 +51,14 @@ def check_part(part: str) -> str:
 
 
 def inputs(config: EncoderConfig, part: str = "model") -> dict[str, Tensor]:
-    """Return the inputs of a part by name (SPEC INP-1, PRT-1)."""
+    """Return the inputs of a part by name, with axes, dtype and clause (SPEC INP-1, PRT-1).
+
+    Args:
+        part: one of :data:`PARTS`.
+
+    Raises:
+        UnknownNameError: for an unknown part, with the nearest names.
+    """
     ids = {"input_ids": Tensor("batch tokens", "INP-1", "int")}
     segments = {"segment_ids": Tensor("batch tokens", "EMB-5", "int")} if config.num_segments else {}
     masks = {
@@ -79,16 +86,24 @@ def inputs(config: EncoderConfig, part: str = "model") -> dict[str, Tensor]:
 
 
 def differentiable_inputs(part: str) -> tuple[str, ...]:
-    """Return the inputs whose gradients are part of the result, as ``inputs.<name>`` (SPEC GRD-5)."""
+    """Return the inputs whose gradients are part of the result, as ``inputs.<name>`` (SPEC GRD-5).
+
+    Raises:
+        UnknownNameError: for an unknown part, with the nearest names.
+    """
     return {"stack": ("embeddings",), "attention": ("query", "key", "value"), "dot_product": ("query", "key", "value")}.get(check_part(part), ())
 
 
 def taps(config: EncoderConfig, part: str = "model", given: Collection[str] | None = None) -> dict[str, Tensor]:
-    """Return every intermediate tensor of a part, in the order of computation.
+    """Return every intermediate tensor of a part by name, in the order of computation, with axes and clause (SPEC PRT-1).
 
     Args:
+        part: one of :data:`PARTS`.
         given: names of the inputs that are given; by default all. Without a mask the masked tensors do not exist;
             only ``attention`` and ``dot_product`` may go without.
+
+    Raises:
+        UnknownNameError: for an unknown part, with the nearest names.
     """
     names = inputs(config, part) if given is None or part not in ("attention", "dot_product") else given
     masks = _Masks(keys="key_mask" in names or part in _MASKED_BY_IDS, queries="query_mask" in names or part in _MASKED_BY_IDS)
@@ -96,7 +111,11 @@ def taps(config: EncoderConfig, part: str = "model", given: Collection[str] | No
 
 
 def output_name(config: EncoderConfig, part: str = "model") -> str:
-    """Return the name of the tap that is the result of a part."""
+    """Return the name of the tap that is the result of a part (SPEC PRT-1): ``logits`` of the whole model.
+
+    Raises:
+        UnknownNameError: for an unknown part, with the nearest names.
+    """
     if part == "model":
         return "logits"
     return [name for name in taps(config, part) if name != "loss"][-1]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-POINT = re.compile(r"(?P<preset>\S+) (?P<axis>\w+)=(?P<size>\d+)")
+POINT = re.compile(r"(?P<preset>\S+) (?P<axis>\w+)=(?P<size>[1-9]\d{0,15})")
 """What a preset of a sweep is called."""
 
 
@@ -20,7 +20,7 @@ def curves(data: Mapping[str, Any]) -> dict[tuple[str, str, str, str], list[tupl
         if point and entry["summary"]:
             name = f"{point['preset']} {work['kind']} {work['padding']}"
             found.setdefault((name, point["axis"], entry["backend"], entry["mode"]), []).append((int(point["size"]), entry["summary"]["median_seconds"]))
-    return {key: sorted(points) for key, points in found.items() if len(points) > 1}
+    return {key: sorted(points) for key, points in found.items() if len({size for size, _ in points}) > 1}
 
 
 def exponent(points: Sequence[tuple[int, float]]) -> float:

@@ -3,41 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
+from concord.conformance.layout import render
 from concord.speed import drawing
 from concord.speed.growth import curves, exponent
 from concord.speed.table import HARMLESS, limits, memory, percent, rate, seconds, spread, unmeasured
 
 
-def page(data: Mapping[str, Any], style: str) -> str:
-    """Return a record (:mod:`concord.speed.record`) as HTML.
-
-    Args:
-        style: the style sheet that Concord's pages share.
-    """
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("speed"), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.ChainableUndefined
-    )
-    environment.filters |= {"seconds": seconds, "memory": memory, "percent": percent, "rate": rate, "spread": spread}
+def page(data: Mapping[str, Any]) -> str:
+    """Return a record (:mod:`concord.speed.record`) as HTML."""
     backends = list(dict.fromkeys(entry["backend"] for entry in data["entries"]))
     works = [_work(name, work, data["entries"], backends) for name, work in data["workloads"].items()]
     faults = _faults(data)
-    return environment.get_template("speed.html").render(
-        data=data,
-        style=Markup(style),  # ours
-        limits=limits(data),
-        works=[work for work in works if work["rows"]],
+    absent = [fault for fault in faults if fault["status"] in HARMLESS]
+    failed = [fault for fault in faults if fault["status"] not in HARMLESS]
+    growth, roofline = _growth(data, backends), _roofline(data, backends)
+    shown = {"faults": ("What failed", failed), "time": ("Time", True), "growth": ("Growth", growth), "roofline": ("Roofline", roofline), "absent": ("What was not measured", absent), "backends": ("Backends", True)}
+    return render(
+        "speed.html",
+        data,
+        Path(__file__).parent / "templates",
         headline=_headline(data),
-        faults=[fault for fault in faults if fault["status"] not in HARMLESS],
-        absent=[fault for fault in faults if fault["status"] in HARMLESS],
-        growth=_growth(data, backends),
-        roofline=_roofline(data, backends),
+        tone={0: "good", 1: "bad"}.get(data["exit_code"], "broken"),
+        compared=[_compared(data, backends), _fastest(works), f"Best bare matrix product: {limits(data)}.{'' if data['complete'] else ' Not complete.'}"],
+        sections={name: title for name, (title, there) in shown.items() if there},
+        works=[work for work in works if work["rows"]],
+        faults=failed,
+        absent=absent,
+        growth=growth,
+        roofline=roofline,
         legend=[(name, i % drawing.COLOURS) for i, name in enumerate(backends)],
+        seconds=seconds,
+        memory=memory,
+        rate=rate,
+        share=percent,
+        spread=spread,
     )
+
+
+def _fastest(works: Sequence[Mapping[str, Any]]) -> str:
+    """Say which measurement of each workload is the fastest."""
+    first = [(work["name"], work["rows"][0]) for work in works if work["rows"]]
+    said = [f"{name}: {row['backend']} {row['mode']}, {seconds(row['summary']['median_seconds'])}" for name, row in first]
+    return f"Fastest: {'; '.join(said)}." if said else "Nothing was measured."
+
+
+def _compared(data: Mapping[str, Any], backends: Sequence[str]) -> str:
+    """Say what was compared, and by what."""
+    versions = [f"{name} {version}" if (version := next((about.get("version") for about in data["backends"].get(name, {}).values()), None)) else name for name in backends]
+    settings = data["settings"]
+    return f"Compared: the time of {', '.join(versions)} for {', '.join(data['workloads'])}, in turns, on {settings['device']} with {settings['threads']} threads, {settings['precision']} precision."
 
 
 def _headline(data: Mapping[str, Any]) -> str:
@@ -78,13 +97,13 @@ def _faults(data: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _growth(data: Mapping[str, Any], backends: Sequence[str]) -> list[dict[str, Any]]:
-    found: dict[tuple[str, str], dict[str, list[tuple[int, float]]]] = {}
+    found: dict[tuple[str, str], dict[tuple[str, str], list[tuple[int, float]]]] = {}
     for (name, axis, backend, mode), points in curves(data).items():
-        found.setdefault((name, axis), {})[f"{backend} {mode}"] = points
+        found.setdefault((name, axis), {})[backend, mode] = points
     pictures = []
     for (name, axis), lines in found.items():
-        series = {line: (backends.index(line.split(" ")[0]), points) for line, points in lines.items()}
-        fits = [(line, exponent(points), points) for line, points in lines.items()]
+        series = {" ".join(line): (backends.index(line[0]), points) for line, points in lines.items()}
+        fits = [(" ".join(line), exponent(points), points) for line, points in lines.items()]
         pictures.append({"name": name, "axis": axis, "picture": drawing.loglog(series, f"{name}: seconds by {axis}", axis, "seconds"), "fits": fits})
     return pictures
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from concord.backends.interface import KINDS
+from concord.backends.interface import WORKLOAD_KINDS
 from concord.spec.batch import batch_of_lengths
 from concord.spec.config import EncoderConfig, from_toml, variant
 from concord.spec.errors import SpecError, unknown
 from concord.spec.files import read_text
+from concord.spec.parameters import parameters, shape_of
 
 LENGTHS = ("full", "ragged")
 """``full``: no padding. ``ragged``: the lengths of real texts, which are close to log-normal."""
@@ -51,7 +52,7 @@ class Workload:
     """What is timed: a preset, inference or training, with full or ragged lengths.
 
     Attributes:
-        kind: one of :data:`concord.backends.interface.KINDS`.
+        kind: one of :data:`concord.backends.interface.WORKLOAD_KINDS`.
         padding: one of :data:`LENGTHS`.
     """
 
@@ -137,7 +138,20 @@ def own_config(path: Path) -> Preset:
     Raises:
         SpecError: if the file cannot be read, or describes no model.
     """
-    return own(path.stem, str(path), from_toml(read_text(path), str(path)))
+    config = from_toml(read_text(path), str(path))
+    numbers = weights_of(config)
+    if numbers > MOST_WEIGHTS:
+        raise SpecError(f"{path}: describes a model of {numbers} weights but must have at most {MOST_WEIGHTS} to be measured")
+    return own(path.stem, str(path), config)
+
+
+MOST_WEIGHTS = 2**32
+
+
+def weights_of(config: EncoderConfig) -> int:
+    """Return how many weights a model has, of whatever depth; nothing is built."""
+    one, two = (sum(math.prod(shape_of(config, entry)) for entry in parameters(config.replace(num_layers=n)).values()) for n in (1, 2))
+    return one + (config.num_layers - 1) * (two - one)
 
 
 def of_size(preset: Preset, batch: int | None, tokens: int | None) -> Preset:
@@ -178,12 +192,15 @@ def workload(preset: str | Preset, kind: str = "inference", padding: str = "full
     Raises:
         SpecError: listing every unknown name, with the nearest.
     """
-    wanted: list[tuple[str, str, tuple[str, ...]]] = [("preset", preset, PRESETS)] if isinstance(preset, str) else []
-    wanted += [("kind", kind, KINDS), ("lengths", padding, LENGTHS)]
+    wanted = (("kind", kind, WORKLOAD_KINDS), ("lengths", padding, LENGTHS))
     problems = [str(unknown(what, given, list(known))) for what, given, known in wanted if given not in known]
+    try:
+        model = named(preset) if isinstance(preset, str) else preset
+    except SpecError as error:
+        raise SpecError([*error.problems, *problems]) from None
     if problems:
         raise SpecError(problems)
-    return Workload(presets()[preset] if isinstance(preset, str) else preset, kind, padding, dtype)
+    return Workload(model, kind, padding, dtype)
 
 
 SWEEPS: dict[str, tuple[int, ...]] = {"tokens": (32, 64, 128, 256), "batch": (1, 2, 4, 8, 16), "layers": (1, 2, 3, 4, 6)}

@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from concord.backends import machine
+from concord.conformance import record
+from concord.conformance.campaign import FAILED_WORKER
+from concord.spec.config import from_mapping
 from concord.spec.errors import SpecError
-from concord.spec.files import read_json
+from concord.spec.files import read_as
 from concord.speed import statistics
 from concord.speed.plan import Plan
 from concord.speed.presets import Workload
+from concord.speed.schema import Measurements
 from concord.speed.work import flops, real_tokens
 
-SCHEMA = "concord.speed/2"
-
-FIELDS: dict[str, type | tuple[type, ...]] = {
-    "schema": str,
-    "written": str,
-    "seconds": (int, float),
-    "complete": bool,
-    "machine": dict,
-    "settings": dict,
-    "workloads": dict,
-    "backends": dict,
-    "best_product_gflops": dict,
-    "entries": list,
-}
-"""What a record has to have; docs/guides/speed.md says what it means."""
+KIND = "speed"
 
 
 class Record:
@@ -64,13 +52,14 @@ class Record:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the whole as JSON data."""
+        return record.record(self._body(), KIND, "Speed, side by side")
+
+    def _body(self) -> dict[str, Any]:
         best = best_rates(self.entries, self.workloads)
         return {
-            "schema": SCHEMA,
-            "written": datetime.now(UTC).isoformat(timespec="seconds"),
+            "exit_code": exit_code(self.entries),
             "seconds": self.seconds,
             "complete": self.complete,
-            "machine": machine.describe(),
             "settings": self.settings,
             "workloads": self.workloads,
             "backends": self.backends,
@@ -113,7 +102,7 @@ def summary(entry: Mapping[str, Any], work: Mapping[str, Any], best: Mapping[tup
     if entry["status"] != "measured" or not turns:
         return None
     median, (low, high) = statistics.median(turns), statistics.interval(turns)
-    rate = work["real_flops" if "packed" in entry["execution"] else "flops"] / median / 1e9
+    rate = work["real_flops" if "unpadded" in entry["execution"] else "flops"] / median / 1e9
     own, any_one = (best.get((name, work["dtype"])) for name in (entry["backend"], ""))
     busy = [turn["busy_cores"] for turn in entry["turns"] if turn["busy_cores"] is not None]
     peaks = [turn["peak_memory_bytes"] for turn in entry["turns"] if turn["peak_memory_bytes"]]
@@ -142,27 +131,42 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         SpecError: if the file is missing, no JSON, of another schema, or lacks something.
     """
-    data = read_json(path)
-    found = data.get("schema") if isinstance(data, dict) else None
-    if found != SCHEMA:
-        raise SpecError(f"{path}: has schema {found!r} but must have {SCHEMA!r}; it is what 'concord speed --json' of this version writes")
-    wrong = [f"{path}: {name!r} is missing or of the wrong type" for name, kind in FIELDS.items() if not isinstance(data.get(name), kind)]
-    wrong += [] if wrong else [f"{path}: {problem}" for problem in _problems(data)]
+    data = record.read(path)
+    if data["kind"] != KIND:
+        raise SpecError(f"{path}: is a record of kind {data['kind']!r} but must be one of 'concord speed'")
+    read_as(path, Measurements)  # types and ranges; what it does not know stays
+    wrong = [f"{path}: {problem}" for problem in _problems(data)]
     if wrong:
         raise SpecError(wrong)
-    return data  # type: ignore[no-any-return]  # an object: its schema is a text in it
+    return data
 
 
-def _problems(data: Mapping[str, Any]) -> list[str]:
-    wanted = ("backend", "mode", "workload", "status", "implementation", "execution", "profile", "turns")
-    problems = []
+def exit_code(entries: Sequence[Mapping[str, Any]]) -> int:
+    """0: all was measured that can be; 1: something was withheld because it is wrong; 3: a backend failed, or nothing was measured."""
+    found = {entry["status"] for entry in entries}
+    if found & set(FAILED_WORKER) or "measured" not in found | ({"measured"} if "withheld" in found else set()):
+        return 3
+    return 1 if found & {"withheld", "refused"} else 0
+
+
+def _problems(data: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what no schema can say."""
+    for name, work in data["workloads"].items():
+        try:
+            from_mapping(work["config"], f"workloads.{name}")
+        except SpecError as error:
+            yield from error.problems[:1]
     for i, entry in enumerate(data["entries"]):
-        lacking = [name for name in wanted if not isinstance(entry, dict) or name not in entry]
-        if lacking:
-            problems.append(f"entries[{i}] lacks {', '.join(map(repr, lacking))}")
-        elif entry["workload"] not in data["workloads"]:
-            problems.append(f"entries[{i}] names workload {entry['workload']!r}, which is not described")
-    return problems
+        times = ("compile_seconds", "first_seconds", "build_seconds")
+        lacking = [name for name in times if name not in entry] if entry["status"] == "measured" else []
+        if entry["workload"] not in data["workloads"]:
+            yield f"entries[{i}] names workload {entry['workload']!r}, which is not described"
+        elif entry["backend"] not in data["backends"]:
+            yield f"entries[{i}] names backend {entry['backend']!r}, which is not described"
+        elif lacking:
+            yield f"entries[{i}] is measured but lacks {', '.join(map(repr, lacking))}"
+        elif entry["summary"] and entry["status"] != "measured":
+            yield f"entries[{i}] has a summary but its status is {entry['status']!r}"
 
 
 def finite(value: float | None) -> float | None:

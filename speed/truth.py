@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.backends.bench import project
-from concord.backends.interface import KINDS, LEARNING_RATE
+from concord.backends.interface import LEARNING_RATE, WORKLOAD_KINDS
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import Batch, batch_of_lengths, from_arrays, round_inputs
 from concord.spec.config import EncoderConfig
@@ -167,8 +167,8 @@ def main(names: Sequence[str]) -> None:
     Args:
         names: of presets, kinds, lengths and precisions; all of those of which none is named, and of precisions float32.
     """
-    usual = (("nndl", "tf1", "minilm", "bert-base"), KINDS, LENGTHS, ("float32",))
-    known = (PRESETS, KINDS, LENGTHS, tuple(PRECISIONS))
+    usual = (("nndl", "tf1", "minilm", "bert-base"), WORKLOAD_KINDS, LENGTHS, ("float32",))
+    known = (PRESETS, WORKLOAD_KINDS, LENGTHS, tuple(PRECISIONS))
     chosen = [[name for name in names if name in every] or most for every, most in zip(known, usual, strict=True)]
     for what in itertools.product(*chosen):
         print(save(workload(*what)), flush=True)

@@ -12,7 +12,7 @@ def flops(workload: Workload, real_only: bool = False) -> float:
     """Return the floating-point operations of one step: a multiplication and an addition for each term of each product.
 
     Args:
-        real_only: whether padding is left out, as packed execution does in all but attention's core.
+        real_only: whether padding is left out, as unpadded execution does in all but attention's core.
     """
     preset = workload.preset
     config, tokens = preset.config, preset.tokens

@@ -2,15 +2,23 @@
 
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from concord import backends, spec
-from concord.backends.pool import Seat
-from concord.backends.worker import Worker, WorkerFailure
+from concord import spec
+from concord.backends.worker import Worker
+from concord.cli import main
+from concord.conformance import tolerance
+from concord.conformance.campaign import Job
+from concord.conformance.plugin import Workers
+from concord.spec.cases import SCENARIOS
+from tests.toys.shared_cache import SharedCache
+from tests.toys.surroundings import EACH_BACKEND, errors
 
 # Every axis has a size of its own, prime wherever the model allows it.
 SIZES = {"vocab_size": 23, "max_positions": 13, "d_model": 10, "num_heads": 2, "d_ff": 17, "num_layers": 2, "num_classes": 3}
@@ -20,14 +28,65 @@ TOKENS, BATCH = 11, 7
 COMPILED = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
 """Also what is small, and compiled in no time, is kept."""
 
+SHARED = "CONCORD_TESTS_SHARED"
+"""The variable of the environment that names the folder in which the processes of a session keep what all of them need."""
+
 kept = pytest.StashKey[str]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let all JAX processes of a session share what they compile: most of what they do otherwise is to compile the same again."""
-    if not hasattr(config, "workerinput") and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        config.stash[kept] = tempfile.mkdtemp(prefix="concord-jax-")
-        os.environ.update(COMPILED, JAX_COMPILATION_CACHE_DIR=config.stash[kept])
+    """Let all processes of a session share what they derive, and JAX what it compiles: most of what they do otherwise is to do the same again."""
+    if not hasattr(config, "workerinput"):
+        config.stash[kept] = folder = tempfile.mkdtemp(prefix="concord-tests-")
+        os.environ[SHARED] = folder
+        if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+            os.environ.update(COMPILED, JAX_COMPILATION_CACHE_DIR=f"{folder}/jax")
+    tolerance._estimates = SharedCache(Path(os.environ[SHARED]))
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m looks at marks
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+    """Let backends take turns in tests that are made for each of them and for each entry of a long list, or of several lists.
+
+    A test that is marked ``in_turn``, and each of the conformance suite, runs for every entry, or set of entries, on as many backends as
+    the mark says, on one by default; on the others it is slow. Which backends, :func:`turns` says. A case that no other variant has is for all;
+    of a golden file, which holds the same in two precisions, those take turns too.
+    """
+    functions: dict[str, dict[Any, dict[str, pytest.Function]]] = {}
+    counts: dict[str, int] = {}
+    for item in items:
+        mark = item.get_closest_marker("in_turn")
+        if mark or item.path.name == "test_conformance.py":
+            function, (backend,) = item.nodeid.partition("[")[0], item.get_closest_marker("xdist_group").args  # type: ignore[union-attr]
+            golden = item.callspec.params.get("concord_golden")
+            seat, entry = backend, tuple((name, id(value)) for name, value in item.callspec.params.items() if value != backend)
+            if golden:
+                seat, entry = f"{backend} {golden.dtype}", (golden.group, golden.case)
+            functions.setdefault(function, {}).setdefault(entry, {})[seat] = item
+            counts[function] = mark.args[0] if mark and mark.args else 1
+    for function, entries in functions.items():
+        for place, seats in enumerate(entries.values()):
+            for seat in seats.keys() - turns(sorted(seats), place, counts[function]):
+                if not is_the_only_one(seats[seat].callspec.params.get("concord_standard")):
+                    seats[seat].add_marker("slow")
+
+
+def is_the_only_one(job: Job | None) -> bool:
+    """Return whether a standard case has a scenario that one variant alone has."""
+    return job is not None and bool(SCENARIOS[job.case.removeprefix(f"{job.group}-").removesuffix(f"-{job.part}")].only)
+
+
+def turns(names: Sequence[str], place: int, count: int = 1) -> set[str]:
+    """Return whose turn an entry is, by its place in the list.
+
+    It is the sum of the place's digits, to the base of as many as take turns: where several lists are gone through, one within the
+    other, each backend meets the entries of each.
+    """
+    first = 0
+    while place:
+        place, digit = divmod(place, len(names)) if len(names) > 1 else (0, 0)
+        first += digit
+    return {names[(first + further) % len(names)] for further in range(count)}
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -52,29 +111,28 @@ def variant_config(request: pytest.FixtureRequest) -> spec.EncoderConfig:
 
 
 @pytest.fixture(scope="session")
-def open_worker() -> Iterator[Callable[[str], Worker]]:
+def open_worker(concord_workers: Workers) -> Callable[[str], Worker]:
     """Return a function that gives the one worker of a backend, and skips visibly where it is not installed."""
-    seats: dict[str, Seat] = {}
-
-    def worker_of(name: str) -> Worker:
-        seat = seats.setdefault(name, Seat(partial(open_backend, name), restarts=None))
-        try:
-            return seat.get()
-        except WorkerFailure as failure:
-            if failure.status != "absent":
-                raise
-            pytest.skip(f"{name} is not installed: {failure.detail}")
-
-    yield worker_of
-    for seat in seats.values():
-        seat.end()
+    return concord_workers.get
 
 
-def open_backend(name: str, opened: Callable[[Worker], None]) -> Worker:
-    return backends.open(name, threads=1, opened=opened)
-
-
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in sorted(backends.BUILT_IN)])
+@pytest.fixture(params=EACH_BACKEND)
 def worker(request: pytest.FixtureRequest, open_worker: Callable[[str], Worker]) -> Worker:
     """Each of the four backends in turn, in its own process."""
     return open_worker(request.param)
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, list[str]]]:
+    """Return a function that runs the command line here, and gives exit code, output and lines of errors."""
+
+    def run(*arguments: str | Path, columns: int = 200) -> tuple[int, str, list[str]]:
+        monkeypatch.setattr(sys, "argv", ["concord", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", str(columns))
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, printed.out, errors(printed.err).splitlines()
+
+    return run

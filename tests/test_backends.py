@@ -23,6 +23,7 @@ def assert_conforms(worker: Worker, config, weights, batch, part="model", dtype=
     assert verdict.passed, f"{part} {dtype} {execution}: {verdict.first_divergence}"
 
 
+@pytest.mark.in_turn
 @pytest.mark.clause("PRT-1", "GRD-5")
 @pytest.mark.parametrize("part", ["encoder", "stack", "attention", "dot_product"])
 @pytest.mark.parametrize("name", ["tf1-text-classifier", "bert-pytorch", "nndl-paddle", "keras-attention"])
@@ -32,6 +33,7 @@ def test_part_conforms_alone(worker, name, part):
         assert_conforms(worker, case.config, case.weights, case.batch, part, dtype)
 
 
+@pytest.mark.in_turn
 @pytest.mark.clause("MSK-4", "MSK-7", "ATT-3", "ATT-7")
 @pytest.mark.parametrize("part", ["attention", "dot_product"])
 @pytest.mark.parametrize("mask", ["none", "three-dimensional"])
@@ -73,6 +75,7 @@ def random_config(seed: int) -> spec.EncoderConfig:
             continue
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("seed", range(8))
 def test_random_member_of_the_family_conforms(worker, seed):
     config = random_config(seed)

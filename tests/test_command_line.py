@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,8 +19,8 @@ import psutil
 import pytest
 
 from concord import DISTRIBUTION, backends, spec
-from concord.cli import main
 from concord.conformance import record
+from concord.conformance.report import within
 from concord.conformance.tolerance import rms_limit
 from tests.toys.surroundings import PATIENCE, ROOT, concord, errors, hide_frameworks, offer, options, toy
 
@@ -27,22 +28,6 @@ Invoke = Callable[..., tuple[int, str, list[str]]]
 
 RIGHT, WRONG = toy("NumpyBackend"), toy("WrongAfterTheFirstLayer")
 ONE = ("--case", "bert-single", "--dtype", "float32")
-
-
-@pytest.fixture
-def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
-    """Return a function that runs the command line here, and gives exit code, output and lines of errors."""
-
-    def run(*arguments: str | Path, columns: int = 200) -> tuple[int, str, list[str]]:
-        monkeypatch.setattr(sys, "argv", ["concord", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", str(columns))
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, printed.out, errors(printed.err).splitlines()
-
-    return run
 
 
 # Exit codes.
@@ -104,6 +89,11 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "golden --precision tf23": ("unknown precision 'tf23': did you mean 'tf32'?",),
     "fuzz --precision tf23": ("unknown precision 'tf23': did you mean 'tf32'?",),
     "check --repeat 0 --precision no": ("unknown precision 'no'", "--repeat is 0 but must be at least 1"),
+    "check --threads 99999999": ("--threads is 99999999 but must be at least 1 and at most",),
+    "speed --batch 99999999999999": ("--batch is 99999999999999 but must be at least 1 and at most",),
+    "fuzz --sets 99999999": ("--sets is 99999999 but must be at most",),
+    "fuzz --scheduler nonsense": ("--scheduler is 'nonsense' but must be HOST:PORT",),
+    "mutants --markdown README.md": ("--markdown is given but --criteria is not",),
     "check --device cpu --device gpu --device cuda:x": ("--device is 'gpu' but must be", "--device is 'cuda:x' but must be"),
     "check --device gpu": ("--device is 'gpu' but must be cpu, cuda or cuda:N",),
     "check --device cuda:first": ("--device is 'cuda:first' but must be cpu, cuda or cuda:N",),
@@ -122,7 +112,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "check --memory-limit nan": ("--memory-limit is nan MiB but must be above 0 and at most",),
     "check --memory-limit 1e308": ("--memory-limit is 1e+308 MiB but must be above 0 and at most",),
     "check --backend tensorflow": ("unknown backend 'tensorflow': did you mean 'tf'?",),
-    "check --backend tests.toys.numpy_backend": ("unknown backend 'tests.toys.numpy_backend': must be one of torch, tf, paddle, jax; a class is named as package.module:Class",),
+    "check --backend tests.toys.numpy_backend": ("unknown backend 'tests.toys.numpy_backend': must be a name, or a class as package.module:Class; its module is looked for in the current folder, in PYTHONPATH",),
     "fuzz --shapes 99999999": ("--shapes is 99999999 but must be at most 10000",),
     "speed --dtype int8": ("unknown dtype 'int8': must be one of float64",),
     "export-case .": (f"{Path.cwd()}: holds something already; export into an empty folder",),
@@ -152,6 +142,21 @@ def test_help_is_asked_for_in_either_way(invoke: Invoke, option: str) -> None:
     assert output.splitlines()[0].endswith("check [OPTIONS]")
 
 
+def test_the_shell_completes_options_and_values(tmp_path: Path) -> None:
+    entrance = tmp_path / "concord"
+    entrance.write_text(f"#!{sys.executable}\nfrom concord.cli import main\n\nmain()\n")
+    entrance.chmod(0o755)
+    complete = '_concord_completion concord; echo "${COMPREPLY[@]}"'
+    program = f"""
+        eval "$(_CONCORD_COMPLETE=source_bash concord)"
+        COMP_CWORD=2; COMP_WORDS=(concord fuzz --stop); {complete}
+        COMP_CWORD=3; COMP_WORDS=(concord check --variant ber); {complete}
+    """
+    surroundings = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", program], env=surroundings, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert [sorted(line.split()) for line in done.stdout.splitlines()] == [["--stop-first"], ["bert", "bert-pytorch"]]
+
+
 def test_version_is_that_of_the_package(invoke: Invoke) -> None:
     assert invoke("--version") == (0, f"concord {metadata.version(DISTRIBUTION)}\n", [])
 
@@ -169,6 +174,7 @@ def test_what_cannot_be_done_is_refused_in_a_line_for_each_problem(invoke: Invok
 @pytest.mark.parametrize(
     ("line", "option"),
     [
+        *((f"{command} ''", "a name is required") for command in ("check --json", "check --markdown", "check --from-dump", "golden", "export-case", "speed --config")),
         ("check --threads many", "--threads"),
         ("check --time-limit soon", "--time-limit"),
         ("check --memory-limit 1GiB", "--memory-limit"),
@@ -179,7 +185,7 @@ def test_what_cannot_be_done_is_refused_in_a_line_for_each_problem(invoke: Invok
     ],
 )
 def test_what_cannot_be_parsed_is_refused_and_named(invoke: Invoke, line: str, option: str) -> None:
-    code, output, errors = invoke(*line.split())
+    code, output, errors = invoke(*shlex.split(line))
     assert (code, output) == (2, "")
     (error,) = [error for error in errors if error.startswith("Error: ")]
     assert option in error
@@ -210,14 +216,19 @@ def test_results_that_cannot_be_written_leave_nothing_behind(invoke: Invoke, tmp
     assert (tmp_path / "file").read_text() == "kept"
 
 
-def test_a_markdown_file_without_markers_is_refused_after_the_table_was_shown(invoke: Invoke, tmp_path: Path) -> None:
+def test_a_markdown_file_without_markers_is_refused_before_anything_runs(invoke: Invoke, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("text\n")
     code, output, errors = invoke("check", "--backend", RIGHT, *ONE, "--markdown", tmp_path / "README.md", "--json", tmp_path / "out.json")
-    assert code == 2
-    assert "1 agrees" in output
+    assert (code, output) == (2, "")
     assert errors == [f"concord: error: {tmp_path / 'README.md'}: lacks the lines '<!-- begin check -->' and '<!-- end check -->'"]
     assert (tmp_path / "README.md").read_text() == "text\n"
-    assert (tmp_path / "out.json").exists()
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_markers_are_found_and_lines_kept_where_they_end_as_on_windows(tmp_path: Path) -> None:
+    page = tmp_path / "README.md"
+    page.write_bytes(b"a\r\n<!-- begin check -->\r\nold\r\n<!-- end check -->\r\nb\r\n")
+    assert within(page, "check", "x\ny\n") == "a\r\n<!-- begin check -->\r\nx\r\ny\r\n<!-- end check -->\r\nb\r\n"
 
 
 def test_a_markdown_file_gets_the_table_between_its_markers(invoke: Invoke, tmp_path: Path) -> None:
@@ -362,7 +373,7 @@ def test_results_are_written_as_strict_json(invoke: Invoke, tmp_path: Path) -> N
     code, _, _ = invoke("check", *options("--backend", names), "--case", "bert-ragged", "--dtype", "float64", "--threads", "1", "--json", path)
     data = strictly(path.read_text())
     assert [entry.name for entry in tmp_path.iterdir()] == ["out.json"]
-    assert (data["schema"], data["kind"], data["exit_code"], code) == ("concord.report/3", "check", 3, 3)
+    assert (data["schema"], data["kind"], data["exit_code"], code) == ("concord.report/4", "check", 3, 3)
     assert record.problems(data) == []
     settings = data["settings"]
     assert (settings["device"], settings["execution"], settings["threads"], settings["asked"]) == ("cpu", "eager", 1, names)
@@ -375,10 +386,10 @@ def test_results_are_written_as_strict_json(invoke: Invoke, tmp_path: Path) -> N
         "SaysUnsupported": "unsupported",
     }
     for result in data["results"]:
-        assert {"backend", "group", "case", "part", "dtype", "status", "detail", "seconds"} <= result.keys()
+        assert {"backend", "group", "case", "part", "dtype", "status", "seconds"} <= result.keys()
         assert (result["group"], result["case"], result["part"], result["dtype"]) == ("bert", "bert-ragged", "model", "float64")
-    right, wrong, nan = (results[name] for name in ("NumpyBackend", "WrongAfterTheFirstLayer", "ReturnsNaN"))
-    assert (right["first_divergence"], right["tensors"]) == (None, [])
+    right, wrong, nan = (results[name]["verdict"] for name in ("NumpyBackend", "WrongAfterTheFirstLayer", "ReturnsNaN"))
+    assert not {"first_divergence", "diagnosis", "tensors"} & right.keys()
     assert 0 <= right["worst"] <= 1
     assert wrong["first_divergence"] == wrong["tensors"][0]["tensor"] == "layers.1.attention.scores"
     assert wrong["worst"] > 1
@@ -389,7 +400,7 @@ def test_results_are_written_as_strict_json(invoke: Invoke, tmp_path: Path) -> N
     assert (nan["worst"], nan["tensors"][0]["ratio"], nan["tensors"][0]["actual"]) == ("inf", "inf", "nan")
     assert results["Raises"]["detail"] == "ArithmeticError: the toy broke"
     assert results["Raises"]["stderr"].endswith("and has more to say")
-    about = data["backends"][RIGHT]
+    about = data["environments"][RIGHT]
     assert (about["threads"], about["devices"]) == (1, ["cpu"])
     assert {"version", "dtypes", "import_seconds", "start_seconds", "run_seconds", "peak_memory_bytes"} <= about.keys()
 

@@ -10,6 +10,7 @@ import pytest
 
 from concord import spec
 from concord.backends.interface import Run
+from concord.conformance import codec
 from concord.conformance.campaign import Result
 from concord.conformance.comparison import Verdict
 from concord.conformance.diagnosis.campaign import conclude
@@ -44,7 +45,7 @@ def test_an_unforeseen_mistake_is_placed_and_described(name):
         assert said(mistake, diagnosis.text), diagnosis.text
     assert not (diagnosis.cause and diagnosis.cause.confident) or said(mistake, diagnosis.cause.text), diagnosis.cause
     if diagnosis.description:
-        assert diagnosis.as_dict()["description"]["text"] == diagnosis.description.text
+        assert codec.plain(diagnosis)["description"]["text"] == diagnosis.description.text
         assert diagnosis.description.wrong <= diagnosis.description.size
 
 

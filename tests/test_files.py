@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from concord.spec.errors import SpecError
-from concord.spec.files import LARGEST, read_bytes, read_json, read_text, write_text
+from concord.spec.files import LARGEST, find, obstacle, parse_toml, read_as, read_bytes, read_json, read_text, same_file, write_text
 
 
 def refusal(function, *arguments) -> str:
@@ -28,6 +30,99 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
     assert refusal(read_bytes, tmp_path) == f"{tmp_path}: cannot be read: is a folder but must be a regular file"
     assert refusal(read_json, tmp_path / "none") == f"{tmp_path / 'none'}: no such file"
     assert refusal(read_json, circle).startswith(f"{circle}: cannot be read: ")
+
+
+def test_a_folder_that_cannot_be_read_is_no_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("b/x.json", "a/x.json", "x.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "again").symlink_to(tmp_path)
+    assert find(tmp_path, "*.json") == [tmp_path / "a" / "x.json", tmp_path / "b" / "x.json", tmp_path / "x.json"]
+    assert refusal(find, tmp_path / "none", "*") == f"{tmp_path / 'none'}: no such folder"
+    scan = os.scandir
+
+    def forbidding(path: Path | str) -> object:
+        if str(path).endswith("b"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", forbidding)
+    assert refusal(find, tmp_path, "*.json") == f"{tmp_path / 'b'}: cannot be read: Permission denied"
+
+
+@dataclass
+class Inner:
+    count: int
+    names: list[str]
+
+
+@dataclass
+class Outer:
+    format: Literal["a/1"]
+    inner: dict[str, Inner]
+    rest: float = 0.5
+
+
+def test_types_are_checked_and_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text('{"format": "a/1", "inner": {"x": {"count": 3, "names": ["n"]}}, "unknown": 1}')
+    assert read_as(path, Outer) == Outer("a/1", {"x": Inner(3, ["n"])})
+    path.write_text('{"format": "a/1", "inner": {"x": {"count": "3", "names": [1]}, "y": {}}, "rest": null}')
+    with pytest.raises(SpecError) as refused:
+        read_as(path, Outer)
+    assert refused.value.problems == [
+        f"{path}: 'inner.x.count' is '3' but must be an integer",
+        f"{path}: 'inner.x.names[0]' is 1 but must be a string",
+        f"{path}: 'rest' is null but must be a number",
+        f"{path}: 'inner.y' lacks 'count', 'names'",
+    ]
+    path.write_text('{"format": "a/2", "inner": 3}')
+    assert refusal(lambda: read_as(path, Outer, written_by="'it'")) == f"{path}: 'format' is 'a/2' but must be 'a/1'; it is what 'it' of this version writes"
+    path.write_text("[1]")
+    assert refusal(read_as, path, Outer) == f"{path}: holds a list but must hold a JSON object"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ('{"a": NaN}', "NaN is no finite number"),
+        ("[1e999]", "1e999 is no finite number"),
+        ("9" * 31, "a whole number has 31 digits but must have at most 30"),
+        ('"\\ud800"', "surrogates not allowed"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+    ids=["NaN", "float", "whole", "surrogate", "nested"],
+)
+def test_numbers_and_characters_that_are_none_are_no_json(tmp_path: Path, content: str, reason: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(content)
+    line = refusal(read_json, path)
+    assert line.startswith(f"{path}: not valid JSON: ")
+    assert line.endswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [("a = " + "[" * 5000, "nested too deeply"), ("a = 0x" + "f" * 5000, "a whole number has more than 64 bits"), ("a = " + "9" * 5000, "digits")],
+    ids=["nested", "wide", "long"],
+)
+def test_toml_that_is_none_is_refused(content: str, reason: str) -> None:
+    line = refusal(parse_toml, content, "x.toml")
+    assert line.startswith("x.toml: not valid TOML: ")
+    assert reason in line
+
+
+def test_an_output_is_looked_at_without_touching_it(tmp_path: Path) -> None:
+    pipe, there = tmp_path / "pipe", tmp_path / "there"
+    os.mkfifo(pipe)
+    there.write_text("old")
+    before = there.stat()
+    for path in (pipe, there, tmp_path / "new", Path(os.devnull)):
+        assert obstacle(path) is None
+    assert sorted(os.listdir(tmp_path)) == ["pipe", "there"]
+    assert there.stat() == before
+    assert not same_file(Path(os.devnull), Path(os.devnull))
+    assert same_file(tmp_path / "new", tmp_path / "x" / ".." / "new")
 
 
 def test_text_that_is_too_large_or_none_is_refused(tmp_path: Path) -> None:

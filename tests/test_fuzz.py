@@ -18,6 +18,7 @@ from concord import backends, spec
 from concord.backends.interface import Unsupported
 from concord.backends.worker import Worker
 from concord.cli import main
+from concord.conformance import codec, record
 from concord.conformance.campaign import Result, Settings
 from concord.conformance.fuzz import Findings, Plan, case_from, hunt, places, read_found, sample, write_failures
 from concord.conformance.fuzz import hunting as hunting_module
@@ -61,8 +62,8 @@ def hunted(*names: str, sets: int = 1, **fields: Any) -> Findings:
 
 def comparable(findings: Findings) -> dict[str, Any]:
     """Return what does not depend on who ran it and how long that took."""
-    data = findings.as_dict()
-    return {key: data[key] for key in ("cases", "exit_code", "tallies", "failures", "notes")}
+    data = codec.plain(findings)
+    return {"exit_code": findings.exit_code, **{key: data.get(key) for key in ("cases", "tallies", "failures", "notes")}}
 
 
 # What is found.
@@ -77,7 +78,7 @@ def test_a_sound_backend_survives_and_is_measured() -> None:
         assert tally.tensors > 100
         for (way, kind), statistics in tally.statistics.items():
             assert statistics.tensors > 10, (way, kind)
-            assert sum(statistics.spread) > 100
+            assert sum(statistics.histogram) > 100
     # In float64 this backend is the reference itself.
     for (_, kind), statistics in found.tallies[RIGHT, "float32"].statistics.items():
         assert 0 < statistics.z.value < 16
@@ -89,7 +90,7 @@ def test_a_sound_backend_survives_and_is_measured() -> None:
 
 def test_a_wrong_backend_is_found_made_small_and_replayed(invoke: Invoke, tmp_path: Path) -> None:
     arguments = [*options("--backend", [RIGHT, WRONG]), "--cases", "8", "--part", "model", "--shapes", "3"]
-    code, output, errors = invoke(*arguments, "--out", tmp_path / "out", "--json", tmp_path / "out.json")
+    code, output, errors = invoke(*arguments, "--out", tmp_path / "out", "--json", tmp_path / "out.json", "--html", tmp_path / "out.html")
     assert (code, errors) == (1, [])
     (folder,) = (tmp_path / "out").iterdir()
     found = json.loads((folder / "found.json").read_text())
@@ -98,16 +99,23 @@ def test_a_wrong_backend_is_found_made_small_and_replayed(invoke: Invoke, tmp_pa
     assert case.config.num_layers == 2
     assert (case.batch, case.tokens, case.config.d_model) == (1, 1, 3)
     assert (case.profile, case.padding, case.scale, case.offset, case.config.embedding_norm) == ("generic", "none", 1.0, 0.0, False)
-    assert found["found_as"] == sample(Plan(names=(), parts=("model",), shapes=3), [found["index"]])[0].as_dict()
+    assert found["found_as"] == sample(Plan(names=(), parts=("model",), shapes=3), [found["origin"]["index"]])[0].as_dict()
     assert (found["backend"], found["status"], found["settings"]["implementation"]) == (WRONG, "diverges", "explicit")
-    assert found["versions"].keys() == {"python", "numpy", "system", "cores", WRONG}
-    assert f"{WRONG} diverges: fuzz-0-{found['index']}, float32" in output
+    assert found["versions"].keys() == {"concord", "python", "numpy", "system", "processor", "cores", WRONG}
+    assert found["row"]["tensor"] == found["tensor"]
+    assert found["row"]["local"]["breakdown"]["worst"]
+    assert f"{WRONG} diverges: fuzz-0-{found['origin']['index']}, float32" in output
     assert f"concord fuzz --backend {WRONG} --replay {folder}" in output
     assert "8 random cases" in output
     data = json.loads((tmp_path / "out.json").read_text(), parse_constant=pytest.fail)
-    assert (data["schema"], data["exit_code"], data["plan"]["seed"], data["cases"]) == ("concord.fuzz/2", 1, 0, 8)
-    assert [tally["cases"] for tally in data["tallies"]] == [8, 8]
-    assert data["failures"][0]["times"] == data["tallies"][1]["statuses"]["diverges"]
+    assert (data["schema"], data["exit_code"], data["plan"]["seed"], data["cases"]) == ("concord.report/4", 1, 0, 8)
+    assert [data["tallies"][name]["float32"]["cases"] for name in (RIGHT, WRONG)] == [8, 8]
+    assert data["failures"][0]["times"] == data["tallies"][WRONG]["float32"]["statuses"]["diverges"]
+    read = record.document(record.read(tmp_path / "out.json")).outcome
+    assert (read.failures[0].case, read.plan.seed, read.exit_code) == (case, 0, 1)
+    page = (tmp_path / "out.html").read_text()
+    assert f"{WRONG} failed in {read.failures[0].times} runs of 8 random cases, in 1 way." in page
+    assert "Where its error lies" in page
 
     code, output, (error,) = invoke("--replay", folder)  # a file does not say what code is imported
     assert (code, output) == (2, "")
@@ -116,8 +124,9 @@ def test_a_wrong_backend_is_found_made_small_and_replayed(invoke: Invoke, tmp_pa
     assert (code, errors) == (1, [])
     assert f"{WRONG} still fails: was diverges, is diverges" in output
     assert "first at layers.1.attention.scores" in output
-    job, about = read_found(folder)[0]
-    assert (job.case, about["backend"]) == (f"tests-toys-numpy-backend-WrongAfterTheFirstLayer-0-{found['index']}", WRONG)
+    ((job, _),) = read_found(folder)
+    about = json.loads((folder / "found.json").read_text())
+    assert (job.case, about["backend"]) == (f"tests-toys-numpy-backend-WrongAfterTheFirstLayer-0-{found['origin']['index']}", WRONG)
     about["backend"] = RIGHT  # as if the backend had been mended
     (folder / "found.json").write_text(json.dumps(about))
     code, output, errors = invoke("--backend", RIGHT, "--replay", tmp_path / "out")
@@ -139,7 +148,8 @@ def test_a_crash_and_an_exception_are_findings(monkeypatch: pytest.MonkeyPatch, 
     assert found.tallies[RIGHT, "float32"].statuses == {"agrees": 8}
     assert found.tallies[DIES, "float32"].statuses == {"agrees": 8 - crash.times, "crashed": crash.times}
     assert found.tallies[RAISES, "float32"].statuses == {"agrees": 8 - error.times, "error": error.times}
-    folders = write_failures(tmp_path / "found", found, Settings())
+    folders, problems = write_failures(tmp_path / "found", found, Settings())
+    assert problems == []
     assert len(set(folders.values())) == 2
     assert all((folder / "found.json").is_file() for folder in folders.values())
 
@@ -187,18 +197,21 @@ def test_a_hunt_ends_when_its_time_is_over() -> None:
 def test_a_backend_that_is_not_there_is_owed_and_the_others_go_on() -> None:
     found = hunted("no_such_package.backend:Ghost", RIGHT, cases=3)
     assert (found.exit_code, found.cases, list(found.tallies)) == (3, 3, [(RIGHT, "float32")])
-    assert found.notes == ["no_such_package.backend:Ghost is missing: No module named 'no_such_package'"]
+    (note,) = found.notes
+    assert note.startswith("no_such_package.backend:Ghost is missing: No module named 'no_such_package'; its module is looked for in")
     alone = hunted("no_such_package.backend:Ghost", cases=3)
     assert (alone.exit_code, alone.cases) == (3, 0)
 
 
-def test_an_error_of_the_judge_names_its_case(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_judge_names_its_case_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def judge(*arguments: object) -> None:
         raise ZeroDivisionError("of the judge")
 
     monkeypatch.setattr("concord.conformance.campaign.judge", judge)
-    with pytest.raises(RuntimeError, match=r"^fuzz-0-0 cannot be judged: ZeroDivisionError"):
-        hunted(RIGHT, cases=2)
+    found = hunted(RIGHT, cases=2)
+    assert found.notes == [f"fuzz-0-0 could not be judged: {RIGHT}: a fault of Concord while judging: ZeroDivisionError: of the judge"]
+    assert (found.cases, found.failures, found.exit_code) == (2, [], 3)
+    assert found.tallies[RIGHT, "float32"].statuses == {"not judged": 2}
 
 
 # Who runs it.
@@ -241,6 +254,15 @@ def test_without_dask_the_extra_is_named(invoke: Invoke, monkeypatch: pytest.Mon
     code, output, (error,) = invoke("--backend", RIGHT, "--scheduler", "tcp://localhost:1")
     assert (code, output) == (2, "")
     assert error == "concord: error: --scheduler needs distributed, which is not installed: pip install -e '.[dask]' -c constraints/py311.txt"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_scheduler_that_is_not_there_is_named_soon(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("distributed", reason="distributed is not installed")
+    monkeypatch.setattr("concord.conformance.fuzz.sets.PATIENCE", 0.5)
+    code, output, (error,) = invoke("--backend", RIGHT, "--scheduler", "tcp://127.0.0.1:9")
+    assert (code, output) == (2, "")
+    assert error.startswith("concord: error: --scheduler is 'tcp://127.0.0.1:9' but no scheduler answers there within 0.5 s: ")
 
 
 # The command line.
@@ -318,6 +340,55 @@ def test_an_interrupt_keeps_what_was_found(tmp_path: Path) -> None:
         assert "1 failure found" in output
         assert len(list((tmp_path / "out").iterdir())) == 1
         (tmp_path / "notes" / "ran").unlink()
+
+
+ALWAYS = ("--backend", toy("ReturnsNaN"), "--part", "dot_product", "--shapes", "2")
+PLACE = "tests-toys-numpy-backend-ReturnsNaN-0-0-float32"
+
+
+def test_a_backend_that_always_fails_is_one_finding(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(hunting_module.ATTEMPTS, "diverges", 20)
+    code, output, said = invoke(*ALWAYS, "--cases", "3")
+    assert (code, said) == (1, [])
+    assert "first at attention.context" in output
+    assert "3 cases failed in this way" in output
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("taken", ["by a link", "by a file", "by another's files", "by the finding of another case", "by the same finding", "nothing"])
+def test_findings_are_written_beside_what_is_there(invoke: Invoke, tmp_path: Path, taken: str) -> None:
+    place, other, data = tmp_path / "out" / PLACE, tmp_path / "other", tmp_path / "out.json"
+    if taken in ("by the finding of another case", "by the same finding"):
+        invoke(*ALWAYS, "--cases", "1", "--out", tmp_path / "out")
+        changed = place / ("found.json" if taken == "by the same finding" else "case.json")
+        about = json.loads(changed.read_text())
+        changed.write_text(json.dumps(about | {"lines": []}))
+    elif taken != "nothing":
+        for folder in (place.parent, other):
+            folder.mkdir()
+        (other / "precious").write_text("mine")
+        place.symlink_to(other) if taken == "by a link" else place.write_text("mine") if taken == "by a file" else other.rename(place)
+    code, output, said = invoke(*ALWAYS, "--cases", "1", "--out", tmp_path / "out", "--json", data)
+    assert (code, said) == (1, [])
+    target = place if taken in ("nothing", "by the same finding") else place.with_name(f"{PLACE}-2")
+    assert f"--replay {target}" in output
+    assert json.loads((target / "found.json").read_text())["lines"]
+    assert json.loads(data.read_text())["folders"] == {PLACE.removesuffix("-float32"): str(target)}
+    assert {path.name for path in place.parent.iterdir()} == {PLACE, target.name}
+    assert not other.exists() or [path.name for path in other.iterdir()] == ["precious"]
+
+
+@pytest.mark.usefixtures("hasty")
+def test_findings_that_cannot_be_written_are_shown_and_recorded(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(folder: Path, files: object) -> None:
+        raise spec.SpecError(f"{folder.parent}: cannot be written: No space left on device")
+
+    monkeypatch.setattr("concord.conformance.fuzz.replay.write_folder", full)
+    code, output, said = invoke(*ALWAYS, "--cases", "1", "--out", tmp_path / "out", "--json", tmp_path / "out.json")
+    assert (code, said) == (2, [f"concord: error: {tmp_path / 'out'}: cannot be written: No space left on device"])
+    assert "1 failure found" in output
+    assert len(json.loads((tmp_path / "out.json").read_text())["failures"]) == 1
+    assert not list((tmp_path / "out").rglob("*"))
 
 
 def wait_for_runs(path: Path, count: int) -> None:

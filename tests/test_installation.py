@@ -18,8 +18,8 @@ import pytest
 
 from tests.toys.surroundings import PATIENCE, ROOT
 
-PARTS = ("spec", "backends", "conformance", "speed")
-TAKEN = (*PARTS, "training", "porting", "tests")
+PARTS = ("spec", "backends", "conformance", "training", "speed")
+TAKEN = (*PARTS, "porting", "tests")
 """What somebody else's project may have for itself."""
 
 SMALL = ("--case", "bert-single", "--backend", "torch")

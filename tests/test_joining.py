@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,27 +14,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from concord.cli import main
 from concord.conformance import Report, Settings, check_jobs, conduct
 from tests.toys.surroundings import PATIENCE, ROOT, concord, errors, offer, options, toy
 
 Invoke = Callable[..., tuple[int, str, list[str]]]
-
-
-@pytest.fixture
-def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
-    """Return a function that runs the command line here, and gives exit code, output and lines of errors."""
-
-    def run(*arguments: str | Path) -> tuple[int, str, list[str]]:
-        monkeypatch.setattr(sys, "argv", ["concord", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "200")
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, printed.out, errors(printed.err).splitlines()
-
-    return run
 
 
 # A class.
@@ -151,6 +135,17 @@ def test_the_plugin_of_the_guide_agrees(guide: Path) -> None:
     assert " agree" in done.stdout.splitlines()[-2]
 
 
+def test_the_plugin_of_the_guide_agrees_with_golden_files_and_under_pytest(guide: Path) -> None:
+    done = concord("golden", "--backend", "numpy_backend:Backend", folder=guide)
+    assert (done.returncode, errors(done.stderr)) == (0, "")
+    assert "runs: 4 agree, " in done.stdout
+    suite = ["--pyargs", "concord.conformance", "--concord-backend", "numpy_backend:Backend", "--concord-part", "dot_product", "--concord-variant", "keras-attention"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *suite]
+    ran = subprocess.run(command, cwd=guide, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert ran.returncode == 0, ran.stdout
+    assert " failed" not in ran.stdout
+
+
 def test_the_program_of_the_guide_that_has_only_files_agrees(guide: Path) -> None:
     assert concord("export-case", "cases", "--part", "dot_product", "--variant", "vanilla-encoder", folder=guide).returncode == 0
     subprocess.run([sys.executable, "run_cases.py", "cases"], cwd=guide, timeout=PATIENCE, check=True)
@@ -212,7 +207,7 @@ def test_right_dumps_agree(invoke: Invoke, answered: Path, tmp_path: Path) -> No
     assert "4 agree" in output
     record = json.loads((tmp_path / "out.json").read_text())
     assert [(r["backend"], r["status"]) for r in record["results"]] == [("standalone", "agrees")] * 4
-    assert record["backends"] == {"standalone": {"numpy": np.__version__}}
+    assert record["environments"] == {"standalone": {"numpy": np.__version__}}
 
 
 @pytest.mark.parametrize("tensor", ["taps/layers.0.attention.context", "gradients/layers.0.norm2.bias", "taps/loss"])
@@ -282,7 +277,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "a truncated case": ("case.json", cut, "not valid JSON"),
     "a case that is a list": ("case.json", lambda path: path.write_text("[]"), "holds a list but must hold a JSON object"),
     "a case that is no text": ("case.json", lambda path: path.write_bytes(b"\xff\xfe\x00"), "not valid JSON"),
-    "a case of another format": ("case.json", lambda path: edit(path, format="concord.case/9"), "has format 'concord.case/9' but must have 'concord.case/1'"),
+    "a case of another format": ("case.json", lambda path: edit(path, format="concord.case/9"), "'format' is 'concord.case/9' but must be 'concord.case/1'"),
     "a case without its precision": ("case.json", lambda path: edit(path, dtype=None), "lacks 'dtype'"),
     "a case without its configuration": ("case.json", lambda path: edit(path, config={}), "field 'vocab_size' is missing but is required"),
     "a case of an unknown part": ("case.json", lambda path: edit(path, part="modle"), "unknown part 'modle': did you mean 'model'"),
@@ -311,9 +306,9 @@ def test_every_damaged_file_is_named(invoke: Invoke, dumps: Path) -> None:
 
 
 def test_a_folder_without_cases_is_refused(invoke: Invoke, tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "absent"):
+    for folder, problem in ((tmp_path, "holds no case.json; export cases with 'concord export-case'"), (tmp_path / "absent", "no such folder")):
         code, _, errors = invoke("check", "--from-dump", folder)
-        assert (code, errors) == (2, [f"concord: error: {folder}: holds no case.json; export cases with 'concord export-case'"])
+        assert (code, errors) == (2, [f"concord: error: {folder}: {problem}"])
 
 
 def test_export_into_a_folder_that_holds_the_case_changes_nothing(invoke: Invoke, exported: Path, tmp_path: Path) -> None:
@@ -330,7 +325,7 @@ def test_export_into_a_folder_that_holds_the_case_changes_nothing(invoke: Invoke
 def test_export_to_where_no_folder_can_be_is_refused(invoke: Invoke, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
     code, _, errors = invoke("export-case", tmp_path / "file" / "cases", "--case", "bert-single")
-    assert (code, errors) == (2, [f"concord: error: {tmp_path / 'file' / 'cases'}: cannot be written: Not a directory"])
+    assert (code, errors) == (2, [f"concord: error: {tmp_path / 'file' / 'cases' / 'bert-single-float64'}: cannot be written: Not a directory"])
     assert contents(tmp_path) == {"file": b"kept"}
 
 

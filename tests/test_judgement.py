@@ -9,12 +9,13 @@ import pytest
 from concord import spec
 from concord.backends.interface import Run
 from concord.conformance import tolerance
-from concord.conformance.expectation import Case, Forced
+from concord.conformance.expectation import Forced, JudgedProblem
 from concord.conformance.judging import judge
 from concord.conformance.tolerance import Z
 from concord.spec.cases import build_case, standard_cases
 from concord.spec.deviations import declared
 from concord.spec.reference import reference
+from tests.toys.surroundings import quick_case, sample_of
 
 
 def run_of(case, dtype="float32", config=None, weights=None, arithmetic=None, shuffle=97):
@@ -31,7 +32,7 @@ def verdict_of(case, run):
 
 
 @pytest.mark.parametrize("dtype", spec.PRECISIONS)
-@pytest.mark.parametrize("case", standard_cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", sample_of(standard_cases(), quick_case), ids=lambda case: case.name)
 def test_rounding_is_not_called_a_divergence(case, dtype):
     for seed in range(100, 103 if dtype in ("float64", "float32") else 101):  # in few bits every run has a tolerance of its own
         verdict = verdict_of(case, run_of(case, dtype, shuffle=seed))
@@ -42,7 +43,7 @@ def test_rounding_is_not_called_a_divergence(case, dtype):
 @pytest.mark.parametrize("case", standard_cases(["tf1-text-classifier", "nndl-paddle"]), ids=lambda case: case.name)
 def test_tolerance_is_a_small_share_of_every_tensor(case, dtype):
     """A tolerance as large as the tensor would let anything pass."""
-    asked = Case(case.config, case.weights, case.batch, case.part, dtype)
+    asked = JudgedProblem(case.config, case.weights, case.batch, case.part, dtype)
     truth = tolerance.end_to_end(asked).values
     taps = {name: value for name, value in truth.items() if not name.startswith("gradients.") and name != "loss"}
     expectation = tolerance.local(asked, Forced(taps, {}))
@@ -138,7 +139,18 @@ def test_result_that_is_not_its_tap_diverges(sound):
     assert (row.tensor, row.note) == ("logits", "the run's output is not its tap of this name")
     run.info["undelivered_taps"] = ["*"]
     run.taps.pop("loss")
+    run.loss = 2 * run.loss
     assert {row.tensor for row in verdict_of(case, run).table if row.status == "diverges"} == {"logits", "loss"}
+
+
+def test_result_without_its_tap_is_judged_as_the_result_that_it_is(sound):
+    case, run = sound
+    del run.taps["logits"], run.taps["loss"]
+    verdict = verdict_of(case, run)
+    assert verdict.passed, verdict.first_divergence
+    assert {verdict.row(name).status for name in ("logits", "loss")} == {"agrees"}
+    wrong = verdict_of(case, dataclasses.replace(run, output=run.output * np.float32(1.001)))
+    assert [row.tensor for row in wrong.table if row.local and row.local.status == "diverges"] == ["logits"]
 
 
 def test_wrong_shape_diverges(sound):

@@ -43,6 +43,7 @@ def layered(request: pytest.FixtureRequest, open_worker: Callable[[str], Worker]
 # What is expressed conforms.
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.clause("MSK-3", "MSK-5", "ATT-4", "NRM-2", "FFN-2")
 @pytest.mark.parametrize("scenario", ["ragged", "peaked", "tiny", "offset", "single"])
 @pytest.mark.parametrize("name", ["bert", "nndl-paddle"])

@@ -16,7 +16,7 @@ import pytest
 from concord import backends, spec
 from concord.backends.worker import WorkerFailure
 from tests.toys.small import request_for, run_of
-from tests.toys.surroundings import PATIENCE, ROOT, fake_ssh, toy
+from tests.toys.surroundings import PATIENCE, ROOT, errors, fake_ssh, toy
 
 SmallConfig = Callable[..., spec.EncoderConfig]
 
@@ -86,14 +86,28 @@ def test_a_worker_on_another_host_ends_when_its_parent_is_gone(tmp_path: Path) -
     assert left_by(arguments, signal.SIGKILL, notes, 1, PATH=f"{calls.parent}:{os.environ['PATH']}") == []
 
 
-def test_the_processes_of_a_hunt_end_when_their_parent_is_gone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_the_processes_of_a_hunt_end_when_their_parent_is_gone(how: signal.Signals, tmp_path: Path) -> None:
     arguments = ("fuzz", "--backend", toy("Hangs"), "--sets", "2", "--cases", "200", "--threads", "1", "--out", str(tmp_path / "out"))
-    assert left_by(arguments, signal.SIGKILL, tmp_path, 2) == []
+    assert left_by(arguments, how, tmp_path, 2) == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_is_told_in_a_line_and_in_the_exit_code(how: signal.Signals, tmp_path: Path) -> None:
+    arguments = ("check", "--backend", toy("Hangs"), *ONE_CASE, "--json", str(tmp_path / "out.json"))
+    with subprocess.Popen([sys.executable, "-m", "concord", *arguments], cwd=ROOT, env={**os.environ, "TOY_NOTES": str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
+        assert until(lambda: len(noted(tmp_path)) == 1)
+        for _ in range(2):  # a second one changes nothing
+            parent.send_signal(how)
+        output, said = parent.communicate(timeout=PATIENCE)
+    assert (parent.returncode, output) == (128 + how, "")
+    assert errors(said) == ("concord: interrupted\n" if how == signal.SIGINT else f"concord: ended by {how.name}\n")
+    assert not (tmp_path / "out.json").exists()
 
 
 def test_what_a_worker_has_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: SmallConfig) -> None:
     monkeypatch.setenv("TOY_NOTES", str(tmp_path))
-    with backends.open(toy("ForksAndHangs"), threads=1, time_limit=2.0) as worker, pytest.raises(WorkerFailure, match="timed out"):
+    with backends.open(toy("ForksAndHangs"), threads=1, time_limit=5.0) as worker, pytest.raises(WorkerFailure, match="timed out"):
         run_of(worker, request_for(small()))
     assert len(noted(tmp_path)) == 2
     assert until(lambda: not any(map(alive, noted(tmp_path))), 5.0)
@@ -107,7 +121,7 @@ def test_a_process_that_holds_the_pipe_of_a_dead_worker_delays_nothing(name: str
         with backends.open(toy(name), threads=1) as worker, pytest.raises(WorkerFailure, match="crashed: its process ended with exit code 9"):
             run_of(worker, request_for(small()))
         assert time.monotonic() - started < 20
-        assert name == "LeavesADaemonAndDies" or until(lambda: not any(map(alive, noted(tmp_path))), 5.0)
+        assert until(lambda: not any(map(alive, noted(tmp_path))), 5.0)
     finally:
         for pid in filter(alive, noted(tmp_path)):
             os.kill(pid, signal.SIGKILL)

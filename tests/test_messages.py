@@ -174,7 +174,7 @@ BAD: dict[str, tuple[str, Callable[[Request], Request], str]] = {
 @pytest.mark.clause("INP-1", "INP-2", "INP-3", "INP-4", "WGT-1", "WGT-2", "WGT-3")
 def test_bad_input_is_refused_before_it_is_sent(numpy_worker: Worker, small: SmallConfig, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     part, change, message = BAD[what]
-    monkeypatch.setattr(numpy_worker, "_exchange", lambda sent: pytest.fail("it was sent"))
+    monkeypatch.setattr(numpy_worker, "exchange", lambda sent: pytest.fail("it was sent"))
     with pytest.raises(spec.SpecError) as refused:
         run_of(numpy_worker, change(request_for(small("vanilla-encoder"), part)))
     (problem,) = refused.value.problems
@@ -186,7 +186,7 @@ def test_bad_input_is_refused_before_it_is_sent(numpy_worker: Worker, small: Sma
 def test_bad_input_is_refused_by_every_backend_that_gets_it(worker: Worker, small: SmallConfig) -> None:
     for part, change, message in BAD.values():
         request = change(request_for(small("vanilla-encoder"), part))
-        status, header, arrays = worker._exchange(("run", *wire.encode_request(request)))
+        status, header, arrays = worker.exchange(("run", *wire.encode_request(request)))
         assert (status, arrays) == ("refused", b"")
         assert message in json.loads(header)["message"]
         assert f"backend={worker.name}" in header
@@ -197,13 +197,14 @@ def test_bad_input_reaches_no_computation(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("TOY_NOTES", str(tmp_path))
     with backends.open(toy("NumpyBackend"), threads=1) as worker:
         for part, change, _ in BAD.values():
-            assert worker._exchange(("run", *wire.encode_request(change(request_for(small("vanilla-encoder"), part)))))[0] == "refused"
+            assert worker.exchange(("run", *wire.encode_request(change(request_for(small("vanilla-encoder"), part)))))[0] == "refused"
     assert not (tmp_path / "ran").exists()
 
 
 # The four frameworks.
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.clause("WGT-4")
 def test_weights_that_go_into_a_model_come_back_bit_for_bit(worker: Worker, variant_config: spec.EncoderConfig) -> None:
     batch = request_for(variant_config).batch

@@ -25,31 +25,17 @@ from concord.conformance.mutants.matrix import Finding, Hunt, Matrix, plugin
 from concord.conformance.mutants.table import show
 from concord.spec.cases import SCENARIOS, Case, build_case
 from concord.spec.errors import SpecError
-from tests.toys.surroundings import errors
+from tests.toys.surroundings import EACH_BACKEND, errors, sample_of
 
-# Faults that are edits of taps have one text for all frameworks: each is looked for in one of them in turn, in the others by the slow suite;
-# those that change what a backend is given, or what it gives, in torch and in one of the others in turn.
 EDITS = [mutant for mutant in ALL if mutant.precisions and mutant.change.edits]
 VISIBLE = [mutant for mutant in ALL if mutant.precisions and not mutant.change.edits]
-NAMES = sorted(backends.BUILT_IN)
-OTHERS = [name for name in NAMES if name != "torch"]
-SOON = {(NAMES[place % len(NAMES)], mutant.name) for place, mutant in enumerate(EDITS)}
-SOON |= {(name, mutant.name) for place, mutant in enumerate(VISIBLE) for name in ("torch", OTHERS[place % len(OTHERS)])}
-IN_TURN = [
-    pytest.param(
-        name,
-        mutant,
-        id=f"{name}-{mutant.name}",
-        marks=[pytest.mark.xdist_group(name), *([] if (name, mutant.name) in SOON else [pytest.mark.slow])],
-    )
-    for mutant in (*VISIBLE, *EDITS)
-    for name in NAMES
-]
+KINDS = {(mutant.group, mutant.clause, mutant.scenario): mutant.name for mutant in reversed((*VISIBLE, *EDITS))}
+"""The first fault of each group that breaks a clause in a scenario: those are quick."""
 EQUIVALENT = [mutant for mutant in ALL if not mutant.precisions]
 each_mutant = pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
 
 
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in NAMES])
+@pytest.fixture(params=EACH_BACKEND)
 def mutated(request: pytest.FixtureRequest, open_worker: Callable[[str], Worker]) -> tuple[str, Worker]:
     """Each of the four backends in turn, with bugs on request, in a process of its own."""
     return request.param, open_worker(plugin(request.param))
@@ -135,9 +121,11 @@ def test_clean_run_after_mutated_ones_is_the_same_bit_for_bit(mutated: tuple[str
     assert not [name for name in before if not np.array_equal(before[name], after[name])]
 
 
-@pytest.mark.parametrize(("name", "mutant"), IN_TURN)
-def test_mutant_is_found_at_the_right_tensor(open_worker: Callable[[str], Worker], name: str, mutant: Fault) -> None:
-    finding = Hunt(name, worker=open_worker(plugin(name)), diagnosing=False).find(mutant, everywhere=False)
+@pytest.mark.in_turn
+@pytest.mark.parametrize("mutant", sample_of([*VISIBLE, *EDITS], lambda _, mutant: mutant.name in KINDS.values()), ids=lambda mutant: mutant.name)
+def test_mutant_is_found_at_the_right_tensor(mutated: tuple[str, Worker], mutant: Fault) -> None:
+    name, worker = mutated
+    finding = Hunt(name, worker=worker, diagnosing=False).find(mutant, everywhere=False)
     assert finding.status == "found", finding
 
 
@@ -267,7 +255,7 @@ def test_matrix_is_legible(columns: int, capsys: pytest.CaptureFixture[str], mon
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= columns
     assert "…" not in printed
-    assert printed.count("3e+12 ✓") == len(names) * 4 - 1
+    assert printed.count("3e12 ✓") == len(names) * 4 - 1
     assert f"torch: {names[0]} misplaced at logits, not" in printed
     assert f"tf: found {len(names)} of {len(names)}; first tensor right in 100 %" in printed
     assert f"equivalent in float64 and float32: {EQUIVALENT[0].name}" in printed.replace("\n", " ")
@@ -278,12 +266,14 @@ def test_matrix_is_legible(columns: int, capsys: pytest.CaptureFixture[str], mon
 def test_command_shows_the_matrix(invoke: Callable[..., tuple[Any, str, str]], open_worker: Callable[[str], Worker], tmp_path: Path) -> None:
     open_worker(plugin("torch"))  # or skip
     file = tmp_path / "matrix.json"
-    code, printed, said = invoke("--backend", "torch", "--mutant", "norm_gain_missing", "--mutant", "heads_one_by_one", "--json", str(file), "--threads", "1")
+    code, printed, said = invoke("--backend", "torch", "--mutant", "norm_gain_missing", "--mutant", "heads_one_by_one", "--json", str(file), "--html", str(tmp_path / "matrix.html"), "--threads", "1")
     assert (code, errors(said)) == (0, "")
     assert "torch: found 1 of 1; first tensor right in 100 %" in printed
     data = json.loads(file.read_text())
     assert [(entry["mutant"], entry["status"]) for entry in data["findings"]] == [("norm_gain_missing", "found"), ("heads_one_by_one", "equivalent")]
     assert (data["kind"], data["exit_code"], data["findings"][0]["tensor"]) == ("mutants", 0, "embeddings.norm")
+    assert data["findings"][0]["row"]["local"]["breakdown"]["worst"]
+    assert 'class="heat"' in (tmp_path / "matrix.html").read_text()
 
 
 def test_command_refuses_all_unknown_names_at_once(invoke: Callable[..., tuple[Any, str, str]]) -> None:

@@ -37,7 +37,7 @@ from concord.spec.reference import compute
 from tests.test_html import said
 from tests.toys import reports
 from tests.toys.small import request_for
-from tests.toys.surroundings import toy
+from tests.toys.surroundings import EACH_BACKEND, toy
 
 RIGHT = toy("NumpyBackend")
 
@@ -63,7 +63,7 @@ def printed(report: Report) -> str:
 # The four backends.
 
 
-@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in sorted(backends.BUILT_IN)])
+@pytest.fixture(scope="module", params=EACH_BACKEND)
 def watched(request: pytest.FixtureRequest) -> Iterator[Worker]:
     """Each backend in a deterministic worker; a switch is reset whenever it builds attention alone."""
     try:
@@ -273,7 +273,7 @@ def test_what_agrees_under_strict_is_attributed_to_the_precision() -> None:
     assert record.problems(data) == []
     assert data["results"][0]["attribution"] == line
     assert (data["settings"]["precision"], data["settings"]["deterministic"]) == ("default", False)
-    assert data["backends"][precise("MultipliesInTf32")]["precision_switches"] == {"factors": "tf32", "reductions": "full"}
+    assert data["environments"][precise("MultipliesInTf32")]["precision_switches"] == {"factors": "tf32", "reductions": "full"}
     assert f"Precision: it {line}" in said(page(data))
 
 
@@ -317,7 +317,7 @@ def test_repeated_runs_that_differ_are_named_in_the_order_of_computation() -> No
     data = record.record(report, "check")
     assert record.problems(data) == []
     assert data["results"][0]["repeats"] == {"times": 3, "equal": False, "differing": list(differing[first.case])}
-    assert "repeated 3 runs each of 2 jobs: 3 tensors of 2 differ, first" in said(page(data))
+    assert "repeated 3 runs each of 2 jobs: differ in 3 tensors of 2 jobs, first" in said(page(data))
 
 
 def test_what_diverges_only_when_it_is_run_again_diverges() -> None:

@@ -5,16 +5,17 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from concord import backends, spec
+from concord import spec
 from concord.backends.interface import LEARNING_RATE, Problem, Settings, Unsupported
 from concord.backends.worker import Worker
 from concord.conformance.judging import judge
 from concord.spec.cases import build_case
 from concord.spec.parameters import trainable
 from tests.toys.small import request_for
+from tests.toys.surroundings import EACH_BACKEND
 
 
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in sorted(backends.BUILT_IN)])
+@pytest.fixture(params=EACH_BACKEND)
 def stepped(request: pytest.FixtureRequest, open_worker: Callable[[str], Worker]) -> Worker:
     """Each of the four backends, in a session that had other weights and inputs before."""
     return open_worker(f"tests.toys.sessions:{request.param}")
@@ -39,7 +40,7 @@ def test_session_without_gradients_is_one_of_forward_passes(stepped: Worker) -> 
     assert not run.gradients
 
 
-def test_packed_weights_are_not_loaded_anew(open_worker: Callable[[str], Worker]) -> None:
+def test_reordered_weights_are_not_loaded_anew(open_worker: Callable[[str], Worker]) -> None:
     case = build_case("bert", "full", options={"num_layers": 1})
     with pytest.raises(Unsupported, match="torch keeps weights in a layout of a kernel's own in its implementation 'library:onednn'"):
         open_worker("tests.toys.sessions:torch").run(case.config, case.weights, case.batch, implementation="library:onednn", gradients=False)

@@ -86,5 +86,5 @@ def test_files_without_large_arrays_are_as_readers_of_format_1_know_them() -> No
 def test_a_format_of_the_future_is_refused(stored: Path) -> None:
     header = json.loads(stored.read_text())
     stored.write_text(json.dumps({**header, "format": 3}))
-    with pytest.raises(SpecError, match="has format 3 but must have at most 2"):
+    with pytest.raises(SpecError, match="'format' is 3 but must be 1 or 2"):
         read_case(stored)

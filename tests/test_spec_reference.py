@@ -193,8 +193,8 @@ def test_norm_forms(small, placement, variance):
     config = small(norm_epsilon=0.3, norm_epsilon_placement=placement, norm_variance=variance)
     weights, _, truth = compute(config)
     x = truth.taps["layers.1.residual1"]
-    spread = x.var(-1, keepdims=True, ddof=0 if variance == "biased" else 1)
-    deviation = np.sqrt(spread + 0.3) if placement == "inside" else np.sqrt(spread) + 0.3
+    variances = x.var(-1, keepdims=True, ddof=0 if variance == "biased" else 1)
+    deviation = np.sqrt(variances + 0.3) if placement == "inside" else np.sqrt(variances) + 0.3
     normed = (x - x.mean(-1, keepdims=True)) / deviation * weights["layers.1.norm1.weight"] + weights["layers.1.norm1.bias"]
     assert near(truth.taps["layers.1.norm1"], normed)
 

@@ -1,10 +1,8 @@
-"""The house: parity of the backends, one-way imports, no shadowing, clauses, and files that do not drift."""
+"""The house: one-way imports, no shadowing, clauses, and files that do not drift."""
 
 from __future__ import annotations
 
 import ast
-import difflib
-import fnmatch
 import importlib.util
 import re
 import shutil
@@ -66,151 +64,6 @@ def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-# Parity: the four backends are read side by side.
-
-
-DEVIATIONS = (
-    # backend, file, what is gone or new (a pattern), the words of the backend's README that say why
-    ("tf", "*", "+ *.built", "A layer that is not marked as built is traced"),
-    ("tf", "l*.py", "- *.name", "names | Keras' variable paths"),  # ``name`` is a property of every Keras layer
-    ("tf", "layers.py", "- MultiHeadAttention.output", "`output` is a property of every Keras layer"),
-    ("tf", "layers.py", "+ MultiHeadAttention.projection", "`output` is a property of every Keras layer"),
-    ("tf", "l*.py", "- LayerNorm.__init__(self, config)", "so `LayerNorm` takes a name here"),
-    ("tf", "l*.py", "+ LayerNorm.__init__(self, config, name)", "so `LayerNorm` takes a name here"),
-    ("jax", "layers.py", "- LayerNorm.weight", "`scale` and `bias` of a norm"),
-    ("jax", "layers.py", "+ LayerNorm.scale", "`scale` and `bias` of a norm"),
-    # What the libraries themselves have, or need said of them.
-    *((name, "library.py", pattern, "has no encoder layer") for name in ("tf", "jax") for pattern in ("- Whole*", "- whole_*", "- WHOLE_*", "- OF_LAYER")),
-    *((name, "weights.py", pattern, "has no encoder layer") for name in ("tf", "jax") for pattern in ("- explicit_names(named)", "- LAYER_NAMES")),
-    *((name, "library.py", pattern, "has one kernel") for name in ("tf", "paddle", "jax") for pattern in ("- kernels(request)", "- fused_inexpressible(request)")),
-    *((name, "library.py", f"- {pattern}", "packs its weights by itself") for name in ("tf", "paddle", "jax") for pattern in ("PackedLinear*", "pack*_linear*")),
-    *((name, "adapter.py", "+ Adapter.within(self, request)", "within `") for name in ("tf", "jax")),
-    *((name, "session.py", pattern, "compiles a whole step") for name in ("tf", "jax") for pattern in ("+ Session.infer(*", "+ Session.update(*", "+ Session.traced(*", "+ Session.inferring(self)", "+ Session.updating(self)")),
-    *((name, "session.py", pattern, "compiles a whole step") for name in ("tf", "jax") for pattern in ("- Session.stepping(self)", "- Session.evaluation(*", "- Session.optimizer(self)")),
-    *((name, "training.py", "[+-] differentiate(*", "compiles a whole step") for name in ("tf", "jax")),
-    *(("jax", "session.py", pattern, "the model's state, and gets the new one back") for pattern in ("- Session.model", "+ Session.model(self)", "+ Session.pending(self)")),
-    ("jax", "session.py", "+ OPTIONS", "xla_allow_excess_precision"),
-    *((name, "session.py", pattern, "no graph: ") for name in ("tf", "paddle", "jax") for pattern in ("- MODES", "- Session.captured")),
-    ("paddle", "session.py", "[+-] Session.evaluation(*", "no graph: "),
-    ("tf", "library.py", "+ DEVIATIONS", "rounds sqrt(1/2) and 0.044715 to float32"),
-    ("paddle", "library.py", "+ DEVIATIONS", "holds epsilon as a float32"),
-    ("paddle", "library.py", "+ LARGEST_EPSILON", "takes no epsilon above 0.001"),
-    ("paddle", "library.py", "+ NAMES", "takes the name of its activation"),
-    ("paddle", "packing.py", "+ DEVIATIONS", "`padding_left_out`"),
-    *(("paddle", "library.py", pattern, "no half precision on CPU") for pattern in ("- HALF", "- ABSORBING")),
-)
-"""The only differences of outline between a backend and torch's."""
-
-
-def public(name: str) -> bool:
-    return not name.startswith("_") or name in ("__init__", "__call__")
-
-
-def signature(function: ast.FunctionDef, prefix: str = "") -> str:
-    name = "forward" if function.name in ("call", "__call__") else function.name
-    return f"{prefix}{name}({', '.join(argument.arg for argument in [*function.args.args, *function.args.kwonlyargs])})"
-
-
-def attributes(function: ast.FunctionDef) -> Iterator[str]:
-    """Yield the names that a method assigns to on ``self``."""
-    for node in ast.walk(function):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        for target in targets:
-            if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
-                yield target.attr
-
-
-def outline(path: Path) -> list[str]:
-    """Return the public definitions of a file in order: functions with parameters, classes with constants, methods and attributes, constants."""
-    lines = []
-    for node in tree(path).body:
-        if isinstance(node, ast.FunctionDef) and public(node.name):
-            lines.append(signature(node))
-        elif isinstance(node, ast.ClassDef) and public(node.name):
-            lines.append(node.name)
-            constants = [target.id for member in node.body if isinstance(member, ast.Assign) for target in member.targets if isinstance(target, ast.Name)]
-            lines += [f"{node.name}.{name}" for name in constants]
-            methods = [member for member in node.body if isinstance(member, ast.FunctionDef) and public(member.name)]
-            for method in methods:
-                lines.append(signature(method, f"{node.name}."))
-                lines += [f"{node.name}.{name}" for name in dict.fromkeys(attributes(method)) if public(name)]
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            lines += [target.id for target in targets if isinstance(target, ast.Name) and public(target.id)]
-    return lines
-
-
-def differences(path: Path, twin: Path) -> list[str]:
-    """Return the lines of outline that are gone (``- ``) or new (``+ ``) in a twin; a moved one is both."""
-    return [line for line in difflib.ndiff(outline(path), outline(twin)) if line.startswith(("- ", "+ "))]
-
-
-def documented(path: Path) -> set[str]:
-    """Return the classes, functions and methods of a file that have a docstring; the module is ``""``."""
-    found = {"" for _ in [0] if ast.get_docstring(tree(path))}
-    for node in tree(path).body:
-        for member in [node, *(node.body if isinstance(node, ast.ClassDef) else [])]:
-            if isinstance(member, (ast.ClassDef, ast.FunctionDef)) and public(member.name) and ast.get_docstring(member):
-                found.add(member.name if member is node else f"{node.name}.{member.name}")
-    return found
-
-
-def einsums(path: Path) -> list[str]:
-    """Return the subscripts of every einsum in a file, in order."""
-    calls = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("einsum")]
-    return [ast.unparse(call.args[0]) for call in sorted(calls, key=lambda call: call.lineno)]
-
-
-TWINS = [(name, file.name) for name in backends.BUILT_IN[1:] for file in sources("backends/torch")]
-each_twin = pytest.mark.parametrize(("backend", "file"), TWINS)
-
-
-@pytest.mark.parametrize("backend", backends.BUILT_IN)
-def test_backend_folders_hold_the_same_files(backend: str) -> None:
-    expected = [path.relative_to(ROOT / "backends/torch") for path in sources("backends/torch")]
-    assert [path.relative_to(ROOT / "backends" / backend) for path in sources(f"backends/{backend}")] == expected
-    assert (ROOT / "backends" / backend / "README.md").is_file()
-
-
-@each_twin
-def test_backends_define_the_same_things_in_the_same_order(backend: str, file: str) -> None:
-    known = [pattern for name, place, pattern, _ in DEVIATIONS if name == backend and fnmatch.fnmatch(file, place)]
-    found = differences(ROOT / "backends/torch" / file, ROOT / "backends" / backend / file)
-    undeclared = [line for line in found if not any(fnmatch.fnmatchcase(line, pattern) for pattern in known)]
-    assert not undeclared, f"backends/{backend}/{file} against backends/torch/{file}: {undeclared}"
-
-
-@pytest.mark.parametrize(("backend", "place", "pattern", "words"), DEVIATIONS)
-def test_declared_deviations_exist_and_are_explained(backend: str, place: str, pattern: str, words: str) -> None:
-    pairs = [(path, ROOT / "backends" / backend / path.name) for path in sources("backends/torch") if fnmatch.fnmatch(path.name, place)]
-    lines = [line for path, twin in pairs for line in differences(path, twin)]
-    assert any(fnmatch.fnmatchcase(line, pattern) for line in lines), f"{backend}: nothing deviates as {pattern!r} says any more"
-    assert words in (ROOT / "backends" / backend / "README.md").read_text()
-
-
-@each_twin
-def test_backends_document_what_torch_documents(backend: str, file: str) -> None:
-    rename = re.compile(r"\.(call|__call__)$")
-    expected, found = ({rename.sub(".forward", name) for name in documented(ROOT / "backends" / b / file)} for b in ("torch", backend))
-    defined = {"", *(line.partition("(")[0] for line in outline(ROOT / "backends" / backend / file))}
-    assert not (expected - found) & defined
-
-
-@each_twin
-def test_backends_contract_with_the_same_einsum_strings(backend: str, file: str) -> None:
-    assert einsums(ROOT / "backends" / backend / file) == einsums(ROOT / "backends/torch" / file)
-
-
-def test_parity_notices_a_moved_definition_and_a_lost_method(tmp_path: Path) -> None:
-    first, second = tmp_path / "first.py", tmp_path / "second.py"
-    first.write_text("A = 1\ndef f(x): pass\nclass C:\n  def forward(self, x): pass\n  def g(self): pass\n")
-    second.write_text("def f(x): pass\nA = 1\nclass C:\n  def __call__(self, x): pass\n")
-    found = differences(first, second)
-    assert "- C.g(self)" in found
-    assert {"- A", "+ A"} <= set(found) or {"- f(x)", "+ f(x)"} <= set(found)
-    assert not [line for line in found if "forward" in line]
-
-
 # Imports: arrows point one way.
 
 
@@ -251,7 +104,7 @@ def test_every_package_of_ours_is_in_the_import_table() -> None:
 
 
 def test_spec_imports_numpy_and_libraries_without_a_framework_only() -> None:
-    allowed = {"", "numpy", "safetensors", "scipy", "spec", *sys.stdlib_module_names}
+    allowed = {"", "numpy", "pydantic", "pydantic_core", "safetensors", "scipy", "spec", *sys.stdlib_module_names}
     assert not [f"{relative(p)}:{line}: {name}" for p in sources("spec") for line, name in imports(p) if part_of(name) not in allowed]
 
 

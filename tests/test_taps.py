@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from concord import backends, spec
+from concord import spec
 from concord.backends.interface import Request, Run
 from concord.backends.worker import Worker
 from concord.conformance.campaign import Settings, conduct
@@ -19,6 +19,7 @@ from concord.spec.cases import Case, build_case
 from concord.spec.errors import SpecError
 from concord.spec.reference import Truth
 from tests.toys.edited import changed
+from tests.toys.surroundings import EACH_BACKEND
 
 Array = NDArray[np.floating]
 
@@ -63,7 +64,7 @@ def assert_only_the_tap_diverges(worker: Worker, case: Case, tap: str, dtype: st
     assert [row.tensor for row in verdict.table if row.status == "diverges"] == [tap]
 
 
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in sorted(backends.BUILT_IN)])
+@pytest.fixture(params=EACH_BACKEND)
 def editing(request: pytest.FixtureRequest, open_worker: Callable[[str], Worker]) -> Worker:
     """Each of the four backends with one tap changed."""
     return open_worker(f"tests.toys.edited:{request.param}")
@@ -88,7 +89,7 @@ def test_model_goes_on_with_taps_when_compiled(editing: Worker) -> None:
     assert_only_the_tap_diverges(editing, case_of("nndl-paddle", head_computation="looped"), "layers.0.attention.weights", "float32", "explicit", "compiled")
 
 
-@pytest.mark.parametrize(("tap", "execution"), [("layers.0.attention.query", "eager"), ("layers.0.feed_forward.activation", "compiled"), ("pooler.dense", "packed")])
+@pytest.mark.parametrize(("tap", "execution"), [("layers.0.attention.query", "eager"), ("layers.0.feed_forward.activation", "compiled"), ("pooler.dense", "unpadded")])
 def test_model_goes_on_with_taps_of_library_layers(editing: Worker, tap: str, execution: str) -> None:
     assert_only_the_tap_diverges(editing, case_of("bert"), tap, "float32", "library", execution)
 
@@ -116,6 +117,7 @@ def assert_gradients_of_taps(case: Case, run: Run, error: float, missing: tuple[
             assert abs(found - expected) <= error * max(1e-3, np.linalg.norm(gradient)), f"{name}: {found} for {expected}"
 
 
+@pytest.mark.in_turn
 @pytest.mark.clause("GRD-1", "EMB-4", "EMB-5")
 @pytest.mark.parametrize("name", spec.variants())
 def test_loss_has_the_gradient_of_every_tap(worker: Worker, name: str) -> None:

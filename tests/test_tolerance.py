@@ -7,7 +7,7 @@ import pytest
 
 from concord.backends.interface import Run
 from concord.conformance import tolerance
-from concord.conformance.expectation import Case, Expectation
+from concord.conformance.expectation import Expectation, JudgedProblem
 from concord.conformance.judging import judge
 from concord.conformance.scoring import independent_elements, judge_tensor
 from concord.conformance.tolerance import Z, expect
@@ -30,7 +30,7 @@ def case():
 
 
 def judged(case, dtype="float32", **fields):
-    return Case(case.config, case.weights, case.batch, case.part, dtype, **fields)
+    return JudgedProblem(case.config, case.weights, case.batch, case.part, dtype, **fields)
 
 
 def run_of(case, dtype="float32", **fields):
@@ -164,10 +164,10 @@ def test_a_row_of_a_table_that_nothing_looked_up_must_have_no_gradient(case):
 
 def test_an_estimate_is_made_once_for_equal_content():
     case, again = build_case("bert", "single"), build_case("bert", "single")
-    first, second = (tolerance.end_to_end(Case(c.config, c.weights, c.batch)) for c in (case, again))
+    first, second = (tolerance.end_to_end(JudgedProblem(c.config, c.weights, c.batch)) for c in (case, again))
     assert first is second
     other = {**case.weights, "pooler.bias": case.weights["pooler.bias"] + 2.0**-20}
-    assert tolerance.end_to_end(Case(case.config, other, case.batch)) is not first
+    assert tolerance.end_to_end(JudgedProblem(case.config, other, case.batch)) is not first
 
 
 def test_sigma_follows_the_unit_roundoff():
@@ -255,7 +255,7 @@ def test_beyond_a_gradient_that_is_out_of_range_it_is_no_question_what_is_finite
 def test_a_norm_of_one_element_may_be_multiplied_out(small):
     config = small("bert", d_model=1, num_heads=1, norm_epsilon=1e-2)
     weights, batch = initialize(config, seed=3), example_batch(config, 3, 7)
-    judged = Case(config, weights, batch, "model", "float32", gradients=True)
+    judged = JudgedProblem(config, weights, batch, "model", "float32", gradients=True)
     run = run_of(judged)
     wrong = run.tap_gradients["layers.1.norm2"] * weights["layers.1.norm2.weight"] / np.sqrt(config.norm_epsilon)
     assert (run.tap_gradients["layers.1.residual2"] == 0).all()

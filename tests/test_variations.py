@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from concord import backends
 from concord.backends.interface import Request
 from concord.backends.worker import Worker
 from concord.conformance.check import job_of
@@ -22,7 +21,8 @@ from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case, standard_cases
 from concord.spec.elementary import contract
 from concord.spec.errors import UnknownNameError
-from concord.spec.tape import Tensor, Values
+from concord.spec.tape import Node, Values
+from tests.toys.surroundings import EACH_BACKEND
 
 each_variation = pytest.mark.parametrize("variation", ALL, ids=lambda variation: variation.name)
 
@@ -110,7 +110,7 @@ def test_backend_runs_a_variation_by_name() -> None:
 # The same in the frameworks.
 
 
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in sorted(backends.BUILT_IN)])
+@pytest.fixture(params=EACH_BACKEND)
 def varied(request: pytest.FixtureRequest, open_worker: Callable[[str], Worker]) -> Worker:
     """Each of the four backends in turn, in a process of its own."""
     return open_worker(plugin(request.param))
@@ -120,6 +120,7 @@ def test_edits_are_of_ways_in_the_catalogue() -> None:
     assert set(EDITS) <= set(VARIATIONS)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("name", EDITS)
 def test_variation_in_a_framework_computes_otherwise_and_is_not_flagged(varied: Worker, name: str) -> None:
     job = job_of(build_case("bert-pytorch", "full"), "float32")
@@ -145,7 +146,7 @@ def test_no_variation_in_a_framework_is_flagged_in_any_standard_case(varied: Wor
 class Unshifted(Arithmetic):
     """Exponentials of scores as they are."""
 
-    def softmax(self, a: Tensor, floor: object = None, *rest: object, **named: object) -> Tensor:
+    def softmax(self, a: Node, floor: object = None, *rest: object, **named: object) -> Node:
         with np.errstate(all="ignore"):
             value = np.exp(a.value) / np.exp(a.value).sum(-1, keepdims=True)
         return self._record(value, (a, lambda g: value * (g - (g * value).sum(-1, keepdims=True))))
@@ -154,7 +155,7 @@ class Unshifted(Arithmetic):
 class LogOfSoftmax(Arithmetic):
     """The logarithm of the softmax."""
 
-    def log_softmax(self, a: Tensor, floor: object = None) -> Tensor:
+    def log_softmax(self, a: Node, floor: object = None) -> Node:
         share = arithmetic.by_reciprocal(a.value)
         with np.errstate(all="ignore"):
             value = np.log(share)

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -27,7 +28,8 @@ from concord.backends.worker import WorkerFailure, environment
 from concord.conformance import Report, Settings, check_jobs, conduct
 from concord.conformance.html import page
 from concord.conformance.record import problems, record
-from concord.conformance.report import show
+from concord.conformance.report import declarations, show
+from tests.conftest import small_config
 from tests.toys.small import request_for, run_of
 from tests.toys.surroundings import PATIENCE, ROOT, concord, errors, fake_ssh, marked_python, options, script, toy
 
@@ -85,7 +87,7 @@ def test_a_framework_is_the_installed_one_beside_folders_of_its_name(tmp_path: P
         (tmp_path / "link").symlink_to(folder)
     done = concord(*arguments, folder=tmp_path if linked else folder, PYTHONPATH=str(tmp_path / "link" if linked else folder))
     assert done.returncode == 0, done.stderr
-    about = json.loads((tmp_path / "out.json").read_text())["backends"][toy("Revealing")]
+    about = json.loads((tmp_path / "out.json").read_text())["environments"][toy("Revealing")]
     assert Path(about["folder"]) == (tmp_path if linked else folder)
     assert str(folder) not in [str(Path(entry).resolve()) for entry in about["path"]]
     installed = {name: importlib.util.find_spec(name) for name in about["origins"]}
@@ -110,7 +112,7 @@ def test_the_command_line_gives_each_backend_its_interpreter(tmp_path: Path) -> 
         *("--case", "bert-single", "--dtype", "float32", "--json", tmp_path / "out.json"),
     )
     assert done.returncode == 0, done.stderr
-    about = json.loads((tmp_path / "out.json").read_text())["backends"]
+    about = json.loads((tmp_path / "out.json").read_text())["environments"]
     assert about[toy("Revealing")]["environment"]["TOY_MARKER"] == "other"
     assert "TOY_MARKER" not in concord("doctor", "--backend", toy("Revealing")).stdout
 
@@ -146,7 +148,8 @@ def test_a_backend_runs_on_another_host_from_its_checkout(tmp_path: Path, monkey
     with backends.open(toy("Revealing"), ssh=f"me@far:{checkout}", threads=2) as worker:
         about = worker.description
         assert (about["environment"]["TOY_MARKER"], about["environment"]["OMP_NUM_THREADS"]) == ("far", "2")
-        assert (Path(about["folder"]), about["path"][0]) == (home, str(ROOT))
+        assert Path(about["folder"]) == home
+        assert str(ROOT) in about["path"]
         assert run_of(worker, request_for(small())).output.shape == (3, 3)
     (call,) = calls.read_text().splitlines()
     assert "me@far python -c" in call
@@ -161,7 +164,7 @@ def test_the_command_line_runs_a_backend_on_another_host_with_an_interpreter_of_
         *("--case", "bert-single", "--dtype", "float32", "--json", tmp_path / "out.json"),
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "out.json").read_text())["backends"][name]["environment"]["TOY_MARKER"] == "far"
+    assert json.loads((tmp_path / "out.json").read_text())["environments"][name]["environment"]["TOY_MARKER"] == "far"
     assert f"far {sys.executable} -c" in calls.read_text()
 
 
@@ -185,15 +188,18 @@ FAILURES = {
     "FillsMemory": ("out of memory", "MiB, over its limit of 600 MiB, and was stopped", "allocating"),
     "RunsOutOfMemory": ("out of memory", "ArrayMemoryError: Unable to allocate 8.00 PiB", ""),
     "Raises": ("error", "ArithmeticError: the toy broke", "ArithmeticError: the toy broke\nand has more to say"),
-    "ReturnsNothing": ("error", "AttributeError: ", "AttributeError: "),
+    "ReturnsNothing": ("error", "TypeError: run() returned a NoneType but must return a Run", "TypeError: run() returned"),
     "RaisesWhenDescribed": ("broken", "OSError: no device answers", "OSError: no device answers"),
-    "NoSuchClass": ("broken", "AttributeError: module 'tests.toys.numpy_backend' has no attribute 'NoSuchClass'", "AttributeError: "),
+    "NoSuchClass": ("broken", "module 'tests.toys.numpy_backend' has no 'NoSuchClass'", ""),
     "tests.toys.unimportable:NumpyBackend": ("broken", "ImportError: libtoy.so.1: cannot open shared object file", "ImportError: libtoy.so.1"),
     "tests.toys.nonsense:DescribesNothing": ("broken", "describe() returned a NoneType but must return a dict", ""),
     "tests.toys.nonsense:DescribesAList": ("broken", "describe() returned a list but must return a dict", ""),
     "tests.toys.nonsense:DescribesWithoutEnd": ("broken", "RecursionError: maximum recursion depth exceeded", "RecursionError: "),
     "tests.toys.nonsense:DeclaresText": ("broken", "describe(): 'deviations' must be a list of dicts", ""),
     "tests.toys.nonsense:DeclaresNoNumber": ("broken", "deviation 'softmax_floor' has value 'low' but must have a number", ""),
+    "tests.toys.nonsense:DescribesInDepth": ("broken", "is nested deeper than 32 levels", ""),
+    "tests.toys.nonsense:ReturnsATuple": ("error", "TypeError: run() returned a tuple but must return a Run", "TypeError: run() returned a tuple"),
+    "tests.toys.nonsense:CannotSayWhatIsWrong": ("error", "Unspeakable: it cannot be told as text", ""),
     "tests.toys.nonsense:SaysWhatCannotBeShown": ("error", r"lone \ud800 surrogate, [/red] markup, \x1b[31m colour", r"ArithmeticError: lone \ud800 surrogate, [/red] markup, \x1b[31m"),
     "tests.toys.nonsense:WritesMuchAndRaises": ("error", "ArithmeticError: after much noise", "ArithmeticError: after much noise"),
     "tests.toys.nonsense:DiesOfANamelessSignal": ("crashed", f"killed by signal {signal.SIGRTMIN + 3}", ""),
@@ -250,6 +256,11 @@ def statuses(report: Report) -> list[str]:
     return [result.status for result in report.results]
 
 
+def test_what_a_run_declares_is_said_under_the_table_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = toy("DeclaresInItsRun")
+    assert declarations(conducted([name], ["single", "full"], monkeypatch, tmp_path)) == [f"{name} declares softmax_floor = -1e+06 (SPEC ATT-5): the toy's own"]
+
+
 def test_a_worker_that_died_is_started_again_and_later_cases_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = conducted([toy("KillsItselfOnOneSample")], ["ragged", "single", "full", "tiny"], monkeypatch, tmp_path)
     # The cases come in their own order: the third is the batch of one.
@@ -292,6 +303,63 @@ def test_memory_is_limited_where_the_limit_lies(small: SmallConfig) -> None:
             run_of(worker, request_for(small()))
         assert worker.memory_limit < worker.peak_memory < worker.memory_limit + 1024 * MIB
         assert failed.value.stderr == "allocating"
+
+
+def test_the_memory_limit_counts_what_a_worker_has_started() -> None:
+    def ran(limit: int) -> WorkerFailure:
+        with backends.open("tests.toys.disturbed:forks_a_hungry_one_run", threads=1, memory_limit=limit, time_limit=6.0) as worker:
+            with pytest.raises(WorkerFailure) as failed:
+                run_of(worker, request_for(small_config()))
+            assert worker.size == 0
+            return failed.value
+
+    assert ran(700 * MIB).status == "out of memory"
+    assert ran(6000 * MIB).status == "timed out"
+
+
+def test_a_worker_that_has_grown_is_followed_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("concord.backends.worker.MUCH", 1)
+    report = conducted(["tests.toys.nonsense:Grows"], ["ragged", "peaked", "tiny", "single", "full", "offset"], monkeypatch, tmp_path)
+    assert statuses(report) == ["agrees"] * 6
+    assert 1 < noted(tmp_path, "started") < 6
+    (about,) = report.environments.values()
+    assert about["peak_memory_bytes"] >= 0
+
+
+def test_what_a_worker_writes_is_kept_to_its_end_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("concord.backends.process.MOST_WORDS", 1 << 20)
+    with backends.open("tests.toys.nonsense:WritesMuchAndRaises", threads=1) as worker:
+        with pytest.raises(WorkerFailure, match="after much noise") as failed:
+            run_of(worker, request_for(small_config()))
+        assert failed.value.stderr.endswith("ArithmeticError: after much noise")
+        assert os.fstat(worker._stderr.fileno()).st_size < 1 << 24  # of 25 MiB
+
+
+def test_weights_reach_a_backend_in_the_order_of_the_specification() -> None:
+    request = request_for(small_config())
+    shuffled = dataclasses.replace(request, weights=dict(sorted(request.weights.items(), key=lambda pair: pair[0][::-1])))
+    assert list(shuffled.weights) != list(request.weights)
+    with backends.open("tests.toys.nonsense:SaysTheOrder", threads=1) as worker:
+        assert [run_of(worker, one).info["order"] for one in (request, shuffled, request)] == [list(spec.parameters(request.config))] * 3
+
+
+SHADOWS = ("torch", "json", "select", "numpy", "safetensors", "logging")
+
+
+def test_the_folder_where_somebody_stands_comes_last(tmp_path: Path) -> None:
+    for name in SHADOWS:
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('it stands in the place of another')\n")
+    (tmp_path / "mine.py").write_text("from tests.toys.numpy_backend import Revealing\n\nclass Backend(Revealing):\n    pass\n")
+    done = concord(
+        *("check", "--backend", "mine:Backend", "--case", "bert-single", "--dtype", "float32", "--json", tmp_path / "out.json"),
+        folder=tmp_path,
+        PYTHONPATH=str(ROOT),
+        PYTHONSAFEPATH="1",  # for the parent
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    about = json.loads((tmp_path / "out.json").read_text())["environments"]["mine:Backend"]
+    assert about["path"][-1] == about["folder"] == str(tmp_path)
+    assert "PYTHONSAFEPATH" not in about["environment"]
 
 
 def test_a_worker_killed_between_requests_is_noticed_and_stays_dead(small: SmallConfig) -> None:

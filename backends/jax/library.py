@@ -1,20 +1,24 @@
 """The same classifier out of JAX and Flax's own layers and fused kernels. Its parameters have the names of the explicit one's.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim.
-What no layer of the framework does is refused (:func:`inexpressible`); glue such as padding rows is the explicit one's.
+What no layer of the framework does is refused (:func:`unsupported_reasons`); glue such as padding rows is the explicit one's.
 """
+
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 
 from concord.backends.interface import Implementation, Request
 from concord.backends.jax import layers as explicit
 from concord.backends.jax import model
-from concord.backends.jax.layers import Tap
+from concord.backends.jax.layers import Tap, silent
+from concord.backends.library import UNDELIVERED, LibraryLayers
 from concord.spec.config import EncoderConfig
-from concord.spec.masks import mask_constants, sees_nothing
+from concord.spec.masks import mask_constants
 
 
 def gelu_erf(x: Array) -> Array:
@@ -25,16 +29,16 @@ def gelu_tanh(x: Array) -> Array:
     return jax.nn.gelu(x, approximate=True)
 
 
-ACTIVATIONS = {"none": explicit.identity, "relu": jax.nn.relu, "gelu_erf": gelu_erf, "gelu_tanh": gelu_tanh}  # ATT-1, FFN-2
+ACTIVATIONS: dict[str, explicit.Step] = {"none": explicit.identity, "relu": jax.nn.relu, "gelu_erf": gelu_erf, "gelu_tanh": gelu_tanh}  # ATT-1, FFN-2
 
 
 class LayerNorm(nnx.LayerNorm):
     """Layer norm over D with the biased variance and epsilon inside (SPEC NRM-2): (B, T, D) to (B, T, D)."""
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, config: EncoderConfig, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> None:
         # Not the fast variance, the mean of squares less the square of the mean, which cancels (NRM-2).
-        how = {"use_bias": True, "use_scale": True, "use_fast_variance": False, "reduction_axes": -1, "feature_axes": -1}
-        super().__init__(config.d_model, epsilon=config.norm_epsilon, **how, rngs=nnx.Rngs(0))
+        how: dict[str, Any] = {"use_bias": True, "use_scale": True, "use_fast_variance": False, "reduction_axes": -1, "feature_axes": -1}
+        super().__init__(config.d_model, epsilon=config.norm_epsilon, **how, param_dtype=param_dtype, rngs=rngs)
 
 
 class Embeddings(explicit.Embeddings):
@@ -43,25 +47,24 @@ class Embeddings(explicit.Embeddings):
     norm_class = LayerNorm
 
     def look_up(self, table: nnx.Embed, ids: Array) -> Array:
-        # What ``nnx.Embed`` does, but that it would return the precision in which it was constructed.
-        return jnp.take(table.embedding[...], ids, axis=0, mode="fill")
+        return table(ids)
 
 
 class DotProductAttention(nnx.Module):
     """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
 
-    def __init__(self, config: EncoderConfig, name: str) -> None:
+    def __init__(self, config: EncoderConfig, scope: str, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> None:
         self.constants = mask_constants(config)  # MSK-6
-        self.name = name
+        self.scope = scope
         self.scale = config.head_dim**-0.5  # ATT-4: both ways, which differ in rounding alone
         self.assign = explicit.ASSIGNMENTS[config.mask_assignment]
 
-    def __call__(self, q: Array, k: Array, v: Array, key_mask: Array | None, query_mask: Array | None, tap: Tap) -> Array:
+    def __call__(self, q: Array, k: Array, v: Array, key_mask: Array | None = None, query_mask: Array | None = None, tap: Tap = silent) -> Array:
         context = self.attend(q, k, v, None if key_mask is None else self.bias(q, key_mask))  # (B, Q, H, K)
-        return tap(f"{self.name}.context", jnp.reshape(context, (*context.shape[:2], -1)))  # (B, Q, D)
+        return tap(f"{self.scope}.context", jnp.reshape(context, (*context.shape[:2], -1)))  # (B, Q, D)
 
     def attend(self, q: Array, k: Array, v: Array, bias: Array | None) -> Array:
-        options = {"mask": None, "is_causal": False, "scale": self.scale, "local_window_size": None, "implementation": "xla"}
+        options: dict[str, Any] = {"mask": None, "is_causal": False, "scale": self.scale, "local_window_size": None, "implementation": "xla"}
         return jax.nn.dot_product_attention(q, k, v, bias=bias, **options)
 
     def bias(self, q: Array, key_mask: Array) -> Array:
@@ -93,23 +96,23 @@ class EncoderLayer(explicit.EncoderLayer):
     feed_forward_class = FeedForward
 
 
-class Pieces:
+class LibraryPieces:
     """What an encoder is made of."""
 
-    layer_class = EncoderLayer
-    norm_class = LayerNorm
-    embeddings_class = Embeddings
+    layer_class: ClassVar[explicit.Make] = EncoderLayer
+    norm_class: ClassVar[explicit.Make] = LayerNorm
+    embeddings_class: ClassVar[explicit.Make] = Embeddings
 
 
-class EncoderStack(Pieces, model.EncoderStack):
+class EncoderStack(LibraryPieces, model.EncoderStack):
     """The encoder layers on given embeddings (part ``stack``): (B, T, D) to (B, T, D)."""
 
 
-class Encoder(Pieces, model.Encoder):
+class Encoder(LibraryPieces, model.Encoder):
     """Embeddings and encoder layers (part ``encoder``): (B, T) to (B, T, D)."""
 
 
-class TextClassifier(Pieces, model.TextClassifier):
+class TextClassifier(LibraryPieces, model.TextClassifier):
     """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-3): (B, T) to (B, C)."""
 
 
@@ -133,37 +136,15 @@ PARTS = {
     "dot_product": DotProductAlone,
 }
 
-ATTENTION_ALONE = ("attention", "dot_product")
-
-OF_ATTENTION = {
-    ("mask_fill", "replace"): "jax.nn.dot_product_attention only adds to scores (MSK-3)",
-    ("query_mask", "overwrite"): "jax.nn.dot_product_attention does not give its weights away (MSK-8)",
-}
-
-OF_NORMS = {
-    ("norm_epsilon_placement", "outside"): "nnx.LayerNorm adds epsilon to the variance (NRM-3)",
-    ("norm_variance", "unbiased"): "nnx.LayerNorm divides by D (NRM-4)",
-}
-
-HALF = ("bfloat16", "float16")
-
-ABSORBING = 2.0**40
-"""What leaves no digit of a score of a half precision if a float32 adds it."""
-
-UNDELIVERED = ("*attention.scores", "*attention.masked_scores", "*attention.weights")
-"""Patterns of the taps that stay inside the kernel."""
+LAYERS = LibraryLayers(attention="jax.nn.dot_product_attention", norm="nnx.LayerNorm", float32_scores=True)
 
 
-def inexpressible(request: Request) -> list[str]:
+def unsupported_reasons(request: Request) -> list[str]:
     """Return what keeps a request from being computed by library layers, one line for each option; nothing if they can."""
-    options = OF_ATTENTION if request.part in ATTENTION_ALONE else {**OF_ATTENTION, **OF_NORMS}
-    found = [f"{option}={value!r}: {why}" for (option, value), why in options.items() if getattr(request.config, option) == value]
-    constant = mask_constants(request.config)[request.dtype]
-    if request.dtype in HALF and sees_nothing(request.config, request.batch) and abs(constant) < ABSORBING:
-        found.append(f"mask_value={request.config.mask_value!r}: jax.nn.dot_product_attention adds to float32 scores, where {constant:g} leaves digits of a row without any key that {request.dtype} drops (MSK-5)")
+    found = LAYERS.unsupported_reasons(request)
     if request.dtype == "float64":
         found.append("dtype='float64': jax.nn.dot_product_attention computes its softmax in float32, in every precision (PRC-2)")
     return found
 
 
-IMPLEMENTATIONS = {"library": Implementation(PARTS, inexpressible, UNDELIVERED, {})}
+IMPLEMENTATIONS = {"library": Implementation(PARTS, unsupported_reasons, UNDELIVERED)}

@@ -4,35 +4,33 @@ Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim, C 
 Every part takes its inputs by name (:func:`spec.inputs`) and ``tap(name, tensor)``, and returns its output.
 """
 
-from collections.abc import Mapping
+from typing import ClassVar
 
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jax.nn.initializers import zeros
+from jax.typing import DTypeLike
 
-from concord.backends.jax.layers import DotProductAttention, Embeddings, EncoderLayer, LayerNorm, MultiHeadAttention, Tap
+from concord.backends.jax.layers import DotProductAttention, Embeddings, EncoderLayer, LayerNorm, Make, MultiHeadAttention, Tap, silent
 from concord.spec.config import EncoderConfig
-
-Inputs = Mapping[str, Array]
 
 
 class EncoderStack(nnx.Module):
     """The encoder layers on given embeddings (part ``stack``): (B, T, D) to (B, T, D)."""
 
-    layer_class = EncoderLayer
-    norm_class = LayerNorm
+    layer_class: ClassVar[Make] = EncoderLayer
+    norm_class: ClassVar[Make] = LayerNorm
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, config: EncoderConfig, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> None:
         self.pad_id = config.pad_id
-        self.layers = nnx.List([self.layer_class(config, f"layers.{i}") for i in range(config.num_layers)])
-        self.final_norm = self.norm_class(config) if config.final_norm else None
+        self.layers = nnx.List([self.layer_class(config, f"layers.{i}", param_dtype=param_dtype, rngs=rngs) for i in range(config.num_layers)])
+        self.final_norm = self.norm_class(config, param_dtype=param_dtype, rngs=rngs) if config.final_norm else None
 
-    def __call__(self, inputs: Inputs, tap: Tap) -> Array:
-        return self.encode(inputs["embeddings"], self.real_tokens(inputs), tap)
+    def __call__(self, embeddings: Array, input_ids: Array, tap: Tap = silent) -> Array:
+        return self.encode(embeddings, self.real_tokens(input_ids), tap)
 
-    def real_tokens(self, inputs: Inputs) -> Array:
-        return inputs["input_ids"] != self.pad_id  # (B, T); MSK-1
+    def real_tokens(self, input_ids: Array) -> Array:
+        return input_ids != self.pad_id  # (B, T); MSK-1
 
     def encode(self, x: Array, real: Array, tap: Tap) -> Array:
         for layer in self.layers:
@@ -43,30 +41,32 @@ class EncoderStack(nnx.Module):
 class Encoder(EncoderStack):
     """Embeddings and encoder layers (part ``encoder``): (B, T) to (B, T, D)."""
 
-    embeddings_class = Embeddings
+    embeddings_class: ClassVar[Make] = Embeddings
 
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__(config)
-        self.embeddings = self.embeddings_class(config, "embeddings")
+    def __init__(self, config: EncoderConfig, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> None:
+        super().__init__(config, param_dtype=param_dtype, rngs=rngs)
+        self.embeddings = self.embeddings_class(config, "embeddings", param_dtype=param_dtype, rngs=rngs)
 
-    def __call__(self, inputs: Inputs, tap: Tap) -> Array:
-        real = self.real_tokens(inputs)
-        return self.encode(self.embeddings(inputs["input_ids"], inputs.get("segment_ids"), real, tap), real, tap)
+    def __call__(self, input_ids: Array, segment_ids: Array | None = None, tap: Tap = silent) -> Array:
+        real = self.real_tokens(input_ids)
+        return self.encode(self.embeddings(input_ids, segment_ids, real, tap), real, tap)
 
 
 class TextClassifier(Encoder):
     """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-3): (B, T) to (B, C)."""
 
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: EncoderConfig, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> None:
+        super().__init__(config, param_dtype=param_dtype, rngs=rngs)
         self.flatten = config.pooling == "flatten"
         features = config.d_model * config.max_positions if self.flatten else config.d_model
-        width, rngs = config.d_model, nnx.Rngs(0)
-        self.pooler = nnx.Linear(width, width, use_bias=True, kernel_init=zeros, rngs=rngs) if config.pooler == "tanh" else None
-        self.classifier = nnx.Linear(features, config.num_classes, use_bias=True, kernel_init=zeros, rngs=rngs)
+        self.pooler = nnx.Linear(config.d_model, config.d_model, use_bias=True, param_dtype=param_dtype, rngs=rngs) if config.pooler == "tanh" else None
+        self.classifier = nnx.Linear(features, config.num_classes, use_bias=True, param_dtype=param_dtype, rngs=rngs)
 
-    def __call__(self, inputs: Inputs, tap: Tap) -> Array:
-        x = super().__call__(inputs, tap)  # (B, T, D)
+    def __call__(self, input_ids: Array, segment_ids: Array | None = None, tap: Tap = silent) -> Array:
+        return self.classify(super().__call__(input_ids, segment_ids, tap), tap)
+
+    def classify(self, x: Array, tap: Tap) -> Array:
+        """Return the logits (B, C) of encoded tokens (B, T, D)."""
         pooled = tap("pooling", jnp.reshape(x, (x.shape[0], -1)) if self.flatten else x[:, 0])  # (B, D) or (B, T * D)
         if self.pooler is not None:
             dense = tap("pooler.dense", self.pooler(pooled))
@@ -77,20 +77,19 @@ class TextClassifier(Encoder):
 class AttentionAlone(nnx.Module):
     """Multi-head attention on given tensors (part ``attention``): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
 
-    attention_class = MultiHeadAttention
+    attention_class: ClassVar[Make] = MultiHeadAttention
 
-    def __init__(self, config: EncoderConfig) -> None:
-        self.attention = self.attention_class(config, "attention")
+    def __init__(self, config: EncoderConfig, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> None:
+        self.attention = self.attention_class(config, "attention", param_dtype=param_dtype, rngs=rngs)
 
-    def __call__(self, inputs: Inputs, tap: Tap) -> Array:
-        masks = inputs.get("key_mask"), inputs.get("query_mask")
-        return self.attention(inputs["query"], inputs["key"], inputs["value"], *masks, tap)
+    def __call__(self, query: Array, key: Array, value: Array, key_mask: Array | None = None, query_mask: Array | None = None, tap: Tap = silent) -> Array:
+        return self.attention(query, key, value, key_mask, query_mask, tap)
 
 
 class DotProductAlone(AttentionAlone):
     """Scaled dot-product attention on given heads (part ``dot_product``): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
 
-    attention_class = DotProductAttention
+    attention_class: ClassVar[Make] = DotProductAttention
 
 
 PARTS = {

@@ -3,8 +3,7 @@
 Shapes: B batch, T tokens, C classes, M rows, N columns.
 """
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,13 +13,12 @@ from jax import Array
 
 from concord.backends.bench import mean_seconds
 from concord.backends.interface import LEARNING_RATE, Steps
-from concord.backends.jax import weights
-from concord.backends.jax.model import Inputs
 from concord.backends.jax.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
-from concord.backends.session import FrameworkSession, Observation
-from concord.spec.parameters import Weights
+from concord.backends.jax.weights import trained
+from concord.backends.session import FrameworkSession
+from concord.backends.training import Observation
 
-OPTIONS = {"xla_allow_excess_precision": False}
+OPTIONS: dict[str, str | bool] = {"xla_allow_excess_precision": False}
 """Of the compiler: allowed, XLA leaves out roundings to bfloat16 where it fuses steps."""
 
 
@@ -43,84 +41,79 @@ class Session(FrameworkSession):
     """A model and its inputs on a device (:class:`concord.backends.interface.Session`)."""
 
     losses = (ClassificationLoss, CotangentLoss)
-
-    def start(self, model: nnx.Module) -> None:
-        """Take the model."""
-        self.graph, self.state, self.fixed = nnx.split(model, nnx.Param, ...)
+    graph: nnx.GraphDef[Any]
+    state: nnx.State[Any, Any]
+    fixed: nnx.State[Any, Any]
 
     @property
     def model(self) -> nnx.Module:
         """The model as it is now."""
         return nnx.merge(self.graph, self.state, self.fixed)
 
+    @model.setter
+    def model(self, model: nnx.Module) -> None:
+        self.graph, self.state, self.fixed = nnx.split(model, nnx.Param, ...)  # type: ignore[misc]
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        """What a step is given."""
+        return self.state, self.fixed, self.inputs
+
+    @property
+    def held(self) -> tuple[Any, Any]:
+        """What a step of training is given of the model."""
+        return self.state, self.fixed
+
+    def model_of(self, state: nnx.State, fixed: nnx.State) -> nnx.Module:
+        """Return the model of what a step is given."""
+        return nnx.merge(self.graph, state, fixed)
+
+    def held_by(self, model: nnx.Module) -> nnx.State:
+        """Return what a step leaves of the model."""
+        return nnx.state(model, nnx.Param)
+
+    def hold(self, state: nnx.State) -> None:
+        """Take what a step left of the model."""
+        self.state = state
+
     @property
     def pending(self) -> Any:
         """What the last step computes."""
         return self.computed, self.state
 
-    def put(self, canonical: Weights) -> None:
-        """Copy canonical weights into the model."""
-        model = self.model
-        weights.load(model, self.request.config, canonical, self.request.part)
-        self.start(model)
+    def traced(self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()) -> Callable[..., Any]:
+        """Return a step, compiled for what it is given if that is asked for."""
+        return jax.jit(function, donate_argnums=replaced).lower(*given).compile(compiler_options=OPTIONS) if self.compiled else function
 
-    def infer(self, state: nnx.State, fixed: nnx.State, inputs: Inputs) -> Array:
+    def number(self, value: float) -> Array:
+        """Return a number that a step is given as a tensor: whole steps are compiled."""
+        return jnp.asarray(value, dtype=self.request.dtype)
+
+    def infer(self, state: nnx.State, fixed: nnx.State, inputs: Mapping[str, Array]) -> Array:
         """Return the logits (B, C)."""
         return evaluate(nnx.merge(self.graph, state, fixed), None, inputs, self.trace, {}, False)[0]
 
-    def update(self, state: nnx.State, fixed: nnx.State, inputs: Inputs) -> tuple[Array, nnx.State]:
+    def differentiated(self, model: nnx.Module, inputs: Mapping[str, Array], zeros: Mapping[str, Array]) -> Observation:
+        """Return what a step of training needs (:meth:`concord.backends.session.FrameworkSession.differentiated`)."""
+        return differentiate(evaluate, model, self.loss_function, inputs, self.request.part, self.trace, zeros, bool(zeros))
+
+    def update(self, state: nnx.State, fixed: nnx.State, inputs: Mapping[str, Array]) -> tuple[Array, nnx.State]:
         """Return the loss before an update by plain gradient descent, and the state after it."""
-        _, loss, _, (gradients, _, _) = differentiate(self.graph, state, fixed, self.loss_function, inputs, self.request.part, self.trace, {}, False)
-        return loss, jax.tree.map(lambda parameter, gradient: parameter - LEARNING_RATE * gradient, state, gradients)
-
-    def traced(self, function: Callable[..., Any], *given: Any, donated: tuple[int, ...] = ()) -> Callable[..., Any]:
-        """Return a function, compiled for what it is given if that is asked for."""
-        if not self.compiled:
-            return function
-        return jax.jit(function, donate_argnums=donated).lower(*given).compile(compiler_options=OPTIONS)
-
-    @functools.cached_property
-    def inferring(self) -> Callable[..., Any]:
-        """What computes logits in steps."""
-        return self.traced(self.infer, self.state, self.fixed, self.inputs)
-
-    @functools.cached_property
-    def updating(self) -> Callable[..., Any]:
-        """What updates the model in steps."""
-        return self.traced(self.update, self.state, self.fixed, self.inputs, donated=(0,))
-
-    def compile(self) -> None:
-        """Compile ahead of the first step."""
-        with self.context():
-            _ = self.updating if self.request.gradients else self.inferring
-
-    def forward(self) -> None:
-        """Start one forward pass: (B, T) to (B, C)."""
-        with self.context():
-            self.computed = {"logits": self.inferring(self.state, self.fixed, self.inputs)}
+        model = nnx.merge(self.graph, state, fixed)
+        observed = self.differentiated(model, inputs, {})
+        for name, variable in trained(model).items():
+            variable.set_value(variable[...] - LEARNING_RATE * observed.gradients[name])
+        return observed.loss, nnx.state(model, nnx.Param)
 
     def train_step(self) -> None:
         """Start one training step: loss, gradients, and every trained parameter less its gradient times the learning rate."""
         with self.context():
-            loss, self.state = self.updating(self.state, self.fixed, self.inputs)
+            loss, self.state = self.updating(*self.operands)
         self.computed = {"loss": loss}
 
-    def observe(self, zeros: dict[str, Array]) -> Observation:
-        """Compute output, loss and every tap, and gradients if they are asked for (:meth:`concord.backends.session.FrameworkSession.observe`)."""
-
-        def compute(state: nnx.State, fixed: nnx.State, inputs: Inputs, zeros: dict[str, Array]) -> Observation:
-            if self.request.gradients:
-                return differentiate(self.graph, state, fixed, self.loss_function, inputs, self.request.part, self.trace, zeros, True)
-            return Observation(*evaluate(nnx.merge(self.graph, state, fixed), self.loss_function, inputs, self.trace, {}, True), ())
-
-        given = (self.state, self.fixed, self.inputs, zeros)
-        observed = self.traced(compute, *given)(*given)
-        return observed._replace(gradients=_named(observed) if self.request.gradients else {})
-
-
-def _named(observed: Observation) -> dict[str, Array]:
-    """Return gradients by native name, and of the taps that were computed."""
-    gradients, of_inputs, of_taps = observed.gradients
-    named = {".".join(map(str, path)): gradient[...] for path, gradient in nnx.to_flat_state(gradients)}
-    named |= {f"inputs.{name}": gradient for name, gradient in of_inputs.items()}
-    return named | {f"taps.{name}": of_taps[name] for name in observed.taps if name in of_taps}
+    def observe(self, state: nnx.State, fixed: nnx.State, inputs: Mapping[str, Array], zeros: Mapping[str, Array]) -> Observation:
+        """Return output, loss and every tap, and gradients if they are asked for (:meth:`concord.backends.session.FrameworkSession.observe`)."""
+        model = nnx.merge(self.graph, state, fixed)
+        if self.request.gradients:
+            return differentiate(evaluate, model, self.loss_function, inputs, self.request.part, self.trace, zeros, True)
+        return Observation(*evaluate(model, self.loss_function, inputs, self.trace, {}, True), {})

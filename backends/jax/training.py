@@ -3,7 +3,6 @@
 Shapes: B batch, C classes.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
 import jax
@@ -13,8 +12,8 @@ from jax import Array
 
 from concord.backends.interface import Trace
 from concord.backends.jax.layers import Tap
-from concord.backends.jax.model import Inputs
-from concord.backends.session import Observation
+from concord.backends.jax.model import TextClassifier
+from concord.backends.training import Evaluate, Observation, evaluation
 from concord.spec.config import EncoderConfig
 from concord.spec.tensors import differentiable_inputs
 
@@ -36,7 +35,7 @@ class ClassificationLoss:
         self.ignore_label = config.ignore_label
         self.l2_weight = config.l2_weight
 
-    def __call__(self, model: nnx.Module, logits: Array, inputs: Inputs, tap: Tap) -> Array:
+    def __call__(self, model: TextClassifier, logits: Array, inputs: Mapping[str, Array], tap: Tap) -> Array:
         labels = inputs["labels"]
         losses = tap("losses", self.losses(logits, labels, tap))  # (B,)
         if self.ignore_label is None:
@@ -45,7 +44,7 @@ class ClassificationLoss:
             counted = labels != self.ignore_label
             loss = jnp.sum(jnp.where(counted, losses, jnp.zeros_like(losses))) / jnp.sum(counted).astype(losses.dtype)
         if self.l2_weight:
-            weight, bias = model.classifier.kernel[...], model.classifier.bias[...]
+            weight, bias = model.classifier.kernel[...], model.classifier.bias[...]  # type: ignore[index]  # it has one
             loss = loss + 0.5 * self.l2_weight * (jnp.sum(weight * weight) + jnp.sum(bias * bias))
         return tap("loss", loss)
 
@@ -56,46 +55,25 @@ class CotangentLoss:
     def __init__(self, config: EncoderConfig) -> None:
         pass
 
-    def __call__(self, model: nnx.Module, output: Array, inputs: Inputs, tap: Tap) -> Array:
+    def __call__(self, model: nnx.Module, output: Array, inputs: Mapping[str, Array], tap: Tap) -> Array:
         return tap("loss", jnp.sum(output * inputs["cotangent"]))
 
 
-def add_zeros(tensor: Array, zeros: Array | None) -> Array:
-    """Add what has the tensor's own gradient; a tensor of another shape, which only a faulty model has, stays alone."""
-    return tensor if zeros is None or zeros.shape != tensor.shape else tensor + zeros
-
-
-def evaluate(
-    model: nnx.Module, loss_function: Callable[..., Array] | None, inputs: Inputs, trace: Trace, zeros: Mapping[str, Array], recorded: bool
-) -> tuple[Array, Array | None, dict[str, Array]]:
-    """Return output, the loss if there is a function for it, and if they are recorded all taps.
-
-    Args:
-        trace: makes of the tap that records the one that the model calls.
-        zeros: by tap; what has the gradient that the tap has, for it is added to it (:func:`add_zeros`).
-    """
-    taps: dict[str, Array] = OrderedDict()  # A dict would come back from JAX's transformations in alphabetical order.
-
-    def record(name: str, tensor: Array) -> Array:
-        tensor = add_zeros(tensor, zeros.get(name))
-        if recorded:
-            taps[name] = tensor
-        return tensor
-
-    tap = trace(model, inputs, record)
-    output = model(inputs, tap)
-    return output, None if loss_function is None else loss_function(model, output, inputs, tap), taps
+evaluate = evaluation()
 
 
 def differentiate(
-    graph: nnx.GraphDef, state: nnx.State, fixed: nnx.State, loss_function: Callable[..., Array], inputs: Inputs, part: str, trace: Trace, zeros: Mapping[str, Array], recorded: bool
+    run: Evaluate, model: nnx.Module, loss_function: Callable[..., Array], inputs: Mapping[str, Array], part: str, trace: Trace, zeros: Mapping[str, Array], recorded: bool
 ) -> Observation:
-    """Return what :func:`evaluate` computes, with the gradients of the loss (SPEC GRD-1 to GRD-5): by trained parameters, by given tensors, and by the taps that have ``zeros``."""
+    """Return what :func:`evaluate`, perhaps compiled, computes, with the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the taps that have ``zeros``."""
     given = {name: inputs[name] for name in differentiable_inputs(part)}
 
-    def loss_of(state: nnx.State, given: Inputs, zeros: Mapping[str, Array]) -> tuple[Array, tuple[Array, dict[str, Array]]]:
-        output, loss, taps = evaluate(nnx.merge(graph, state, fixed), loss_function, {**inputs, **given}, trace, zeros, recorded)
+    def loss_of(model: nnx.Module, given: Mapping[str, Array], zeros: Mapping[str, Array]) -> tuple[Array, tuple[Array, dict[str, Array]]]:
+        output, loss, taps = run(model, loss_function, {**inputs, **given}, trace, zeros, recorded)
         return loss, (output, taps)
 
-    (loss, (output, taps)), gradients = jax.value_and_grad(loss_of, argnums=(0, 1, 2), has_aux=True)(state, given, zeros)
-    return Observation(output, loss, taps, gradients)
+    by = (nnx.DiffState(0, nnx.Param), 1, 2)
+    (loss, (output, taps)), (of_model, of_inputs, of_taps) = nnx.value_and_grad(loss_of, argnums=by, has_aux=True)(model, given, zeros)
+    gradients = {".".join(map(str, path)): gradient[...] for path, gradient in nnx.to_flat_state(of_model)}
+    gradients |= {f"inputs.{name}": gradient for name, gradient in of_inputs.items()}
+    return Observation(output, loss, taps, gradients | {f"taps.{name}": gradient for name, gradient in of_taps.items() if name in taps})

@@ -1,18 +1,21 @@
 """The same classifier out of PaddlePaddle's own layers and fused kernels. Its parameters have the names of the explicit one's.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim.
-What no layer of the framework does is refused (:func:`inexpressible`); glue such as padding rows is the explicit one's.
+What no layer of the framework does is refused (:func:`unsupported_reasons`); glue such as padding rows is the explicit one's.
 """
 
-import numpy as np
+from typing import Any, ClassVar
+
 import paddle
 import paddle.nn.functional as F
 from paddle import Tensor, nn
 
 from concord.backends.interface import Implementation, Request
+from concord.backends.library import ATTENTION_ALONE, UNDELIVERED, LibraryLayers
 from concord.backends.paddle import layers as explicit
 from concord.backends.paddle import model
-from concord.backends.paddle.layers import Tap
+from concord.backends.paddle.layers import Tap, silent
+from concord.backends.paddle.scalars import scalar
 from concord.spec.config import EncoderConfig
 from concord.spec.masks import mask_constants
 
@@ -25,7 +28,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate=True)
 
 
-ACTIVATIONS = {"none": explicit.identity, "relu": F.relu, "gelu_erf": gelu_erf, "gelu_tanh": gelu_tanh}  # ATT-1, FFN-2
+ACTIVATIONS: dict[str, explicit.Step] = {"none": explicit.identity, "relu": F.relu, "gelu_erf": gelu_erf, "gelu_tanh": gelu_tanh}  # ATT-1, FFN-2
 
 
 class LayerNorm(nn.LayerNorm):
@@ -47,21 +50,21 @@ class Embeddings(explicit.Embeddings):
 class DotProductAttention(nn.Layer):
     """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
 
-    def __init__(self, config: EncoderConfig, name: str) -> None:
+    def __init__(self, config: EncoderConfig, scope: str) -> None:
         super().__init__()
         self.constants = mask_constants(config)  # MSK-6
-        self.name = name
+        self.scope = scope
         self.scale = config.head_dim**-0.5  # ATT-4: both ways, which differ in rounding alone
         self.assign = explicit.ASSIGNMENTS[config.mask_assignment]
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, tap: Tap) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None, query_mask: Tensor | None = None, tap: Tap = silent) -> Tensor:
         context = self.attend(q, k, v, None if key_mask is None else self.bias(q, key_mask))  # (B, Q, H, K)
-        return tap(f"{self.name}.context", paddle.flatten(context, start_axis=2))  # (B, Q, D)
+        return tap(f"{self.scope}.context", paddle.flatten(context, start_axis=2))  # (B, Q, D)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         # Static programs round a number to float32, beside float64 tensors too; hence not by the argument ``scale``.
-        q = q * explicit._scalar(self.scale, q)
-        options = {"dropout_p": 0.0, "is_causal": False, "training": False, "backend": None, "scale": 1.0, "enable_gqa": False}
+        q = q * scalar(self.scale, q)
+        options: dict[str, Any] = {"dropout_p": 0.0, "is_causal": False, "training": False, "backend": None, "scale": 1.0, "enable_gqa": False}
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, **options)
 
     def bias(self, q: Tensor, key_mask: Tensor) -> Tensor:
@@ -93,23 +96,23 @@ class EncoderLayer(explicit.EncoderLayer):
     feed_forward_class = FeedForward
 
 
-class Pieces:
+class LibraryPieces:
     """What an encoder is made of."""
 
-    layer_class = EncoderLayer
-    norm_class = LayerNorm
-    embeddings_class = Embeddings
+    layer_class: ClassVar[explicit.Make] = EncoderLayer
+    norm_class: ClassVar[explicit.Make] = LayerNorm
+    embeddings_class: ClassVar[explicit.Make] = Embeddings
 
 
-class EncoderStack(Pieces, model.EncoderStack):
+class EncoderStack(LibraryPieces, model.EncoderStack):
     """The encoder layers on given embeddings (part ``stack``): (B, T, D) to (B, T, D)."""
 
 
-class Encoder(Pieces, model.Encoder):
+class Encoder(LibraryPieces, model.Encoder):
     """Embeddings and encoder layers (part ``encoder``): (B, T) to (B, T, D)."""
 
 
-class TextClassifier(Pieces, model.TextClassifier):
+class TextClassifier(LibraryPieces, model.TextClassifier):
     """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-3): (B, T) to (B, C)."""
 
 
@@ -133,102 +136,19 @@ PARTS = {
     "dot_product": DotProductAlone,
 }
 
-ATTENTION_ALONE = ("attention", "dot_product")
+LAYERS = LibraryLayers(attention="F.scaled_dot_product_attention", norm="nn.LayerNorm", float32_scores=False)
 
-OF_ATTENTION = {
-    ("mask_fill", "replace"): "F.scaled_dot_product_attention only adds to scores (MSK-3)",
-    ("query_mask", "overwrite"): "F.scaled_dot_product_attention does not give its weights away (MSK-8)",
-}
-
-OF_NORMS = {
-    ("norm_epsilon_placement", "outside"): "nn.LayerNorm adds epsilon to the variance (NRM-3)",
-    ("norm_variance", "unbiased"): "nn.LayerNorm divides by D (NRM-4)",
-}
-
-UNDELIVERED = ("*attention.scores", "*attention.masked_scores", "*attention.weights")
-"""Patterns of the taps that stay inside the kernel."""
-
-
-DEVIATIONS = {kind: [{"name": "norm_epsilon_bits", "value": 24, "reason": "nn.LayerNorm holds epsilon as a float32"}] for kind in ("cpu", "cuda")}
+KNOWN_DEVIATIONS = {kind: [{"name": "norm_epsilon_bits", "value": 24, "reason": "nn.LayerNorm holds epsilon as a float32"}] for kind in ("cpu", "cuda")}
 
 LARGEST_EPSILON = 0.001
 
 
-def inexpressible(request: Request) -> list[str]:
+def unsupported_reasons(request: Request) -> list[str]:
     """Return what keeps a request from being computed by library layers, one line for each option; nothing if they can."""
-    options = OF_ATTENTION if request.part in ATTENTION_ALONE else {**OF_ATTENTION, **OF_NORMS}
-    found = [f"{option}={value!r}: {why}" for (option, value), why in options.items() if getattr(request.config, option) == value]
+    found = LAYERS.unsupported_reasons(request)
     if request.part not in ATTENTION_ALONE and request.config.norm_epsilon > LARGEST_EPSILON:
         found.append(f"norm_epsilon={request.config.norm_epsilon!r}: nn.LayerNorm takes none above {LARGEST_EPSILON} (NRM-2)")
     return found
 
 
-NAMES = {"relu": "relu", "gelu_erf": "gelu"}  # of functions of ``F``, which get no other argument
-
-
-class WholeLayer(nn.TransformerEncoderLayer):
-    """The framework's encoder layer (SPEC NRM-1, RES-1, ATT-1 to ATT-6, FFN-1): (B, T, D) to (B, T, D)."""
-
-    def __init__(self, config: EncoderConfig, name: str) -> None:
-        pre = config.norm_placement == "pre"
-        options = {"layer_norm_eps": config.norm_epsilon, "normalize_before": pre, "attn_dropout": 0.0, "act_dropout": 0.0, "bias_attr": True}
-        super().__init__(config.d_model, config.num_heads, config.d_ff, dropout=0.0, activation=NAMES[config.activation], **options)
-        self.constants = mask_constants(config)  # MSK-6
-        self.result = f"{name}.residual2" if pre else f"{name}.norm2"
-
-    def forward(self, x: Tensor, real: Tensor, tap: Tap) -> Tensor:
-        constant = self.constants[str(x.dtype).removeprefix("paddle.")]
-        visible = real[:, None, None, :]  # (B, 1, 1, S)
-        bias = explicit.add_to_masked(paddle.zeros(visible.shape, dtype=x.dtype), visible, constant)
-        return tap(self.result, super().forward(x, src_mask=bias, cache=None))
-
-
-class WholePieces:
-    """What an encoder is made of that has the framework's layers."""
-
-    layer_class = WholeLayer
-    norm_class = LayerNorm
-    embeddings_class = Embeddings
-
-
-class WholeStack(WholePieces, model.EncoderStack):
-    """The encoder layers on given embeddings (part ``stack``): (B, T, D) to (B, T, D)."""
-
-
-class WholeEncoder(WholePieces, model.Encoder):
-    """Embeddings and encoder layers (part ``encoder``): (B, T) to (B, T, D)."""
-
-
-class WholeClassifier(WholePieces, model.TextClassifier):
-    """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-3): (B, T) to (B, C)."""
-
-
-WHOLE_PARTS = {"model": WholeClassifier, "encoder": WholeEncoder, "stack": WholeStack}
-
-OF_LAYER = {
-    ("qkv_bias", False): "nn.TransformerEncoderLayer has biases everywhere or nowhere (ATT-1)",
-    ("qkv_activation", "relu"): "nn.TransformerEncoderLayer has none on query, key and value (ATT-1)",
-    ("output_projection", False): "nn.TransformerEncoderLayer always has one (ATT-6)",
-    ("norm_sharing", "shared"): "nn.TransformerEncoderLayer has two norms (NRM-5)",
-    ("mask_assignment", "batch_major"): "its mask is one for all heads of a sample (MSK-7)",
-}
-
-WHOLE_UNDELIVERED = ("layers.*.attention.*", "layers.*.feed_forward.*", "layers.*.norm?", "layers.*.residual?")
-"""Patterns of the taps that stay inside the framework's layer. Its result is delivered."""
-
-
-def whole_inexpressible(request: Request) -> list[str]:
-    """Return what keeps a request from being computed by the framework's encoder layer; nothing if it can be."""
-    found = inexpressible(request) + [f"{option}={value!r}: {why}" for (option, value), why in OF_LAYER.items() if getattr(request.config, option) == value]
-    if request.config.activation not in NAMES:
-        found.append(f"activation={request.config.activation!r}: nn.TransformerEncoderLayer takes the name of a function alone (FFN-2)")
-    scale = request.config.head_dim**-0.5
-    if (request.dtype, request.execution) == ("float64", "compiled") and scale != float(np.float32(scale)):
-        found.append("dtype='float64': compiled, nn.TransformerEncoderLayer rounds 1 / sqrt(K) to float32 (ATT-4)")
-    return found
-
-
-IMPLEMENTATIONS = {
-    "library": Implementation(PARTS, inexpressible, UNDELIVERED, DEVIATIONS),
-    "library:layer": Implementation(WHOLE_PARTS, whole_inexpressible, WHOLE_UNDELIVERED, DEVIATIONS),
-}
+IMPLEMENTATIONS = {"library": Implementation(PARTS, unsupported_reasons, UNDELIVERED, KNOWN_DEVIATIONS)}

@@ -3,8 +3,8 @@
 Shapes: B batch, T tokens, C classes, M rows, N columns.
 """
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import paddle
@@ -12,10 +12,10 @@ from paddle import Tensor, nn
 
 from concord.backends.bench import seconds_by_events
 from concord.backends.interface import LEARNING_RATE, Steps
-from concord.backends.paddle import weights
 from concord.backends.paddle.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
-from concord.backends.session import FrameworkSession, Observation
-from concord.spec.parameters import Weights
+from concord.backends.paddle.weights import trained
+from concord.backends.session import FrameworkSession
+from concord.backends.training import Evaluate, Observation
 
 
 def synchronize(computed: Tensor | None) -> None:
@@ -39,53 +39,54 @@ class Session(FrameworkSession):
 
     losses = (ClassificationLoss, CotangentLoss)
 
-    def start(self, model: nn.Layer) -> None:
-        """Take the model."""
-        self.model = model
+    def prepare(self) -> None:
+        """Do once what a framework needs before it compiles."""
         # Static programs overwrite tensors that they return, if allowed to compute in place.
         paddle.set_flags({"FLAGS_pir_apply_inplace_pass": False})
         # Every static program that ran stays in memory until this cache is cleared.
         paddle.base.core.clear_executor_cache()
 
-    def put(self, canonical: Weights) -> None:
-        """Copy canonical weights into the model."""
-        weights.load(self.model, self.request.config, canonical, self.request.part)
+    def traced(self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()) -> Callable[..., Any]:
+        """Return a step as it is: PaddlePaddle compiles what evaluates the model, when the first step runs."""
+        return function
 
-    @functools.cached_property
-    def optimizer(self) -> paddle.optimizer.Optimizer:
-        """Plain gradient descent."""
-        trained = [parameter for parameter in self.model.parameters() if not parameter.stop_gradient]
-        return paddle.optimizer.SGD(learning_rate=LEARNING_RATE, parameters=trained, weight_decay=None)
-
-    def evaluation(self) -> Callable[..., Any]:
+    def evaluation(self) -> Evaluate:
         """Return what evaluates the model, compiled if that is asked for."""
         return paddle.jit.to_static(evaluate, full_graph=True, backend=None) if self.compiled else evaluate
 
-    @functools.cached_property
-    def stepping(self) -> Callable[..., Any]:
+    @cached_property
+    def evaluating(self) -> Evaluate:
         """What evaluates the model in steps."""
         return self.evaluation()
 
-    def compile(self) -> None:
-        """Do nothing: PaddlePaddle compiles when the first step runs."""
+    @cached_property
+    def optimizer(self) -> paddle.optimizer.Optimizer:
+        """Plain gradient descent."""
+        return paddle.optimizer.SGD(learning_rate=LEARNING_RATE, parameters=list(trained(self.model).values()), weight_decay=None)
 
-    def forward(self) -> None:
-        """Start one forward pass: (B, T) to (B, C)."""
-        with self.context(), paddle.no_grad():
-            output, _, _ = self.stepping(self.model, None, self.inputs, self.trace, {}, False)
-        self.computed = {"logits": output}
+    def forget(self) -> None:
+        """Let go of what was compiled: PaddlePaddle keeps every static program that ran."""
+        paddle.base.core.clear_executor_cache()
 
-    def train_step(self) -> None:
-        """Start one training step: loss, gradients, and every trained parameter less its gradient times the learning rate."""
-        with self.context():
-            observed = differentiate(self.stepping, self.model, self.loss_function, self.inputs, self.request.part, self.trace, {}, False)
-            self.optimizer.step()
-        self.computed = {"loss": observed.loss}
+    def infer(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the logits (B, C)."""
+        with paddle.no_grad():
+            return self.evaluating(self.model, None, inputs, self.trace, {}, False)[0]
 
-    def observe(self, zeros: dict[str, Tensor]) -> Observation:
-        """Compute output, loss and every tap, and gradients if they are asked for (:meth:`concord.backends.session.FrameworkSession.observe`)."""
+    def differentiated(self, model: nn.Layer, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]) -> Observation:
+        """Return what a step of training needs (:meth:`concord.backends.session.FrameworkSession.differentiated`)."""
+        return differentiate(self.evaluating, model, self.loss_function, inputs, self.request.part, self.trace, zeros, bool(zeros))
+
+    def update(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the loss before an update by plain gradient descent."""
+        observed = self.differentiated(self.model, inputs, {})
+        self.optimizer.step()
+        return observed.loss
+
+    def observe(self, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]) -> Observation:
+        """Return output, loss and every tap, and gradients if they are asked for (:meth:`concord.backends.session.FrameworkSession.observe`)."""
         run = self.evaluation()
         if self.request.gradients:
-            return differentiate(run, self.model, self.loss_function, self.inputs, self.request.part, self.trace, zeros, True)
+            return differentiate(run, self.model, self.loss_function, inputs, self.request.part, self.trace, zeros, True)
         with paddle.no_grad():
-            return Observation(*run(self.model, self.loss_function, self.inputs, self.trace, {}, True), {})
+            return Observation(*run(self.model, self.loss_function, inputs, self.trace, {}, True), {})

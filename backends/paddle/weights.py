@@ -1,79 +1,38 @@
-"""Canonical weights in and out: native names and layouts.
-
-Canonical linear weights are (in, out); PaddlePaddle keeps them as (in, out) too.
-"""
-
-import functools
+"""Canonical weights in and out: native names and layouts."""
 
 import numpy as np
 import paddle
 from paddle import Tensor, nn
 
-from concord.spec.config import EncoderConfig
-from concord.spec.parameters import Weights, parameters
-
-NATIVE_LEAVES = {"table": "weight", "positions": "weight", "kernel": "weight", "bias": "bias", "gain": "weight", "offset": "bias"}
+from concord.backends.paddle import encoder_layer
+from concord.backends.weights import FrameworkWeights
 
 
-def native_name(name: str, kind: str) -> str:
-    """Return the name of a parameter in the model: the path is canonical, the last word the framework's."""
-    return f"{name.rpartition('.')[0]}.{NATIVE_LEAVES[kind]}"
-
-
-def to_native(array: np.ndarray, kind: str) -> np.ndarray:
-    """Return a canonical array in the native layout."""
-    return array
-
-
-def to_canonical(array: np.ndarray, kind: str) -> np.ndarray:
-    """Return a native array in the canonical layout."""
-    return array
-
-
-LAYER_NAMES = {
-    ".self_attn.q_proj.": ".attention.query.",
-    ".self_attn.k_proj.": ".attention.key.",
-    ".self_attn.v_proj.": ".attention.value.",
-    ".self_attn.out_proj.": ".attention.output.",
-    ".linear1.": ".feed_forward.inner.",
-    ".linear2.": ".feed_forward.outer.",
-}
-
-
-def explicit_names(named: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors by native name, those of the framework's encoder layer by the names that the explicit one has."""
-    found = {}
-    for name, tensor in named.items():
-        found[functools.reduce(lambda path, names: path.replace(*names), LAYER_NAMES.items(), name)] = tensor
-    return found
-
-
-def load(model: nn.Layer, config: EncoderConfig, weights: Weights, part: str) -> None:
-    """Copy canonical weights into a model, rounding each to the model's dtype once (SPEC PRC-2, WGT-4)."""
-    named = explicit_names(dict(model.named_parameters()))
-    with paddle.no_grad():
-        for name, parameter in parameters(config, part).items():
-            array = to_native(weights[name], parameter.kind)
-            native = named[native_name(name, parameter.kind)]
-            native.set_value(paddle.to_tensor(np.ascontiguousarray(array), place=native.place).astype(native.dtype))
-
-
-def tensors_of(model: nn.Layer) -> dict[str, Tensor]:
+def named(model: nn.Layer) -> dict[str, Tensor]:
     """Return the parameters of a model by native name."""
     return dict(model.named_parameters())
 
 
-def export(named: dict[str, Tensor], config: EncoderConfig, part: str) -> dict[str, np.ndarray]:
-    """Return tensors that bear native names, a model's parameters or their gradients, as canonical arrays."""
-    found, named = {}, explicit_names(named)
-    for name, parameter in parameters(config, part).items():
-        native = native_name(name, parameter.kind)
-        if native in named:
-            found[name] = np.ascontiguousarray(to_canonical(to_numpy(named[native]), parameter.kind))
-    return found
+def trained(model: nn.Layer) -> dict[str, Tensor]:
+    """Return those that a gradient is taken by."""
+    return {name: parameter for name, parameter in named(model).items() if not parameter.stop_gradient}
 
 
-def to_numpy(tensor: Tensor) -> np.ndarray:
-    """Return a tensor as an array; the half precisions come as float32, exactly."""
-    tensor = tensor.detach().cpu()
-    return (tensor.astype(paddle.float32) if tensor.dtype in (paddle.bfloat16, paddle.float16) else tensor).numpy()
+class NativeWeights(FrameworkWeights):
+    """PaddlePaddle's: a linear weight is (in, out) (:class:`concord.backends.weights.FrameworkWeights`)."""
+
+    leaves = {"table": "weight", "positions": "weight", "kernel": "weight", "bias": "bias", "gain": "weight", "offset": "bias"}
+    transposed = False
+    named = staticmethod(named)
+    trained = staticmethod(trained)
+    explicit_names = staticmethod(encoder_layer.explicit_names)
+
+    def assign(self, parameter: Tensor, array: np.ndarray) -> None:
+        """Copy an array of the native layout into a parameter, rounding to its dtype once."""
+        with paddle.no_grad():
+            parameter.set_value(paddle.to_tensor(array, place=parameter.place).astype(parameter.dtype))
+
+    def to_numpy(self, tensor: Tensor) -> np.ndarray:
+        """Return a tensor as an array; the half precisions come as float32, exactly."""
+        tensor = tensor.detach().cpu()
+        return (tensor.astype(paddle.float32) if tensor.dtype in (paddle.bfloat16, paddle.float16) else tensor).numpy()

@@ -1,7 +1,7 @@
 """The TensorFlow backend: NumPy in and out, devices, dtypes."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,45 +11,53 @@ import tensorflow as tf
 
 from concord.backends.adapter import FrameworkAdapter
 from concord.backends.interface import Implementation, Request, Unsupported
-from concord.backends.tf import library, packing, switches, weights
+from concord.backends.tf import library, unpad
 from concord.backends.tf.model import PARTS
+from concord.backends.tf.optimizers import optimizer
 from concord.backends.tf.session import Session, multiply, synchronize, timed
+from concord.backends.tf.switches import Switches
+from concord.backends.tf.weights import NativeWeights
 
 DTYPES = {"float64": tf.float64, "float32": tf.float32, "bfloat16": tf.bfloat16, "float16": tf.float16}
 
 # BiasAddGrad adds up in bfloat16 from term to term, on the CPU; in float16 it accumulates in float32.
-DEVIATIONS: dict[str, list[dict[str, Any]]] = {
+KNOWN_DEVIATIONS: dict[str, list[dict[str, Any]]] = {
     "cpu": [{"name": "narrow_bias_gradients", "value": 1, "reason": "BiasAddGrad on the CPU adds up in bfloat16 from term to term"}],
     "cuda": [],
 }
 
-IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS, **packing.IMPLEMENTATIONS}
+IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS, **unpad.IMPLEMENTATIONS}
 
 
 class Adapter(FrameworkAdapter):
     """The backend (:class:`concord.backends.interface.Backend`)."""
 
     name = "tf"
+    version = f"{tf.__version__} (keras {keras.__version__})"
+    dtypes = {kind: list(DTYPES) for kind in ("cpu", "cuda")}
+    thread_switches = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
     implementations = IMPLEMENTATIONS
-    deviations = DEVIATIONS
-    switches = switches
-    weights = weights
+    known_deviations = KNOWN_DEVIATIONS
+    switches = Switches()
+    weights = NativeWeights()
     session_type = Session
+    optimizer = staticmethod(optimizer)
     multiply = staticmethod(multiply)
     synchronize = staticmethod(synchronize)
     timed = staticmethod(timed)
 
-    def environment(self) -> dict[str, Any]:
-        """Return version, devices, dtypes and threads."""
-        controls = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
-        return {
-            "version": f"{tf.__version__} (keras {keras.__version__})",
-            "devices": ["cpu", *(f"cuda:{i}" for i in range(len(tf.config.list_physical_devices("GPU"))))],
-            "dtypes": {device: list(DTYPES) for device in ("cpu", "cuda")},
-            # TensorFlow says 0 where nothing was set from Python: then the environment decides, or the number of cores.
-            "threads": tf.config.threading.get_intra_op_parallelism_threads() or int(os.environ.get(controls[0]) or os.cpu_count() or 1),
-            "thread_switches": {name: os.environ.get(name) for name in controls},
-        }
+    def cuda_devices(self) -> int:
+        """Return the number of CUDA devices that the framework sees."""
+        return len(tf.config.list_physical_devices("GPU"))
+
+    def threads(self) -> int:
+        """Return the number of threads that the framework computes with on the CPU."""
+        # TensorFlow says 0 where nothing was set from Python: then the environment decides, or the number of cores.
+        return tf.config.threading.get_intra_op_parallelism_threads() or int(os.environ.get("TF_NUM_INTRAOP_THREADS") or os.cpu_count() or 1)
+
+    def place(self, kind: str, index: int) -> str:
+        """Return the framework's device: ``"cpu"``, or ``"cuda"`` of that number."""
+        return f"/GPU:{index}" if kind == "cuda" else "/CPU:0"
 
     @contextmanager
     def within(self, request: Request) -> Iterator[None]:
@@ -57,15 +65,17 @@ class Adapter(FrameworkAdapter):
         with tf.device(self.device(request.device)), _refusing_missing_kernels(request.dtype):
             yield
 
-    def build(self, request: Request, device: str) -> keras.layers.Layer:
-        """Return the part of the model with the weights loaded."""
-        # Errors in the words of TensorFlow; Keras would wrap them.
-        keras.config.disable_traceback_filtering()
-        keras.config.set_dtype_policy(request.dtype)
-        with tf.device(device):
-            model = self.implementation(request).parts[request.part](request.config)
-            weights.load(model, request.config, request.weights, request.part)
+    def construct(self, part: Callable[..., keras.Model], request: Request, device: str) -> keras.Model:
+        """Return a part of the model in the dtype of a request, on a device, for weights to be loaded into it."""
+        keras.config.disable_traceback_filtering()  # errors in the words of TensorFlow; Keras would wrap them
+        model = part(request.config, dtype=request.dtype)
+        model.build()
         return model
+
+    def tensor(self, array: np.ndarray, dtype: str, device: str) -> tf.Tensor:
+        """Return an input as a tensor: numbers in the precision of the run, ids as int64, masks as bool."""
+        with tf.device(device):
+            return tf.constant(array, dtype=DTYPES[dtype] if np.issubdtype(array.dtype, np.floating) else array.dtype)
 
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
         """Return the largest number of bytes held on a device (:meth:`concord.backends.interface.Measurable.peak_memory`)."""
@@ -73,22 +83,6 @@ class Adapter(FrameworkAdapter):
         if reset:
             tf.config.experimental.reset_memory_stats(place)
         return int(tf.config.experimental.get_memory_info(place)["peak"])
-
-    def device(self, name: str) -> str:
-        """Return the device of that name.
-
-        Raises:
-            Unsupported: if this machine has none.
-        """
-        count = len(tf.config.list_physical_devices("GPU"))
-        if name.startswith("cuda") and int(name.partition(":")[2] or 0) >= count:
-            raise Unsupported(f"tensorflow {tf.__version__} sees {count} CUDA devices; {name!r} is not among them")
-        return f"/GPU:{name.partition(':')[2] or 0}" if name.startswith("cuda") else "/CPU:0"
-
-    def tensor(self, array: np.ndarray, dtype: str, device: str) -> tf.Tensor:
-        """Return an input as a tensor: numbers in the precision of the run, ids as int64, masks as bool."""
-        with tf.device(device):
-            return tf.constant(array, dtype=DTYPES[dtype] if np.issubdtype(array.dtype, np.floating) else array.dtype)
 
 
 _NO_KERNEL = ("not find device for node", "in the list of allowed values", "in list of allowed values", "unsupported operations")

@@ -8,17 +8,21 @@ class attributes, where :mod:`concord.backends.tf.library` puts the framework's 
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any, ClassVar
 
 import tensorflow as tf
 from keras import layers
+from keras.ops import shape
 from tensorflow import Tensor
 
+from concord.backends.tf.base import Layer, Linear
 from concord.spec.config import EncoderConfig
 from concord.spec.masks import mask_constants
 
-# Layers are built when they are constructed, and say so: Keras would trace ``call``, taps and all, to find out.
 # Keras takes only tensors by position, so ``tap`` is given by name; so are masks, for it fills in absent ones by name.
+Step = Callable[[Tensor], Tensor]
 Tap = Callable[[str, Tensor], Tensor]
+Make = Callable[..., layers.Layer]
 
 
 def silent(name: str, tensor: Tensor) -> Tensor:
@@ -40,7 +44,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return 0.5 * x * (1.0 + tf.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
-ACTIVATIONS = {"none": identity, "relu": tf.nn.relu, "gelu_erf": gelu_erf, "gelu_tanh": gelu_tanh}  # ATT-1, FFN-2
+ACTIVATIONS: dict[str, Step] = {"none": identity, "relu": tf.nn.relu, "gelu_erf": gelu_erf, "gelu_tanh": gelu_tanh}  # ATT-1, FFN-2
 
 
 def epsilon_inside(variance: Tensor, epsilon: float) -> Tensor:
@@ -51,7 +55,7 @@ def epsilon_outside(variance: Tensor, epsilon: float) -> Tensor:
     return tf.sqrt(variance) + epsilon
 
 
-DEVIATIONS = {"inside": epsilon_inside, "outside": epsilon_outside}  # NRM-3
+DENOMINATORS = {"inside": epsilon_inside, "outside": epsilon_outside}  # NRM-3
 
 
 def replace_masked(scores: Tensor, visible: Tensor, constant: float) -> Tensor:
@@ -71,7 +75,7 @@ def mask_per_sample(mask: Tensor, heads: int) -> Tensor:
 
 def mask_batch_major(mask: Tensor, heads: int) -> Tensor:
     # The published mistake: heads are stacked before samples, masks are repeated sample by sample.
-    batch = mask.shape[0]
+    batch = shape(mask)[0]
     slot = tf.range(heads, dtype=tf.int64)[None, :] * batch + tf.range(batch, dtype=tf.int64)[:, None]  # (B, H)
     return tf.gather(mask, slot // heads, axis=0)  # (B, H, 1 or Q, S)
 
@@ -91,69 +95,83 @@ def head_by_head(step: Callable[..., Tensor], *tensors: tuple[Tensor, int], axis
 HEADS = {"batched": all_heads, "looped": head_by_head}  # ATT-7: a step, tensors each with the axis of heads, that of the result
 
 
-class LayerNorm(layers.Layer):
+def pre_norm(x: Tensor, sublayer: Step, norm: Step, tap: Tap, scope: str, number: int) -> Tensor:
+    normed = tap(f"{scope}.norm{number}", norm(x))
+    return tap(f"{scope}.residual{number}", x + sublayer(normed))
+
+
+def post_norm(x: Tensor, sublayer: Step, norm: Step, tap: Tap, scope: str, number: int) -> Tensor:
+    total = tap(f"{scope}.residual{number}", x + sublayer(x))
+    return tap(f"{scope}.norm{number}", norm(total))
+
+
+PLACEMENTS = {"pre": pre_norm, "post": post_norm}  # NRM-1
+
+
+class LayerNorm(Layer):
     """Layer norm over D in every published form (SPEC NRM-2 to NRM-4): (B, T, D) to (B, T, D)."""
 
-    def __init__(self, config: EncoderConfig, name: str) -> None:
-        super().__init__(name=name)
-        self.weight = self.add_weight(name="gamma", shape=(config.d_model,), initializer="ones", trainable=True)
-        self.bias = self.add_weight(name="beta", shape=(config.d_model,), initializer="zeros", trainable=True)
+    def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.width = config.d_model
         self.epsilon = config.norm_epsilon
         self.count = config.d_model - (1 if config.norm_variance == "unbiased" else 0)
-        self.deviation = DEVIATIONS[config.norm_epsilon_placement]
-        self.built = True
+        self.denominator = DENOMINATORS[config.norm_epsilon_placement]
+
+    def build(self, input_shape: Any = None) -> None:
+        self.weight = self.add_weight(name="gamma", shape=(self.width,), initializer="ones")
+        self.bias = self.add_weight(name="beta", shape=(self.width,), initializer="zeros")
 
     def call(self, x: Tensor) -> Tensor:
         centered = x - tf.reduce_mean(x, axis=-1, keepdims=True)
         variance = tf.reduce_sum(centered * centered, axis=-1, keepdims=True) / self.count  # (B, T, 1)
-        return centered / self.deviation(variance, self.epsilon) * self.weight.value + self.bias.value
+        return centered / self.denominator(variance, self.epsilon) * self.weight.value + self.bias.value
 
 
-class Embeddings(layers.Layer):
+class Embeddings(Layer):
     """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5, POS-6): (B, T) to (B, T, D)."""
 
-    norm_class = LayerNorm
+    norm_class: ClassVar[Make] = LayerNorm
 
-    def __init__(self, config: EncoderConfig, name: str) -> None:
-        super().__init__(name=name)
-        width, segments = config.d_model, config.num_segments
-        self.token = layers.Embedding(config.vocab_size, width, mask_zero=False, name=f"{name}.token")
-        self.position = layers.Embedding(config.max_positions, width, mask_zero=False, name=f"{name}.position")
+    def __init__(self, config: EncoderConfig, scope: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.scope = scope
+        self.token = layers.Embedding(config.vocab_size, config.d_model, mask_zero=False, **self.sub("token"))
+        self.position = layers.Embedding(config.max_positions, config.d_model, mask_zero=False, **self.sub("position"))
         self.position.trainable = config.positions == "learned"
-        self.segment = layers.Embedding(segments, width, mask_zero=False, name=f"{name}.segment") if segments else None
-        for table in filter(None, (self.token, self.position, self.segment)):
-            table.build()
-        self.norm = self.norm_class(config, f"{name}.norm") if config.embedding_norm else None
+        self.segment = layers.Embedding(config.num_segments, config.d_model, mask_zero=False, **self.sub("segment")) if config.num_segments else None
+        self.norm = self.norm_class(config, **self.sub("norm")) if config.embedding_norm else None
         self.scale = math.sqrt(config.d_model) if config.embedding_scale == "sqrt_d_model" else None
         self.token_padding_row = config.token_padding_row
-        self.zero_padding = config.token_padding_forward == "zero"
+        self.zeroed_row = config.token_padding_row if config.token_padding_forward == "zero" else None
         self.segment_padding_row = config.segment_padding_row
         self.position_start = config.position_start
         self.zero_row_for_padding = config.position_of_padding == "zero_row"
-        self.built = True
 
-    def call(self, input_ids: Tensor, segment_ids: Tensor | None, real: Tensor, tap: Tap) -> Tensor:
-        token = tap(f"{self.name}.token", self.embed_tokens(input_ids))
-        position = tap(f"{self.name}.position", self.look_up(self.position, self.position_ids(real)))
+    def call(self, input_ids: Tensor, segment_ids: Tensor | None, real: Tensor, tap: Tap = silent) -> Tensor:
+        token = tap(f"{self.scope}.token", self.embed_tokens(input_ids))
+        position = tap(f"{self.scope}.position", self.look_up(self.position, self.position_ids(real)))
         total = token + position
         if self.segment is not None:
+            if segment_ids is None:
+                raise ValueError("segment_ids are missing but this model has a table of segments [clause=EMB-5]")
             segment = freeze_row(self.look_up(self.segment, segment_ids), segment_ids, self.segment_padding_row)
-            total = total + tap(f"{self.name}.segment", segment)
-        total = tap(f"{self.name}.sum", total)
-        return total if self.norm is None else tap(f"{self.name}.norm", self.norm(total))
+            total = total + tap(f"{self.scope}.segment", segment)
+        total = tap(f"{self.scope}.sum", total)
+        return total if self.norm is None else tap(f"{self.scope}.norm", self.norm(total))
 
     def embed_tokens(self, input_ids: Tensor) -> Tensor:
         token = freeze_row(self.look_up(self.token, input_ids), input_ids, self.token_padding_row)
-        if self.zero_padding:
-            token = tf.where((input_ids == self.token_padding_row)[..., None], tf.zeros_like(token), token)
+        if self.zeroed_row is not None:
+            token = tf.where((input_ids == self.zeroed_row)[..., None], tf.zeros_like(token), token)
         return token if self.scale is None else token * self.scale
 
     def look_up(self, table: layers.Embedding, ids: Tensor) -> Tensor:
         return tf.gather(table.embeddings.value, ids, axis=0)
 
     def position_ids(self, real: Tensor) -> Tensor:
-        numbers = tf.range(real.shape[1], dtype=tf.int64) + self.position_start  # (T,)
-        numbers = tf.broadcast_to(numbers, real.shape)  # (B, T)
+        numbers = tf.range(shape(real)[1], dtype=tf.int64) + self.position_start  # (T,)
+        numbers = tf.broadcast_to(numbers, shape(real))  # (B, T)
         return tf.where(real, numbers, tf.zeros_like(numbers)) if self.zero_row_for_padding else numbers
 
 
@@ -162,32 +180,32 @@ def freeze_row(vectors: Tensor, ids: Tensor, row: int | None) -> Tensor:
     return vectors if row is None else tf.where((ids == row)[..., None], tf.stop_gradient(vectors), vectors)
 
 
-class DotProductAttention(layers.Layer):
+class DotProductAttention(Layer):
     """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-8): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
 
-    def __init__(self, config: EncoderConfig, name: str) -> None:
-        super().__init__(name=name)
+    def __init__(self, config: EncoderConfig, scope: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.constants = mask_constants(config)  # MSK-6
+        self.scope = scope
         self.each_head = HEADS[config.head_computation]
         self.scale_query = config.head_dim**-0.5 if config.score_scale == "multiply_query" else None
         self.divide_scores = math.sqrt(config.head_dim) if config.score_scale == "divide_scores" else None
         self.assign = ASSIGNMENTS[config.mask_assignment]
         self.fill = FILLS[config.mask_fill]
         self.overwrite_queries = config.query_mask == "overwrite"
-        self.built = True
 
-    def call(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, tap: Tap) -> Tensor:
+    def call(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None, query_mask: Tensor | None = None, tap: Tap = silent) -> Tensor:
         constant = self.constants[q.dtype.name]
-        scores = tap(f"{self.name}.scores", self.each_head(self.score, (q, 2), (k, 2), axis=1))  # (B, H, Q, S)
+        scores = tap(f"{self.scope}.scores", self.each_head(self.score, (q, 2), (k, 2), axis=1))  # (B, H, Q, S)
         if key_mask is not None:
             mask = partial(self.mask, key_mask=key_mask, constant=constant)
-            scores = tap(f"{self.name}.masked_scores", self.each_head(mask, (scores, 1), axis=1))
-        weights = tap(f"{self.name}.weights", self.each_head(partial(tf.nn.softmax, axis=-1), (scores, 1), axis=1))
+            scores = tap(f"{self.scope}.masked_scores", self.each_head(mask, (scores, 1), axis=1))
+        weights = tap(f"{self.scope}.weights", self.each_head(partial(tf.nn.softmax, axis=-1), (scores, 1), axis=1))
         if self.overwrite_queries and query_mask is not None:
             overwrite = partial(replace_masked, visible=query_mask[:, None, :, None], constant=constant)
-            weights = tap(f"{self.name}.masked_weights", self.each_head(overwrite, (weights, 1), axis=1))
+            weights = tap(f"{self.scope}.masked_weights", self.each_head(overwrite, (weights, 1), axis=1))
         context = self.each_head(self.combine, (weights, 1), (v, 2), axis=2)  # (B, Q, H, K)
-        return tap(f"{self.name}.context", tf.reshape(context, (*context.shape[:2], -1)))  # (B, Q, D)
+        return tap(f"{self.scope}.context", tf.reshape(context, (*shape(context)[:2], -1)))  # (B, Q, D)
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         q = q if self.scale_query is None else q * self.scale_query
@@ -202,87 +220,78 @@ class DotProductAttention(layers.Layer):
         return tf.einsum("bhqs,bshk->bqhk", weights, v)
 
 
-class MultiHeadAttention(layers.Layer):
+class MultiHeadAttention(Layer):
     """Multi-head attention (SPEC ATT-1 to ATT-7): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
 
-    activations = ACTIVATIONS
-    dot_product_class = DotProductAttention
+    activations: ClassVar[dict[str, Step]] = ACTIVATIONS
+    dot_product_class: ClassVar[Make] = DotProductAttention
 
-    def __init__(self, config: EncoderConfig, name: str) -> None:
-        super().__init__(name=name)
+    def __init__(self, config: EncoderConfig, scope: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.scope = scope
         self.heads = (config.num_heads, config.head_dim)
-        width = config.d_model
-        self.query = layers.Dense(width, activation=None, use_bias=config.qkv_bias, name=f"{name}.query")
-        self.key = layers.Dense(width, activation=None, use_bias=config.qkv_bias, name=f"{name}.key")
-        self.value = layers.Dense(width, activation=None, use_bias=config.qkv_bias, name=f"{name}.value")
+        self.query = Linear(config.d_model, config.d_model, use_bias=config.qkv_bias, **self.sub("query"))
+        self.key = Linear(config.d_model, config.d_model, use_bias=config.qkv_bias, **self.sub("key"))
+        self.value = Linear(config.d_model, config.d_model, use_bias=config.qkv_bias, **self.sub("value"))
         self.activation = self.activations[config.qkv_activation]
-        self.dot_product = self.dot_product_class(config, name)
+        self.dot_product = self.dot_product_class(config, scope, **self.sub("dot_product"))
         # Not ``self.output``: every Keras layer has a property of that name.
-        self.projection = layers.Dense(width, activation=None, use_bias=True, name=f"{name}.output") if config.output_projection else None
-        for linear in filter(None, (self.query, self.key, self.value, self.projection)):
-            linear.build((None, width))
-        self.built = True
+        self.projection = Linear(config.d_model, config.d_model, use_bias=True, **self.sub("output")) if config.output_projection else None
 
-    def call(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, tap: Tap) -> Tensor:
-        q = tap(f"{self.name}.query", self.split_heads(self.activation(self.query(query))))
-        k = tap(f"{self.name}.key", self.split_heads(self.activation(self.key(key))))
-        v = tap(f"{self.name}.value", self.split_heads(self.activation(self.value(value))))
+    def call(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None = None, query_mask: Tensor | None = None, tap: Tap = silent) -> Tensor:
+        q = tap(f"{self.scope}.query", self.split_heads(self.activation(self.query(query))))
+        k = tap(f"{self.scope}.key", self.split_heads(self.activation(self.key(key))))
+        v = tap(f"{self.scope}.value", self.split_heads(self.activation(self.value(value))))
         context = self.dot_product(q, k, v, key_mask=key_mask, query_mask=query_mask, tap=tap)
-        return context if self.projection is None else tap(f"{self.name}.output", self.projection(context))
+        return context if self.projection is None else tap(f"{self.scope}.output", self.projection(context))
 
     def split_heads(self, x: Tensor) -> Tensor:
-        return tf.reshape(x, (*x.shape[:2], *self.heads))  # (B, T, H, K)
+        return tf.reshape(x, (*shape(x)[:2], *self.heads))  # (B, T, H, K)
 
 
-class FeedForward(layers.Layer):
+class FeedForward(Layer):
     """Two linear layers with an activation between them (SPEC FFN-1, FFN-2): (B, T, D) to (B, T, D)."""
 
-    activations = ACTIVATIONS
+    activations: ClassVar[dict[str, Step]] = ACTIVATIONS
 
-    def __init__(self, config: EncoderConfig, name: str) -> None:
-        super().__init__(name=name)
-        self.inner = layers.Dense(config.d_ff, activation=None, use_bias=True, name=f"{name}.inner")
-        self.inner.build((None, config.d_model))
-        self.outer = layers.Dense(config.d_model, activation=None, use_bias=True, name=f"{name}.outer")
-        self.outer.build((None, config.d_ff))
+    def __init__(self, config: EncoderConfig, scope: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.scope = scope
+        self.inner = Linear(config.d_model, config.d_ff, use_bias=True, **self.sub("inner"))
+        self.outer = Linear(config.d_ff, config.d_model, use_bias=True, **self.sub("outer"))
         self.activation = self.activations[config.activation]
-        self.built = True
 
-    def call(self, x: Tensor, tap: Tap) -> Tensor:
-        inner = tap(f"{self.name}.inner", self.inner(x))  # (B, T, F)
-        active = tap(f"{self.name}.activation", self.activation(inner))
-        return tap(f"{self.name}.outer", self.outer(active))
+    def call(self, x: Tensor, tap: Tap = silent) -> Tensor:
+        inner = tap(f"{self.scope}.inner", self.inner(x))  # (B, T, F)
+        active = tap(f"{self.scope}.activation", self.activation(inner))
+        return tap(f"{self.scope}.outer", self.outer(active))
 
 
-class EncoderLayer(layers.Layer):
+class EncoderLayer(Layer):
     """Self-attention and feed-forward, each with residual and norm (SPEC NRM-1, NRM-5, RES-1): (B, T, D) to (B, T, D)."""
 
-    norm_class = LayerNorm
-    attention_class = MultiHeadAttention
-    feed_forward_class = FeedForward
+    norm_class: ClassVar[Make] = LayerNorm
+    attention_class: ClassVar[Make] = MultiHeadAttention
+    feed_forward_class: ClassVar[Make] = FeedForward
 
-    def __init__(self, config: EncoderConfig, name: str) -> None:
-        super().__init__(name=name)
-        self.attention = self.attention_class(config, f"{name}.attention")
-        self.feed_forward = self.feed_forward_class(config, f"{name}.feed_forward")
-        if config.norm_sharing == "shared":
-            self.norm = self.norm_class(config, f"{name}.norm")
-            self.norm_names = ("norm", "norm")
-        else:
-            self.norm1 = self.norm_class(config, f"{name}.norm1")
-            self.norm2 = self.norm_class(config, f"{name}.norm2")
-            self.norm_names = ("norm1", "norm2")
-        self.sublayer = self.pre_norm if config.norm_placement == "pre" else self.post_norm
-        self.built = True
+    def __init__(self, config: EncoderConfig, scope: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.scope = scope
+        self.attention = self.attention_class(config, f"{scope}.attention", **self.sub("attention"))
+        self.feed_forward = self.feed_forward_class(config, f"{scope}.feed_forward", **self.sub("feed_forward"))
+        shared = config.norm_sharing == "shared"
+        self.norm = self.norm_class(config, **self.sub("norm")) if shared else None
+        self.norm1 = None if shared else self.norm_class(config, **self.sub("norm1"))
+        self.norm2 = None if shared else self.norm_class(config, **self.sub("norm2"))
+        self.place_norm = PLACEMENTS[config.norm_placement]
 
-    def call(self, x: Tensor, real: Tensor, tap: Tap) -> Tensor:
-        x = self.sublayer(1, x, lambda h: self.attention(h, h, h, key_mask=real, query_mask=real, tap=tap), tap)
-        return self.sublayer(2, x, lambda h: self.feed_forward(h, tap=tap), tap)
+    @property
+    def norms(self) -> tuple[Step, Step]:
+        """The norms of the two sublayers (SPEC NRM-5)."""
+        norms = [norm for norm in (self.norm, self.norm1, self.norm2) if norm is not None]
+        return norms[0], norms[-1]
 
-    def pre_norm(self, number: int, x: Tensor, function: Callable[[Tensor], Tensor], tap: Tap) -> Tensor:
-        normed = tap(f"{self.name}.norm{number}", getattr(self, self.norm_names[number - 1])(x))
-        return tap(f"{self.name}.residual{number}", x + function(normed))
-
-    def post_norm(self, number: int, x: Tensor, function: Callable[[Tensor], Tensor], tap: Tap) -> Tensor:
-        total = tap(f"{self.name}.residual{number}", x + function(x))
-        return tap(f"{self.name}.norm{number}", getattr(self, self.norm_names[number - 1])(total))
+    def call(self, x: Tensor, real: Tensor, tap: Tap = silent) -> Tensor:
+        first, second = self.norms
+        x = self.place_norm(x, lambda h: self.attention(h, h, h, key_mask=real, query_mask=real, tap=tap), first, tap, self.scope, 1)
+        return self.place_norm(x, lambda h: self.feed_forward(h, tap=tap), second, tap, self.scope, 2)

@@ -1,20 +1,25 @@
 """The same classifier out of Keras's own layers and fused kernels. Its parameters have the names of the explicit one's.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim.
-What no layer of the framework does is refused (:func:`inexpressible`); glue such as padding rows is the explicit one's.
+What no layer of the framework does is refused (:func:`unsupported_reasons`); glue such as padding rows is the explicit one's.
 """
+
+from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
 from keras import layers
+from keras.ops import shape
 from tensorflow import Tensor
 
 from concord.backends.interface import Implementation, Request
+from concord.backends.library import UNDELIVERED, LibraryLayers
 from concord.backends.tf import layers as explicit
 from concord.backends.tf import model
-from concord.backends.tf.layers import Tap
+from concord.backends.tf.base import Layer
+from concord.backends.tf.layers import Tap, silent
 from concord.spec.config import EncoderConfig
-from concord.spec.masks import mask_constants, sees_nothing
+from concord.spec.masks import mask_constants
 
 
 def gelu_erf(x: Tensor) -> Tensor:
@@ -25,16 +30,19 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return keras.activations.gelu(x, approximate=True)
 
 
-ACTIVATIONS = {"none": explicit.identity, "relu": keras.ops.relu, "gelu_erf": gelu_erf, "gelu_tanh": gelu_tanh}  # ATT-1, FFN-2
+ACTIVATIONS: dict[str, explicit.Step] = {"none": explicit.identity, "relu": keras.ops.relu, "gelu_erf": gelu_erf, "gelu_tanh": gelu_tanh}  # ATT-1, FFN-2
 
 
 class LayerNorm(layers.LayerNormalization):
     """Layer norm over D with the biased variance and epsilon inside (SPEC NRM-2): (B, T, D) to (B, T, D)."""
 
-    def __init__(self, config: EncoderConfig, name: str) -> None:
+    def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         start = {"gamma_initializer": "ones", "beta_initializer": "zeros"}
-        super().__init__(axis=-1, epsilon=config.norm_epsilon, center=True, scale=True, **start, name=name)
-        self.build((None, config.d_model))
+        super().__init__(axis=-1, epsilon=config.norm_epsilon, center=True, scale=True, **start, **kwargs)
+        self.width = config.d_model
+
+    def build(self, input_shape: Any = None) -> None:
+        super().build((None, self.width))
 
 
 class Embeddings(explicit.Embeddings):
@@ -46,24 +54,24 @@ class Embeddings(explicit.Embeddings):
         return table(ids)
 
 
-class DotProductAttention(layers.Layer):
+class DotProductAttention(Layer):
     """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
 
-    def __init__(self, config: EncoderConfig, name: str) -> None:
-        super().__init__(name=name)
+    def __init__(self, config: EncoderConfig, scope: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.constants = mask_constants(config)  # MSK-6
+        self.scope = scope
         self.scale = config.head_dim**-0.5  # ATT-4: both ways, which differ in rounding alone
         self.assign = explicit.ASSIGNMENTS[config.mask_assignment]
-        self.built = True
 
-    def call(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, tap: Tap) -> Tensor:
+    def call(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None, query_mask: Tensor | None = None, tap: Tap = silent) -> Tensor:
         context = self.attend(q, k, v, None if key_mask is None else self.bias(q, key_mask))  # (B, Q, H, K)
-        return tap(f"{self.name}.context", tf.reshape(context, (*context.shape[:2], -1)))  # (B, Q, D)
+        return tap(f"{self.scope}.context", tf.reshape(context, (*shape(context)[:2], -1)))  # (B, Q, D)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         # A number would be rounded to float32 on its way (``tf.cast``), beside float64 tensors too.
         scale = tf.constant(self.scale, dtype=q.dtype)
-        options = {"mask": None, "is_causal": False, "scale": scale, "flash_attention": False, "attn_logits_soft_cap": None}
+        options: dict[str, Any] = {"mask": None, "is_causal": False, "scale": scale, "flash_attention": False, "attn_logits_soft_cap": None}
         return keras.ops.dot_product_attention(q, k, v, bias=bias, **options)
 
     def bias(self, q: Tensor, key_mask: Tensor) -> Tensor:
@@ -71,7 +79,7 @@ class DotProductAttention(layers.Layer):
         constant = self.constants[q.dtype.name]
         per_query = key_mask[:, None, :] if key_mask.ndim == 2 else key_mask  # (B, 1 or Q, S)
         visible = self.assign(per_query, q.shape[2])  # (B, 1 or H, 1 or Q, S)
-        return explicit.add_to_masked(tf.zeros(visible.shape, dtype=q.dtype), visible, constant)
+        return explicit.add_to_masked(tf.zeros(shape(visible), dtype=q.dtype), visible, constant)
 
 
 class MultiHeadAttention(explicit.MultiHeadAttention):
@@ -95,23 +103,23 @@ class EncoderLayer(explicit.EncoderLayer):
     feed_forward_class = FeedForward
 
 
-class Pieces:
+class LibraryPieces:
     """What an encoder is made of."""
 
-    layer_class = EncoderLayer
-    norm_class = LayerNorm
-    embeddings_class = Embeddings
+    layer_class: ClassVar[explicit.Make] = EncoderLayer
+    norm_class: ClassVar[explicit.Make] = LayerNorm
+    embeddings_class: ClassVar[explicit.Make] = Embeddings
 
 
-class EncoderStack(Pieces, model.EncoderStack):
+class EncoderStack(LibraryPieces, model.EncoderStack):
     """The encoder layers on given embeddings (part ``stack``): (B, T, D) to (B, T, D)."""
 
 
-class Encoder(Pieces, model.Encoder):
+class Encoder(LibraryPieces, model.Encoder):
     """Embeddings and encoder layers (part ``encoder``): (B, T) to (B, T, D)."""
 
 
-class TextClassifier(Pieces, model.TextClassifier):
+class TextClassifier(LibraryPieces, model.TextClassifier):
     """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-3): (B, T) to (B, C)."""
 
 
@@ -135,38 +143,15 @@ PARTS = {
     "dot_product": DotProductAlone,
 }
 
-ATTENTION_ALONE = ("attention", "dot_product")
+LAYERS = LibraryLayers(attention="keras.ops.dot_product_attention", norm="keras.layers.LayerNormalization", float32_scores=True)
 
-OF_ATTENTION = {
-    ("mask_fill", "replace"): "keras.ops.dot_product_attention only adds to scores (MSK-3)",
-    ("query_mask", "overwrite"): "keras.ops.dot_product_attention does not give its weights away (MSK-8)",
-}
-
-OF_NORMS = {
-    ("norm_epsilon_placement", "outside"): "keras.layers.LayerNormalization adds epsilon to the variance (NRM-3)",
-    ("norm_variance", "unbiased"): "keras.layers.LayerNormalization divides by D (NRM-4)",
-}
-
-HALF = ("bfloat16", "float16")
-
-ABSORBING = 2.0**40
-"""What leaves no digit of a score of a half precision if a float32 adds it."""
-
-UNDELIVERED = ("*attention.scores", "*attention.masked_scores", "*attention.weights")
-"""Patterns of the taps that stay inside the kernel."""
+KNOWN_DEVIATIONS = {kind: [{"name": "gelu_constant_bits", "value": 24, "reason": "tf.nn.gelu casts its constants to the precision by way of float32"}] for kind in ("cpu", "cuda")}
 
 
-DEVIATIONS = {kind: [{"name": "gelu_constant_bits", "value": 24, "reason": "tf.nn.gelu casts its constants to the precision by way of float32"}] for kind in ("cpu", "cuda")}
-
-
-def inexpressible(request: Request) -> list[str]:
+def unsupported_reasons(request: Request) -> list[str]:
     """Return what keeps a request from being computed by library layers, one line for each option; nothing if they can."""
-    options = OF_ATTENTION if request.part in ATTENTION_ALONE else {**OF_ATTENTION, **OF_NORMS}
-    found = [f"{option}={value!r}: {why}" for (option, value), why in options.items() if getattr(request.config, option) == value]
-    constant = mask_constants(request.config)[request.dtype]
-    if request.dtype in HALF and sees_nothing(request.config, request.batch) and abs(constant) < ABSORBING:
-        found.append(f"mask_value={request.config.mask_value!r}: keras.ops.dot_product_attention adds to float32 scores, where {constant:g} leaves digits of a row without any key that {request.dtype} drops (MSK-5)")
+    found = LAYERS.unsupported_reasons(request)
     return found
 
 
-IMPLEMENTATIONS = {"library": Implementation(PARTS, inexpressible, UNDELIVERED, DEVIATIONS)}
+IMPLEMENTATIONS = {"library": Implementation(PARTS, unsupported_reasons, UNDELIVERED, KNOWN_DEVIATIONS)}

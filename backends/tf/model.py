@@ -4,39 +4,37 @@ Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim, C 
 Every part takes its inputs by name (:func:`spec.inputs`) and ``tap(name, tensor)``, and returns its output.
 """
 
-from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import tensorflow as tf
-from keras import layers
+from keras.ops import shape
 from tensorflow import Tensor
 
-from concord.backends.tf.layers import DotProductAttention, Embeddings, EncoderLayer, LayerNorm, MultiHeadAttention, Tap
+from concord.backends.tf.base import Linear, Model
+from concord.backends.tf.layers import DotProductAttention, Embeddings, EncoderLayer, LayerNorm, Make, MultiHeadAttention, Tap, silent
 from concord.spec.config import EncoderConfig
 
-Inputs = Mapping[str, Tensor]
 
-
-class EncoderStack(layers.Layer):
+class EncoderStack(Model):
     """The encoder layers on given embeddings (part ``stack``): (B, T, D) to (B, T, D)."""
 
-    layer_class = EncoderLayer
-    norm_class = LayerNorm
+    layer_class: ClassVar[Make] = EncoderLayer
+    norm_class: ClassVar[Make] = LayerNorm
 
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
+    def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
+        super().__init__(config, **kwargs)
         self.pad_id = config.pad_id
-        self.layers = [self.layer_class(config, f"layers.{i}") for i in range(config.num_layers)]
-        self.final_norm = self.norm_class(config, "final_norm") if config.final_norm else None
-        self.built = True
+        self.blocks = [self.layer_class(config, f"layers.{i}", **self.sub(f"layers.{i}")) for i in range(config.num_layers)]
+        self.final_norm = self.norm_class(config, **self.sub("final_norm")) if config.final_norm else None
 
-    def call(self, inputs: Inputs, tap: Tap) -> Tensor:
-        return self.encode(inputs["embeddings"], self.real_tokens(inputs), tap)
+    def forward(self, embeddings: Tensor, input_ids: Tensor, tap: Tap = silent) -> Tensor:
+        return self.encode(embeddings, self.real_tokens(input_ids), tap)
 
-    def real_tokens(self, inputs: Inputs) -> Tensor:
-        return inputs["input_ids"] != self.pad_id  # (B, T); MSK-1
+    def real_tokens(self, input_ids: Tensor) -> Tensor:
+        return input_ids != self.pad_id  # (B, T); MSK-1
 
     def encode(self, x: Tensor, real: Tensor, tap: Tap) -> Tensor:
-        for layer in self.layers:
+        for layer in self.blocks:
             x = layer(x, real, tap=tap)
         return x if self.final_norm is None else tap("final_norm", self.final_norm(x))
 
@@ -44,58 +42,56 @@ class EncoderStack(layers.Layer):
 class Encoder(EncoderStack):
     """Embeddings and encoder layers (part ``encoder``): (B, T) to (B, T, D)."""
 
-    embeddings_class = Embeddings
+    embeddings_class: ClassVar[Make] = Embeddings
 
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__(config)
-        self.embeddings = self.embeddings_class(config, "embeddings")
+    def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
+        super().__init__(config, **kwargs)
+        self.embeddings = self.embeddings_class(config, "embeddings", **self.sub("embeddings"))
 
-    def call(self, inputs: Inputs, tap: Tap) -> Tensor:
-        real = self.real_tokens(inputs)
-        return self.encode(self.embeddings(inputs["input_ids"], inputs.get("segment_ids"), real, tap=tap), real, tap)
+    def forward(self, input_ids: Tensor, segment_ids: Tensor | None = None, tap: Tap = silent) -> Tensor:
+        real = self.real_tokens(input_ids)
+        return self.encode(self.embeddings(input_ids, segment_ids, real, tap=tap), real, tap)
 
 
 class TextClassifier(Encoder):
     """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-3): (B, T) to (B, C)."""
 
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
+        super().__init__(config, **kwargs)
         self.flatten = config.pooling == "flatten"
         features = config.d_model * config.max_positions if self.flatten else config.d_model
-        self.pooler = layers.Dense(config.d_model, activation=None, use_bias=True, name="pooler") if config.pooler == "tanh" else None
-        if self.pooler is not None:
-            self.pooler.build((None, config.d_model))
-        self.classifier = layers.Dense(config.num_classes, activation=None, use_bias=True, name="classifier")
-        self.classifier.build((None, features))
+        self.pooler = Linear(config.d_model, config.d_model, use_bias=True, **self.sub("pooler")) if config.pooler == "tanh" else None
+        self.classifier = Linear(features, config.num_classes, use_bias=True, **self.sub("classifier"))
 
-    def call(self, inputs: Inputs, tap: Tap) -> Tensor:
-        x = super().call(inputs, tap)  # (B, T, D)
-        pooled = tap("pooling", tf.reshape(x, (x.shape[0], -1)) if self.flatten else x[:, 0])  # (B, D) or (B, T * D)
+    def forward(self, input_ids: Tensor, segment_ids: Tensor | None = None, tap: Tap = silent) -> Tensor:
+        return self.classify(super().forward(input_ids, segment_ids, tap), tap)
+
+    def classify(self, x: Tensor, tap: Tap) -> Tensor:
+        """Return the logits (B, C) of encoded tokens (B, T, D)."""
+        pooled = tap("pooling", tf.reshape(x, (shape(x)[0], -1)) if self.flatten else x[:, 0])  # (B, D) or (B, T * D)
         if self.pooler is not None:
             dense = tap("pooler.dense", self.pooler(pooled))
             pooled = tap("pooler.output", tf.tanh(dense))
         return tap("logits", self.classifier(pooled))
 
 
-class AttentionAlone(layers.Layer):
+class AttentionAlone(Model):
     """Multi-head attention on given tensors (part ``attention``): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
 
-    attention_class = MultiHeadAttention
+    attention_class: ClassVar[Make] = MultiHeadAttention
 
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        self.attention = self.attention_class(config, "attention")
-        self.built = True
+    def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
+        super().__init__(config, **kwargs)
+        self.attention = self.attention_class(config, "attention", **self.sub("attention"))
 
-    def call(self, inputs: Inputs, tap: Tap) -> Tensor:
-        masks = {"key_mask": inputs.get("key_mask"), "query_mask": inputs.get("query_mask")}
-        return self.attention(inputs["query"], inputs["key"], inputs["value"], **masks, tap=tap)
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None = None, query_mask: Tensor | None = None, tap: Tap = silent) -> Tensor:
+        return self.attention(query, key, value, key_mask=key_mask, query_mask=query_mask, tap=tap)
 
 
 class DotProductAlone(AttentionAlone):
     """Scaled dot-product attention on given heads (part ``dot_product``): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
 
-    attention_class = DotProductAttention
+    attention_class: ClassVar[Make] = DotProductAttention
 
 
 PARTS = {

@@ -3,21 +3,19 @@
 Shapes: B batch, T tokens, C classes, M rows, N columns.
 """
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import keras
 import tensorflow as tf
-from keras import layers
 from tensorflow import Tensor
 
 from concord.backends.bench import mean_seconds
 from concord.backends.interface import LEARNING_RATE, Steps
-from concord.backends.session import FrameworkSession, Observation
-from concord.backends.tf import weights
-from concord.backends.tf.model import Inputs
+from concord.backends.session import FrameworkSession
 from concord.backends.tf.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
-from concord.spec.parameters import Weights
+from concord.backends.tf.weights import trained
+from concord.backends.training import Observation
 
 
 def synchronize(computed: Tensor | None) -> None:
@@ -41,60 +39,31 @@ class Session(FrameworkSession):
 
     losses = (ClassificationLoss, CotangentLoss)
 
-    def start(self, model: layers.Layer) -> None:
-        """Take the model."""
-        self.model = model
+    def traced(self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()) -> Callable[..., Any]:
+        """Return a step, compiled for what it is given if that is asked for."""
+        return tf.function(function, autograph=False, jit_compile=True).get_concrete_function(*given) if self.compiled else function
 
-    def put(self, canonical: Weights) -> None:
-        """Copy canonical weights into the model."""
-        weights.load(self.model, self.request.config, canonical, self.request.part)
+    def number(self, value: float) -> Tensor:
+        """Return a number that a step is given as a tensor: whole steps are compiled."""
+        return tf.constant(value, dtype=self.request.dtype)
 
-    def infer(self, inputs: Inputs) -> Tensor:
+    def infer(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return the logits (B, C)."""
         return evaluate(self.model, None, inputs, self.trace, {}, False)[0]
 
-    def update(self, inputs: Inputs) -> Tensor:
+    def differentiated(self, model: keras.Model, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]) -> Observation:
+        """Return what a step of training needs (:meth:`concord.backends.session.FrameworkSession.differentiated`)."""
+        return differentiate(evaluate, model, self.loss_function, inputs, self.request.part, self.trace, zeros, bool(zeros))
+
+    def update(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return the loss before an update by plain gradient descent."""
-        observed = differentiate(self.model, self.loss_function, inputs, self.request.part, self.trace, {}, False)
-        for variable in self.model.trainable_weights:
-            variable.value.assign_sub(LEARNING_RATE * observed.gradients[variable.path])
+        observed = self.differentiated(self.model, inputs, {})
+        for name, variable in trained(self.model).items():
+            variable.assign_sub(LEARNING_RATE * observed.gradients[name])
         return observed.loss
 
-    def traced(self, function: Callable[..., Any], *given: Any) -> Callable[..., Any]:
-        """Return a function, compiled for what it is given if that is asked for."""
-        return tf.function(function, autograph=False, jit_compile=True).get_concrete_function(*given) if self.compiled else function
-
-    @functools.cached_property
-    def inferring(self) -> Callable[..., Any]:
-        """What computes logits in steps."""
-        return self.traced(self.infer, self.inputs)
-
-    @functools.cached_property
-    def updating(self) -> Callable[..., Any]:
-        """What updates the model in steps."""
-        return self.traced(self.update, self.inputs)
-
-    def compile(self) -> None:
-        """Trace ahead of the first step, which compiles."""
-        with self.context():
-            _ = self.updating if self.request.gradients else self.inferring
-
-    def forward(self) -> None:
-        """Start one forward pass: (B, T) to (B, C)."""
-        with self.context():
-            self.computed = {"logits": self.inferring(self.inputs)}
-
-    def train_step(self) -> None:
-        """Start one training step: loss, gradients, and every trained parameter less its gradient times the learning rate."""
-        with self.context():
-            self.computed = {"loss": self.updating(self.inputs)}
-
-    def observe(self, zeros: dict[str, Tensor]) -> Observation:
-        """Compute output, loss and every tap, and gradients if they are asked for (:meth:`concord.backends.session.FrameworkSession.observe`)."""
-
-        def compute(inputs: Inputs, zeros: dict[str, Tensor]) -> Observation:
-            if self.request.gradients:
-                return differentiate(self.model, self.loss_function, inputs, self.request.part, self.trace, zeros, True)
-            return Observation(*evaluate(self.model, self.loss_function, inputs, self.trace, {}, True), {})
-
-        return self.traced(compute, self.inputs, zeros)(self.inputs, zeros)
+    def observe(self, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]) -> Observation:
+        """Return output, loss and every tap, and gradients if they are asked for (:meth:`concord.backends.session.FrameworkSession.observe`)."""
+        if self.request.gradients:
+            return differentiate(evaluate, self.model, self.loss_function, inputs, self.request.part, self.trace, zeros, True)
+        return Observation(*evaluate(self.model, self.loss_function, inputs, self.trace, {}, True), {})

@@ -5,14 +5,15 @@ Shapes: B batch, C classes.
 
 from collections.abc import Callable, Mapping
 
+import keras
 import tensorflow as tf
-from keras import layers
 from tensorflow import Tensor
 
 from concord.backends.interface import Trace
-from concord.backends.session import Observation
 from concord.backends.tf.layers import Tap
-from concord.backends.tf.model import Inputs
+from concord.backends.tf.model import TextClassifier
+from concord.backends.tf.weights import trained
+from concord.backends.training import Evaluate, Observation, by_mapping, evaluation
 from concord.spec.config import EncoderConfig
 from concord.spec.tensors import differentiable_inputs
 
@@ -34,7 +35,7 @@ class ClassificationLoss:
         self.ignore_label = config.ignore_label
         self.l2_weight = config.l2_weight
 
-    def __call__(self, model: layers.Layer, logits: Tensor, inputs: Inputs, tap: Tap) -> Tensor:
+    def __call__(self, model: TextClassifier, logits: Tensor, inputs: Mapping[str, Tensor], tap: Tap) -> Tensor:
         labels = inputs["labels"]
         losses = tap("losses", self.losses(logits, labels, tap))  # (B,)
         if self.ignore_label is None:
@@ -55,47 +56,23 @@ class CotangentLoss:
     def __init__(self, config: EncoderConfig) -> None:
         pass
 
-    def __call__(self, model: layers.Layer, output: Tensor, inputs: Inputs, tap: Tap) -> Tensor:
+    def __call__(self, model: keras.Model, output: Tensor, inputs: Mapping[str, Tensor], tap: Tap) -> Tensor:
         return tap("loss", tf.reduce_sum(output * inputs["cotangent"], axis=None))
 
 
-def add_zeros(tensor: Tensor, zeros: Tensor | None) -> Tensor:
-    """Add what has the tensor's own gradient; a tensor of another shape, which only a faulty model has, stays alone."""
-    return tensor if zeros is None or zeros.shape != tensor.shape else tensor + zeros
-
-
-def evaluate(
-    model: layers.Layer, loss_function: Callable[..., Tensor] | None, inputs: Inputs, trace: Trace, zeros: Mapping[str, Tensor], recorded: bool
-) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
-    """Return output, the loss if there is a function for it, and if they are recorded all taps.
-
-    Args:
-        trace: makes of the tap that records the one that the model calls.
-        zeros: by tap; what has the gradient that the tap has, for it is added to it (:func:`add_zeros`).
-    """
-    taps: dict[str, Tensor] = {}
-
-    def record(name: str, tensor: Tensor) -> Tensor:
-        tensor = add_zeros(tensor, zeros.get(name))
-        if recorded:
-            taps[name] = tensor
-        return tensor
-
-    tap = trace(model, inputs, record)
-    output = model(inputs, tap=tap)
-    return output, None if loss_function is None else loss_function(model, output, inputs, tap), taps
+evaluate = evaluation(by_mapping)
 
 
 def differentiate(
-    model: layers.Layer, loss_function: Callable[..., Tensor], inputs: Inputs, part: str, trace: Trace, zeros: Mapping[str, Tensor], recorded: bool
+    run: Evaluate, model: keras.Model, loss_function: Callable[..., Tensor], inputs: Mapping[str, Tensor], part: str, trace: Trace, zeros: Mapping[str, Tensor], recorded: bool
 ) -> Observation:
-    """Return what :func:`evaluate` computes, with the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the taps that have ``zeros``."""
-    wanted = {variable.path: variable.value for variable in model.trainable_weights}
+    """Return what :func:`evaluate`, perhaps compiled, computes, with the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the taps that have ``zeros``."""
+    wanted = {name: variable.value for name, variable in trained(model).items()}
     wanted |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
     of_taps = {f"taps.{name}": zero for name, zero in zeros.items()}
     with tf.GradientTape(persistent=False, watch_accessed_variables=False) as tape:
         tape.watch([*wanted.values(), *of_taps.values()])
-        output, loss, taps = evaluate(model, loss_function, inputs, trace, zeros, recorded)
+        output, loss, taps = run(model, loss_function, inputs, trace, zeros, recorded)
     wanted |= {name: zero for name, zero in of_taps.items() if name.removeprefix("taps.") in taps}
     gradients = tape.gradient(loss, wanted, unconnected_gradients=tf.UnconnectedGradients.ZERO)
     # The gradient of a table comes as the rows that were looked up; it is made an array of the table's shape, in which they are added up.

@@ -1,60 +1,37 @@
-"""Canonical weights in and out: native names and layouts.
+"""Canonical weights in and out: native names and layouts."""
 
-Canonical linear weights are (in, out); Keras keeps them as (in, out) too.
-"""
-
+import keras
 import numpy as np
 import tensorflow as tf
-from keras import layers
 from tensorflow import Tensor
 
-from concord.spec.config import EncoderConfig
-from concord.spec.parameters import Weights, parameters
-
-NATIVE_LEAVES = {"table": "embeddings", "positions": "embeddings", "kernel": "kernel", "bias": "bias", "gain": "gamma", "offset": "beta"}
+from concord.backends.weights import FrameworkWeights
 
 
-def native_name(name: str, kind: str) -> str:
-    """Return the name of a parameter in the model: the path is canonical, the last word the framework's."""
-    return f"{name.rpartition('.')[0]}/{NATIVE_LEAVES[kind]}"
-
-
-def to_native(array: np.ndarray, kind: str) -> np.ndarray:
-    """Return a canonical array in the native layout."""
-    return array
-
-
-def to_canonical(array: np.ndarray, kind: str) -> np.ndarray:
-    """Return a native array in the canonical layout."""
-    return array
-
-
-def load(model: layers.Layer, config: EncoderConfig, weights: Weights, part: str) -> None:
-    """Copy canonical weights into a model, rounding each to the model's dtype once (SPEC PRC-2, WGT-4)."""
-    named = {variable.path: variable for variable in model.weights}
-    for name, parameter in parameters(config, part).items():
-        array = to_native(weights[name], parameter.kind)
-        variable = named[native_name(name, parameter.kind)]
-        # Not tf.cast, which reaches float16 by way of float32 and flushes subnormal numbers to zero.
-        variable.assign(tf.constant(array, dtype=variable.dtype))
-
-
-def tensors_of(model: layers.Layer) -> dict[str, Tensor]:
+def named(model: keras.Model) -> dict[str, keras.Variable]:
     """Return the parameters of a model by native name."""
-    return {variable.path: variable.value for variable in model.weights}
+    return {variable.path.partition("/")[2].replace("/", "."): variable for variable in model.weights}
 
 
-def export(named: dict[str, Tensor], config: EncoderConfig, part: str) -> dict[str, np.ndarray]:
-    """Return tensors that bear native names, a model's parameters or their gradients, as canonical arrays."""
-    found = {}
-    for name, parameter in parameters(config, part).items():
-        native = native_name(name, parameter.kind)
-        if native in named:
-            found[name] = np.ascontiguousarray(to_canonical(to_numpy(named[native]), parameter.kind))
-    return found
+def trained(model: keras.Model) -> dict[str, keras.Variable]:
+    """Return those that a gradient is taken by."""
+    return {name: parameter for name, parameter in named(model).items() if parameter.trainable}
 
 
-def to_numpy(tensor: Tensor) -> np.ndarray:
-    """Return a tensor as an array; the half precisions come as float32, exactly."""
-    array = tensor.numpy()
-    return array.astype(np.float32) if tensor.dtype in (tf.bfloat16, tf.float16) else array
+class NativeWeights(FrameworkWeights):
+    """Keras': a linear weight is (in, out) (:class:`concord.backends.weights.FrameworkWeights`)."""
+
+    leaves = {"table": "embeddings", "positions": "embeddings", "kernel": "kernel", "bias": "bias", "gain": "gamma", "offset": "beta"}
+    transposed = False
+    named = staticmethod(named)
+    trained = staticmethod(trained)
+
+    def assign(self, parameter: keras.Variable, array: np.ndarray) -> None:
+        """Copy an array of the native layout into a parameter, rounding to its dtype once."""
+        # Not tf.cast, which reaches float16 by way of float32 and flushes subnormal numbers to zero.
+        parameter.assign(tf.constant(array, dtype=parameter.dtype))
+
+    def to_numpy(self, tensor: Tensor | keras.Variable) -> np.ndarray:
+        """Return a tensor as an array; the half precisions come as float32, exactly."""
+        array = tf.convert_to_tensor(tensor).numpy()
+        return array.astype(np.float32) if array.dtype.itemsize == 2 else array

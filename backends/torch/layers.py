@@ -8,6 +8,7 @@ class attributes, where :mod:`concord.backends.torch.library` puts the framework
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,9 @@ from torch import Tensor, nn
 from concord.spec.config import EncoderConfig
 from concord.spec.masks import mask_constants
 
+Step = Callable[[Tensor], Tensor]
 Tap = Callable[[str, Tensor], Tensor]
+Make = Callable[..., nn.Module]
 
 
 def silent(name: str, tensor: Tensor) -> Tensor:
@@ -38,7 +41,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
-ACTIVATIONS = {"none": identity, "relu": F.relu, "gelu_erf": gelu_erf, "gelu_tanh": gelu_tanh}  # ATT-1, FFN-2
+ACTIVATIONS: dict[str, Step] = {"none": identity, "relu": F.relu, "gelu_erf": gelu_erf, "gelu_tanh": gelu_tanh}  # ATT-1, FFN-2
 
 
 def epsilon_inside(variance: Tensor, epsilon: float) -> Tensor:
@@ -49,7 +52,7 @@ def epsilon_outside(variance: Tensor, epsilon: float) -> Tensor:
     return torch.sqrt(variance) + epsilon
 
 
-DEVIATIONS = {"inside": epsilon_inside, "outside": epsilon_outside}  # NRM-3
+DENOMINATORS = {"inside": epsilon_inside, "outside": epsilon_outside}  # NRM-3
 
 
 def replace_masked(scores: Tensor, visible: Tensor, constant: float) -> Tensor:
@@ -89,6 +92,19 @@ def head_by_head(step: Callable[..., Tensor], *tensors: tuple[Tensor, int], axis
 HEADS = {"batched": all_heads, "looped": head_by_head}  # ATT-7: a step, tensors each with the axis of heads, that of the result
 
 
+def pre_norm(x: Tensor, sublayer: Step, norm: Step, tap: Tap, scope: str, number: int) -> Tensor:
+    normed = tap(f"{scope}.norm{number}", norm(x))
+    return tap(f"{scope}.residual{number}", x + sublayer(normed))
+
+
+def post_norm(x: Tensor, sublayer: Step, norm: Step, tap: Tap, scope: str, number: int) -> Tensor:
+    total = tap(f"{scope}.residual{number}", x + sublayer(x))
+    return tap(f"{scope}.norm{number}", norm(total))
+
+
+PLACEMENTS = {"pre": pre_norm, "post": post_norm}  # NRM-1
+
+
 class LayerNorm(nn.Module):
     """Layer norm over D in every published form (SPEC NRM-2 to NRM-4): (B, T, D) to (B, T, D)."""
 
@@ -98,22 +114,22 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.d_model))
         self.epsilon = config.norm_epsilon
         self.count = config.d_model - (1 if config.norm_variance == "unbiased" else 0)
-        self.deviation = DEVIATIONS[config.norm_epsilon_placement]
+        self.denominator = DENOMINATORS[config.norm_epsilon_placement]
 
     def forward(self, x: Tensor) -> Tensor:
         centered = x - torch.mean(x, dim=-1, keepdim=True)
         variance = torch.sum(centered * centered, dim=-1, keepdim=True) / self.count  # (B, T, 1)
-        return centered / self.deviation(variance, self.epsilon) * self.weight + self.bias
+        return centered / self.denominator(variance, self.epsilon) * self.weight + self.bias
 
 
 class Embeddings(nn.Module):
     """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5, POS-6): (B, T) to (B, T, D)."""
 
-    norm_class = LayerNorm
+    norm_class: ClassVar[Make] = LayerNorm
 
-    def __init__(self, config: EncoderConfig, name: str) -> None:
+    def __init__(self, config: EncoderConfig, scope: str) -> None:
         super().__init__()
-        self.name = name
+        self.scope = scope
         self.token = nn.Embedding(config.vocab_size, config.d_model, padding_idx=None)
         self.position = nn.Embedding(config.max_positions, config.d_model, padding_idx=None)
         self.position.weight.requires_grad_(config.positions == "learned")
@@ -121,25 +137,27 @@ class Embeddings(nn.Module):
         self.norm = self.norm_class(config) if config.embedding_norm else None
         self.scale = math.sqrt(config.d_model) if config.embedding_scale == "sqrt_d_model" else None
         self.token_padding_row = config.token_padding_row
-        self.zero_padding = config.token_padding_forward == "zero"
+        self.zeroed_row = config.token_padding_row if config.token_padding_forward == "zero" else None
         self.segment_padding_row = config.segment_padding_row
         self.position_start = config.position_start
         self.zero_row_for_padding = config.position_of_padding == "zero_row"
 
-    def forward(self, input_ids: Tensor, segment_ids: Tensor | None, real: Tensor, tap: Tap) -> Tensor:
-        token = tap(f"{self.name}.token", self.embed_tokens(input_ids))
-        position = tap(f"{self.name}.position", self.look_up(self.position, self.position_ids(real)))
+    def forward(self, input_ids: Tensor, segment_ids: Tensor | None, real: Tensor, tap: Tap = silent) -> Tensor:
+        token = tap(f"{self.scope}.token", self.embed_tokens(input_ids))
+        position = tap(f"{self.scope}.position", self.look_up(self.position, self.position_ids(real)))
         total = token + position
         if self.segment is not None:
+            if segment_ids is None:
+                raise ValueError("segment_ids are missing but this model has a table of segments [clause=EMB-5]")
             segment = freeze_row(self.look_up(self.segment, segment_ids), segment_ids, self.segment_padding_row)
-            total = total + tap(f"{self.name}.segment", segment)
-        total = tap(f"{self.name}.sum", total)
-        return total if self.norm is None else tap(f"{self.name}.norm", self.norm(total))
+            total = total + tap(f"{self.scope}.segment", segment)
+        total = tap(f"{self.scope}.sum", total)
+        return total if self.norm is None else tap(f"{self.scope}.norm", self.norm(total))
 
     def embed_tokens(self, input_ids: Tensor) -> Tensor:
         token = freeze_row(self.look_up(self.token, input_ids), input_ids, self.token_padding_row)
-        if self.zero_padding:
-            token = torch.where((input_ids == self.token_padding_row)[..., None], torch.zeros_like(token), token)
+        if self.zeroed_row is not None:
+            token = torch.where((input_ids == self.zeroed_row)[..., None], torch.zeros_like(token), token)
         return token if self.scale is None else token * self.scale
 
     def look_up(self, table: nn.Embedding, ids: Tensor) -> Tensor:
@@ -159,10 +177,10 @@ def freeze_row(vectors: Tensor, ids: Tensor, row: int | None) -> Tensor:
 class DotProductAttention(nn.Module):
     """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-8): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
 
-    def __init__(self, config: EncoderConfig, name: str) -> None:
+    def __init__(self, config: EncoderConfig, scope: str) -> None:
         super().__init__()
         self.constants = mask_constants(config)  # MSK-6
-        self.name = name
+        self.scope = scope
         self.each_head = HEADS[config.head_computation]
         self.scale_query = config.head_dim**-0.5 if config.score_scale == "multiply_query" else None
         self.divide_scores = math.sqrt(config.head_dim) if config.score_scale == "divide_scores" else None
@@ -170,18 +188,18 @@ class DotProductAttention(nn.Module):
         self.fill = FILLS[config.mask_fill]
         self.overwrite_queries = config.query_mask == "overwrite"
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, tap: Tap) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None, query_mask: Tensor | None = None, tap: Tap = silent) -> Tensor:
         constant = self.constants[str(q.dtype).removeprefix("torch.")]
-        scores = tap(f"{self.name}.scores", self.each_head(self.score, (q, 2), (k, 2), axis=1))  # (B, H, Q, S)
+        scores = tap(f"{self.scope}.scores", self.each_head(self.score, (q, 2), (k, 2), axis=1))  # (B, H, Q, S)
         if key_mask is not None:
             mask = partial(self.mask, key_mask=key_mask, constant=constant)
-            scores = tap(f"{self.name}.masked_scores", self.each_head(mask, (scores, 1), axis=1))
-        weights = tap(f"{self.name}.weights", self.each_head(partial(F.softmax, dim=-1), (scores, 1), axis=1))
+            scores = tap(f"{self.scope}.masked_scores", self.each_head(mask, (scores, 1), axis=1))
+        weights = tap(f"{self.scope}.weights", self.each_head(partial(F.softmax, dim=-1), (scores, 1), axis=1))
         if self.overwrite_queries and query_mask is not None:
             overwrite = partial(replace_masked, visible=query_mask[:, None, :, None], constant=constant)
-            weights = tap(f"{self.name}.masked_weights", self.each_head(overwrite, (weights, 1), axis=1))
+            weights = tap(f"{self.scope}.masked_weights", self.each_head(overwrite, (weights, 1), axis=1))
         context = self.each_head(self.combine, (weights, 1), (v, 2), axis=2)  # (B, Q, H, K)
-        return tap(f"{self.name}.context", torch.flatten(context, start_dim=2))  # (B, Q, D)
+        return tap(f"{self.scope}.context", torch.flatten(context, start_dim=2))  # (B, Q, D)
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         q = q if self.scale_query is None else q * self.scale_query
@@ -199,26 +217,26 @@ class DotProductAttention(nn.Module):
 class MultiHeadAttention(nn.Module):
     """Multi-head attention (SPEC ATT-1 to ATT-7): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
 
-    activations = ACTIVATIONS
-    dot_product_class = DotProductAttention
+    activations: ClassVar[dict[str, Step]] = ACTIVATIONS
+    dot_product_class: ClassVar[Make] = DotProductAttention
 
-    def __init__(self, config: EncoderConfig, name: str) -> None:
+    def __init__(self, config: EncoderConfig, scope: str) -> None:
         super().__init__()
-        self.name = name
+        self.scope = scope
         self.heads = (config.num_heads, config.head_dim)
         self.query = nn.Linear(config.d_model, config.d_model, bias=config.qkv_bias)
         self.key = nn.Linear(config.d_model, config.d_model, bias=config.qkv_bias)
         self.value = nn.Linear(config.d_model, config.d_model, bias=config.qkv_bias)
         self.activation = self.activations[config.qkv_activation]
-        self.dot_product = self.dot_product_class(config, name)
+        self.dot_product = self.dot_product_class(config, scope)
         self.output = nn.Linear(config.d_model, config.d_model, bias=True) if config.output_projection else None
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, tap: Tap) -> Tensor:
-        q = tap(f"{self.name}.query", self.split_heads(self.activation(self.query(query))))
-        k = tap(f"{self.name}.key", self.split_heads(self.activation(self.key(key))))
-        v = tap(f"{self.name}.value", self.split_heads(self.activation(self.value(value))))
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None = None, query_mask: Tensor | None = None, tap: Tap = silent) -> Tensor:
+        q = tap(f"{self.scope}.query", self.split_heads(self.activation(self.query(query))))
+        k = tap(f"{self.scope}.key", self.split_heads(self.activation(self.key(key))))
+        v = tap(f"{self.scope}.value", self.split_heads(self.activation(self.value(value))))
         context = self.dot_product(q, k, v, key_mask, query_mask, tap)
-        return context if self.output is None else tap(f"{self.name}.output", self.output(context))
+        return context if self.output is None else tap(f"{self.scope}.output", self.output(context))
 
     def split_heads(self, x: Tensor) -> Tensor:
         return torch.reshape(x, (*x.shape[:2], *self.heads))  # (B, T, H, K)
@@ -227,50 +245,46 @@ class MultiHeadAttention(nn.Module):
 class FeedForward(nn.Module):
     """Two linear layers with an activation between them (SPEC FFN-1, FFN-2): (B, T, D) to (B, T, D)."""
 
-    activations = ACTIVATIONS
+    activations: ClassVar[dict[str, Step]] = ACTIVATIONS
 
-    def __init__(self, config: EncoderConfig, name: str) -> None:
+    def __init__(self, config: EncoderConfig, scope: str) -> None:
         super().__init__()
-        self.name = name
+        self.scope = scope
         self.inner = nn.Linear(config.d_model, config.d_ff, bias=True)
         self.outer = nn.Linear(config.d_ff, config.d_model, bias=True)
         self.activation = self.activations[config.activation]
 
-    def forward(self, x: Tensor, tap: Tap) -> Tensor:
-        inner = tap(f"{self.name}.inner", self.inner(x))  # (B, T, F)
-        active = tap(f"{self.name}.activation", self.activation(inner))
-        return tap(f"{self.name}.outer", self.outer(active))
+    def forward(self, x: Tensor, tap: Tap = silent) -> Tensor:
+        inner = tap(f"{self.scope}.inner", self.inner(x))  # (B, T, F)
+        active = tap(f"{self.scope}.activation", self.activation(inner))
+        return tap(f"{self.scope}.outer", self.outer(active))
 
 
 class EncoderLayer(nn.Module):
     """Self-attention and feed-forward, each with residual and norm (SPEC NRM-1, NRM-5, RES-1): (B, T, D) to (B, T, D)."""
 
-    norm_class = LayerNorm
-    attention_class = MultiHeadAttention
-    feed_forward_class = FeedForward
+    norm_class: ClassVar[Make] = LayerNorm
+    attention_class: ClassVar[Make] = MultiHeadAttention
+    feed_forward_class: ClassVar[Make] = FeedForward
 
-    def __init__(self, config: EncoderConfig, name: str) -> None:
+    def __init__(self, config: EncoderConfig, scope: str) -> None:
         super().__init__()
-        self.name = name
-        self.attention = self.attention_class(config, f"{name}.attention")
-        self.feed_forward = self.feed_forward_class(config, f"{name}.feed_forward")
-        if config.norm_sharing == "shared":
-            self.norm = self.norm_class(config)
-            self.norm_names = ("norm", "norm")
-        else:
-            self.norm1 = self.norm_class(config)
-            self.norm2 = self.norm_class(config)
-            self.norm_names = ("norm1", "norm2")
-        self.sublayer = self.pre_norm if config.norm_placement == "pre" else self.post_norm
+        self.scope = scope
+        self.attention = self.attention_class(config, f"{scope}.attention")
+        self.feed_forward = self.feed_forward_class(config, f"{scope}.feed_forward")
+        shared = config.norm_sharing == "shared"
+        self.norm = self.norm_class(config) if shared else None
+        self.norm1 = None if shared else self.norm_class(config)
+        self.norm2 = None if shared else self.norm_class(config)
+        self.place_norm = PLACEMENTS[config.norm_placement]
 
-    def forward(self, x: Tensor, real: Tensor, tap: Tap) -> Tensor:
-        x = self.sublayer(1, x, lambda h: self.attention(h, h, h, real, real, tap), tap)
-        return self.sublayer(2, x, lambda h: self.feed_forward(h, tap), tap)
+    @property
+    def norms(self) -> tuple[Step, Step]:
+        """The norms of the two sublayers (SPEC NRM-5)."""
+        norms = [norm for norm in (self.norm, self.norm1, self.norm2) if norm is not None]
+        return norms[0], norms[-1]
 
-    def pre_norm(self, number: int, x: Tensor, function: Callable[[Tensor], Tensor], tap: Tap) -> Tensor:
-        normed = tap(f"{self.name}.norm{number}", getattr(self, self.norm_names[number - 1])(x))
-        return tap(f"{self.name}.residual{number}", x + function(normed))
-
-    def post_norm(self, number: int, x: Tensor, function: Callable[[Tensor], Tensor], tap: Tap) -> Tensor:
-        total = tap(f"{self.name}.residual{number}", x + function(x))
-        return tap(f"{self.name}.norm{number}", getattr(self, self.norm_names[number - 1])(total))
+    def forward(self, x: Tensor, real: Tensor, tap: Tap = silent) -> Tensor:
+        first, second = self.norms
+        x = self.place_norm(x, lambda h: self.attention(h, h, h, real, real, tap), first, tap, self.scope, 1)
+        return self.place_norm(x, lambda h: self.feed_forward(h, tap), second, tap, self.scope, 2)

@@ -4,22 +4,20 @@ Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim, C 
 Every part takes its inputs by name (:func:`spec.inputs`) and ``tap(name, tensor)``, and returns its output.
 """
 
-from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from concord.backends.torch.layers import DotProductAttention, Embeddings, EncoderLayer, LayerNorm, MultiHeadAttention, Tap
+from concord.backends.torch.layers import DotProductAttention, Embeddings, EncoderLayer, LayerNorm, Make, MultiHeadAttention, Tap, silent
 from concord.spec.config import EncoderConfig
-
-Inputs = Mapping[str, Tensor]
 
 
 class EncoderStack(nn.Module):
     """The encoder layers on given embeddings (part ``stack``): (B, T, D) to (B, T, D)."""
 
-    layer_class = EncoderLayer
-    norm_class = LayerNorm
+    layer_class: ClassVar[Make] = EncoderLayer
+    norm_class: ClassVar[Make] = LayerNorm
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -27,11 +25,11 @@ class EncoderStack(nn.Module):
         self.layers = nn.ModuleList([self.layer_class(config, f"layers.{i}") for i in range(config.num_layers)])
         self.final_norm = self.norm_class(config) if config.final_norm else None
 
-    def forward(self, inputs: Inputs, tap: Tap) -> Tensor:
-        return self.encode(inputs["embeddings"], self.real_tokens(inputs), tap)
+    def forward(self, embeddings: Tensor, input_ids: Tensor, tap: Tap = silent) -> Tensor:
+        return self.encode(embeddings, self.real_tokens(input_ids), tap)
 
-    def real_tokens(self, inputs: Inputs) -> Tensor:
-        return inputs["input_ids"] != self.pad_id  # (B, T); MSK-1
+    def real_tokens(self, input_ids: Tensor) -> Tensor:
+        return input_ids != self.pad_id  # (B, T); MSK-1
 
     def encode(self, x: Tensor, real: Tensor, tap: Tap) -> Tensor:
         for layer in self.layers:
@@ -42,15 +40,15 @@ class EncoderStack(nn.Module):
 class Encoder(EncoderStack):
     """Embeddings and encoder layers (part ``encoder``): (B, T) to (B, T, D)."""
 
-    embeddings_class = Embeddings
+    embeddings_class: ClassVar[Make] = Embeddings
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
         self.embeddings = self.embeddings_class(config, "embeddings")
 
-    def forward(self, inputs: Inputs, tap: Tap) -> Tensor:
-        real = self.real_tokens(inputs)
-        return self.encode(self.embeddings(inputs["input_ids"], inputs.get("segment_ids"), real, tap), real, tap)
+    def forward(self, input_ids: Tensor, segment_ids: Tensor | None = None, tap: Tap = silent) -> Tensor:
+        real = self.real_tokens(input_ids)
+        return self.encode(self.embeddings(input_ids, segment_ids, real, tap), real, tap)
 
 
 class TextClassifier(Encoder):
@@ -63,8 +61,11 @@ class TextClassifier(Encoder):
         self.pooler = nn.Linear(config.d_model, config.d_model, bias=True) if config.pooler == "tanh" else None
         self.classifier = nn.Linear(features, config.num_classes, bias=True)
 
-    def forward(self, inputs: Inputs, tap: Tap) -> Tensor:
-        x = super().forward(inputs, tap)  # (B, T, D)
+    def forward(self, input_ids: Tensor, segment_ids: Tensor | None = None, tap: Tap = silent) -> Tensor:
+        return self.classify(super().forward(input_ids, segment_ids, tap), tap)
+
+    def classify(self, x: Tensor, tap: Tap) -> Tensor:
+        """Return the logits (B, C) of encoded tokens (B, T, D)."""
         pooled = tap("pooling", torch.flatten(x, start_dim=1) if self.flatten else x[:, 0])  # (B, D) or (B, T * D)
         if self.pooler is not None:
             dense = tap("pooler.dense", self.pooler(pooled))
@@ -75,21 +76,20 @@ class TextClassifier(Encoder):
 class AttentionAlone(nn.Module):
     """Multi-head attention on given tensors (part ``attention``): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
 
-    attention_class = MultiHeadAttention
+    attention_class: ClassVar[Make] = MultiHeadAttention
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.attention = self.attention_class(config, "attention")
 
-    def forward(self, inputs: Inputs, tap: Tap) -> Tensor:
-        masks = inputs.get("key_mask"), inputs.get("query_mask")
-        return self.attention(inputs["query"], inputs["key"], inputs["value"], *masks, tap)
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None = None, query_mask: Tensor | None = None, tap: Tap = silent) -> Tensor:
+        return self.attention(query, key, value, key_mask, query_mask, tap)
 
 
 class DotProductAlone(AttentionAlone):
     """Scaled dot-product attention on given heads (part ``dot_product``): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
 
-    attention_class = DotProductAttention
+    attention_class: ClassVar[Make] = DotProductAttention
 
 
 PARTS = {

@@ -3,8 +3,8 @@
 Shapes: B batch, T tokens, C classes, M rows, N columns.
 """
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from concord.backends.bench import seconds_by_events
 from concord.backends.interface import LEARNING_RATE, Steps
-from concord.backends.session import FrameworkSession, Observation
-from concord.backends.torch import weights
+from concord.backends.session import FrameworkSession
 from concord.backends.torch.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
-from concord.spec.parameters import Weights
+from concord.backends.torch.weights import trained
+from concord.backends.trainer import MOST
+from concord.backends.training import Evaluate, Observation
 
 MODES = {False: "default", True: "reduce-overhead"}
 """Of the compiler, by whether kernels are captured as a graph, which a GPU launches at once."""
@@ -42,57 +43,61 @@ class Session(FrameworkSession):
 
     losses = (ClassificationLoss, CotangentLoss)
 
-    def start(self, model: nn.Module) -> None:
-        """Take the model."""
-        self.model = model
-        self.captured = self.compiled and self.device.type == "cuda"
+    def prepare(self) -> None:
+        """Do once what a framework needs before it compiles."""
+        training = self.request.training
+        # Gradients of a batch that are added up later would be overwritten.
+        self.captured = self.compiled and self.device.type == "cuda" and (training is None or training.recipe.accumulation == 1)
         if self.compiled:
             # A worker compiles a model for each session; what earlier ones left counts towards a limit.
             torch.compiler.reset()
+            torch.compiler.config.recompile_limit = 2 * MOST
 
-    def put(self, canonical: Weights) -> None:
-        """Copy canonical weights into the model."""
-        weights.load(self.model, self.request.config, canonical, self.request.part)
+    def traced(self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()) -> Callable[..., Any]:
+        """Return a step as it is: PyTorch compiles what evaluates the model, when the first step runs."""
+        return function
 
-    @functools.cached_property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """Plain gradient descent."""
-        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        return torch.optim.SGD(trained, lr=LEARNING_RATE, momentum=0.0, weight_decay=0.0, foreach=True)
-
-    def evaluation(self, captured: bool) -> Callable[..., Any]:
+    def evaluation(self, captured: bool) -> Evaluate:
         """Return what evaluates the model, compiled if that is asked for."""
         return torch.compile(evaluate, fullgraph=True, dynamic=False, mode=MODES[captured]) if self.compiled else evaluate
 
-    @functools.cached_property
-    def stepping(self) -> Callable[..., Any]:
+    @cached_property
+    def evaluating(self) -> Evaluate:
         """What evaluates the model in steps."""
         return self.evaluation(self.captured)
 
-    def compile(self) -> None:
-        """Do nothing: PyTorch compiles when the first step runs."""
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Plain gradient descent."""
+        return torch.optim.SGD(trained(self.model).values(), lr=LEARNING_RATE, momentum=0.0, weight_decay=0.0, foreach=True)
 
-    def forward(self) -> None:
-        """Start one forward pass: (B, T) to (B, C)."""
+    def forget(self) -> None:
+        """Let go of what was compiled: PyTorch keeps all that it has compiled until it is told otherwise."""
+        torch.compiler.reset()
+
+    def infer(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the logits (B, C)."""
         if self.captured:
             torch.compiler.cudagraph_mark_step_begin()
-        with self.context(), torch.inference_mode():
-            output, _, _ = self.stepping(self.model, None, self.inputs, self.trace, {}, False)
-        self.computed = {"logits": output}
+        with torch.inference_mode():
+            return self.evaluating(self.model, None, inputs, self.trace, {}, False)[0]
 
-    def train_step(self) -> None:
-        """Start one training step: loss, gradients, and every trained parameter less its gradient times the learning rate."""
+    def differentiated(self, model: nn.Module, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]) -> Observation:
+        """Return what a step of training needs (:meth:`concord.backends.session.FrameworkSession.differentiated`)."""
         if self.captured:
             torch.compiler.cudagraph_mark_step_begin()
-        with self.context():
-            observed = differentiate(self.stepping, self.model, self.loss_function, self.inputs, self.request.part, self.trace, {}, False)
-            self.optimizer.step()
-        self.computed = {"loss": observed.loss}
+        return differentiate(self.evaluating, model, self.loss_function, inputs, self.request.part, self.trace, zeros, bool(zeros))
 
-    def observe(self, zeros: dict[str, Tensor]) -> Observation:
-        """Compute output, loss and every tap, and gradients if they are asked for (:meth:`concord.backends.session.FrameworkSession.observe`)."""
+    def update(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the loss before an update by plain gradient descent."""
+        observed = self.differentiated(self.model, inputs, {})
+        self.optimizer.step()
+        return observed.loss
+
+    def observe(self, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]) -> Observation:
+        """Return output, loss and every tap, and gradients if they are asked for (:meth:`concord.backends.session.FrameworkSession.observe`)."""
         run = self.evaluation(captured=False)
         if self.request.gradients:
-            return differentiate(run, self.model, self.loss_function, self.inputs, self.request.part, self.trace, zeros, True)
+            return differentiate(run, self.model, self.loss_function, inputs, self.request.part, self.trace, zeros, True)
         with torch.no_grad():
-            return Observation(*run(self.model, self.loss_function, self.inputs, self.trace, {}, True), {})
+            return Observation(*run(self.model, self.loss_function, inputs, self.trace, {}, True), {})

@@ -4,16 +4,16 @@ Shapes: B batch, C classes.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from concord.backends.interface import Trace
-from concord.backends.session import Observation
 from concord.backends.torch.layers import Tap
-from concord.backends.torch.model import Inputs
+from concord.backends.torch.model import TextClassifier
+from concord.backends.torch.weights import trained
+from concord.backends.training import Evaluate, Observation, evaluation
 from concord.spec.config import EncoderConfig
 from concord.spec.tensors import differentiable_inputs
 
@@ -35,7 +35,7 @@ class ClassificationLoss:
         self.ignore_label = config.ignore_label
         self.l2_weight = config.l2_weight
 
-    def __call__(self, model: nn.Module, logits: Tensor, inputs: Inputs, tap: Tap) -> Tensor:
+    def __call__(self, model: TextClassifier, logits: Tensor, inputs: Mapping[str, Tensor], tap: Tap) -> Tensor:
         labels = inputs["labels"]
         losses = tap("losses", self.losses(logits, labels, tap))  # (B,)
         if self.ignore_label is None:
@@ -55,42 +55,18 @@ class CotangentLoss:
     def __init__(self, config: EncoderConfig) -> None:
         pass
 
-    def __call__(self, model: nn.Module, output: Tensor, inputs: Inputs, tap: Tap) -> Tensor:
+    def __call__(self, model: nn.Module, output: Tensor, inputs: Mapping[str, Tensor], tap: Tap) -> Tensor:
         return tap("loss", torch.sum(output * inputs["cotangent"]))
 
 
-def add_zeros(tensor: Tensor, zeros: Tensor | None) -> Tensor:
-    """Add what has the tensor's own gradient; a tensor of another shape, which only a faulty model has, stays alone."""
-    return tensor if zeros is None or zeros.shape != tensor.shape else tensor + zeros
-
-
-def evaluate(
-    model: nn.Module, loss_function: Callable[..., Tensor] | None, inputs: Inputs, trace: Trace, zeros: Mapping[str, Tensor], recorded: bool
-) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
-    """Return output, the loss if there is a function for it, and if they are recorded all taps.
-
-    Args:
-        trace: makes of the tap that records the one that the model calls.
-        zeros: by tap; what has the gradient that the tap has, for it is added to it (:func:`add_zeros`).
-    """
-    taps: dict[str, Tensor] = {}
-
-    def record(name: str, tensor: Tensor) -> Tensor:
-        tensor = add_zeros(tensor, zeros.get(name))
-        if recorded:
-            taps[name] = tensor
-        return tensor
-
-    tap = trace(model, inputs, record)
-    output = model(inputs, tap)
-    return output, None if loss_function is None else loss_function(model, output, inputs, tap), taps
+evaluate = evaluation()
 
 
 def differentiate(
-    run: Callable[..., Any], model: nn.Module, loss_function: Callable[..., Tensor], inputs: Inputs, part: str, trace: Trace, zeros: Mapping[str, Tensor], recorded: bool
+    run: Evaluate, model: nn.Module, loss_function: Callable[..., Tensor], inputs: Mapping[str, Tensor], part: str, trace: Trace, zeros: Mapping[str, Tensor], recorded: bool
 ) -> Observation:
     """Return what :func:`evaluate`, perhaps compiled, computes, with the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the taps that have ``zeros``."""
-    wanted = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    wanted = dict[str, Tensor](trained(model))
     wanted |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
     of_taps = {f"taps.{name}": zero for name, zero in zeros.items()}
     for tensor in (*wanted.values(), *of_taps.values()):

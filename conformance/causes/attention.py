@@ -14,7 +14,7 @@ from concord.conformance.causes.question import Question
 from concord.conformance.causes.step import Change, Step
 from concord.spec.masks import visible_keys
 from concord.spec.precision import precision
-from concord.spec.tape import Tensor
+from concord.spec.tape import Node
 
 Numbers = NDArray[np.int64]
 Order = Callable[[Numbers], Numbers]
@@ -93,17 +93,17 @@ def _rounded(value: float, name: str) -> float:
 def of_weights(question: Question, tap: str) -> Iterator[Hypothesis]:
     """Yield what may be wrong with attention weights."""
 
-    def masked(m: Step, tap: str) -> Tensor:
+    def masked(m: Step, tap: str) -> Node:
         return m.now.get(f"{tap.rpartition('.')[0]}.masked_scores") or m.beside(tap, "scores")
 
     def over(axis: int) -> Change:
-        def softmax(m: Step, tap: str, y: Tensor) -> Tensor:
+        def softmax(m: Step, tap: str, y: Node) -> Node:
             turned = m.rearranged(masked(m, tap), lambda s: s.swapaxes(axis, -1))
             return m.rearranged(m.a.softmax(turned), lambda s: s.swapaxes(axis, -1))
 
         return softmax
 
-    def bare(m: Step, tap: str, y: Tensor) -> Tensor:
+    def bare(m: Step, tap: str, y: Node) -> Node:
         def softmax(scores: NDArray[np.floating]) -> NDArray[np.floating]:
             powers = np.exp(scores.astype(precision(m.dtype).storage))  # what overflows depends on the format
             shares: NDArray[np.floating] = powers / powers.sum(-1, keepdims=True)
@@ -111,7 +111,7 @@ def of_weights(question: Question, tap: str) -> Iterator[Hypothesis]:
 
         return m.function(masked(m, tap), softmax)
 
-    def logistic(m: Step, tap: str, y: Tensor) -> Tensor:
+    def logistic(m: Step, tap: str, y: Node) -> Node:
         return m.a.scale(m.a.shift(m.a.tanh(m.a.scale(masked(m, tap), 0.5), absolute=True), 1.0), 0.5)
 
     for axis, word in ((-2, "queries"), (1, "heads"), (0, "samples")):
@@ -131,13 +131,13 @@ def of_masks_in_weights() -> Iterator[Hypothesis]:
     def visible(m: Step, tap: str) -> NDArray[np.bool_]:
         return visible_keys(m.config, m.key_mask(), m.beside(tap, "scores").shape[1])
 
-    def after(m: Step, tap: str, y: Tensor) -> Tensor:
+    def after(m: Step, tap: str, y: Node) -> Node:
         return m.a.replace(m.a.softmax(m.beside(tap, "scores")), visible(m, tap), 0.0)
 
     def zeroed(name: str, text: str, keep: Callable[[Step, NDArray[np.bool_]], NDArray[np.bool_]]) -> Hypothesis:
         return changed(name, text, "MSK-5", lambda m, tap, y: m.a.replace(y, keep(m, visible(m, tap)), 0.0))
 
-    def unmasked(m: Step, tap: str, y: Tensor) -> Tensor:
+    def unmasked(m: Step, tap: str, y: Node) -> Node:
         return m.a.softmax(m.beside(tap, "scores"))
 
     def some(m: Step, keys: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -158,17 +158,17 @@ def of_context(question: Question, tap: str) -> Iterator[Hypothesis]:
     config = question.config
     heads, width = config.num_heads, config.head_dim
 
-    def summed(weights: Callable[[Step, str], Tensor], values: str = "value") -> Change:
-        def change(m: Step, tap: str, y: Tensor) -> Tensor:
+    def summed(weights: Callable[[Step, str], Node], values: str = "value") -> Change:
+        def change(m: Step, tap: str, y: Node) -> Node:
             return m.a.reshape(m.a.einsum("bhqs,bshk->bqhk", weights(m, tap), m.beside(tap, values)), y.shape)
 
         return change
 
-    def of_first_head(m: Step, tap: str, y: Tensor) -> Tensor:
+    def of_first_head(m: Step, tap: str, y: Node) -> Node:
         values = m.rearranged(m.beside(tap, "value"), lambda v: np.repeat(v[:, :, :1], heads, axis=2))
         return m.a.reshape(m.a.einsum("bhqs,bshk->bqhk", used(m, tap), values), y.shape)
 
-    def used(m: Step, tap: str) -> Tensor:
+    def used(m: Step, tap: str) -> Node:
         return m.now.get(f"{tap.rpartition('.')[0]}.masked_weights") or m.beside(tap, "weights")
 
     yield changed("context_of_keys", "a weighted sum of keys instead of values", "ATT-6", summed(used, "key"))

@@ -14,7 +14,7 @@ from concord.conformance.causes.question import Question
 from concord.conformance.causes.step import Change, Step
 from concord.spec.config import EncoderConfig
 from concord.spec.positions import sinusoid
-from concord.spec.tape import Tensor
+from concord.spec.tape import Node
 
 Array = NDArray[np.floating]
 Rows = NDArray[np.integer]
@@ -101,7 +101,7 @@ def of_sum(question: Question, tap: str) -> Iterator[Hypothesis]:
 
 
 def _weighed_sum(parts: list[str], factors: dict[str, float]) -> Change:
-    def total(m: Step, tap: str, y: Tensor) -> Tensor:
+    def total(m: Step, tap: str, y: Node) -> Node:
         terms = [m.a.scale(m.now[part], factors.get(part.rpartition(".")[2], 1.0)) for part in parts]
         result = terms[0]
         for term in terms[1:]:

@@ -11,15 +11,15 @@ from concord.conformance.causes.norms import NORMS, RESIDUALS, normalised, optio
 from concord.conformance.causes.question import Question
 from concord.conformance.causes.slopes import of_slopes
 from concord.conformance.causes.step import Change, Step
-from concord.spec.tape import Tensor
+from concord.spec.tape import Node
 
 
-def stopped(m: Step, tap: str, y: Tensor) -> Tensor:
+def stopped(m: Step, tap: str, y: Node) -> Node:
     """Let no gradient flow."""
     return m.stopped(y)
 
 
-def unpadded(m: Step, tap: str, y: Tensor) -> Tensor:
+def unpadded(m: Step, tap: str, y: Node) -> Node:
     """Let no gradient flow for padding."""
     return m.a.freeze(y, ~m.key_mask()[..., None])
 
@@ -29,7 +29,7 @@ def multiplied(factor: float) -> Change:
     return lambda m, tap, y: m.straight(y, m.a.scale(y, factor))
 
 
-def passed_to(source: Callable[[Step, str], Tensor]) -> Change:
+def passed_to(source: Callable[[Step, str], Node]) -> Change:
     """Return what lets the gradient of a tap flow to another as it is."""
     return lambda m, tap, y: m.straight(y, source(m, tap))
 
@@ -50,10 +50,10 @@ def of_norms(question: Question) -> Iterator[Hypothesis]:
     def norm(name: str, text: str, on: tuple[str, ...] = NORMS, clause: str = "NRM-2", **how: Any) -> Hypothesis:
         return changed(name, text, clause, lambda m, tap, y: normalised(m, tap, m.x, **how), *on)
 
-    def without_mean(m: Step, x: Tensor, mean: Tensor) -> Tensor:
+    def without_mean(m: Step, x: Node, mean: Node) -> Node:
         return m.a.subtract(x, m.stopped(mean))
 
-    def constant(m: Step, variance: Tensor) -> Tensor:
+    def constant(m: Step, variance: Node) -> Node:
         return m.stopped(usual_deviation(m, variance))
 
     yield norm("detached_variance", "a variance that is taken for a constant", deviation=constant)
@@ -72,10 +72,10 @@ def of_norms(question: Question) -> Iterator[Hypothesis]:
 def of_sublayers(question: Question) -> Iterator[Hypothesis]:
     """Yield residuals, padded rows and activations that are differentiated in another way."""
 
-    def residual(m: Step, tap: str) -> Tensor:
+    def residual(m: Step, tap: str) -> Node:
         return m.entered[tap.replace("residual", "norm")]
 
-    def result(m: Step, tap: str) -> Tensor:
+    def result(m: Step, tap: str) -> Node:
         return m.now[result_of(question, tap)]
 
     for taps in (RESIDUALS, *((tap,) for tap in RESIDUALS)):
@@ -95,11 +95,11 @@ def of_attention(question: Question) -> Iterator[Hypothesis]:
     """Yield attention that is differentiated in another way."""
     root = math.sqrt(question.config.head_dim)
 
-    def masked(m: Step, tap: str) -> Tensor:
+    def masked(m: Step, tap: str) -> Node:
         prefix = tap.rpartition(".")[0]
         return m.now.get(f"{prefix}.masked_scores") or m.now[f"{prefix}.scores"]
 
-    def without_row(m: Step, tap: str, y: Tensor) -> Tensor:
+    def without_row(m: Step, tap: str, y: Node) -> Node:
         return m.straight(y, m.a.multiply(m.stopped(y), masked(m, tap)))
 
     def softmax(text: str, change: Change) -> Hypothesis:

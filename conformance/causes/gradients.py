@@ -13,7 +13,7 @@ from concord.conformance.causes.hypothesis import Gradients, Hypothesis, changed
 from concord.conformance.causes.question import Question
 from concord.conformance.causes.step import Step
 from concord.spec.parameters import trainable
-from concord.spec.tape import Tensor
+from concord.spec.tape import Node
 
 Array = NDArray[np.floating]
 Ids = NDArray[np.integer]
@@ -123,7 +123,7 @@ def of_rows(question: Question, tap: str) -> Iterator[Hypothesis]:
 def weighed(tap: str, name: str, text: str, share: Callable[[Ids], Array]) -> Hypothesis:
     """Return the hypothesis of a table to whose gradient each use of a row counts by a share, made of the rows, (B, T)."""
 
-    def change(m: Step, tap: str, y: Tensor) -> Tensor:
+    def change(m: Step, tap: str, y: Node) -> Node:
         ids = m.batch.required("segment_ids" if tap == SEGMENT else "input_ids")
         rows = np.broadcast_to(np.arange(ids.shape[1]), ids.shape) if tap == POSITION else ids
         return m.straight(y, m.a.multiply(y, m.constant(share(rows)[..., None])))

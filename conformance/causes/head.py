@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from concord.conformance.causes.hypothesis import Hypothesis, changed, options
 from concord.conformance.causes.question import Question
 from concord.conformance.causes.step import Change, Step
-from concord.spec.tape import Tensor
+from concord.spec.tape import Node
 
 Flags = NDArray[np.bool_]
 Function = Callable[[Any], Any]
@@ -50,7 +50,7 @@ def of_activation(question: Question, tap: str) -> Iterator[Hypothesis]:
     def gate(name: str, text: str, function: Function) -> Hypothesis:
         """Return the hypothesis of x times a function of x."""
 
-        def change(m: Step, tap: str, y: Tensor) -> Tensor:
+        def change(m: Step, tap: str, y: Node) -> Node:
             return m.a.multiply(m.now[inner], m.function(m.now[inner], function, absolute=True))
 
         return changed(name, text, "FFN-2", change)
@@ -58,7 +58,7 @@ def of_activation(question: Question, tap: str) -> Iterator[Hypothesis]:
     def elementwise(name: str, text: str, function: Function) -> Hypothesis:
         return changed(name, text, "FFN-2", lambda m, tap, y: m.function(m.now[inner], function))
 
-    def before_bias(m: Step, tap: str, y: Tensor) -> Tensor:
+    def before_bias(m: Step, tap: str, y: Node) -> Node:
         return m.a.add(m.activation(m.a.subtract(m.now[inner], m.weights[bias]), None), m.weights[bias])
 
     yield from options(question.config, "activation", ("relu", "gelu_erf", "gelu_tanh"), "FFN-2")
@@ -108,10 +108,10 @@ def of_pooling(question: Question, tap: str) -> Iterator[Hypothesis]:
 def of_flattening(last: str) -> Iterator[Hypothesis]:
     """Yield other ways to flatten."""
 
-    def features_first(m: Step, tap: str, y: Tensor) -> Tensor:
+    def features_first(m: Step, tap: str, y: Node) -> Node:
         return m.rearranged(m.now[last], lambda numbers: numbers.swapaxes(1, 2).reshape(y.shape))
 
-    def without_padding(m: Step, tap: str, y: Tensor) -> Tensor:
+    def without_padding(m: Step, tap: str, y: Node) -> Node:
         return m.a.reshape(m.a.replace(m.now[last], m.key_mask()[..., None], 0.0), y.shape)
 
     yield changed("flatten_order", "features flattened before tokens", "HED-1", features_first)
@@ -122,25 +122,25 @@ def of_vector(last: str) -> Iterator[Hypothesis]:
     """Yield other ways to make one vector of all."""
 
     def token(name: str, text: str, place: Callable[[Flags], NDArray[np.integer]]) -> Hypothesis:
-        def change(m: Step, tap: str, y: Tensor) -> Tensor:
+        def change(m: Step, tap: str, y: Node) -> Node:
             return m.a.index(m.now[last], (np.arange(len(m.key_mask())), place(m.key_mask())))
 
         return changed(name, f"{text} instead of the first", "HED-1", change)
 
-    def every(name: str, text: str, made: Callable[[Step, Tensor, Flags], Tensor]) -> Iterator[Hypothesis]:
+    def every(name: str, text: str, made: Callable[[Step, Node, Flags], Node]) -> Iterator[Hypothesis]:
         """Yield what is made of all tokens, and of the real ones."""
         all_tokens, real_tokens = f"{text} all tokens instead of the first", f"{text} real tokens instead of the first"
         yield changed(f"{name}_pooled", all_tokens, "HED-1", lambda m, tap, y: made(m, m.now[last], np.ones_like(m.key_mask())))
         yield changed(f"{name}_of_real_tokens_pooled", real_tokens, "HED-1", lambda m, tap, y: made(m, m.now[last], m.key_mask()))
 
-    def total(m: Step, x: Tensor, counted: Flags) -> Tensor:
+    def total(m: Step, x: Node, counted: Flags) -> Node:
         kept = m.a.replace(x, counted[..., None], 0.0)
         return m.a.reshape(m.a.sum(kept, -2), (x.shape[0], x.shape[2]))
 
-    def mean(m: Step, x: Tensor, counted: Flags) -> Tensor:
+    def mean(m: Step, x: Node, counted: Flags) -> Node:
         return m.a.divide(total(m, x, counted), m.constant(np.maximum(counted.sum(1), 1)[:, None].astype(np.float64)))
 
-    def maximum(m: Step, x: Tensor, counted: Flags) -> Tensor:
+    def maximum(m: Step, x: Node, counted: Flags) -> Node:
         vector = m.a.index(x, (slice(None), 0))
         return m.function(vector, lambda _: np.where(counted[..., None], x.value, -np.inf).max(-2))
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from concord.conformance.causes.hypothesis import Hypothesis, changed, loaded, options
 from concord.conformance.causes.question import Question
 from concord.conformance.causes.step import Change, Step
-from concord.spec.tape import Tensor
+from concord.spec.tape import Node
 
 Array = NDArray[np.floating]
 
@@ -24,7 +24,7 @@ def parameters_of(tap: str) -> str:
     return {"pooler.dense": "pooler", "logits": "classifier"}.get(tap, tap)
 
 
-def finished(m: Step, tap: str, y: Tensor) -> Tensor:
+def finished(m: Step, tap: str, y: Node) -> Node:
     """Return what becomes of a linear layer's result before it is tapped: heads for query, key and value."""
     if tap.endswith((".query", ".key", ".value")):
         if m.config.qkv_activation == "relu":
@@ -33,7 +33,7 @@ def finished(m: Step, tap: str, y: Tensor) -> Tensor:
     return y
 
 
-def applied_to(source: Callable[[Step], Tensor]) -> Change:
+def applied_to(source: Callable[[Step], Node]) -> Change:
     """Return what applies a linear layer to something else."""
     return lambda m, tap, y: finished(m, tap, m.linear(parameters_of(tap), source(m)))
 

@@ -14,7 +14,7 @@ from concord.conformance.causes.hypothesis import Hypothesis, changed, options
 from concord.conformance.causes.question import Question
 from concord.conformance.causes.step import Change, Step
 from concord.spec.parameters import parameters
-from concord.spec.tape import Tensor
+from concord.spec.tape import Node
 
 SMOOTHING = (0.1, 0.05, 0.2)
 """How much labels may be smoothed."""
@@ -26,7 +26,7 @@ def of_log_probabilities(question: Question, tap: str) -> Iterator[Hypothesis]:
     def logarithm(probabilities: Callable[[Any], Any]) -> Change:
         return lambda m, tap, y: m.function(m.a.softmax(m.now["logits"]), lambda p: np.log(probabilities(p)), absolute=True)
 
-    def over_samples(m: Step, tap: str, y: Tensor) -> Tensor:
+    def over_samples(m: Step, tap: str, y: Node) -> Node:
         turned = m.a.log_softmax(m.rearranged(m.now["logits"], np.transpose))
         return m.rearranged(turned, np.transpose)
 
@@ -79,7 +79,7 @@ def of_softmax(question: Question) -> Iterator[Hypothesis]:
     def held(name: str, text: str, targets: Callable[[NDArray[np.integer]], NDArray[np.floating]]) -> Hypothesis:
         """Return the hypothesis of other targets: (B,) to (B, C)."""
 
-        def change(m: Step, tap: str, y: Tensor) -> Tensor:
+        def change(m: Step, tap: str, y: Node) -> Node:
             products = m.a.multiply(m.now["log_probabilities"], m.constant(targets(m.batch.required("labels"))))
             return m.a.reshape(m.a.scale(m.a.sum(products, -1), -1.0), y.shape)
 
@@ -89,7 +89,7 @@ def of_softmax(question: Question) -> Iterator[Hypothesis]:
         hot: NDArray[np.floating] = np.eye(classes)[labels]
         return hot
 
-    def binary(m: Step, tap: str, y: Tensor) -> Tensor:
+    def binary(m: Step, tap: str, y: Node) -> Node:
         losses = m.a.sigmoid_cross_entropy(m.now["logits"], one_hot(m.batch.required("labels")).astype(y.value.dtype))
         return m.a.reshape(m.a.sum(losses, -1), y.shape)
 
@@ -133,7 +133,7 @@ def _smoothed(
 def of_sigmoid(question: Question) -> Iterator[Hypothesis]:
     """Yield other losses of one class."""
 
-    def entropy(m: Step, logits: Tensor, targets: NDArray[Any]) -> Tensor:
+    def entropy(m: Step, logits: Node, targets: NDArray[Any]) -> Node:
         return m.a.reshape(m.a.sigmoid_cross_entropy(logits, targets.astype(logits.value.dtype)[:, None]), (len(targets),))
 
     def labels(m: Step) -> NDArray[Any]:
@@ -180,7 +180,7 @@ def of_reduction(question: Question) -> Iterator[Hypothesis]:
     def reduced(name: str, text: str, clause: str, factor: Callable[[float], float], everything: bool = False) -> Hypothesis:
         """Return the hypothesis of a sum of losses times a factor, which is made of how many samples count."""
 
-        def change(m: Step, tap: str, y: Tensor) -> Tensor:
+        def change(m: Step, tap: str, y: Node) -> Node:
             labels = m.batch.required("labels")
             counted = labels != config.ignore_label if config.ignore_label is not None else np.ones(size, bool)
             total = m.a.sum(m.now["losses"] if everything else m.a.replace(m.now["losses"], counted, 0.0))
@@ -200,7 +200,7 @@ def of_reduction(question: Question) -> Iterator[Hypothesis]:
 CLASSIFIER = ("classifier.weight", "classifier.bias")
 
 
-def squares(m: Step, names: Iterable[str]) -> Tensor:
+def squares(m: Step, names: Iterable[str]) -> Node:
     """Return the L2 term of some parameters."""
     total = m.constant(np.zeros(()))
     for name in names if m.config.l2_weight else ():
@@ -215,7 +215,7 @@ def of_penalty(question: Question) -> Iterator[Hypothesis]:
     def penalised(text: str, names: Iterable[str]) -> Hypothesis:
         chosen = tuple(names)
 
-        def change(m: Step, tap: str, y: Tensor) -> Tensor:
+        def change(m: Step, tap: str, y: Node) -> Node:
             return m.a.add(m.a.subtract(y, squares(m, CLASSIFIER)), squares(m, chosen))
 
         return changed("l2_parameters", f"an L2 term of {text}", "LOS-4", change)

@@ -13,7 +13,7 @@ from concord.conformance.causes.hypothesis import Hypothesis, changed, options
 from concord.conformance.causes.question import Question
 from concord.conformance.causes.step import Step
 from concord.spec.masks import mask_constant, visible_keys
-from concord.spec.tape import Tensor
+from concord.spec.tape import Node
 
 Flags = NDArray[np.bool_]
 
@@ -21,7 +21,7 @@ LOWEST = -3.4028234663852886e38
 CONSTANTS = (-1e4, -1e5, -1e6, -1e9, -1e10, -1e12, -4294967295.0, -4294967296.0, -65504.0, -1e30, -100.0, -1000.0, LOWEST)
 
 
-def masked(m: Step, tap: str, visible: Flags | None = None, fill: Callable[[Step, Tensor, Flags, float], Tensor] | None = None) -> Tensor:
+def masked(m: Step, tap: str, visible: Flags | None = None, fill: Callable[[Step, Node, Flags, float], Node] | None = None) -> Node:
     """Return masked scores, by another mask or another way to apply it."""
     scores = m.beside(tap, "scores")
     if visible is None:
@@ -29,7 +29,7 @@ def masked(m: Step, tap: str, visible: Flags | None = None, fill: Callable[[Step
     return (fill or filled)(m, scores, visible, mask_constant(m.config, m.dtype))
 
 
-def filled(m: Step, scores: Tensor, visible: Flags, constant: float) -> Tensor:
+def filled(m: Step, scores: Node, visible: Flags, constant: float) -> Node:
     """MSK-3."""
     if m.config.mask_fill == "replace":
         return m.a.replace(scores, visible, constant)
@@ -57,10 +57,10 @@ def of_other_constants(question: Question, tap: str) -> Iterator[Hypothesis]:
         return
     for fill, shown in (("replace", question.actual), ("add", question.actual - scores)):
         middle = np.sort(shown[hidden])[hidden.sum() // 2]  # no mean of two: of the lowest numbers it is infinite
-        constant, spread = float(middle), float(np.ptp(shown[hidden]))
+        constant, width = float(middle), float(np.ptp(shown[hidden]))
         # The shortest number that all of them may have been made of; near the end of the range a shorter one may be infinite.
         shorter = (float(f"{constant:.{digits}g}") for digits in range(1, 18))
-        value = next((short for short in shorter if abs(short - constant) <= spread and math.isfinite(short)), constant)
+        value = next((short for short in shorter if abs(short - constant) <= width and math.isfinite(short)), constant)
         for option in options(question.config, "mask_value", (value,), "MSK-2", mask_fill=fill):
             text = option.text if fill == question.config.mask_fill else f"{option.text} and mask_fill = {fill}"
             yield dataclasses.replace(option, text=text, rare=True)
@@ -69,7 +69,7 @@ def of_other_constants(question: Question, tap: str) -> Iterator[Hypothesis]:
 def mask(name: str, text: str, visible: Callable[[Step, Flags], Flags], clause: str = "MSK-4") -> Hypothesis:
     """Return the hypothesis of another mask, made of the right one: (B, S) or (B, Q, S)."""
 
-    def change(m: Step, tap: str, y: Tensor) -> Tensor:
+    def change(m: Step, tap: str, y: Node) -> Node:
         heads = m.beside(tap, "scores").shape[1]
         return masked(m, tap, visible_keys(m.config, visible(m, m.key_mask()), heads))
 
@@ -158,10 +158,10 @@ def by_ids() -> Iterator[Hypothesis]:
 def by_other_filling(question: Question) -> Iterator[Hypothesis]:
     """Yield other ways to apply the mask."""
 
-    def filling(name: str, text: str, fill: Callable[[Step, Tensor, Flags, float], Tensor], clause: str = "MSK-3") -> Hypothesis:
+    def filling(name: str, text: str, fill: Callable[[Step, Node, Flags, float], Node], clause: str = "MSK-3") -> Hypothesis:
         return changed(name, text, clause, lambda m, tap, y: masked(m, tap, fill=fill))
 
-    def divided(m: Step, scores: Tensor, visible: Flags, constant: float) -> Tensor:
+    def divided(m: Step, scores: Node, visible: Flags, constant: float) -> Node:
         root = float(np.sqrt(m.config.head_dim))
         return m.a.divide_by(filled(m, m.a.scale(scores, root), visible, constant), root)
 
@@ -183,8 +183,8 @@ def by_other_filling(question: Question) -> Iterator[Hypothesis]:
 def of_masked_weights(question: Question, tap: str) -> Iterator[Hypothesis]:
     """Yield what may be wrong with the overwritten weights of padded queries."""
 
-    def weights(name: str, text: str, made: Callable[[Step, Tensor, Flags, float], Tensor]) -> Hypothesis:
-        def change(m: Step, tap: str, y: Tensor) -> Tensor:
+    def weights(name: str, text: str, made: Callable[[Step, Node, Flags, float], Node]) -> Hypothesis:
+        def change(m: Step, tap: str, y: Node) -> Node:
             return made(m, m.beside(tap, "weights"), m.query_mask()[:, None, :, None], mask_constant(m.config, m.dtype))
 
         return changed(name, text, "MSK-8", change)

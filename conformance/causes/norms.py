@@ -14,7 +14,7 @@ from concord.conformance.causes.hypothesis import Hypothesis, both, changed, loa
 from concord.conformance.causes.question import Question
 from concord.conformance.causes.step import Step
 from concord.spec.parameters import parameters
-from concord.spec.tape import Tensor
+from concord.spec.tape import Node
 
 NORMS = ("embeddings.norm", "layers.*.norm1", "layers.*.norm2", "final_norm")
 RESIDUALS = ("layers.*.residual1", "layers.*.residual2")
@@ -22,21 +22,21 @@ RESIDUALS = ("layers.*.residual1", "layers.*.residual2")
 EPSILONS = (1e-12, 1e-10, 1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
 RARE_EPSILONS = tuple(factor * epsilon for epsilon in EPSILONS for factor in (2.0, 5.0))
 
-Deviation = Callable[[Step, Tensor], Tensor]
+Deviation = Callable[[Step, Node], Node]
 """Makes the deviation of the variance."""
 
 
-def usual_center(m: Step, x: Tensor, mean: Tensor) -> Tensor:
+def usual_center(m: Step, x: Node, mean: Node) -> Node:
     """NRM-2."""
     return m.a.subtract(x, mean)
 
 
-def usual_parameter(m: Step, name: str) -> Tensor:
+def usual_parameter(m: Step, name: str) -> Node:
     """Return a gain or offset."""
     return m.weights[name]
 
 
-def usual_deviation(m: Step, variance: Tensor) -> Tensor:
+def usual_deviation(m: Step, variance: Node) -> Node:
     """NRM-3."""
     epsilon = m.config.norm_epsilon
     return m.a.sqrt(m.a.shift(variance, epsilon)) if m.config.norm_epsilon_placement == "inside" else m.a.shift(m.a.sqrt(variance), epsilon)
@@ -45,12 +45,12 @@ def usual_deviation(m: Step, variance: Tensor) -> Tensor:
 def normalised(
     m: Step,
     tap: str,
-    x: Tensor,
-    center: Callable[[Step, Tensor, Tensor], Tensor] = usual_center,
+    x: Node,
+    center: Callable[[Step, Node, Node], Node] = usual_center,
     deviation: Deviation = usual_deviation,
     axes: tuple[int, ...] = (-1,),
-    parameter: Callable[[Step, str], Tensor] = usual_parameter,
-) -> Tensor:
+    parameter: Callable[[Step, str], Node] = usual_parameter,
+) -> Node:
     """Return gain * (x - mean) / deviation + offset, in some other way than the specification's.
 
     Args:
@@ -62,7 +62,7 @@ def normalised(
     a, name = m.a, owner(m.config.norm_sharing, tap)
     count = math.prod(x.shape[axis] for axis in axes)
 
-    def total(values: Tensor) -> Tensor:
+    def total(values: Node) -> Node:
         for axis in axes:
             values = a.sum(values, axis)
         return values
@@ -118,7 +118,7 @@ def of_statistics() -> Iterator[Hypothesis]:
     def norm(name: str, text: str, clause: str = "NRM-2", **how: Any) -> Hypothesis:
         return changed(name, text, clause, lambda m, tap, y: normalised(m, tap, m.x, **how))
 
-    def at_least(m: Step, variance: Tensor) -> Tensor:
+    def at_least(m: Step, variance: Node) -> Node:
         epsilon = m.config.norm_epsilon
         root = m.a.sqrt(variance)
         if m.config.norm_epsilon_placement == "outside":
@@ -195,7 +195,7 @@ def of_residual(question: Question, tap: str) -> Iterator[Hypothesis]:
     result, layer = result_of(question, tap), tap.rpartition(".")[0]
     norm = tap.replace("residual", "norm")
 
-    def total(name: str, text: str, made: Callable[[Step, Tensor, Tensor], Tensor]) -> Hypothesis:
+    def total(name: str, text: str, made: Callable[[Step, Node, Node], Node]) -> Hypothesis:
         return changed(name, text, "RES-1", lambda m, tap, y: made(m, m.entered[norm], m.now[result]))
 
     def scaled(factor: float, text: str) -> Hypothesis:
@@ -229,6 +229,6 @@ def of_residual(question: Question, tap: str) -> Iterator[Hypothesis]:
             )
 
 
-def scaled_sum(factor: float) -> Callable[[Step, Tensor, Tensor], Tensor]:
+def scaled_sum(factor: float) -> Callable[[Step, Node, Node], Node]:
     """Return what multiplies the sum by a factor."""
     return lambda m, x, y: m.a.scale(m.a.add(x, y), factor)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from concord.conformance.causes.hypothesis import RIGHT, Hypothesis
 from concord.conformance.causes.step import Reached, Step, group_of
-from concord.conformance.expectation import Case, is_gradient
+from concord.conformance.expectation import JudgedProblem, is_gradient
 from concord.conformance.tolerance import Sigma, samples, shadows
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import round_inputs
@@ -43,7 +43,7 @@ class Question:
         actual: the run's values of it.
     """
 
-    def __init__(self, case: Case, forced: Mapping[str, Array], tensor: str, actual: Array) -> None:
+    def __init__(self, case: JudgedProblem, forced: Mapping[str, Array], tensor: str, actual: Array) -> None:
         weights, batch = round_inputs(case.weights, case.batch, case.dtype)
         self.case = dataclasses.replace(case, weights=weights, batch=batch)
         self.forced, self.tensor = forced, tensor

@@ -19,7 +19,7 @@ from concord.conformance.causes.reading import CLEAR
 from concord.conformance.causes.recovered import of_weights
 from concord.conformance.causes.step import matches
 from concord.conformance.causes.structure import of_cancellation, of_dropout, of_dropped_weights, of_format, of_limit
-from concord.conformance.expectation import Case
+from concord.conformance.expectation import JudgedProblem
 from concord.conformance.faults.hypotheses import of_backward, of_hidden, of_tap
 from concord.conformance.tolerance import R
 
@@ -118,7 +118,7 @@ def of(question: Question, judge: Callable[..., Any], deadline: float = math.inf
         return _Search(question, judge, deadline).cause()
 
 
-def explain(case: Case, forced: Mapping[str, Array], tensor: str, actual: Array, judge: Callable[..., Any]) -> Cause | None:
+def explain(case: JudgedProblem, forced: Mapping[str, Array], tensor: str, actual: Array, judge: Callable[..., Any]) -> Cause | None:
     """Return the hypothesis that explains a tensor to within its tolerance.
 
     Args:

@@ -13,7 +13,7 @@ from concord.conformance.causes.hypothesis import Hypothesis, changed
 from concord.conformance.causes.norms import NORMS, owner
 from concord.conformance.causes.question import Question
 from concord.conformance.causes.step import Change, Step
-from concord.spec.tape import Tensor
+from concord.spec.tape import Node
 
 Array = NDArray[np.floating]
 
@@ -30,10 +30,10 @@ def of_slopes(question: Question) -> Iterator[Hypothesis]:
         yield from _of_head(question)
 
 
-def sloped(source: Callable[[Step, str], Tensor], slope: Slope) -> Change:
+def sloped(source: Callable[[Step, str], Node], slope: Slope) -> Change:
     """Return what differentiates an elementwise function in another way."""
 
-    def change(m: Step, tap: str, y: Tensor) -> Tensor:
+    def change(m: Step, tap: str, y: Node) -> Node:
         x = source(m, tap)
         return m.a._record(y.value, (x, lambda g: m.a.settle(g * slope(x.value, m.now.get(tap, y).value).astype(g.dtype))))
 
@@ -82,7 +82,7 @@ def _of_activation() -> Iterator[Hypothesis]:
 
 def _of_softmax() -> Iterator[Hypothesis]:
     def softmax(text: str, inner: Callable[[Array, Array], Array | float], outer: Callable[[Array], Array] = lambda w: w) -> Hypothesis:
-        def change(m: Step, tap: str, y: Tensor) -> Tensor:
+        def change(m: Step, tap: str, y: Node) -> Node:
             prefix = tap.rpartition(".")[0]
             scores = m.now.get(f"{prefix}.masked_scores") or m.now[f"{prefix}.scores"]
             w = y.value
@@ -106,7 +106,7 @@ def _of_norm(question: Question) -> Iterator[Hypothesis]:
     def norm(text: str, pull: Callable[[Array, Array, Array], Array]) -> Hypothesis:
         """Return the norm whose gradient is made of the gained one, the normed input and the deviation."""
 
-        def change(m: Step, tap: str, y: Tensor) -> Tensor:
+        def change(m: Step, tap: str, y: Node) -> Node:
             config, x, own = m.config, m.x, owner(m.config.norm_sharing, tap)
             gain, offset = m.weights[f"{own}.weight"], m.weights[f"{own}.bias"]
             centered = x.value - x.value.mean(-1, keepdims=True)
@@ -145,7 +145,7 @@ def _of_head(question: Question) -> Iterator[Hypothesis]:
     def losses(text: str, made: Callable[[Array, NDArray[np.integer], Array], Array]) -> Hypothesis:
         """Return the loss whose gradient of the logits is made of probabilities, labels and the right one."""
 
-        def change(m: Step, tap: str, y: Tensor) -> Tensor:
+        def change(m: Step, tap: str, y: Node) -> Node:
             labels = m.batch.required("labels")
             shares = np.exp(y.value - y.value.max(-1, keepdims=True))
             shares = shares / shares.sum(-1, keepdims=True)

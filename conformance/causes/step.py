@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.expectation import Case, is_gradient, subject_of
+from concord.conformance.expectation import JudgedProblem, is_gradient, subject_of
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.masks import real_tokens
-from concord.spec.reference import _Reference
-from concord.spec.tape import Tensor
+from concord.spec.model import Model
+from concord.spec.tape import Node
 
 Array = NDArray[np.floating]
 Flags = NDArray[np.bool_]
 
-Change = Callable[["Step", str, Tensor], Tensor]
+Change = Callable[["Step", str, Node], Node]
 """Takes the run, the name of a tap and what it rightly is; returns what it is with the mistake."""
 
 
@@ -26,7 +26,7 @@ class Reached(Exception):
     """The tensor in question has been computed."""
 
 
-class Step(_Reference):
+class Step(Model):
     """A run of the reference on forced taps, which ends at the tensor in question.
 
     Args:
@@ -47,7 +47,7 @@ class Step(_Reference):
 
     def __init__(
         self,
-        case: Case,
+        case: JudgedProblem,
         arithmetic: Arithmetic,
         forced: Mapping[str, Array],
         wanted: str,
@@ -58,11 +58,11 @@ class Step(_Reference):
         self.values: dict[str, Array] = {}
         self.gradients: dict[str, Array] = {}
         self.wanted, self.changes, self.whole = wanted, changes, whole
-        self.taps: dict[str, Tensor] = {}
-        self.now: dict[str, Tensor] = {}
+        self.taps: dict[str, Node] = {}
+        self.now: dict[str, Node] = {}
         self.x = self.a.leaf(np.zeros(()))
-        self.inputs: dict[str, Tensor] = {}
-        self.entered: dict[str, Tensor] = {}
+        self.inputs: dict[str, Node] = {}
+        self.entered: dict[str, Node] = {}
 
     def compute(self, part: str) -> None:
         """Compute the part, and the gradients of everything that has one."""
@@ -80,11 +80,11 @@ class Step(_Reference):
         return self.full(name, self.gradients[name])
 
     @property
-    def parameters(self) -> dict[str, Tensor]:
+    def parameters(self) -> dict[str, Node]:
         """The parameters on the tape by name, tables by the rows that are looked up."""
         return {**self.weights, **self.looked_up}
 
-    def tap(self, name: str, tensor: Tensor) -> Tensor:
+    def tap(self, name: str, tensor: Node) -> Node:
         change = self.changes(name)
         if change:
             tensor = change(self, name, tensor)
@@ -97,25 +97,25 @@ class Step(_Reference):
 
     # What went into a step is kept, for a change that takes something else of it.
 
-    def linear(self, name: str, x: Tensor) -> Tensor:
+    def linear(self, name: str, x: Node) -> Node:
         self.x = x
         return super().linear(name, x)
 
-    def norm(self, name: str, x: Tensor) -> Tensor:
+    def norm(self, name: str, x: Node) -> Node:
         self.x = x
         return super().norm(name, x)
 
-    def sublayer(self, name: str, number: int, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    def sublayer(self, name: str, number: int, x: Node, function: Callable[[Node], Node]) -> Node:
         self.entered[f"{name}.norm{number}"] = x
         return super().sublayer(name, number, x, function)
 
     # Layers that are not in question are not computed where the run says what came out of them.
 
-    def embeddings(self, real: Flags) -> Tensor:
+    def embeddings(self, real: Flags) -> Node:
         last = "embeddings.norm" if self.config.embedding_norm else "embeddings.sum"
         return self.given_tap(last) if self.skips("embeddings", last) else super().embeddings(real)
 
-    def layer(self, name: str, x: Tensor, real: Flags) -> Tensor:
+    def layer(self, name: str, x: Node, real: Flags) -> Node:
         last = f"{name}.residual2" if self.config.norm_placement == "pre" else f"{name}.norm2"
         return self.given_tap(last) if self.skips(name, last) else super().layer(name, x, real)
 
@@ -126,13 +126,13 @@ class Step(_Reference):
         wanted, gradient = group_of(subject_of(self.wanted)), is_gradient(self.wanted)
         return place_of(group) < place_of(wanted) if gradient else group != wanted
 
-    def given_tap(self, name: str) -> Tensor:
+    def given_tap(self, name: str) -> Node:
         self.now[name] = self.a.override(self.a.leaf(self.forced[name]), self.forced[name])
         return self.now[name]
 
     # What changes are made of.
 
-    def beside(self, tap: str, name: str) -> Tensor:
+    def beside(self, tap: str, name: str) -> Node:
         """Return another tap of the same layer or sublayer; what would be one may have been given instead."""
         full = f"{tap.rpartition('.')[0]}.{name}"
         return self.given[name] if full not in self.now and name in self.given else self.now[full]
@@ -149,29 +149,29 @@ class Step(_Reference):
             return self.batch.query_mask
         return real_tokens(self.config, self.batch.required("input_ids"))
 
-    def plain(self, tensor: Tensor) -> Array:
+    def plain(self, tensor: Node) -> Array:
         """Return a tensor's values; where there are samples, those of the exact one."""
         return tensor.value[0] if self.a.lead else tensor.value
 
-    def constant(self, values: NDArray[Any]) -> Tensor:
+    def constant(self, values: NDArray[Any]) -> Node:
         """Return numbers that no gradient flows to."""
         return self.a.leaf(values)
 
-    def stopped(self, tensor: Tensor) -> Tensor:
+    def stopped(self, tensor: Node) -> Node:
         """Return the same numbers; no gradient flows through them."""
         return self.a.freeze(tensor, np.ones(tensor.shape, bool))
 
-    def straight(self, forward: Tensor, backward: Tensor) -> Tensor:
+    def straight(self, forward: Node, backward: Node) -> Node:
         """Return the numbers of one tensor, whose gradient flows to where the other came from."""
         return self.a._record(forward.value, (backward, lambda g: g))
 
-    def rearranged(self, tensor: Tensor, order: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> Tensor:
+    def rearranged(self, tensor: Node, order: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> Node:
         """Return the elements of a tensor in another order, given as what it makes of their numbers."""
         numbers = order(np.arange(int(np.prod(tensor.shape))).reshape(tensor.shape))
         flat = self.a.reshape(tensor, (int(np.prod(tensor.shape)),))
         return self.a.reshape(self.a.index(flat, numbers.reshape(-1)), numbers.shape)
 
-    def function(self, tensor: Tensor, function: Callable[[Array], Array], absolute: bool = False) -> Tensor:
+    def function(self, tensor: Node, function: Callable[[Array], Array], absolute: bool = False) -> Node:
         """Return a function of each element; no gradient flows through it.
 
         Args:

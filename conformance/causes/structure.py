@@ -15,7 +15,7 @@ from concord.conformance.causes.question import Question
 from concord.conformance.causes.reading import Reading, clear, reading, root_mean_square, within
 from concord.conformance.causes.step import Step, matches
 from concord.conformance.tolerance import R, Z
-from concord.spec.tape import Tensor
+from concord.spec.tape import Node
 from concord.spec.tensors import clause_of
 
 Array = NDArray[np.floating]
@@ -148,7 +148,7 @@ def of_cancellation(question: Question) -> Iterator[Reading]:
     if not matches(question.tensor, NORMS) or question.parameter:
         return
 
-    def by_squares(m: Step, tap: str, y: Tensor) -> Tensor:
+    def by_squares(m: Step, tap: str, y: Node) -> Node:
         a, count = m.a, m.config.d_model
         mean = a.divide_by(a.sum(m.x, -1), count)
         variance = a.subtract(a.divide_by(a.sum(a.multiply(m.x, m.x), -1), count), a.multiply(mean, mean))

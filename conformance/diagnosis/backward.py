@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from concord.conformance.causes.question import Question
 from concord.conformance.causes.reading import within
 from concord.conformance.causes.step import matches
-from concord.spec.tape import Tensor
+from concord.spec.tape import Node
 from concord.spec.tensors import clause_of
 
 Array = NDArray[np.floating]
@@ -138,7 +138,7 @@ class Backward:
         return tuple(dict.fromkeys(clauses))
 
 
-def _sources(tensor: Tensor, names: Mapping[int, str]) -> list[str]:
+def _sources(tensor: Node, names: Mapping[int, str]) -> list[str]:
     """Return the taps and parameters that a tensor is made of directly."""
     found: list[str] = []
     seen: set[int] = set()

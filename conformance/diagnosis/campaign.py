@@ -17,7 +17,7 @@ from concord.conformance.causes.hypothesis import Hypothesis
 from concord.conformance.causes.question import Question
 from concord.conformance.diagnosis.diagnosis import Diagnosis
 from concord.conformance.diagnosis.replacement import role_of
-from concord.conformance.expectation import Case, is_gradient
+from concord.conformance.expectation import JudgedProblem, is_gradient
 from concord.spec.errors import SpecError
 
 BUDGET = 30.0
@@ -94,7 +94,7 @@ class _Together:
             for hypothesis in run.verdict.diagnosis.cause.hypotheses if run.verdict.diagnosis.cause else ():
                 named.setdefault(hypothesis.name, []).append(hypothesis)
         condition = self.condition()
-        refuted = {name: words for name, those in named.items() if (words := self.refutation(name, those, bool(condition)))}
+        refuted = {name: words for name, those in named.items() if (words := self.refutation(those, bool(condition)))}
         doubtful = {name for name, those in named.items() if len(those) < len(self.wrong)}
         for run in self.wrong:
             run.verdict.revise(_revised(run.verdict.diagnosis, refuted, doubtful))
@@ -107,7 +107,7 @@ class _Together:
         lines += [f"not {named[name][0].text}: {words}" for name, words in list(refuted.items())[:2]]
         return Conclusion(self.backend, self.tensor, clause, len(self.wrong), "; ".join([*lines, *([condition] if condition else [])]))
 
-    def refutation(self, name: str, those: Sequence[Hypothesis], conditional: bool) -> str:
+    def refutation(self, those: Sequence[Hypothesis], conditional: bool) -> str:
         """Say which case refutes a hypothesis; nothing if none does.
 
         Args:
@@ -144,7 +144,7 @@ class _Together:
         return ""
 
 
-def visible(case: Case, tensor: str, hypothesis: Hypothesis) -> bool:
+def visible(case: JudgedProblem, tensor: str, hypothesis: Hypothesis) -> bool:
     """Return whether a hypothesis of the same name and text would make a tensor of a right run wrong."""
     from concord.conformance.scoring import judge_tensor
 
@@ -184,10 +184,10 @@ Feature = Callable[[Judged], float | None]
 
 
 def _features() -> Iterator[tuple[str, Feature]]:
-    def of(get: Callable[[Case], float | None]) -> Feature:
+    def of(get: Callable[[JudgedProblem], float | None]) -> Feature:
         return lambda run: get(run.verdict.case) if run.verdict.case else None
 
-    def shape(case: Case, axis: int) -> float | None:
+    def shape(case: JudgedProblem, axis: int) -> float | None:
         arrays = [array for array in case.batch.arrays().values() if array.ndim > axis]
         return float(arrays[0].shape[axis]) if arrays else None
 

@@ -47,7 +47,7 @@ def _of_what_is_seen(question: Question, seen: Description) -> Iterator[str]:
     elif tensor.endswith("attention.scores"):
         yield from ("ATT-3", "ATT-4") if seen.relation in MOVED else ("ATT-4", "ATT-3")
     elif tensor.endswith("masked_scores"):
-        yield from _of_masks(config, seen)
+        yield from _of_masks(seen)
     elif tensor.endswith(("attention.weights", "masked_weights", "attention.context")):
         yield from _of_attention(tensor, seen)
     elif matches(tensor, ("*norm1", "*norm2", "*norm")):
@@ -75,7 +75,7 @@ def _of_embeddings(config: EncoderConfig, tensor: str, seen: Description) -> Ite
         yield "NRM-2"
 
 
-def _of_masks(config: EncoderConfig, seen: Description) -> Iterator[str]:
+def _of_masks(seen: Description) -> Iterator[str]:
     if seen.relation == "infinite":
         yield "MSK-6"
     if seen.region == "empty rows" and not seen.places:

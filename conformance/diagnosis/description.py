@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +36,8 @@ class Description:
         exact: whether what is said gives the whole tensor, the right elements included, to within rounding.
     """
 
+    DERIVED: ClassVar = ("text",)
+
     tensor: str
     where: str
     region: str
@@ -60,11 +61,6 @@ class Description:
             return f"`{self.tensor}` {self.what} ({share} are wrong)"
         size = f", by about {self.relative:.1g} of its size" if self.relative < 1 else ""
         return f"`{self.tensor}` is wrong in {share}{size}, with no order that is known"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data."""
-        data = dataclasses.asdict(self)
-        return {**data, "places": {axis: list(places) for axis, places in self.places.items()}, "text": self.text}
 
 
 def wrong_elements(question: Question) -> Flags:
@@ -92,7 +88,7 @@ def describe(question: Question) -> tuple[Description, Region] | None:
             everywhere = Region("", np.ones(wrong.shape, bool), kind="everywhere")
             found = relate(question, everywhere)
             region = everywhere if found else region
-        exact = bool(found and found.value is not None and _gives(question, region, found.value))
+        exact = bool(found and found.value is not None and _gives(question, region))
         if not exact and filled < FILLED / 2 and not found:
             region = Region("", np.ones(wrong.shape, bool), kind="everywhere")
     seen = Description(
@@ -111,7 +107,7 @@ def describe(question: Question) -> tuple[Description, Region] | None:
     return seen, region
 
 
-def _gives(question: Question, region: Region, value: Array) -> bool:
+def _gives(question: Question, region: Region) -> bool:
     """Return whether the tensor is right but in a region, and is there what is said."""
     right, sigma = question.right.value, np.broadcast_to(question.right.sigma, question.actual.shape)
     left = np.where(region.flags, 0.0, question.actual - right)

@@ -20,7 +20,7 @@ from concord.conformance.diagnosis.clauses import likely
 from concord.conformance.diagnosis.composed import compose
 from concord.conformance.diagnosis.description import Description, describe
 from concord.conformance.diagnosis.replacement import elsewhere, replace
-from concord.conformance.expectation import Case, is_gradient
+from concord.conformance.expectation import JudgedProblem, is_gradient
 from concord.spec.tensors import clause_of
 
 Array = NDArray[np.floating]
@@ -68,11 +68,6 @@ class Diagnosis:
         """The clause that it most likely breaks."""
         return self.clauses[0]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data."""
-        description = self.description.as_dict() if self.description else None
-        return {"clauses": list(self.clauses), "description": description, "notes": list(self.notes)}
-
     @property
     def text(self) -> str:
         """All that is to be said, in sentences."""
@@ -88,7 +83,7 @@ class Diagnosis:
 
 
 def diagnose(
-    case: Case, forced: Mapping[str, Array], tensor: str, delivered: Mapping[str, Array], judge: Callable[..., Any], statuses: Mapping[str, str]
+    case: JudgedProblem, forced: Mapping[str, Array], tensor: str, delivered: Mapping[str, Array], judge: Callable[..., Any], statuses: Mapping[str, str]
 ) -> Diagnosis:
     """Return what can be said of the first tensor that is wrong.
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from concord.conformance.causes.hypothesis import RIGHT
 from concord.conformance.causes.question import Exact, Prediction, Question, rounding
 from concord.conformance.diagnosis.regions import WORDS
-from concord.spec.tape import Tensor
+from concord.spec.tape import Node
 from concord.spec.tensors import taps
 
 Array = NDArray[np.floating]
@@ -70,7 +70,7 @@ def sources(question: Question) -> list[str]:
     named = {id(tensor): name for name, tensor in exact.now.items() if name != question.tensor}
     found, seen, waiting = [], set(), [exact.taps[question.tensor]] if question.tensor in exact.taps else []
     while waiting:
-        tensor: Tensor = waiting.pop()
+        tensor: Node = waiting.pop()
         if id(tensor) in seen:
             continue
         seen.add(id(tensor))

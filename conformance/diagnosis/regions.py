@@ -161,7 +161,7 @@ def _conditions(question: Question, axes: tuple[str, ...], wrong: Flags) -> Iter
     yield from _of_values(question, wrong)
 
 
-def spread(flags: Flags, axes: tuple[str, ...], along: tuple[int, ...]) -> Flags:
+def stretched(flags: Flags, axes: tuple[str, ...], along: tuple[int, ...]) -> Flags:
     """Return flags of some axes, given in their order, so that they can be broadcast to all."""
     shape = [1] * len(axes)
     for place, size in zip(along, flags.shape, strict=True):
@@ -200,7 +200,7 @@ def _of_padding(question: Question, axes: tuple[str, ...]) -> Iterator[Condition
             (f"{hidden} {word} before the text", ~started & until),
             (f"{word} after the first {hidden} one", ~np.minimum.accumulate(real, axis=1) & (np.cumsum(~real, axis=1) > (~real))),
         ):
-            yield text, spread(flags, axes, along), "padding", 1.0
+            yield text, stretched(flags, axes, along), "padding", 1.0
     real = masks["keys"]
     if real.ndim == 2:
         inside = (~real & np.maximum.accumulate(real, 1) & np.maximum.accumulate(real[:, ::-1], 1)[:, ::-1]).any(1)
@@ -211,7 +211,7 @@ def _of_padding(question: Question, axes: tuple[str, ...]) -> Iterator[Condition
             ("samples with padding inside the text", inside, "padding"),
             ("samples with some padding and some text", ~real.all(1) & real.any(1), "padding"),
         ):
-            yield text, spread(np.asarray(samples), axes, sample), kind, 1.05
+            yield text, stretched(np.asarray(samples), axes, sample), kind, 1.05
     if "key" in axes and "heads" in axes:
         visible = visible_keys(question.config, real, question.actual.shape[1])
         yield "rows whose keys are all masked", np.asarray(~visible.any(-1, keepdims=True)), "empty rows", 0.9
@@ -226,19 +226,19 @@ def _of_ids(question: Question, axes: tuple[str, ...], wrong: Flags) -> Iterator
         found, clean = np.unique(ids[touched]), np.unique(ids[~touched])
         along = (0, 1)
         if len(found) == 1:
-            yield f"{name} {found[0]}", spread(ids == found[0], axes, along), "ids", 1.1  # said of padding where it is that
+            yield f"{name} {found[0]}", stretched(ids == found[0], axes, along), "ids", 1.1  # said of padding where it is that
         if len(clean) and found.min() > clean.max():
-            yield f"{name}s from {_between(clean.max(), found.min())} on", spread(ids >= found.min(), axes, along), "ids", 0.9
+            yield f"{name}s from {_between(clean.max(), found.min())} on", stretched(ids >= found.min(), axes, along), "ids", 0.9
         if len(clean) and found.max() < clean.min() and len(found) > 1:
-            yield f"{name}s below {_between(found.max(), clean.min())}", spread(ids <= found.max(), axes, along), "ids", 0.9
+            yield f"{name}s below {_between(found.max(), clean.min())}", stretched(ids <= found.max(), axes, along), "ids", 0.9
         if len(found) > 1 and not set(found) & set(clean):
             shown = ", ".join(map(str, found[:MOST_LISTED])) + (", …" if len(found) > MOST_LISTED else "")
-            yield f"{name}s {shown}", spread(np.isin(ids, found), axes, along), "ids", 2.0
+            yield f"{name}s {shown}", stretched(np.isin(ids, found), axes, along), "ids", 2.0
         if name == "id":
             flat = ids.reshape(-1).tolist()
             seen = np.array([value in flat[:place] for place, value in enumerate(flat)]).reshape(ids.shape)
-            yield "ids that have occurred before", spread(seen, axes, along), "ids", 1.2
-            yield "ids that occur more than once", spread(np.isin(ids, [v for v in flat if flat.count(v) > 1]), axes, along), "ids", 1.2
+            yield "ids that have occurred before", stretched(seen, axes, along), "ids", 1.2
+            yield "ids that occur more than once", stretched(np.isin(ids, [v for v in flat if flat.count(v) > 1]), axes, along), "ids", 1.2
 
 
 def _between(below: int, above: int) -> int:
@@ -255,7 +255,7 @@ def _of_labels(question: Question, axes: tuple[str, ...], wrong: Flags) -> Itera
     if labels is not None and axes[:1] == ("batch",) and question.tensor in ("losses", "log_probabilities", "logits"):
         touched = wrong.reshape(len(labels), -1).any(-1)
         for label in np.unique(labels[touched]):
-            yield f"samples whose label is {label}", spread(labels == label, axes, (0,)), "labels", 0.9
+            yield f"samples whose label is {label}", stretched(labels == label, axes, (0,)), "labels", 0.9
 
 
 def _of_distance(wrong: Flags) -> Iterator[Condition]:

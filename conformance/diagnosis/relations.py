@@ -280,7 +280,7 @@ def _of_rows_and_columns(seen: _Seen) -> Iterator[Relation]:
             factor = (weight * gained * made).sum(axes, keepdims=True) / np.where(power > 0, power, 1)
             if seen.is_(base + factor * gained, float(abs(factor).max())):
                 used = factor[np.broadcast_to(seen.where.any(axes, keepdims=True), factor.shape)]
-                if word == "row" and (read := _of_deviation(seen, gained, used)):
+                if word == "row" and (read := _of_deviation(seen, used)):
                     yield Relation("deviation", f"{said}{read}", base + factor * gained)
                 yield Relation(f"{word} factors", f"{said}has each {word} multiplied by a factor of its own, from {used.min():.4g} to {used.max():.4g}", base + factor * gained)
     error = seen.actual - seen.right
@@ -292,7 +292,7 @@ def _of_rows_and_columns(seen: _Seen) -> Iterator[Relation]:
             yield Relation(f"{word} offsets", f"has a constant of its own added to each {word}", seen.right + offset)
 
 
-def _of_deviation(seen: _Seen, gained: Array, factors: Array) -> str:
+def _of_deviation(seen: _Seen, factors: Array) -> str:
     """Say what the deviation of a norm must have been, if the factors of its rows show it: another factor, or another epsilon."""
     if np.ptp(factors) <= 1e-5 * abs(factors).max():
         return f"is multiplied by {factors.mean():.7g}"

@@ -21,6 +21,8 @@ from concord.conformance.faults import (
     weights,
 )
 from concord.conformance.faults.fault import GROUPS, Fault
+from concord.conformance.faults.training.catalogue import TRAINING
+from concord.conformance.faults.training.fault import TrainingFault
 
 ALL: tuple[Fault, ...] = tuple(
     mutant
@@ -32,4 +34,7 @@ ALL: tuple[Fault, ...] = tuple(
 FAULTS: dict[str, Fault] = {mutant.name: mutant for mutant in ALL}
 """Every mutant by name."""
 
-__all__ = ["ALL", "FAULTS", "GROUPS", "Fault"]
+KNOWN: dict[str, Fault | TrainingFault] = {**FAULTS, **TRAINING}
+"""Those of training too."""
+
+__all__ = ["ALL", "FAULTS", "GROUPS", "KNOWN", "Fault", "TrainingFault"]

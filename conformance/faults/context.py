@@ -182,9 +182,9 @@ class Context:
             return values
 
         centered = center(x, total(x) / float(count))
-        spread = variance(total(centered * centered) / float(count - (self.config.norm_variance == "unbiased")))
+        variance_of_row = variance(total(centered * centered) / float(count - (self.config.norm_variance == "unbiased")))
         owner = self.owner
-        normed = centered / (deviation or self.deviation)(spread)
+        normed = centered / (deviation or self.deviation)(variance_of_row)
         return normed * gain(self.weight(f"{owner}.weight")) + offset(self.weight(f"{owner}.bias"))
 
     @property

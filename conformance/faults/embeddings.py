@@ -144,7 +144,7 @@ FAULTS = (
         variant="bert-pytorch",
         first=("embeddings.segment",),
         change=inputs(lambda config, batch: {"segment_ids": np.maximum(batch.required("segment_ids") - 1, 0)}),
-        cause="segment_ids_shifted",
+        cause="segment_ids_shifted or segment_ids_ignored",  # with two segments both are 0
         clause="EMB-5",
     ),
     mutant(

@@ -20,7 +20,7 @@ from concord.conformance.faults.context import Context, Edit
 from concord.conformance.faults.fault import Fault
 from concord.conformance.faults.tape import TapeOperations, Value
 from concord.spec.precision import PRECISIONS
-from concord.spec.tape import Tensor
+from concord.spec.tape import Node
 from concord.spec.tensors import taps
 
 
@@ -111,7 +111,7 @@ def hypothesis(fault: Fault, edit: Edit, part: str, *on: str) -> Hypothesis:
         on: patterns of the taps that are changed.
     """
 
-    def change(m: Step, tap: str, y: Tensor) -> Tensor:
+    def change(m: Step, tap: str, y: Node) -> Node:
         operations = TapeOperations(m.a, m.dtype)
         context = Context(operations, m.config, m.batch, part, m.dtype, lambda name: operations.value(m.weights[name]), _Before(m, operations))
         context.tap = tap

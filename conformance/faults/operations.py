@@ -188,9 +188,9 @@ class FrameworkOperations(Operations):
     def bias(self, linear: Any) -> Array:
         """Return the bias of a linear layer, or None."""
 
-    def projection(self, attention: Any) -> Any:
-        """Return the output projection of an attention layer, or None."""
-        return attention.output
+    def submodule(self, owner: Any, name: str) -> Any:
+        """Return a submodule by a word of its canonical name."""
+        return getattr(owner, name)
 
     def parameters(self, model: Any, kinds: Mapping[str, str]) -> dict[str, Array]:
         """Return the parameters of a model, by canonical name, without those that a layer of the framework keeps in a form of its own.
@@ -215,5 +215,5 @@ class FrameworkOperations(Operations):
         """
         owner = model
         for word in name.split(".")[:-1]:
-            owner = owner[int(word)] if word.isdigit() else self.projection(owner) if word == "output" else getattr(owner, word)
+            owner = owner[int(word)] if word.isdigit() else self.submodule(owner, word)
         return getattr(self, {"table": "table", "positions": "table", "kernel": "weight", "bias": "bias", "gain": "gain", "offset": "offset"}[kind])(owner)

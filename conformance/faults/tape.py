@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from concord.conformance.faults.context import Context
 from concord.conformance.faults.operations import SIGNIFICANT_BITS, Operations
 from concord.spec.arithmetic import Arithmetic
+from concord.spec.model import Model
 from concord.spec.precision import round_to_bits
-from concord.spec.reference import _Reference
-from concord.spec.tape import Tensor
+from concord.spec.tape import Node
 
 Flags = NDArray[np.bool_]
 
@@ -25,20 +25,20 @@ class Value:
     __slots__ = ("a", "tensor")
     __array_ufunc__ = None  # so that NumPy leaves operators to this class
 
-    def __init__(self, arithmetic: Arithmetic, tensor: Tensor) -> None:
+    def __init__(self, arithmetic: Arithmetic, tensor: Node) -> None:
         self.a, self.tensor = arithmetic, tensor
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.tensor.shape
 
-    def of(self, tensor: Tensor) -> Value:
+    def of(self, tensor: Node) -> Value:
         return Value(self.a, tensor)
 
-    def like(self, other: Any) -> Tensor:
+    def like(self, other: Any) -> Node:
         return other.tensor if isinstance(other, Value) else self.a.leaf(np.asarray(other, self.tensor.value.dtype))
 
-    def aligned(self, other: Value) -> tuple[Tensor, Tensor]:
+    def aligned(self, other: Value) -> tuple[Node, Node]:
         """Return both tensors with as many axes: NumPy would broadcast the samples of the one with fewer along another axis."""
         rank = max(len(self.shape), len(other.shape))
         one, two = (value.a.reshape(value.tensor, (*[1] * (rank - len(value.shape)), *value.shape)) if 0 < len(value.shape) < rank else value.tensor for value in (self, other))
@@ -99,7 +99,7 @@ class TapeOperations(Operations):
     def __init__(self, arithmetic: Arithmetic, dtype: str) -> None:
         self.a, self.name = arithmetic, dtype
 
-    def value(self, tensor: Tensor) -> Value:
+    def value(self, tensor: Node) -> Value:
         return Value(self.a, tensor)
 
     def einsum(self, subscripts: str, a: Value, b: Value) -> Value:
@@ -142,7 +142,7 @@ class TapeOperations(Operations):
     def log_softmax(self, x: Value, axis: int) -> Value:
         return self.last(x, axis, self.a.log_softmax)
 
-    def last(self, x: Value, axis: int, function: Callable[[Tensor], Tensor]) -> Value:
+    def last(self, x: Value, axis: int, function: Callable[[Node], Node]) -> Value:
         """Apply along an axis what is there for the last one."""
         order = list(range(len(x.shape)))
         order[axis], order[-1] = order[-1], order[axis]
@@ -197,7 +197,7 @@ class TapeOperations(Operations):
 
     def with_gradient(self, x: Value, function: Callable[[Value], Value]) -> Value:
         def pullback(gradient: Any) -> Any:
-            return function(self.value(Tensor(gradient, gradient.shape[self.a.lead :]))).tensor.value
+            return function(self.value(Node(gradient, gradient.shape[self.a.lead :]))).tensor.value
 
         return self.value(self.a._record(x.tensor.value, (x.tensor, pullback)))
 
@@ -216,7 +216,7 @@ class TapeOperations(Operations):
         return axis if axis < 0 else axis - len(x.shape)
 
 
-class Faulty(_Reference):
+class Faulty(Model):
     """The reference with edits of taps: a port that has a fault.
 
     Attributes:
@@ -236,7 +236,7 @@ class Faulty(_Reference):
         operations = TapeOperations(self.a, self.dtype)
         return Context(operations, self.config, self.batch, "model", self.dtype, lambda name: operations.value(self.weights[name]), self.now, self.memory)
 
-    def tap(self, name: str, tensor: Tensor) -> Tensor:
+    def tap(self, name: str, tensor: Node) -> Node:
         edit = self.edits(name)
         if edit:
             self.context.tap = name

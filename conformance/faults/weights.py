@@ -1,4 +1,4 @@
-"""Bugs of conversion: a weight arrives wrong (SPEC WGT-1 to WGT-4)."""
+"""Bugs of conversion: a weight is wrong (SPEC WGT-1 to WGT-4)."""
 
 from __future__ import annotations
 

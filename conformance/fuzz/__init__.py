@@ -5,6 +5,6 @@ from concord.conformance.fuzz.cases import FuzzCase, case_from
 from concord.conformance.fuzz.findings import Failure, Findings
 from concord.conformance.fuzz.plan import CHUNK, Plan, sample
 from concord.conformance.fuzz.replay import read_found, write_failures
-from concord.conformance.fuzz.spread import hunt, places
+from concord.conformance.fuzz.sets import hunt, places
 
 __all__ = ["CHUNK", "Failure", "Findings", "FuzzCase", "Plan", "case_from", "hunt", "places", "read_found", "sample", "summary", "write_failures"]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.conformance import codec
 from concord.conformance.campaign import Job
 from concord.spec.batch import Batch, from_arrays
 from concord.spec.cases import LANDMARKS
@@ -45,6 +46,7 @@ class FuzzCase:
     """A random case. Its arrays follow from it; it holds none itself.
 
     Attributes:
+        config: of the model.
         part: one of :data:`spec.PARTS`.
         dtype: the precision to run in.
         batch, tokens: sizes of the inputs; for the attention parts ``tokens`` are keys.
@@ -87,7 +89,8 @@ class FuzzCase:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the case as JSON data that :func:`case_from` reads back."""
-        return {**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)}, "config": self.config.as_dict()}
+        data: dict[str, Any] = codec.plain(self)
+        return data
 
     def _weights(self) -> dict[str, NDArray[np.float64]]:
         drawn = initialize(self.config, self.weights_seed, self.profile, self.part)

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import platform
 import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
+from typing import Any, ClassVar
 
 from concord.conformance.campaign import FAILED_WORKER, Result
 from concord.conformance.comparison import Z_BINS, Judgement, Row, Verdict
 from concord.conformance.expectation import is_gradient
 from concord.conformance.fuzz.cases import FuzzCase
+from concord.conformance.fuzz.plan import Plan
 from concord.conformance.report import divergence_lines
-
-SCHEMA = "concord.fuzz/2"
 
 FAILED = ("diverges", "refused", "error", "crashed", "timed out", "out of memory")
 """Statuses of a case that has found something."""
@@ -27,7 +22,7 @@ FAILED = ("diverges", "refused", "error", "crashed", "timed out", "out of memory
 NOT_THERE = ("absent", "missing", "broken")
 """Statuses of a backend that cannot be had at all; that is no finding."""
 
-WAYS, KINDS = ("local", "end_to_end"), ("taps", "gradients")
+WAYS, SECTIONS = ("local", "end_to_end"), ("taps", "gradients")
 
 
 @dataclass(frozen=True)
@@ -45,17 +40,19 @@ class Origin:
 
 @dataclass(frozen=True)
 class Peak:
-    """The largest of a statistic, and where it occurred."""
+    """The largest of a statistic, and where it occurred.
+
+    Attributes:
+        value: how large it is.
+        tensor: of which tensor.
+        origin: in which case of the run.
+        case: that case.
+    """
 
     value: float = 0.0
     tensor: str = ""
     origin: Origin | None = None
     case: FuzzCase | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON data."""
-        where = dataclasses.asdict(self.origin) if self.origin else {}
-        return {"value": self.value, "tensor": self.tensor, **where, "case": self.case.as_dict() if self.case else None}
 
 
 @dataclass
@@ -67,14 +64,14 @@ class Statistics:
         undetermined: how many could not be.
         z: the largest error of an element, in sigma.
         rms: the largest root mean square error of a tensor, in root mean square sigma.
-        spread: how many elements have an error in each bin of :data:`concord.conformance.comparison.Z_BINS`, and beyond the last.
+        histogram: how many elements have an error in each bin of :data:`concord.conformance.comparison.Z_BINS`, and beyond the last.
     """
 
     tensors: int = 0
     undetermined: int = 0
     z: Peak = Peak()
     rms: Peak = Peak()
-    spread: list[int] = field(default_factory=lambda: [0] * (len(Z_BINS) + 1))
+    histogram: list[int] = field(default_factory=lambda: [0] * (len(Z_BINS) + 1))
 
     def add(self, judgement: Judgement, tensor: str, origin: Origin, case: FuzzCase) -> None:
         """Count a judgement."""
@@ -86,8 +83,8 @@ class Statistics:
             self.z = Peak(judgement.z, tensor, origin, case)
         if judgement.rms > self.rms.value:
             self.rms = Peak(judgement.rms, tensor, origin, case)
-        for place, count in enumerate(judgement.spread):
-            self.spread[place] += count
+        for place, count in enumerate(judgement.histogram):
+            self.histogram[place] += count
 
     def merge(self, other: Statistics) -> None:
         """Count what another has counted."""
@@ -95,11 +92,7 @@ class Statistics:
         self.undetermined += other.undetermined
         self.z = max(self.z, other.z, key=lambda peak: peak.value)  # the first of equal ones
         self.rms = max(self.rms, other.rms, key=lambda peak: peak.value)
-        self.spread = [ours + theirs for ours, theirs in zip(self.spread, other.spread, strict=True)]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON data."""
-        return {"tensors": self.tensors, "undetermined": self.undetermined, "z": self.z.as_dict(), "rms": self.rms.as_dict(), "spread": self.spread}
+        self.histogram = [ours + theirs for ours, theirs in zip(self.histogram, other.histogram, strict=True)]
 
 
 @dataclass
@@ -112,9 +105,11 @@ class Tally:
         statistics: by way (``local``, ``end_to_end``) and kind (``taps``, ``gradients``).
     """
 
+    DERIVED: ClassVar = ("cases",)
+
     statuses: Counter[str] = field(default_factory=Counter)
     tensors: int = 0
-    statistics: dict[tuple[str, str], Statistics] = field(default_factory=lambda: {(way, kind): Statistics() for way in WAYS for kind in KINDS})
+    statistics: dict[tuple[str, str], Statistics] = field(default_factory=lambda: {(way, kind): Statistics() for way in WAYS for kind in SECTIONS})
 
     @property
     def cases(self) -> int:
@@ -122,7 +117,7 @@ class Tally:
         return self.statuses.total()
 
     @property
-    def arrived(self) -> bool:
+    def end_to_end(self) -> bool:
         """Whether anything was judged end to end."""
         return any(statistics.tensors for (way, _), statistics in self.statistics.items() if way == "end_to_end")
 
@@ -143,11 +138,6 @@ class Tally:
         for key, statistics in other.statistics.items():
             self.statistics[key].merge(statistics)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON data."""
-        statistics = {way: {kind: self.statistics[way, kind].as_dict() for kind in KINDS} for way in WAYS}
-        return {"cases": self.cases, "statuses": dict(self.statuses), "tensors": self.tensors, **statistics}
-
 
 Signature = tuple[str, str, str]
 """Backend, status, and the tensor that diverges first, or what the backend said: failures that share it are one finding."""
@@ -166,14 +156,21 @@ class Failure:
     """A case that fails, shrunk to the smallest that fails in the same way.
 
     Attributes:
+        signature: what it is known by: backend, status, and the tensor that diverges first or what the backend said.
+        dtype: the precision.
         tensor: the first that diverges; empty where there is no verdict.
+        detail: one line of explanation where there is no verdict.
         worst: the largest error in tolerances.
         lines: what happened, in words.
         case: the smallest case.
         found_as: the case that it was shrunk from.
+        origin: which case of the run that was.
         attempts: how many smaller cases were tried.
         times: how many cases of the run failed in this way.
+        row: the judgement of that tensor in the smallest case.
     """
+
+    DERIVED: ClassVar = ("backend", "status")
 
     signature: Signature
     dtype: str
@@ -186,6 +183,7 @@ class Failure:
     origin: Origin
     attempts: int
     times: int = 1
+    row: Row | None = None
 
     @property
     def backend(self) -> str:
@@ -202,17 +200,6 @@ class Failure:
         """A name for files."""
         return f"{re.sub('[^A-Za-z0-9]+', '-', self.backend).strip('-')}-{self.origin.seed}-{self.origin.index}"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON data."""
-        plain = ("backend", "status", "dtype", "tensor", "detail", "worst", "attempts", "times")
-        return {
-            **{name: getattr(self, name) for name in plain},
-            **dataclasses.asdict(self.origin),
-            "lines": list(self.lines),
-            "case": self.case.as_dict(),
-            "found_as": self.found_as.as_dict(),
-        }
-
 
 def failure_of(result: Result, case: FuzzCase, found_as: FuzzCase, origin: Origin, attempts: int) -> Failure:
     """Return the failure that a result is."""
@@ -223,7 +210,7 @@ def failure_of(result: Result, case: FuzzCase, found_as: FuzzCase, origin: Origi
         told = [f"  | {line}" for line in result.stderr.splitlines()[-3:]]
         lines = [f"{result.backend} {result.status}: {result.case}, {result.dtype}", f"  {result.detail}", *told]
     return Failure(
-        signature_of(result), result.dtype, row.tensor if row else "", result.detail, result.worst, tuple(lines), case, found_as, origin, attempts
+        signature_of(result), result.dtype, row.tensor if row else "", result.detail, result.worst, tuple(lines), case, found_as, origin, attempts, row=row
     )
 
 
@@ -247,6 +234,9 @@ class Findings:
         owed: whether a backend that was asked for, or a set of workers, was not there.
         idle: whether no backend at all was there.
         interrupted: whether somebody stopped the hunt.
+        seconds: the whole hunt.
+        plan: what was hunted through.
+        folders: name of a failure to the folder that it was written to.
     """
 
     tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)
@@ -258,6 +248,8 @@ class Findings:
     idle: bool = False
     interrupted: bool = False
     seconds: float = 0.0
+    plan: Plan | None = None
+    folders: dict[str, str] = field(default_factory=dict)
 
     def tally(self, backend: str, dtype: str) -> Tally:
         """Return the tally of a backend in a precision."""
@@ -298,22 +290,6 @@ class Findings:
             return 3
         return 1 if found & {"diverges", "refused"} else 0
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON data (docs/guides/fuzz.md)."""
-        return {
-            "schema": SCHEMA,
-            "exit_code": self.exit_code,
-            "seconds": self.seconds,
-            "cases": self.cases,
-            "interrupted": self.interrupted,
-            "machine": machine(),
-            "backends": self.environments,
-            "notes": self.notes,
-            "bins": list(Z_BINS),
-            "tallies": [{"backend": backend, "dtype": dtype, **tally.as_dict()} for (backend, dtype), tally in sorted(self.tallies.items())],
-            "failures": [failure.as_dict() for failure in self.failures],
-        }
-
 
 def merged(chunks: Iterable[Findings]) -> Findings:
     """Return the findings of several chunks as one."""
@@ -321,11 +297,6 @@ def merged(chunks: Iterable[Findings]) -> Findings:
     for chunk in chunks:
         whole.merge(chunk)
     return whole
-
-
-def machine() -> dict[str, Any]:
-    """Return what the judging process runs on."""
-    return {"python": platform.python_version(), "numpy": np.__version__, "system": platform.platform(), "cores": os.cpu_count()}
 
 
 def _size(case: FuzzCase) -> tuple[int, int]:

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from concord.conformance.campaign import Result, Settings
+from concord.conformance.campaign import NOT_JUDGED, Result, Settings
 from concord.conformance.fuzz.cases import FuzzCase
 from concord.conformance.fuzz.findings import FAILED, NOT_THERE, Failure, Findings, Origin, Signature, failure_of, signature_of
 from concord.conformance.fuzz.plan import Failed, Plan, draw, files_elsewhere
-from concord.conformance.fuzz.station import RESTARTS, Defect, Station, borrow, give_back
+from concord.conformance.fuzz.station import RESTARTS, Station, borrow, give_back
 
 ATTEMPTS = {"diverges": 200, "error": 100, "refused": 100, "crashed": 25, "out of memory": 10, "timed out": 0}
 """How many smaller cases are tried for a failure. After a crash each costs the start of a worker."""
@@ -62,6 +62,7 @@ class _Chunk:
         self.results: list[Result] = []  # of the case that was run last
         self.times: Counter[Signature] = Counter()
         self.known: set[Signature] = set()
+        self.faults: set[str] = set()
         self.smallest: FuzzCase | None = None
 
     def run(self) -> Findings:
@@ -69,11 +70,12 @@ class _Chunk:
         try:
             with files_elsewhere():
                 for index in self.plan.indices(self.chunk):
-                    self.case(index)
+                    try:
+                        self.case(index)
+                    except Exception as error:
+                        self.fault(_name(Origin(self.plan.seed, index)), type(error).__name__, str(error))
         except Over:
             pass
-        except Defect as defect:
-            raise RuntimeError(str(defect)) from None
         finally:
             self.conclude()
         return self.findings
@@ -101,6 +103,14 @@ class _Chunk:
                 if self.plan.stop_first:
                     raise Over
 
+    def fault(self, case: str, *what: str) -> None:
+        """Note what Concord itself failed at, once in each way: that is no finding, and the hunt goes on."""
+        self.findings.owed = True
+        told = ": ".join(next(iter(words.splitlines()), "") for words in what)
+        if told not in self.faults:
+            self.faults.add(told)
+            self.findings.note(f"{case} could not be judged: {told}")
+
     def draw(self, index: int, look: Callable[[FuzzCase], None]) -> None:
         draw(self.plan, index, look, lambda case: setattr(self, "smallest", case))
 
@@ -115,6 +125,8 @@ class _Chunk:
             if result.status in NOT_THERE:
                 self.dismiss(result)
                 continue
+            if result.status == NOT_JUDGED:
+                self.fault(result.case, result.backend, result.detail)
             self.results.append(result)
             self.findings.tally(result.backend, result.dtype).add(result.status, result.verdict, origin, case)
             if result.status in FAILED:

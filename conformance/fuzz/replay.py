@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
-import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from concord.conformance import record
+from concord.backends import machine
+from concord.conformance import codec, record
 from concord.conformance.campaign import Job, Settings
-from concord.conformance.dump import export_cases, read_exported
-from concord.conformance.fuzz.findings import Failure, Findings, machine
-from concord.spec.cases.files import read_object
+from concord.conformance.dump import Name, case_files, read_exported
+from concord.conformance.fuzz.findings import Findings
 from concord.spec.errors import SpecError
+from concord.spec.files import find, read_as, read_bytes, write_folder
 
 FORMAT = "concord.found/1"
 
@@ -20,38 +23,74 @@ SETTINGS = ("device", "implementation", "execution", "precision")
 """What of the settings of a hunt is kept: the options by which a failure is run again."""
 
 
-def write_failures(folder: Path, findings: Findings, settings: Settings) -> dict[str, Path]:
+@dataclass(frozen=True)
+class FoundUnder:
+    """The settings of a hunt that ``found.json`` keeps."""
+
+    device: Name = "cpu"
+    implementation: Name = "explicit"
+    execution: Name = "eager"
+    precision: Name = "strict"
+
+
+@dataclass(frozen=True)
+class About:
+    """What ``found.json`` says that a replay has to know."""
+
+    format: Literal["concord.found/1"]
+    backend: Name
+    status: Name
+    settings: FoundUnder
+
+
+def write_failures(folder: Path, findings: Findings, settings: Settings) -> tuple[dict[str, Path], list[str]]:
     """Write each failure as a folder that ``concord fuzz --replay`` runs again.
 
-    A folder of an earlier hunt that found the same case is replaced.
+    A hunt that finds a case again finds it written already. Whatever else has its name, of another hunt or no finding at all, stays: the
+    new one gets a number.
 
     Returns:
-        Failure's name to folder.
-
-    Raises:
-        SpecError: if a folder cannot be written.
+        Failure's name to folder, and what kept others from being written.
     """
-    written = {}
+    written, problems = {}, []
     for failure in findings.failures:
-        target = folder / f"{failure.name}-{failure.dtype}"
-        if (target / "found.json").is_file():
-            shutil.rmtree(target)
-        (written[failure.name],) = export_cases(folder, [_named(failure)])
         about = {
             "format": FORMAT,
-            **failure.as_dict(),
-            "versions": {**machine(), failure.backend: findings.environments.get(failure.backend, {}).get("version")},
+            **codec.plain(failure),
+            "versions": {**machine.describe(), failure.backend: findings.environments.get(failure.backend, {}).get("version")},
             "settings": {name: getattr(settings, name) for name in SETTINGS},
         }
-        record.write(target / "found.json", about)
-    return written
+        try:
+            written[failure.name] = _write(folder, f"{failure.name}-{failure.dtype}", case_files(failure.case.job(failure.name)), about)
+        except SpecError as error:
+            problems += error.problems
+    return written, problems
 
 
-def _named(failure: Failure) -> Job:
-    return failure.case.job(failure.name)
+def _write(folder: Path, name: str, case: Mapping[str, bytes], about: dict[str, Any]) -> Path:
+    for number in itertools.count(1):
+        target = folder / (name if number == 1 else f"{name}-{number}")
+        try:
+            write_folder(target, {**case, "found.json": record.text(about).encode()})
+            return target
+        except FileExistsError:
+            if _is_of(target, case, about):
+                record.write(target / "found.json", about)
+                return target
+    raise AssertionError
 
 
-def read_found(folder: Path) -> list[tuple[Job, dict[str, Any]]]:
+def _is_of(target: Path, case: Mapping[str, bytes], about: Mapping[str, Any]) -> bool:
+    """Return whether a folder holds a case, found by the same backend under the same settings."""
+    try:
+        known = read_as(target / "found.json", About)
+        same = all(read_bytes(target / name) == content for name, content in case.items())
+    except SpecError:
+        return False
+    return same and (known.backend, known.settings) == (about["backend"], FoundUnder(**about["settings"]))
+
+
+def read_found(folder: Path) -> list[tuple[Job, About]]:
     """Read the failures under a folder.
 
     Returns:
@@ -60,33 +99,21 @@ def read_found(folder: Path) -> list[tuple[Job, dict[str, Any]]]:
     Raises:
         SpecError: if there is none, or a file is missing or corrupt; every such file is listed.
     """
-    if not folder.is_dir():
-        raise SpecError(f"{folder}: no such folder")
     found, problems = [], []
-    for path in sorted(folder.rglob("found.json")):
+    for path in find(folder, "found.json"):
         try:
-            about = _about(path)
+            about = read_as(path, About)
             request, manifest = read_exported(path.parent)
         except SpecError as error:
             problems += error.problems
             continue
-        job = Job(str(manifest["group"]), str(manifest["case"]), request.dtype, request.part, request.config, request.weights, request.batch)
+        job = Job(manifest.group, manifest.case, request.dtype, request.part, request.config, request.weights, request.batch)
         found.append((job, about))
     if problems:
         raise SpecError(problems)
     if not found:
         raise SpecError(f"{folder}: holds no found.json; 'concord fuzz' writes such folders")
     return found
-
-
-def _about(path: Path) -> dict[str, Any]:
-    about = read_object(path)
-    if about.get("format") != FORMAT:
-        raise SpecError(f"{path}: has format {about.get('format')!r} but must have {FORMAT!r}")
-    missing = [key for key in ("backend", "status", "settings") if key not in about]
-    if missing:
-        raise SpecError(f"{path}: lacks {', '.join(map(repr, missing))}")
-    return about
 
 
 def command(folder: Path, backend: str, settings: Settings) -> str:

@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from concord.conformance.campaign import Settings
-from concord.conformance.fuzz.findings import FAILED, KINDS, WAYS, Findings, Tally
+from concord.conformance.fuzz.findings import FAILED, SECTIONS, WAYS, Findings, Tally
 from concord.conformance.fuzz.replay import command
-from concord.conformance.report import SHORT, number
+from concord.conformance.report import SHORT, indented, number
 from concord.conformance.tolerance import R, Z
 
 WIDE = 140
@@ -54,7 +54,7 @@ COUNTS: tuple[Column, ...] = (
     ("tensors", lambda tally: Text(str(tally.tensors))),
 )
 ERRORS: tuple[Column, ...] = tuple(
-    (f"{kind}\n{'at its step' if way == 'local' else 'end to end'}", _largest(way, kind)) for way in WAYS for kind in KINDS
+    (f"{kind}\n{'at its step' if way == 'local' else 'end to end'}", _largest(way, kind)) for way in WAYS for kind in SECTIONS
 )
 
 
@@ -76,7 +76,7 @@ def show(findings: Findings, console: Console, settings: Settings, folders: Mapp
         folders: where each failure was written, by its name.
     """
     errors = "Largest error of an element in sigma / of a tensor in RMS sigma"
-    columns = ERRORS if any(tally.arrived for tally in findings.tallies.values()) else ERRORS[: len(KINDS)]
+    columns = ERRORS if any(tally.end_to_end for tally in findings.tallies.values()) else ERRORS[: len(SECTIONS)]
     if findings.tallies and console.width >= WIDE:
         console.print(_table(findings, COUNTS + columns, f"Random cases. {errors}"))
     elif findings.tallies:
@@ -87,10 +87,10 @@ def show(findings: Findings, console: Console, settings: Settings, folders: Mapp
         head, *rest = failure.lines
         console.print(Text(head, style="bold red"))
         for line in rest:
-            console.print(Text(line))
+            console.print(indented(line))
         smaller = f"the smallest of {failure.attempts + 1} tried" if failure.attempts else "as found"
         times = f"{failure.times} case{'' if failure.times == 1 else 's'} failed in this way"
-        console.print(Text(f"  {times}; this one is {smaller}"))
+        console.print(indented(f"  {times}; this one is {smaller}"))
         if failure.name in folders:
             console.print(Text(f"  {command(folders[failure.name], failure.backend, settings)}"), soft_wrap=True)
     for note in findings.notes:

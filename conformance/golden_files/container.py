@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from concord.spec.errors import SpecError
+from concord.spec.files import parse_json, read_described
 
 DTYPES = ("float64", "float32")
 
@@ -55,29 +53,13 @@ def read_container(path: Path) -> Container:
         SpecError: if it is missing, truncated or corrupt, or its metadata do not say what it is: one line with the
             file, what is wrong, and what is required.
     """
-    metadata, tensors = _read(path)
+    metadata, tensors = read_described(path)
     missing = [key for key in ("source", "case", "dtype", "config") if key not in metadata]
     if missing:
         raise SpecError(f"{path}: the metadata lack {', '.join(map(repr, missing))}, which a golden file must have")
     if metadata["dtype"] not in DTYPES:
         raise SpecError(f"{path}: the metadata's 'dtype' is {metadata['dtype']!r} but must be {' or '.join(map(repr, DTYPES))}")
-    try:
-        config = json.loads(metadata["config"])
-    except json.JSONDecodeError as error:
-        raise SpecError(f"{path}: the metadata's 'config' is not JSON, which it must be: {error}") from None
+    config = parse_json(metadata["config"], f"{path}: the metadata's 'config'")
     if not isinstance(config, dict):
         raise SpecError(f"{path}: the metadata's 'config' is a JSON {type(config).__name__} but must be an object")
     return Container(path, metadata["source"], metadata["case"], metadata["dtype"], config, tensors)
-
-
-def _read(path: Path) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
-    if not path.is_file():
-        raise SpecError(f"{path}: is no file, but must be a safetensors file")
-    try:
-        with safe_open(path, framework="numpy") as file:
-            names = list(file.keys())
-            return file.metadata() or {}, {name: np.asarray(file.get_tensor(name)) for name in names}
-    # The library reports a dtype that NumPy lacks in as many ways as it has versions.
-    except (SafetensorError, OSError, TypeError, ValueError, KeyError, AttributeError) as error:
-        reason = " ".join(str(error).split())
-        raise SpecError(f"{path}: cannot be read; it must be a whole safetensors file of NumPy dtypes: {reason}") from None

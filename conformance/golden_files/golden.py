@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from concord.conformance.golden_files.container import Container, read_container
 from concord.conformance.golden_files.expected import Expectations, input_array
+from concord.conformance.golden_files.training import GoldenTraining, read_clipping, read_training
 from concord.spec.batch import Batch, from_arrays, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.deviations import NONE, Deviations
@@ -66,10 +67,9 @@ class GoldenFile:
         source, case: as the file says.
         dtype: ``"float64"`` or ``"float32"``, in which the source ran.
         runs: what the source ran on the same weights and inputs; empty for a training file.
+        training: what a training file holds; or, of one batch, what clipping made of its gradients.
         deviations: in what the source's framework deviates from the specification.
         unchecked: full name of each tensor that no run expects, and why.
-        training: whether the file is of a training run.
-        reason: why there are no runs; empty if there are.
     """
 
     source: str
@@ -77,8 +77,7 @@ class GoldenFile:
     dtype: str
     runs: list[GoldenRun]
     unchecked: dict[str, str] = field(default_factory=dict)
-    training: bool = False
-    reason: str = ""
+    training: GoldenTraining | None = None
     deviations: Deviations = field(default_factory=lambda: NONE)
 
 
@@ -124,14 +123,14 @@ def _golden(file: Container) -> GoldenFile:
     part = _part(file, table)
     config = configure(table, file.config, part.name, where="the metadata's 'config'")
     if TRAINING in file.tensors:
-        canonical(table, config, file.section("weights/"), part.name)
-        reason = "it holds a training run: the inputs have a leading axis of steps, and there is no single loss"
-        unchecked = {name: reason for name in file.tensors if name.startswith("outputs/")}
-        return GoldenFile(file.source, file.case, file.dtype, [], unchecked, training=True, reason=reason)
+        config, weights = _weights(file, table, part, config, stored=False)
+        training = read_training(file, table, part, config, weights)
+        return GoldenFile(file.source, file.case, file.dtype, [], _unchecked(file, part), training=training)
     config, weights = _weights(file, table, part, config)
     batch, note = _batch(file, part, config)
     runs = [_run(file, part, entry, config, weights, batch, note) for entry in part.runs if _exists(file, entry)]
-    return GoldenFile(file.source, file.case, file.dtype, runs, _unchecked(file, part), deviations=table.deviations)
+    clipping = read_clipping(file, table, part, config, weights, batch)
+    return GoldenFile(file.source, file.case, file.dtype, runs, _unchecked(file, part), clipping, table.deviations)
 
 
 def _part(file: Container, table: Table) -> PartTable:
@@ -144,10 +143,16 @@ def _part(file: Container, table: Table) -> PartTable:
     raise SpecError(f"key {table.part_key!r} of the metadata's 'config' is {kind!r} but must begin with one of {kinds}")
 
 
-def _weights(file: Container, table: Table, part: PartTable, config: EncoderConfig) -> tuple[EncoderConfig, dict[str, NDArray[Any]]]:
-    """Return the weights; the position table as the source stored it, and the configuration with as many rows."""
+def _weights(
+    file: Container, table: Table, part: PartTable, config: EncoderConfig, stored: bool = True
+) -> tuple[EncoderConfig, dict[str, NDArray[Any]]]:
+    """Return the weights; the position table as the source stored it, and the configuration with as many rows.
+
+    Args:
+        stored: whether a table that is no parameter of the source has to be in the file; those of training lack it.
+    """
     positions = None
-    if part.position_output is not None:
+    if part.position_output is not None and (stored or f"outputs/{part.position_output}" in file.tensors):
         name = f"outputs/{part.position_output}"
         positions = file.take(name)
         if positions is None or positions.ndim != 2:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from concord import backends
 from concord.backends.interface import Run, Unsupported
@@ -14,11 +14,19 @@ from concord.backends.pool import Pool
 from concord.backends.worker import Worker, WorkerFailure
 from concord.conformance.campaign import Settings
 from concord.conformance.check import job_of
+from concord.conformance.comparison import Row
 from concord.conformance.diagnosis import Diagnosis
-from concord.conformance.faults.catalogue import FAULTS
+from concord.conformance.faults.catalogue import KNOWN, TrainingFault
 from concord.conformance.faults.fault import REFUSED, Fault
+from concord.conformance.mutants.trained import divergence_of, shown
 from concord.spec.cases import Case, build_case
 from concord.spec.errors import SpecError, unknown
+
+SAID = ("group", "what", "input", "variant", "scenario", "equivalent", "clause", "cause", "source")
+"""What is said of a mutant in a record."""
+
+
+AnyFault = Fault | TrainingFault
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,7 @@ class Finding:
     """What came of one mutant on one backend.
 
     Attributes:
+        mutant, backend: which it is of.
         status: ``"found"``; ``"misplaced"``: found, but another tensor named first; ``"missed"``; ``"equivalent"``: not
             found, and no input can show it; ``"alarm"``: found in a precision in which no input can show it;
             ``"failed"``: no result; ``"absent"``: the framework is not installed.
@@ -38,6 +47,7 @@ class Finding:
             does not say which hypothesis should, or nothing was found.
         said: the hypotheses that it names.
         clause: whether the clause that it names is the one that was broken: ``"right"`` or ``"wrong"``; empty where nothing was diagnosed.
+        row: the judgement of that tensor.
     """
 
     mutant: str
@@ -52,6 +62,7 @@ class Finding:
     cause: str = ""
     said: str = ""
     clause: str = ""
+    row: Row | None = None
 
 
 @dataclass
@@ -59,8 +70,12 @@ class Matrix:
     """The findings of all mutants on all backends.
 
     Attributes:
+        findings: one for each mutant and backend.
         asked: backends that were asked for by name: one of them that is absent has failed.
+        versions: of the backends.
     """
+
+    DERIVED: ClassVar = ("mutants",)
 
     findings: list[Finding]
     asked: tuple[str, ...] = ()
@@ -74,28 +89,15 @@ class Matrix:
             return 3
         return 1 if found & {"misplaced", "missed", "alarm"} else 0
 
+    @property
+    def mutants(self) -> dict[str, dict[str, Any]]:
+        """What each mutant is (:class:`concord.conformance.faults.fault.Fault`), by name."""
+        names = dict.fromkeys(finding.mutant for finding in self.findings)
+        return {name: {key: getattr(KNOWN[name], key) for key in SAID} for name in names if name in KNOWN}
+
     def of(self, **fields: str) -> list[Finding]:
         """Return the findings whose fields have these values."""
         return [finding for finding in self.findings if all(getattr(finding, key) == value for key, value in fields.items())]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the matrix as plain data."""
-        mutants = {
-            name: {
-                "group": FAULTS[name].group,
-                "what": FAULTS[name].what,
-                "input": FAULTS[name].input,
-                "variant": FAULTS[name].variant,
-                "scenario": FAULTS[name].scenario,
-                "equivalent": dict(FAULTS[name].equivalent),
-                "clause": FAULTS[name].clause,
-                "cause": FAULTS[name].cause,
-                "source": FAULTS[name].source,
-            }
-            for name in dict.fromkeys(finding.mutant for finding in self.findings)
-        }
-        findings = [dataclasses.asdict(finding) for finding in self.findings]
-        return {"kind": "mutants", "exit_code": self.exit_code, "versions": self.versions, "mutants": mutants, "findings": findings}
 
 
 def plugin(backend: str) -> str:
@@ -115,23 +117,23 @@ def mutable(names: Sequence[str] | None) -> list[str]:
     return list(names or backends.BUILT_IN)
 
 
-def chosen(names: Sequence[str] | None) -> list[Fault]:
+def chosen(names: Sequence[str] | None) -> list[AnyFault]:
     """Return mutants by name, all by default.
 
     Raises:
         SpecError: listing every unknown name, with the nearest names.
     """
-    problems = [str(unknown("mutant", name, list(FAULTS))) for name in names or [] if name not in FAULTS]
+    problems = [str(unknown("mutant", name, list(KNOWN))) for name in names or [] if name not in KNOWN]
     if problems:
         raise SpecError(problems)
-    return [FAULTS[name] for name in names or FAULTS]
+    return [KNOWN[name] for name in names or KNOWN]
 
 
 Progress = Callable[[str, str], None]
 """Called with a backend's name and the mutant that it is done with, or ``"started"``."""
 
 
-def conduct(mutants: Sequence[Fault], names: Iterable[str], settings: Settings, progress: Progress = lambda backend, done: None) -> Matrix:
+def conduct(mutants: Sequence[AnyFault], names: Iterable[str], settings: Settings, progress: Progress = lambda backend, done: None) -> Matrix:
     """Run every mutant on every backend, as many backends at a time as there are cores."""
     with Pool() as pool:
         hunts = [Hunt(name, settings, progress, pool) for name in names]
@@ -164,7 +166,7 @@ class Hunt:
         self.pool = pool or Pool()
         self.seat = self.pool.seat(partial((settings or Settings()).open, plugin(backend)), started=self.started, worker=worker)
 
-    def all(self, mutants: Sequence[Fault]) -> list[Finding]:
+    def all(self, mutants: Sequence[AnyFault]) -> list[Finding]:
         """Return a finding for each mutant."""
         findings = []
         for mutant in mutants:
@@ -180,13 +182,15 @@ class Hunt:
         self.version = str(worker.description.get("version", ""))
         self.progress(self.backend, "started")
 
-    def find(self, mutant: Fault, everywhere: bool = True) -> Finding:
+    def find(self, mutant: AnyFault, everywhere: bool = True) -> Finding:
         """Look for a mutant, first in its own case.
 
         Args:
             everywhere: whether to look in the other standard cases of its variant too, if it is not found there.
         """
         try:
+            if isinstance(mutant, TrainingFault):
+                return self.find_in_training(mutant)
             for dtype in mutant.equivalent:
                 seen = self.look(mutant, mutant.scenario, dtype)
                 if seen:
@@ -204,13 +208,30 @@ class Hunt:
         except (SpecError, Unsupported) as error:
             return Finding(mutant.name, self.backend, "failed", detail=str(error))
 
+    def find_in_training(self, fault: TrainingFault) -> Finding:
+        """Look for a fault of training in the run that shows it."""
+        for dtype in fault.precisions:
+            expected = shown(fault.name, dtype)
+            found = self.seat.do(partial(divergence_of, fault=fault, dtype=dtype, explaining=self.diagnosing))
+            if found is None:
+                continue
+            _, step, section = found.row.tensor.split(".")[:3]
+            status = "found" if (int(step), section) == (expected.step, expected.section) else "misplaced"
+            said, clauses = (found.cause.hypothesis, found.cause.clauses) if found.cause else ("", (found.row.clause,))
+            detail = "" if status == "found" else f"shows first in step {expected.step + 1}, in its {expected.section}"
+            return Finding(
+                fault.name, self.backend, status, found.row.tensor, found.row.ratio, f"{fault.variant}-{fault.run}", dtype, True, detail,
+                fault.diagnosed(said), said, "right" if fault.clause in clauses else "wrong", found.row,
+            )  # fmt: skip
+        return Finding(fault.name, self.backend, "missed")
+
     def look(self, mutant: Fault, scenario: str, dtype: str) -> Finding | None:
         """Look for a mutant in one case and precision."""
         case, implementation = build_case(mutant.variant, scenario, options=dict(mutant.options)), f"mutant:{mutant.name}"
 
-        def seen(tensor: str, margin: float, detail: str = "", diagnosis: Diagnosis | None = None) -> Finding:
+        def seen(tensor: str, margin: float, detail: str = "", diagnosis: Diagnosis | None = None, row: Row | None = None) -> Finding:
             status = "found" if mutant.rightly_first(tensor) else "misplaced"
-            found = Finding(mutant.name, self.backend, status, tensor, margin, case.name, dtype, True, detail)
+            found = Finding(mutant.name, self.backend, status, tensor, margin, case.name, dtype, True, detail, row=row)
             if diagnosis is None:
                 return found
             said = diagnosis.cause.hypothesis if diagnosis.cause else ""
@@ -227,7 +248,7 @@ class Hunt:
             return seen(REFUSED, float("inf"), failure.detail)
         verdict = job_of(case, dtype).judge(run)
         row = verdict.first_divergence
-        return None if row is None else seen(row.tensor, row.ratio, row.note, verdict.diagnosis if self.diagnosing else None)
+        return None if row is None else seen(row.tensor, row.ratio, row.note, verdict.diagnosis if self.diagnosing else None, row)
 
     def run(self, case: Case, dtype: str, implementation: str) -> Run:
         """Run a case; a worker that dies is started again, a few times.

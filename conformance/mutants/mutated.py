@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
-from concord.backends.interface import IMPLEMENTATIONS, Request, Run, Trace
+from concord.backends.interface import IMPLEMENTATIONS, Request, Run, Trace, TrainingSession
 from concord.conformance.faults.catalogue import FAULTS
 from concord.conformance.faults.fault import Change
 from concord.conformance.faults.operations import FrameworkOperations
 from concord.conformance.faults.products import EMULATIONS
+from concord.conformance.faults.training.catalogue import TRAINING
 from concord.conformance.mutants.injection import Injection
+from concord.conformance.mutants.training import MutatedTrainer
 from concord.conformance.variations.edits import EDITS
 from concord.spec.errors import unknown
 
-KINDS: dict[str, dict[str, Change]] = {
+CHANGES: dict[str, dict[str, Change]] = {
     "mutant": {name: mutant.change for name, mutant in FAULTS.items()},
     "variation": EDITS,
     "emulate": EMULATIONS,
@@ -44,15 +47,15 @@ class Mutating:
         """
         kind, colon, name = request.implementation.partition(":")
         name, _, implementation = name.partition("@")
-        if kind not in KINDS and kind in IMPLEMENTATIONS:
+        if kind not in CHANGES and kind in IMPLEMENTATIONS:
             return self._untouched(request)
         if not colon:
             return self._untouched(request)
-        if kind not in KINDS:
-            raise unknown("kind of implementation", kind, list(KINDS))
-        if name not in KINDS[kind]:
-            raise unknown(kind, name, list(KINDS[kind]))
-        change = KINDS[kind][name]
+        if kind not in CHANGES:
+            raise unknown("kind of implementation", kind, list(CHANGES))
+        if name not in CHANGES[kind]:
+            raise unknown(kind, name, list(CHANGES[kind]))
+        change = CHANGES[kind][name]
         changed = dataclasses.replace(change.request(request), implementation=implementation or "explicit")
         if request.implementation != self.running:
             self.running, self.memory = request.implementation, {}
@@ -63,6 +66,27 @@ class Mutating:
         finally:
             self.injection = None
         return dataclasses.replace(run, gradients=dict(change.gradients(run.gradients))) if change.gradients else run
+
+    def train(self, request: Request) -> TrainingSession:
+        """Hold training open, with the fault of training that the implementation names.
+
+        Raises:
+            UnknownNameError: for one that does not exist.
+        """
+        _, colon, name = request.implementation.partition(":")
+        if colon and name not in TRAINING:
+            raise unknown("fault of training", name, list(TRAINING))
+        if colon:
+            change, training = TRAINING[name].change, request.training
+            assert training is not None
+            recipe = change.recipe(training.recipe) if change.recipe else training.recipe
+            request = dataclasses.replace(request, implementation="explicit", training=dataclasses.replace(training, recipe=recipe))
+            self.trainer = partial(MutatedTrainer, change=change, rounding=self.operations)
+        try:
+            session: TrainingSession = super().train(request)  # type: ignore[misc]  # of the adapter, the next base
+        finally:
+            self.__dict__.pop("trainer", None)
+        return session
 
     def trace(self, request: Request) -> Trace:
         """Return what edits taps (:meth:`concord.backends.adapter.FrameworkAdapter.trace`)."""

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from concord.conformance.faults.catalogue import FAULTS, Fault
+from concord.conformance.faults.catalogue import KNOWN, Fault, TrainingFault
 from concord.conformance.mutants.matrix import Finding, Matrix
 from concord.conformance.report import NARROW, number
 
@@ -35,7 +35,7 @@ def matrix_table(matrix: Matrix, width: int) -> Table:
     cells = {(finding.mutant, finding.backend): finding for finding in matrix.findings}
     group = ""
     for name in mutants:
-        mutant = FAULTS[name]
+        mutant = KNOWN[name]
         if mutant.group != group:
             group = mutant.group
             table.add_section()
@@ -54,7 +54,7 @@ def summaries(matrix: Matrix) -> list[str]:
     """Return a line for each backend: how many are found, and how often the right tensor is named first."""
     lines = []
     for name in _ordered(finding.backend for finding in matrix.findings):
-        findings = [finding for finding in matrix.of(backend=name) if FAULTS[finding.mutant].precisions]
+        findings = [finding for finding in matrix.of(backend=name) if KNOWN[finding.mutant].precisions]
         found = [finding for finding in findings if finding.status in ("found", "misplaced")]
         right = sum(finding.status == "found" for finding in found)
         share = f"; first tensor right in {100 * right / len(found):.0f} %" if found else ""
@@ -66,7 +66,7 @@ def summaries(matrix: Matrix) -> list[str]:
     return lines
 
 
-def catalogue(faults: Iterable[Fault], width: int) -> Table:
+def catalogue(faults: Iterable[Fault | TrainingFault], width: int) -> Table:
     """Return what each fault is: its sentence, the clause that it breaks, the case that shows it, and where it was seen."""
     table = Table(title="Faults", title_justify="left", title_style="bold", padding=(0, 1))
     table.add_column("fault", overflow="fold")
@@ -106,7 +106,7 @@ def show(matrix: Matrix, console: Console) -> None:
 
 
 def _explained(finding: Finding) -> str:
-    mutant = FAULTS[finding.mutant]
+    mutant = KNOWN[finding.mutant]
     detail = f": {finding.detail}" if finding.detail else ""
     where = f" ({finding.case}, {finding.dtype})" if finding.case else ""
     named = f" at {finding.tensor}, not {' or '.join(mutant.first)}" if finding.status == "misplaced" else ""
@@ -115,7 +115,7 @@ def _explained(finding: Finding) -> str:
 
 def _reasons(name: str) -> dict[str, str]:
     reasons: dict[str, str] = {}
-    for dtype, reason in FAULTS[name].equivalent.items():
+    for dtype, reason in KNOWN[name].equivalent.items():
         reasons[reason] = f"{reasons[reason]} and {dtype}" if reason in reasons else dtype
     return reasons
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.elementary import contract
-from concord.spec.tape import Tensor, Values
+from concord.spec.tape import Node, Values
 
 BLOCK = 4
 """Entries of a block: few, so that small cases have several."""
@@ -103,7 +103,7 @@ def softmax(
     """
 
     class Softmax(Arithmetic):
-        def softmax(self, a: Tensor, floor: Any = None, visible: Any = None, sums: Any = None) -> Tensor:
+        def softmax(self, a: Node, floor: Any = None, visible: Any = None, sums: Any = None) -> Node:
             value = self.settle(forward(a.value))
 
             def pullback(gradient: Values) -> Values:
@@ -142,20 +142,20 @@ def attention(blocked: bool, normalizer: bool, from_context: bool) -> type[Arith
     """
 
     class Attention(Arithmetic):
-        softmaxes: tuple[tuple[Tensor, Tensor, Any], ...] = ()
+        softmaxes: tuple[tuple[Node, Node, Any], ...] = ()
 
-        def softmax(self, a: Tensor, floor: Any = None, visible: Any = None, sums: Any = None) -> Tensor:
+        def softmax(self, a: Node, floor: Any = None, visible: Any = None, sums: Any = None) -> Node:
             weights = super().softmax(a, floor)
             self.softmaxes = ((weights, a, visible),)
             return weights
 
-        def attend(self, weights: Tensor, values: Tensor, sums: Any = None) -> Tensor:
+        def attend(self, weights: Node, values: Node, sums: Any = None) -> Node:
             for softmax, scores, visible in self.softmaxes:
                 if weights is softmax:
                     return self.context(scores, weights, values, visible)
             return super().attend(weights, values, sums)
 
-        def context(self, scores: Tensor, weights: Tensor, v: Tensor, visible: Any) -> Tensor:
+        def context(self, scores: Node, weights: Node, v: Node, visible: Any) -> Node:
             value = self.settle(attend_in_blocks(scores.value, v.value) if blocked else contract(CONTEXT, weights.value, v.value))
             again = where_any(visible, from_normalizer(scores.value), weights.value) if normalizer else weights.value
 
@@ -260,7 +260,7 @@ class Wide(Arithmetic):
 class BiasFirst(Arithmetic):
     """The sum of products begins with the bias."""
 
-    def affine(self, subscripts: str, a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
+    def affine(self, subscripts: str, a: Node, b: Node, bias: Node) -> Node:
         total = np.broadcast_to(bias.value, contract(subscripts, a.value, b.value).shape)
         for product in single_products(subscripts, a.value, b.value):
             total = total + product
@@ -270,7 +270,7 @@ class BiasFirst(Arithmetic):
 class BiasAsARow(Arithmetic):
     """The bias is one more row of the weight, its input 1."""
 
-    def affine(self, subscripts: str, a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
+    def affine(self, subscripts: str, a: Node, b: Node, bias: Node) -> Node:
         assert subscripts == "ni,io->no"
         inputs = np.concatenate([a.value, np.ones_like(a.value[:, :1])], 1)
         rows = np.concatenate([b.value, bias.value[None]], 0)
@@ -284,16 +284,16 @@ class BiasAsARow(Arithmetic):
 class Reciprocals(Arithmetic):
     """Divides by multiplying with a reciprocal, by constants too."""
 
-    def divide(self, a: Tensor, b: Tensor) -> Tensor:
+    def divide(self, a: Node, b: Node) -> Node:
         back_a, back_b, inverse = self._unbroadcast(a), self._unbroadcast(b), self.settle(1 / b.value)
         value = self.settle(a.value * inverse)
         return self._record(value, (a, lambda g: back_a(self.settle(g * inverse))), (b, lambda g: -back_b(self.settle(self.settle(g * value) * inverse))))
 
-    def divide_by(self, a: Tensor, divisor: float) -> Tensor:
+    def divide_by(self, a: Node, divisor: float) -> Node:
         inverse = self.precision.round(np.asarray(1 / divisor, self.precision.storage))
         return self._record(self.settle(a.value * inverse), (a, lambda g: self.settle(g * inverse)))
 
-    def sqrt(self, a: Tensor) -> Tensor:
+    def sqrt(self, a: Node) -> Node:
         with np.errstate(divide="ignore"):
             inverse = self.settle(1 / np.sqrt(a.value))
         root = np.where(a.value > 0, self.settle(a.value * inverse), a.value).astype(a.value.dtype)
@@ -306,7 +306,7 @@ class Reciprocals(Arithmetic):
 class OneHot(Arithmetic):
     """Rows of a table are looked up by a product with one-hot rows; their gradient is the sum of a product for each half of them."""
 
-    def take(self, table: Tensor, rows: Any) -> Tensor:
+    def take(self, table: Node, rows: Any) -> Node:
         chosen = np.eye(table.shape[0], dtype=table.value.dtype)[rows.reshape(-1)]  # (N, rows)
 
         def pullback(gradient: Values) -> Values:
@@ -319,7 +319,7 @@ class OneHot(Arithmetic):
 class SortedRows(Arithmetic):
     """The gradient of a table is summed row by row, after its uses have been sorted."""
 
-    def take(self, table: Tensor, rows: Any) -> Tensor:
+    def take(self, table: Node, rows: Any) -> Node:
         flat = rows.reshape(-1)
         order = np.argsort(flat, kind="stable")
 
@@ -335,7 +335,7 @@ class SortedRows(Arithmetic):
 class ScatteredRows(Arithmetic):
     """The gradient of a table is added up in the opposite order of its uses, as threads may come to it."""
 
-    def take(self, table: Tensor, rows: Any) -> Tensor:
+    def take(self, table: Node, rows: Any) -> Node:
         def pullback(gradient: Values) -> Values:
             total = np.zeros(table.shape, gradient.dtype)
             np.add.at(total, rows.reshape(-1)[::-1], gradient.reshape(-1, gradient.shape[-1])[::-1])
@@ -350,7 +350,7 @@ class ScatteredRows(Arithmetic):
 class TanhByExponential(Arithmetic):
     """Hyperbolic tangent from exp(2x) - 1."""
 
-    def tanh(self, a: Tensor, absolute: bool = False) -> Tensor:
+    def tanh(self, a: Node, absolute: bool = False) -> Node:
         grown = np.expm1(np.minimum(2 * a.value, 40))
         value = self.settle(grown / (grown + 2))
         return self._record(value, (a, lambda g: self.settle(g * (1 - value) * (1 + value))))
@@ -364,7 +364,7 @@ def log_softmax(normalizer: bool) -> type[Arithmetic]:
     """
 
     class LogSoftmax(Arithmetic):
-        def log_softmax(self, a: Tensor, floor: Any = None) -> Tensor:
+        def log_softmax(self, a: Node, floor: Any = None) -> Node:
             largest = a.value.max(-1, keepdims=True)
             exponentials = np.exp(a.value - largest)
             logarithm = np.log(exponentials.sum(-1, keepdims=True))
@@ -378,7 +378,7 @@ def log_softmax(normalizer: bool) -> type[Arithmetic]:
 class Softplus(Arithmetic):
     """Binary cross-entropy as softplus of the logit on the wrong side."""
 
-    def sigmoid_cross_entropy(self, logits: Tensor, targets: Any) -> Tensor:
+    def sigmoid_cross_entropy(self, logits: Node, targets: Any) -> Node:
         signed = np.where(targets > 0, -logits.value, logits.value)
         value = self.settle(np.logaddexp(np.zeros_like(signed), signed))
 

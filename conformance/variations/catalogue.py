@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from concord.conformance.variations import arithmetic as steps
 from concord.conformance.variations import models
 from concord.spec.arithmetic import Arithmetic
-from concord.spec.reference import _Reference
+from concord.spec.model import Model
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Variation:
     clause: str
     what: str
     arithmetic: type[Arithmetic] = Arithmetic
-    model: type[_Reference] = _Reference
+    model: type[Model] = Model
     fused: bool = False
 
 

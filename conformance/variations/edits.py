@@ -104,12 +104,12 @@ def merged(m: Context, x: Array) -> tuple[Array, Array]:
         block = x[..., first : first + BLOCK]
         count = size(block, -1)
         own = m.o.mean(block, -1)
-        spread = m.o.sum((block - own) * (block - own), -1)
+        within = m.o.sum((block - own) * (block - own), -1)
         if mean is None:
-            mean, squares = own, spread
+            mean, squares = own, within
         else:
             difference = own - mean
-            squares = squares + spread + difference * difference * (first * count / (first + count))
+            squares = squares + within + difference * difference * (first * count / (first + count))
             mean = mean + difference * (count / (first + count))
     return mean, squares
 

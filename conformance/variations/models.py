@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from concord.conformance.variations.arithmetic import BLOCK, wider
-from concord.spec.reference import _Reference
-from concord.spec.tape import Tensor, Values
+from concord.spec.model import Model
+from concord.spec.tape import Node, Values
 
 Statistics = Callable[[Values], tuple[Values, Values]]
 """Takes rows (…, D); returns their mean and the sum of squared differences from it, (…, 1)."""
@@ -96,11 +96,11 @@ def of_products(x: Values, mean: Values, gradient: Values, factor: Values) -> Va
     return slope
 
 
-def norm(statistics: Statistics, normalized: Normalized = divided, slope: Slope = of_differences) -> type[_Reference]:
+def norm(statistics: Statistics, normalized: Normalized = divided, slope: Slope = of_differences) -> type[Model]:
     """Return a model whose layer norm is one step, forward and backward."""
 
-    class Normed(_Reference):
-        def norm(self, name: str, x: Tensor) -> Tensor:
+    class Normed(Model):
+        def norm(self, name: str, x: Node) -> Node:
             gain, offset = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
             count = x.value.dtype.type(self.config.d_model - (self.config.norm_variance == "unbiased"))
             epsilon = x.value.dtype.type(self.config.norm_epsilon)
@@ -163,11 +163,11 @@ def gelu_exponential(x: Values) -> tuple[Values, Values]:
     return half * x * (1 + tangent), half * (1 + tangent) + half * x * ((1 - tangent * tangent) * slope)
 
 
-def activation(**functions: Callable[[Values], tuple[Values, Values]]) -> type[_Reference]:
+def activation(**functions: Callable[[Values], tuple[Values, Values]]) -> type[Model]:
     """Return a model with activations, by the name of the option, that yield their derivative too."""
 
-    class Activated(_Reference):
-        def activation(self, x: Tensor, active: Any) -> Tensor:
+    class Activated(Model):
+        def activation(self, x: Node, active: Any) -> Node:
             if self.config.activation not in functions:
                 return super().activation(x, active)
             value, slope = functions[self.config.activation](x.value)
@@ -179,11 +179,11 @@ def activation(**functions: Callable[[Values], tuple[Values, Values]]) -> type[_
 # Scale and sums of the model.
 
 
-def scale(of_query: float, of_key: float, of_scores: float) -> type[_Reference]:
+def scale(of_query: float, of_key: float, of_scores: float) -> type[Model]:
     """Return a model whose scale stands elsewhere: powers of the width of a head."""
 
-    class Scaled(_Reference):
-        def scores(self, q: Tensor, k: Tensor) -> Tensor:
+    class Scaled(Model):
+        def scores(self, q: Node, k: Node) -> Node:
             width = float(q.shape[-1])
             q = self.a.scale(q, width**of_query) if of_query else q
             k = self.a.scale(k, width**of_key) if of_key else k
@@ -193,12 +193,12 @@ def scale(of_query: float, of_key: float, of_scores: float) -> type[_Reference]:
     return Scaled
 
 
-class PositionFirst(_Reference):
+class PositionFirst(Model):
     """Position and segment vectors are added first, as a table of their sums would have it, then the token's."""
 
-    def tap(self, name: str, tensor: Tensor) -> Tensor:
+    def tap(self, name: str, tensor: Node) -> Node:
         if name == "embeddings.token":
-            self.vectors: list[Tensor] = []
+            self.vectors: list[Node] = []
         if name == "embeddings.sum":
             tensor = functools.reduce(self.a.add, reversed(self.vectors))
         elif name.startswith("embeddings."):

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
 from concord.spec.batch import from_arrays
 from concord.spec.cases import SCENARIOS, Case, standard_cases
 from concord.spec.config import from_mapping
 from concord.spec.errors import SpecError
-from concord.spec.files import read_bytes, read_json
+from concord.spec.files import read_arrays, read_as, read_bytes, section, write_bytes, write_text
 from concord.spec.reference import Truth, reference
 
 FORMAT = 2
@@ -29,8 +30,35 @@ FOLDER = Path(__file__).parent
 # Larger arrays are stored in part: a table by the rows that are not zero, anything else by every 61st of its numbers.
 LARGE, EVERY = 2**14, 61
 
+LARGEST_WHOLE = 2**26
+"""Numbers of the largest array that is made whole: a few rows may stand for any number of them."""
+
 # Mathematical functions may differ in the last bit between processors: this much of a tensor's scale is no drift.
 LAST_BITS = 2.0**-40
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Which part of an array is stored: rows of its first axis, or the first of each ``every`` numbers."""
+
+    shape: list[int]
+    rows: list[int] | None = None
+    every: int | None = None
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the JSON file of a case says."""
+
+    format: Literal[1, 2]
+    name: str
+    variant: str
+    scenario: str
+    part: str
+    config: dict[str, Any]
+    arrays: str
+    sha256: str
+    stored: dict[str, Stored] = field(default_factory=dict)
 
 
 def write_case(case: Case, folder: Path = FOLDER) -> None:
@@ -53,36 +81,15 @@ def write_case(case: Case, folder: Path = FOLDER) -> None:
         "config": case.config.as_dict(),
         "arrays": f"{case.name}.safetensors",
         "sha256": hashlib.sha256(data).hexdigest(),
-        **({"stored": stored} if stored else {}),
+        **({"stored": {name: _said(part) for name, part in stored.items()}} if stored else {}),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{case.name}.safetensors").write_bytes(data)
-    (folder / f"{case.name}.json").write_text(json.dumps(header, indent=2) + "\n")
+    write_bytes(folder / f"{case.name}.safetensors", data)
+    write_text(folder / f"{case.name}.json", json.dumps(header, indent=2) + "\n")
 
 
-def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """Read a safetensors file.
-
-    Raises:
-        SpecError: if it is missing, truncated or corrupt.
-    """
-    content = read_bytes(path)
-    try:
-        return load(content)
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise SpecError(f"{path}: not a whole safetensors file: {error}") from None
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        SpecError: if it is missing, or is no JSON object.
-    """
-    header = read_json(path)
-    if not isinstance(header, dict):
-        raise SpecError(f"{path}: holds a {type(header).__name__} but must hold a JSON object")
-    return header
+def _said(part: Stored) -> dict[str, Any]:
+    return {key: value for key, value in asdict(part).items() if value is not None}
 
 
 def read_case(path: Path) -> tuple[Case, dict[str, NDArray[Any]]]:
@@ -94,20 +101,16 @@ def read_case(path: Path) -> tuple[Case, dict[str, NDArray[Any]]]:
     Raises:
         SpecError: if a file is missing or corrupt, or does not belong to the other.
     """
-    header = read_object(path)
-    missing = [key for key in ("format", "name", "variant", "scenario", "part", "config", "arrays", "sha256") if key not in header]
-    if missing:
-        raise SpecError(f"{path}: lacks {', '.join(map(repr, missing))}")
-    if header["format"] not in range(1, FORMAT + 1):
-        raise SpecError(f"{path}: has format {header['format']} but must have at most {FORMAT}")
-    arrays_path = path.parent / header["arrays"]
-    arrays = read_arrays(arrays_path)
-    if hashlib.sha256(arrays_path.read_bytes()).hexdigest() != header["sha256"]:
-        raise SpecError(f"{arrays_path}: is not the file that {path.name} was written with: its SHA-256 differs")
-    arrays = _whole(arrays, header.get("stored", {}))
+    header = read_as(path, Header)
+    beside = path.parent / header.arrays
+    if Path(header.arrays).name != header.arrays:
+        raise SpecError(f"{path}: 'arrays' is {header.arrays!r} but must be the name of a file beside it")
+    if hashlib.sha256(read_bytes(beside)).hexdigest() != header.sha256:
+        raise SpecError(f"{beside}: is not the file that {path.name} was written with: its SHA-256 differs")
+    arrays = _whole(read_arrays(beside), header.stored, str(path))
     weights, batch = section(arrays, "weights/"), from_arrays(section(arrays, "inputs/"))
-    config = from_mapping(header["config"], path.name)
-    return Case(header["variant"], header["scenario"], header["part"], config, weights, batch), arrays
+    config = from_mapping(header.config, path.name)
+    return Case(header.variant, header.scenario, header.part, config, weights, batch), arrays
 
 
 def drift(folder: Path = FOLDER) -> list[str]:
@@ -124,7 +127,7 @@ def drift(folder: Path = FOLDER) -> list[str]:
             continue
         if case.config != current[name].config:
             problems.append(f"{name}.json: 'config' differs")
-        wanted = _whole(*_in_part(_arrays(current[name])))
+        wanted = _whole(*_in_part(_arrays(current[name])), name)
         problems += [f"{name}.safetensors: {problem}" for problem in _differences(arrays, wanted)]
     return sorted(problems)
 
@@ -142,7 +145,7 @@ def _arrays(case: Case) -> dict[str, NDArray[Any]]:
     return {name: np.asarray(array, order="C") for name, array in arrays.items()}
 
 
-def _in_part(arrays: dict[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], dict[str, dict[str, Any]]]:
+def _in_part(arrays: dict[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], dict[str, Stored]]:
     """Return what is stored of each array, and of those that are stored in part their shape and which part it is."""
     part, stored = dict(arrays), {}
     for name, array in arrays.items():
@@ -150,28 +153,34 @@ def _in_part(arrays: dict[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], 
             rows = np.flatnonzero(array.reshape(len(array), -1).any(1))
             few = len(rows) * EVERY < len(array)
             part[name] = array[rows] if few else array.reshape(-1)[::EVERY].copy()
-            stored[name] = {"shape": list(array.shape), **({"rows": rows.tolist()} if few else {"every": EVERY})}
+            stored[name] = Stored(list(array.shape), rows.tolist()) if few else Stored(list(array.shape), every=EVERY)
     return part, stored
 
 
-def _whole(part: dict[str, NDArray[Any]], stored: Mapping[str, Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a file, with those whole that are stored by their rows."""
+def _whole(part: dict[str, NDArray[Any]], stored: Mapping[str, Stored], where: str) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file, with those whole that are stored by their rows.
+
+    Raises:
+        SpecError: if what is said to be stored of an array is not what is there.
+    """
     arrays = dict(part)
     for name, said in stored.items():
-        if "rows" in said:
-            arrays[name] = np.zeros(said["shape"], part[name].dtype)
-            arrays[name][said["rows"]] = part[name]
+        if name not in part:
+            raise SpecError(f"{where}: 'stored' names {name!r}, which is no array of the file")
+        if said.rows is None:
+            continue
+        size, (length, *_) = math.prod(said.shape), [*said.shape, 0]
+        fits = part[name].shape == (len(said.rows), *said.shape[1:]) and all(0 <= row < length for row in said.rows)
+        if not fits or size > LARGEST_WHOLE:
+            raise SpecError(f"{where}: {name!r} has shape {part[name].shape} but is said to be {len(said.rows)} rows of shape {tuple(said.shape)}")
+        arrays[name] = np.zeros(said.shape, part[name].dtype)
+        arrays[name][said.rows] = part[name]
     return arrays
 
 
 def expected(truth: Truth) -> dict[str, NDArray[Any]]:
     """Return every tensor of a truth by the name that it has in comparisons."""
     return {**truth.taps, **{f"gradients.{name}": array for name, array in truth.gradients.items()}}
-
-
-def section(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
-    """Return the arrays whose names start with a prefix, without it."""
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 def _differences(stored: dict[str, NDArray[Any]], current: dict[str, NDArray[Any]]) -> list[str]:

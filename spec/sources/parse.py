@@ -9,7 +9,7 @@ from concord.spec.deviations import NONE, Deviations, declared
 from concord.spec.errors import SpecError
 from concord.spec.sources.layouts import TENSOR_LAYOUTS, WEIGHT_LAYOUTS
 from concord.spec.sources.names import problem
-from concord.spec.sources.schema import InputGradient, MaskSource, Native, Option, Output, PartTable, RunEntry, Table
+from concord.spec.sources.schema import InputGradient, MaskSource, Native, Option, Output, PartTable, RunEntry, Table, TrainingTable
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ def parse(data: Mapping[str, Any], where: str) -> Table:
     problems: list[str] = []
     top = _Section(data, where, "", problems)
     parts = top.each("parts", _part)
-    table = Table(top.text("source"), top.text("variant"), top.optional_text("part_key"), parts, _deviations(top))
+    table = Table(top.text("source"), top.text("variant"), top.optional_text("part_key"), parts, _deviations(top), _training(top) if "training" in top.data else None)
     top.finish()
     if not problems and not parts:
         problems.append(f"{where}: 'parts' is empty but must hold at least one part")
@@ -147,6 +147,13 @@ def _deviations(section: _Section) -> Deviations:
     except SpecError as error:
         section.problems += [f"{section.where}: {problem}" for problem in error.problems]
         return NONE
+
+
+def _training(section: _Section) -> TrainingTable:
+    inner = section.section("training")
+    table = TrainingTable(inner.plain("constants"), inner.texts("fields"), _deviations(inner), inner.flag("float32_positions"))
+    inner.finish()
+    return table
 
 
 def _part(section: _Section) -> PartTable:

@@ -3,7 +3,10 @@
 A table is one TOML file for a published source or the format of its checkpoints. At the top: ``source``, its name; ``variant``, the member of the family
 that gives every configuration field that the source does not state; ``part_key``, the key of the source's configuration
 that tells which part was run, where there are several; ``deviations``, a list of
-``{ name, value, reason }``, where the source's framework could not do what it says (:mod:`concord.spec.deviations`). Below ``[parts.<part of the model>]``:
+``{ name, value, reason }``, where the source's framework could not do what it says (:mod:`concord.spec.deviations`); ``training``, how
+the source trains: ``constants``, field of a recipe (:class:`concord.spec.training.recipe.Recipe`) = value; ``fields``, field = the source's key, ``key.0`` for
+the first entry of a list, where the source has it; ``deviations``, those of the optimizer; ``float32_positions``, whether the
+position table is computed in float32 and files do not hold it. Below ``[parts.<part of the model>]``:
 
 ==============  =====================================================================================================
 ``kind``        how the value of ``part_key`` begins for this part
@@ -110,6 +113,16 @@ class PartTable:
 
 
 @dataclass(frozen=True)
+class TrainingTable:
+    """What a table says about training; the module's docstring explains each field."""
+
+    constants: Mapping[str, Any]
+    fields: Mapping[str, str]
+    deviations: Deviations
+    float32_positions: bool
+
+
+@dataclass(frozen=True)
 class Table:
     """How a published source names and lays out what the family has."""
 
@@ -118,3 +131,4 @@ class Table:
     part_key: str | None
     parts: Mapping[str, PartTable]
     deviations: Deviations
+    training: TrainingTable | None

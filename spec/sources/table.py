@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,8 +14,8 @@ from numpy.typing import NDArray
 
 from concord.spec.config import EncoderConfig, from_mapping, variant
 from concord.spec.errors import SpecError, WeightsError, unknown
-from concord.spec.files import read_text
-from concord.spec.parameters import Weights, parameters, shape_of, validate_weights
+from concord.spec.files import parse_toml, read_text
+from concord.spec.parameters import MANY_LAYERS, Weights, parameters, shape_of, validate_weights
 from concord.spec.positions import sinusoid
 from concord.spec.sources.check import check
 from concord.spec.sources.layouts import WEIGHT_LAYOUTS, Shape, contiguous
@@ -26,6 +25,8 @@ from concord.spec.sources.schema import Native, PartTable, Table
 
 TABLES = Path(__file__).parent
 POSITIONS = "embeddings.position.weight"
+LARGEST_TABLE = 2**26
+"""Numbers of a table of positions that no file holds."""
 
 
 def sources() -> list[str]:
@@ -52,11 +53,7 @@ def read(path: Path) -> Table:
     Raises:
         SpecError: listing everything that is wrong: the file, the key and what is required.
     """
-    try:
-        data = tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"{path}: is no readable TOML file, which a table must be: {error}") from None
-    table = parse(data, path.name)
+    table = parse(parse_toml(read_text(path), str(path)), path.name)
     problems = check(table, path.name)
     if problems:
         raise SpecError(problems)
@@ -220,6 +217,10 @@ def canonical(
             names, at once.
     """
     entry, context = part_of(table, part), f"source={table.source}"
+    # Whatever sizes a file states, nothing is built that its weights have not.
+    many = [name for name in ("num_layers", "num_heads") if getattr(config, name) > max(len(native), MANY_LAYERS)]
+    if many and entry.weights:
+        raise WeightsError([f"{name!r} is {getattr(config, name)} but there are {len(native)} weights [{context}]" for name in many])
     places, required = bindings(entry, config), parameters(config, entry.name)
     found, problems = gather(places, native, context)
     known = {name for place in places.values() for name in place.names}
@@ -228,7 +229,10 @@ def canonical(
     unexpected = [name for name in native if name not in known]
     problems += [f"{name!r} is unexpected: the source has no such weight in this configuration [{context}]" for name in unexpected]
     problems += [_homeless(name, table) for name in required if name not in places and not _is_computed(name, config)]
-    if POSITIONS in required and POSITIONS not in places and _is_computed(POSITIONS, config):
+    computed = POSITIONS in required and POSITIONS not in places and _is_computed(POSITIONS, config)
+    if computed and positions is None and config.max_positions * config.d_model > LARGEST_TABLE:
+        problems.append(f"the position table has {config.max_positions} rows of {config.d_model} numbers but at most {LARGEST_TABLE} numbers are computed [{context}]")
+    if computed and not problems:
         found[POSITIONS] = contiguous(sinusoid(config) if positions is None else positions)
         shape = shape_of(config, required[POSITIONS])
         if found[POSITIONS].shape != shape:

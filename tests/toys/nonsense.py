@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
-from typing import Any
+from typing import Any, ClassVar
+
+import numpy as np
 
 from concord.backends.interface import Request, Run
 from tests.toys.numpy_backend import NumpyBackend
@@ -56,3 +59,43 @@ class DiesOfANamelessSignal(NumpyBackend):
     def run(self, request: Request) -> Run:
         os.kill(os.getpid(), signal.SIGRTMIN + 3)
         raise AssertionError("a signal for use in real time ends a process")
+
+
+class DescribesInDepth(NumpyBackend):
+    def describe(self) -> dict[str, Any]:
+        found: dict[str, Any] = super().describe()
+        for _ in range(400):  # as deep as JSON can be written, and too deep for whatever reads it after that
+            found = {"within": found}
+        return found
+
+
+class ReturnsATuple(NumpyBackend):
+    def run(self, request: Request) -> Run:
+        run = super().run(request)
+        return run.output, run.loss  # type: ignore[return-value]
+
+
+class CannotSayWhatIsWrong(NumpyBackend):
+    def run(self, request: Request) -> Run:
+        class Unspeakable(Exception):
+            def __str__(self) -> str:
+                raise ValueError("it cannot be said")
+
+        raise Unspeakable
+
+
+class SaysTheOrder(NumpyBackend):
+    """Says in which order its weights came."""
+
+    def run(self, request: Request) -> Run:
+        return dataclasses.replace(super().run(request), info={"order": list(request.weights)})
+
+
+class Grows(NumpyBackend):
+    """Keeps more with every run."""
+
+    held: ClassVar[list[Any]] = []
+
+    def run(self, request: Request) -> Run:
+        self.held.append(np.ones(1 << 22))  # 32 MiB, touched
+        return super().run(request)

@@ -23,7 +23,7 @@ from concord.backends.interface import Request, Run, Unsupported
 from concord.spec.parameters import Weights
 from concord.spec.precision import PRECISIONS
 from concord.spec.reference import reference
-from concord.spec.tape import Tensor
+from concord.spec.tape import Node
 from concord.spec.tensors import output_name
 
 # The package's attribute of that name is the function.
@@ -91,10 +91,10 @@ class Revealing(NumpyBackend):
 # Wrong numbers.
 
 
-class _WrongScores(_reference_module._Reference):  # type: ignore[name-defined, misc]
+class _WrongScores(_reference_module.Model):  # type: ignore[name-defined, misc]
     """Scales the scores of every layer but the first by one part in a thousand too much."""
 
-    def dot_product(self, name: str, q: Tensor, k: Tensor, v: Tensor, key_mask: Any, query_mask: Any) -> Tensor:
+    def dot_product(self, name: str, q: Node, k: Node, v: Node, key_mask: Any, query_mask: Any) -> Node:
         wrong = q if name.startswith("layers.0.") else self.a.scale(q, 1.001)
         return super().dot_product(name, wrong, k, v, key_mask, query_mask)
 
@@ -104,7 +104,17 @@ class WrongAfterTheFirstLayer(NumpyBackend):
 
     def __init__(self) -> None:
         super().__init__()
-        _reference_module._Reference = _WrongScores
+        _reference_module.Model = _WrongScores
+
+
+class WrongSecondHead(NumpyBackend):
+    """One head of the second layer gives each query the weights of the one before, and nothing follows from it."""
+
+    def run(self, request: Request) -> Run:
+        run = super().run(request)
+        weights = run.taps["layers.1.attention.weights"].copy()
+        weights[:, 1] = np.roll(weights[:, 1], 1, axis=-2)
+        return replace(run, taps={**run.taps, "layers.1.attention.weights": weights})
 
 
 class ChangesItsOutput(NumpyBackend):
@@ -191,6 +201,13 @@ class DeclaresUndelivered(NumpyBackend):
 class SaysUnsupported(NumpyBackend):
     def run(self, request: Request) -> Run:
         raise Unsupported(f"this toy has no {request.dtype} kernels")
+
+
+class DeclaresInItsRun(NumpyBackend):
+    """Declares with its run, and not before, in what it deviates, as optimizers do."""
+
+    def run(self, request: Request) -> Run:
+        return replace(super().run(request), info={"deviations": [{"name": "softmax_floor", "value": -1e6, "reason": "the toy's own"}]})
 
 
 class DeclaresNonsense(NumpyBackend):

@@ -17,10 +17,11 @@ from concord.conformance.faults.fault import Change, Fault
 from concord.conformance.faults.tape import with_edits
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import Case
-from concord.spec.reference import Truth, _Reference, compute
-from concord.spec.tape import Tensor
+from concord.spec.model import Model
+from concord.spec.reference import Truth, compute
+from concord.spec.tape import Node
 
-Wrong = Callable[["Spoiled", str, Tensor], Tensor]
+Wrong = Callable[["Spoiled", str, Node], Node]
 
 SCORES, WEIGHTS = (f"layers.0.attention.{step}" for step in ("scores", "weights"))
 
@@ -50,25 +51,25 @@ def _run(truth: Truth, dtype: str) -> Run:
     return Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", dtype)
 
 
-class Spoiled(_Reference):
+class Spoiled(Model):
     """The reference with taps that are made into others, as a port that goes wrong there."""
 
     steps: Mapping[str, Wrong] = {}
 
-    def tap(self, name: str, tensor: Tensor) -> Tensor:
+    def tap(self, name: str, tensor: Node) -> Node:
         for pattern, step in self.steps.items():
             if fnmatch.fnmatchcase(name, pattern):
                 tensor = step(self, name, tensor)
         self.taken = {**getattr(self, "taken", {}), name: tensor}
         return super().tap(name, tensor)
 
-    def beside(self, name: str, other: str) -> Tensor:
+    def beside(self, name: str, other: str) -> Node:
         return self.taken[f"{name.rpartition('.')[0]}.{other}"]
 
     def real(self) -> np.ndarray:
         return self.batch.required("input_ids") != self.config.pad_id
 
-    def reordered(self, tensor: Tensor, order: Callable[[np.ndarray], np.ndarray]) -> Tensor:
+    def reordered(self, tensor: Node, order: Callable[[np.ndarray], np.ndarray]) -> Node:
         numbers = order(np.arange(math.prod(tensor.shape)).reshape(tensor.shape))
         flat = self.a.reshape(tensor, (numbers.size,))
         return self.a.reshape(self.a.index(flat, numbers.reshape(-1)), numbers.shape)

@@ -33,7 +33,7 @@ class WrongInEveryPrecision(MultipliesInTf32):
 
     def __init__(self) -> None:
         super().__init__()
-        _reference_module._Reference = _WrongScores
+        _reference_module.Model = _WrongScores
 
 
 class FailsWhenStrict(MultipliesInTf32):
@@ -82,13 +82,13 @@ def __getattr__(name: str) -> Any:
     """Return a built-in backend whose switches something sets anew while it builds attention alone: a library, say."""
     if name not in ("torch", "tf", "paddle", "jax"):
         raise AttributeError(name)
-    adapter, switches = (importlib.import_module(f"concord.backends.{name}.{file}") for file in ("adapter", "switches"))
+    adapter = importlib.import_module(f"concord.backends.{name}.adapter")
 
     class Reset(adapter.Adapter):
         def build(self, request: Request, *given: Any) -> Any:
             built = super().build(request, *given)
             if request.part == "attention":
-                switches.set_precision("tf32")
+                self.switches.set_precision("tf32")
             return built
 
     return Reset

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from concord.conformance.breakdown import Breakdown, break_down
 from concord.conformance.campaign import Report, Result, Settings
 from concord.conformance.causes import Cause
 from concord.conformance.comparison import Z_BINS, Judgement, Row, Verdict
@@ -21,20 +25,34 @@ TENSORS = [
 ]
 
 
+AXES = ("batch", "classes")
+
+
 def judgement(ratio: float, size: int = 6, **fields: Any) -> Judgement:
     """Return a judgement of so many tolerances: one element has the largest error, the others a tenth of it."""
     counts = [0] * (len(Z_BINS) + 1)
     for z in [ratio * Z, *[ratio * Z / 10] * (size - 1)]:
         counts[sum(edge <= z for edge in Z_BINS)] += 1
-    values = {"element": (0, 1), "actual": 0.5 + ratio, "expected": 0.5, "sigma": 1 / Z, "beyond": int(ratio > 1), "spread": tuple(counts)}
+    values = {"element": (0, 1), "actual": 0.5 + ratio, "expected": 0.5, "sigma": 1 / Z, "beyond": int(ratio > 1), "histogram": tuple(counts)}
     return Judgement("diverges" if ratio > 1 else "agrees", ratio * Z, ratio * R / 2, size=size, **{**values, **fields})
 
 
 def row(name: str, clause: str, local: float | None, end_to_end: float | None = None, note: str = "") -> Row:
     """Return a row; one without judgements could not be compared."""
     judged = [None if ratio is None else judgement(ratio) for ratio in (local, end_to_end)]
-    deciding = judged[0] or judged[1]
-    return Row(name, clause, deciding.status if deciding else "diverges", *judged, note, 6)
+    way = 0 if judged[0] else 1
+    deciding = judged[way]
+    if deciding and deciding.status == "diverges":
+        judged[way] = deciding = dataclasses.replace(deciding, breakdown=breakdown(deciding.ratio))
+    return Row(name, clause, deciding.status if deciding else "diverges", *judged, note, 6, AXES)
+
+
+def breakdown(ratio: float) -> Breakdown:
+    """Return where the error of a tensor of two rows and three columns lies: all in one element."""
+    scores = np.full((2, 3), Z / 10)
+    scores[0, 1] = ratio * Z
+    value, sigma = np.full((2, 3), 0.5), np.full((2, 3), 1 / Z)
+    return break_down(value + scores / Z, value, sigma, scores, AXES)
 
 
 def verdict(ratio: float = 0.1, wrong: int | None = None, error: float = 500.0, cause: Cause | None = None, tensors: Sequence[tuple[str, str]] = TENSORS) -> Verdict:
@@ -59,10 +77,10 @@ CAUSE = Cause("scale", "The scores are too large by a factor of 1.001.", True)
 
 def mixed() -> Report:
     """Return a report of everything that can become of a run."""
-    undetermined = Verdict([Row(name, clause, "undetermined", None, Judgement("undetermined", size=6, note="out of range"), "out of range", 6) for name, clause in TENSORS])
+    undetermined = Verdict([Row(name, clause, "undetermined", None, Judgement("undetermined", size=6, note="out of range"), "out of range", 6, AXES) for name, clause in TENSORS])
     unlike = verdict()
-    unlike.table[3] = Row("layers.0.attention.weights", "ATT-2", "diverges", note="has shape (2, 3) but must be (3, 2)", size=6)
-    unlike.table[5] = Row("layers.1.attention.scores", "ATT-2", "undelivered", note="declared by the backend", size=6)
+    unlike.table[3] = Row("layers.0.attention.weights", "ATT-2", "diverges", note="has shape (2, 3) but must be (3, 2)", size=6, axes=AXES)
+    unlike.table[5] = Row("layers.1.attention.scores", "ATT-2", "undelivered", note="declared by the backend", size=6, axes=AXES)
     results = [
         result("torch", case="bert-full"),
         result("torch"),
@@ -96,11 +114,11 @@ def agreeing(names: Sequence[str] = ("torch", "tf", "paddle", "jax"), cases: int
     return Report(results, {name: {"version": "1.0"} for name in names}, Settings(), 3.0)
 
 
-def large(wrong: int | None = None) -> Report:
-    """Return a report as large as that of a whole check: 352 runs of 60 tensors."""
+def large(wrong: int | None = None, cases: int = 44) -> Report:
+    """Return a report as large as that of a whole check, if it is of all cases: 352 runs of 60 tensors."""
     taps = [(f"layers.{place // 16}.attention.masked_scores{place}", "ATT-2") for place in range(40)]
     tensors = [*taps, *((f"gradients.layers.{place}.feed_forward.inner.weight", "GRD-1") for place in range(20))]
-    report = agreeing(cases=44, tensors=tensors)
+    report = agreeing(cases=cases, tensors=tensors)
     if wrong is not None:
         judged = verdict(wrong=wrong, tensors=tensors)
         report.results = [result(r.backend, judged=judged, case=r.case, dtype=r.dtype) for r in report.results]

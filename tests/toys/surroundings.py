@@ -7,8 +7,30 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from concord import backends
+from concord.spec.cases import Case
+
+T = TypeVar("T")
+
+EACH_BACKEND = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in sorted(backends.BUILT_IN)]
+"""The four, as parameters of a test: all that one of them computes is computed in the same process, whose workers start once."""
+
+
+def sample_of(entries: Sequence[T], sampled: Callable[[int, T], bool]) -> list[Any]:
+    """Return the entries of a table, as parameters of a test, of which a sample is quick; the others are slow."""
+    return [pytest.param(entry, marks=[] if sampled(place, entry) else [pytest.mark.slow]) for place, entry in enumerate(entries)]
+
+
+def quick_case(_: int, case: Case) -> bool:
+    """Whether a standard case is of a usual size: the long ones take as much as all others together, and one of them will do."""
+    return case.scenario != "long" or case.variant == "bert"
+
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0

@@ -14,7 +14,7 @@ from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import Case
 from concord.spec.masks import mask_constant
 from concord.spec.reference import compute
-from concord.spec.tape import Tensor
+from concord.spec.tape import Node
 from tests.toys.ports import Spoiled, Wrong
 
 Array = np.ndarray
@@ -40,12 +40,12 @@ class Unseen:
     scenario: str = "ragged"
 
 
-def backward(run: Spoiled, y: Tensor, source: Tensor, pull: Callable[[Array], Array]) -> Tensor:
+def backward(run: Spoiled, y: Node, source: Node, pull: Callable[[Array], Array]) -> Node:
     """Return the value of a tensor, whose gradient is made into that of another."""
     return run.a._record(y.value, (source, lambda g: pull(g).astype(g.dtype)))
 
 
-def forward(run: Spoiled, y: Tensor, source: Tensor, value: Array) -> Tensor:
+def forward(run: Spoiled, y: Node, source: Node, value: Array) -> Node:
     """Return a value of which the gradient is that of the right one."""
     return run.a._record(np.asarray(value, y.value.dtype), (source, lambda g: g))
 
@@ -75,7 +75,7 @@ def padding(run: Spoiled) -> Array:
 
 
 def masked_by(visible: Callable[[Spoiled], Array]) -> Wrong:
-    def change(run: Spoiled, name: str, y: Tensor) -> Tensor:
+    def change(run: Spoiled, name: str, y: Node) -> Node:
         fill = run.a.replace if run.config.mask_fill == "replace" else lambda *given: run.a.add_where(*given, rounded=run.dtype)
         return fill(run.beside(name, "scores"), visible(run)[:, None, None], mask_constant(run.config, run.dtype))
 
@@ -99,7 +99,7 @@ def centered(x: Array) -> Array:
 def of_activation(slope: Callable[[Array, Array], Array]) -> Wrong:
     """Return the step whose slope, made of what goes in and comes out, is another."""
 
-    def change(run: Spoiled, name: str, y: Tensor) -> Tensor:
+    def change(run: Spoiled, name: str, y: Node) -> Node:
         x = run.beside(name, "inner")
         return backward(run, y, x, lambda g: g * slope(x.value, y.value))
 
@@ -116,7 +116,7 @@ def quick_slope(x: Array, y: Array) -> Array:
 
 
 def softmax_slope(inner: Callable[[Array, Array], Array]) -> Wrong:
-    def change(run: Spoiled, name: str, y: Tensor) -> Tensor:
+    def change(run: Spoiled, name: str, y: Node) -> Node:
         return backward(run, y, run.beside(name, "masked_scores"), lambda g: y.value * (g - inner(g, y.value)))
 
     return change
@@ -125,7 +125,7 @@ def softmax_slope(inner: Callable[[Array, Array], Array]) -> Wrong:
 def norm_slope(pull: Callable[[Array, Array, Array], Array]) -> Wrong:
     """Return the step of a norm whose gradient of the input is made of the normed gradient, the normed input and the deviation."""
 
-    def change(run: Spoiled, name: str, y: Tensor) -> Tensor:
+    def change(run: Spoiled, name: str, y: Node) -> Node:
         x, gain, offset = run.taken[name.replace("norm", "residual")], run.weights[f"{name}.weight"], run.weights[f"{name}.bias"]
         deviation = np.sqrt(np.square(centered(x.value)).mean(-1, keepdims=True) + run.config.norm_epsilon)
         normed = centered(x.value) / deviation

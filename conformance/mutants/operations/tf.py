@@ -90,5 +90,5 @@ class TensorFlowOperations(FrameworkOperations):
     def bias(self, linear):
         return None if linear.bias is None else linear.bias.value
 
-    def projection(self, attention):
-        return attention.projection
+    def submodule(self, owner, name):
+        return getattr(owner, {"layers": "blocks", "output": "projection"}.get(name, name))

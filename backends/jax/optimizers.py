@@ -1,0 +1,121 @@
+"""Optimizers: Optax's where it computes what a recipe says, else what is written out above the frameworks."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax import Array
+
+from concord.backends.optimizers import Operations, Optimizer
+from concord.spec.training.recipe import Recipe
+
+SLOTS = {"trace": "momentum", "mu": "first_moment", "nu": "second_moment"}
+"""What Optax keeps, by its own name."""
+
+
+class NativeOperations(Operations):
+    """JAX's (:class:`concord.backends.optimizers.Operations`)."""
+
+    def value(self, variable: nnx.Param) -> Array:
+        return variable[...]
+
+    def assign(self, variable: nnx.Param, value: Array) -> None:
+        variable.set_value(value)
+
+    def zeros_like(self, tensor: Array) -> Array:
+        return jnp.zeros_like(tensor)
+
+    def square_root(self, tensor: Array) -> Array:
+        return jnp.sqrt(tensor)
+
+    def larger(self, left: Array, right: Array) -> Array:
+        return jnp.maximum(left, right)
+
+    def bounded(self, tensor: Array, limit: float) -> Array:
+        return jnp.clip(tensor, -limit, limit)
+
+    def total(self, tensor: Array) -> Array:
+        return jnp.sum(tensor)
+
+    def chosen(self, which: Array, one: Array, other: Array) -> Array:
+        return jnp.where(which, one, other)
+
+
+def direction(recipe: Recipe) -> optax.GradientTransformation | None:
+    """Return what Optax makes of gradients before the learning rate, if that is what a recipe says."""
+    if recipe.algorithm == "adam" and recipe.epsilon_placement == "corrected" and recipe.bias_correction and not recipe.amsgrad:
+        return optax.scale_by_adam(b1=recipe.beta1, b2=recipe.beta2, eps=recipe.epsilon, eps_root=0.0)
+    if recipe.algorithm != "adam" and recipe.momentum and (recipe.momentum_form == "displacement" or recipe.dampening):
+        return None
+    momentum = optax.trace(decay=recipe.momentum, nesterov=recipe.nesterov) if recipe.momentum else optax.identity()
+    if recipe.algorithm == "sgd":
+        return momentum
+    if recipe.algorithm == "rmsprop":
+        scale = optax.scale_by_stddev if recipe.centered else optax.scale_by_rms
+        inside = recipe.epsilon_placement == "inside"
+        return optax.chain(scale(decay=recipe.beta2, eps=recipe.epsilon, initial_scale=0.0, eps_in_sqrt=inside), momentum)
+    return None
+
+
+def own(recipe: Recipe, decayed: Mapping[str, bool]) -> optax.GradientTransformation | None:
+    """Return Optax's optimizer of a recipe, if it has one that computes it, without the learning rate.
+
+    Args:
+        decayed: by native name of a parameter, whether it decays.
+    """
+    found = direction(recipe)
+    if found is None or recipe.table_updates == "lazy" or recipe.decay_form == "alone":
+        return None
+    decay = optax.add_decayed_weights(recipe.weight_decay, mask=dict(decayed)) if recipe.weight_decay else optax.identity()
+    return optax.chain(decay, found) if recipe.decay_form == "coupled" else optax.chain(found, decay)
+
+
+class OwnOptimizer(Optimizer):
+    """Optax's (:class:`concord.backends.optimizers.Optimizer`)."""
+
+    def __init__(self, recipe: Recipe, variables: Mapping[str, nnx.Param], kinds: Mapping[str, str], native: optax.GradientTransformation) -> None:
+        super().__init__(NativeOperations(), recipe, variables, kinds)
+        self.native = native
+        self.state = native.init(self.parameters())
+
+    def parameters(self) -> dict[str, Array]:
+        """Return the parameters as they are now."""
+        return {name: variable[...] for name, variable in self.variables.items()}
+
+    def step(self, gradients: Mapping[str, Array], numbers: Mapping[str, Array], rows: Mapping[str, Array]) -> None:
+        """Update every parameter (:meth:`concord.backends.optimizers.Optimizer.step`)."""
+        parameters = self.parameters()
+        updates, self.state = self.native.update({name: gradients[name] for name in self.variables}, self.state, parameters)
+        for name, updated in optax.apply_updates(parameters, jax.tree.map(lambda update: -numbers["rate"] * update, updates)).items():
+            self.variables[name].set_value(updated)
+
+    def kept(self) -> dict[str, Array]:
+        """Return what is kept (:meth:`concord.backends.optimizers.Optimizer.kept`)."""
+        parts = jax.tree.leaves(self.state, is_leaf=_keeps)
+        return {f"{slot}.{name}": getattr(part, key)[name] for part in parts for key, slot in SLOTS.items() if hasattr(part, key) for name in self.variables}
+
+    def resume(self, kept: Mapping[str, Array], steps: int) -> None:
+        """Go on from what was kept (:meth:`concord.backends.optimizers.Optimizer.resume`)."""
+
+        def resumed(part: Any) -> Any:
+            if not _keeps(part):
+                return part
+            found = {key: {name: kept[f"{slot}.{name}"] for name in self.variables} for key, slot in SLOTS.items() if hasattr(part, key)}
+            counted = {"count": jnp.full_like(part.count, steps)} if "count" in part._fields else {}  # every tuple has a method of that name
+            return part._replace(**found, **counted)
+
+        self.state = jax.tree.map(resumed, self.state, is_leaf=_keeps)
+
+
+def _keeps(part: Any) -> bool:
+    """Return whether a part of Optax's state keeps something of parameters."""
+    return any(hasattr(part, key) for key in SLOTS)
+
+
+def optimizer(recipe: Recipe, variables: Mapping[str, nnx.Param], kinds: Mapping[str, str]) -> Optimizer:
+    """Return what updates parameters as a recipe says (:class:`concord.backends.optimizers.Optimizer`)."""
+    native = own(recipe, {name: kinds[name] not in recipe.undecayed for name in variables})
+    return Optimizer(NativeOperations(), recipe, variables, kinds) if native is None else OwnOptimizer(recipe, variables, kinds, native)

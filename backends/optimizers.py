@@ -1,0 +1,211 @@
+"""Updates of parameters as a recipe says, written once for the four frameworks: operators are theirs all alike, what is not is an operation."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from concord.spec.training.optimizers import clipped_together
+from concord.spec.training.plan import constants
+from concord.spec.training.recipe import Recipe
+from concord.spec.training.schedules import learning_rate
+
+Tensor = Any
+"""A tensor of the framework."""
+
+Variable = Any
+"""A parameter of a model."""
+
+
+class Operations(ABC):
+    """What an update takes besides operators, in a framework's own calls."""
+
+    @abstractmethod
+    def value(self, variable: Variable) -> Tensor:
+        """Return what a parameter holds."""
+
+    @abstractmethod
+    def assign(self, variable: Variable, value: Tensor) -> None:
+        """Let a parameter hold something else."""
+
+    @abstractmethod
+    def zeros_like(self, tensor: Tensor) -> Tensor:
+        """Return zeros in the shape, precision and place of a tensor."""
+
+    @abstractmethod
+    def square_root(self, tensor: Tensor) -> Tensor:
+        """Return the root of each element."""
+
+    @abstractmethod
+    def larger(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return the larger of two, element by element."""
+
+    @abstractmethod
+    def bounded(self, tensor: Tensor, limit: float) -> Tensor:
+        """Return what is nearest between plus and minus a limit."""
+
+    @abstractmethod
+    def total(self, tensor: Tensor) -> Tensor:
+        """Return the sum of all elements."""
+
+    @abstractmethod
+    def chosen(self, which: Tensor, one: Tensor, other: Tensor) -> Tensor:
+        """Return elements of one where a tensor of truth values says so, else of another."""
+
+
+class Optimizer:
+    """An optimizer of a model's parameters (SPEC OPT-2 to OPT-8).
+
+    Args:
+        operations: of the framework.
+        recipe: what is computed.
+        variables: the parameters that are trained, by native name.
+        kinds: of each (:class:`concord.spec.parameters.Parameter`).
+
+    Attributes:
+        state: what a step is given and leaves behind besides the variables: here what is kept, as ``<slot>.<native name>``.
+    """
+
+    known_deviations: Sequence[Mapping[str, Any]] = ()
+    """What it does otherwise than the recipe says (SPEC PRC-4)."""
+
+    def __init__(self, operations: Operations, recipe: Recipe, variables: Mapping[str, Variable], kinds: Mapping[str, str]) -> None:
+        self.operations, self.recipe, self.variables, self.kinds = operations, recipe, dict(variables), kinds
+        self.rule = {"sgd": self.sgd, "adam": self.adam, "rmsprop": self.rmsprop}[recipe.algorithm]
+        self.state: Any = {}
+
+    def corrections(self, step: int) -> tuple[float, float]:
+        """Return what Adam's two averages fall short by (SPEC OPT-3)."""
+        recipe = self.recipe
+        return (1 - recipe.beta1 ** (step + 1), 1 - recipe.beta2 ** (step + 1)) if recipe.bias_correction else (1.0, 1.0)
+
+    def numbers(self, step: int, rate: float | None = None) -> dict[str, float]:
+        """Return what of a step depends on how many came before, for :meth:`step`: a compiled step is given it each time.
+
+        Args:
+            rate: the learning rate of the step; by default that of the recipe.
+        """
+        recipe, (one, two), rate = self.recipe, self.corrections(step), learning_rate(self.recipe, step) if rate is None else rate
+        height = rate * math.sqrt(two) / one if recipe.epsilon_placement == "uncorrected" else rate / one
+        decay = recipe.weight_decay * (rate if recipe.decay_form == "times_rate" else 1.0)
+        return {"rate": rate, "decay": decay, "height": height, "root": math.sqrt(two), "damping": 1 - recipe.dampening if step else 1.0}
+
+    def step(self, gradients: Mapping[str, Tensor], numbers: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> None:
+        """Update every parameter.
+
+        Args:
+            gradients: by native name, clipped.
+            numbers: of the step (:meth:`numbers`).
+            rows: by native name of a table, which of its rows the step's batches looked up, (N, 1); of all that are updated lazily.
+        """
+        self.state = dict(self.state)  # what was given stays as it is: a compiler may have given it
+        for name, variable in self.variables.items():
+            parameter, before = self.operations.value(variable), dict(self.state)
+            updated = self.updated(name, parameter, gradients[name], numbers)
+            if name in rows:
+                for key in [key for key in self.state if key.partition(".")[2] == name]:  # OPT-8
+                    self.state[key] = self.operations.chosen(rows[name], self.state[key], before[key])
+                updated = self.operations.chosen(rows[name], updated, parameter)
+            self.operations.assign(variable, updated)
+
+    def kept(self) -> dict[str, Tensor]:
+        """Return what is kept, as ``<slot>.<native name>``."""
+        return dict(self.state)
+
+    def resume(self, kept: Mapping[str, Tensor], steps: int) -> None:  # noqa: ARG002 - frameworks' own count
+        """Go on from what was kept, of every slot of every parameter, after so many steps."""
+        self.state = dict(kept)
+
+    def rate(self, numbers: Mapping[str, Tensor]) -> Any:
+        """Return the learning rate that :meth:`step` took."""
+        return numbers["rate"]
+
+    def constants(self) -> dict[str, float]:
+        """Return the numbers of the recipe as they are held (:data:`concord.spec.training.plan.CONSTANTS`)."""
+        return constants(self.recipe)
+
+    def updated(self, name: str, parameter: Tensor, gradient: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
+        """Return a parameter after a step."""
+        recipe = self.recipe
+        if not recipe.weight_decay or self.kinds[name] in recipe.undecayed:
+            return parameter - self.rule(name, gradient, numbers)
+        if recipe.decay_form == "coupled":
+            return parameter - self.rule(name, gradient + recipe.weight_decay * parameter, numbers)
+        return parameter - numbers["decay"] * parameter - self.rule(name, gradient, numbers)
+
+    # By how much a parameter moves.
+
+    def sgd(self, name: str, gradient: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
+        """Return the step of gradient descent (SPEC OPT-2)."""
+        return self.with_momentum(name, gradient, numbers) if self.recipe.momentum else numbers["rate"] * gradient
+
+    def with_momentum(self, name: str, gradient: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
+        """Return the step of what stands for a gradient, with momentum (SPEC OPT-2)."""
+        recipe, key, rate = self.recipe, f"momentum.{name}", numbers["rate"]
+        if recipe.momentum_form == "displacement":
+            moved = self.state[key] = recipe.momentum * self.state[key] + rate * gradient
+            return recipe.momentum * moved + rate * gradient if recipe.nesterov else moved
+        damped = numbers["damping"] * gradient if recipe.dampening else gradient
+        velocity = self.state[key] = recipe.momentum * self.state[key] + damped
+        return rate * (gradient + recipe.momentum * velocity if recipe.nesterov else velocity)
+
+    def average(self, slot: str, name: str, value: Tensor, beta: float) -> Tensor:
+        """Move a kept average on by a value."""
+        key = f"{slot}.{name}"
+        self.state[key] = beta * self.state[key] + (1 - beta) * value
+        return self.state[key]
+
+    def adam(self, name: str, gradient: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
+        """Return Adam's step (SPEC OPT-3, OPT-4)."""
+        recipe = self.recipe
+        first = self.average("first_moment", name, gradient, recipe.beta1)
+        second = self.average("second_moment", name, gradient * gradient, recipe.beta2)
+        if recipe.amsgrad:
+            key = f"largest_second_moment.{name}"
+            second = self.state[key] = self.operations.larger(self.state[key], second)
+        return numbers["height"] * first / self.denominator(second, numbers)
+
+    def denominator(self, second: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
+        """Return what Adam's first moment is divided by, epsilon in its place (SPEC OPT-3)."""
+        root = self.operations.square_root(second)
+        return (root if self.recipe.epsilon_placement == "uncorrected" else root / numbers["root"]) + self.recipe.epsilon
+
+    def rmsprop(self, name: str, gradient: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
+        """Return RMSProp's step (SPEC OPT-5)."""
+        recipe, square_root = self.recipe, self.operations.square_root
+        second = self.average("second_moment", name, gradient * gradient, recipe.beta2)
+        if recipe.centered:
+            first = self.average("first_moment", name, gradient, recipe.beta2)
+            second = second - first * first
+        inside = recipe.epsilon_placement == "inside"
+        moved = gradient / (square_root(second + recipe.epsilon) if inside else square_root(second) + recipe.epsilon)
+        return self.with_momentum(name, moved, numbers) if recipe.momentum else numbers["rate"] * moved
+
+
+def clip(
+    operations: Operations, recipe: Recipe, gradients: Mapping[str, Tensor], kinds: Mapping[str, str], squares: Callable[[str], Tensor]
+) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Clip gradients (SPEC OPT-7).
+
+    Args:
+        gradients: by native name.
+        kinds: of each parameter.
+        squares: gives the sum of the squares of what a norm sees of a gradient.
+
+    Returns:
+        The clipped gradients, and the norm by which all of them were clipped, if there is one.
+    """
+    limit = recipe.clip_at
+    if limit is None:
+        return dict(gradients), None
+    if recipe.clipping == "value":
+        return {name: operations.bounded(gradient, limit) for name, gradient in gradients.items()}, None
+    found: dict[str, Tensor] = {}
+    norm = None
+    for names in clipped_together(recipe, list(gradients), kinds):
+        norm = operations.square_root(sum(squares(name) for name in names))
+        share = operations.bounded(limit / (norm + recipe.clip_epsilon), 1.0)
+        found |= {name: gradients[name] * share for name in names}
+    return found, norm if recipe.clipping == "global_norm" else None

@@ -1,0 +1,115 @@
+"""Optimizers: Keras's own where it computes what a recipe says, else what is written out above the frameworks."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow import Tensor
+
+from concord.backends.optimizers import Operations, Optimizer
+from concord.spec.training.optimizers import slots
+from concord.spec.training.recipe import Recipe
+
+ORDER = {
+    "sgd": (("momentum",),),
+    "adam": (("first_moment", "second_moment"), ("largest_second_moment",)),
+    "rmsprop": (("second_moment",), ("momentum",), ("first_moment",)),
+}
+"""In which order Keras keeps what: group after group, each for one parameter after the other."""
+
+
+class NativeOperations(Operations):
+    """TensorFlow's (:class:`concord.backends.optimizers.Operations`)."""
+
+    def value(self, variable: keras.Variable) -> Tensor:
+        return tf.convert_to_tensor(variable)
+
+    def assign(self, variable: keras.Variable, value: Tensor) -> None:
+        variable.assign(value)
+
+    def zeros_like(self, tensor: Tensor) -> Tensor:
+        return tf.zeros_like(tensor)
+
+    def square_root(self, tensor: Tensor) -> Tensor:
+        return tf.sqrt(tensor)
+
+    def larger(self, left: Tensor, right: Tensor) -> Tensor:
+        return tf.maximum(left, right)
+
+    def bounded(self, tensor: Tensor, limit: float) -> Tensor:
+        return tf.clip_by_value(tensor, -limit, limit)
+
+    def total(self, tensor: Tensor) -> Tensor:
+        return tf.reduce_sum(tensor)
+
+    def chosen(self, which: Tensor, one: Tensor, other: Tensor) -> Tensor:
+        return tf.where(which, one, other)
+
+
+def own(recipe: Recipe, dtype: str) -> keras.optimizers.Optimizer | None:
+    """Return Keras's optimizer of a recipe, if it has one that computes it."""
+    # Keras holds the learning rate as a float32 number.
+    if recipe.table_updates == "lazy" or recipe.decay_form in ("alone", "coupled") or dtype == "float64":
+        return None
+    rate, decay = recipe.learning_rate, recipe.weight_decay or None
+    if recipe.algorithm == "adam" and recipe.epsilon_placement == "uncorrected" and recipe.bias_correction:
+        return keras.optimizers.Adam(rate, recipe.beta1, recipe.beta2, recipe.epsilon, recipe.amsgrad, weight_decay=decay)
+    if recipe.momentum and recipe.momentum_form == "velocity":
+        return None
+    if recipe.algorithm == "sgd":
+        return keras.optimizers.SGD(rate, recipe.momentum, recipe.nesterov, weight_decay=decay)
+    if recipe.algorithm == "rmsprop" and recipe.epsilon_placement == "inside" and not recipe.nesterov:
+        return keras.optimizers.RMSprop(rate, recipe.beta2, recipe.momentum, recipe.epsilon, recipe.centered, weight_decay=decay)
+    return None
+
+
+class OwnOptimizer(Optimizer):
+    """Keras's own (:class:`concord.backends.optimizers.Optimizer`)."""
+
+    def __init__(self, recipe: Recipe, variables: Mapping[str, keras.Variable], kinds: Mapping[str, str], native: keras.optimizers.Optimizer) -> None:
+        super().__init__(NativeOperations(), recipe, variables, kinds)
+        self.native = native
+        if recipe.weight_decay:
+            native.exclude_from_weight_decay(var_list=[variable for name, variable in variables.items() if kinds[name] in recipe.undecayed])
+        native.build(list(variables.values()))
+
+    def step(self, gradients: Mapping[str, Tensor], numbers: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> None:
+        """Update every parameter (:meth:`concord.backends.optimizers.Optimizer.step`)."""
+        self.native.learning_rate.assign(tf.cast(numbers["rate"], self.native.learning_rate.dtype))
+        self.native.apply([gradients[name] for name in self.variables], list(self.variables.values()))
+
+    def _held(self) -> dict[str, keras.Variable]:
+        """Return where Keras keeps what."""
+        kept = iter(self.native.variables[2:])  # after the number of steps and the learning rate
+        return {f"{slot}.{name}": next(kept) for group in ORDER[self.recipe.algorithm] for name in self.variables for slot in group if slot in slots(self.recipe)}
+
+    def kept(self) -> dict[str, Tensor]:
+        """Return what is kept (:meth:`concord.backends.optimizers.Optimizer.kept`)."""
+        return {name: self._signed(variable.value) for name, variable in self._held().items()}
+
+    def resume(self, kept: Mapping[str, Tensor], steps: int) -> None:
+        """Go on from what was kept (:meth:`concord.backends.optimizers.Optimizer.resume`)."""
+        self.native.iterations.assign(steps)
+        for name, variable in self._held().items():
+            variable.assign(self._signed(kept[name]))
+
+    def _signed(self, tensor: Tensor) -> Tensor:
+        """Return what Keras keeps for what the recipe does: it adds the displacement, and so keeps its negative."""
+        return -tensor if self.recipe.algorithm == "sgd" else tensor
+
+    def rate(self, numbers: Mapping[str, Tensor]) -> Tensor:
+        """Return the learning rate that was taken (:meth:`concord.backends.optimizers.Optimizer.rate`)."""
+        return tf.identity(self.native.learning_rate)
+
+    def constants(self) -> dict[str, float]:
+        """Return numbers as Keras holds them (:meth:`concord.backends.optimizers.Optimizer.constants`)."""
+        names = {"beta1": "beta_1", "beta2": "rho" if self.recipe.algorithm == "rmsprop" else "beta_2"}
+        held: dict[str, Any] = {name: getattr(self.native, names.get(name, name), None) for name in super().constants()}
+        return {name: float(value if held[name] is None else held[name]) for name, value in super().constants().items()}
+
+
+def optimizer(recipe: Recipe, variables: Mapping[str, keras.Variable], kinds: Mapping[str, str]) -> Optimizer:
+    """Return what updates parameters as a recipe says (:class:`concord.backends.optimizers.Optimizer`)."""
+    native = own(recipe, next(iter(variables.values())).dtype)
+    return Optimizer(NativeOperations(), recipe, variables, kinds) if native is None else OwnOptimizer(recipe, variables, kinds, native)

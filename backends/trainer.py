@@ -1,0 +1,380 @@
+"""Training in a session: batch after batch, accumulated, clipped, updated, and what is reported of it. No framework is called here."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.backends.interface import Run, Trace, Unsupported, confirm_switches, refusing_nondeterminism
+from concord.backends.optimizers import Optimizer, clip
+from concord.backends.training import DROPOUT, TARGETS
+from concord.backends.training_sessions import check_state
+from concord.spec.batch import Batch
+from concord.spec.parameters import parameters
+from concord.spec.precision import precision
+from concord.spec.tensors import resolve, sizes_of, taps
+from concord.spec.training.dropout import kept, rate_of, sites
+from concord.spec.training.optimizers import shares, slots
+from concord.spec.training.plan import Plan, digest
+from concord.spec.training.schedules import learning_rate
+from concord.spec.training.trajectory import counts, rows_of
+
+if TYPE_CHECKING:
+    from concord.backends.session import FrameworkSession
+
+Tensor = Any
+"""A tensor of the framework."""
+
+LOOKUPS = {"embeddings.token.weight": "embeddings.token", "embeddings.position.weight": "embeddings.position", "embeddings.segment.weight": "embeddings.segment"}
+"""The tap that holds the rows looked up in each table."""
+
+MOST = 24
+"""Programs for batches of other shapes that are kept at a time."""
+
+
+class Given(NamedTuple):
+    """What a step is given of a batch.
+
+    Attributes:
+        inputs: of the model, its loss and dropout, by name.
+        zeros: by tap (:meth:`concord.backends.session.FrameworkSession.observe`).
+        real: by tap, which rows looked up have a gradient.
+    """
+
+    inputs: dict[str, Tensor]
+    zeros: dict[str, Tensor]
+    real: dict[str, Tensor]
+
+
+class Trainer:
+    """Trains the model of a session as its request says (:class:`concord.backends.interface.TrainingSession`; SPEC, section 10).
+
+    Raises:
+        Unsupported: for what cannot be trained so.
+    """
+
+    def __init__(self, session: FrameworkSession) -> None:
+        request = session.request
+        assert request.training is not None
+        self.session, self.request, self.training, self.recipe = session, request, request.training, request.training.recipe
+        self.weights, table = session.adapter.weights, parameters(request.config, request.part)
+        self.entries = {name: entry for name, entry in table.items() if entry.trainable}
+        self.native = {name: self.weights.native_name(name, entry.kind) for name, entry in self.entries.items()}
+        self.kinds = {native: table[name].kind for name, native in self.native.items()}
+        self.sites = {tap: site for tap, site in sites(request.config, request.part).items() if rate_of(self.recipe, site)}
+        self.refuse()
+        self.optimizer = self.updating()
+        self.operations = self.optimizer.operations
+        self.plain = session.trace
+        self.trace = self.dropping(session.trace) if self.sites else session.trace
+        self.steps = 0
+        self.programs: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
+        self.load({f"parameters.{name}": request.weights[name] for name in self.native}, 0)
+
+    def variables(self, model: Any) -> dict[str, Any]:
+        """Return the parameters of a model that are trained, by native name."""
+        found = self.weights.trained(model)
+        return {native: found[native] for native in self.native.values()}
+
+    def updating(self) -> Optimizer:
+        """Return what updates parameters as the recipe says."""
+        found: Optimizer = self.session.adapter.optimizer(self.recipe, self.variables(self.session.model), self.kinds)
+        return found
+
+    def refuse(self) -> None:
+        """Refuse what layers keep to themselves: parameters that lie within others, and taps whose elements are to be dropped."""
+        name, implementation = self.session.adapter.name, self.request.implementation
+        within = [native for native in self.native.values() if native not in self.weights.trained(self.session.model)]
+        if within:
+            raise Unsupported(f"{name} cannot train its implementation {implementation!r}: {within[0]!r} is a part of another parameter there")
+        hidden = [site for tap, site in self.sites.items() if any(fnmatchcase(tap, pattern) for pattern in self.session.implementation.undelivered)]
+        if hidden:
+            raise Unsupported(f"{name} cannot drop elements of {', '.join(hidden)} in its implementation {implementation!r}, which keeps them to itself [clause=DRP-2]")
+
+    # The protocol.
+
+    def load(self, state: Mapping[str, NDArray[np.floating]], step: int) -> None:
+        """Go on from parameters and what was kept after so many steps."""
+        config, part = self.request.config, self.request.part
+        check_state(self.request, state, step)
+        self.session.load({name: state.get(f"parameters.{name}", self.request.weights[name]) for name in parameters(config, part)})
+        kept = {}
+        with self.session.context():
+            for name, entry in self.entries.items():
+                for slot in slots(self.recipe):
+                    array = state.get(f"{slot}.{name}", np.zeros(self.request.weights[name].shape, np.float32))
+                    native = np.ascontiguousarray(self.weights.relaid(array, entry.kind))
+                    kept[f"{slot}.{self.native[name]}"] = self.session.adapter.tensor(native, self.request.dtype, self.session.device)
+            self.optimizer.resume(kept, step)
+        self.steps = step
+
+    def step(self, window: Sequence[Batch], report: bool = False) -> dict[str, NDArray[Any]]:
+        """Make the next step, and return losses and norm, or all that is reported of it."""
+        found = self.advance(window, report)
+        return {name: array for name, array in found.items() if name != "output"}
+
+    def predict(self, batch: Batch) -> NDArray[np.floating]:
+        """Return the output for a batch, without dropout."""
+        session = self.session
+        with refusing_nondeterminism(session.adapter.name, self.request), session.context():
+            session.trace = self.plain
+            session.inputs = {name: tensor for name, tensor in session.fed(batch).items() if name not in TARGETS}
+            program = self.program(("predict", shapes_of(session.inputs)), session.infer, session.operands)
+            output = program(*session.operands)
+        return np.array(self.weights.to_numpy(output))
+
+    def state(self) -> dict[str, NDArray[np.floating]]:
+        """Return the parameters and what is kept, as :meth:`load` takes them."""
+        found = {f"parameters.{name}": array for name, array in self.session.parameters().items()}
+        for slot, tensors in self.slots().items():
+            found |= {f"{slot}.{name}": array for name, array in self.exported(tensors).items()}
+        return found
+
+    def info(self) -> dict[str, Any]:
+        """Return what a run says of itself."""
+        info = self.session.info()
+        return info | {"deviations": [*info["deviations"], *self.optimizer.known_deviations]}
+
+    def run(self) -> Run:
+        """Make every step of the request; the output and loss that are returned are those of the last batch, before its update."""
+        reported: dict[str, NDArray[Any]] = {}
+        for step, window in enumerate(self.training.windows):
+            found = self.advance(window, step in self.training.reported)
+            output, loss = found.pop("output"), found[f"losses.{len(window) - 1}"]
+            reported |= {f"steps.{step}.{name}": array for name, array in found.items()}
+        return Run(output, loss, backend=self.session.adapter.name, dtype=self.request.dtype, info=self.info(), steps=reported)
+
+    def plan(self, windows: Sequence[Sequence[Batch]], masked: int = 1) -> Plan:
+        """Return what is going to be done with batches, as the optimizer and the device have it; nothing is trained."""
+        kept, steps, to_numpy = self.state(), self.steps, self.weights.to_numpy
+        batches, drawn, rates = [], dict[str, str](), []
+        with self.session.context():
+            for step, window in enumerate(windows):
+                fed = [self.session.fed(batch) for batch in window]
+                batches.append([digest(to_numpy(one[name]) for name in batch.arrays()) for one, batch in zip(fed, window, strict=True)])
+                self.steps = step
+                rates.append(float(self.array(self.session.number(self.numbers()["rate"]))))
+                for number, batch in enumerate(window if step < masked else ()):
+                    drawn |= {f"{step}.{number}.{name.removeprefix(DROPOUT)}": digest([to_numpy(mask) != 0]) for name, mask in self.masks(batch, number).items()}
+        decayed = self.decayed()
+        self.load(kept, steps)
+        return Plan(batches, drawn, rates, decayed, self.optimizer.constants())
+
+    def decayed(self) -> list[str]:
+        """Return which parameters decay: those that a step without a gradient moves."""
+        ones = {f"parameters.{name}": np.ones_like(self.request.weights[name]) for name in self.native}
+        self.load(ones, 0)
+        with self.session.context():
+            operands = (*self.session.held, self.optimizer.state)
+            found, state, self.optimizer.state = self.session.traced(self.undriven, *operands)(*operands)
+            self.session.hold(state)
+        return [name for name, array in self.exported(found).items() if (array != 1).any()]
+
+    def undriven(self, held: Any, fixed: Any, state: Any) -> tuple[dict[str, Tensor], Any, Any]:
+        """Make a step without gradients at a rate of one; return the parameters, and what it leaves."""
+        optimizer, model = self.optimizer, self.session.model_of(held, fixed)
+        optimizer.variables, optimizer.state = self.variables(model), state
+        value = self.operations.value
+        zeros = {name: self.operations.zeros_like(value(variable)) for name, variable in optimizer.variables.items()}
+        decay = self.recipe.weight_decay
+        optimizer.step(zeros, {name: self.session.number(number) for name, number in (self.numbers() | {"rate": 1.0, "height": 1.0, "decay": decay}).items()}, {})
+        return {name: value(variable) for name, variable in optimizer.variables.items()}, self.session.held_by(model), optimizer.state
+
+    # One step.
+
+    def advance(self, window: Sequence[Batch], report: bool) -> dict[str, NDArray[Any]]:
+        """Make the next step, and return what is reported of it, with the ``output`` of the last batch."""
+        session, optimizer = self.session, self.optimizer
+        with refusing_nondeterminism(session.adapter.name, self.request), session.context():
+            session.trace = self.trace
+            given = [self.given(batch, number) for number, batch in enumerate(window)]
+            parts = self.shares(window)
+            numbers = {**self.numbers(), **{f"share.{number}": share for number, share in enumerate(parts) if len(parts) > 1 or share != 1.0}}
+            operands = (*session.held, optimizer.state, given, {name: session.number(number) for name, number in numbers.items()}, self.rows(window))
+            program = self.program((report, tuple(numbers), tuple(shapes_of(one.inputs) for one in given)), self.everything if report else self.losses, operands, (0, 2))
+            found, state, optimizer.state = program(*operands)
+            session.hold(state)
+        self.steps += 1
+        confirm_switches(session.adapter.name, session.adapter.switches.wanted(self.request), session.adapter.switches.read_back())
+        return self.reported(found)
+
+    def shares(self, window: Sequence[Batch]) -> list[float]:
+        """Return by how much the gradient of each batch counts."""
+        return shares(self.recipe, [counts(self.request.config, batch) for batch in window])
+
+    def numbers(self) -> dict[str, float]:
+        """Return what of the update depends on the number of the step."""
+        return self.optimizer.numbers(self.steps, self.rate())
+
+    def rate(self) -> float:
+        """Return the learning rate of the step."""
+        return learning_rate(self.recipe, self.steps)
+
+    def program(self, key: Any, function: Callable[..., Any], operands: Sequence[Any], replaced: tuple[int, ...] = ()) -> Callable[..., Any]:
+        """Return what computes a function for operands of their shapes: made when they are new, and kept while it is among the :data:`MOST` used last."""
+        if key not in self.programs:
+            if len(self.programs) >= MOST:
+                self.programs.popitem(last=False)
+                self.session.forget()
+            self.programs[key] = self.session.traced(function, *operands, replaced=replaced)
+        self.programs.move_to_end(key)
+        return self.programs[key]
+
+    def everything(self, *operands: Any) -> tuple[dict[str, Any], Any, Any]:
+        """Make a step, and return all that is reported of it."""
+        return self.made(True, *operands)
+
+    def losses(self, *operands: Any) -> tuple[dict[str, Any], Any, Any]:
+        """Make a step, and return its losses and norm."""
+        return self.made(False, *operands)
+
+    def made(
+        self, report: bool, held: Any, fixed: Any, state: Any, window: Sequence[Given], numbers: Mapping[str, Tensor], rows: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Any], Any, Any]:
+        """Make a step; a compiler may trace it.
+
+        Returns:
+            What is reported, sections as native names to tensors; what it leaves of the model; what the optimizer is given next.
+        """
+        session, optimizer = self.session, self.optimizer
+        model = session.model_of(held, fixed)
+        optimizer.variables, optimizer.state = self.variables(model), state
+        total, seen, found = self.accumulated(model, window, numbers)
+        limited, norm = self.limited(total, lambda name: seen[name] if name in seen else self.operations.total(total[name] * total[name]))
+        found |= {} if norm is None else {"norm": norm}
+        if report:
+            # Copies, where an optimizer changes gradients in place.
+            found |= {"gradients": {name: 1 * tensor for name, tensor in total.items()}}
+            found |= {} if self.recipe.clipping == "none" else {"clipped": {name: 1 * tensor for name, tensor in limited.items()}}
+        self.update(limited, numbers, rows)
+        if report:
+            found |= self.slots()
+            found["rate"] = optimizer.rate(numbers)
+            found["parameters"] = {name: self.operations.value(variable) for name, variable in optimizer.variables.items()}
+        return found, session.held_by(model), optimizer.state
+
+    def accumulated(self, model: Any, window: Sequence[Given], numbers: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+        """Return the gradient of a step, the sums of squares of tables' that its norm sees otherwise, and output and losses."""
+        total: dict[str, Tensor] = {}
+        seen: dict[str, Tensor] = {}
+        found: dict[str, Tensor] = {}
+        for number, given in enumerate(window):
+            observed = self.session.differentiated(model, given.inputs, given.zeros)
+            found |= {"output": observed.output, f"losses.{number}": observed.loss}
+            share = numbers.get(f"share.{number}")
+            total = self.added(total, {native: observed.gradients[native] if share is None else share * observed.gradients[native] for native in self.native.values()}, share)
+            for name, squares in self.slices(given.real, observed.gradients, share).items():
+                seen[name] = seen[name] + squares if name in seen else squares
+        return total, seen, found
+
+    def added(self, total: Mapping[str, Tensor], piece: Mapping[str, Tensor], share: Tensor | None) -> dict[str, Tensor]:
+        """Return the sum of gradients so far with those of one more batch, which counts by a share."""
+        return {name: total[name] + gradient if name in total else gradient for name, gradient in piece.items()}
+
+    def limited(self, gradients: Mapping[str, Tensor], squares: Callable[[str], Tensor]) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Return clipped gradients, and the norm by which all of them were clipped, if there is one."""
+        return clip(self.operations, self.recipe, gradients, self.kinds, squares)
+
+    def update(self, gradients: Mapping[str, Tensor], numbers: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> None:
+        """Update every parameter by its clipped gradient."""
+        self.optimizer.step(gradients, numbers, rows)
+
+    def given(self, batch: Batch, number: int) -> Given:
+        """Return what a step is given of its batch of that number."""
+        adapter, dtype, device = self.session.adapter, self.request.dtype, self.session.device
+        inputs = self.session.fed(batch) | self.masks(batch, number)
+        if self.recipe.table_gradients != "slices" or self.recipe.clipping == "none":
+            return Given(inputs, {}, {})
+        arrays = replace(self.request, batch=batch, gradients=True, tap_gradients=True).zeros()
+        zeros = {tap: adapter.tensor(arrays[tap], dtype, device) for tap in LOOKUPS.values() if tap in arrays}
+        config = self.request.config
+        padding = {"embeddings.token": (config.token_padding_row, batch.input_ids), "embeddings.segment": (config.segment_padding_row, batch.segment_ids)}
+        real = {tap: adapter.tensor((ids != row)[..., None].astype(np.float64), dtype, device) for tap, (row, ids) in padding.items() if row is not None and ids is not None}
+        return Given(inputs, zeros, real)
+
+    def slices(self, real: Mapping[str, Tensor], gradients: Mapping[str, Tensor], share: Tensor | None) -> dict[str, Tensor]:
+        """Return the sum of the squares of the gradients by rows looked up in each table, where the norm sees those (SPEC OPT-7)."""
+        config, found = self.request.config, {}
+        for table, tap in LOOKUPS.items():
+            if f"taps.{tap}" not in gradients or table not in self.native:
+                continue
+            gradient = gradients[f"taps.{tap}"] if share is None else share * gradients[f"taps.{tap}"]
+            if table == "embeddings.token.weight" and config.embedding_scale == "sqrt_d_model":
+                gradient = math.sqrt(config.d_model) * gradient
+            gradient = gradient * real[tap] if tap in real else gradient
+            found[self.native[table]] = self.operations.total(gradient * gradient)
+        return found
+
+    def rows(self, window: Sequence[Batch]) -> dict[str, Tensor]:
+        """Return which rows of each table a step looks up, by native name, where others are left alone (SPEC OPT-8)."""
+        found = {}
+        for name, rows in rows_of(self.request.config, window, self.request.part).items() if self.recipe.table_updates == "lazy" else ():
+            if name in self.native:
+                touched = np.zeros((len(self.request.weights[name]), 1), bool)
+                touched[rows] = True
+                found[self.native[name]] = self.session.adapter.tensor(touched, self.request.dtype, self.session.device)
+        return found
+
+    # Dropout.
+
+    def dropping(self, trace: Trace) -> Trace:
+        """Return a trace in which taps multiply elements of dropout's sites by what the inputs say (SPEC DRP-2)."""
+
+        def dropped(model: Any, inputs: Mapping[str, Tensor], record: Callable[[str, Tensor], Tensor]) -> Callable[[str, Tensor], Tensor]:
+            tap = trace(model, inputs, record)
+            return lambda name, tensor: tap(name, tensor) * inputs[f"{DROPOUT}{name}"] if name in self.sites else tap(name, tensor)
+
+        return dropped
+
+    def masks(self, batch: Batch, number: int) -> dict[str, Tensor]:
+        """Return what elements of each site are multiplied by: zero, or one over the share that is kept (SPEC DRP-3)."""
+        if not self.sites:
+            return {}
+        config, given, found = self.request.config, batch.arrays(), {}
+        table, sizes = taps(config, self.request.part, given), sizes_of(config, given)
+        for tap, site in self.sites.items():
+            keep, rate = self.dropped(number, site, resolve(table[tap].shape, sizes))
+            found[f"{DROPOUT}{tap}"] = self.session.adapter.tensor(keep / (1 - rate), self.request.dtype, self.session.device)
+        return found
+
+    def dropped(self, number: int, site: str, shape: tuple[int, ...]) -> tuple[NDArray[np.bool_], float]:
+        """Return which elements a batch of the step keeps at a site, and which share is dropped."""
+        rate = rate_of(self.recipe, site)
+        return kept(self.training.seed, self.steps, number, site, shape, rate), rate
+
+    # What is reported.
+
+    def slots(self) -> dict[str, dict[str, Tensor]]:
+        """Return what is kept now, by slot and native name."""
+        found: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in self.optimizer.kept().items():
+            slot, _, native = name.partition(".")
+            found.setdefault(slot, {})[native] = tensor
+        return found
+
+    def exported(self, tensors: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
+        """Return tensors of the parameters by canonical name."""
+        return {name: np.array(array) for name, array in self.weights.export(tensors, self.request.config, self.request.part).items()}
+
+    def reported(self, found: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        """Return what is reported of a step as arrays."""
+        arrays: dict[str, NDArray[Any]] = {}
+        for name, value in found.items():
+            arrays |= {f"{name}.{key}": array for key, array in self.exported(value).items()} if isinstance(value, dict) else {name: np.array(self.array(value))}
+        return arrays
+
+    def array(self, value: Tensor | float) -> NDArray[Any]:
+        """Return a tensor as an array, and a number that a framework took as it is, rounded once."""
+        return precision(self.request.dtype).round(value) if isinstance(value, float) else self.weights.to_numpy(value)
+
+
+def shapes_of(tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:
+    """Return names and shapes of tensors."""
+    return tuple((name, tuple(tensor.shape)) for name, tensor in tensors.items())

@@ -1,0 +1,169 @@
+"""How a command ends: with a code, and with a line if it is not done, whatever it ends by.
+
+Imports nothing that takes a while: a signal may come at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from concord.streams import standard_streams
+
+REFUSED, FAULT, INTERRUPTED = 2, 3, 130
+
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""What ends a command so that it lets its workers go first: Ctrl-C, ``kill``, a closed terminal."""
+
+PATIENCE = 3.0
+"""Seconds after which a second signal ends a command at once; its workers notice."""
+
+
+class Ended(KeyboardInterrupt):
+    """A signal has ended the command."""
+
+
+class _Signals:
+    """What has come: the first ends the command in an orderly way."""
+
+    def __init__(self) -> None:
+        self.first: signal.Signals | None = None
+        self.since = 0.0
+        self.over = False
+
+    def __call__(self, number: int, _frame: object) -> None:
+        if self.over:
+            return
+        if self.first is None:
+            self.first, self.since = signal.Signals(number), time.monotonic()
+            raise Ended
+        if time.monotonic() - self.since > PATIENCE:
+            os._exit(128 + number)
+
+    def lost(self, unraisable: Any) -> bool:
+        """Whether the end was raised where Python lets nothing be raised, as while it collects garbage. Then it is raised again."""
+        if not isinstance(unraisable.exc_value, Ended) or self.first is None:
+            return False
+        again = threading.Timer(0.1, os.kill, (os.getpid(), self.first))
+        again.daemon, self.first = True, None
+        again.start()
+        return True
+
+    def tell(self) -> int:
+        """Say what has ended the command, and return the exit code."""
+        number = self.first or signal.SIGINT
+        return _told(128 + number, "interrupted" if number == signal.SIGINT else f"ended by {number.name}")
+
+
+@contextmanager
+def _heeded(last: bool) -> Iterator[_Signals]:
+    """Have signals end the command, except for those that whoever started it wants ignored, as ``nohup`` does.
+
+    Args:
+        last: whether nothing follows that they could end.
+    """
+    signals, former, hook = _Signals(), {}, sys.unraisablehook
+    sys.unraisablehook = lambda unraisable: None if signals.lost(unraisable) else hook(unraisable)
+    if threading.current_thread() is threading.main_thread():
+        for number in SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                former[number] = signal.signal(number, signals)
+    try:
+        yield signals
+    finally:
+        signals.over = True
+        sys.unraisablehook = hook
+        for number, handler in former.items():
+            signal.signal(number, signal.SIG_IGN if last else handler)  # Python, as it ends, gives others back their deadly default
+
+
+@contextmanager
+def halting() -> Iterator[Callable[[], bool]]:
+    """Have the first signal only be noted, so that what is under way comes to a good end before it ends the command; a second one ends it at once.
+
+    Yields:
+        What says whether a signal has come.
+    """
+    seen: list[int] = []
+    former = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def restore() -> None:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+    def note(number: int, _frame: object) -> None:
+        restore()
+        seen.append(number)
+
+    for number, handler in former.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, note)
+    try:
+        yield lambda: bool(seen)
+    finally:
+        restore()
+    if seen:
+        signal.raise_signal(seen[0])
+
+
+def end(command: Callable[[], Any], last: bool = False) -> NoReturn:
+    """Do what a command does, and leave: 2 for refused input, with a line for each problem; 3 for a fault of Concord; 128 and its number for a signal.
+
+    Args:
+        last: whether the process ends then.
+    """
+    with standard_streams() as lost, _heeded(last) as signals:
+        code = _outcome(command, signals)
+        if reason := lost():
+            code = _told(REFUSED, f"error: standard output: cannot be written: {reason}")
+    sys.exit(code)
+
+
+def _outcome(command: Callable[[], Any], signals: _Signals) -> int:
+    """Do what a command does, and return the exit code."""
+    try:
+        command()
+    except KeyboardInterrupt:
+        return signals.tell()
+    except SystemExit as end:
+        if end.code == INTERRUPTED:  # typer has caught it
+            return signals.tell()
+        return end.code if isinstance(end.code, int) else REFUSED if end.code else 0
+    except Exception as error:
+        return _failed(error)
+    return 0
+
+
+def _told(code: int, *lines: str) -> int:
+    for line in lines:
+        print(f"concord: {line}", file=sys.stderr)
+    return code
+
+
+def _failed(error: Exception) -> int:
+    """Say what is wrong, and return the exit code."""
+    import traceback
+
+    from concord.backends.process import WorkerFailure
+    from concord.spec.errors import SpecError
+
+    if isinstance(error, WorkerFailure):
+        return _told(FAULT, f"error: the backend gave no result: {error}", *error.stderr.splitlines())
+    if isinstance(error, SpecError):
+        from concord.terminal import complain
+
+        for problem in error.problems:
+            complain(problem)
+        return REFUSED
+    if os.environ.get("CONCORD_TRACEBACK"):
+        traceback.print_exception(error)
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    where = f"{os.path.basename(place.filename)}:{place.lineno}"
+    return _told(FAULT, f"a fault of Concord: {what} ({where}); with CONCORD_TRACEBACK=1 it says where it comes from")

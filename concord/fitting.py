@@ -1,0 +1,157 @@
+"""What ``concord train`` and ``concord curves`` do with their options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from concord import backends, spec, writing
+from concord.conformance.report import within
+from concord.ending import halting
+from concord.progress import bars
+from concord.spec.config import FIELDS, EncoderConfig, from_toml
+from concord.spec.errors import SpecError, unknown
+from concord.spec.files import parse_toml, read_text, write_bytes
+from concord.spec.training.recipe import Recipe, recipe
+from concord.terminal import Terminal
+from concord.training import checkpoint
+from concord.training.ordinary import Outcome, fit
+
+if TYPE_CHECKING:
+    from concord.training.checkpoint import Checkpoint
+    from concord.training.data import Corpus
+
+MARKERS = "training"
+"""The name of the markers between which a table of runs stands in a Markdown file."""
+
+
+def one_backend(asked: list[str] | None) -> str:
+    """Return the backend that trains.
+
+    Raises:
+        SpecError: if there is not exactly one, or none of that name.
+    """
+    if len(asked or ()) != 1:
+        raise SpecError(f"--backend is given {len(asked or ())} times but must be given once: one framework trains the model")
+    name = (asked or [""])[0]
+    backends.resolve(name)
+    return name
+
+
+def refuse_used(out: Path) -> None:
+    """Refuse a folder in which there is a run.
+
+    Raises:
+        SpecError: if there is one.
+    """
+    if checkpoint.steps(out):
+        raise SpecError(f"{out}: holds a run already; --resume {out} goes on with it, --out names another folder")
+
+
+def described(variant: str | None, config: Path | None, named: str, changes: Sequence[str]) -> tuple[EncoderConfig, Recipe]:
+    """Return the model and the recipe that the options describe.
+
+    Args:
+        named: a known recipe, or a TOML file.
+        changes: as ``NAME=VALUE``: fields of either.
+
+    Raises:
+        SpecError: listing what is unknown or wrong.
+    """
+    if (variant is None) == (config is None):
+        raise SpecError("give either --variant or --config")
+    model = spec.variant(variant) if variant else from_toml(read_text(config), str(config)) if config else None
+    assert model is not None
+    how = checkpoint.read_recipe(Path(named)) if named.endswith(".toml") else recipe(named)
+    of_recipe = [field.name for field in fields(Recipe)]
+    chosen: dict[str, Any] = {}
+    for change in changes:
+        name, equals, value = change.partition("=")
+        if not equals or name not in (*FIELDS, *of_recipe):
+            raise unknown("field in --set NAME=VALUE:", name, [*FIELDS, *of_recipe])
+        chosen[name] = _value(value)
+    return model.replace(**{n: v for n, v in chosen.items() if n in FIELDS}), how.replace(**{n: v for n, v in chosen.items() if n not in FIELDS})
+
+
+def _value(text: str) -> Any:
+    """Return what a value on the command line means: as in TOML, or a word."""
+    try:
+        value = parse_toml(f"value = {text}", "--set")["value"]
+    except SpecError:
+        return text
+    return tuple(value) if isinstance(value, list) else value
+
+
+def going_on(run: Path, limits: dict[str, Any]) -> tuple[Checkpoint, dict[str, Corpus]]:
+    """Return the last checkpoint of a run, with limits given anew, and its samples.
+
+    Raises:
+        SpecError: if there is none, or the samples are others now.
+    """
+    from concord.training.beginning import again
+
+    start = checkpoint.read(run, "last")
+    anew = {name: value for name, value in limits.items() if value is not None}
+    if start.progress.plan is not None and anew:
+        start = replace(start, progress=replace(start.progress, plan=replace(start.progress.plan, **anew), ended=""))
+    return start, again(start)
+
+
+def run(
+    start: Checkpoint, corpora: dict[str, Corpus], folder: Path, tensorboard: Path | None, python: list[str] | None, ssh: list[str] | None, time_limit: float, memory_limit: int | None
+) -> Outcome:
+    """Train, and say how far it has come.
+
+    Raises:
+        SpecError, WorkerFailure, Unsupported: as :func:`concord.training.ordinary.fit` does.
+        KeyboardInterrupt: when interrupted, after a checkpoint was kept.
+    """
+    from concord.training.beginning import counted, source
+
+    plan, recipe = start.progress.plan, start.recipe
+    assert plan is not None
+    assert recipe is not None
+    if start.progress.ended:
+        return Outcome(start)
+    place = {name: value.partition("=")[2] for name, values in (("python", python), ("ssh", ssh)) for value in values or ()}
+    steps = -(-counted(corpora["train"], plan.batch) // recipe.accumulation)
+    total = min([*([plan.steps] if plan.steps else []), *([plan.epochs * steps] if plan.epochs else [])], default=None)
+    with backends.open(
+        plan.backend, device=plan.device, time_limit=time_limit, memory_limit=memory_limit, threads=plan.threads, deterministic=plan.deterministic, **place
+    ) as worker, bars([plan.backend], total, "steps") as reached, halting() as halted:
+        outcome = fit(worker, start, source(start, corpora), folder, halted, partial(reached, plan.backend), tensorboard)
+        if not outcome.last.progress.ended:
+            Terminal(stderr=True).print(f"a checkpoint of step {outcome.last.progress.step} was kept; --resume {folder} goes on", soft_wrap=True)
+    return outcome
+
+
+def compare(runs: Sequence[Path], picture: Path | None, html: Path | None, markdown: Path | None = None) -> None:
+    """Print figures of runs, and write a page, curves, and a table.
+
+    Raises:
+        SpecError: if a run cannot be read, or something cannot be written.
+    """
+    runs = list(dict.fromkeys(runs))
+    from concord.training import curves  # what draws them need not be installed where nothing is drawn
+
+    console, found = Terminal(), curves.summaries(runs)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, column in enumerate(curves.HEADINGS):
+        table.add_column(column, justify="left" if number < 2 else "right", overflow="fold")
+    for name, one in found.items():
+        table.add_row(*one.row(name))
+    console.print(table)
+    problems: list[str] = []
+    if picture is not None:
+        try:
+            write_bytes(picture, curves.curves(curves.of_runs(runs), picture.suffix))
+            console.print(f"written: {picture}", soft_wrap=True)
+        except SpecError as error:
+            problems += error.problems
+    put = partial(within, markdown, MARKERS) if markdown else str
+    writing.write(console, (html, lambda: curves.page(runs)), (markdown, lambda: put(curves.as_markdown(found))), problems=problems)

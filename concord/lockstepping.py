@@ -1,0 +1,88 @@
+"""What ``concord train --lockstep`` does with its options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from concord import fitting, options, writing
+from concord.conformance.expectation import JudgedTraining
+from concord.conformance.lockstep.cases import STEPS as STANDARD_STEPS
+from concord.conformance.lockstep.cases import example, standard
+from concord.conformance.lockstep.conduct import conduct
+from concord.conformance.lockstep.outcome import MODES
+from concord.conformance.lockstep.report import show
+from concord.progress import bars
+from concord.spec.errors import SpecError, unknown
+from concord.spec.precision import PRECISIONS
+from concord.terminal import Terminal
+
+CASES = ("standard",)
+"""What can be trained by name."""
+
+STEPS, BATCH, TOKENS = 20, 4, 11
+"""How much is trained unless something else is asked for."""
+
+
+def chosen(
+    case: str | None, variant: str | None, config: Path | None, recipe_name: str, changes: Sequence[str], steps: int | None, batch: int | None, tokens: int | None, seed: int, dtype: str
+) -> JudgedTraining:
+    """Return the training that the options describe: a case by name, or a model and a recipe on random batches.
+
+    Args:
+        recipe_name: a known recipe, or a TOML file.
+        changes: as ``NAME=VALUE``: fields of configuration or recipe.
+
+    Raises:
+        SpecError: listing what is unknown, wrong or missing.
+    """
+    sizes = (("--steps", steps, 1), ("--batch", batch, 1), ("--tokens", tokens, 1), ("--seed", seed, 0))
+    problems = [f"{option} is {size} but must be at least {least}" for option, size, least in sizes if size is not None and size < least]
+    problems += [] if dtype in PRECISIONS else [str(unknown("dtype", dtype, list(PRECISIONS)))]
+    if (case is not None) + (variant is not None) + (config is not None) != 1:
+        problems.append("give one of --case, --variant and --config")
+    elif case is not None and case not in CASES:
+        problems.append(str(unknown("case of lockstep", case, list(CASES))))
+    elif case is not None and (batch is not None or tokens is not None or changes):
+        problems.append(f"--case {case} has batches and a recipe of its own: --batch, --tokens and --set are for --variant and --config")
+    if problems:
+        raise SpecError(problems)
+    if case is not None:
+        return standard(steps or STANDARD_STEPS, seed, dtype)
+    model, recipe = fitting.described(variant, config, recipe_name, changes)
+    longest = model.max_positions - model.position_start
+    if tokens is not None and tokens > longest:
+        raise SpecError(f"--tokens is {tokens} but must be at most {longest}: the model has no positions for more")
+    return example(model, recipe, steps or STEPS, batch or BATCH, tokens or min(TOKENS, longest), seed, dtype)
+
+
+def refuse_alone(case: str | None, free_running: bool, stop_first: bool, json: Path | None) -> None:
+    """Refuse options of lockstep without it.
+
+    Raises:
+        SpecError: naming each.
+    """
+    given = {"--case": case is not None, "--free-running": free_running, "--stop-first": stop_first, "--json": json is not None}
+    if any(given.values()):
+        raise SpecError([f"{option} is given but --lockstep is not: it is for that alone" for option, there in given.items() if there])
+
+
+def run(made: Sequence[Any], backend: list[str] | None, how: Sequence[Any], free: bool, stop_first: bool, json: Path | None, html: Path | None) -> int:
+    """Train in lockstep, print what came of it, and write it; return the exit code.
+
+    Args:
+        made: what :func:`chosen` takes.
+        how: what :func:`concord.options.settings` takes after the backends; the fourth and fifth place them.
+
+    Raises:
+        SpecError: for options that describe no training, and if something cannot be written.
+    """
+    writing.check(json, html)
+    settings, names, case = options.collect(lambda: options.settings(backend, *how), lambda: options.names(backend, *how[3:5]), lambda: chosen(*made))
+    mode, steps, console = MODES[free], len(case.training.windows), Terminal()
+    with bars(names, steps, "steps") as reached:
+        found = conduct(case, names, settings, mode, stop_first, lambda name, done: reached(name, done, ""))
+    title = f"Lockstep: {steps} steps, {case.dtype}, {mode}, seed {case.training.seed}"
+    writing.outcome(found, "lockstep", title, console, json, html, lambda: show(found, console, title))
+    return found.exit_code

@@ -1,0 +1,124 @@
+"""``concord attention`` and ``concord positions``: what a model attends to, and what it knows of places."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from concord import options, spec, writing
+from concord.progress import counting
+from concord.spec.errors import SpecError, unknown
+from concord.spec.precision import PRECISIONS
+from concord.terminal import Terminal
+
+if TYPE_CHECKING:
+    from concord.training.attention import Reading
+
+Checkpoint = Annotated[Path | None, typer.Option("--checkpoint", metavar="DIR", parser=writing.path, help="A model that was trained: a checkpoint, or a run, of which the best.")]
+Variant = Annotated[str | None, typer.Option("--variant", metavar="V", autocompletion=options.among(spec.variants), help="Instead: an example of a variant, with random weights, narrow, and its layers and heads.")]
+Svg = Annotated[Path | None, typer.Option("--svg", metavar="FILE", parser=writing.path, help="Write a figure as SVG, whose text stays text.")]
+Png = Annotated[Path | None, typer.Option("--png", metavar="FILE", parser=writing.path, help="Write a figure as PNG.")]
+
+
+def attention(
+    checkpoint: Checkpoint = None,
+    text_a: Annotated[str | None, typer.Option("--text-a", metavar="TEXT", help="What the model of the checkpoint reads.")] = None,
+    text_b: Annotated[str | None, typer.Option("--text-b", metavar="TEXT", help="And the second of a pair.")] = None,
+    variant: Variant = None,
+    tokens: Annotated[int | None, typer.Option("--tokens", metavar="N", help="Tokens of an example. Default: 17.")] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="S", help="What an example follows from.")] = 0,
+    layer: Annotated[int | None, typer.Option("--layer", metavar="N", help="Of the figure, from 0. Default: all.")] = None,
+    head: Annotated[int | None, typer.Option("--head", metavar="N", help="Of the figure, from 0. Default: all.")] = None,
+    backend: options.Backends = None,
+    dtype: Annotated[str, typer.Option("--dtype", metavar="D", help="float64, float32, bfloat16 or float16.")] = "float32",
+    device: options.Devices = None,
+    precision: options.Precision = "strict",
+    implementation: options.Implementation = "explicit",
+    execution: options.Execution = "eager",
+    json: options.Json = None,
+    html: options.Html = None,
+    svg: Svg = None,
+    png: Png = None,
+    python: options.Python = None,
+    ssh: options.Ssh = None,
+    time_limit: options.TimeLimit = options.DEFAULT_TIME_LIMIT,
+    threads: options.Threads = None,
+) -> None:
+    """Show what each head attends to, and where two backends differ."""
+    from concord.conformance import record, report
+    from concord.training import figures
+    from concord.training.attention import look
+    from concord.training.attention.figure import chosen, figure
+    from concord.training.attention.record import as_data
+
+    writing.check(json, html, svg, png)
+    figures.check_matplotlib(svg, png)
+    reading, names, settings, _ = options.collect(
+        lambda: _reading(checkpoint, text_a, text_b, variant, tokens, seed),
+        lambda: options.names(backend, python, ssh),
+        lambda: options.settings(backend, device or "cpu", implementation, execution, python, ssh, time_limit, None, threads, precision),
+        lambda: None if dtype in PRECISIONS else _refuse("dtype", dtype),
+    )
+    chosen(reading, layer, head)
+    with counting(list(settings.places(names)), 1) as progress:
+        found = look(reading, names, settings, dtype, progress)
+    console, data = Terminal(), as_data(found) if json or html else {}
+    report.show(found.report, console, f"Attention: {reading.title}", "text")
+    for note in found.notes:
+        console.print(note, style="yellow", highlight=False)
+    writing.write(console, (json, lambda: record.text(data)), (html, lambda: writing.page(data)))
+    if found.sides:
+        figures.write(console, lambda say: figure(found, layer, head, say), svg, png, reading.tokens)
+    raise typer.Exit(found.report.exit_code)
+
+
+def positions(
+    checkpoint: Checkpoint = None,
+    variant: Annotated[str | None, typer.Option("--variant", metavar="V", autocompletion=options.among(spec.variants), help="Instead: the table of a variant.")] = None,
+    html: options.Html = None,
+    svg: Svg = None,
+    png: Png = None,
+) -> None:
+    """Show a table of positions, and how the product of two falls with their distance."""
+    from concord.training import figures
+    from concord.training import positions as tables
+
+    writing.check(html, svg, png)
+    figures.check_matplotlib(html, svg, png)
+    if (checkpoint is None) == (variant is None):
+        raise SpecError("give either --checkpoint or --variant")
+    forms = tables.of_checkpoint(checkpoint) if checkpoint is not None else tables.of_variant(variant or "")
+    console = Terminal()
+    headings, rows = tables.table_of(forms)
+    table = Table(*headings, title="Products of two positions by their distance, as shares of that at distance 0", title_justify="left", title_style="bold")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    writing.write(console, (html, lambda: tables.page(forms, forms[0].name)))
+    figures.write(console, lambda say: tables.figure(forms), svg, png, [form.name for form in forms])
+
+
+def _refuse(kind: str, name: str) -> None:
+    raise unknown(kind, name, list(PRECISIONS))
+
+
+def _reading(checkpoint: Path | None, text_a: str | None, text_b: str | None, variant: str | None, tokens: int | None, seed: int) -> Reading:
+    """Return what is looked at: texts that a checkpoint reads, or an example of a variant.
+
+    Raises:
+        SpecError: if neither or both are asked for, or an option belongs to the other.
+    """
+    from concord.training.attention import example, of_checkpoint
+
+    if (checkpoint is None) == (variant is None):
+        raise SpecError("give either --checkpoint with --text-a, or --variant")
+    mine, others = (("--checkpoint", {"--tokens": tokens}) if checkpoint is not None else ("--variant", {"--text-a": text_a, "--text-b": text_b}))
+    wrong = [f"{name} is given with {mine}, which has no use for it" for name, given in others.items() if given is not None]
+    if checkpoint is not None and text_a is None:
+        wrong.append("--checkpoint is given but --text-a is not: what is the model to read?")
+    if wrong:
+        raise SpecError(wrong)
+    return of_checkpoint(checkpoint, text_a or "", text_b) if checkpoint is not None else example(variant or "", tokens, seed)

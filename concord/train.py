@@ -1,0 +1,108 @@
+"""``concord train`` and ``concord curves``: a model is trained in one framework, and what came of it is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from concord import fitting, lockstepping, options, spec, writing
+from concord.describing import Columns, Layout, OnError, columns_of
+from concord.spec.errors import SpecError, optional
+from concord.spec.training.recipe import recipes
+
+Lockstep = Annotated[bool, typer.Option("--lockstep", help="Train the same batches in every framework instead, and judge each step against the oracle.")]
+Case = Annotated[str | None, typer.Option("--case", metavar="C", autocompletion=options.among(lambda: lockstepping.CASES), help="With --lockstep: model, recipe and batches by name: standard.")]
+FreeRunning = Annotated[bool, typer.Option("--free-running", help="With --lockstep: each backend goes on from its own step, not from the oracle's.")]
+StopFirst = Annotated[bool, typer.Option("--stop-first", help="With --lockstep: leave a backend out after its first divergence.")]
+Variant = Annotated[str | None, typer.Option("--variant", metavar="V", autocompletion=options.among(spec.variants), help="The member of the family; --set changes its sizes.")]
+Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", parser=writing.path, help="Instead: a model of your own, as TOML.")]
+Changes = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Another value for a field of the configuration or the recipe; may be repeated.")]
+Data = Annotated[Path | None, typer.Option("--data", metavar="PATH", parser=writing.path, help="Training samples, or a folder with train, dev and test.")]
+Dev = Annotated[Path | None, typer.Option("--dev", metavar="PATH", parser=writing.path, help="Samples to evaluate on.")]
+Test = Annotated[Path | None, typer.Option("--test", metavar="PATH", parser=writing.path, help="Samples that the best model is evaluated on in the end.")]
+Tokenization = Annotated[str, typer.Option("--tokenization", metavar="T", help="characters, wordpiece or words.")]
+Vocabulary = Annotated[int | None, typer.Option("--vocabulary", metavar="N", help="Tokens that are learnt at most. Default: as many as the model has.")]
+VocabFile = Annotated[Path | None, typer.Option("--vocab-file", metavar="FILE", parser=writing.path, help="A vocab.txt to take instead.")]
+Tokens = Annotated[int | None, typer.Option("--tokens", metavar="N", help="Tokens of a sample; longer ones are cut. Default: as many as the model has positions for.")]
+RecipeName = Annotated[str, typer.Option("--recipe", metavar="R", autocompletion=options.among(recipes), help="A known recipe, or a TOML file.")]
+LearningRate = Annotated[float | None, typer.Option("--learning-rate", metavar="X", help="At its height.")]
+Schedule = Annotated[str | None, typer.Option("--schedule", metavar="S", help="constant, linear, cosine or inverse_square_root.")]
+Warmup = Annotated[int | None, typer.Option("--warmup", metavar="N", help="Steps until the learning rate is at its height.")]
+Dropout = Annotated[float | None, typer.Option("--dropout", metavar="X", help="The share that is dropped: of embeddings, attention and its weights, feed-forward, and before the classifier.")]
+Accumulation = Annotated[int | None, typer.Option("--accumulation", metavar="N", help="Batches for each step.")]
+Batch = Annotated[int | None, typer.Option("--batch", metavar="N", help="Samples in a batch. Default: 32; in lockstep 4.")]
+Bucketed = Annotated[bool, typer.Option("--bucketed/--shuffled", help="Whether samples of like length share a batch.")]
+Epochs = Annotated[int | None, typer.Option("--epochs", metavar="N", help="Default: 3, if nothing else ends the run.")]
+Steps = Annotated[int | None, typer.Option("--steps", metavar="N", help="End after so many steps.")]
+Minutes = Annotated[float | None, typer.Option("--minutes", metavar="X", help="End after this time.")]
+Patience = Annotated[int | None, typer.Option("--patience", metavar="N", help="End after so many evaluations without improvement.")]
+LogEvery = Annotated[int, typer.Option("--log-every", metavar="N", help="Steps between two lines of the log.")]
+EvaluateEvery = Annotated[int | None, typer.Option("--evaluate-every", metavar="N", help="Steps between two evaluations. Default: after each epoch.")]
+SaveEvery = Annotated[int | None, typer.Option("--save-every", metavar="N", help="Steps between two checkpoints besides those at evaluations.")]
+BestBy = Annotated[str, typer.Option("--best-by", metavar="M", help="accuracy or loss: what the best checkpoint has most, or least, of.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="S", help="What weights, order and dropout follow from.")]
+Out = Annotated[Path, typer.Option("--out", metavar="DIR", parser=writing.path, help="The folder of the run.")]
+Resume = Annotated[Path | None, typer.Option("--resume", metavar="DIR", parser=writing.path, help="Go on with the run in DIR; only its limits can be changed.")]
+CurvesFile = Annotated[Path | None, typer.Option("--curves", metavar="FILE", parser=writing.path, help="Write curves of loss and accuracy as SVG, PNG or PDF.")]
+Tensorboard = Annotated[Path | None, typer.Option("--tensorboard", metavar="DIR", parser=writing.path, help="Write event files too.")]
+Dtype = Annotated[str, typer.Option("--dtype", metavar="D", help="float64, float32, bfloat16 or float16.")]
+
+
+def train(
+    lockstep: Lockstep = False, case: Case = None, free_running: FreeRunning = False, stop_first: StopFirst = False, json: options.Json = None,
+    backend: options.Backends = None, variant: Variant = None, config: Config = None, changes: Changes = None, data: Data = None, dev: Dev = None,
+    test: Test = None, layout: Layout = None, columns: Columns = None, on_error: OnError = "fail", tokenization: Tokenization = "characters",
+    vocabulary: Vocabulary = None, vocab_file: VocabFile = None, tokens: Tokens = None, recipe_name: RecipeName = "adamw",
+    learning_rate: LearningRate = None, schedule: Schedule = None, warmup: Warmup = None, dropout: Dropout = None,
+    accumulation: Accumulation = None, batch: Batch = None, bucketed: Bucketed = True, epochs: Epochs = None, steps: Steps = None,
+    minutes: Minutes = None, patience: Patience = None, log_every: LogEvery = 20, evaluate_every: EvaluateEvery = None,
+    save_every: SaveEvery = None, best_by: BestBy = "accuracy", seed: Seed = 0, out: Out = Path("concord-run"), resume: Resume = None,
+    html: options.Html = None, curves_file: CurvesFile = None, tensorboard: Tensorboard = None, dtype: Dtype = "float32",
+    implementation: options.Implementation = "explicit", execution: options.Execution = "eager", device: options.Device = "cpu",
+    precision: options.Precision = "strict", deterministic: options.Deterministic = False, python: options.Python = None, ssh: options.Ssh = None,
+    time_limit: options.TimeLimit = options.DEFAULT_TIME_LIMIT, memory_limit: options.MemoryLimit = None, threads: options.Threads = None,
+) -> None:  # fmt: skip
+    """Train a model in one framework, or in lockstep in several; a run that was killed goes on with the same bits."""
+    how = (device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision, deterministic)
+    if lockstep:
+        made = (case, variant, config, recipe_name, changes or [], steps, batch, tokens, seed, dtype)
+        raise typer.Exit(lockstepping.run(made, backend, how, free_running, stop_first, json, html))
+    lockstepping.refuse_alone(case, free_running, stop_first, json)
+    with optional("concord train", "training"):
+        from concord.training import beginning
+        from concord.training.plan import Plan
+    writing.check(html, curves_file)
+    given: dict[str, Any] = {"epochs": epochs, "steps": steps, "minutes": minutes, "patience": patience}
+    if resume is not None:
+        start, corpora = fitting.going_on(resume, given)
+    else:
+        name = fitting.one_backend(backend)
+        settings = options.settings([name], *how)
+        if data is None:
+            raise SpecError("--data is not given: what is the model to be trained on? (--resume DIR goes on with a run)")
+        fitting.refuse_used(out)
+        samples = beginning.files(data, dev, test, layout, columns_of(columns), on_error)
+        plan = Plan(
+            backend=name, files=samples, batch=32 if batch is None else batch, bucketed=bucketed, log_every=log_every, evaluate_every=evaluate_every,
+            save_every=save_every, best_by=best_by, threads=threads, dtype=dtype, implementation=settings.implementation, execution=settings.execution, device=settings.device,
+            precision=precision, deterministic=deterministic, **given,
+        )  # fmt: skip
+        model, recipe = fitting.described(variant, config, recipe_name, changes or [])
+        recipe = beginning.changed_recipe(recipe, learning_rate, schedule, warmup, dropout, accumulation)
+        start, corpora = beginning.begin(model, recipe, plan, beginning.Texts(tokenization=tokenization, vocabulary=vocabulary, file=vocab_file, tokens=tokens), seed)
+    limit = None if memory_limit is None else int(memory_limit * 2**20)
+    fitting.run(start, corpora, resume or out, tensorboard, python, ssh, time_limit, limit)
+    fitting.compare([resume or out], curves_file, html)
+
+
+def curves(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", parser=writing.path, help="Folders of runs.")],
+    picture: Annotated[Path | None, typer.Option("--out", metavar="FILE", parser=writing.path, help="A picture as SVG, PNG or PDF.")] = None,
+    html: options.Html = None,
+    markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", parser=writing.path, help="Put the table of the runs between its markers in FILE.")] = None,
+) -> None:
+    """Show runs of training over each other: figures, and curves of loss and accuracy."""
+    writing.check(picture, html, markdown=markdown, markers=fitting.MARKERS)
+    fitting.compare(runs, picture, html, markdown)

@@ -1,0 +1,149 @@
+"""Where in a tensor its error lies: over its axes, over its sizes, and at its worst elements."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.conformance.expectation import JudgedProblem, is_gradient, is_tap_gradient
+from concord.conformance.tolerance import Z
+from concord.spec.config import EncoderConfig
+from concord.spec.parameters import parameters
+from concord.spec.tensors import inputs, taps
+
+Array = NDArray[np.floating]
+
+SMALLEST, LARGEST = -12, 60
+"""Powers of two, in tolerances, between which sizes of errors are told apart."""
+
+GRID = (24, 48)
+"""Rows and columns of the largest heat map."""
+
+MOST_ELEMENTS = 8
+"""How many of the worst elements are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """One element of a tensor.
+
+    Attributes:
+        index: where it is.
+        actual: what the run has there.
+        expected: what the oracle says.
+        tolerance: how far it may lie from it; infinite where it should not be finite.
+    """
+
+    index: tuple[int, ...]
+    actual: float
+    expected: float
+    tolerance: float
+
+    @property
+    def ratio(self) -> float:
+        """The error in tolerances; infinite where it cannot be compared."""
+        ratio = abs(self.actual - self.expected) / self.tolerance if self.tolerance else math.inf
+        return ratio if math.isfinite(ratio) and math.isfinite(self.tolerance) else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """The error of a tensor over two of its axes: the largest over all others, and over blocks where an axis is long.
+
+    Attributes:
+        axes: their names, of rows and columns; the first is empty where there is but one.
+        shape: their sizes.
+        levels: the power of two, in tolerances, that the error reaches: from 0 on it lies beyond. Null where nothing was judged.
+    """
+
+    axes: tuple[str, str]
+    shape: tuple[int, int]
+    levels: tuple[tuple[int | None, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Where in a tensor its error lies.
+
+    Attributes:
+        maps: over two axes at a time, which stand side by side in the tensor.
+        lowest: the power of two, in tolerances, that the first bin of the histogram begins at.
+        histogram: how many elements have an error in each bin; each ends at twice where it begins.
+        worst: the worst elements, the worst first.
+    """
+
+    maps: tuple[HeatMap, ...]
+    lowest: int
+    histogram: tuple[int, ...]
+    worst: tuple[Element, ...]
+
+
+def break_down(actual: Array, value: Array, sigma: Array, scores: Array, axes: tuple[str, ...], rows: NDArray[np.int64] | None = None) -> Breakdown:
+    """Return where the error of a tensor lies.
+
+    Args:
+        actual, value, sigma: as in :func:`concord.conformance.scoring.judge_tensor`.
+        scores: the errors in sigma; NaN where nothing is judged.
+        axes: the names of the axes.
+        rows: which rows of a table these are, if not all.
+    """
+    levels = np.floor(np.log2(np.clip(scores / Z, 2.0**SMALLEST, 2.0**LARGEST)))
+    counted = np.bincount((levels[~np.isnan(levels)] - SMALLEST).astype(np.int64), minlength=1)
+    first = int(np.flatnonzero(counted)[0]) if counted.any() else 0
+    return Breakdown(_maps(levels, axes), SMALLEST + first, tuple(counted[first:].tolist()), _worst(actual, value, sigma, scores, rows))
+
+
+def _maps(levels: Array, axes: tuple[str, ...]) -> tuple[HeatMap, ...]:
+    long = [place for place, size in enumerate(levels.shape) if size > 1]
+    if len(long) == 1:
+        return (_map(levels.reshape(1, -1), ("", axes[long[0]])),)
+    return tuple(_map(np.fmax.reduce(levels, axis=tuple(set(range(levels.ndim)) - {*pair})), (axes[pair[0]], axes[pair[1]])) for pair in pairwise(long))
+
+
+def _map(levels: Array, axes: tuple[str, str]) -> HeatMap:
+    height, width = levels.shape
+    for axis, most in enumerate(GRID):
+        size = levels.shape[axis]
+        if size > most:
+            levels = np.fmax.reduceat(levels, np.arange(most) * size // most, axis=axis)
+    return HeatMap(axes, (height, width), tuple(tuple(None if np.isnan(level) else int(level) for level in row) for row in levels))
+
+
+def _worst(actual: Array, value: Array, sigma: Array, scores: Array, rows: NDArray[np.int64] | None) -> tuple[Element, ...]:
+    flat = np.nan_to_num(scores.reshape(-1), nan=-1.0, posinf=np.inf)
+    few = np.argpartition(-flat, min(MOST_ELEMENTS, flat.size) - 1)[:MOST_ELEMENTS]
+    found = []
+    for place in sorted(few.tolist(), key=lambda place: (-flat[place], place)):
+        index = tuple(int(i) for i in np.unravel_index(place, value.shape))
+        named = (int(rows[index[0]]), *index[1:]) if rows is not None else index
+        if flat[place] > 0:
+            found.append(Element(named, float(actual[index]), float(value[index]), Z * float(sigma[index])))
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=256)
+def _gradients(config: EncoderConfig, part: str) -> dict[str, str]:
+    given = {f"inputs.{name}": tensor.shape for name, tensor in inputs(config, part).items()}
+    return {**given, **{name: parameter.shape for name, parameter in parameters(config, part).items()}}
+
+
+@functools.lru_cache(maxsize=256)
+def _taps(config: EncoderConfig, part: str) -> dict[str, str]:
+    return {name: tap.shape for name, tap in taps(config, part).items()}
+
+
+def axes_of(case: JudgedProblem, name: str, rank: int) -> tuple[str, ...]:
+    """Return the names of the axes of a tensor of a run: of those of the specification its own, of others numbers."""
+    subject = name.removeprefix("gradients.taps.") if is_tap_gradient(name) else name.removeprefix("gradients.")
+    known = _gradients(case.config, case.part) if is_gradient(name) and not is_tap_gradient(name) else _taps(case.config, case.part)
+    axes = known.get(subject, "").split()
+    if len(axes) != rank:
+        return tuple(f"axis {place}" for place in range(rank))
+    if len(set(axes)) < rank:  # two of a kind: a query and its key, or what goes into a linear layer and what comes out
+        axes[-2:] = ["query", "key"] if axes[-1] == "tokens" else [f"{axes[-2]} in", f"{axes[-1]} out"]
+    return tuple(axes)

@@ -1,0 +1,174 @@
+"""Golden files of training: what a source did to its weights, step by step, in canonical terms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.conformance.golden_files.container import Container
+from concord.conformance.golden_files.expected import input_array
+from concord.spec.batch import Batch, from_arrays, validate_batch
+from concord.spec.config import EncoderConfig
+from concord.spec.deviations import Deviations
+from concord.spec.errors import SpecError
+from concord.spec.parameters import parameters
+from concord.spec.positions import float32_noise
+from concord.spec.sources.schema import PartTable, Table
+from concord.spec.sources.table import bindings, gather
+from concord.spec.training.recipe import Recipe, recipe_from_mapping
+from concord.spec.training.trajectory import Training
+
+POSITIONS = "embeddings.position.weight"
+
+
+@dataclass(frozen=True, eq=False)
+class GoldenTraining:
+    """The training run of a file, in canonical terms.
+
+    Attributes:
+        part, config, weights: of the model that was trained.
+        training: how.
+        expected: what the source reported, by the names that :class:`concord.spec.training.trajectory.Trajectory` reports it under.
+        expected_native: the same names to the source's own.
+        deviations: of the source's framework.
+        uncertain: by how much the weights may differ from those that the source had.
+    """
+
+    part: str
+    config: EncoderConfig
+    weights: dict[str, NDArray[Any]]
+    training: Training
+    expected: dict[str, NDArray[Any]]
+    expected_native: dict[str, str]
+    deviations: Deviations
+    uncertain: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+
+
+def read_training(file: Container, table: Table, part: PartTable, config: EncoderConfig, weights: dict[str, NDArray[Any]]) -> GoldenTraining:
+    """Read the training run of a file.
+
+    Raises:
+        SpecError: listing what is missing or misshapen.
+    """
+    if table.training is None:
+        raise SpecError(f"it holds a training run, but the table of {table.source} does not say how that source trains")
+    inputs, steps = _inputs(file, part)
+    windows = [[from_arrays({name: array[step] for name, array in inputs.items()})] for step in range(steps)]
+    for window in windows:
+        validate_batch(config, window[0], part.name)
+    expected, native = _results(file, part, config, weights, steps)
+    training = Training(recipe_of(file.config, table), windows, reported=(0, steps - 1))
+    uncertain = {POSITIONS: float32_noise(config)} if table.training.float32_positions and POSITIONS in weights else {}
+    return GoldenTraining(part.name, config, weights, training, expected, native, {**table.deviations, **table.training.deviations}, uncertain)
+
+
+def read_clipping(
+    file: Container, table: Table, part: PartTable, config: EncoderConfig, weights: dict[str, NDArray[Any]], batch: Batch
+) -> GoldenTraining | None:
+    """Read what a source made of the gradients of one batch before it would have used them; None if the file does not say.
+
+    Raises:
+        SpecError: listing what is missing or misshapen.
+    """
+    prefix = "outputs/clipped_grads/"
+    arrays = file.section(prefix)
+    if not arrays or table.training is None:
+        return None
+    found, native = _trained(file, part, config, arrays, prefix)
+    expected = {f"steps.0.clipped.{name}": array for name, array in found.items()}
+    names = {f"steps.0.clipped.{name}": native[name] for name in found}
+    norm = file.take("outputs/global_norm_source")
+    if norm is not None:
+        expected["steps.0.norm"], names["steps.0.norm"] = np.asarray(norm), "outputs/global_norm_source"
+    training = Training(recipe_of(file.config, table), [[batch]], reported=(0,))
+    return GoldenTraining(part.name, config, weights, training, expected, names, {**table.deviations, **table.training.deviations})
+
+
+def _trained(file: Container, part: PartTable, config: EncoderConfig, arrays: Mapping[str, NDArray[Any]], prefix: str) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """Return tensors of the parameters that are trained, by canonical name, and the source's own names of each."""
+    table = parameters(config, part.name)
+    places = {name: place for name, place in bindings(part, config).items() if table[name].trainable}
+    found, problems = gather(places, arrays, f"source={file.source}")
+    if problems:
+        raise SpecError(problems)
+    file.used.update(f"{prefix}{own}" for place in places.values() for own in place.names)
+    return found, {name: ", ".join(f"{prefix}{own}" for own in places[name].names) for name in found}
+
+
+def recipe_of(stated: Mapping[str, Any], table: Table) -> Recipe:
+    """Return the recipe that a source's configuration describes.
+
+    Raises:
+        ConfigError: if it describes none.
+    """
+    assert table.training is not None
+    fields = dict(table.training.constants)
+    for name, key in table.training.fields.items():
+        first, _, place = key.partition(".")
+        if first not in stated:
+            continue
+        try:
+            fields[name] = stated[first][int(place)] if place else stated[first]
+        except (TypeError, IndexError, KeyError):
+            raise SpecError(f"key {first!r} of the metadata's 'config' is {stated[first]!r} but must be a list: its entry {place} gives {name!r}") from None
+    return recipe_from_mapping(fields, where="the metadata's 'config'")
+
+
+def _inputs(file: Container, part: PartTable) -> tuple[dict[str, NDArray[Any]], int]:
+    """Return the inputs, each with a leading axis of steps, and how many steps there are."""
+    losses = file.tensors["outputs/losses"]
+    if losses.ndim != 1 or not losses.size:
+        raise SpecError(f"'outputs/losses' has shape {losses.shape} but must have one number for each step, and at least one")
+    found: dict[str, NDArray[Any]] = {}
+    problems = []
+    for name, native in part.inputs.items():
+        array = file.take(f"inputs/{native.name}")
+        if array is None or array.ndim < 2 or not array.size:
+            actual = "is missing" if array is None else f"has shape {array.shape}"
+            problems.append(f"'inputs/{native.name}' {actual} but must have a leading axis of steps")
+        else:
+            found[name] = np.stack([input_array(f"inputs/{native.name}", step, native.layout) for step in array])
+    lengths = {len(array) for array in found.values()} | {len(losses)}
+    if len(lengths) != 1:
+        problems.append(f"inputs and losses have {' and '.join(map(str, sorted(lengths)))} steps but must have as many")
+    if problems:
+        raise SpecError(problems)
+    return found, lengths.pop()
+
+
+def _results(file: Container, part: PartTable, config: EncoderConfig, weights: Mapping[str, NDArray[Any]], steps: int) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """Return what the source reported, and its own name of each."""
+    expected: dict[str, NDArray[Any]] = {}
+    native: dict[str, str] = {}
+    for name, ours in (("losses", "losses.0"), ("global_norm_source", "norm")):
+        for step, value in enumerate(_of_steps(file, f"outputs/{name}", steps)):
+            expected[f"steps.{step}.{ours}"] = np.asarray(value)
+            native[f"steps.{step}.{ours}"] = f"outputs/{name}[{step}]"
+    for prefix, step in (("outputs/step1_weights/", 0), ("outputs/final_weights/", steps - 1)):
+        places, table = bindings(part, config), parameters(config, part.name)
+        found, problems = gather(places, file.section(prefix), f"source={file.source}")
+        fixed = [name for name in found if not table[name].trainable]
+        problems += [f"{prefix}{places[name].names[0]} is not what it was, but must be: {name!r} is not trained" for name in fixed if not np.array_equal(found[name], weights[name])]
+        if problems:
+            raise SpecError(problems)
+        for name, array in found.items():
+            if name in fixed:
+                continue
+            expected[f"steps.{step}.parameters.{name}"] = array
+            native[f"steps.{step}.parameters.{name}"] = ", ".join(f"{prefix}{own}" for own in places[name].names)
+        file.used.update(f"{prefix}{own}" for place in places.values() for own in place.names)
+    return expected, native
+
+
+def _of_steps(file: Container, name: str, steps: int) -> NDArray[Any]:
+    """Return a tensor that has one number for each step; nothing if it is not there."""
+    array = file.take(name)
+    if array is None:
+        return np.zeros(0)
+    if array.shape != (steps,):
+        raise SpecError(f"{name!r} has shape {array.shape} but must be {(steps,)}: one number for each step")
+    return array

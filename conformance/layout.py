@@ -1,0 +1,146 @@
+"""The one page builder: what every page of Concord has, whatever it tells of. One file, without network; the script that all have only sorts and searches."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from bisect import bisect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup, escape
+
+from concord.conformance import drawing
+from concord.conformance.breakdown import Breakdown, HeatMap
+from concord.conformance.report import SHORT, number
+from concord.conformance.views import SIGNS, TONES, beyond, largest, tail, word
+
+FOLDER = Path(__file__).parent / "templates"
+
+
+def render(template: str, data: Mapping[str, Any], *folders: Path, script: str = "", **parts: Any) -> str:
+    """Return a page.
+
+    Args:
+        template: its name; it extends ``page.html``.
+        data: the record that it is made of.
+        folders: where templates are besides those that all pages share.
+        script: what the page has besides the script that all pages share.
+        parts: what the template needs; of ``page.html``: ``tone`` (good, bad or broken), ``headline`` (the verdict in a sentence), ``compared``
+            (what was compared, and by what), ``sections`` (identity to title).
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([*folders, FOLDER]), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(
+        number=number,
+        nine=lambda value: f"{value:.9g}",
+        three=lambda value: f"{value:.3g}",
+        short=lambda dtype: SHORT.get(dtype, dtype),
+        tone=lambda status: TONES.get(status, "broken"),
+        sign=lambda status: SIGNS.get(status, "!"),
+        verb=lambda status, count: {"agrees": "agree", "diverges": "diverge"}.get(status, status) if count != 1 else status,
+        percent=_percent,
+        soft=_soft,
+        word=word,
+        beyond=beyond,
+        largest=largest,
+        tail=tail,
+        code=lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text)))),
+        many=lambda count, noun: f"{count} {noun}{'' if count == 1 else 's'}",
+    )
+    style, shared = (Markup((FOLDER / name).read_text(encoding="utf-8")) for name in ("report.css", "page.js"))
+    script = shared + Markup(script)
+    seal = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return environment.get_template(template).render(data=data, style=style, script=script, seal=seal, shown=_Shown(), made_by=machine(data), **parts)
+
+
+class _Shown:
+    """Draws where errors lie, as often as there is room for on a page."""
+
+    MOST = 100
+
+    def __init__(self) -> None:
+        self.drawn = 0
+
+    def __call__(self, breakdown: Breakdown | None) -> dict[str, Any] | None:
+        """Return the drawings of a breakdown; None where there is none, or no more room."""
+        if breakdown is None or self.drawn >= self.MOST:
+            return None
+        self.drawn += 1
+        exponents = range(min(breakdown.lowest, -1), max(breakdown.lowest + len(breakdown.histogram), 2))
+        counts = [breakdown.histogram[i - breakdown.lowest] if 0 <= i - breakdown.lowest < len(breakdown.histogram) else 0 for i in exponents]
+        edges = [2.0**i for i in exponents]
+        powers = [power for one in breakdown.maps for row in one.levels for power in row]
+        levels = drawing.heat_levels(powers)
+        return {
+            "maps": [_heat_map(one, levels) for one in breakdown.maps],
+            "scale": _scale(levels, [power for power in powers if power is not None]),
+            "histogram": drawing.histogram([0, *counts], [], edges, 1.0, f"How many elements err by how many tolerances: {sum(counts)} in all"),
+            "first": edges[0],
+            "last": 2 * edges[-1],
+            "one": 100 * drawing.position(1.0, edges) / (len(edges) + 1),
+        }
+
+
+def _scale(levels: Sequence[int], powers: Sequence[int]) -> list[tuple[int, str]]:
+    """Return the levels that a heat map shows, each with the errors that it begins at, in words."""
+    used = sorted({bisect(levels, power) for power in powers})
+    low = min((power for power in powers if power >= 0), default=0)
+    starts = [number(2.0 ** (low if power == 0 else power)) for power in levels]
+    return [(level, f"from {starts[level - 1]}" if level else f"below {starts[0]}") for level in used]
+
+
+def _heat_map(found: HeatMap, levels: Sequence[int]) -> dict[str, Any]:
+    rows, columns = len(found.levels), len(found.levels[0])
+    starts = [place * size // shown for size, shown in zip(found.shape, (rows, columns), strict=True) for place in range(shown)]
+    over = [{place[axis] for place in _beyond(found)} for axis in (0, 1)]
+    words = [f"{name} {_ranges([starts[axis * rows + place] for place in sorted(over[axis])])}" for axis, name in enumerate(found.axes) if name and over[axis]]
+    return {
+        "axes": found.axes,
+        "shape": found.shape,
+        "rows": rows,
+        "columns": columns,
+        "labels": starts[:rows] if found.axes[0] else [],
+        "reduced": (rows, columns) != found.shape,
+        "words": "no element alone lies beyond" if not words else "beyond everywhere" if len(_beyond(found)) == rows * columns else f"beyond at {'; '.join(words)}",
+        "picture": drawing.heat_map(found.levels, levels, f"Largest error over {' and '.join(filter(None, found.axes))}, in tolerances"),
+    }
+
+
+def _beyond(found: HeatMap) -> list[tuple[int, int]]:
+    return [(i, j) for i, row in enumerate(found.levels) for j, level in enumerate(row) if level is not None and level >= 0]
+
+
+def _ranges(places: list[int], most: int = 6) -> str:
+    """Return places in few words: those that follow each other as a range."""
+    ranges: list[list[int]] = []
+    for place in places:
+        if ranges and place == ranges[-1][-1] + 1:
+            ranges[-1].append(place)
+        else:
+            ranges.append([place])
+    words = [f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in ranges]
+    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
+
+
+def _soft(name: str) -> Markup:
+    """Return a name that may be broken after a dot, colon or slash."""
+    return Markup("<wbr>").join(re.findall(r"[^.:/]*[.:/]|[^.:/]+", name))
+
+
+def _percent(part: float, whole: float) -> str:
+    share = 100 * part / whole if whole else 0.0
+    return f"{share:.0f}" if share in (0, 100) else f"{min(max(share, 0.1), 99.9):.1f}"
+
+
+def machine(data: Mapping[str, Any]) -> str:
+    """Return by what and on what a record was made, in words."""
+    about = data["machine"]
+    concord = f"Concord {about['concord']}" if about.get("concord") else "Concord"
+    versions = "".join(f", {name} {about[key]}" for name, key in (("Python", "python"), ("NumPy", "numpy")) if about.get(key))
+    where = [str(part) for part in (about.get("processor"), f"{about['cores']} cores" if about.get("cores") else None, about.get("system")) if part]
+    return concord + versions + (f" on {', '.join(where)}" if where else "")

@@ -1,0 +1,58 @@
+"""What lockstep trains when nobody brings data: example batches, and the standard case, which meets what training branches on."""
+
+from __future__ import annotations
+
+from concord.conformance.expectation import JudgedTraining
+from concord.spec.batch import Batch, example_batch
+from concord.spec.config import EncoderConfig, variant
+from concord.spec.parameters import initialize
+from concord.spec.training.recipe import RATES, Recipe
+from concord.spec.training.trajectory import Training
+
+EPOCH = 17
+"""Steps after which a window is short, as at the end of an epoch."""
+
+STEPS = 200
+"""Steps of the standard case."""
+
+
+def example(config: EncoderConfig, recipe: Recipe, steps: int, batch: int, tokens: int, seed: int = 0, dtype: str = "float32", words: int | None = None) -> JudgedTraining:
+    """Return training on random batches with ragged padding.
+
+    Each :data:`EPOCH` ends with a single batch, which has fewer samples; so does the last step. Weights, batches and dropout follow from the seed.
+
+    Args:
+        batch: samples of a batch.
+        tokens: of a sample.
+        words: ids below this number alone are drawn; None: any.
+    """
+    drawn = config if words is None else config.replace(vocab_size=words)
+    windows: list[list[Batch]] = []
+    number = seed * 1_000_003
+    for step in range(steps):
+        last = (step + 1) % EPOCH == 0 or step == steps - 1
+        sizes = [max(1, batch // 2)] if last else [batch] * recipe.accumulation
+        windows.append([example_batch(drawn, batch=size, tokens=tokens, seed=number + place, padding="ragged") for place, size in enumerate(sizes)])
+        number += len(sizes)
+    training = Training(recipe, windows, seed)
+    return JudgedTraining(config, initialize(config, seed), training, dtype=dtype)
+
+
+def standard(steps: int = STEPS, seed: int = 0, dtype: str = "float32") -> JudgedTraining:
+    """Return the standard case: two layers of ``nndl-paddle`` trained by AdamW.
+
+    It has warm-up and linear decay; a norm that is clipped in some steps and not in others; dropout at every site; two batches a step, one in
+    a short window; rows of the token table that no batch looks up; and second moments as tiny as the square of rounding, which is all the
+    gradient that a key's bias has.
+    """
+    config = variant("nndl-paddle", d_model=64, num_heads=4, d_ff=128, num_layers=2, vocab_size=211, max_positions=13)
+    recipe = Recipe(
+        algorithm="adam", learning_rate=1e-3, weight_decay=0.01, decay_form="times_rate", undecayed=("bias", "gain", "offset"), clipping="global_norm", clip_at=CLIP_AT,
+        schedule="linear", warmup_steps=max(1, steps // 10), total_steps=max(steps, 2), accumulation=2, accumulation_mean="samples",
+    )  # fmt: skip
+    recipe = recipe.replace(**dict.fromkeys(RATES, 0.1))
+    return example(config, recipe, steps, batch=5, tokens=11, seed=seed, dtype=dtype, words=199)
+
+
+CLIP_AT = 2.5
+"""The norm from which on gradients of the standard case are clipped: about a quarter of its steps have more."""

@@ -1,0 +1,195 @@
+"""How far correct training may lie from the oracle's, step after step: the same training in every arithmetic that rounds as a correct run may."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from concord.conformance.cache import Cache
+from concord.conformance.expectation import Array, Expectation, JudgedTraining, least_sigma
+from concord.conformance.tolerance import SAMPLES, Sigma, Z, difference, exact, samples, shadows
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.batch import Batch
+from concord.spec.deviations import Deviations
+from concord.spec.montecarlo import MonteCarlo
+from concord.spec.precision import precision
+from concord.spec.training.trajectory import Trajectory
+
+FEW = 4
+"""Samples of a first look."""
+
+SIMILAR = 2.0**-10
+"""Share of a tensor's largest number by which deviations may change a step for which a first look takes another's sigma."""
+
+
+class Envelope:
+    """The oracle's training, and how far a correct one may lie from it.
+
+    A step is the unit. Steps that follow each other carry rounding on; after :meth:`load` a step starts from what is given.
+
+    Args:
+        case: the training.
+        brief: whether a first look is enough: few samples, one shadow, and no corner of a ReLU is turned. What comes near a tolerance by it has
+            to be judged by the whole.
+    """
+
+    def __init__(self, case: JudgedTraining, brief: bool = False) -> None:
+        self.case, self.brief = case, brief
+        self.count = FEW if brief else SAMPLES
+        self.start: tuple[Mapping[str, Array], int] | None = None
+        self.truth = case.trajectory(exact(case.dtype))
+        self.others: list[Trajectory] = []
+        self.elements = 0
+
+    def load(self, state: Mapping[str, Array], steps: int) -> None:
+        """Go on from elsewhere (:meth:`concord.spec.training.trajectory.Trajectory.load`); rounding begins anew."""
+        self.start = (state, steps)
+        self.truth.load(state, steps)
+        self.others = []
+
+    def step(self, window: Sequence[Batch]) -> Expectation:
+        """Return what a step of these batches yields in correct training, as ``steps.<number>.<name>``."""
+        return self.around(self.advance(window), window)
+
+    def advance(self, window: Sequence[Batch]) -> dict[str, Array]:
+        """Make the oracle's step, and return its tensors."""
+        prefix, values, before = f"steps.{self.truth.steps}.", dict[str, Array](), self.truth.a.elements
+        self.truth.step(window, lambda name, array: values.__setitem__(prefix + name, array))
+        self.elements = (self.truth.a.elements - before) // max(len(window), 1)
+        return values
+
+    def around(self, values: Mapping[str, Array], window: Sequence[Batch]) -> Expectation:
+        """Return the step that the oracle has made, and how far correct training may lie from it."""
+        prefix = f"steps.{self.truth.steps - 1}."
+        self.others = self.others or list(self.beginning())
+        found = {name: Sigma(value, self.case.dtype) for name, value in values.items()}
+        turned: list[dict[str, Array]] = []
+        with np.errstate(all="ignore"):
+            for other in self.others:
+                other.step(window, self.taking(other.a, prefix, found, turned))
+            jumps = {name: abs(array - turned[1][name]) for name, array in turned[0].items()} if turned else {}
+            rounded = sum(not isinstance(other.a, MonteCarlo) and not other.a.corner for other in self.others)
+            sigmas = {name: found.pop(name).result(rounded, jumps.get(name, 0.0), self.count) for name in values}
+        return expectation(self.case, dict(values), sigmas)
+
+    def fork(self, case: JudgedTraining, truth: Trajectory) -> Envelope:
+        """Return the envelope of a training that went the same way up to the step that the oracles of both have just made."""
+        forked = Envelope(case, self.brief)
+        forked.start, forked.truth, forked.elements = self.start, truth, self.elements
+        forked.others = [case.trajectory(other.a) for other in self.others]
+        for own, other in zip(forked.others, self.others, strict=True):
+            own.follow(other)
+        return forked
+
+    def beginning(self) -> Iterator[Trajectory]:
+        """Yield the trajectories from which sigma is taken, where the oracle's began."""
+        kept = list(shadows(self.case.dtype))[: 1 if self.brief else None]
+        corner = Z * precision(self.case.dtype).unit_roundoff
+        # Every ReLU input within rounding of zero, on the one side and on the other.
+        corners = [Arithmetic(corner=corner), Arithmetic(corner=-corner)] if self.case.config.rectifies and not self.brief else []
+        for arithmetic in (*samples(self.case.dtype, self.elements, self.count), *kept, *corners):
+            trajectory = self.case.trajectory(arithmetic)
+            if self.start is not None:
+                trajectory.load(*self.start)
+            yield trajectory
+
+    def taking(self, arithmetic: Arithmetic, prefix: str, found: Mapping[str, Sigma], turned: list[dict[str, Array]]) -> Callable[[str, Array], None]:
+        """Return what takes up the tensors of a step in one arithmetic."""
+        if arithmetic.corner:
+            arrays: dict[str, Array] = {}
+            turned.append(arrays)
+            return lambda name, array: arrays.__setitem__(prefix + name, array)
+        if isinstance(arithmetic, MonteCarlo):
+            return lambda name, array: found[prefix + name].sample(array)
+        return lambda name, array: found[prefix + name].shadow(array)
+
+
+def expectation(case: JudgedTraining, values: dict[str, Array], sigmas: dict[str, Array]) -> Expectation:
+    """Return what is expected of training; what one tensor comes to says nothing of the next."""
+    shapes = {name: value.shape for name, value in values.items()}
+    return Expectation(case.dtype, values, sigmas, {name: case.clause(name) for name in values}, {}, shapes, chained=False)
+
+
+class Envelopes:
+    """The envelopes of one training for backends that declare different deviations, which share what they can.
+
+    Args:
+        case: without deviations: from it comes the oracle's state.
+        deviations: of each backend.
+        again: whether each step starts from a given state, and a first look is enough; else every difference between two
+            oracles grows, and each has an envelope of its own from the step at which it first shows.
+    """
+
+    def __init__(self, case: JudgedTraining, deviations: Iterable[Deviations], again: bool) -> None:
+        self.case, self.again, self.common = case, again, Envelope(case, brief=again)
+        self.cases = {key_of(each): replace(case, deviations=each) for each in deviations if each}
+        self.truths = {key: Envelope(each, brief=again) for key, each in self.cases.items()}
+        self.own: dict[str, Envelope] = {}
+        self.full: dict[str, Expectation] = {}
+
+    def state(self) -> dict[str, Array]:
+        """Return where the oracle stands."""
+        return self.common.truth.state()
+
+    def step(self, state: Mapping[str, Array] | None, steps: int, window: Sequence[Batch], deviations: Sequence[Deviations]) -> list[Expectation]:
+        """Return what a step yields, for each backend by its deviations.
+
+        Args:
+            state: that it starts from; None: where the step before ended.
+            steps: how many were made before.
+        """
+        self.full.clear()
+        for envelope in (self.common, *self.truths.values()) if state is not None else ():
+            envelope.load(state or {}, steps)
+        values = self.common.advance(window)
+        shared: dict[str, dict[str, Array]] = {}
+        forked = dict(self.own)
+        for key in {key_of(each) for each in deviations if each}:
+            theirs = self.truths[key].advance(window)
+            shared[key] = theirs
+            if key not in forked and difference(theirs, values) > (SIMILAR if self.again else 0.0):
+                forked[key] = self.common.fork(self.cases[key], self.truths[key].truth)
+        found = {"": self.common.around(values, window)}
+        for key, theirs in shared.items():
+            found[key] = forked[key].around(theirs, window) if key in forked else self.like(found[""], self.cases[key], theirs)
+        self.own = {} if self.again else forked
+        return [found[key_of(each)] for each in deviations]
+
+    def like(self, common: Expectation, case: JudgedTraining, values: dict[str, Array]) -> Expectation:
+        """Return an expectation with the sigmas of one that hardly differs."""
+        return expectation(case, values, {name: np.maximum(sigma, least_sigma(values[name], case.dtype)) for name, sigma in common.sigmas.items()})
+
+    def whole(self, state: Mapping[str, Array], steps: int, window: Sequence[Batch], deviations: Deviations) -> Expectation:
+        """Return what a step from a state yields, with tolerances that more than a first look is taken for."""
+        key = key_of(deviations)
+        if key not in self.full:
+            envelope = Envelope(self.cases.get(key, self.case))
+            envelope.load(state, steps)
+            self.full[key] = envelope.step(window)
+        return self.full[key]
+
+
+def key_of(deviations: Deviations) -> str:
+    """Return a text that says which deviations these are; none: no text."""
+    return ", ".join(f"{name}={value!r}" for name, value in sorted(deviations.items()))
+
+
+_derived = Cache()
+
+
+def of_training(case: JudgedTraining) -> Expectation:
+    """Return what correct training reports, step by step, from the first weights on: rounding is carried through the steps."""
+    found: Expectation = _derived.get(case.key, lambda: _of_training(case))
+    return found
+
+
+def _of_training(case: JudgedTraining) -> Expectation:
+    envelope, values, sigmas = Envelope(case), dict[str, Array](), dict[str, Array]()
+    for step, window in enumerate(case.training.windows):
+        expected = envelope.step(window)
+        reported = [name for name in expected.values if case.training.reports(step, name.split(".", 2)[2])]
+        values |= {name: expected.values[name] for name in reported}
+        sigmas |= {name: expected.sigmas[name] for name in reported}
+    return expectation(case, values, sigmas)

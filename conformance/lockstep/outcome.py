@@ -1,0 +1,227 @@
+"""What lockstep training came to: for each backend its errors step by step, and where it first left its tolerance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from concord.conformance.causes import Cause
+from concord.conformance.comparison import Row, Verdict
+from concord.conformance.expectation import Array, Expectation, root_mean_square
+from concord.conformance.tolerance import rms_limit
+
+SECTIONS = ("losses", "gradients", "norm", "clipped", "rate", "moments", "parameters")
+"""What each step is judged by, in the order of computation."""
+
+DIGITS = 4
+"""Significant digits of what is kept of each step."""
+
+MODES = ("resynchronised", "free-running")
+
+
+def section_of(tensor: str) -> str:
+    """Return to which of :data:`SECTIONS` a tensor of a step belongs."""
+    name = tensor.split(".")[2]
+    return name if name in SECTIONS else "moments"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One section of a backend's tensors over the steps. Each list has an entry for each step.
+
+    Attributes:
+        section: losses, gradients, norm, clipped, rate, moments or parameters.
+        ratio: the largest error of its tensors, in tolerances.
+        difference: the root mean square of its errors, as a share of that of its values.
+        envelope: the same of what rounding alone may make: the largest that agrees.
+        worst: the tensor with the largest error in tolerances over all steps.
+        at: the step of it, counted from 0.
+    """
+
+    section: str
+    ratio: list[float]
+    difference: list[float]
+    envelope: list[float]
+    worst: str = ""
+    at: int = 0
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where a backend first left its tolerance.
+
+    Attributes:
+        step: counted from 0.
+        row: the first tensor, in the order of computation, that lies beyond it, and by how much.
+        cause: what explains it, if anything that is known does.
+        also: how many more tensors of the same step diverge.
+    """
+
+    DERIVED: ClassVar = ("text",)
+
+    step: int
+    row: Row
+    cause: Cause | None = None
+    also: int = 0
+
+    @property
+    def text(self) -> str:
+        """It in a sentence."""
+        row = self.row
+        name = row.tensor.split(".", 2)[2]
+        where = f" at {list(row.element)}: {row.actual:.9g}, but {row.expected:.9g} ± {row.tolerance:.2g} is right" if row.element or row.size == 1 else ""
+        size = f"{row.ratio:.3g} tolerances" if np.isfinite(row.ratio) else row.note or "nothing can be compared"
+        more = f"; {self.also} more tensor{'' if self.also == 1 else 's'} of the step diverge{'s' if self.also == 1 else ''}" if self.also else ""
+        why = f"; {self.cause.text}" if self.cause else ""
+        return f"step {self.step + 1}, {name} ({', '.join(self.cause.clauses) if self.cause else row.clause}), by {size}{where}{more}{why}"
+
+
+@dataclass(frozen=True)
+class Track:
+    """One backend in lockstep with the oracle.
+
+    Attributes:
+        backend: its name.
+        status: agrees, diverges, undetermined, or what kept it from going on: unsupported, crashed and so on.
+        steps: how many it made.
+        diverged: how many of them diverge.
+        curves: its errors over the steps.
+        losses: of each step, that of its first batch.
+        first: where it first left its tolerance; absent if it never did.
+        detail: one line of explanation where it could not go on.
+        stderr: the last lines of a worker that failed.
+        seconds: that its steps took, in its worker.
+    """
+
+    DERIVED: ClassVar = ("worst",)
+
+    backend: str
+    status: str
+    steps: int = 0
+    diverged: int = 0
+    curves: tuple[Curve, ...] = ()
+    losses: list[float] = field(default_factory=list)
+    first: Divergence | None = None
+    detail: str = ""
+    stderr: str = ""
+    seconds: float = 0.0
+
+    @property
+    def worst(self) -> float:
+        """The largest error in tolerances."""
+        return max((ratio for curve in self.curves for ratio in curve.ratio), default=0.0)
+
+    @property
+    def first_divergence(self) -> tuple[int, str, str, float] | None:
+        """Step, tensor, clause and error in tolerances of the first divergence, or None."""
+        return (self.first.step, self.first.row.tensor.split(".", 2)[2], self.first.row.clause, self.first.row.ratio) if self.first else None
+
+
+class Recorder:
+    """A track while it grows."""
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+        self.steps, self.diverged, self.seconds = 0, 0, 0.0
+        self.statuses: set[str] = set()
+        self.losses: list[float] = []
+        self.curves: dict[str, Curve] = {}
+        self.first: Divergence | None = None
+        self.failure: tuple[str, str, str] | None = None
+
+    def add(self, step: int, verdict: Verdict, delivered: dict[str, Array], expected: Expectation) -> None:
+        """Take up a step that was judged."""
+        self.steps += 1
+        self.statuses.add(verdict.status)
+        self.diverged += verdict.status == "diverges"
+        loss = delivered.get(f"steps.{step}.losses.0")
+        self.losses.append(float("nan") if loss is None else float(loss))
+        rows: dict[str, list[Row]] = {}
+        for row in verdict.table:
+            rows.setdefault(section_of(row.tensor), []).append(row)
+        for section, found in rows.items():
+            self.extend(step, section, found, delivered, expected)
+
+    def extend(self, step: int, section: str, rows: list[Row], delivered: dict[str, Array], expected: Expectation) -> None:
+        """Add a point to a curve."""
+        curve = self.curves.setdefault(section, Curve(section, [], [], []))
+        worst = max(rows, key=lambda row: row.ratio)
+        if not curve.worst or worst.ratio > max(curve.ratio):
+            self.curves[section] = curve = Curve(section, curve.ratio, curve.difference, curve.envelope, worst.tensor.split(".", 2)[2], step)
+        curve.ratio.append(_short(worst.ratio))
+        names = [row.tensor for row in rows if row.deciding is not None]
+        values, sigmas = (np.concatenate([table[name].reshape(-1).astype(np.float64) for name in names] or [np.zeros(0)]) for table in (expected.values, expected.sigmas))
+        actual = np.concatenate([delivered[name].reshape(-1).astype(np.float64) for name in names] or [np.zeros(0)])
+        known = np.isfinite(values) & np.isfinite(sigmas) & np.isfinite(actual)
+        size = root_mean_square(values[known]) or 1.0
+        curve.difference.append(_short(root_mean_square(actual[known] - values[known]) / size))
+        curve.envelope.append(_short(rms_limit(int(known.sum())) * root_mean_square(sigmas[known]) / size))
+
+    def track(self) -> Track:
+        """Return the track."""
+        found = self.statuses
+        status = "diverges" if self.diverged else "agrees" if "agrees" in found else "undetermined"
+        detail = stderr = ""
+        if self.failure is not None:
+            failed, detail, stderr = self.failure
+            status = status if self.diverged else failed
+        return Track(self.backend, status, self.steps, self.diverged, tuple(self.curves.values()), self.losses, self.first, detail, stderr, self.seconds)
+
+
+def _short(value: float) -> float:
+    """Return a number with as many digits as are kept of it."""
+    return float(f"{value:.{DIGITS}g}")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that a backend is going to do otherwise than the recipe says, seen before the first step.
+
+    Attributes:
+        backend: which one.
+        subject: the order of batches, masks, schedule, decay groups, or hyperparameters.
+        clause: of SPEC.md that says what is right.
+        text: what is there, and what is required.
+    """
+
+    backend: str
+    subject: str
+    clause: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Lockstep:
+    """What lockstep training came to.
+
+    Attributes:
+        mode: resynchronised (each step starts from the oracle's weights and state) or free-running.
+        dtype: the precision.
+        about: what was trained and how: configuration, recipe, seed, sizes.
+        tracks: one for each backend.
+        differences: what backends were going to do otherwise, before the first step.
+        rates: the learning rate of each step.
+        environments: what each backend says of itself.
+        seconds: that it took in all.
+    """
+
+    DERIVED: ClassVar = ("exit_code",)
+
+    mode: str
+    dtype: str
+    about: dict[str, Any]
+    tracks: tuple[Track, ...] = ()
+    differences: tuple[Difference, ...] = ()
+    rates: list[float] = field(default_factory=list)
+    environments: dict[str, dict[str, Any]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """0 agrees, 1 diverges, 3 a backend crashed or is missing."""
+        statuses = {track.status for track in self.tracks}
+        if self.differences or "diverges" in statuses:
+            return 1
+        return 3 if not statuses or statuses - {"agrees", "undetermined", "unsupported", "absent"} else 0

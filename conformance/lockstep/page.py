@@ -1,0 +1,83 @@
+"""Lockstep as a page: the errors of each section over the steps, and their size against what rounding explains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from concord.conformance import drawing
+from concord.conformance.html import joined
+from concord.conformance.layout import render
+from concord.conformance.lockstep.outcome import SECTIONS, Curve, Lockstep
+from concord.conformance.lockstep.report import explanation
+from concord.conformance.record import Document
+from concord.spec.precision import precision
+
+DRAWN = 400
+"""Points of a line at most: of several steps that share one the largest error is drawn."""
+
+
+def page(data: Mapping[str, Any], read: Document) -> str:
+    """Return the page of a record of lockstep."""
+    found: Lockstep = read.outcome
+    sections = {**({"preflight": "Before the first step"} if found.differences else {}), **({"first": "First divergences"} if any(track.first for track in found.tracks) else {})}
+    return render(
+        "lockstep.html",
+        data,
+        headline=headline(found),
+        tone={0: "good", 1: "bad"}.get(found.exit_code, "broken"),
+        compared=[compared(found)],
+        sections={**sections, "errors": "Errors over the steps", "about": "What was trained"},
+        found=found,
+        figures=[figure(found, section) for section in SECTIONS if any(curve.section == section for track in found.tracks for curve in track.curves)],
+        explanation=explanation(found),
+    )
+
+
+def headline(found: Lockstep) -> str:
+    """Return the verdict in a sentence."""
+    wrong = [track for track in found.tracks if track.first]
+    if wrong:
+        return "; ".join(f"{track.backend} diverges first at step {track.first.step + 1}" for track in wrong if track.first) + "."
+    if found.differences:
+        return f"{joined(list(dict.fromkeys(one.backend for one in found.differences)))} would train otherwise than the recipe says."
+    right = [track for track in found.tracks if track.status == "agrees"]
+    steps = max((track.steps for track in right), default=0)
+    return f"{joined([track.backend for track in right])} agree{'s' if len(right) == 1 else ''} with the oracle at each of {steps} steps." if right else "Nothing was judged."
+
+
+def compared(found: Lockstep) -> str:
+    """Return what was compared."""
+    config, names = found.about["config"], [f"{track.backend} {found.environments.get(track.backend, {}).get('version', '')}".strip() for track in found.tracks]
+    size = f"{config['num_layers']} layers of {config['d_model']}"
+    return f"Compared: every loss, gradient, norm, moment and weight of {found.about['steps']} steps of {', '.join(names)}, {size}, {found.dtype}, {found.mode}, with the oracle's, seed {found.about['seed']}."
+
+
+def figure(found: Lockstep, section: str) -> dict[str, Any]:
+    """Return the curves of a section: errors in tolerances, and in unit roundoffs against the envelope."""
+    curves = [(track, curve) for track in found.tracks for curve in track.curves if curve.section == section]
+    unit = precision(found.dtype).unit_roundoff
+    ratios = [thinned(curve.ratio) for _, curve in curves]
+    sizes = [[value / unit for value in thinned(curve.difference)] for _, curve in curves]
+    envelope = [max(values) / unit for values in zip(*(thinned(curve.envelope) for _, curve in curves if len(curve.ratio) == max(len(one.ratio) for _, one in curves)), strict=True)]
+    return {
+        "section": section,
+        "columns": max((len(line) for line in ratios), default=1),
+        "curves": [{"backend": track.backend, "worst": max(curve.ratio, default=0.0), "tensor": curve.worst, "step": curve.at + 1} for track, curve in curves],
+        "ratios": drawing.growth(ratios, f"{section}: largest error of each step, in tolerances: {said(curves)}", []),
+        "ratio_ticks": drawing.ticks(*drawing.decades(ratios)),
+        "sizes": drawing.growth([*sizes, envelope], f"{section}: size of the errors of each step, in unit roundoffs, and what rounding may make", []),
+        "size_ticks": drawing.ticks(*drawing.decades([*sizes, envelope])),
+        "envelope": len(sizes),
+    }
+
+
+def said(curves: list[tuple[Any, Curve]]) -> str:
+    """Return the largest errors in words."""
+    return "; ".join(f"{track.backend} {max(curve.ratio, default=0.0):.2g}" for track, curve in curves)
+
+
+def thinned(values: list[float]) -> list[float]:
+    """Return no more values than are drawn: the largest of those that share a place."""
+    share = -(-len(values) // DRAWN) or 1
+    return [max(values[first : first + share]) for first in range(0, len(values), share)]

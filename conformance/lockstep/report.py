@@ -1,0 +1,55 @@
+"""Lockstep as a person reads it: a table of the largest errors of each backend by section, and each first divergence in a sentence."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from concord.conformance.lockstep.outcome import SECTIONS, Lockstep, Track
+from concord.conformance.report import indented, number
+
+STYLES = {"agrees": "green", "diverges": "bold red", "undetermined": "yellow", "unsupported": "dim", "absent": "dim"}
+
+
+def show(found: Lockstep, console: Console, title: str) -> None:
+    """Print differences of the preflight, the table, and what diverged."""
+    for difference in found.differences:
+        console.print(Text(f"{difference.backend}, before the first step: {difference.subject} ({difference.clause})", style="bold red"))
+        console.print(indented(f"  {difference.text}"))
+    console.print(table(found, title))
+    console.print(explanation(found), style="dim")
+    for track in found.tracks:
+        for line, style in lines(track):
+            console.print(indented(line, style))
+    console.print(f"{found.seconds:.0f} s in all", highlight=False)
+
+
+def table(found: Lockstep, title: str) -> Table:
+    """Return the largest errors in tolerances, by section."""
+    drawn = Table(title=title, title_justify="left", title_style="bold", padding=(0, 1), expand=False)
+    drawn.add_column("backend", overflow="fold")
+    for name in ("", "steps", "diverge"):
+        drawn.add_column(name, justify="right" if name else "left", no_wrap=True)
+    sections = [section for section in SECTIONS if any(curve.section == section for track in found.tracks for curve in track.curves)]
+    for section in sections:
+        drawn.add_column(section, justify="right", no_wrap=True)
+    for track in found.tracks:
+        worst = {curve.section: max(curve.ratio, default=0.0) for curve in track.curves}
+        cells = [Text(number(worst[section]) if section in worst else "–", style="bold red" if worst.get(section, 0.0) > 1 else "") for section in sections]
+        drawn.add_row(track.backend, Text(track.status, style=STYLES.get(track.status, "bold magenta")), str(track.steps), str(track.diverged), *cells)
+    return drawn
+
+
+def explanation(found: Lockstep) -> str:
+    """Return what the numbers of the table are."""
+    how = "each step starts from the oracle's weights and state" if found.mode == "resynchronised" else "each step goes on from the one before, within what rounding alone explains"
+    return f"Largest error in tolerances of any step; {found.mode}: {how}."
+
+
+def lines(track: Track) -> list[tuple[str, str]]:
+    """Return what is to be said of a backend: where it first diverged, or what kept it from going on."""
+    said = [(f"{track.backend} diverges first at {track.first.text}", "bold red")] if track.first else []
+    if track.detail:
+        said.append((f"{track.backend}: {track.status}{f' after {track.steps} steps' if track.steps else ''}: {track.detail}", "bold magenta"))
+    return said + [(f"  {line}", "dim") for line in track.stderr.splitlines()[-4:]]

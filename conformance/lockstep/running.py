@@ -1,0 +1,191 @@
+"""Backends beside the oracle, step by step: each step from the oracle's state, or each from its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+
+from concord.backends.interface import Run, Unsupported
+from concord.backends.worker import WorkerFailure
+from concord.conformance.comparison import Verdict
+from concord.conformance.expectation import Array, Expectation, JudgedTraining
+from concord.conformance.judging import NEAR, judge
+from concord.conformance.lockstep.cause import Question, Start, cause_of
+from concord.conformance.lockstep.envelope import Envelopes, expectation, of_training
+from concord.conformance.lockstep.outcome import Divergence, Recorder, Track
+from concord.spec.batch import Batch
+from concord.spec.deviations import NONE, Deviations
+from concord.spec.precision import precision
+from concord.spec.training.optimizers import slots
+from concord.spec.training.plan import Plan
+
+Tell = Callable[[str, int], None]
+"""Takes the name of a backend and how many steps it has made."""
+
+
+class Session(Protocol):
+    """Training that is held open in a backend."""
+
+    def load(self, state: Mapping[str, Array], step: int) -> None:
+        """Go on from ``parameters.<name>`` and ``<slot>.<name>`` as they are after so many steps; slots that are missing are as at the start."""
+
+    def step(self, window: Sequence[Batch], report: bool = False) -> Mapping[str, Array]:
+        """Make the next step of a window of batches; return ``losses.<n>`` and ``norm``, or everything that is reported of a step."""
+
+    def plan(self, windows: Sequence[Sequence[Batch]]) -> Plan:
+        """Return what is going to be done with these batches from the first step on, as the backend itself has it."""
+
+
+@dataclass
+class Entrant:
+    """A backend in lockstep.
+
+    Attributes:
+        deviations: that it declares.
+        session: its training.
+        resumed: the step before which it goes on from a checkpoint of its own; 0: it does not.
+    """
+
+    name: str
+    session: Session
+    deviations: Deviations = field(default_factory=lambda: NONE)
+    resumed: int = 0
+
+
+def resynchronised(case: JudgedTraining, entrants: Sequence[Entrant], steps: int | None = None, stop_first: bool = False, tell: Tell | None = None) -> list[Track]:
+    """Let backends train, each step from the oracle's weights and state, so that a fault shows at its own step.
+
+    Args:
+        case: the training; its deviations are of no account.
+        steps: how many to make; by default all windows.
+        stop_first: whether a backend is left out after its first divergence.
+        tell: is told of progress.
+    """
+    return _Lockstep(case, entrants, True, stop_first, tell).run(steps)
+
+
+def free_running(case: JudgedTraining, entrants: Sequence[Entrant], steps: int | None = None, stop_first: bool = False, tell: Tell | None = None) -> list[Track]:
+    """Let backends train by themselves, and judge each step by what rounding alone, carried through the steps, makes of correct training.
+
+    The arguments are those of :func:`resynchronised`.
+    """
+    return _Lockstep(case, entrants, False, stop_first, tell).run(steps)
+
+
+def first_divergence(case: JudgedTraining, made: Sequence[Mapping[str, Array]], resumed: int = 0, explaining: bool = True) -> Divergence | None:
+    """Return where training that a backend made by itself first left its tolerance, and why.
+
+    Args:
+        case: all of whose steps are reported, with the deviations of the backend.
+        made: what was reported of each step, without the number of the step.
+        resumed: the step before which it went on from a checkpoint of its own; 0: it did not.
+        explaining: whether a cause is looked for.
+    """
+    whole, earlier, sigmas = of_training(case), None, dict[str, Array]()
+    state = {name: precision(case.dtype).round(values) for name, values in case.start.items()}
+    for step, (window, found) in enumerate(zip(case.training.windows, made, strict=True)):
+        prefix = f"steps.{step}."
+        names = [name for name in whole.values if name.startswith(prefix)]
+        expected = expectation(case, {name: whole.values[name] for name in names}, {name: whole.sigmas[name] for name in names})
+        delivered = {f"{prefix}{name}": np.asarray(array) for name, array in found.items()}
+        verdict, start = judged(case, window, delivered, expected), Start(state, step, window, sigmas)
+        first = verdict.first_divergence
+        if first is not None:
+            also = sum(row.status == "diverges" for row in verdict.table) - 1
+            question = Question(case, start, delivered, expected, first.tensor, earlier, resumed)
+            return Divergence(step, first, cause_of(question) if explaining else None, also)
+        earlier, sigmas = start, carried(case, step, expected)
+        state = {name: precision(case.dtype).round(whole.values[f"{prefix}{name}"]) for name in sigmas}
+    return None
+
+
+def carried(case: JudgedTraining, step: int, expected: Expectation) -> dict[str, Array]:
+    """Return how far correct training may be from the oracle after a step: sigma of the state that the next one starts from."""
+    prefix, kept = f"steps.{step}.", ("parameters", *slots(case.training.recipe))
+    return {name.removeprefix(prefix): sigma for name, sigma in expected.sigmas.items() if name.split(".")[2] in kept}
+
+
+def judged(case: JudgedTraining, window: Sequence[Batch], delivered: dict[str, Array], expected: Expectation) -> Verdict:
+    """Judge what was reported of a step."""
+    nothing = np.zeros(0)
+    run = Run(nothing, nothing, dtype=case.dtype, requested=("steps",), steps=delivered)
+    return judge(case.config, case.weights, window[0], run, case.part, lambda deviations: expected, dtype=case.dtype)
+
+
+class _Lockstep:
+    """Backends and the oracle in one training."""
+
+    def __init__(self, case: JudgedTraining, entrants: Sequence[Entrant], again: bool, stop_first: bool, tell: Tell | None) -> None:
+        self.case, self.entrants, self.again, self.stop_first = replace(case, deviations=NONE), list(entrants), again, stop_first
+        self.tell = tell or (lambda name, steps: None)
+        self.recorders = {entrant.name: Recorder(entrant.name) for entrant in entrants}
+        self.envelopes = Envelopes(self.case, [entrant.deviations for entrant in entrants], again)
+        self.state: dict[str, Array] = self.rounded(self.case.start)
+        self.earlier: Start | None = None
+        self.carried: dict[str, dict[str, Array]] = {}
+
+    def rounded(self, state: Mapping[str, Array]) -> dict[str, Array]:
+        """Return a state as the precision holds it."""
+        return {name: precision(self.case.dtype).round(values) for name, values in state.items()}
+
+    def run(self, steps: int | None) -> list[Track]:
+        """Make the steps."""
+        windows = self.case.training.windows
+        with ThreadPoolExecutor(max_workers=max(len(self.entrants), 1)) as pool:
+            for step, window in enumerate(windows[:steps]):
+                going = [entrant for entrant in self.entrants if self.goes_on(entrant.name)]
+                if not going:
+                    break
+                state = self.state if self.again or step == 0 else None
+                made = [pool.submit(self.made, entrant, state, step, window) for entrant in going]
+                expected = self.envelopes.step(state, step, window, [entrant.deviations for entrant in going])
+                for entrant, future, expectation in zip(going, made, expected, strict=True):
+                    delivered = future.result()
+                    if delivered is not None:
+                        self.take_up(entrant, step, window, delivered, expectation)
+                        self.tell(entrant.name, step + 1)
+                self.earlier, self.state = Start(self.state, step, window), self.rounded(self.envelopes.state())
+        return [recorder.track() for recorder in self.recorders.values()]
+
+    def goes_on(self, name: str) -> bool:
+        recorder = self.recorders[name]
+        return recorder.failure is None and not (self.stop_first and recorder.first)
+
+    def made(self, entrant: Entrant, state: Mapping[str, Array] | None, step: int, window: Sequence[Batch]) -> dict[str, Array] | None:
+        """Return what a backend reports of a step; None if it could not make it."""
+        started, recorder = time.perf_counter(), self.recorders[entrant.name]
+        try:
+            if state is not None:
+                entrant.session.load(state, step)
+            found = entrant.session.step(window, report=True)
+        except Unsupported as error:
+            recorder.failure = ("unsupported", str(error), "")
+        except WorkerFailure as failure:
+            recorder.failure = (failure.status, failure.detail, failure.stderr)
+        else:
+            return {f"steps.{step}.{name}": np.asarray(array) for name, array in found.items()}
+        finally:
+            recorder.seconds += time.perf_counter() - started
+        return None
+
+    def take_up(self, entrant: Entrant, step: int, window: Sequence[Batch], delivered: dict[str, Array], expected: Expectation) -> None:
+        """Judge a step; what comes near a tolerance by a first look is judged by the whole."""
+        recorder = self.recorders[entrant.name]
+        verdict = judged(self.case, window, delivered, expected)
+        if self.again and not (verdict.passed and verdict.worst <= NEAR) and recorder.first is None:
+            expected = self.envelopes.whole(self.state, step, window, entrant.deviations)
+            verdict = judged(self.case, window, delivered, expected)
+        first = verdict.first_divergence
+        if first is not None and recorder.first is None:
+            also = sum(row.status == "diverges" for row in verdict.table) - 1
+            case, resumed = replace(self.case, deviations=entrant.deviations), step if self.again else entrant.resumed
+            question = Question(case, Start(self.state, step, window, self.carried.get(entrant.name, {})), delivered, expected, first.tensor, self.earlier, resumed)
+            recorder.first = Divergence(step, first, cause_of(question), also)
+        recorder.add(step, verdict, delivered, expected)
+        if not self.again:
+            self.carried[entrant.name] = carried(self.case, step, expected)

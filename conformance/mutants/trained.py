@@ -1,0 +1,103 @@
+"""Whether a fault of training is found in a backend: at the first step at which the reference shows it, with its clause and cause."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.backends.interface import Request
+from concord.backends.worker import Worker
+from concord.conformance.expectation import JudgedTraining
+from concord.conformance.faults.training.catalogue import TRAINING
+from concord.conformance.faults.training.fault import TrainingFault, Window
+from concord.conformance.faults.training.runs import model, shown_by
+from concord.conformance.faults.training.tape import FaultyTraining
+from concord.conformance.lockstep.envelope import of_training
+from concord.conformance.lockstep.outcome import Divergence
+from concord.conformance.lockstep.running import first_divergence
+from concord.conformance.scoring import judge_tensor
+from concord.conformance.tolerance import exact
+from concord.spec.deviations import NONE, Deviations, declared, in_precision
+
+Array = NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Where a fault shows first.
+
+    Attributes:
+        step: counted from 0; -1: nowhere.
+        section: of the first tensor beyond its tolerance, such as ``gradients`` or ``first_moment``.
+        margin: by how many tolerances it lies off; infinite where it is missing.
+        before: the largest error in tolerances of the steps before it.
+    """
+
+    step: int
+    section: str = ""
+    margin: float = 0.0
+    before: float = 0.0
+
+
+def judged_training(fault: TrainingFault, dtype: str, deviations: Deviations = NONE) -> JudgedTraining:
+    """Return the right training that a fault's run is judged by."""
+    training, _ = shown_by(fault)
+    return JudgedTraining(*model(), training, dtype=dtype, deviations=deviations)
+
+
+@functools.cache
+def shown(name: str, dtype: str) -> Shown:
+    """Return where a fault shows first on the reference: exact arithmetic with it against the tolerances of right training."""
+    fault = TRAINING[name]
+    training, resume = shown_by(fault)
+    right, wrong, ratios = of_training(judged_training(fault, dtype)), dict[str, Array](), [0.0] * len(training.windows)
+    with np.errstate(all="ignore"):
+        FaultyTraining(*model(), training, dtype=dtype, change=fault.change, resume=resume).trajectory(exact(dtype)).run(wrong.__setitem__)
+        for tensor, value in right.values.items():
+            _, step, section = tensor.split(".")[:3]
+            if tensor not in wrong or wrong[tensor].shape != value.shape:
+                return Shown(int(step), section, np.inf, max(ratios[: int(step)], default=0.0))
+            found = judge_tensor(wrong[tensor], value, right.sigmas[tensor], dtype)
+            if found.status == "diverges":
+                return Shown(int(step), section, found.ratio, max(ratios[: int(step)], default=0.0))
+            ratios[int(step)] = max(ratios[int(step)], found.ratio)
+    return Shown(-1, before=max(ratios))
+
+
+def divergence_of(worker: Worker, fault: TrainingFault, dtype: str, right: bool = False, explaining: bool = True) -> Divergence | None:
+    """Let a backend make the run of a fault, and return where it first left its tolerance.
+
+    Args:
+        worker: of a backend that has bugs on request.
+        fault: the fault.
+        right: whether it trains rightly.
+        explaining: whether a cause is looked for.
+    """
+    training, resume = shown_by(fault)
+    config, weights = model()
+    request = Request(config, weights, training.windows[0][0], dtype=dtype, implementation="explicit" if right else f"mutant:{fault.name}", taps=False, training=training)
+    steps, info = trained(worker, request, training.windows, resume)
+    deviations = in_precision(declared(info.get("deviations", [])), dtype)
+    return first_divergence(judged_training(fault, dtype, deviations), steps, resume, explaining)
+
+
+def trained(worker: Worker, request: Request, windows: Sequence[Window], resume: int) -> tuple[list[Mapping[str, Array]], dict[str, Any]]:
+    """Return what a backend reports of each step, and what it says of itself; before one step it is closed, and goes on from what it wrote down."""
+    session = worker.train(request)
+    steps: list[Mapping[str, Array]] = []
+    try:
+        for step, window in enumerate(windows):
+            if resume and step == resume:
+                state = session.state()
+                session.close()
+                session = worker.train(request)
+                session.load(state, step)
+            steps.append(session.step(window, report=True))
+        return steps, session.info
+    finally:
+        session.close()

@@ -1,0 +1,88 @@
+"""Dataclasses that are written and read as plain data: their types, their options, and what is wrong with a mapping."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from concord.spec.errors import ConfigError, unknown
+
+Kind = TypeVar("Kind")
+
+LARGEST = 2**53
+"""Whole numbers from here on are not all numbers of float64, and of no size that a model could have."""
+
+
+def build(kind: type[Kind], fields: Mapping[str, Any], where: str, clause: str) -> Kind:
+    """Build a dataclass from plain data.
+
+    Args:
+        kind: the dataclass.
+        fields: field names and values.
+        where: what to call the data in an error message.
+        clause: that says what the fields are.
+
+    Raises:
+        ConfigError: listing unknown and missing fields and wrong values, at once.
+    """
+    known = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    required = [name for name, field in known.items() if field.default is dataclasses.MISSING]
+    problems = [f"{where}: {unknown('field', name, list(known))}" for name in fields if name not in known]
+    problems += [f"{where}: field {name!r} is missing but is required [clause={clause}]" for name in required if name not in fields]
+    if problems:
+        raise ConfigError(problems)
+    large = [name for name, value in fields.items() if type(value) is int and abs(value) >= LARGEST]
+    if large:
+        raise ConfigError([f"{where}: field {name!r} is a number of more than 53 bits, but none may have more [clause={clause}]" for name in large])
+    try:
+        return kind(**{name: _plain(value, str(known[name].type)) for name, value in fields.items()})
+    except ConfigError as error:
+        raise ConfigError([f"{where}: {problem}" for problem in error.problems]) from None
+
+
+def _plain(value: Any, annotation: str) -> Any:
+    """Return a value as a field has it: TOML and JSON writers may spell a whole number without a point, and have no tuples."""
+    if "float" in annotation and type(value) is int:
+        return float(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def to_toml(fields: Mapping[str, Any]) -> str:
+    """Return fields as TOML text, one in each line."""
+    # A TOML scalar of these types, and a list of them, is spelled as its JSON form.
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in fields.items())
+
+
+def replaced(data: Kind, noun: str, fields: Mapping[str, Any]) -> Kind:
+    """Return a copy with some fields replaced.
+
+    Raises:
+        UnknownNameError: for a field that does not exist, with the nearest names.
+        ConfigError: if the result is wrong.
+    """
+    known = [field.name for field in dataclasses.fields(data)]  # type: ignore[arg-type]
+    for name in fields:
+        if name not in known:
+            raise unknown(noun, name, known)
+    return dataclasses.replace(data, **fields)  # type: ignore[type-var]
+
+
+def type_problems(data: Any, choices: Mapping[str, tuple[str, ...]], clause: str) -> list[str]:
+    """Return what is wrong with the types of a dataclass's fields, and with options that have none of their values.
+
+    Args:
+        choices: by field, the values that it may take.
+        clause: that says what the fields are.
+    """
+    problems = []
+    for field in dataclasses.fields(data):
+        name, value = field.name, getattr(data, field.name)
+        allowed = [kind.partition("[")[0] for kind in str(field.type).split(" | ")]
+        actual = "None" if value is None else type(value).__name__
+        if actual not in allowed:
+            problems.append(f"{name!r} is {value!r} ({actual}) but must be {' or '.join(allowed)} [clause={clause}]")
+        elif name in choices and value is not None and value not in choices[name]:
+            problems.append(f"{name!r} is {value!r} but must be one of {', '.join(choices[name])} [clause={clause}]")
+    return problems

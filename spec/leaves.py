@@ -1,0 +1,48 @@
+"""Weights on the tape of an arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.tape import Node, Values
+
+
+class Leaves(dict[str, Node]):
+    """The weights on the tape, each put there when it is first used: many steps use few of them.
+
+    Args:
+        carried: whether they were computed by this arithmetic, and so have its leading axes.
+    """
+
+    def __init__(self, arithmetic: Arithmetic, arrays: Mapping[str, Values], carried: bool = False) -> None:
+        super().__init__()
+        self.arithmetic, self.arrays, self.carried = arithmetic, arrays, carried
+        self.lead = arithmetic.lead if carried else 0
+
+    def __missing__(self, name: str) -> Node:
+        leaf = self.leaf(self.arrays[name])
+        if self.arithmetic.recording:
+            self[name] = leaf
+        return leaf
+
+    def leaf(self, values: Values) -> Node:
+        """Return weights as an input of the computation."""
+        return Node(values, values.shape[self.lead :], taped=False) if self.carried else self.arithmetic.leaf(values)
+
+    def rows(self, name: str, rows: NDArray[np.int64]) -> Node:
+        """Return some rows of a table."""
+        where: Any = (*(slice(None),) * self.lead, rows)
+        return self.leaf(self.arrays[name][where])
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a weight."""
+        return self.arrays[name].shape[self.lead :]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a weight, or the default where there is none of that name."""
+        return self[name] if name in self.arrays else default

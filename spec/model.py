@@ -1,0 +1,332 @@
+"""The model family in NumPy, written against an arithmetic: what :mod:`concord.spec.reference` runs.
+
+Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F d_ff,
+C classes.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.batch import Batch
+from concord.spec.config import EncoderConfig
+from concord.spec.deviations import Deviations
+from concord.spec.leaves import Leaves
+from concord.spec.masks import mask_constant, real_tokens, visible_keys
+from concord.spec.parameters import Weights, trainable
+from concord.spec.positions import position_ids
+from concord.spec.precision import round_to_bits
+from concord.spec.tape import Node, RowSums
+
+Array = NDArray[np.floating]
+Mask = NDArray[np.bool_] | None
+
+Observer = Callable[[str, Array], None]
+"""Takes each tensor as it is computed: taps in order, then gradients in the order of the backward pass, as ``gradients.<name>``
+and ``gradients.taps.<tap>``. Those of tables have the rows that are used alone (:func:`concord.spec.reference.used_rows`)."""
+
+
+Dropout = Callable[[str, tuple[int, ...]], tuple[NDArray[np.bool_], float] | None]
+"""Says of a site and the shape of its tensor which elements are kept and which share is dropped in the mean; None: it drops nothing (SPEC DRP-2)."""
+
+
+class Model:
+    """One run of the model on one tape, every option of the family in it."""
+
+    def __init__(
+        self,
+        config: EncoderConfig,
+        weights: Weights | Leaves,
+        batch: Batch,
+        dtype: str,
+        arithmetic: Arithmetic,
+        forced: Mapping[str, Array],
+        deviations: Deviations,
+    ) -> None:
+        self.config, self.batch, self.dtype, self.a = config, batch, dtype, arithmetic
+        self.forced, self.deviations = forced, deviations
+        self.weights = weights if isinstance(weights, Leaves) else Leaves(arithmetic, weights)
+        self.given = {n: arithmetic.leaf(x) for n, x in batch.arrays().items() if np.issubdtype(x.dtype, np.floating)}
+        self.rows: dict[str, NDArray[np.int64]] = {}
+        self.looked_up: dict[str, Node] = {}
+        self.forced_gradients: Mapping[str, Array] = {}
+        self.unrounded: Callable[[str], bool] = lambda name: False
+        self.observer: Observer = lambda name, array: None
+        self.watched: set[str] = set()
+        self.slices = False
+        self.dropout: Dropout = lambda site, shape: None
+
+    def observe(self, observer: Observer, gradients: bool, part: str) -> int:
+        """Hand on every tap, and every gradient if they are wanted; return how many elements the forward pass computed."""
+        self.observer = observer
+        self.watched = set(trainable(self.config, part)) if gradients else set()
+        self.a.recording = gradients or self.a.keeping
+        with np.errstate(all="ignore"):  # infinities and NaN are results here, and are judged
+            loss = self.run(part)
+            elements = self.a.elements
+            if gradients:
+                self.watch_given()
+                self.a.backward(loss)
+            for name in sorted(self.watched):  # the loss does not depend on it
+                self.observer(f"gradients.{name}", self.nothing(name))
+        return elements
+
+    def tap(self, name: str, tensor: Node) -> Node:
+        """Hand a tensor on, and return what the model goes on with."""
+        self.observer(name, tensor.value)
+        if self.a.recording:
+            tensor.completed = functools.partial(self.complete_tap, name)
+        return self.a.override(tensor, self.forced[name], self.unrounded(name)) if name in self.forced else tensor
+
+    def complete_tap(self, name: str, tensor: Node) -> None:
+        """Hand on the gradient by a tap, and let what flows back further go on from the forced one."""
+        if name == "loss":
+            return
+        assert tensor.gradient is not None
+        self.observer(f"gradients.taps.{name}", tensor.gradient)
+        if name in self.forced_gradients:
+            tensor.gradient = self.a.given_gradient(self.forced_gradients[name])
+
+    def complete(self, name: str, tensor: Node) -> None:
+        """Hand on the gradient by a parameter or a given tensor."""
+        assert tensor.gradient is not None
+        if name in self.watched:
+            self.watched.remove(name)
+            self.observer(f"gradients.{name}", tensor.gradient)
+        if not self.a.keeping:
+            tensor.gradient = None
+
+    def watch_given(self) -> None:
+        """Have all gradients that are wanted handed on as they are completed."""
+        given = {f"inputs.{name}": leaf for name, leaf in self.given.items()}
+        for name, leaf in {**self.weights, **self.looked_up, **given}.items():
+            leaf.completed = functools.partial(self.complete, name)
+
+    def nothing(self, name: str) -> Array:
+        """Return the gradient of what the loss does not depend on."""
+        given = name.removeprefix("inputs.")
+        leaf = self.given[given] if given != name else self.looked_up.get(name, self.weights[name])
+        return np.zeros_like(leaf.value)
+
+    def full(self, name: str, gradient: Array) -> Array:
+        """Return a gradient with the rows of its table that no id looked up."""
+        if name not in self.rows:
+            return gradient
+        whole = np.zeros((*gradient.shape[: self.a.lead], *self.weights.shape(name)), gradient.dtype)
+        whole[..., self.rows[name], :] = gradient
+        return whole
+
+    def active(self, name: str) -> NDArray[np.bool_] | None:
+        """Return where a forced tap that a ReLU gave is not zero: there, and only there, its slope was 1."""
+        return self.forced[name] > 0 if name in self.forced else None
+
+    def held(self, constant: float, deviation: str) -> float:
+        """Return a constant as the backend holds it: rounded to as many bits as it declares."""
+        bits = self.deviations.get(deviation)
+        return constant if bits is None else float(round_to_bits(np.asarray(constant), int(bits)))
+
+    def run(self, part: str) -> Node:
+        """Return the loss of a part (PRT-1)."""
+        if part in ("attention", "dot_product"):
+            attend = self.attention if part == "attention" else self.dot_product
+            query, key, value = (self.given[name] for name in ("query", "key", "value"))
+            return self.cotangent_loss(attend("attention", query, key, value, self.batch.key_mask, self.batch.query_mask))
+        real = real_tokens(self.config, self.batch.required("input_ids"))
+        x = self.given["embeddings"] if part == "stack" else self.drop("embeddings", self.embeddings(real))
+        for i in range(self.config.num_layers):
+            x = self.layer(f"layers.{i}", x, real)
+        if self.config.final_norm:
+            x = self.tap("final_norm", self.norm("final_norm", x))
+        return self.classification_loss(self.head(x)) if part == "model" else self.cotangent_loss(x)
+
+    # Embeddings (EMB-1 to EMB-6, POS-5).
+
+    def embeddings(self, real: NDArray[np.bool_]) -> Node:
+        """Return what goes into the first layer: (B, T, D)."""
+        config, ids = self.config, self.batch.required("input_ids")
+        token = self.lookup("embeddings.token.weight", ids, config.token_padding_row)
+        if config.token_padding_forward == "zero":
+            token = self.a.replace(token, (ids != config.token_padding_row)[..., None], 0.0)
+        if config.embedding_scale == "sqrt_d_model":
+            token = self.a.scale(token, math.sqrt(config.d_model))
+        token = self.tap("embeddings.token", token)
+        position = self.tap("embeddings.position", self.lookup("embeddings.position.weight", position_ids(config, real), None))
+        total = self.a.add(token, position)
+        if config.num_segments:
+            segment = self.lookup("embeddings.segment.weight", self.batch.required("segment_ids"), config.segment_padding_row)
+            total = self.a.add(total, self.tap("embeddings.segment", segment))
+        total = self.tap("embeddings.sum", total)
+        return self.tap("embeddings.norm", self.norm("embeddings.norm", total)) if config.embedding_norm else total
+
+    def drop(self, site: str, x: Node) -> Node:
+        """Drop elements of a tensor, and scale the others up, where the run drops any (DRP-2)."""
+        found = self.dropout(site, x.shape)
+        if found is None:
+            return x
+        keep, rate = found
+        return self.a.scale(self.a.replace(x, keep, 0.0), 1 / (1 - rate))
+
+    def lookup(self, table: str, ids: NDArray[np.int64], padding_row: int | None) -> Node:
+        """Return the rows of a table: (B, T) to (B, T, D)."""
+        self.rows[table], places = np.unique(ids, return_inverse=True)
+        used = self.looked_up[table] = self.weights.rows(table, self.rows[table])
+        vectors = self.a.take(used, places.reshape(ids.shape))  # (B, T, D)
+        if self.slices:
+            vectors.completed = lambda node: self.observer(f"gradients.slices.{table}", np.asarray(node.gradient))
+            vectors = self.a.reshape(vectors, vectors.shape)  # a node of its own: a tap may be completed otherwise
+        return vectors if padding_row is None else self.a.freeze(vectors, (ids == padding_row)[..., None])
+
+    # The encoder layer (NRM-1, RES-1, FFN-1).
+
+    def layer(self, name: str, x: Node, real: NDArray[np.bool_]) -> Node:
+        """Return what a layer makes of (B, T, D)."""
+        x = self.sublayer(name, 1, x, lambda h: self.drop(f"{name}.attention", self.attention(f"{name}.attention", h, h, h, real, real)))
+        x = self.sublayer(name, 2, x, lambda h: self.drop(f"{name}.feed_forward", self.feed_forward(f"{name}.feed_forward", h)))
+        return self.drop(f"{name}.output", x)
+
+    def sublayer(self, name: str, number: int, x: Node, function: Callable[[Node], Node]) -> Node:
+        """Return a sublayer with its residual and norm: (B, T, D)."""
+        norm = f"{name}.norm" if self.config.norm_sharing == "shared" else f"{name}.norm{number}"
+
+        def normed(y: Node) -> Node:
+            return self.tap(f"{name}.norm{number}", self.norm(norm, y))
+
+        if self.config.norm_placement == "pre":
+            return self.tap(f"{name}.residual{number}", self.a.add(x, function(normed(x))))
+        return normed(self.tap(f"{name}.residual{number}", self.a.add(x, function(x))))
+
+    def norm(self, name: str, x: Node) -> Node:
+        """Layer norm over D (NRM-2 to NRM-4)."""
+        config, a = self.config, self.a
+        mean = a.divide_by(a.sum(x, -1), config.d_model)
+        centered = a.center(x, mean)
+        # A derivative in closed form takes differences from the mean to add up to zero, whatever its rounding (ALG-5).
+        differences = a.center(x, a.freeze(mean, np.ones(mean.shape, bool))) if a.closed else centered
+        squares, count = a.sum(a.multiply(differences, differences), -1), config.d_model - (config.norm_variance == "unbiased")
+        variance = a.vary_variance(a.divide_by(squares, count), mean)  # (B, T, 1)
+        epsilon = self.held(config.norm_epsilon, "norm_epsilon_bits")
+        deviation = a.sqrt(a.shift(variance, epsilon)) if config.norm_epsilon_placement == "inside" else a.shift(a.sqrt(variance), epsilon)
+        return a.add(a.multiply(a.divide(centered, deviation), self.weights[f"{name}.weight"]), self.weights[f"{name}.bias"])
+
+    def linear(self, name: str, x: Node) -> Node:
+        """Return x W + b over the last axis (WGT-2)."""
+        rows = self.a.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
+        weight, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")
+        y = self.a.einsum("ni,io->no", rows, weight) if bias is None else self.a.affine("ni,io->no", rows, weight, bias)
+        return self.a.reshape(y, (*x.shape[:-1], y.shape[-1]))
+
+    def feed_forward(self, name: str, x: Node) -> Node:
+        """Return two linear layers with an activation between them: (B, T, D)."""
+        inner = self.tap(f"{name}.inner", self.linear(f"{name}.inner", x))  # (B, T, F)
+        active = self.tap(f"{name}.activation", self.activation(inner, self.active(f"{name}.activation")))
+        return self.tap(f"{name}.outer", self.linear(f"{name}.outer", self.drop(f"{name}.activation", active)))  # (B, T, D)
+
+    def activation(self, x: Node, active: NDArray[np.bool_] | None) -> Node:
+        """FFN-2."""
+        a = self.a
+        if self.config.activation == "relu":
+            return a.relu(x, active)
+        if self.config.activation == "gelu_erf":
+            half = self.held(math.sqrt(0.5), "gelu_constant_bits")
+            inner = a.erf(a.divide_by(x, math.sqrt(2)) if half == math.sqrt(0.5) else a.scale(x, half))
+        else:
+            cubic = a.scale(a.multiply(a.multiply(x, x), x), self.held(0.044715, "gelu_constant_bits"))
+            inner = a.tanh(a.scale(a.add(x, cubic), math.sqrt(2 / math.pi)), absolute=True)
+        return a.multiply(a.scale(x, 0.5), a.shift(inner, 1.0))
+
+    # Attention (ATT-1 to ATT-7, MSK-3 to MSK-8).
+
+    def attention(self, name: str, query: Node, key: Node, value: Node, key_mask: Mask, query_mask: Mask) -> Node:
+        """Return attention with its projections: (B, Q, D)."""
+        q, k, v = (
+            self.tap(f"{name}.{role}", self.project(f"{name}.{role}", x))
+            for role, x in (("query", query), ("key", key), ("value", value))
+        )
+        context = self.dot_product(name, q, k, v, key_mask, query_mask)
+        return self.tap(f"{name}.output", self.linear(f"{name}.output", context)) if self.config.output_projection else context
+
+    def project(self, name: str, x: Node) -> Node:
+        """Return queries, keys or values by head: (B, T, H, K)."""
+        y = self.linear(name, x)
+        if self.config.qkv_activation == "relu":
+            y = self.a.relu(y, self.active(name))
+        return self.a.reshape(y, (*y.shape[:2], self.config.num_heads, self.config.head_dim))  # (B, T, H, K)
+
+    def dot_product(self, name: str, q: Node, k: Node, v: Node, key_mask: Mask, query_mask: Mask) -> Node:
+        """Scores, softmax and weighted sum: q (B, Q, H, K), k and v (B, S, H, K) to (B, Q, D).
+
+        All heads at once: one after the other gives the same (ATT-7).
+        """
+        config, a = self.config, self.a
+        scores = self.tap(f"{name}.scores", self.scores(q, k))
+        constant = mask_constant(config, self.dtype)
+        visible = None if key_mask is None else visible_keys(config, key_mask, q.shape[2])
+        sums: RowSums | None = RowSums()
+        if visible is not None:
+            if config.mask_fill == "replace":
+                scores = a.replace(scores, visible, constant)
+            else:
+                scores = a.add_where(scores, visible, constant, rounded=self.dtype)
+            scores = self.tap(f"{name}.masked_scores", scores)
+        weights = self.tap(f"{name}.weights", a.softmax(scores, self.softmax_floor(key_mask), visible, sums))
+        if config.query_mask == "overwrite" and query_mask is not None:
+            weights = self.tap(f"{name}.masked_weights", a.replace(weights, query_mask[:, None, :, None], constant))
+            sums = None  # of weights that are none no more
+        context = a.attend(self.drop(f"{name}.weights", weights), v, sums)
+        return self.tap(f"{name}.context", a.reshape(context, (*context.shape[:2], context.shape[2] * context.shape[3])))
+
+    def softmax_floor(self, key_mask: Mask) -> float | Array | None:
+        """Return where the softmax clips: everywhere alike, or for each key (B, 1, 1, S); one that was left out nowhere."""
+        floor = self.deviations.get("softmax_floor")
+        if floor is None or key_mask is None or not self.deviations.get("padding_left_out"):
+            return floor
+        kept = key_mask | (np.arange(key_mask.shape[-1]) == 0)  # (B, S)
+        return np.where(kept, floor, -np.inf)[:, None, None, :]
+
+    def scores(self, q: Node, k: Node) -> Node:
+        """Return the scaled products of queries and keys: (B, H, Q, S)."""
+        root = math.sqrt(q.shape[-1])
+        if self.config.score_scale == "multiply_query":
+            q = self.a.scale(q, 1 / root)
+        scores = self.a.einsum("bqhk,bshk->bhqs", q, k)
+        return self.a.divide_by(scores, root) if self.config.score_scale == "divide_scores" else scores
+
+    # Head and loss (HED-1 to HED-3, LOS-1 to LOS-5).
+
+    def head(self, x: Node) -> Node:
+        """Return the logits: (B, C)."""
+        if self.config.pooling == "flatten":
+            pooled = self.a.reshape(x, (x.shape[0], x.shape[1] * x.shape[2]))  # (B, T * D)
+        else:
+            pooled = self.a.index(x, (slice(None), 0))  # (B, D)
+        pooled = self.tap("pooling", pooled)
+        if self.config.pooler == "tanh":
+            pooled = self.tap("pooler.output", self.a.tanh(self.tap("pooler.dense", self.linear("pooler", pooled))))
+        return self.tap("logits", self.linear("classifier", self.drop("head", pooled)))  # (B, C)
+
+    def classification_loss(self, logits: Node) -> Node:
+        """Return the mean cross-entropy and the L2 term of the classifier."""
+        config, a, labels = self.config, self.a, self.batch.required("labels")
+        if config.num_classes == 1:
+            losses = a.reshape(a.sigmoid_cross_entropy(logits, labels[:, None].astype(logits.value.dtype)), labels.shape)
+        else:
+            log_probabilities = self.tap("log_probabilities", a.log_softmax(logits, self.deviations.get("log_softmax_floor")))
+            losses = a.scale(a.index(log_probabilities, (np.arange(len(labels)), labels)), -1.0)
+        losses = self.tap("losses", losses)  # (B,)
+        counted = labels != config.ignore_label if config.ignore_label is not None else np.ones(len(labels), bool)
+        loss = a.divide_by(a.sum(a.replace(losses, counted, 0.0)), float(counted.sum()))
+        if config.l2_weight:
+            for name in ("classifier.weight", "classifier.bias"):
+                square = a.multiply(self.weights[name], self.weights[name])
+                loss = a.add(loss, a.scale(a.sum(square), 0.5 * config.l2_weight))
+        return self.tap("loss", loss)
+
+    def cotangent_loss(self, output: Node) -> Node:
+        """Sum of output times cotangent, so that its gradient is the cotangent's (LOS-5)."""
+        return self.tap("loss", self.a.sum(self.a.multiply(output, self.given["cotangent"])))

@@ -1,0 +1,1 @@
+"""What training computes: recipes, schedules, optimizers, dropout. Clauses OPT and DRP of SPEC.md."""

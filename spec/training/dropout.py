@@ -1,0 +1,89 @@
+"""Which elements dropout drops: a counter-based generator, so that every framework drops the same ones (SPEC DRP-3).
+
+Philox 4x32 with ten rounds (Salmon, Moraes, Dror, Shaw: *Parallel random numbers: as easy as 1, 2, 3*, 2011).
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.spec.config import EncoderConfig
+from concord.spec.training.recipe import Recipe
+
+Words = NDArray[np.uint32]
+
+ROUNDS = 10
+MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+INCREMENTS = (0x9E3779B9, 0xBB67AE85)
+LOW = np.uint64(0xFFFFFFFF)
+
+
+def philox(counter: tuple[Words, Words, Words, Words], key: tuple[int, int]) -> tuple[Words, Words, Words, Words]:
+    """Return four random words for each counter.
+
+    Args:
+        counter: four words each, of one shape.
+        key: two words.
+    """
+    a, b, c, d = counter
+    for number in range(ROUNDS):
+        first, second = (np.uint64(factor) * word.astype(np.uint64) for factor, word in zip(MULTIPLIERS, (a, c), strict=True))
+        left, right = (np.uint32((key[i] + number * INCREMENTS[i]) & 0xFFFFFFFF) for i in (0, 1))
+        a, c = _high(second) ^ b ^ left, _high(first) ^ d ^ right
+        b, d = _low(second), _low(first)
+    return a, b, c, d
+
+
+def kept(seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ...], rate: float) -> NDArray[np.bool_]:
+    """Return which elements of a tensor are kept.
+
+    Element i, in row-major order, is kept if word i mod 4 of counter (i div 4, step, micro-batch, CRC32 of the site's name) is at least
+    the rate times 2^32; the key is the seed, low word first.
+
+    Args:
+        seed: of the training, below 2^64.
+        step: counted from 0.
+        micro_batch: number of the batch within the step.
+        site: its name, for example ``"layers.0.attention.weights"``.
+        shape: of the tensor.
+        rate: the share that is dropped.
+    """
+    size = math.prod(shape)
+    blocks = np.arange(-(-size // 4), dtype=np.uint32)
+    fixed = (np.full_like(blocks, word) for word in (step, micro_batch, zlib.crc32(site.encode())))
+    words = np.stack(philox((blocks, *fixed), (seed & 0xFFFFFFFF, seed >> 32)), axis=-1).reshape(-1)[:size]  # type: ignore[arg-type]
+    return (words >= math.ceil(rate * 2**32)).reshape(shape)
+
+
+def sites(config: EncoderConfig, part: str = "model") -> dict[str, str]:
+    """Return the sites of dropout in a part (SPEC DRP-2), by the tap whose tensor each of them drops elements of."""
+    found = {}
+    if part in ("model", "encoder"):
+        found["embeddings.norm" if config.embedding_norm else "embeddings.sum"] = "embeddings"
+    for i in range(config.num_layers if part in ("model", "encoder", "stack") else 0):
+        layer = f"layers.{i}"
+        found[f"{layer}.attention.{'masked_weights' if config.query_mask == 'overwrite' else 'weights'}"] = f"{layer}.attention.weights"
+        found[f"{layer}.attention.{'output' if config.output_projection else 'context'}"] = f"{layer}.attention"
+        found[f"{layer}.feed_forward.activation"] = f"{layer}.feed_forward.activation"
+        found[f"{layer}.feed_forward.outer"] = f"{layer}.feed_forward"
+        found[f"{layer}.{'norm2' if config.norm_placement == 'post' else 'residual2'}"] = f"{layer}.output"
+    if part == "model":
+        found["pooler.output" if config.pooler == "tanh" else "pooling"] = "head"
+    return found
+
+
+def rate_of(recipe: Recipe, site: str) -> float:
+    """Return the share that a recipe drops at a site (SPEC DRP-2)."""
+    return float(getattr(recipe, f"dropout_{site.rpartition('.')[2]}"))
+
+
+def _high(product: NDArray[np.uint64]) -> Words:
+    return (product >> np.uint64(32)).astype(np.uint32)
+
+
+def _low(product: NDArray[np.uint64]) -> Words:
+    return (product & LOW).astype(np.uint32)

@@ -1,0 +1,247 @@
+"""One step of an optimizer against an arithmetic: clipped gradients and state in, new parameters and state out.
+
+Shapes: each parameter has its own; scalars are ().
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.precision import round_to_bits
+from concord.spec.tape import Node, Values
+from concord.spec.training.recipe import Recipe
+
+Nodes = Mapping[str, Node]
+
+SLOTS: dict[str, tuple[str, ...]] = {
+    "sgd": ("momentum",),
+    "adam": ("first_moment", "second_moment", "largest_second_moment"),
+    "rmsprop": ("second_moment", "first_moment", "momentum"),
+}
+"""What an algorithm may keep for each parameter, as ``<slot>.<parameter>``; :func:`slots` says what a recipe keeps."""
+
+
+def slots(recipe: Recipe) -> tuple[str, ...]:
+    """Return what a recipe keeps for each parameter, each a tensor of its shape that begins as zero."""
+    kept = {
+        "momentum": recipe.momentum > 0,
+        "first_moment": recipe.algorithm == "adam" or recipe.centered,
+        "second_moment": True,
+        "largest_second_moment": recipe.amsgrad,
+    }
+    return tuple(slot for slot in SLOTS[recipe.algorithm] if kept[slot])
+
+
+class Optimizer:
+    """The update of parameters (SPEC OPT-2 to OPT-6, OPT-8) in some arithmetic.
+
+    Args:
+        arithmetic: that it is computed in.
+        recipe: what is computed.
+        kinds: of the parameters (:class:`concord.spec.parameters.Parameter`), by name: decay depends on them.
+        bits: significant bits to which the framework rounds the recipe's constants before anything follows from them; None: it does not.
+    """
+
+    def __init__(self, arithmetic: Arithmetic, recipe: Recipe, kinds: Mapping[str, str], bits: int | None = None) -> None:
+        self.a, self.recipe, self.kinds, self.bits = arithmetic, recipe, kinds, bits
+        self.state: dict[str, Node] = {}
+        self.steps = 0
+        self.powers = [self.scalar(1.0), self.scalar(1.0)]
+
+    def load(self, state: Mapping[str, Values], steps: int) -> None:
+        """Go on from what was kept after so many steps.
+
+        Args:
+            state: as ``<slot>.<parameter>``; what it lacks is as before the first step.
+        """
+        self.state = {name: self.a.leaf(values) for name, values in state.items()}
+        self.steps = steps
+        self.powers = [self.raised(self.held(beta), steps) for beta in (self.recipe.beta1, self.recipe.beta2)]
+
+    def follow(self, other: Optimizer) -> None:
+        """Go on from what another in the same arithmetic kept."""
+        self.state, self.steps, self.powers = dict(other.state), other.steps, list(other.powers)
+
+    def raised(self, beta: float, steps: int) -> Node:
+        """Return a power of beta, as it may be after so many products: their errors grow with the root of how many there were."""
+        return Node(self.a.settle(self.scalar(beta).value ** steps, 2 * math.sqrt(steps)), (), taped=False)
+
+    def scalar(self, value: float) -> Node:
+        """Return a number as a tensor."""
+        return self.a.leaf(np.asarray(value))
+
+    def held(self, constant: float) -> float:
+        """Return a constant as the framework holds it."""
+        return constant if self.bits is None else float(round_to_bits(np.asarray(constant), self.bits))
+
+    def update(self, parameters: Nodes, gradients: Nodes, rate: float, rows: Mapping[str, NDArray[np.int64]] | None = None) -> dict[str, Node]:
+        """Return the parameters after one step.
+
+        Args:
+            parameters: those that are trained, by name.
+            gradients: of each, clipped.
+            rate: the learning rate of the step.
+            rows: of tables, those that the step's batches looked up: with lazy updates the others stay as they are.
+        """
+        self.steps += 1
+        self.powers = [self.power(power, self.held(beta)) for power, beta in zip(self.powers, (self.recipe.beta1, self.recipe.beta2), strict=True)]
+        return {name: self.updated(name, parameters[name], gradient, rate, (rows or {}).get(name)) for name, gradient in gradients.items()}
+
+    def power(self, power: Node, beta: float) -> Node:
+        """Return the next power of beta: a framework may multiply them up in the run's precision, or in that of its constants."""
+        if self.bits is None:
+            return self.a.scale(power, beta)
+        return self.scalar(self.held(float(power.value.reshape(-1)[0]) * beta))
+
+    def updated(self, name: str, parameter: Node, gradient: Node, rate: float, rows: NDArray[np.int64] | None) -> Node:
+        """Return a parameter after one step; rows of a table that are left alone as they were (OPT-8)."""
+        before = {slot: self.slot(slot, name, parameter) for slot in slots(self.recipe)}
+        after = self.stepped(name, parameter, gradient, rate)
+        if self.recipe.table_updates == "lazy" and rows is not None:  # OPT-8
+            touched = np.zeros((parameter.shape[0], *(1,) * (len(parameter.shape) - 1)), bool)
+            touched[rows] = True
+            self.state |= {f"{slot}.{name}": self.a.choose(touched, self.state[f"{slot}.{name}"], old) for slot, old in before.items()}
+            after = self.a.choose(touched, after, parameter)
+        return after
+
+    def stepped(self, name: str, parameter: Node, gradient: Node, rate: float) -> Node:
+        """Return a parameter after one step with all of its rows."""
+        a, recipe = self.a, self.recipe
+        decays = recipe.weight_decay > 0 and self.kinds[name] not in recipe.undecayed
+        if decays and recipe.decay_form == "coupled":
+            gradient = a.add(gradient, a.scale(parameter, self.held(recipe.weight_decay)))
+        direct = {"sgd": self.sgd, "adam": self.adam, "rmsprop": self.rmsprop}[recipe.algorithm]
+        if decays and recipe.decay_form in ("times_rate", "alone"):
+            share = recipe.weight_decay * (rate if recipe.decay_form == "times_rate" else 1.0)
+            decayed = a.subtract(parameter, a.scale(parameter, share))
+        else:
+            decayed = parameter
+        return a.subtract(decayed, direct(name, gradient, rate))
+
+    def slot(self, slot: str, name: str, like: Node) -> Node:
+        """Return what is kept for a parameter; before the first step, zero."""
+        if f"{slot}.{name}" not in self.state:
+            self.state[f"{slot}.{name}"] = self.a.leaf(np.zeros(like.shape))
+        return self.state[f"{slot}.{name}"]
+
+    # By how much a parameter moves.
+
+    def sgd(self, name: str, gradient: Node, rate: float) -> Node:
+        """OPT-2."""
+        if not self.recipe.momentum:
+            return self.a.scale(gradient, rate)
+        return self.with_momentum(name, gradient, rate)
+
+    def with_momentum(self, name: str, gradient: Node, rate: float) -> Node:
+        """Return the step of a gradient, or of what stands for one, with momentum."""
+        a, recipe, factor = self.a, self.recipe, self.held(self.recipe.momentum)
+        kept = self.slot("momentum", name, gradient)
+        if recipe.momentum_form == "displacement":
+            moved = a.add(a.scale(kept, factor), a.scale(gradient, rate))
+            self.state[f"momentum.{name}"] = moved
+            return a.add(a.scale(moved, factor), a.scale(gradient, rate)) if recipe.nesterov else moved
+        # The first step takes the gradient as it is: dampening begins with the second.
+        damped = a.scale(gradient, 1 - recipe.dampening) if recipe.dampening and self.steps > 1 else gradient
+        velocity = a.add(a.scale(kept, factor), damped)
+        self.state[f"momentum.{name}"] = velocity
+        return a.scale(a.add(gradient, a.scale(velocity, factor)) if recipe.nesterov else velocity, rate)
+
+    def average(self, slot: str, name: str, value: Node, beta: float) -> Node:
+        """Move a kept average on by a value."""
+        a, beta = self.a, self.held(beta)
+        moved = a.add(a.scale(self.slot(slot, name, value), beta), a.scale(value, 1 - beta))
+        self.state[f"{slot}.{name}"] = moved
+        return moved
+
+    def adam(self, name: str, gradient: Node, rate: float) -> Node:
+        """OPT-3, OPT-4."""
+        a, recipe = self.a, self.recipe
+        first = self.average("first_moment", name, gradient, recipe.beta1)
+        second = self.average("second_moment", name, a.multiply(gradient, gradient), recipe.beta2)
+        if recipe.amsgrad:
+            second = self.state[f"largest_second_moment.{name}"] = a.larger(self.slot("largest_second_moment", name, second), second)
+        root, epsilon = a.sqrt(second), self.held(recipe.epsilon)
+        if not recipe.bias_correction:
+            return a.scale(a.divide(first, a.shift(root, epsilon)), rate)
+        one, two = (a.shift(a.scale(power, -1.0), 1.0) for power in self.powers)
+        if recipe.epsilon_placement == "uncorrected":
+            height = a.divide(a.scale(a.sqrt(two), rate), one)
+            return a.divide(a.multiply(first, height), a.shift(root, epsilon))
+        return a.scale(a.divide(a.divide(first, one), a.shift(a.divide(root, a.sqrt(two)), epsilon)), rate)
+
+    def rmsprop(self, name: str, gradient: Node, rate: float) -> Node:
+        """OPT-5."""
+        a, recipe = self.a, self.recipe
+        second = self.average("second_moment", name, a.multiply(gradient, gradient), recipe.beta2)
+        if recipe.centered:
+            first = self.average("first_moment", name, gradient, recipe.beta2)
+            second = a.subtract(second, a.multiply(first, first))
+        epsilon = self.held(recipe.epsilon)
+        inside = recipe.epsilon_placement == "inside"
+        moved = a.divide(gradient, a.sqrt(a.shift(second, epsilon)) if inside else a.shift(a.sqrt(second), epsilon))
+        return self.with_momentum(name, moved, rate) if recipe.momentum else a.scale(moved, rate)
+
+
+def clipped(
+    arithmetic: Arithmetic, recipe: Recipe, gradients: Nodes, squares: Callable[[str], Node] | None = None, kinds: Mapping[str, str] | None = None
+) -> tuple[dict[str, Node], Node | None]:
+    """Clip gradients (SPEC OPT-7).
+
+    Args:
+        squares: gives the sum of the squares of what the norm sees of a gradient; that of the gradient itself, if None.
+        kinds: of the parameters; a group are those that decay alike.
+
+    Returns:
+        The clipped gradients, and the norm by which all of them were clipped, if there is one.
+    """
+    a, limit = arithmetic, recipe.clip_at
+    if limit is None:
+        return dict(gradients), None
+    if recipe.clipping == "value":
+        return {name: a.bound(gradient, -limit, limit) for name, gradient in gradients.items()}, None
+
+    def own(name: str) -> Node:
+        return a.sum(a.multiply(gradients[name], gradients[name]))
+
+    found = {name: (squares or own)(name) for name in gradients}
+    groups = clipped_together(recipe, list(gradients), kinds or {})
+    scaled: dict[str, Node] = {}
+    norm = None
+    for names in groups:
+        total = found[names[0]]
+        for name in names[1:]:
+            total = a.add(total, found[name])
+        norm = a.sqrt(total)
+        share = a.bound(a.divide(a.leaf(np.asarray(limit)), a.shift(norm, recipe.clip_epsilon)), -math.inf, 1.0)
+        scaled |= {name: a.multiply(gradients[name], share) for name in names}
+    return {name: scaled[name] for name in gradients}, norm if recipe.clipping == "global_norm" else None
+
+
+def clipped_together(recipe: Recipe, names: Sequence[str], kinds: Mapping[str, str]) -> list[list[str]]:
+    """Return which parameters' gradients are clipped by one norm (SPEC OPT-7)."""
+    if recipe.clipping == "global_norm":
+        return [list(names)]
+    if recipe.clipping == "tensor_norm":
+        return [[name] for name in names]
+    alike: dict[bool, list[str]] = {}
+    for name in names:
+        alike.setdefault(kinds.get(name) in recipe.undecayed, []).append(name)
+    return list(alike.values())
+
+
+def shares(recipe: Recipe, counts: list[tuple[int, int]]) -> list[float]:
+    """Return by how much the gradient of each batch of a step counts (SPEC OPT-10).
+
+    Args:
+        counts: of each batch, how many samples it has and how many of them have a counted label.
+    """
+    if recipe.accumulation_mean == "configured":
+        return [1 / recipe.accumulation] * len(counts)
+    weights = {"batches": [1] * len(counts), "samples": [n for n, _ in counts], "labels": [n for _, n in counts]}[recipe.accumulation_mean]
+    total = math.fsum(weights)
+    return [weight / total for weight in weights]

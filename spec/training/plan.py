@@ -1,0 +1,96 @@
+"""What is going to be done in training, before anything is: in a form that can be compared across frameworks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.spec.batch import Batch
+from concord.spec.config import EncoderConfig
+from concord.spec.parameters import parameters
+from concord.spec.tensors import resolve, sizes_of, taps
+from concord.spec.training.dropout import kept, rate_of, sites
+from concord.spec.training.recipe import Recipe
+from concord.spec.training.schedules import learning_rate
+from concord.spec.training.trajectory import Training
+
+CONSTANTS = ("momentum", "dampening", "beta1", "beta2", "epsilon", "weight_decay", "clip_at", "clip_epsilon")
+"""Numbers of a recipe that an optimizer holds."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is going to be done.
+
+    Attributes:
+        batches: of each step, a digest of each batch.
+        masks: a digest of which elements are kept, by step, number of the batch and site, as ``<step>.<number>.<site>``.
+        rates: the learning rate of each step.
+        decayed: the parameters that decay, by canonical name.
+        constants: those of :data:`CONSTANTS` that are used, as they are held.
+    """
+
+    batches: Sequence[Sequence[str]]
+    masks: Mapping[str, str]
+    rates: Sequence[float]
+    decayed: Sequence[str]
+    constants: Mapping[str, float]
+
+
+def digest(arrays: Iterable[NDArray[Any]]) -> str:
+    """Return a digest of arrays: of their shapes and values, whatever their types."""
+    found = hashlib.sha256()
+    for array in arrays:
+        exact = np.ascontiguousarray(array, np.float64 if array.dtype.kind == "f" else np.int64)
+        found.update(f"{exact.shape}".encode())
+        found.update(exact.data)
+    return found.hexdigest()[:16]
+
+
+def masks(config: EncoderConfig, training: Training, step: int, number: int, batch: Batch, part: str = "model") -> dict[str, NDArray[np.bool_]]:
+    """Return which elements a batch of a step keeps, by the tap that is dropped from (SPEC DRP-3)."""
+    given, recipe = batch.arrays(), training.recipe
+    table, sizes = taps(config, part, given), sizes_of(config, given)
+    dropping = {tap: site for tap, site in sites(config, part).items() if rate_of(recipe, site)}
+    return {tap: kept(training.seed, step, number, site, resolve(table[tap].shape, sizes), rate_of(recipe, site)) for tap, site in dropping.items()}
+
+
+def decays(recipe: Recipe, kind: str) -> bool:
+    """Return whether parameters of a kind decay (SPEC OPT-6)."""
+    return recipe.weight_decay > 0 and recipe.decay_form != "none" and kind not in recipe.undecayed
+
+
+def constants(recipe: Recipe) -> dict[str, float]:
+    """Return the numbers that an optimizer of this recipe holds."""
+    adam, sgd = recipe.algorithm == "adam", recipe.algorithm == "sgd"
+    used = {
+        "momentum": not adam and recipe.momentum > 0, "dampening": sgd and recipe.dampening > 0, "beta1": adam, "beta2": not sgd, "epsilon": not sgd,
+        "weight_decay": recipe.weight_decay > 0, "clip_at": recipe.clip_at is not None, "clip_epsilon": recipe.clip_at is not None and recipe.clipping != "value",
+    }  # fmt: skip
+    return {name: float(getattr(recipe, name)) for name in CONSTANTS if used[name]}
+
+
+def plan(config: EncoderConfig, training: Training, part: str = "model", masked: int = 1) -> Plan:
+    """Return what training is to do (SPEC OPT-1, OPT-6, OPT-9, OPT-10, DRP-3).
+
+    Args:
+        masked: of how many steps the masks of dropout are told.
+    """
+    drawn = {
+        f"{step}.{number}.{tap}": digest([keep])
+        for step, window in enumerate(training.windows[:masked])
+        for number, batch in enumerate(window)
+        for tap, keep in masks(config, training, step, number, batch, part).items()
+    }
+    return Plan(
+        [[digest(batch.arrays().values()) for batch in window] for window in training.windows],
+        drawn,
+        [learning_rate(training.recipe, step) for step in range(len(training.windows))],
+        [name for name, entry in parameters(config, part).items() if entry.trainable and decays(training.recipe, entry.kind)],
+        constants(training.recipe),
+    )

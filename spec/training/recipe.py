@@ -1,0 +1,228 @@
+"""How a model is trained: optimizer, schedule, clipping, accumulation. Data, never code."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from concord.spec.errors import ConfigError, unknown
+from concord.spec.fields import build, replaced, type_problems
+from concord.spec.files import parse_toml, read_text
+from concord.spec.precision import precision
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "algorithm": ("sgd", "adam", "rmsprop"),
+    "momentum_form": ("velocity", "displacement"),
+    "epsilon_placement": ("corrected", "uncorrected", "inside"),
+    "decay_form": ("none", "coupled", "times_rate", "alone"),
+    "clipping": ("none", "global_norm", "group_norm", "tensor_norm", "value"),
+    "table_gradients": ("dense", "slices"),
+    "table_updates": ("dense", "lazy"),
+    "schedule": ("constant", "linear", "inverse_square_root", "cosine"),
+    "decay_start": ("warmup_end", "first_step"),
+    "accumulation_mean": ("configured", "batches", "samples", "labels"),
+}
+"""The values that each option may take (SPEC, section 10)."""
+
+RATES = ("dropout_embeddings", "dropout_weights", "dropout_attention", "dropout_activation", "dropout_feed_forward", "dropout_output", "dropout_head")
+"""The share that is dropped at each kind of site."""
+
+KINDS_OF_PARAMETERS = ("table", "positions", "kernel", "bias", "gain", "offset")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a model is trained (SPEC OPT-1). What an algorithm does not use keeps its default.
+
+    Raises:
+        ConfigError: listing everything that is wrong with the fields, at once.
+    """
+
+    algorithm: str  # OPT-2 to OPT-5
+    learning_rate: float  # of the schedule's full height
+    # SGD and RMSProp.
+    momentum: float = 0.0  # OPT-2
+    momentum_form: str = "velocity"  # OPT-2: whether the rate is outside or inside of what is kept
+    dampening: float = 0.0  # OPT-2
+    nesterov: bool = False  # OPT-2
+    # Adam and RMSProp.
+    beta1: float = 0.9  # OPT-3
+    beta2: float = 0.999  # OPT-3; RMSProp's share of what was there, OPT-5
+    epsilon: float = 1e-8  # OPT-3
+    epsilon_placement: str = "corrected"  # OPT-3, OPT-5
+    bias_correction: bool = True  # OPT-3
+    amsgrad: bool = False  # OPT-4
+    centered: bool = False  # OPT-5
+    # Decay.
+    weight_decay: float = 0.0  # OPT-6
+    decay_form: str = "none"  # OPT-6
+    undecayed: tuple[str, ...] = ()  # OPT-6: kinds of parameters
+    # Clipping.
+    clipping: str = "none"  # OPT-7
+    clip_at: float | None = None  # OPT-7
+    clip_epsilon: float = 0.0  # OPT-7: added to the norm
+    table_gradients: str = "dense"  # OPT-7: what the norm sees of a table's gradient
+    table_updates: str = "dense"  # OPT-8
+    # Schedule.
+    schedule: str = "constant"  # OPT-9
+    first_step: int = 1  # OPT-9
+    warmup_steps: int = 0  # OPT-9
+    total_steps: int | None = None  # OPT-9
+    decay_start: str = "warmup_end"  # OPT-9: from where linear and cosine decay count
+    final_share: float = 0.0  # OPT-9: of the learning rate, where the schedule ends
+    # Accumulation.
+    accumulation: int = 1  # OPT-10: batches for each step
+    accumulation_mean: str = "configured"  # OPT-10
+    # Dropout: the share that is dropped at each site (DRP-2).
+    dropout_embeddings: float = 0.0
+    dropout_weights: float = 0.0
+    dropout_attention: float = 0.0
+    dropout_activation: float = 0.0
+    dropout_feed_forward: float = 0.0
+    dropout_output: float = 0.0
+    dropout_head: float = 0.0
+
+    def __post_init__(self) -> None:
+        problems = type_problems(self, CHOICES, "OPT-1") or _value_problems(self)
+        if problems:
+            raise ConfigError(problems)
+
+    def replace(self, **fields: Any) -> Recipe:
+        """Return a copy with some fields replaced.
+
+        Raises:
+            UnknownNameError: for a field that does not exist, with the nearest names.
+            ConfigError: if the result describes no training.
+        """
+        return replaced(self, "field of a recipe", fields)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name, without those that are absent (None)."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+
+
+def recipe_from_mapping(fields: Mapping[str, Any], where: str = "recipe") -> Recipe:
+    """Build a recipe from plain data.
+
+    Args:
+        fields: field names and values.
+        where: what to call the data in an error message.
+
+    Raises:
+        ConfigError: listing unknown and missing fields and wrong values, at once.
+    """
+    return build(Recipe, fields, where, "OPT-1")
+
+
+_RECIPES = Path(__file__).parent / "recipes"
+
+
+def recipes() -> list[str]:
+    """Return the names of the recipes that published sources and frameworks are known by."""
+    return sorted(path.stem for path in _RECIPES.glob("*.toml"))
+
+
+def recipe(name: str, **fields: Any) -> Recipe:
+    """Return a known recipe, with any field replaced.
+
+    Args:
+        name: one of :func:`recipes`.
+        fields: fields of :class:`Recipe` to replace, for example ``learning_rate=1e-4``.
+
+    Raises:
+        UnknownNameError: for an unknown recipe or field, with the nearest names.
+        ConfigError: if the result describes no training.
+    """
+    if name not in recipes():
+        raise unknown("recipe", name, recipes())
+    path = _RECIPES / f"{name}.toml"
+    return recipe_from_mapping(parse_toml(read_text(path), path.name), where=path.name).replace(**fields)
+
+
+class Lost(NamedTuple):
+    """A number of a recipe that a precision does not hold as it is meant (SPEC OPT-11).
+
+    Attributes:
+        name: of the field.
+        stated: what it is in the recipe.
+        rounded: what the precision makes of it.
+        consequence: what training then does.
+    """
+
+    name: str
+    stated: float
+    rounded: float
+    consequence: str
+
+
+def rounded_hyperparameters(recipe: Recipe, dtype: str) -> list[Lost]:
+    """Return what of a recipe is lost where its numbers are rounded to a precision (SPEC OPT-11), in the order of the fields; nothing where all have effect.
+
+    Args:
+        dtype: one of :data:`concord.spec.precision.PRECISIONS`.
+
+    Raises:
+        UnknownNameError: for another precision.
+    """
+    target, adaptive = precision(dtype), recipe.algorithm != "sgd"
+    share = recipe.weight_decay * (recipe.learning_rate if recipe.decay_form == "times_rate" else 1.0)
+    averages = {"beta1": recipe.algorithm == "adam", "beta2": adaptive, "momentum": recipe.momentum > 0}
+    found = []
+    for name in ("learning_rate", "momentum", "beta1", "beta2", "epsilon", "weight_decay", "clip_epsilon"):
+        stated = float(getattr(recipe, name))
+        rounded = float(target.round(np.asarray(stated)))
+        consequence = None
+        if averages.get(name) and rounded == 1.0:
+            consequence = "what is kept is never forgotten, and only grows"
+        elif name == "epsilon" and adaptive and stated and not rounded:
+            consequence = "a step divides by zero where a gradient is zero, or its square is"
+        elif name == "epsilon" and adaptive and 0 < rounded < target.smallest_normal:
+            consequence = "a device that flushes subnormal numbers divides by zero"
+        elif name == "weight_decay" and recipe.decay_form in ("times_rate", "alone") and 0 < share < target.unit_roundoff / 2:
+            consequence = f"no weight decays: a share of {share:g} is below half of its last place"
+        elif name in ("learning_rate", "weight_decay", "clip_epsilon") and stated and not rounded:
+            consequence = "it has no effect"
+        if consequence:
+            found.append(Lost(name, stated, rounded, consequence))
+    return found
+
+
+def _value_problems(recipe: Recipe) -> list[str]:
+    """Return what is wrong with fields whose types are right."""
+    r = recipe
+    problems: list[str] = []
+
+    def require(holds: bool, problem: str) -> None:
+        if not holds:
+            problems.append(problem)
+
+    for name in ("learning_rate", "momentum", "dampening", "epsilon", "weight_decay", "clip_epsilon", "final_share"):
+        value = getattr(r, name)
+        require(math.isfinite(value) and value >= 0, f"{name!r} is {value} but must be finite and not negative [clause=OPT-1]")
+    for name in RATES:
+        require(0 <= getattr(r, name) < 1, f"{name!r} is {getattr(r, name)} but must lie in [0, 1) [clause=DRP-2]")
+    for name in ("beta1", "beta2"):
+        require(0 <= getattr(r, name) < 1, f"{name!r} is {getattr(r, name)} but must lie in [0, 1) [clause=OPT-3]")
+    require(not r.nesterov or (r.momentum > 0 and r.dampening == 0), f"'nesterov' is true but 'momentum' must be positive with it, and is {r.momentum}, and 'dampening' 0, and is {r.dampening} [clause=OPT-2]")
+    require(r.momentum_form == "velocity" or r.dampening == 0, f"'dampening' is {r.dampening} but must be 0 with 'momentum_form' 'displacement' [clause=OPT-2]")
+    placements = {"sgd": ("corrected",), "adam": ("corrected", "uncorrected"), "rmsprop": ("uncorrected", "inside")}[r.algorithm]
+    require(r.algorithm == "sgd" or r.epsilon_placement in placements, f"'epsilon_placement' is {r.epsilon_placement!r} but must be {' or '.join(map(repr, placements))} with 'algorithm' {r.algorithm!r} [clause=OPT-3]")
+    require((r.decay_form == "none") == (r.weight_decay == 0) or r.weight_decay == 0, f"'weight_decay' is {r.weight_decay} but 'decay_form' is 'none'; it must say how weights decay [clause=OPT-6]")
+    unknown_kinds = sorted(set(r.undecayed) - set(KINDS_OF_PARAMETERS))
+    require(not unknown_kinds, f"'undecayed' names {', '.join(unknown_kinds)} but must name kinds of parameters: {', '.join(KINDS_OF_PARAMETERS)} [clause=OPT-6]")
+    require((r.clipping == "none") == (r.clip_at is None), f"'clip_at' is {r.clip_at} but must be {'absent' if r.clipping == 'none' else 'given'} with 'clipping' {r.clipping!r} [clause=OPT-7]")
+    require(r.clip_at is None or (math.isfinite(r.clip_at) and r.clip_at > 0), f"'clip_at' is {r.clip_at} but must be finite and positive [clause=OPT-7]")
+    require(r.first_step in (0, 1), f"'first_step' is {r.first_step} but must be 0 or 1 [clause=OPT-9]")
+    require(r.warmup_steps >= 0, f"'warmup_steps' is {r.warmup_steps} but must not be negative [clause=OPT-9]")
+    ends = r.schedule in ("linear", "cosine")
+    require(ends == (r.total_steps is not None), f"'total_steps' is {r.total_steps} but must be {'given' if ends else 'absent'} with 'schedule' {r.schedule!r} [clause=OPT-9]")
+    require(r.total_steps is None or r.total_steps > r.warmup_steps, f"'total_steps' is {r.total_steps} but must be above 'warmup_steps', which is {r.warmup_steps} [clause=OPT-9]")
+    require(r.schedule != "inverse_square_root" or r.warmup_steps > 0, "'warmup_steps' is 0 but must be positive with 'schedule' 'inverse_square_root' [clause=OPT-9]")
+    require(r.accumulation >= 1, f"'accumulation' is {r.accumulation} but must be at least 1 [clause=OPT-10]")
+    return problems

@@ -1,0 +1,226 @@
+"""Training against an arithmetic: forward and backward passes, accumulation, clipping, update, step after step."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.batch import Batch
+from concord.spec.config import EncoderConfig
+from concord.spec.deviations import NONE, Deviations
+from concord.spec.leaves import Leaves
+from concord.spec.parameters import Weights, parameters
+from concord.spec.reference import observe, used_rows
+from concord.spec.tape import Node, Values
+from concord.spec.training.dropout import kept, rate_of
+from concord.spec.training.optimizers import Nodes, Optimizer, clipped, shares
+from concord.spec.training.recipe import Recipe
+from concord.spec.training.schedules import learning_rate
+
+Observer = Callable[[str, Values], None]
+"""Takes the tensors of a step as they are computed: ``losses.<number>`` of its batches, ``gradients.<name>`` before clipping, ``norm``,
+``clipped.<name>``, ``rate``, ``<slot>.<name>`` and ``parameters.<name>`` after the step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """What is done to a model.
+
+    Attributes:
+        recipe: of the optimizer.
+        windows: of each step, the batches whose gradients it accumulates.
+        seed: of dropout.
+        reported: the steps of which everything is reported, counted from 0; of the others only losses and norms.
+    """
+
+    recipe: Recipe
+    windows: Sequence[Sequence[Batch]]
+    seed: int = 0
+    reported: tuple[int, ...] = ()
+
+    def reports(self, step: int, name: str) -> bool:
+        """Return whether a tensor of a step is reported."""
+        return step in self.reported or name == "norm" or name.startswith("losses.")
+
+
+def counts(config: EncoderConfig, batch: Batch) -> tuple[int, int]:
+    """Return how many samples a batch has, and how many of them have a counted label (SPEC LOS-3)."""
+    size = len(next(iter(batch.arrays().values())))
+    return size, size if batch.labels is None or config.ignore_label is None else int((batch.labels != config.ignore_label).sum())
+
+
+def rows_of(config: EncoderConfig, window: Sequence[Batch], part: str = "model") -> dict[str, NDArray[np.int64]]:
+    """Return which rows of each table the batches of a step look up, in ascending order (SPEC OPT-8)."""
+    found = [used_rows(config, batch, part) for batch in window]
+    return {name: np.unique(np.concatenate([rows[name] for rows in found])) for name in (found[0] if found else {})}
+
+
+class Trajectory:
+    """Training in some arithmetic, one step after the other.
+
+    Args:
+        config, weights, part: what is trained; the weights are valid, and rounded to ``dtype``.
+        training: how.
+        arithmetic: that everything is computed in.
+        dtype: the precision whose model is trained: mask constants are rounded to it.
+        deviations: in what a backend says that it deviates from the specification.
+        uncertain: by how much weights may differ from those that are given, where that is so.
+
+    Attributes:
+        parameters: as they are now, by canonical name.
+        optimizer: with what it keeps.
+    """
+
+    def __init__(
+        self,
+        config: EncoderConfig,
+        weights: Weights,
+        training: Training,
+        arithmetic: Arithmetic,
+        part: str = "model",
+        dtype: str = "float64",
+        deviations: Deviations = NONE,
+        uncertain: Mapping[str, Values] | None = None,
+    ) -> None:
+        self.config, self.training, self.a = config, training, arithmetic
+        self.part, self.dtype, self.deviations = part, dtype, deviations
+        table = parameters(config, part)
+        self.trained = [name for name, parameter in table.items() if parameter.trainable]
+        self.parameters: dict[str, Node] = {name: arithmetic.leaf(array) for name, array in weights.items()}
+        for name, size in (uncertain or {}).items():
+            self.parameters[name] = arithmetic.uncertain(self.parameters[name], size)
+        bits = deviations.get("optimizer_constant_bits")
+        self.kinds = {name: entry.kind for name, entry in table.items()}
+        self.optimizer = Optimizer(arithmetic, training.recipe, self.kinds, None if bits is None else int(bits))
+        self.steps = 0
+
+    def run(self, observer: Observer) -> None:
+        """Make every step, and hand on what is reported, each tensor as ``steps.<step>.<name>``."""
+        for step, window in enumerate(self.training.windows):
+            self.step(window, lambda name, values, step=step: observer(f"steps.{step}.{name}", values) if self.training.reports(step, name) else None)  # type: ignore[misc]
+
+    def load(self, state: Mapping[str, Values], steps: int) -> None:
+        """Go on from where training stands after so many steps.
+
+        Args:
+            state: ``parameters.<name>`` of everything that is trained, and ``<slot>.<name>``; slots that it lacks are as at the start.
+        """
+        self.parameters |= {name: self.a.leaf(state[f"parameters.{name}"]) for name in self.trained}
+        self.optimizer.load({name: values for name, values in state.items() if not name.startswith("parameters.")}, steps)
+        self.steps = steps
+
+    def follow(self, other: Trajectory) -> None:
+        """Go on from where another in the same arithmetic stands."""
+        self.parameters, self.steps = dict(other.parameters), other.steps
+        self.optimizer.follow(other.optimizer)
+
+    def state(self) -> dict[str, Values]:
+        """Return where training stands, as :meth:`load` takes it but for the arithmetic's leading axes."""
+        return {f"parameters.{name}": self.parameters[name].value for name in self.trained} | {name: node.value for name, node in self.optimizer.state.items()}
+
+    def step(self, window: Sequence[Batch], observer: Observer) -> None:
+        """Make one step of the batches of a window, and hand on what it computes."""
+        with np.errstate(all="ignore"):  # infinities and NaN are results here, and are judged
+            total, slices = self.accumulated(window, observer)
+            gradients = {name: self.node(values) for name, values in total.items()}
+            for name, gradient in gradients.items():
+                observer(f"gradients.{name}", gradient.value)
+            limited, norm = self.limited(gradients, lambda name: self.squares(slices.get(name) or [total[name]]))
+            if norm is not None:
+                observer("norm", norm.value)
+            if self.training.recipe.clipping != "none":
+                for name, gradient in limited.items():
+                    observer(f"clipped.{name}", gradient.value)
+            observer("rate", self.optimizer.scalar(self.rate()).value)
+            self.update(limited, window)
+        for name, node in self.optimizer.state.items():
+            observer(name, node.value)
+        for name in self.trained:
+            observer(f"parameters.{name}", self.parameters[name].value)
+        self.steps += 1
+
+    def shares(self, window: Sequence[Batch]) -> list[float]:
+        """Return by how much the gradient of each batch counts."""
+        return shares(self.training.recipe, [counts(self.config, batch) for batch in window])
+
+    def limited(self, gradients: Nodes, squares: Callable[[str], Node]) -> tuple[dict[str, Node], Node | None]:
+        """Return clipped gradients, and the norm by which all of them were clipped, if there is one."""
+        return clipped(self.a, self.training.recipe, gradients, squares, self.kinds)
+
+    def rate(self) -> float:
+        """Return the learning rate of the step."""
+        return learning_rate(self.training.recipe, self.steps)
+
+    def update(self, gradients: Nodes, window: Sequence[Batch]) -> None:
+        """Update every parameter by its clipped gradient."""
+        trained = {name: self.parameters[name] for name in self.trained}
+        self.parameters |= self.optimizer.update(trained, gradients, self.rate(), rows_of(self.config, window, self.part))
+
+    def node(self, values: Values) -> Node:
+        """Return values that this arithmetic computed, as an input of what follows."""
+        return Node(values, values.shape[self.a.lead :], taped=False)
+
+    def accumulated(self, window: Sequence[Batch], observer: Observer) -> tuple[dict[str, Values], dict[str, list[Values]]]:
+        """Return the gradient of a step, and those by looked-up rows where its norm sees these."""
+        total: dict[str, Values] = {}
+        slices: dict[str, list[Values]] = {}
+        for number, share in enumerate(self.shares(window)):
+            found = self.differentiated(window[number], number, observer)
+            scaled = {name: self.a.scale(self.node(values), share).value if share != 1.0 else values for name, values in found.items()}
+            for name in [name for name in scaled if name.startswith("slices.")]:
+                slices.setdefault(name.removeprefix("slices."), []).append(scaled.pop(name))
+            total = self.added(total, scaled, share)
+        return {name: total[name] for name in self.trained}, slices
+
+    def added(self, total: Mapping[str, Values], piece: Mapping[str, Values], share: float) -> dict[str, Values]:
+        """Return the sum of gradients so far with those of one more batch, which counts by a share."""
+        return {name: self.a.add(self.node(total[name]), self.node(values)).value if name in total else values for name, values in piece.items()}
+
+    def squares(self, pieces: Sequence[Values]) -> Node:
+        """Return the sum of the squares of what a norm sees."""
+        sums = [self.a.sum(self.a.multiply(self.node(piece), self.node(piece))) for piece in pieces]
+        total = sums[0]
+        for further in sums[1:]:
+            total = self.a.add(total, further)
+        return total
+
+    def dropped(self, micro_batch: int, site: str, shape: tuple[int, ...]) -> tuple[NDArray[np.bool_], float] | None:
+        """Return which elements a batch of the step keeps at a site, and which share is dropped."""
+        training = self.training
+        rate = rate_of(training.recipe, site)
+        return (kept(training.seed, self.steps, micro_batch, site, shape, rate), rate) if rate else None
+
+    def differentiated(self, batch: Batch, micro_batch: int, observer: Observer) -> dict[str, Values]:
+        """Return the gradients of a batch's loss, those of tables in full, and of looked-up rows where the norm sees those."""
+        sliced = self.training.recipe.table_gradients == "slices"
+        found: dict[str, Values] = {}
+        rows = used_rows(self.config, batch, self.part)
+
+        def take(name: str, values: Values) -> None:
+            if name == "loss":
+                observer(f"losses.{micro_batch}", values)
+            elif name.startswith("gradients.") and not name.startswith(("gradients.taps.", "gradients.inputs.")):
+                name = name.removeprefix("gradients.")
+                found[name] = self.whole(name, values, rows[name]) if name in rows else values
+
+        leaves = Leaves(self.a, {name: node.value for name, node in self.parameters.items()}, carried=True)
+        observe(
+            self.config, leaves, batch, self.a, take, True, self.part, self.dtype,
+            deviations=self.deviations, slices=sliced, dropout=functools.partial(self.dropped, micro_batch),
+        )  # fmt: skip
+        self.a.recording = False
+        return found
+
+    def whole(self, name: str, values: Values, rows: NDArray[np.int64]) -> Values:
+        """Return the gradient of a table with the rows that nothing looked up."""
+        lead = values.shape[: self.a.lead]
+        full = np.zeros((*lead, *self.parameters[name].shape), values.dtype)
+        where: Any = (*(slice(None),) * self.a.lead, rows)
+        full[where] = values
+        return full

@@ -1,0 +1,122 @@
+"""What a record of measurements has to have: the types and ranges that reading one checks (docs/guides/speed.md says what it means)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict  # typing's own will do from Python 3.12 on
+
+Number = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=1e-30, le=1e30, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Size = Annotated[int, Field(ge=1, le=2**53)]
+Name = Annotated[str, Field(max_length=300)]
+
+
+class Machine(TypedDict):
+    """What it was measured on."""
+
+    python: str
+    numpy: str
+    system: str
+    processor: str | None
+    cores: Count | None
+    concord: NotRequired[str | None]
+
+
+class Settings(TypedDict):
+    """How it was measured."""
+
+    device: str
+    precision: NotRequired[str]
+    turns: Count
+    budget: Number | None
+    threads: Count | None
+    limit: Positive
+    copy_gbytes: NotRequired[Positive | None]
+    cores_busy_before: NotRequired[Number]
+
+
+class About(TypedDict):
+    """What a backend said of itself."""
+
+    thread_switches: NotRequired[dict[str, Any] | None]
+
+
+class Work(TypedDict):
+    """A workload."""
+
+    preset: Name
+    source: str
+    kind: str
+    padding: str
+    dtype: str
+    key: str
+    config: dict[str, Any]
+    batch: Size
+    tokens: Size
+    real_tokens: Count
+    flops: Positive
+    real_flops: Positive
+
+
+class Turn(TypedDict):
+    """The steps of one turn, and what they took besides time."""
+
+    seconds: list[Positive]
+    peak_memory_bytes: Count | None
+    busy_cores: Number | None
+
+
+class Summary(TypedDict):
+    """The figures of what was measured."""
+
+    median_seconds: Positive
+    min_seconds: NotRequired[Positive]
+    low_seconds: Positive
+    high_seconds: Positive
+    spread: Number | None
+    steady: bool | None
+    steps: Count
+    real_tokens_per_second: Number
+    gflops: Positive
+    share_of_own_product: Number | None
+    share_of_best_product: Number | None
+    compile_seconds: Number
+    peak_memory_bytes: Count | None
+    busy_cores: Number | None
+
+
+class Entry(TypedDict):
+    """One backend in one mode on one workload."""
+
+    backend: Name
+    mode: Name
+    workload: str
+    implementation: str
+    execution: str
+    profile: str
+    status: str
+    detail: str
+    turns: list[Turn]
+    summary: Summary | None
+    import_seconds: Number | None
+    build_seconds: NotRequired[Number]
+    compile_seconds: NotRequired[Number]
+    first_seconds: NotRequired[Number]
+    product_gflops: NotRequired[Number | None]
+    error_in_tolerances: NotRequired[Number | None]
+
+
+class Measurements(TypedDict):
+    """The whole record."""
+
+    seconds: Number
+    complete: bool
+    machine: Machine
+    settings: Settings
+    workloads: dict[Name, Work]
+    backends: dict[Name, Annotated[dict[str, About], Field(min_length=1)]]
+    best_product_gflops: dict[str, Number]
+    entries: list[Entry]

@@ -1,0 +1,233 @@
+"""Attention maps: what the page shows is what backends computed, judged; figures hold the tokens; options are refused in words."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from concord import spec
+from concord.conformance import record
+from concord.conformance.campaign import Settings
+from concord.spec.batch import batch_of_lengths
+from concord.terminal import Terminal
+from concord.training import checkpoint, figures
+from concord.training.attention import Maps, Reading, example, look, of_checkpoint
+from concord.training.attention.figure import figure
+from concord.training.attention.page import page
+from concord.training.attention.record import LOWEST, NONE, ZERO, as_data, codes_of_errors, codes_of_weights
+from concord.training.data import TextEncoder
+from tests.conftest import small_config
+from tests.test_html import Outline, said
+from tests.toys.surroundings import toy
+
+Invoke = Callable[..., tuple[int, str, list[str]]]
+
+RIGHT, WRONG = toy("NumpyBackend"), toy("WrongSecondHead")
+
+
+def reading_of(config: spec.EncoderConfig, lengths: int, tokens: int) -> Reading:
+    batch = batch_of_lengths(config, [lengths], tokens)
+    parts = (np.arange(tokens) >= 3).astype(np.int64)
+    if config.num_segments:
+        batch = replace(batch, segment_ids=parts[None])
+    return Reading("a text", config, spec.initialize(config), batch, tuple(f"word{i}" for i in range(tokens)), tuple(parts.tolist()))
+
+
+@pytest.fixture(scope="module")
+def two() -> Maps:
+    """Two backends, one of which gives each query of one head of the second layer the weights of the one before."""
+    config = small_config("bert", d_model=15, num_heads=3)
+    return look(reading_of(config, 8, 11), [RIGHT, WRONG], Settings(asked=(RIGHT, WRONG)), "float64")
+
+
+@pytest.fixture(scope="module")
+def data(two: Maps) -> dict[str, Any]:
+    return as_data(two)
+
+
+def unpacked(text: str, kind: str, maps: Maps) -> np.ndarray[Any, Any]:
+    tokens = len(maps.reading.tokens)
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), kind).reshape(-1, tokens, tokens)
+
+
+def test_maps_hold_what_the_run_delivered(two: Maps) -> None:
+    truth = spec.reference(two.reading.config, two.reading.weights, two.reading.batch)
+    for layer, name in enumerate(two.reading.names):
+        np.testing.assert_array_equal(two.sides[0].weights[layer], truth.taps[name][0])
+
+
+def test_the_page_holds_weights_and_errors_as_halves(two: Maps, data: dict[str, Any]) -> None:
+    first = None
+    for side, kept in zip(two.sides, data["sides"], strict=True):
+        for layer in range(2):
+            codes = unpacked(kept["weights"][layer], "<u2", two)
+            if first is not None:
+                codes = codes ^ first[layer]
+            np.testing.assert_array_equal(codes.view("<f2"), side.weights[layer].astype("<f2"))
+            np.testing.assert_array_equal(unpacked(kept["errors"][layer], "<f2", two), codes_of_errors(side.errors[layer], coarse=False).view("<f2"))
+        first = first or [unpacked(kept["weights"][layer], "<u2", two) for layer in range(2)]
+
+
+def test_a_difference_in_tolerances_points_to_the_head_that_is_wrong(two: Maps, data: dict[str, Any]) -> None:
+    largest = abs(two.difference()).max(axis=(-2, -1))
+    assert (largest[0] < 1).all()
+    assert largest[1, 1] > 1e6
+    assert (largest[1, [0, 2]] < 1).all()
+    beyond = {(measure["layer"], measure["head"]) for measure in data["measures"] if measure["difference"] > 1}
+    assert beyond == {(1, 1)}
+    assert data["exit_code"] == 1
+    assert "WrongSecondHead diverges" in said(page(data))
+    assert '"start": [1, 1]' in page(data)
+
+
+def test_masked_cells_segments_and_padding_are_told_apart(two: Maps, data: dict[str, Any]) -> None:
+    assert data["visible"] == [1] * 8 + [0] * 3
+    assert data["segments"] == [0] * 3 + [1] * 5 + [-1] * 3
+    assert all(measure["masked"] == 0.0 for measure in data["measures"])
+    for measure in data["measures"]:
+        assert [round(sum(row), 9) for row in measure["shares"]] == [1.0, 1.0]
+
+
+def test_overwritten_weights_of_padded_queries_are_no_weights() -> None:
+    config = small_config("tf1-text-classifier")
+    maps = look(reading_of(config, 8, 11), [RIGHT], Settings(asked=(RIGHT,)))
+    found = as_data(maps)
+    assert found["tap"] == "masked_weights"
+    assert (maps.sides[0].weights[:, :, 8:] < -1e9).all()
+    assert (codes_of_weights(maps.sides[0].weights, coarse=True)[:, :, 8:] == NONE).all()
+    assert 0 < found["measures"][0]["entropy"] < np.log2(8) + 1e-9
+
+
+def test_a_page_is_one_file_with_one_script_that_its_policy_lets_run(data: dict[str, Any]) -> None:
+    text = page(data)
+    outline = Outline(text)
+    assert outline.wrong == []
+    assert len([tag for tag, attributes in outline.tags if tag == "script" and not attributes]) == 1
+    assert not re.search(r"https?://|@import|javascript:", text)
+    about = json.loads("".join(re.findall(r'<script type="application/json" id="maps">(.*?)</script>', text)))
+    assert about["tokens"] == [f"word{i}" for i in range(11)]
+
+
+def test_names_of_tokens_cannot_leave_the_page(two: Maps) -> None:
+    names = ("</script><img src=x>", "\x1b[31m", "<!--", *(f"word{i}" for i in range(8)))
+    text = page(as_data(replace(two, reading=replace(two.reading, tokens=names))))
+    outline = Outline(text)
+    assert outline.wrong == []
+    assert not [tag for tag, _ in outline.tags if tag == "img"]
+
+
+def test_a_record_comes_back_and_makes_the_same_page(invoke: Invoke, data: dict[str, Any], tmp_path: Path) -> None:
+    record.write(tmp_path / "maps.json", data)
+    assert record.read(tmp_path / "maps.json") == data
+    assert invoke("report", tmp_path / "maps.json", "--html", tmp_path / "maps.html")[0] == 0
+    assert (tmp_path / "maps.html").read_text() == page(data)
+
+
+def test_bytes_of_large_maps_keep_sign_order_and_size() -> None:
+    weights = np.array([0.0, 1e-4, 0.01, 0.5, 1.0, np.nan, -3.0])
+    codes = codes_of_weights(weights, coarse=True)
+    assert codes[-2:].tolist() == [NONE, NONE]
+    back = (codes[:5] / 254.0) ** 2
+    assert (abs(back - weights[:5]) <= 0.5 / 254 * 2 * np.sqrt(weights[:5]) + (0.5 / 254) ** 2 + 1e-15).all()
+    errors = np.array([-np.inf, -300.0, -0.5, 0.0, 0.5, 300.0, np.inf, np.nan])
+    found = codes_of_errors(errors, coarse=True).tolist()
+    assert found == [0, 2 * ZERO - found[5], 2 * ZERO - found[4], ZERO, found[4], found[5], 2 * ZERO, NONE]
+    assert abs((found[5] - ZERO - 1) / 2 + LOWEST - np.log2(300.0)) <= 0.25
+    assert abs((found[4] - ZERO - 1) / 2 + LOWEST - np.log2(0.5)) <= 0.25
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of a model that reads Chinese, by characters."""
+    config = small_config("bert")
+    encoder = TextEncoder.learn(["今天天气很好", "天气不好吗"] * 2, config)
+    config = config.replace(vocab_size=max(encoder.vocab_size, config.vocab_size), pad_id=encoder.pad_id, token_padding_row=encoder.pad_id)
+    folder = tmp_path_factory.mktemp("runs") / "chinese"
+    checkpoint.write(folder, checkpoint.Checkpoint(config, spec.initialize(config), encoder=encoder))
+    return folder
+
+
+def test_a_checkpoint_reads_a_pair_token_by_token(run_folder: Path) -> None:
+    found = of_checkpoint(run_folder, "天气好", "很好吗")
+    assert found.tokens == ("[CLS]", "天", "气", "好", "[SEP]", "很", "好", "吗", "[SEP]")
+    assert found.segments == [0] * 5 + [1] * 4
+    assert found.batch.required("segment_ids").tolist() == [[0] * 5 + [1] * 4]
+
+
+def test_chinese_tokens_stand_in_the_figure_as_text(run_folder: Path, invoke: Invoke, tmp_path: Path) -> None:
+    code, _, lines = invoke("attention", "--checkpoint", run_folder, "--text-a", "天气好", "--backend", RIGHT, "--layer", "0", "--head", "0", "--svg", tmp_path / "x.svg")
+    assert (code, lines) == (0, [])
+    assert ">天</text>" in (tmp_path / "x.svg").read_text()
+
+
+@pytest.mark.parametrize("head", [1, None])
+def test_figures_are_files_that_hold_the_tokens(two: Maps, head: int | None) -> None:
+    made = figure(two, 1, head)
+    text = figures.svg(made)
+    assert Outline(text[text.index("<svg") :]).wrong == []
+    for name in two.reading.tokens if head is not None else ("head 0", "head 2"):
+        assert f">{name}</text>" in text
+    assert figures.png(made).startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_letters_that_no_font_has_are_said_and_never_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(figures, "_letters_of", lambda file: frozenset(range(128)))
+    figures.write(Terminal(), lambda say: figures.draw(lambda made: made.text(0.5, 0.5, say("a 中")), 1, 1), tmp_path / "x.svg", tmp_path / "x.png", ["a 中"])
+    assert "a 中</text>" in (tmp_path / "x.svg").read_text()
+    assert "no installed font has 中: the PNG says their numbers instead" in capsys.readouterr().out.replace("\n", " ")
+    assert figures.lacking("a 中文") == "中文"
+    assert figures.legible("a 中") == "a U+4E2D"
+    assert "fonts-noto-cjk" in figures.told("中文", painted=True)
+    assert "\n" not in figures.told("中文" * 50, painted=True)
+
+
+def test_a_font_of_boxes_is_no_font() -> None:
+    from matplotlib import font_manager
+
+    files = {entry.name: entry.fname for entry in font_manager.fontManager.ttflist}
+    chosen = figures.fonts_for("天气")
+    assert not [name for name in chosen if "LastResort" in files[name]]
+    assert set("天气") == set(figures.lacking("天气")) | {chr(one) for name in chosen for one in font_manager.get_font(files[name]).get_charmap() if chr(one) in "天气"}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("", "give either --checkpoint with --text-a, or --variant"),
+        ("--variant bert --text-a hello", "--text-a is given with --variant"),
+        ("--checkpoint . --text-a hello --tokens 3", "--tokens is given with --checkpoint"),
+        ("--checkpoint .", "--text-a is not"),
+        ("--variant brt", "unknown variant 'brt': did you mean"),
+        ("--variant bert --dtype float31", "unknown dtype 'float31'"),
+        ("--variant bert --layer 99", "--layer is 99 but must be from 0 to 11"),
+        ("--variant bert --tokens 0", "--tokens is 0 but must be at least 1"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_refused(invoke: Invoke, options: str, words: str) -> None:
+    code, output, lines = invoke("attention", *options.split())
+    assert (code, output) == (2, "")
+    assert any(words in line for line in lines)
+
+
+def test_the_command_writes_page_record_and_figures(invoke: Invoke, tmp_path: Path) -> None:
+    outputs = {name: tmp_path / f"out.{name}" for name in ("html", "json", "svg", "png")}
+    files = [word for name, path in outputs.items() for word in (f"--{name}", path)]
+    code, output, lines = invoke("attention", "--variant", "nndl-paddle-api", "--tokens", "7", "--backend", RIGHT, "--layer", "0", "--head", "1", *files)
+    assert (code, lines) == (0, [])
+    assert all(f"written: {path}" in output for path in outputs.values())
+    assert record.read(outputs["json"])["tokens"] == list(example("nndl-paddle-api", 7).tokens)
+
+
+def test_a_library_that_keeps_its_weights_to_itself_is_said(invoke: Invoke) -> None:
+    code, output, _ = invoke("attention", "--variant", "nndl-paddle-api", "--tokens", "7", "--backend", toy("DeclaresUndelivered"))
+    assert "delivers no attention weights" in output
+    assert code == 0

@@ -1,0 +1,448 @@
+"""Texts with labels: what is read, how it is encoded and kept, and the batches that come of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from concord import spec
+from concord.spec.batch import validate_batch
+from concord.spec.errors import SpecError
+from concord.training import data
+from concord.training.data import corpus as corpora
+from concord.training.data import tokenizers
+from concord.training.data.batching import order
+from concord.training.data.lines import LONGEST, SHOWN
+from tests.toys.mutations import mutated
+from tests.toys.surroundings import PATIENCE, ROOT
+
+Config = Callable[..., spec.EncoderConfig]
+
+PAIRS = "谁有狂三这张高清的\t这张高清图，谁有\t0\n英雄联盟什么英雄最好\t英雄联盟最好英雄是什么\t1\n我想要一个\"好\"的\t我要\t1\n"
+WORDS = "a film of rare beauty<SEP>good\nso dull so very dull<SEP>bad\n"
+LINES = '{"text": "so dull", "label": "bad"}\n{"sentence1": "a film", "sentence2": "a movie", "label": "good", "id": 7}\n{"text": "rare", "label": null}\n'
+
+
+def written(folder: Path, name: str, content: str | bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def refusal(function: Callable[..., Any], *arguments: Any, **options: Any) -> list[str]:
+    with pytest.raises(SpecError) as refused:
+        function(*arguments, **options)
+    return refused.value.problems
+
+
+def fields(path: Path, **options: Any) -> list[tuple[str, str | None, str | None]]:
+    return [(sample.text_a, sample.text_b, sample.label) for sample in data.read(path, **options).samples]
+
+
+# Formats.
+
+
+def test_tab_separated_pairs_are_read_as_lcqmc_has_them(tmp_path: Path) -> None:
+    expected = [("谁有狂三这张高清的", "这张高清图，谁有", "0"), ("英雄联盟什么英雄最好", "英雄联盟最好英雄是什么", "1"), ('我想要一个"好"的', "我要", "1")]
+    assert fields(written(tmp_path, "train.tsv", PAIRS)) == expected
+    assert fields(written(tmp_path, "bom.tsv", b"\xef\xbb\xbf" + PAIRS.replace("\n", "\r\n").encode())) == expected
+    assert fields(written(tmp_path, "headed.tsv", "text_a\ttext_b\tlabel\n" + PAIRS.removesuffix("\n"))) == expected
+    assert fields(written(tmp_path, "turned.tsv", "label\tsentence\n1\tgut\n")) == [("gut", None, "1")]
+    assert fields(written(tmp_path, "short.tsv", "gut\t1\nschlecht\t 0 \n")) == [("gut", None, "1"), ("schlecht", None, "0")]
+    assert fields(written(tmp_path, "pairs.tsv", "a b\tc\n"), columns=["text_a", "text_b"]) == [("a b", "c", None)]
+
+
+def test_words_with_a_label_are_read_as_the_tf1_source_has_them(tmp_path: Path) -> None:
+    expected = [("a film of rare beauty", None, "good"), ("so dull so very dull", None, "bad")]
+    assert fields(written(tmp_path, "train.txt", WORDS)) == fields(written(tmp_path, "train", WORDS), layout="sep") == expected
+    assert fields(written(tmp_path, "plain.txt", "one\ntwo\n")) == [("one", None, None), ("two", None, None)]
+
+
+def test_json_lines_are_read_under_the_usual_names(tmp_path: Path) -> None:
+    path = written(tmp_path, "train.jsonl", LINES)
+    assert fields(path) == [("so dull", None, "bad"), ("a film", "a movie", "good"), ("rare", None, None)]
+    bad = '{"text": 3}\n[]\n{"label": 1}\n{"text": "a", "text_a": "b"}\n{"text": "x", "label": true}\n{"text": "\\ud800"}\n{"text": "a\\u0000"}\n{\n'
+    assert refusal(data.read, written(tmp_path, "bad.jsonl", bad)) == [
+        f"{tmp_path}/bad.jsonl:1: 'text' is of type int but must be a string",
+        f"{tmp_path}/bad.jsonl:2: holds a list but must hold a JSON object",
+        f"{tmp_path}/bad.jsonl:3: lacks 'text_a' (or 'text', 'sentence', 'sentence1')",
+        f"{tmp_path}/bad.jsonl:4: has 'text_a' beside another name of 'text_a'",
+        f"{tmp_path}/bad.jsonl:5: 'label' is of type bool but must be a string or a whole number",
+        f"{tmp_path}/bad.jsonl:6: not valid JSON: 'utf-8' codec can't encode character '\\ud800' in position 10: surrogates not allowed",
+        f"{tmp_path}/bad.jsonl:7: 'text_a' holds a NUL character, which no text has",
+        f"{tmp_path}/bad.jsonl:8: not valid JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
+    ]
+
+
+def test_datasets_of_hugging_face_are_read_from_their_folder(tmp_path: Path) -> None:
+    library = pytest.importorskip("datasets")
+    features = library.Features({"sentence1": library.Value("string"), "sentence2": library.Value("string"), "label": library.ClassLabel(names=["unlike", "alike"])})
+    rows = {"sentence1": ["a", "b", "c", " "], "sentence2": ["x", "y", "z", "u"], "label": [1, 0, -1, 1]}
+    library.DatasetDict({"train": library.Dataset.from_dict(rows, features=features)}).save_to_disk(str(tmp_path / "saved"))
+    (folder,) = data.splits(tmp_path / "saved").values()
+    found = data.read(folder, on_error="skip")
+    assert [(sample.text_a, sample.text_b, sample.label, found.where(sample.number)) for sample in found.samples] == [
+        ("a", "x", "alike", f"{folder}:1"), ("b", "y", "unlike", f"{folder}:2"), ("c", "z", None, f"{folder}:3"),
+    ]  # fmt: skip
+    assert found.complaints.listed() == [f"{folder}:4: 'text_a' is empty"]
+    (arrow,) = folder.glob("*.arrow")
+    arrow.write_bytes(arrow.read_bytes()[:100])
+    assert refusal(data.read, folder)[0].startswith(f"{folder}: cannot be read as a dataset: ")
+
+
+def test_a_folder_that_is_no_dataset_says_so(tmp_path: Path) -> None:
+    assert refusal(data.read, tmp_path) == [f"{tmp_path}: is a folder but no dataset: 'dataset_info.json' and 'state.json' must be in it"]
+    assert refusal(data.splits, tmp_path)[0].startswith(f"{tmp_path}: has no train.tsv or train.jsonl or train.txt")
+    for name in ("validation.tsv", "train.tsv", "notes.md"):
+        written(tmp_path, name, PAIRS)
+    assert {split: path.name for split, path in data.splits(tmp_path).items()} == {"train": "train.tsv", "dev": "validation.tsv"}
+    written(tmp_path, "dev.jsonl", LINES)
+    assert refusal(data.splits, tmp_path) == [f"{tmp_path}: has dev.jsonl and validation.tsv but must have one dev"]
+
+
+def test_a_folder_of_a_dataset_without_the_library_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("dataset_info.json", "state.json"):
+        written(tmp_path, name, "{}")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    (problem,) = refusal(data.read, tmp_path)
+    assert "needs datasets, which is not installed: pip install" in problem
+
+
+# Bad lines.
+
+
+def test_bad_lines_are_named_by_file_and_line_or_skipped_and_counted(tmp_path: Path) -> None:
+    content = b"a\tb\t1\nonly one\n\n\xff\tb\t1\n \tb\t1\nc\td\t0\n" + b"x" * (LONGEST + 1) + b"\ne\tf\t1\n"
+    path = written(tmp_path, "train.tsv", content)
+    problems = [
+        f"{path}:2: has 1 columns but must have 3: text_a, text_b, label",
+        f"{path}:3: has 1 columns but must have 3: text_a, text_b, label",
+        f"{path}:4: is no text in utf-8: invalid start byte at byte 0",
+        f"{path}:5: 'text_a' is empty",
+        f"{path}:7: has {LONGEST + 2} bytes but must have at most {LONGEST}",
+    ]
+    assert refusal(data.read, path) == problems
+    found = data.read(path, on_error="skip")
+    assert [found.where(sample.number) for sample in found.samples] == [f"{path}:1", f"{path}:6", f"{path}:8"]
+    assert (found.complaints.count, found.complaints.listed()) == (5, problems)
+    many = written(tmp_path, "many.tsv", "a\t1\n" + "b\n" * (SHOWN + 3))
+    assert refusal(data.read, many)[-2:] == [f"{many}:{SHOWN + 1}: has 1 columns but must have 2: text_a, label", "and 3 more bad lines"]
+
+
+def test_nothing_to_read_is_refused(tmp_path: Path) -> None:
+    empty, bad, pipe = written(tmp_path, "empty.tsv", ""), written(tmp_path, "bad.tsv", "a\tb\tc\td\n"), tmp_path / "pipe.tsv"
+    os.mkfifo(pipe)
+    assert refusal(data.read, empty) == [f"{empty}: no sample"]
+    assert refusal(data.read, bad, on_error="skip") == [f"{bad}: no sample", f"{bad}:1: has 4 columns but must have 1 (text_a), 2 (text_a, label) or 3 (text_a, text_b, label)"]
+    assert refusal(data.read, pipe) == [f"{pipe}: cannot be read: is a pipe but must be a regular file"]
+    assert refusal(data.read, tmp_path / "none.tsv") == [f"{tmp_path}/none.tsv: no such file"]
+    assert refusal(data.read, empty, on_error="ignore") == ["unknown --on-error 'ignore': must be one of fail, skip"]
+    assert refusal(data.read, empty, layout="csv")[0].startswith("unknown layout 'csv'")
+    assert refusal(data.read, empty, columns=["text_b"]) == ["columns are text_b but must be text_a and any of text_b, label, each once"]
+
+
+def test_numbers_of_samples_say_nothing_of_their_content(tmp_path: Path) -> None:
+    one, other = written(tmp_path, "a.tsv", "x\t1\ny\t0\n"), written(tmp_path, "b.tsv", "bad\nz\t0\n" "u\t1\n")
+    found = data.read(one, other, on_error="skip", columns=["text_a", "label"])
+    assert [sample.number for sample in found.samples] == [1, 2, 2**32 + 2, 2**32 + 3]
+    assert found.digest != data.read(other, one, on_error="skip", columns=["text_a", "label"]).digest
+
+
+@pytest.mark.parametrize(("name", "content"), [("train.tsv", PAIRS), ("train.txt", WORDS), ("train.jsonl", LINES)])
+def test_spoilt_files_are_read_or_refused_by_line(tmp_path: Path, name: str, content: str) -> None:
+    random, outcomes = Random(11), Counter[str]()
+    for number in range(300):
+        path = written(tmp_path, name, mutated(content.encode(), name, random))
+        try:
+            found = data.read(path, on_error=("fail", "skip")[number % 2])
+            outcomes["read"] += len(found.samples) > 0
+        except SpecError as error:
+            outcomes["refused" if all(problem.startswith((str(path), "and ")) for problem in error.problems) else "unnamed"] += 1
+    assert (min(outcomes["read"], outcomes["refused"]) > 20, outcomes["unnamed"]) == (True, 0), outcomes
+
+
+# Labels.
+
+
+def test_labels_are_numbered_in_a_stable_order(tmp_path: Path) -> None:
+    assert data.Labels.of(["10", "2", None, "2"]).names == ("2", "10")
+    assert data.Labels.of(["b", "10", "a"]).names == ("10", "a", "b")
+    data.Labels(("no", "yes")).write(tmp_path / "labels.json")
+    assert data.Labels.read(tmp_path / "labels.json").names == ("no", "yes")
+    assert refusal(data.Labels.of, ["a", "a"]) == ["labels are 'a' but there must be at least two classes to tell apart"]
+    written(tmp_path, "labels.json", '{"format": "concord.labels/1", "names": ["a", "a"]}')
+    assert refusal(data.Labels.read, tmp_path / "labels.json") == [f"{tmp_path}/labels.json: labels are 'a', 'a' but each must be there once, and none be empty"]
+    written(tmp_path, "labels.json", '{"format": "concord.labels/2", "names": 3}')
+    assert "written" not in refusal(data.Labels.read, tmp_path / "labels.json")[0]
+    assert "'format' is 'concord.labels/2'" in refusal(data.Labels.read, tmp_path / "labels.json")[0]
+
+
+def test_a_label_that_training_did_not_have_is_a_bad_line(tmp_path: Path, small: Config) -> None:
+    train, dev = data.read(written(tmp_path, "train.tsv", "x\ta\ny\tb\n")), written(tmp_path, "dev.tsv", "x\tc\ny\tb\n")
+    labels, encoder = data.Labels.of(sample.label for sample in train.samples), encoder_of(small())
+    assert refusal(data.encode, data.read(dev), encoder, labels) == [f"{dev}:1: label is 'c' but must be one of 'a', 'b'"]
+    found = data.read(dev, on_error="skip")
+    assert data.encode(found, encoder, labels).labels.tolist() == [1]
+    assert found.complaints.count == 1
+    unlabelled = written(tmp_path, "unlabelled.tsv", "x\n")
+    assert refusal(data.encode, data.read(unlabelled), encoder, labels) == [f"{unlabelled}:1: has no label"]
+    assert not data.encode(data.read(unlabelled), encoder).labelled
+
+
+# Encoding.
+
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefgh你好吗", "ab", "##cd", "##e"]
+
+
+def encoder_of(config: spec.EncoderConfig, tokenization: str = "characters", max_tokens: int | None = None) -> data.TextEncoder:
+    return data.TextEncoder(tokenizers.from_vocabulary(tokenization, VOCABULARY), data.text_for(config, max_tokens))
+
+
+def test_texts_and_pairs_are_put_together(small: Config) -> None:
+    encoder = encoder_of(small("bert"))
+    one, pair = encoder.encode("A你 好"), encoder.encode("ab", "你z")
+    assert one.tokens == ("[CLS]", "A", "你", "好", "[SEP]")
+    assert one.ids.tolist() == [2, 4, 12, 13, 3]
+    assert one.offsets == (None, (0, 0, 1), (0, 1, 2), (0, 3, 4), None)
+    assert pair.tokens == ("[CLS]", "a", "b", "[SEP]", "你", "z", "[SEP]")
+    assert pair.ids.tolist() == [2, 4, 5, 3, 12, 1, 3]
+    assert pair.offsets == (None, (0, 0, 1), (0, 1, 2), None, (1, 0, 1), (1, 1, 2), None)
+    assert pair.segment_ids.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    assert encoder_of(small("bert-pytorch")).encode("ab", "你z").segment_ids.tolist() == [1, 1, 1, 1, 2, 2, 2]
+    assert encoder_of(small("vanilla-encoder")).encode("ab", "你z").segment_ids.tolist() == [0] * 7
+    assert encoder_of(small("bert"), "wordpiece").encode("abcde 你好").tokens == ("[CLS]", "ab", "cd", "e", "你", "好", "[SEP]")
+    assert encoder_of(small("bert"), "words").encode("ab abc h").ids.tolist() == [2, 15, 1, 11, 3]
+
+
+def test_truncation_keeps_both_texts(small: Config) -> None:
+    encoder = encoder_of(small("bert"), max_tokens=11)
+    for a, b, kept, truncated in (("abcdefgh", "abcdefgh", (4, 4), (4, 4)), ("ab", "abcdefgh", (2, 6), (0, 2)), ("abcdefgh", "a", (7, 1), (1, 0)), ("abc", "abc", (3, 3), (0, 0))):
+        found = encoder.encode(a, b)
+        assert found.tokens == ("[CLS]", *a[: kept[0]], "[SEP]", *b[: kept[1]], "[SEP]")
+        assert (len(found.ids) <= 11, found.truncated) == (True, truncated)
+    assert encoder.encode("abcdefgh" * 2).truncated == (7, 0)
+    assert refusal(encoder_of, small(), max_tokens=14) == ["'max_tokens' is 14 but must be at most 13: so many positions has the model [clause=INP-2]"]
+    assert refusal(encoder_of, small(), max_tokens=4) == ["'max_tokens' is 4 but must be at least 5: two texts of a token, and three special ones"]
+
+
+def test_many_texts_are_encoded_as_each_by_itself(small: Config) -> None:
+    encoder, random = encoder_of(small("bert"), max_tokens=7), Random(3)
+    texts = ["".join(random.choices("abcdefgh你好吗z ", k=random.randint(1, 9))) for _ in range(37)]
+    pairs = [(a, b if number % 3 else None) for number, (a, b) in enumerate(zip(texts, reversed(texts), strict=True))]
+    for (a, b), (ids, border, cut) in zip(pairs, encoder.encode_many(pairs), strict=True):
+        alone = encoder.encode(a, b)
+        assert (ids.tolist(), cut) == (alone.ids.tolist(), sum(alone.truncated))
+        assert alone.segment_ids.tolist() == [0] * border + [1] * (len(ids) - border)
+
+
+@pytest.mark.parametrize("tokenization", data.TOKENIZATIONS)
+def test_no_text_can_say_padding_or_a_mark(small: Config, tokenization: str) -> None:
+    found = encoder_of(small(), tokenization, 13).encode("a [PAD] [CLS] [SEP]", "[PAD]")
+    assert (found.ids != 0).all()
+    assert [int((found.ids == special).sum()) for special in (2, 3)] == [1, 2]
+
+
+def test_what_is_no_text_is_refused(small: Config) -> None:
+    assert refusal(encoder_of(small()).encode, "ab\udcffc") == ["'ab\\udcffc' is no text: surrogates not allowed at character 2"]
+    assert encoder_of(small()).encode("a" * 100_000).truncated == (99_989, 0)
+    assert encoder_of(small()).encode("\x01\u200b").tokens[0] == "[CLS]"
+
+
+@pytest.mark.parametrize("tokenization", data.TOKENIZATIONS)
+def test_a_vocabulary_is_learnt_the_same_each_time(small: Config, tokenization: str) -> None:
+    texts = [line.split("\t")[0] for line in PAIRS.splitlines()] + WORDS.splitlines()
+    program = (
+        "import sys, hashlib; from concord import spec; from concord.training import data\n"
+        f"texts = {texts!r}\nencoder = data.TextEncoder.learn(texts, spec.variant('bert'), {tokenization!r}, size=31)\nprint(encoder.digest(), encoder.vocab_size)"
+    )
+    found = {subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout for _ in range(2)}
+    assert len(found) == 1
+    assert 4 < int(found.pop().split()[1]) <= 31
+    assert refusal(data.TextEncoder.learn, [], small()) == ["no token comes 2 times in the texts: there is no vocabulary to learn"]
+
+
+def test_an_encoder_is_read_as_it_was_written(tmp_path: Path, small: Config) -> None:
+    for tokenization in data.TOKENIZATIONS:
+        encoder = encoder_of(small("bert-pytorch"), tokenization)
+        encoder.write(tmp_path)
+        again = data.TextEncoder.read(tmp_path)
+        assert (again.text, again.digest()) == (encoder.text, encoder.digest())
+        assert again.encode("abcd 你", "x").ids.tolist() == encoder.encode("abcd 你", "x").ids.tolist()
+
+
+def test_a_vocabulary_of_a_file_is_checked(tmp_path: Path, small: Config) -> None:
+    path = written(tmp_path, "vocab.txt", "\r\n".join(VOCABULARY) + "\r\n")
+    assert data.TextEncoder.from_vocabulary(path, small()).encode("abcd").ids.tolist() == [2, 15, 16, 3]
+    written(tmp_path, "vocab.txt", "[PAD]\n[UNK]\n[CLS]\na\na\n")
+    assert refusal(data.TextEncoder.from_vocabulary, path, small()) == [f"{path}: vocabulary lacks [SEP]", f"{path}: vocabulary has 'a' more than once"]
+
+
+def test_spoilt_encoders_are_read_or_refused(tmp_path: Path, small: Config) -> None:
+    random, outcomes = Random(5), Counter[str]()
+    for number in range(120):
+        files = encoder_of(small(), data.TOKENIZATIONS[number % 3]).files()
+        name = sorted(files)[number % 2]
+        for other, content in files.items():
+            written(tmp_path, other, mutated(content.encode(), name, random) if other == name else content)
+        try:
+            data.TextEncoder.read(tmp_path).encode("abcd 你好", "e")
+            outcomes["read"] += 1
+        except SpecError as error:
+            outcomes["refused" if str(tmp_path) in error.problems[0] else "unnamed"] += 1
+    assert (min(outcomes["read"], outcomes["refused"]) > 5, outcomes["unnamed"]) == (True, 0), outcomes
+
+
+# The corpus, and where it is kept.
+
+
+def small_corpus(folder: Path, config: spec.EncoderConfig, count: int = 23, **options: Any) -> data.Corpus:
+    random = Random(7)
+    lines = [f"{''.join(random.choices('abcdefgh你好吗', k=random.randint(1, 6)))}\t{''.join(random.choices('abcdefgh', k=random.randint(1, 6)))}\t{number % 3}" for number in range(count)]
+    found = data.read(written(folder, "train.tsv", "\n".join(lines) + "\n"))
+    return data.encode(found, encoder_of(config), data.Labels.of(sample.label for sample in found.samples), **options)
+
+
+def test_a_corpus_is_kept_by_content_and_made_anew_if_spoilt(tmp_path: Path, small: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, told = tmp_path / "cache", list[str]()
+    made = small_corpus(tmp_path, small("bert"), cache=cache, tell=told.append)
+    (kept,) = cache.glob("corpora/*.safetensors")
+    monkeypatch.setattr(data.TextEncoder, "encode_many", lambda *arguments: pytest.fail("encoded again"))
+    again = small_corpus(tmp_path, small("bert"), cache=cache, tell=told.append)
+    assert all(np.array_equal(getattr(made, name), getattr(again, name)) for name in ("ids", "starts", "borders", "labels", "numbers", "truncated"))
+    monkeypatch.undo()
+    assert told == []
+    for spoilt in (kept.read_bytes()[:100], kept.read_bytes()[:-1] + b"\x07", b""):
+        kept.write_bytes(spoilt)
+        assert np.array_equal(small_corpus(tmp_path, small("bert"), cache=cache, tell=told.append).ids, made.ids)
+    assert len(told) == 3
+    assert all(line.startswith(str(kept)) and line.endswith("; encoding anew") for line in told)
+    small_corpus(tmp_path, small("bert"), count=29, cache=cache)
+    small_corpus(tmp_path, small("bert", max_positions=11), cache=cache)
+    assert len(list(cache.glob("corpora/*"))) == 3
+    small_corpus(tmp_path, small("bert"), cache=kept, tell=told.append)
+    assert ": not kept: " in told[-1]
+
+
+def test_the_cache_is_in_the_users_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert data.cache_folder() == tmp_path / "concord"
+    monkeypatch.setenv("XDG_CACHE_HOME", "here")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert data.cache_folder() == tmp_path / ".cache" / "concord"
+    assert data.cache_folder(tmp_path / "mine") == tmp_path / "mine"
+
+
+def test_a_part_of_a_corpus_keeps_its_samples(tmp_path: Path, small: Config) -> None:
+    whole = small_corpus(tmp_path, small("bert"))
+    part = whole.select(np.array([5, 2]))
+    assert [part.where(0), part.where(1)] == [f"{tmp_path}/train.tsv:6", f"{tmp_path}/train.tsv:3"]
+    assert part.tokens(1).tolist() == whole.tokens(2).tolist()
+    assert part.segment_ids(0).tolist() == whole.segment_ids(5).tolist()
+    assert (len(part), len(whole.select(np.array([], int)))) == (2, 0)
+
+
+# Batches.
+
+
+def test_a_batch_is_what_the_model_takes(tmp_path: Path, variant_config: spec.EncoderConfig) -> None:
+    config = variant_config
+    made = small_corpus(tmp_path, config)
+    encoder = encoder_of(config)
+    config = data.fitted(config, encoder, data.Labels(("0", "1", "2")))
+    assert (config.vocab_size, config.num_classes, config.pad_id) == (len(VOCABULARY), 3, 0)
+    assert not data.unfit(config, encoder, data.Labels(("0", "1", "2")))
+    seen = []
+    for numbers, batch in data.batches(made, config, batch_size=5, seed=1):
+        validate_batch(config, batch)
+        assert batch.input_ids is not None
+        for number, row, label, at in zip(numbers, batch.input_ids, batch.labels, range(len(numbers)), strict=True):
+            index = made.numbers.tolist().index(number)
+            seen.append(index)
+            length = made.lengths[index]
+            assert row[:length].tolist() == made.tokens(index).tolist()
+            assert (row[length:] == config.pad_id).all()
+            assert label == made.labels[index] == index % 3
+            if config.num_segments:
+                assert batch.segment_ids is not None
+                assert batch.segment_ids[at, :length].tolist() == made.segment_ids(index).tolist()
+                assert (batch.segment_ids[at, length:] == 0).all()
+    assert sorted(seen) == list(range(23))
+
+
+def test_the_order_follows_from_seed_and_epoch_alone(tmp_path: Path, small: Config) -> None:
+    made = small_corpus(tmp_path, small("bert"))
+
+    def numbers(**options: Any) -> list[list[int]]:
+        return [found.tolist() for found, _ in data.batches(made, small("bert"), 5, **options)]
+
+    for bucketed in (False, True):
+        orders = [numbers(seed=seed, epoch=epoch, bucketed=bucketed) for seed, epoch in ((3, 0), (3, 0), (3, 1), (4, 0), (2**40 + 3, 0))]
+        assert orders[0] == orders[1]
+        assert len({str(one) for one in orders}) == 4
+        assert all([len(batch) for batch in one] == [5, 5, 5, 5, 3] for one in orders)
+        assert all(sorted(number for batch in one for number in batch) == made.numbers.tolist() for one in orders)
+    assert numbers() == [made.numbers[at : at + 5].tolist() for at in range(0, 23, 5)]
+    assert order(7, 3, 0).tolist() == [5, 2, 4, 1, 3, 6, 0]
+
+
+def test_buckets_have_less_padding_and_the_same_samples(tmp_path: Path, small: Config) -> None:
+    made = small_corpus(tmp_path, small("bert"), count=211)
+
+    def size(bucketed: bool) -> int:
+        return sum(batch.arrays()["input_ids"].size for _, batch in data.batches(made, small("bert"), 7, seed=0, bucketed=bucketed))
+
+    assert made.lengths.sum() <= size(True) < 0.85 * size(False)
+
+
+def test_the_width_of_batches_can_be_fixed(tmp_path: Path, small: Config) -> None:
+    made = small_corpus(tmp_path, small("bert"))
+    assert {batch.arrays()["input_ids"].shape[1] for _, batch in data.batches(made, small("bert"), 5, padded_to=13)} == {13}
+    flat = small("tf1-text-classifier", max_positions=13)
+    assert {batch.arrays()["input_ids"].shape[1] for _, batch in data.batches(made, flat, 5)} == {13}
+    longest = int(made.lengths.max())
+    assert refusal(data.batches, made, small("bert", num_segments=1, vocab_size=3, num_classes=2, max_positions=7), 0) == [
+        f"a sample has {longest} tokens but must have at most 7 [clause=INP-2]",
+        "a token has id 14 but must be below 3, which is 'vocab_size' [clause=INP-1]",
+        "segments are 0, 1, 0 but must be below 1, which is 'num_segments' [clause=EMB-5]",
+        "a label is 2 but must be below 2 [clause=INP-3]",
+        "'batch_size' is 0 but must be at least 1",
+    ]
+
+
+def test_samples_without_label_have_one_that_counts(tmp_path: Path, small: Config) -> None:
+    found = data.read(written(tmp_path, "plain.txt", "ab\ncd\n"))
+    for ignored, expected in ((None, 0), (0, 1), (2, 0)):
+        config = small("bert", ignore_label=ignored)
+        ((_, batch),) = data.batches(data.encode(found, encoder_of(config)), config, 5)
+        validate_batch(config, batch)
+        assert batch.arrays()["labels"].tolist() == [expected] * 2
+
+
+def test_a_configuration_that_does_not_fit_is_explained(small: Config) -> None:
+    encoder, labels = encoder_of(small("bert")), data.Labels(("a", "b", "c"))
+    found = data.unfit(small("bert", vocab_size=7, pad_id=1, token_padding_row=1, max_positions=11, num_segments=1, num_classes=2), encoder, labels)
+    assert [problem.rpartition("as ")[2] for problem in found] == [f"{name!r} says" for name in ("vocab_size", "pad_id", "max_positions", "num_segments", "num_classes")]
+    assert data.fitted(small("vanilla-encoder"), encoder, labels).token_padding_row == 0
+    assert data.fitted(small("bert", num_classes=1), encoder, data.Labels(("a", "b"))).num_classes == 1
+    assert json.loads(encoder.files()["text.json"])["max_tokens"] == 13
+    assert corpora.UNLABELLED == -1
+
+
+def test_the_example_of_the_guide_runs(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/data.md").read_text(), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    first, second, tokens = done.stdout.splitlines()
+    assert sorted(re.findall(r"tsv:(\d)", first + second)) == list("1234")
+    assert tokens == "('[CLS]', '质', '量', '好', '[SEP]', '不', '好', '[SEP]')"

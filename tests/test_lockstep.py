@@ -1,0 +1,166 @@
+"""Training in lockstep: resynchronised steps, free-running ones, and what is said of those that diverge."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from concord import spec
+from concord.conformance import record
+from concord.conformance.campaign import Settings
+from concord.conformance.html import page
+from concord.conformance.lockstep import Entrant, JudgedTraining, Lockstep, free_running, resynchronised
+from concord.conformance.lockstep.cases import standard
+from concord.conformance.lockstep.conduct import about, rates
+from concord.conformance.lockstep.preflight import differences, right_plan
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.training.recipe import Recipe
+from concord.spec.training.trajectory import Training
+from tests.toys.stepping import Stepping
+
+CONFIG = spec.variant("nndl-paddle", d_model=6, num_heads=2, d_ff=5, num_layers=1, vocab_size=17, max_positions=7, num_classes=3)
+DROPOUT = {f"dropout_{site}": 0.1 for site in ("embeddings", "weights", "attention", "activation", "feed_forward", "output", "head")}
+ADAMW: dict[str, Any] = {
+    "algorithm": "adam", "learning_rate": 0.01, "weight_decay": 0.1, "decay_form": "times_rate", "undecayed": ("bias", "gain", "offset"), "clipping": "global_norm",
+    "clip_at": 1.0, "schedule": "linear", "warmup_steps": 2, "total_steps": 7, "accumulation": 2, "accumulation_mean": "samples", **DROPOUT,
+}  # fmt: skip
+
+
+def case(dtype: str = "float32", steps: int = 5, **fields: Any) -> JudgedTraining:
+    """Return some steps of two batches each, the last one of a single batch."""
+    batches = [spec.example_batch(CONFIG, batch=3 - number % 2, tokens=5, seed=number, padding="ragged") for number in range(2 * steps - 1)]
+    windows = [batches[first : first + 2] for first in range(0, len(batches), 2)]
+    return JudgedTraining(CONFIG, spec.initialize(CONFIG, seed=3), Training(Recipe(**{**ADAMW, **fields}), windows, seed=11), dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("mode", [resynchronised, free_running])
+def test_right_training_agrees_at_every_step(mode: Any, dtype: str) -> None:
+    asked = case(dtype)
+    (track,) = mode(asked, [Entrant("toy", Stepping(asked))])
+    assert (track.status, track.steps, track.first_divergence) == ("agrees", 5, None)
+    assert {curve.section for curve in track.curves} == {"losses", "gradients", "norm", "clipped", "rate", "moments", "parameters"}
+    assert 0 < track.worst < 1
+    assert all(len(curve.ratio) == len(curve.difference) == len(curve.envelope) == 5 for curve in track.curves)
+
+
+@pytest.mark.parametrize(
+    ("fields", "tensor", "clause", "explained"),
+    [
+        ({"clip_at": 1.002}, "clipped.", "OPT-7", ("OPT-7",)),
+        ({"epsilon": 1e-6}, "parameters.", "OPT-3", ("OPT-3",)),
+        ({"beta2": 0.99}, "second_moment.", "OPT-3", ("OPT-3",)),
+        ({"undecayed": ()}, "parameters.", "OPT-3", ("OPT-6",)),
+        ({"accumulation_mean": "batches"}, "gradients.", "GRD-1", ("OPT-10",)),
+    ],
+)
+def test_wrong_step_shows_at_its_own_step_with_its_cause(fields: dict[str, Any], tensor: str, clause: str, explained: tuple[str, ...]) -> None:
+    asked = case()
+    (track,) = resynchronised(asked, [Entrant("toy", Stepping(case(**fields), late=2, usual=asked))], stop_first=True)
+    assert track.first_divergence is not None
+    step, name, broken, ratio = track.first_divergence
+    assert (step, broken, track.steps) == (2, clause, 3)
+    assert name.startswith(tensor)
+    assert ratio > 1
+    assert track.first is not None
+    assert (track.first.cause.clauses if track.first.cause else ()) == explained
+
+
+def test_free_running_leaves_its_envelope_after_a_wrong_step_and_stays_beyond() -> None:
+    asked = case(steps=6)
+    (track,) = free_running(asked, [Entrant("toy", Stepping(case(steps=6, epsilon=1e-6), late=3, usual=asked))])
+    assert track.first is not None
+    assert (track.first.step, track.diverged) == (3, 3)
+
+
+def test_backends_with_and_without_deviations_are_each_judged_by_their_own() -> None:
+    asked = case()
+    rounding = {"optimizer_constant_bits": 12.0}
+    own = replace(asked, deviations=rounding)
+
+    class Rounded(Stepping):
+        def step(self, window: Any, report: bool = False) -> Any:
+            trajectory, found = own.trajectory(Arithmetic("float32")), dict[str, Any]()
+            trajectory.load(self.state, self.steps)
+            trajectory.step(window, found.__setitem__)
+            self.state, self.steps = trajectory.state(), trajectory.steps
+            return found
+
+    for mode in (resynchronised, free_running):
+        plain, declared, silent = mode(asked, steps=2, entrants=[Entrant("plain", Stepping(asked)), Entrant("declared", Rounded(asked), rounding), Entrant("silent", Rounded(asked))])
+        assert (plain.status, declared.status, silent.status) == ("agrees", "agrees", "diverges")
+
+
+@pytest.mark.clause("OPT-10", "DRP-3", "OPT-9", "OPT-6", "OPT-1")
+@pytest.mark.parametrize(
+    ("fields", "subject", "clause", "words"),
+    [
+        ({"dropout_head": 0.2}, "dropout masks", "DRP-3", "must be"),
+        ({"warmup_steps": 3}, "schedule", "OPT-9", "step 1 is 0.00333333333 but must be 0.005"),
+        ({"undecayed": ("bias",)}, "decay groups", "OPT-6", "embeddings.norm.bias, embeddings.norm.weight"),
+        ({"epsilon": 1e-7}, "hyperparameters", "OPT-1", "epsilon is 1e-07 but must be 1e-08"),
+    ],
+)
+def test_preflight_names_what_is_going_to_be_done_otherwise(fields: dict[str, Any], subject: str, clause: str, words: str) -> None:
+    asked, other = case(), Stepping(case(**fields))
+    (found,) = differences(asked, right_plan(asked), "toy", other.plan(asked.training.windows), {})
+    assert (found.subject, found.clause) == (subject, clause)
+    assert words in found.text
+
+
+def test_preflight_finds_batches_in_another_order_and_right_ones_right() -> None:
+    asked = case()
+    windows = [*asked.training.windows]
+    assert not differences(asked, right_plan(asked), "toy", Stepping(asked).plan(windows), {})
+    windows[1], windows[2] = windows[2], windows[1]
+    found = differences(asked, right_plan(asked), "toy", Stepping(asked).plan(windows), {})
+    assert [one.subject for one in found] == ["order of batches"]
+    assert "first batch 1 of step 2" in found[0].text
+    assert "which is batch 1 of step 3" in found[0].text
+
+
+def test_preflight_takes_constants_as_a_backend_declares_to_hold_them() -> None:
+    asked = case("float64")
+    held = Stepping(asked).plan(asked.training.windows)
+    held = replace(held, constants={name: float(np.float32(value)) for name, value in held.constants.items()})
+    assert differences(asked, right_plan(asked), "toy", held, {})
+    assert not differences(asked, right_plan(asked), "toy", held, {"optimizer_constant_bits": 24})
+
+
+def outcome(mode: str = "resynchronised") -> Lockstep:
+    asked = case(steps=4)
+    entrants = [Entrant("right", Stepping(asked)), Entrant("wrong", Stepping(case(steps=4, epsilon=1e-6), late=1, usual=asked))]
+    tracks = {"resynchronised": resynchronised, "free-running": free_running}[mode](asked, entrants)
+    return Lockstep(mode, "float32", about(asked, Settings()), tuple(tracks), (), rates(asked.training), {}, 3.0)
+
+
+def test_record_of_lockstep_is_read_back_and_makes_a_page(tmp_path: Path) -> None:
+    found = outcome()
+    assert found.exit_code == 1
+    record.write(tmp_path / "lockstep.json", record.record(found, "lockstep", "four steps"))
+    data = record.read(tmp_path / "lockstep.json")
+    assert record.document(data).outcome == found
+    shown = page(data)
+    assert "wrong diverges first at step 2" in shown
+    assert "epsilon = 1e-06 instead of 1e-08" in shown
+    assert shown.count('class="growth"') == 2 * 7
+
+
+def test_standard_case_meets_what_training_branches_on() -> None:
+    asked = standard(steps=40)
+    trajectory, norms = asked.trajectory(Arithmetic()), list[float]()
+    for window in asked.training.windows:
+        trajectory.step(window, lambda name, values: norms.append(float(values)) if name == "norm" else None)
+    limit, shares = asked.training.recipe.clip_at or 0.0, [len(window) for window in asked.training.windows]
+    assert min(norms) < limit < max(norms)
+    assert (shares[16], shares[-1], max(shares)) == (1, 1, 2)
+    steps = rates(asked.training)
+    assert steps[0] < max(steps) > steps[-1]
+    moments = {name: node.value for name, node in trajectory.optimizer.state.items() if name.startswith("second_moment.")}
+    table = moments["second_moment.embeddings.token.weight"]
+    assert (table == 0).all(-1).sum() > 10
+    assert 0 < max(values.max() for name, values in moments.items() if name.endswith("key.bias")) < 1e-25

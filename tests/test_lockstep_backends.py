@@ -1,0 +1,139 @@
+"""Lockstep in the four frameworks, in their workers, and what the command says of backends that are wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from concord import backends, spec
+from concord.backends.worker import Worker
+from concord.conformance.campaign import Settings
+from concord.conformance.lockstep.cases import example, standard
+from concord.conformance.lockstep.conduct import Field, conduct
+from concord.conformance.lockstep.outcome import MODES
+from concord.conformance.lockstep.preflight import differences, right_plan
+from concord.spec.deviations import declared, in_precision
+from concord.spec.training.recipe import RATES, Recipe
+from tests.toys.surroundings import concord, toy
+
+CONFIG = spec.variant("nndl-paddle", d_model=6, num_heads=2, d_ff=5, num_layers=1, vocab_size=17, max_positions=7, num_classes=3)
+ADAMW = Recipe(
+    algorithm="adam", learning_rate=0.01, weight_decay=0.1, decay_form="times_rate", undecayed=("bias", "gain", "offset"), clipping="global_norm", clip_at=1.0, schedule="linear",
+    warmup_steps=3, total_steps=7, accumulation=2, accumulation_mean="samples",
+).replace(**dict.fromkeys(RATES, 0.1))  # fmt: skip
+
+
+class OneWorker(Settings):
+    """Settings by which the worker of a test is opened, and stays open."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(asked=(worker.name,))
+        object.__setattr__(self, "worker", worker)
+
+    def open(self, name: str, opened: Callable[[Worker], None] = lambda worker: None) -> Any:
+        return _Open(self.worker)  # type: ignore[attr-defined]
+
+
+class _Open:
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+
+    def __enter__(self) -> Worker:
+        return self.worker
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("mode", MODES)
+def test_backend_agrees_in_lockstep(worker: Worker, mode: str, dtype: str) -> None:
+    found = conduct(example(CONFIG, ADAMW, 4, batch=3, tokens=5, seed=1, dtype=dtype), [worker.name], OneWorker(worker), mode)
+    assert not found.differences
+    (track,) = found.tracks
+    assert (track.status, track.steps, track.detail) == ("agrees", 4, ""), track.first
+    assert {curve.section for curve in track.curves} == {"losses", "gradients", "norm", "clipped", "rate", "moments", "parameters"}
+    assert found.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"algorithm": "sgd", "momentum": 0.9, "decay_form": "coupled"},
+        {"algorithm": "rmsprop", "epsilon_placement": "inside", "decay_form": "alone", "beta2": 0.9},
+        {"epsilon_placement": "uncorrected", "clipping": "value", "undecayed": ("bias",)},
+        {"table_updates": "lazy", "amsgrad": True},
+    ],
+)
+def test_backend_says_what_it_is_going_to_do(worker: Worker, fields: dict[str, Any]) -> None:
+    case = example(CONFIG, ADAMW.replace(**fields), 3, batch=3, tokens=5, seed=2)
+    with worker.train(Field(case, Settings(), ExitStack()).request()) as session:
+        found, held = session.plan(case.training.windows), in_precision(declared(session.info["deviations"]), case.dtype)
+        assert not differences(case, right_plan(case), worker.name, found, held)
+        assert len(found.masks) == 2 * 7
+        assert found.decayed
+        assert set(found.constants) >= {"clip_at", "weight_decay"}
+
+
+def test_command_names_step_tensor_and_cause_of_a_late_fault(tmp_path: Path) -> None:
+    sizes = [f"--set={name}={value}" for name, value in (("d_model", 6), ("num_heads", 2), ("d_ff", 5), ("num_layers", 1), ("vocab_size", 17), ("max_positions", 7))]
+    recipe = [f"--set={name}={value}" for name, value in (("schedule", "linear"), ("warmup_steps", 3), ("total_steps", 7), ("learning_rate", 0.01), ("accumulation", 2))]
+    ran = concord("train", "--lockstep", "--variant", "nndl-paddle", *sizes, *recipe, "--steps", "4", "--tokens", "5", "--backend", toy("Late", "late"), "--json", tmp_path / "found.json")
+    assert ran.returncode == 1, ran.stderr
+    assert "diverges first at step 3, parameters." in ran.stdout
+    data = json.loads((tmp_path / "found.json").read_text())
+    assert (data["kind"], data["exit_code"], data["mode"]) == ("lockstep", 1, "resynchronised")
+    assert data["tracks"][0]["first"]["step"] == 2
+
+
+def test_command_names_a_difference_before_the_first_step() -> None:
+    sizes = [f"--set={name}={value}" for name, value in (("d_model", 6), ("num_heads", 2), ("d_ff", 5), ("num_layers", 1), ("vocab_size", 17), ("max_positions", 7))]
+    decay = ["--set=algorithm=adam", "--set=weight_decay=0.1", "--set=decay_form=times_rate", '--set=undecayed=["bias", "gain", "offset"]']
+    ran = concord("train", "--lockstep", "--variant", "nndl-paddle", *sizes, *decay, "--steps", "1", "--tokens", "5", "--backend", toy("Decaying", "late"))
+    assert ran.returncode == 1, ran.stderr
+    assert "before the first step: decay groups (OPT-6)" in ran.stdout
+    assert "decay but must not" in ran.stdout
+
+
+def test_backend_that_holds_no_training_is_unsupported_and_one_that_is_not_there_missing() -> None:
+    ran = concord("train", "--lockstep", "--case", "standard", "--steps", "1", "--backend", toy("NumpyBackend"), "--backend", "nowhere.at_all:Backend")
+    assert ran.returncode == 3
+    assert "unsupported" in ran.stdout
+    assert "missing" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ([], "give one of --case, --variant and --config"),
+        (["--case", "standrad"], "unknown case of lockstep 'standrad'"),
+        (["--case", "standard", "--batch", "3"], "--case standard has batches and a recipe of its own"),
+        (["--variant", "bert", "--steps", "0", "--dtype", "float31"], "--steps is 0 but must be at least 1"),
+        (["--variant", "bert", "--set", "depth=3"], "unknown field in --set NAME=VALUE: 'depth'"),
+    ],
+)
+def test_options_that_describe_no_training_are_refused(invoke: Callable[..., Any], options: list[str], problem: str) -> None:
+    code, _, errors = invoke("train", "--lockstep", *options)
+    assert code == 2
+    assert any(problem in line for line in errors), errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_standard_case_raises_no_false_alarm(dtype: str, seed: int) -> None:
+    found = conduct(standard(seed=seed, dtype=dtype), backends.BUILT_IN, Settings(threads=1, asked=backends.BUILT_IN), MODES[0], stop_first=True)
+    assert not found.differences
+    assert [(track.backend, track.status, track.steps) for track in found.tracks] == [(name, "agrees", 200) for name in backends.BUILT_IN]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_free_running_stays_inside_the_envelope(dtype: str) -> None:
+    found = conduct(standard(seed=0, dtype=dtype), backends.BUILT_IN, Settings(threads=1, asked=backends.BUILT_IN), MODES[1])
+    assert [(track.backend, track.status, track.steps) for track in found.tracks] == [(name, "agrees", 200) for name in backends.BUILT_IN]

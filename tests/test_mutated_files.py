@@ -1,0 +1,223 @@
+"""Every file that a command reads, spoilt: it is read, or refused in lines that name it, in bounded time and memory; nothing else is raised."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from rich.console import Console
+from safetensors.numpy import save
+
+from concord.conformance import check_jobs, dump, published, record, report
+from concord.conformance.fuzz.replay import read_found
+from concord.conformance.golden_files.golden import read as read_golden
+from concord.conformance.html import page
+from concord.spec.cases import files as case_files
+from concord.spec.errors import SpecError
+from concord.spec.reference import reference
+from concord.spec.sources import table
+from concord.speed import compare, markdown, presets
+from concord.speed import record as speed_record
+from concord.speed.page import page as speed_page
+from concord.speed.plan import Plan
+from concord.speed.table import show, show_changes
+from tests.toys.mutations import mutated
+from tests.toys.surroundings import ROOT
+
+TOGETHER = 10_000
+"""Spoilt files of the long campaign."""
+
+SECONDS = 20
+"""Of the processor, that one spoilt file may take; a right one takes less than one."""
+
+MEMORY = 1 << 30
+"""Bytes beyond those at the start that may be held."""
+
+
+def exported(folder: Path) -> None:
+    """A small case with its run."""
+    (job,) = check_jobs(["keras-attention"], ["float64"], "attention", ["keras-attention-single-attention"])
+    for name, content in dump.case_files(job).items():
+        (folder / name).write_bytes(content)
+    truth = reference(job.config, job.weights, job.batch, gradients=True, part=job.part)
+    arrays = {"output": truth.output, "loss": truth.loss, **{f"taps/{name}": array for name, array in truth.taps.items()}}
+    arrays |= {f"gradients/{name}": array for name, array in truth.gradients.items()}
+    (folder / "run.safetensors").write_bytes(save({name: np.asarray(array, order="C") for name, array in arrays.items()}))
+    about = {"backend": "mine", "info": {"undelivered_taps": ["*.x"], "deviations": [{"name": "softmax_floor", "value": -64.0, "reason": "so it is"}]}}
+    (folder / "run.json").write_text(json.dumps(about))
+
+
+def found(folder: Path) -> None:
+    exported(folder)
+    about = {"format": "concord.found/1", "backend": "torch", "status": "diverges", "settings": {"device": "cpu", "precision": "strict"}}
+    (folder / "found.json").write_text(json.dumps(about))
+
+
+def copied(*paths: Path) -> Callable[[Path], None]:
+    return lambda folder: [shutil.copy(path, folder / path.name) for path in paths] and None
+
+
+def recorded(folder: Path) -> None:
+    exported(folder)
+    record.write(folder / "out.json", record.record(dump.judge_dumps(folder), "check", "a title"))
+    for path in [*folder.glob("run.*"), *folder.glob("case.*")]:
+        path.unlink()
+
+
+def quietly() -> Console:
+    return Console(file=io.StringIO(), width=200)
+
+
+def show_dumps(folder: Path) -> None:
+    result = dump.judge_dumps(folder)
+    report.show(result, quietly(), "title")
+    page(record.record(result, "check", "title"))
+
+
+def show_speed(folder: Path) -> None:
+    data = speed_record.read(folder / "speed.json")
+    show_changes(data, data, list(compare(data, data)), quietly())
+    resumed = speed_record.Record(Plan(names=("torch",), workloads=(), modes=(), limit=16.0), data).as_dict()
+    show(resumed, quietly())
+    markdown.markdown(resumed)
+    speed_page(resumed)
+
+
+SOURCE = "keras-attention"
+GOLDEN = sorted(published.INCLUDED.rglob("*.safetensors"), key=lambda path: path.stat().st_size)
+TRAINING = sorted(published.SHARED.glob("*/train_*.safetensors"), key=lambda path: path.stat().st_size)
+CONFIG = next((ROOT / "spec" / "variants").glob("bert.toml"))
+
+READERS: dict[str, tuple[Callable[[Path], None], Callable[[Path], object]]] = {
+    "a case and its run": (exported, show_dumps),
+    "a finding": (found, read_found),
+    "a golden file": (copied(GOLDEN[0]), lambda folder: read_golden(folder / GOLDEN[0].name)),
+    "a folder of golden files": (copied(GOLDEN[len(GOLDEN) // 2]), published.collect),
+    **({"a training file": (copied(TRAINING[0]), lambda folder: read_golden(folder / TRAINING[0].name))} if TRAINING else {}),
+    "a report": (recorded, lambda folder: page(record.read(folder / "out.json"))),
+    "a speed record": (copied(ROOT / "conformance" / "results" / "speed.json"), show_speed),
+    "a configuration": (copied(CONFIG), lambda folder: presets.own_config(folder / CONFIG.name)),
+    "a table of a source": (copied(ROOT / "spec" / "sources" / f"{SOURCE}.toml"), lambda folder: table.read(folder / f"{SOURCE}.toml")),
+    "a standard case": (copied(*(case_files.FOLDER / f"keras-attention-long.{end}" for end in ("json", "safetensors"))), lambda folder: case_files.read_case(folder / "keras-attention-long.json")),
+    "a page with markers": (lambda folder: (folder / "README.md").write_text("a\n<!-- begin check -->\nb\n<!-- end check -->\nc\n") and None, lambda folder: report.within(folder / "README.md", "check", "x")),
+}
+
+
+@dataclasses.dataclass
+class Tally:
+    counts: Counter[str] = dataclasses.field(default_factory=Counter)
+    wrong: list[str] = dataclasses.field(default_factory=list)
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """Have what takes too long or holds too much fail, and not the machine."""
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    held = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") if sys.platform == "linux" else 0
+    before = signal.signal(signal.SIGPROF, _late)
+    try:
+        if held:
+            resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY, limits[1]))
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def _late(*_: object) -> None:
+    raise TimeoutError(f"it took more than {SECONDS} s")
+
+
+def campaign(reader: str, times: int, folder: Path, first: int = 0) -> Tally:
+    """Spoil the files of a reader, one at a time, and let it read them."""
+    make, read = READERS[reader]
+    make(folder)
+    right = {path.name: path.read_bytes() for path in folder.iterdir()}
+    read(folder)  # what is right is read
+    tally = Tally()
+    with bounded():
+        for seed in range(first, first + times):
+            random = Random(seed)
+            name = random.choice(sorted(right))
+            (folder / name).write_bytes(mutated(right[name], name, random))
+            signal.setitimer(signal.ITIMER_PROF, SECONDS)
+            try:
+                read(folder)
+                tally.counts["read"] += 1
+            except SpecError as error:
+                tally.counts["refused"] += 1
+                lines = [line for line in error.problems if "\n" in line or (str(folder) not in line and name not in line)]
+                tally.wrong += [f"{seed} {name}: not one line that names the file: {line[:200]!r}" for line in lines[:1]]
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+                frames = []
+                trace = error.__traceback__
+                while trace:
+                    frames.append(f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}")
+                    trace = trace.tb_next
+                tally.wrong.append(f"{seed} {name}: {type(error).__name__}: {str(error)[:150]} at {' '.join(frames[-4:])}")
+            finally:
+                signal.setitimer(signal.ITIMER_PROF, 0)
+                (folder / name).write_bytes(right[name])
+    return tally
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_spoilt_file_is_read_or_refused(reader: str, tmp_path: Path) -> None:
+    tally = campaign(reader, 25, tmp_path)
+    assert tally.wrong == []
+    assert tally.counts["refused"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reader", READERS)
+def test_thousands_of_spoilt_files_are_read_or_refused(reader: str, tmp_path: Path) -> None:
+    started = time.monotonic()
+    tally = campaign(reader, TOGETHER // len(READERS), tmp_path, first=1000)
+    print(f"{reader}: {dict(tally.counts)} in {time.monotonic() - started:.0f} s")
+    assert tally.wrong == []
+
+
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "a case and its run": ("check", "--from-dump", "."),
+    "a finding": ("fuzz", "--replay", ".", "--backend", "tests.toys.numpy_backend:"),
+    "a folder of golden files": ("golden", ".", "--backend", "tests.toys.numpy_backend:"),
+    "a report": ("report", "out.json", "--html", "page.html"),
+    "a speed record": ("speed", "--compare", "speed.json", "speed.json"),
+    "a configuration": ("speed", "--config", "bert.toml", "--backend", "tests.toys.numpy_backend:"),
+    "a page with markers": ("check", "--markdown", "README.md", "--backend", "tests.toys.numpy_backend:"),
+}
+"""What reads each; no class bears this name, so that nothing runs when what is spoilt is read all the same."""
+
+
+@pytest.mark.parametrize("reader", COMMANDS)
+def test_a_command_says_in_a_line_what_is_wrong_with_a_spoilt_file(reader: str, tmp_path: Path, invoke: Callable[..., tuple[int, str, list[str]]], monkeypatch: pytest.MonkeyPatch) -> None:
+    READERS[reader][0](tmp_path)
+    right = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    monkeypatch.chdir(tmp_path)
+    with bounded():
+        for seed in range(6):
+            random = Random(seed)
+            name = random.choice(sorted(right))
+            (tmp_path / name).write_bytes(mutated(right[name], name, random))
+            code, _, lines = invoke(*COMMANDS[reader])
+            assert code in (0, 1, 2, 3)
+            assert all(line.startswith("concord: error: ") for line in lines)
+            assert (code == 2) == bool(lines)
+            (tmp_path / name).write_bytes(right[name])

@@ -1,0 +1,165 @@
+"""Ordinary training: what is made of a plan, and that an interrupted run ends as one that was not."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from concord import spec
+from concord.spec.errors import SpecError
+from concord.spec.training.recipe import Recipe
+from concord.spec.training.schedules import learning_rate
+from concord.training import checkpoint
+from concord.training.checkpoint import Checkpoint, Progress
+from concord.training.log import COLUMNS, read_log
+from concord.training.ordinary import Source, evaluate, fit
+from concord.training.plan import Plan
+from tests.conftest import small_config
+from tests.toys.trainable import Trainable
+
+RECIPE = Recipe(
+    algorithm="adam", learning_rate=0.02, clipping="global_norm", clip_at=1.0, schedule="linear", warmup_steps=2, total_steps=13,
+    accumulation=2, accumulation_mean="samples", dropout_attention=0.1, dropout_head=0.2,
+)  # fmt: skip
+CONFIG = small_config(d_model=6, d_ff=7, num_layers=1)
+
+
+def batches(epoch: int) -> Iterator[tuple[list[int], spec.Batch]]:
+    """Yield five batches, the last of which is small: three steps of an epoch."""
+    order = np.random.default_rng([3, epoch]).permutation(5)
+    for number in order:
+        size = 2 if number == 4 else 3
+        yield [10 * int(number) + row for row in range(size)], spec.example_batch(CONFIG, batch=size, tokens=5, seed=int(number))
+
+
+SOURCE = Source(batches, lambda: iter([spec.example_batch(CONFIG, batch=7, tokens=5, seed=99)]))
+
+
+def beginning(**fields: Any) -> Checkpoint:
+    plan = Plan(**{"backend": "numpy", "steps": 11, "log_every": 2, "save_every": 2, **fields})
+    return Checkpoint(CONFIG, spec.initialize(CONFIG, seed=1), recipe=RECIPE, progress=Progress(seed=7, plan=plan))
+
+
+def after(steps: int) -> Callable[[], bool]:
+    """Return what halts training after so many steps."""
+    asked = iter(range(10**6))
+    return lambda: next(asked) >= steps - 1
+
+
+def same(one: Checkpoint, other: Checkpoint) -> None:
+    for name in ("weights", "state"):
+        found, wanted = getattr(one, name), getattr(other, name)
+        assert {key: array.tobytes() for key, array in found.items()} == {key: array.tobytes() for key, array in wanted.items()}
+    timeless = {"seconds": 0.0, "logs": {}, "recent": []}
+    assert dataclasses.replace(one.progress, **timeless) == dataclasses.replace(other.progress, **timeless)
+
+
+def timeless(run: Path) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name not in ("seconds", "tokens_per_second")} for row in read_log(run)]
+
+
+def test_training_makes_the_steps_of_its_recipe_and_keeps_the_best(tmp_path: Path) -> None:
+    last = fit(Trainable(), beginning(), SOURCE, tmp_path).last
+    assert (last.progress.step, last.progress.epoch, last.progress.position, last.progress.ended) == (11, 3, 4, "11 steps")
+    same(checkpoint.read(tmp_path, "last"), last)
+    rows = read_log(tmp_path)
+    assert [row["step"] for row in rows] == [2, 3, 4, 6, 8, 9, 10, 11]
+    assert all(row["learning_rate"] == learning_rate(RECIPE, row["step"] - 1) for row in rows if "loss" in row)
+    found = {row["step"]: (row["dev_accuracy"], -row["dev_loss"]) for row in rows if "dev_loss" in row}
+    assert list(found) == [3, 6, 9, 11]
+    best = last.progress.best
+    assert best is not None
+    assert (best.step, (best.accuracy, -best.loss)) == max(found.items(), key=lambda item: item[1])
+    assert checkpoint.steps(tmp_path) == sorted({best.step, 11})
+    ids = hashlib.sha256().hexdigest()
+    for epoch in range(4):
+        names = [name for name, _ in batches(epoch)][: 4 if epoch == 3 else 5]
+        for place in range(0, len(names), 2):
+            window = [name for batch in names[place : place + 2] for name in batch]
+            ids = hashlib.sha256((ids + "\n" + "".join(f"{name}\n" for name in window)).encode()).hexdigest()
+    assert last.progress.samples == ids
+
+
+@pytest.mark.parametrize("halts", [[1, 4], [2, 3], [5, 6]])
+def test_interrupted_run_ends_with_the_same_bits_and_the_same_log(tmp_path: Path, halts: list[int]) -> None:
+    whole = fit(Trainable(), beginning(), SOURCE, tmp_path / "whole").last
+    run, start = tmp_path / "run", beginning()
+    for steps in halts:
+        halted = fit(Trainable(), start, SOURCE, run, halted=after(steps)).last
+        start = checkpoint.read(run, "last")
+        same(start, halted)
+        # What a kill leaves behind: lines of steps that are lost, and half of one.
+        for name in ("log.csv", "log.jsonl"):
+            with (run / name).open("a") as file:
+                file.write("lost\n{")
+    same(fit(Trainable(), start, SOURCE, run).last, whole)
+    assert timeless(run) == timeless(tmp_path / "whole")
+    with (run / "log.csv").open() as file:
+        assert [int(row["step"]) for row in csv.DictReader(file)] == [row["step"] for row in read_log(run)]
+
+
+def test_patience_minutes_and_epochs_end_a_run(tmp_path: Path) -> None:
+    frozen = dataclasses.replace(beginning(steps=None, patience=2), recipe=dataclasses.replace(RECIPE, learning_rate=0.0))
+    assert fit(Trainable(), frozen, SOURCE, tmp_path / "a").last.progress.ended == "no improvement in 2 evaluations"
+    assert checkpoint.read(tmp_path / "a", "last").progress.epoch == 3
+    assert checkpoint.read(tmp_path / "a").progress.step == 3
+    assert fit(Trainable(), beginning(steps=None, epochs=2), SOURCE, tmp_path / "b").last.progress.step == 6
+    ended = fit(Trainable(), beginning(steps=None, minutes=1e-9), SOURCE, tmp_path / "c").last.progress
+    assert (ended.step, ended.ended) == (1, "1e-09 minutes")
+
+
+def test_loss_that_is_not_finite_ends_a_run_and_leaves_its_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as refused:
+        fit(Trainable(infinite=5), beginning(), SOURCE, tmp_path)
+    last = checkpoint.step_folder(tmp_path, 4)
+    assert refused.value.problems == [f"the loss of step 6 is inf: training has diverged at a learning rate of 0.0127; the last checkpoint is {last}"]
+    assert checkpoint.read(tmp_path, "last").progress.step == 4
+
+
+def test_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, files: object) -> None:
+        if path.name == "step-00000006":
+            raise SpecError(f"{path}: cannot be written: No space left on device")
+        write_folder(path, files)
+
+    write_folder = checkpoint.write_folder
+    monkeypatch.setattr(checkpoint, "write_folder", full)
+    with pytest.raises(SpecError, match="No space left on device"):
+        fit(Trainable(), beginning(), SOURCE, tmp_path)
+    assert checkpoint.read(tmp_path, "last").progress.step == 4
+
+
+def test_plan_lists_all_numbers_out_of_range() -> None:
+    with pytest.raises(SpecError) as refused:
+        Plan(backend="torch", batch=0, minutes=-1.0, evaluate_every=0, best_by="f1")
+    assert refused.value.problems == [
+        "--batch is 0 but must be at least 1",
+        "--evaluate-every is 0 but must be at least 1",
+        "--minutes is -1 but must be above 0",
+        "--best-by is 'f1' but must be accuracy or loss",
+    ]
+
+
+def test_log_has_no_other_columns_than_it_says(tmp_path: Path) -> None:
+    fit(Trainable(), beginning(), SOURCE, tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert {name for line in lines for name in line} == set(COLUMNS)
+
+
+@pytest.mark.parametrize(("classes", "ignored"), [(3, None), (3, 1), (1, None)])
+def test_evaluation_is_the_mean_loss_of_the_specification(classes: int, ignored: int | None) -> None:
+    config = CONFIG.replace(num_classes=classes, ignore_label=ignored)
+    weights, batch = spec.initialize(config, seed=2), spec.example_batch(config, batch=7, tokens=5, seed=4)
+    truth = spec.reference(config, weights, batch)
+    loss, accuracy = evaluate(lambda given: spec.reference(config, weights, given).logits, config, [batch])
+    assert abs(loss - float(truth.loss)) <= 8 * np.spacing(float(truth.loss))
+    counted = batch.required("labels") != (-1 if ignored is None else ignored)
+    assert accuracy == float((spec.predict(config, truth.logits) == batch.labels)[counted].mean())

@@ -1,0 +1,285 @@
+"""What a command writes: looked at before it works, written whole or not at all; and a terminal that may be gone."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from concord.conformance.campaign import Settings
+from concord.conformance.fuzz import Findings, Plan, read_found, sample, write_failures
+from concord.conformance.fuzz.findings import Failure, Origin
+from concord.spec import files
+from concord.spec.errors import SpecError
+from concord.spec.files import write_folder
+from concord.terminal import Terminal
+from tests.toys.surroundings import PATIENCE, ROOT, concord, toy
+
+Invoke = Callable[..., tuple[int, str, list[str]]]
+
+MARKED = "before\n<!-- begin check -->\nold\n<!-- end check -->\nafter\n"
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An exported case with its run: what is judged without a worker."""
+    folder = tmp_path_factory.mktemp("answered") / "cases"
+    assert concord("export-case", folder, "--case", "bert-single", "--dtype", "float32").returncode == 0
+    subprocess.run([sys.executable, ROOT / "tests" / "toys" / "standalone.py", folder], timeout=PATIENCE, check=True)
+    return folder
+
+
+# Before anything runs.
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Path:
+    """A folder of names that are no good."""
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "none" / "file")
+    (tmp_path / "one").write_text("kept")
+    (tmp_path / "other").hardlink_to(tmp_path / "one")
+    (tmp_path / "linked").symlink_to(tmp_path / "new")
+    (tmp_path / "latin.md").write_bytes(MARKED.encode() + b"\xff")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (f"--json {'n' * 300}", f"{'n' * 300}: cannot be written: File name too long"),
+        ("--html circle", "circle: cannot be written: Too many levels of symbolic links"),
+        ("--json nowhere", "nowhere: cannot be written: No such file or directory"),
+        ("--json one --html other", "other: is named twice"),
+        ("--json new --html linked", "linked: is named twice"),
+        ("--json new --markdown new", "new: is named twice"),
+        ("--markdown one", "one: lacks the lines '<!-- begin check -->' and '<!-- end check -->'"),
+        ("--markdown none.md", "none.md: no such file"),
+        ("--markdown latin.md", "latin.md: is no text in utf-8: invalid start byte at byte 57"),
+        ("--json 'a\nb\x1b[31m/x'", "a\\nb\\x1b[31m/x: cannot be written: No such file or directory"),
+    ],
+    ids=lambda text: text[:24],
+)
+def test_an_output_that_cannot_be_written_is_refused_before_anything_runs(invoke: Invoke, places: Path, monkeypatch: pytest.MonkeyPatch, line: str, expected: str) -> None:
+    monkeypatch.chdir(places)
+    before = sorted(os.listdir(places))
+    for command in ("check --backend tests.toys.numpy_backend:NumpyBackend", "check --from-dump ."):
+        code, output, lines = invoke(*shlex.split(f"{command} {line}"))
+        assert (code, output, lines) == (2, "", [f"concord: error: {expected}"])
+    assert sorted(os.listdir(places)) == before
+    assert (places / "one").read_text() == "kept"
+
+
+def test_a_record_is_not_replaced_by_its_page(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "out.json").write_text("{}")
+    code, _, lines = invoke("report", tmp_path / "out.json", "--html", tmp_path / "out.json")
+    assert (code, lines) == (2, [f"concord: error: {tmp_path / 'out.json'}: is read; name another file to write"])
+
+
+def test_a_name_that_is_no_text_is_written_and_read(invoke: Invoke, answered: Path, tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe"))
+    shutil.copytree(answered, folder)
+    assert invoke("check", "--from-dump", folder, "--json", folder / "out.json", "--html", folder / "out.html")[0] == 0
+    assert invoke("report", folder / "out.json", "--html", tmp_path / "page.html")[0] == 0
+
+
+# A full disk.
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[Path]]:
+    """Return a function that fills the disk in the middle of a write; it returns the list of what was to be written."""
+    put = files._put
+
+    def fill(at: int) -> list[Path]:
+        written: list[Path] = []
+
+        def half(path: Path, content: bytes) -> None:
+            written.append(path)
+            if len(written) - 1 != at:
+                return put(path, content)
+            put(path, content[: len(content) // 2])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+        monkeypatch.setattr(files, "_put", half)
+        return written
+
+    return fill
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+OLD = {"out.json": b"old", "out.html": b"old", "README.md": MARKED.encode()}
+
+
+def test_a_full_disk_leaves_each_output_as_it_was_or_as_it_should_be(invoke: Invoke, answered: Path, tmp_path: Path, full: Callable[[int], list[Path]]) -> None:
+    names = list(OLD)
+    command = ["check", "--from-dump", answered, "--json", tmp_path / names[0], "--html", tmp_path / names[1], "--markdown", tmp_path / names[2]]
+    for at in range(len(names) + 1):
+        for name, content in OLD.items():
+            (tmp_path / name).write_bytes(content)
+        written = full(at)
+        code, output, lines = invoke(*command)
+        assert "1 agrees" in output
+        assert len(written) == len(names)
+        if at == len(names):
+            assert (code, lines) == (0, [])
+        else:
+            assert (code, lines) == (2, [f"concord: error: {tmp_path / names[at]}: cannot be written: No space left on device"])
+        found = contents(tmp_path)
+        assert found.keys() == OLD.keys()
+        for place, name in enumerate(names):
+            assert (found[name] == OLD[name]) == (place == at)
+
+
+def test_a_full_disk_leaves_no_half_of_an_export(invoke: Invoke, tmp_path: Path, full: Callable[[int], list[Path]]) -> None:
+    for at in range(4):
+        full(at)
+        code, output, (line,) = invoke("export-case", tmp_path / "cases", "--case", "bert-single")
+        assert (code, output) == (2, "")
+        assert line.endswith(": cannot be written: No space left on device")
+        assert not contents(tmp_path)
+    full(4)
+    assert invoke("export-case", tmp_path / "cases", "--case", "bert-single")[0] == 0
+    assert len(contents(tmp_path)) == 4
+
+
+@pytest.fixture
+def findings() -> Findings:
+    """Two failures, of which nobody has to be found first."""
+    cases = sample(Plan(names=(), parts=("dot_product",), shapes=1), range(2))
+    failures = [
+        Failure((f"b{i}", "diverges", ""), case.dtype, "", "", 2.0, ("it diverges",), case, case, Origin(0, i), 0) for i, case in enumerate(cases)
+    ]
+    return Findings(failures=failures)
+
+
+def test_a_full_disk_takes_a_finding_whole_and_no_other(findings: Findings, tmp_path: Path, full: Callable[[int], list[Path]]) -> None:
+    for at in range(6):
+        full(at)
+        folders, problems = write_failures(tmp_path / str(at), findings, Settings())
+        assert list(folders) == [f"b{1 - at // 3}-0-{1 - at // 3}"]
+        assert [problem.rpartition(": ")[2] for problem in problems] == ["No space left on device"]
+        assert len(contents(tmp_path / str(at))) == 3
+        assert len(read_found(tmp_path / str(at))) == 1
+
+
+def test_a_finding_never_takes_the_place_of_another(findings: Findings, tmp_path: Path) -> None:
+    (first, second), problems = write_failures(tmp_path, findings, Settings())[0].values(), []
+    again, problems = write_failures(tmp_path, findings, Settings())
+    assert (list(again.values()), problems) == ([first, second], [])  # the same is found again
+    other, _ = write_failures(tmp_path, findings, Settings(implementation="library"))
+    assert list(other.values()) == [first.with_name(f"{first.name}-2"), second.with_name(f"{second.name}-2")]
+    (first / "found.json").unlink()  # what an interrupted copy leaves
+    (second / "case.json").write_text("{}")
+    stale = contents(first)
+    latest, _ = write_failures(tmp_path, findings, Settings())
+    assert list(latest.values()) == [first.with_name(f"{first.name}-3"), second.with_name(f"{second.name}-3")]
+    assert contents(first) == stale
+
+
+def test_findings_go_through_a_link_and_into_no_file(findings: Findings, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    (tmp_path / "file").write_text("kept")
+    assert len(write_failures(tmp_path / "link", findings, Settings())[0]) == 2
+    assert len(read_found(tmp_path / "folder")) == 2
+    folders, problems = write_failures(tmp_path / "file", findings, Settings())
+    assert (folders, len(problems)) == ({}, 2)
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_of_two_that_write_a_folder_one_is_told(tmp_path: Path) -> None:
+    write_folder(tmp_path / "a", {"x": b"1"})
+    with pytest.raises(FileExistsError):
+        write_folder(tmp_path / "a", {"x": b"2"})
+    (tmp_path / "b").mkdir()
+    with pytest.raises(FileExistsError):
+        write_folder(tmp_path / "b", {"x": b"2"})
+    assert contents(tmp_path) == {"a/x": b"1"}
+    (tmp_path / "b" / "c").write_text("")
+    with pytest.raises(SpecError, match="b/c/d: cannot be written: Not a directory"):
+        write_folder(tmp_path / "b" / "c" / "d", {})
+
+
+# The terminal.
+
+
+def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    line = f"set -o pipefail; {shlex.quote(sys.executable)} -m concord {command}"
+    return subprocess.run(["bash", "-c", line], cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+
+@pytest.mark.parametrize(
+    ("behind", "environment", "code", "said"),
+    [
+        ("| head -1", {}, 0, ""),
+        (">/dev/full", {}, 2, "concord: error: standard output: cannot be written: No space left on device\n"),
+        (">/dev/full 2>/dev/full", {}, 2, ""),
+        ("| cat", {"PYTHONIOENCODING": "ascii"}, 0, ""),
+        (">&-", {}, 0, ""),
+        ("2>&-", {}, 0, ""),
+    ],
+)
+def test_what_becomes_of_standard_output_loses_no_file(answered: Path, tmp_path: Path, behind: str, environment: dict[str, str], code: int, said: str) -> None:
+    done = shell(f"check --from-dump {answered} --json {tmp_path / 'out.json'} {behind}", **environment)
+    assert (done.returncode, done.stderr) == (code, said)
+    assert json.loads((tmp_path / "out.json").read_text())["exit_code"] == 0
+
+
+def test_a_worker_runs_without_standard_error(tmp_path: Path) -> None:
+    done = shell(f"check --backend {toy('NumpyBackend')} --case bert-single --dtype float32 --json {tmp_path / 'out.json'} <&- 2>&-")
+    assert done.returncode == 0
+    assert "1 agrees" in done.stdout
+
+
+def test_help_and_names_say_that_they_could_not_be_printed() -> None:
+    for command in ("--help", "variants bert"):
+        done = shell(f"{command} >/dev/full")
+        assert (done.returncode, done.stderr) == (2, "concord: error: standard output: cannot be written: No space left on device\n")
+
+
+@pytest.mark.parametrize("name", ["[/red]", "[bold", "[link=x]y[/link]", ":smile:"])
+def test_brackets_in_a_name_are_text(invoke: Invoke, answered: Path, tmp_path: Path, name: str) -> None:
+    folder = shutil.copytree(answered, tmp_path / "[b]")
+    (path,) = folder.rglob("run.json")
+    reason = {"name": "softmax_floor", "value": -1e5, "reason": f"{name} \x1b[31m\u202e"}
+    path.write_text(json.dumps({"backend": name, "info": {"deviations": [reason]}}))
+    code, output, lines = invoke("check", "--from-dump", folder)
+    assert (code, lines) == (0, [])
+    assert output.count(name) == 3  # above its column, and in what it declares
+    assert f"{tmp_path / '[b]'}" in output.replace("\n", "").replace(" ", "")
+    assert "\x1b" not in output
+    assert "\\x1b[31m\\u202e" in output
+
+
+@pytest.mark.parametrize("name", ["\x1b[31mred", "a\nb", "", "n" * 301])
+def test_a_name_that_cannot_be_printed_is_refused(invoke: Invoke, answered: Path, tmp_path: Path, name: str) -> None:
+    folder = shutil.copytree(answered, tmp_path / "cases")
+    (path,) = folder.rglob("run.json")
+    path.write_text(json.dumps({"backend": name}))
+    code, _, (line,) = invoke("check", "--from-dump", folder)
+    assert code == 2
+    assert line.startswith(f"concord: error: {path}: 'backend'")
+    assert line.endswith("must be 1 to 300 characters that can be printed")
+
+
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    monkeypatch.setenv("COLUMNS", "200")
+    return Terminal()
+
+
+def test_a_terminal_shows_what_cannot_be_printed(wide: Terminal, capsys: pytest.CaptureFixture[str]) -> None:
+    wide.print("a\x1b]0;title\x07[red]b[/red]\x9b\u202e\ttab", style="bold")
+    assert capsys.readouterr().out == "a\\x1b]0;title[red]b[/red]\\x9b\\u202e   tab\n"

@@ -1,0 +1,91 @@
+"""Position tables as pictures: products by distance follow from the table, every form is there, and pages and figures are whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from concord import spec
+from concord.training import checkpoint
+from concord.training.positions import TABLE, Form, of_checkpoint, of_variant, page, shown_columns
+from tests.conftest import small_config
+from tests.test_html import Outline, said
+
+Invoke = Callable[..., tuple[int, str, list[str]]]
+
+
+def test_products_are_those_of_rows_by_their_distance() -> None:
+    table = np.random.default_rng(0).standard_normal((7, 5))
+    mean, least, most = Form("a table", table).products()
+    pairs = [[float(table[i] @ table[i + distance]) for i in range(7 - distance)] for distance in range(7)]
+    unit = np.mean(pairs[0])
+    for distance, found in enumerate(pairs):
+        assert abs(mean[distance] - np.mean(found) / unit) < 1e-12
+        assert abs(least[distance] - min(found) / unit) < 1e-12
+        assert abs(most[distance] - max(found) / unit) < 1e-12
+
+
+def test_every_form_of_a_sinusoid_is_there_and_the_layout_changes_no_product() -> None:
+    forms = {form.name: form for form in of_variant("vanilla-encoder")}
+    assert sorted(name.partition(": ")[2] for name in forms) == sorted(f"{layout}, exponent by {exponent}" for layout in ("interleaved", "halves") for exponent in ("pair", "column"))
+    first, *others = forms.values()
+    same = next(form for form in others if form.name.endswith("halves, exponent by pair"))
+    np.testing.assert_array_equal(np.sort(first.table, axis=1), np.sort(same.table, axis=1))
+    mean, least, most = first.products()
+    assert (most - least).max() < 1e-12  # the product follows from the distance alone
+    assert first.half() == int(np.flatnonzero(mean < 0.5)[0])
+    by_column = next(form for form in others if form.name.endswith("interleaved, exponent by column"))
+    assert (by_column.products()[2] - by_column.products()[1]).max() > 1e-3
+
+
+def test_rows_before_the_first_position_are_left_out() -> None:
+    assert len(of_variant("keras-attention")[0].table) == spec.variant("keras-attention").max_positions - 1
+
+
+def test_columns_of_a_wide_table_are_neighbours_in_pairs() -> None:
+    columns = shown_columns(768)
+    assert len(columns) == 256
+    assert (columns[1::2] - columns[::2] == 1).all()
+    assert columns[-1] == 767
+    assert shown_columns(5).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_learned_table_is_that_of_the_checkpoint(tmp_path: Path) -> None:
+    config = small_config("bert")
+    weights = spec.initialize(config, seed=3)
+    checkpoint.write(tmp_path / "run", checkpoint.Checkpoint(config, weights))
+    forms = of_checkpoint(tmp_path / "run")
+    np.testing.assert_array_equal(forms[0].table, weights[TABLE])
+    assert forms[0].name == "run: learned"
+    assert len(forms) == 5
+
+
+def test_the_page_is_one_file_in_the_colours_of_pages() -> None:
+    text = page(of_variant("tf1-text-classifier"), "a title")
+    outline = Outline(text)
+    assert outline.wrong == []
+    identities = outline.attributes("id")
+    assert len(identities) == len(set(identities))
+    assert "var(--s0)" in text
+    assert "#1b66a5" not in text.partition("</style>")[2]
+    assert not [tag for tag, _ in outline.tags if tag in ("img", "image", "link")]
+    assert "exponent by column" in said(text)
+
+
+def test_the_command_writes_page_and_figures(invoke: Invoke, tmp_path: Path) -> None:
+    paths = [tmp_path / f"out.{name}" for name in ("html", "svg", "png")]
+    code, output, lines = invoke("positions", "--variant", "nndl-paddle", "--html", paths[0], "--svg", paths[1], "--png", paths[2])
+    assert (code, lines) == (0, [])
+    assert all(f"written: {path}" in output for path in paths)
+    assert "product of two rows" in paths[1].read_text()
+    assert paths[2].read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("options", "words"), [("", "either --checkpoint or --variant"), ("--variant brt", "unknown variant"), ("--checkpoint nowhere", "nowhere")])
+def test_what_there_is_no_table_of_is_refused(invoke: Invoke, options: str, words: str) -> None:
+    code, output, lines = invoke("positions", *options.split())
+    assert (code, output) == (2, "")
+    assert any(words in line for line in lines)

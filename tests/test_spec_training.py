@@ -1,0 +1,356 @@
+"""Recipes, schedules, dropout, optimizers and trajectories, each against a formula of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from concord import spec
+from concord.conformance.tolerance import Z
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.batch import Batch
+from concord.spec.montecarlo import MonteCarlo
+from concord.spec.training.dropout import kept, philox
+from concord.spec.training.optimizers import Optimizer, clipped, shares, slots
+from concord.spec.training.recipe import Recipe, recipe, recipe_from_mapping, recipes, rounded_hyperparameters
+from concord.spec.training.schedules import learning_rate
+from concord.spec.training.trajectory import Training, Trajectory
+
+Array = NDArray[np.float64]
+
+ADAM = Recipe(algorithm="adam", learning_rate=0.01)
+
+
+# Recipes.
+
+
+def test_every_recipe_is_read() -> None:
+    assert len(recipes()) >= 4
+    assert all(isinstance(recipe(name), Recipe) for name in recipes())
+
+
+@pytest.mark.clause("OPT-1")
+def test_recipe_lists_everything_that_is_wrong() -> None:
+    with pytest.raises(spec.ConfigError) as caught:
+        recipe_from_mapping({"algorithm": "adam", "learning_rate": -1, "clip_at": 2, "undecayed": ["norm"], "schedule": "cosine"})
+    said = str(caught.value)
+    assert len(caught.value.problems) == 4
+    assert all(name in said for name in ("'learning_rate' is -1.0", "'clip_at' is 2.0", "norm", "'total_steps' is None"))
+
+
+@pytest.mark.clause("OPT-11")
+@pytest.mark.parametrize(
+    ("fields", "dtype", "expected"),
+    [
+        ({"algorithm": "adam"}, "float32", {}),
+        ({"algorithm": "adam"}, "bfloat16", {"beta2": 1.0}),
+        ({"algorithm": "adam"}, "float16", {"epsilon": 0.0}),
+        ({"algorithm": "adam", "epsilon": 1e-5, "beta1": 0.9999}, "float16", {"beta1": 1.0, "epsilon": float(np.float16(1e-5))}),
+        ({"algorithm": "rmsprop", "epsilon_placement": "inside", "beta1": 0.999, "beta2": 0.9}, "bfloat16", {}),
+        ({"algorithm": "sgd", "momentum": 0.999, "learning_rate": 1e-8}, "float16", {"learning_rate": 0.0}),
+        ({"algorithm": "sgd", "momentum": 0.999}, "bfloat16", {"momentum": 1.0}),
+        ({"algorithm": "sgd", "weight_decay": 0.1, "decay_form": "times_rate"}, "bfloat16", {"weight_decay": 0.10009765625}),
+        ({"algorithm": "sgd", "weight_decay": 0.1, "decay_form": "coupled"}, "bfloat16", {}),
+    ],
+)
+def test_numbers_that_a_precision_loses_are_listed(fields: dict[str, Any], dtype: str, expected: dict[str, float]) -> None:
+    asked = Recipe(**{"learning_rate": 0.01, **fields})
+    lost = rounded_hyperparameters(asked, dtype)
+    assert {entry.name: entry.rounded for entry in lost} == expected
+    assert all(entry.stated == getattr(asked, entry.name) and entry.consequence for entry in lost)
+
+
+@pytest.mark.clause("OPT-11")
+def test_decay_that_is_said_to_be_lost_changes_no_weight() -> None:
+    weights = np.ldexp(1 + np.arange(1024) / 1024, 0).astype(np.float16)  # all of a binade
+    for share, changed in ((2.0**-12 * 0.99, False), (2.0**-11 * 1.01, True)):
+        lost = rounded_hyperparameters(Recipe(algorithm="sgd", learning_rate=0.01, weight_decay=share, decay_form="alone"), "float16")
+        assert bool(lost) is not changed
+        decayed = (weights.astype(np.float64) - share * weights).astype(np.float16)
+        assert bool((decayed != weights).any()) is changed
+
+
+# Dropout.
+
+
+def words(*values: int) -> tuple[NDArray[np.uint32], ...]:
+    return tuple(np.array([value], np.uint32) for value in values)
+
+
+@pytest.mark.clause("DRP-3")
+@pytest.mark.parametrize(
+    ("counter", "key", "expected"),
+    [
+        ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0), (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
+    ],
+)
+def test_philox_gives_the_published_words(counter: tuple[int, ...], key: tuple[int, int], expected: tuple[int, ...]) -> None:
+    assert tuple(int(word[0]) for word in philox(words(*counter), key)) == expected  # type: ignore[arg-type]
+
+
+def test_dropout_masks_differ_in_everything_that_they_are_keyed_by() -> None:
+    first = kept(3, 5, 1, "head", (101, 103), 0.2)
+    others = [kept(4, 5, 1, "head", (101, 103), 0.2), kept(3, 6, 1, "head", (101, 103), 0.2), kept(3, 5, 0, "head", (101, 103), 0.2), kept(3, 5, 1, "embeddings", (101, 103), 0.2)]
+    deviation = math.sqrt(0.2 * 0.8 / first.size)
+    assert abs(first.mean() - 0.8) < 5 * deviation
+    agree = 0.8**2 + 0.2**2
+    assert all(abs((first == other).mean() - agree) < 5 * math.sqrt(agree * (1 - agree) / first.size) for other in others)
+    assert np.array_equal(first, kept(3, 5, 1, "head", (101, 103), 0.2))
+
+
+# Schedules.
+
+
+@pytest.mark.clause("OPT-9")
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ({"warmup_steps": 4}, [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]),
+        ({"warmup_steps": 4, "first_step": 0}, [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]),
+        ({"schedule": "linear", "warmup_steps": 2, "total_steps": 6}, [0.5, 1.0, 0.75, 0.5, 0.25, 0.0]),
+        ({"schedule": "linear", "warmup_steps": 2, "total_steps": 6, "final_share": 0.2}, [0.5, 1.0, 0.8, 0.6, 0.4, 0.2]),
+        ({"schedule": "linear", "warmup_steps": 2, "total_steps": 10, "decay_start": "first_step", "first_step": 0}, [0.0, 0.5, 0.8, 0.7, 0.6, 0.5]),
+        ({"schedule": "cosine", "total_steps": 4, "first_step": 0}, [1.0, 0.5 + math.sqrt(0.125), 0.5, 0.5 - math.sqrt(0.125), 0.0, 0.0]),
+        ({"schedule": "inverse_square_root", "warmup_steps": 2}, [0.5, 1.0, math.sqrt(2 / 3), math.sqrt(1 / 2), math.sqrt(2 / 5), math.sqrt(1 / 3)]),
+    ],
+)
+def test_schedule_gives_the_share_of_each_step(fields: dict[str, Any], expected: list[float]) -> None:
+    found = [learning_rate(Recipe(algorithm="sgd", learning_rate=2.0, **fields), step) / 2.0 for step in range(6)]
+    assert np.abs(np.subtract(found, expected)).max() < 1e-15
+
+
+# Optimizers.
+
+Formula = Callable[[dict[str, Any], Array, Array, float, int], Array]
+
+
+def momentum(state: dict[str, Any], p: Array, g: Array, rate: float, t: int) -> Array:
+    state["v"] = g if t == 1 else 0.9 * state["v"] + 0.7 * g
+    return p - rate * state["v"]
+
+
+def displacement(state: dict[str, Any], p: Array, g: Array, rate: float, t: int) -> Array:
+    state["d"] = 0.9 * state.get("d", 0.0) + rate * g
+    return p - (0.9 * state["d"] + rate * g)
+
+
+def nesterov(state: dict[str, Any], p: Array, g: Array, rate: float, t: int) -> Array:
+    state["v"] = 0.9 * state.get("v", 0.0) + g
+    return p - rate * (g + 0.9 * state["v"])
+
+
+def moments(state: dict[str, Any], g: Array) -> tuple[Array, Array]:
+    state["m"] = 0.8 * state.get("m", 0.0) + 0.2 * g
+    state["v"] = 0.95 * state.get("v", 0.0) + 0.05 * g**2
+    return state["m"], state["v"]
+
+
+def adam(state: dict[str, Any], p: Array, g: Array, rate: float, t: int) -> Array:
+    m, v = moments(state, g)
+    return p - rate * (m / (1 - 0.8**t)) / (np.sqrt(v / (1 - 0.95**t)) + 1e-2)
+
+
+def adam_uncorrected(state: dict[str, Any], p: Array, g: Array, rate: float, t: int) -> Array:
+    m, v = moments(state, g)
+    return p - rate * math.sqrt(1 - 0.95**t) / (1 - 0.8**t) * m / (np.sqrt(v) + 1e-2)
+
+
+def adam_without_correction(state: dict[str, Any], p: Array, g: Array, rate: float, t: int) -> Array:
+    m, v = moments(state, g)
+    return p - rate * (m / (np.sqrt(v) + 1e-2) + 0.1 * p)
+
+
+def adam_coupled(state: dict[str, Any], p: Array, g: Array, rate: float, t: int) -> Array:
+    return adam(state, p, g + 0.1 * p, rate, t)
+
+
+def adam_alone(state: dict[str, Any], p: Array, g: Array, rate: float, t: int) -> Array:
+    return adam(state, p, g, rate, t) - 0.1 * p
+
+
+def amsgrad(state: dict[str, Any], p: Array, g: Array, rate: float, t: int) -> Array:
+    m, v = moments(state, g)
+    state["largest"] = np.maximum(state.get("largest", 0.0), v)
+    return p - rate * (m / (1 - 0.8**t)) / (np.sqrt(state["largest"] / (1 - 0.95**t)) + 1e-2)
+
+
+def rmsprop(state: dict[str, Any], p: Array, g: Array, rate: float, t: int) -> Array:
+    m, v = 0.95 * state.get("m", 0.0) + 0.05 * g, 0.95 * state.get("v", 0.0) + 0.05 * g**2
+    state.update(m=m, v=v)
+    moved = g / np.sqrt(v - m**2 + 1e-2)
+    state["b"] = 0.9 * state.get("b", 0.0) + moved
+    return p - rate * state["b"]
+
+
+def rmsprop_outside(state: dict[str, Any], p: Array, g: Array, rate: float, t: int) -> Array:
+    state["v"] = 0.95 * state.get("v", 0.0) + 0.05 * g**2
+    return p - rate * g / (np.sqrt(state["v"]) + 1e-2)
+
+
+BETAS = {"algorithm": "adam", "beta1": 0.8, "beta2": 0.95, "epsilon": 1e-2}
+FORMULAS: dict[str, tuple[Formula, dict[str, Any]]] = {
+    "sgd": (lambda state, p, g, rate, t: p - rate * g, {"algorithm": "sgd"}),
+    "momentum": (momentum, {"algorithm": "sgd", "momentum": 0.9, "dampening": 0.3}),
+    "displacement": (displacement, {"algorithm": "sgd", "momentum": 0.9, "momentum_form": "displacement", "nesterov": True}),
+    "nesterov": (nesterov, {"algorithm": "sgd", "momentum": 0.9, "nesterov": True}),
+    "adam": (adam, BETAS),
+    "adam_uncorrected": (adam_uncorrected, {**BETAS, "epsilon_placement": "uncorrected"}),
+    "adam_without_correction": (adam_without_correction, {**BETAS, "bias_correction": False, "weight_decay": 0.1, "decay_form": "times_rate"}),
+    "adam_coupled": (adam_coupled, {**BETAS, "weight_decay": 0.1, "decay_form": "coupled"}),
+    "adam_alone": (adam_alone, {**BETAS, "weight_decay": 0.1, "decay_form": "alone"}),
+    "amsgrad": (amsgrad, {**BETAS, "amsgrad": True}),
+    "rmsprop": (rmsprop, {"algorithm": "rmsprop", "beta2": 0.95, "epsilon": 1e-2, "epsilon_placement": "inside", "centered": True, "momentum": 0.9}),
+    "rmsprop_outside": (rmsprop_outside, {"algorithm": "rmsprop", "beta2": 0.95, "epsilon": 1e-2, "epsilon_placement": "uncorrected"}),
+}
+
+
+@pytest.mark.clause("OPT-2", "OPT-3", "OPT-4", "OPT-5", "OPT-6")
+@pytest.mark.parametrize("name", FORMULAS)
+def test_optimizer_computes_its_formula(name: str) -> None:
+    formula, fields = FORMULAS[name]
+    described, generator, state = Recipe(learning_rate=1.0, **fields), np.random.default_rng(7), dict[str, Any]()
+    arithmetic = Arithmetic()
+    arithmetic.recording = False
+    optimizer = Optimizer(arithmetic, described, {"w": "kernel"})
+    expected = generator.normal(size=(3, 5))
+    node = arithmetic.leaf(expected)
+    for step in range(1, 6):
+        gradient, rate = generator.normal(size=(3, 5)) * 10.0 ** generator.integers(-3, 1, (3, 5)), 0.1 / step
+        expected = formula(state, expected, gradient, rate, step)
+        node = optimizer.update({"w": node}, {"w": arithmetic.leaf(gradient)}, rate)["w"]
+    assert np.abs(node.value - expected).max() < 1e-14
+    assert {key.partition(".")[0] for key in optimizer.state} == set(slots(described)) - ({"momentum"} if not described.momentum else set())
+
+
+def updated(fields: dict[str, Any], kind: str = "kernel", rows: list[int] | None = None) -> tuple[Array, Array]:
+    """Return a table (5, 3) before and after two steps, the second with gradients of rows 1 and 3 alone."""
+    arithmetic = Arithmetic()
+    arithmetic.recording = False
+    optimizer = Optimizer(arithmetic, ADAM.replace(**fields), {"w": kind})
+    generator = np.random.default_rng(11)
+    before = generator.normal(size=(5, 3))
+    gradients = [generator.normal(size=(5, 3)), np.where(np.isin(np.arange(5), [1, 3])[:, None], generator.normal(size=(5, 3)), 0.0)]
+    first = optimizer.update({"w": arithmetic.leaf(before)}, {"w": arithmetic.leaf(gradients[0])}, 0.01)["w"]
+    second = optimizer.update({"w": first}, {"w": arithmetic.leaf(gradients[1])}, 0.01, None if rows is None else {"w": np.array(rows)})["w"]
+    return first.value, second.value
+
+
+@pytest.mark.clause("OPT-8")
+def test_lazy_updates_leave_rows_alone_that_nothing_looked_up() -> None:
+    first, second = updated({"table_updates": "lazy"}, rows=[1, 3])
+    assert np.array_equal(first[[0, 2, 4]], second[[0, 2, 4]])
+    dense = updated({}, rows=[1, 3])[1]
+    assert np.array_equal(second[[1, 3]], dense[[1, 3]])
+    assert (dense[[0, 2, 4]] != first[[0, 2, 4]]).all()
+
+
+@pytest.mark.clause("OPT-6")
+def test_decay_leaves_out_kinds_of_parameters() -> None:
+    fields = {"weight_decay": 0.1, "decay_form": "times_rate", "undecayed": ("gain",)}
+    assert np.array_equal(updated(fields, "gain")[1], updated({}, "gain")[1])
+    assert not np.array_equal(updated(fields, "kernel")[1], updated({}, "kernel")[1])
+
+
+# Clipping and accumulation.
+
+
+def clip(**fields: Any) -> tuple[dict[str, Array], float | None]:
+    arithmetic = Arithmetic()
+    arithmetic.recording = False
+    given = {"a": np.array([3.0, 4.0]), "b": np.array([[12.0]])}
+    found, norm = clipped(arithmetic, ADAM.replace(**fields), {name: arithmetic.leaf(x) for name, x in given.items()}, kinds={"a": "bias", "b": "kernel"})
+    return {name: node.value for name, node in found.items()}, None if norm is None else float(norm.value)
+
+
+@pytest.mark.clause("OPT-7")
+@pytest.mark.parametrize(
+    ("fields", "a", "b", "norm"),
+    [
+        ({"clipping": "global_norm", "clip_at": 6.5}, [1.5, 2.0], 6.0, 13.0),
+        ({"clipping": "global_norm", "clip_at": 13.5}, [3.0, 4.0], 12.0, 13.0),
+        ({"clipping": "global_norm", "clip_at": 7.0, "clip_epsilon": 1.0}, [1.5, 2.0], 6.0, 13.0),
+        ({"clipping": "tensor_norm", "clip_at": 6.0}, [3.0, 4.0], 6.0, None),
+        ({"clipping": "group_norm", "clip_at": 2.5, "undecayed": ("bias",)}, [1.5, 2.0], 2.5, None),
+        ({"clipping": "value", "clip_at": 3.5}, [3.0, 3.5], 3.5, None),
+    ],
+)
+def test_clipping_bounds_what_it_says(fields: dict[str, Any], a: list[float], b: float, norm: float | None) -> None:
+    found, actual = clip(**fields)
+    assert np.abs(found["a"] - a).max() < 1e-15
+    assert abs(found["b"][0, 0] - b) < 1e-15
+    assert actual == norm
+
+
+@pytest.mark.clause("OPT-10")
+@pytest.mark.parametrize(
+    ("mean", "expected"),
+    [("configured", [1 / 3, 1 / 3]), ("batches", [1 / 2, 1 / 2]), ("samples", [7 / 12, 5 / 12]), ("labels", [3 / 4, 1 / 4])],
+)
+def test_short_window_is_weighted_as_the_recipe_says(mean: str, expected: list[float]) -> None:
+    assert shares(ADAM.replace(accumulation=3, accumulation_mean=mean), [(7, 3), (5, 1)]) == expected
+
+
+# Trajectories.
+
+
+CONFIG = spec.variant("nndl-paddle", d_model=6, num_heads=2, d_ff=5, num_layers=1, vocab_size=13, max_positions=7, num_classes=3)
+
+
+def training(described: Recipe, steps: int = 3, seed: int = 0) -> Training:
+    batches = [spec.example_batch(CONFIG, batch=4, tokens=5, seed=number, padding="ragged") for number in range(steps)]
+    return Training(described, [[batch] for batch in batches], seed, reported=(steps - 1,))
+
+
+def observed(asked: Training, arithmetic: Arithmetic, dtype: str = "float32") -> dict[str, Array]:
+    found: dict[str, Array] = {}
+    Trajectory(CONFIG, spec.initialize(CONFIG, seed=2), asked, arithmetic, dtype=dtype).run(found.__setitem__)
+    return found
+
+
+def halves(batch: Batch) -> list[Batch]:
+    return [spec.from_arrays({name: array[part] for name, array in batch.arrays().items()}) for part in (slice(0, 3), slice(3, 4))]
+
+
+def test_accumulation_by_samples_is_one_large_batch() -> None:
+    described = ADAM.replace(accumulation=2, accumulation_mean="samples", clipping="global_norm", clip_at=0.5)
+    whole = training(described.replace(accumulation=1))
+    parted = dataclasses.replace(whole, recipe=described, windows=[halves(window[0]) for window in whole.windows])
+    first, second = observed(whole, Arithmetic(), "float64"), observed(parted, Arithmetic(), "float64")
+    apart = {name: np.abs(first[name] - second[name]).max() for name in first if name.startswith("steps.2.clipped.")}
+    assert len(apart) > 10
+    assert max(apart.values()) < 1e-14
+
+
+@pytest.mark.clause("DRP-2")
+def test_dropout_changes_a_trajectory_by_its_seed_alone() -> None:
+    described = ADAM.replace(dropout_weights=0.3, dropout_attention=0.3, dropout_head=0.2)
+    first, again, other, without = (
+        observed(training(asked, steps=1, seed=seed), Arithmetic())["steps.0.losses.0"] for asked, seed in ((described, 5), (described, 5), (described, 6), (ADAM, 5))
+    )
+    assert first == again
+    assert first != other
+    assert first != without
+
+
+@pytest.mark.parametrize("name", ["adam", "adam_uncorrected", "displacement", "rmsprop_outside"])
+def test_rounded_trajectory_lies_within_its_tolerance_and_a_wrong_one_does_not(name: str) -> None:
+    described = Recipe(learning_rate=0.01, **FORMULAS[name][1]).replace(clipping="global_norm", clip_at=0.7, dropout_feed_forward=0.1)
+    asked = training(described)
+    truth, samples = observed(asked, Arithmetic()), observed(asked, MonteCarlo("float32", 16))
+    sigma = {key: np.maximum(np.sqrt(np.square(samples[key] - truth[key]).mean(0)), 2**-25 * abs(truth[key]) + 1e-30) for key in truth}
+
+    def farthest(run: dict[str, Array]) -> float:
+        return max(float((abs(run[key] - truth[key]) / sigma[key]).max()) for key in truth if key.startswith("steps.2.parameters."))
+
+    assert farthest(observed(asked, Arithmetic("float32", shuffle=3, fused=True))) < Z
+    wrong = dataclasses.replace(asked, recipe=described.replace(clip_at=0.7001))
+    assert farthest(observed(wrong, Arithmetic("float32"))) > Z

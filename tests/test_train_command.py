@@ -1,0 +1,88 @@
+"""``concord train`` and ``concord curves``, as somebody types them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from concord import backends
+from concord.training import checkpoint
+from concord.training.log import read_log
+
+Invoke = Callable[..., tuple[int, str, list[str]]]
+
+SIZES = ("d_model=16", "num_heads=2", "d_ff=32", "num_layers=2", "max_positions=16")
+
+
+def write_pairs(folder: Path) -> Path:
+    """Write pairs in the layout of LCQMC: they are alike if both are of the same four characters."""
+    generator, kinds = np.random.default_rng(5), ("甲乙丙丁", "戊己庚辛")
+
+    def text(kind: int) -> str:
+        return "".join(generator.choice(list(kinds[kind]), generator.integers(2, 6)))
+
+    for split, count in (("train", 601), ("dev", 97), ("test", 101)):
+        lines = [f"{text(a)}\t{text(b)}\t{int(a == b)}" for a, b in generator.integers(0, 2, (count, 2))]
+        (folder / f"{split}.tsv").write_text("\n".join(["text_a\ttext_b\tlabel", *lines]) + "\n")
+    return folder
+
+
+def options(backend: str, data: Path, out: Path, *further: str) -> list[str]:
+    named = [word for size in SIZES for word in ("--set", size)]
+    return ["train", "--backend", backend, "--variant", "bert", "--vocabulary", "20", "--data", str(data), "--out", str(out), "--batch", "29", "--threads", "1", *named, *further]
+
+
+def learn_pairs(open_worker: Any, invoke: Invoke, backend: str, folder: Path) -> Path:
+    open_worker(backend)  # skips where it is not installed
+    run = folder / "run"
+    code, said, errors = invoke(*options(backend, write_pairs(folder), run, "--epochs", "7", "--dropout", "0", "--learning-rate", "5e-3", "--warmup", "20"))
+    assert (code, errors) == (0, [])
+    assert "7 epochs" in said
+    found = json.loads((run / "test.json").read_text())
+    assert found["accuracy"] > 0.9  # of 101 pairs; by chance fewer than 0.7
+    return run
+
+
+def test_pairs_are_learnt_and_shown(open_worker: Any, invoke: Invoke, tmp_path: Path) -> None:
+    run = learn_pairs(open_worker, invoke, "torch", tmp_path)
+    page, picture = tmp_path / "page.html", tmp_path / "curves.png"
+    code, said, errors = invoke("curves", run, run, "--html", page, "--out", picture)
+    assert (code, errors) == (0, [])
+    assert f"written: {page}" in said
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    text = page.read_text()
+    best = checkpoint.read(run, "last").progress.best
+    assert best is not None
+    assert f"{100 * best.accuracy:.2f} %" in text
+    assert "<svg" in text
+    assert {row["step"] for row in read_log(run) if "dev_accuracy" in row} == {21 * epoch for epoch in range(1, 8)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in backends.BUILT_IN])
+def test_every_framework_learns_pairs(open_worker: Any, invoke: Invoke, tmp_path: Path, backend: str) -> None:
+    learn_pairs(open_worker, invoke, backend, tmp_path)
+
+
+def test_what_cannot_be_trained_is_refused_in_lines(invoke: Invoke, tmp_path: Path) -> None:
+    data = write_pairs(tmp_path)
+
+    def refused(*further: str, without: tuple[str, ...] = ()) -> list[str]:
+        given = options("torch", data, tmp_path / "run", *further)
+        code, _, errors = invoke(*[word for word in given if word not in without])
+        assert code == 2
+        return [line.removeprefix("concord: error: ") for line in errors]
+
+    assert refused("--backend", "jax") == ["--backend is given 2 times but must be given once: one framework trains the model"]
+    assert refused(without=("--data", str(data))) == ["--data is not given: what is the model to be trained on? (--resume DIR goes on with a run)"]
+    assert refused("--set", "d_modell=3")[0].startswith("unknown field in --set NAME=VALUE: 'd_modell': did you mean 'd_model'")
+    assert refused("--set", "num_heads=3")[0].startswith("'d_model' is 16 but must be divisible by 'num_heads', which is 3")
+    assert refused("--batch", "0", "--minutes", "-1") == ["--batch is 0 but must be at least 1", "--minutes is -1 but must be above 0"]
+    assert refused("--recipe", "adamm")[0].startswith("unknown recipe 'adamm': did you mean 'adamw'")
+    assert refused("--resume", str(tmp_path / "none"))[0] == f"{tmp_path / 'none'}: no such folder"
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,162 @@
+"""Training in the four frameworks: every step against the oracle, by tolerances that carry rounding through the steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from concord import spec
+from concord.backends.interface import Run, Unsupported
+from concord.conformance.expectation import JudgedTraining
+from concord.conformance.judging import judge
+from concord.conformance.lockstep.envelope import of_training
+from concord.spec.training.recipe import Recipe
+from concord.spec.training.trajectory import Training
+from tests.toys.surroundings import EACH_BACKEND
+
+CONFIG = spec.variant("bert-pytorch", d_model=6, num_heads=2, d_ff=5, num_layers=1, vocab_size=17, max_positions=7, num_classes=3)
+WEIGHTS = spec.initialize(CONFIG, seed=3)
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "adamw": {"algorithm": "adam", "weight_decay": 0.1, "decay_form": "times_rate", "undecayed": ("bias", "gain", "offset"), "clipping": "global_norm", "clip_at": 0.5},
+    "tf1": {"algorithm": "adam", "epsilon_placement": "uncorrected", "clipping": "global_norm", "clip_at": 0.7, "table_gradients": "slices"},
+    "coupled": {"algorithm": "adam", "weight_decay": 0.1, "decay_form": "coupled", "amsgrad": True, "clipping": "value", "clip_at": 0.02},
+    "lazy": {"algorithm": "adam", "bias_correction": False, "table_updates": "lazy", "clipping": "tensor_norm", "clip_at": 0.3},
+    "momentum": {"algorithm": "sgd", "momentum": 0.9, "nesterov": True, "schedule": "linear", "warmup_steps": 1, "total_steps": 5},
+    "displacement": {"algorithm": "sgd", "momentum": 0.9, "momentum_form": "displacement", "schedule": "cosine", "total_steps": 4, "first_step": 0},
+    "rmsprop": {"algorithm": "rmsprop", "beta2": 0.9, "epsilon": 1e-3, "epsilon_placement": "inside", "clipping": "group_norm", "clip_at": 0.4, "undecayed": ("bias",)},
+    "centered": {"algorithm": "rmsprop", "beta2": 0.9, "epsilon": 1e-3, "epsilon_placement": "uncorrected", "centered": True},
+}
+
+
+def training(name: str, **fields: Any) -> Training:
+    """Return three steps of two batches each, the last one of a single batch."""
+    recipe = Recipe(**{"learning_rate": 0.01, "accumulation": 2, "accumulation_mean": "samples", **RECIPES[name], **fields})
+    batches = [spec.example_batch(CONFIG, batch=size, tokens=5, seed=number, padding="ragged") for number, size in enumerate((3, 2, 3, 2, 3))]
+    return Training(recipe, [batches[:2], batches[2:4], batches[4:]], reported=(0, 1, 2))
+
+
+def verdict_of(run: Run, asked: Training, dtype: str) -> Any:
+    def expected(deviations: Any) -> Any:
+        return of_training(JudgedTraining(CONFIG, WEIGHTS, asked, dtype=dtype, deviations=deviations))
+
+    return judge(CONFIG, WEIGHTS, asked.windows[0][0], run, expectation=expected)
+
+
+def trained(open_worker: Any, backend: str, asked: Training, dtype: str = "float32", **settings: Any) -> Run:
+    run: Run = open_worker(backend).run(CONFIG, WEIGHTS, asked.windows[0][0], dtype=dtype, taps=False, training=asked, **settings)
+    return run
+
+
+@pytest.mark.parametrize("backend", EACH_BACKEND)
+@pytest.mark.parametrize("name", RECIPES)
+def test_training_follows_the_recipe_step_by_step(open_worker: Any, backend: str, name: str) -> None:
+    for dtype in ("float64", "float32"):
+        asked = training(name)
+        verdict = verdict_of(trained(open_worker, backend, asked, dtype), asked, dtype)
+        assert verdict.passed, verdict.first_divergence
+        sections = {row.tensor.split(".")[2] for row in verdict.table if row.status == "agrees"}
+        assert sections >= {"losses", "gradients", "parameters"}
+        assert ("norm" in sections) == (asked.recipe.clipping == "global_norm")
+
+
+@pytest.mark.parametrize("backend", EACH_BACKEND)
+def test_compiled_gradients_train_alike(open_worker: Any, backend: str) -> None:
+    asked = dataclasses.replace(training("adamw"), windows=training("adamw").windows[:2], reported=(1,))
+    assert verdict_of(trained(open_worker, backend, asked, execution="compiled"), asked, "float32").passed
+
+
+@pytest.mark.xdist_group("torch")
+@pytest.mark.parametrize(
+    ("name", "fields", "first", "clause"),
+    [
+        ("adamw", {"clip_at": 0.501}, "steps.0.clipped.", "OPT-7"),
+        ("adamw", {"epsilon": 1e-7}, "steps.0.parameters.", "OPT-3"),
+        ("adamw", {"undecayed": ("bias", "gain")}, "steps.0.parameters.", "OPT-3"),
+        ("adamw", {"beta2": 0.9991}, "steps.0.second_moment.", "OPT-3"),
+        ("adamw", {"accumulation_mean": "batches"}, "steps.0.gradients.", "GRD-1"),
+        ("momentum", {"first_step": 0}, "steps.0.rate", "OPT-9"),
+        ("displacement", {"momentum_form": "velocity"}, "steps.0.momentum.", "OPT-2"),
+        ("tf1", {"table_gradients": "dense"}, "steps.0.norm", "OPT-7"),
+        ("lazy", {"table_updates": "dense"}, "steps.1.", "OPT-3"),
+    ],
+)
+def test_wrong_training_is_found_where_it_shows_first(open_worker: Any, name: str, fields: dict[str, Any], first: str, clause: str) -> None:
+    verdict = verdict_of(trained(open_worker, "torch", training(name, **fields)), training(name), "float32")
+    found = verdict.first_divergence
+    assert found is not None
+    assert found.tensor.startswith(first)
+    assert found.clause == clause
+
+
+def test_backend_that_does_not_train_says_so(open_worker: Any) -> None:
+    with pytest.raises(Unsupported, match="does not train"):
+        trained(open_worker, "tests.toys.numpy_backend:NumpyBackend", training("adamw"))
+
+
+LIBRARY = spec.variant("bert", d_model=6, num_heads=2, d_ff=5, num_layers=1, vocab_size=17, max_positions=7)
+
+
+def library_training(**fields: Any) -> Training:
+    recipe = Recipe(**{"learning_rate": 0.01, **RECIPES["adamw"], **fields})
+    return Training(recipe, [[spec.example_batch(LIBRARY, batch=3, tokens=5, seed=seed, padding="ragged")] for seed in (1, 2)], reported=(0, 1))
+
+
+@pytest.mark.parametrize("backend", EACH_BACKEND)
+def test_library_layers_train_and_drop_what_they_show(open_worker: Any, backend: str) -> None:
+    asked, weights = library_training(dropout_embeddings=0.2, dropout_head=0.3), spec.initialize(LIBRARY)
+    run = open_worker(backend).run(LIBRARY, weights, asked.windows[0][0], implementation="library", taps=False, training=asked)
+    verdict = judge(
+        LIBRARY, weights, asked.windows[0][0], run, expectation=lambda deviations: of_training(JudgedTraining(LIBRARY, weights, asked, dtype="float32", deviations=deviations))
+    )
+    assert verdict.passed, verdict.first_divergence
+    assert {row.tensor.split(".")[2] for row in verdict.table if row.status == "agrees"} >= {"losses", "gradients", "parameters"}
+
+
+@pytest.mark.xdist_group("torch")
+@pytest.mark.parametrize(
+    ("implementation", "fields", "said"),
+    [
+        ("library", {"dropout_weights": 0.1}, "cannot drop elements of layers.0.attention.weights in its implementation 'library'"),
+        ("library:layer", {}, "cannot train its implementation 'library:layer': .*query.weight' is a part of another parameter"),
+        ("library:onednn", {}, "reordered weights have none"),
+    ],
+)
+def test_what_library_layers_keep_to_themselves_is_not_trained_silently(open_worker: Any, implementation: str, fields: dict[str, Any], said: str) -> None:
+    asked = library_training(**fields)
+    with pytest.raises(Unsupported, match=said):
+        open_worker("torch").run(LIBRARY, spec.initialize(LIBRARY), asked.windows[0][0], implementation=implementation, taps=False, training=asked)
+
+
+RATES = {f"dropout_{site}": 0.1 + 0.03 * place for place, site in enumerate(("embeddings", "weights", "attention", "activation", "feed_forward", "output", "head"))}
+
+
+@pytest.mark.parametrize("execution", ["eager", "compiled"])
+@pytest.mark.parametrize("backend", EACH_BACKEND)
+def test_every_framework_drops_the_same_elements(open_worker: Any, backend: str, execution: str) -> None:
+    asked = training("adamw", **RATES)
+    asked = dataclasses.replace(asked, seed=2**40 + 11, windows=asked.windows[:2], reported=(0, 1))
+    verdict = verdict_of(trained(open_worker, backend, asked, execution=execution), asked, "float32")
+    assert verdict.passed, verdict.first_divergence
+
+
+@pytest.mark.xdist_group("torch")
+def test_another_seed_or_site_is_another_training(open_worker: Any) -> None:
+    asked = dataclasses.replace(training("adamw", **RATES), seed=7)
+    run = trained(open_worker, "torch", asked)
+    assert verdict_of(run, asked, "float32").passed
+    moved = {**RATES, "dropout_output": RATES["dropout_head"], "dropout_head": RATES["dropout_output"]}
+    for wrong in (dataclasses.replace(asked, seed=8), dataclasses.replace(training("adamw", **moved), seed=7)):
+        found = verdict_of(run, wrong, "float32").first_divergence
+        assert found is not None
+        assert found.tensor.startswith("steps.0.losses.")
+
+
+def test_weights_that_are_trained_do_not_change_what_was_given() -> None:
+    before = {name: array.copy() for name, array in WEIGHTS.items()}
+    asked = training("momentum")
+    of_training(JudgedTraining(CONFIG, WEIGHTS, asked, dtype="float64"))
+    assert all(np.array_equal(WEIGHTS[name], array) for name, array in before.items())

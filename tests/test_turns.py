@@ -1,0 +1,28 @@
+"""The ordinary suite leaves much of what backends take turns in to the slow one: between them they still meet everything."""
+
+from collections import defaultdict
+
+from concord.backends import BUILT_IN
+from concord.conformance.check import check_jobs
+from concord.spec.cases import SCENARIOS
+from tests.conftest import is_the_only_one, turns
+
+
+def test_every_backend_meets_every_variant_in_every_precision_and_every_scenario() -> None:
+    met = defaultdict(set)
+    for place, job in enumerate(check_jobs()):
+        for entry in ((job.group, job.dtype), job.case.removeprefix(f"{job.group}-")):
+            met[entry] |= set(BUILT_IN) if is_the_only_one(job) else turns(sorted(BUILT_IN), place)
+    assert {entry: names for entry, names in met.items() if names != set(BUILT_IN)} == {}
+    assert sum(map(is_the_only_one, check_jobs())) == sum(len(entry.only) for entry in SCENARIOS.values())
+
+
+def test_every_backend_meets_every_entry_of_two_lists() -> None:
+    met = {(name, which, entry) for place in range(16) for name in turns(sorted(BUILT_IN), place) for which, entry in enumerate(divmod(place, 4))}
+    assert len(met) == len(BUILT_IN) * 2 * 4
+
+
+def test_whose_turn_it_is_as_many_as_are_asked_for() -> None:
+    assert [turns("ABCD", place) for place in range(6)] == [{"A"}, {"B"}, {"C"}, {"D"}, {"B"}, {"C"}]
+    assert turns("ABCD", 3, 2) == {"D", "A"}
+    assert turns(["alone"], 5) == {"alone"}

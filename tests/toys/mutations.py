@@ -1,0 +1,165 @@
+"""Files spoilt in every way that is easy to think of, from a seed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+NASTY: tuple[Any, ...] = (
+    None, True, False, 0, 1, -1, 2, 3, 7, 0.5, -0.0, 1e308, -1e-320, 2**31, 2**53, 2**63, -(2**63) - 1, 10_000_000, 10**400, float("nan"), float("inf"),
+    "", " ", "x", "1", "nan", "inf", "cpu", "..", "../../x", "/dev/zero", "-oProxyCommand=id", "torch", "[/red]", "[bold", "\x1b[31m", "a\nb", "\x00", "\ud800", "\u202e", "é" * 400, "{n}", "{3i+1}", "layers.0", "*",
+    [], {}, [[]], [1], ["x"], [None], {"": 1}, {"x": {}}, [[1, 2], [3]],
+)  # fmt: skip
+
+
+def mutated(content: bytes, name: str, random: Random) -> bytes:
+    """Return the content of a file, spoilt once or a few times."""
+    ways = WAYS.get(name.rpartition(".")[2], ())
+    for _ in range(random.choice((1, 1, 1, 2, 5))):
+        way = random.choice(ways) if ways and random.random() < 0.75 else random.choice(BYTES)
+        content = way(content, random)
+    return content
+
+
+# Bytes.
+
+
+def flipped(content: bytes, random: Random) -> bytes:
+    changed = bytearray(content)
+    for _ in range(random.choice((1, 1, 4, 64)) if changed else 0):
+        changed[random.randrange(min(len(changed), random.choice((16, 400, len(changed)))))] = random.choice((0, 10, 34, 127, 255, random.randrange(256)))
+    return bytes(changed)
+
+
+def truncated(content: bytes, random: Random) -> bytes:
+    return content[: random.randrange(len(content) + 1)]
+
+
+def spliced(content: bytes, random: Random) -> bytes:
+    a, b, c = sorted(random.randrange(len(content) + 1) for _ in range(3))
+    return random.choice((content[:a] + content[b:], content[:b] + content[a:], content[:a] + content[b:c] + content[a:b] + content[c:]))
+
+
+def replaced(content: bytes, random: Random) -> bytes:
+    return random.choice((b"", b"\x00" * 50, b"\xff\xfe", b"[" * 100_000, b"{" * 3000, b"1" * 5000, b"null", b"[]", b'""', b"\xef\xbb\xbf" + content, content + content, content + b"\n,"))
+
+
+BYTES = (flipped, truncated, spliced, replaced)
+
+# JSON.
+
+
+def places(data: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Return every place in JSON data, as container and key."""
+    for key, entry in list(data.items() if isinstance(data, dict) else enumerate(data)):
+        found.append((data, key))
+        if isinstance(entry, (dict, list)):
+            places(entry, found)
+    return found
+
+
+def changed_data(data: Any, random: Random) -> Any:
+    found = places(data, []) if isinstance(data, (dict, list)) else []
+    if not found:
+        return random.choice(NASTY)
+    container, key = random.choice(found)
+    act = random.randrange(6)
+    if act < 3:
+        container[key] = random.choice(NASTY)
+    elif act == 3:
+        del container[key]
+    elif act == 4 and isinstance(container, dict):
+        container[random.choice(("x", "", "\x1b[2J", "a\nb", *container))] = random.choice([*NASTY, container[key]])
+    else:
+        other, place = random.choice(found)
+        container[key] = json.loads(json.dumps(other[place], default=str)) if place in (other if isinstance(other, dict) else range(len(other))) else None
+    return data
+
+
+def json_changed(content: bytes, random: Random) -> bytes:
+    try:
+        text = json.dumps(changed_data(json.loads(content), random))
+    except (ValueError, RecursionError):
+        return flipped(content, random)
+    if random.random() < 0.03:
+        text = re.sub(r"-?\d+", lambda match: random.choice((match[0], "9" * 5000, "1e999", "-0")), text, count=3)
+    return text.encode()
+
+
+def json_nested(content: bytes, random: Random) -> bytes:
+    depth = random.choice((100, 900, 3000, 100_000))
+    value = random.choice((b"[" * depth + b"]" * depth, b'{"a":' * depth + b"1" + b"}" * depth))
+    return content.replace(random.choice((b'"', b"1", b":")), value, 1) if random.random() < 0.3 else re.sub(rb": ?[^,{\[]+,", b": " + value + b",", content, count=1)
+
+
+# Safetensors.
+
+
+def header_changed(content: bytes, random: Random) -> bytes:
+    try:
+        length = int.from_bytes(content[:8], "little")
+        header, body = json.loads(content[8 : 8 + length]), content[8 + length :]
+        tensors = [name for name in header if name != "__metadata__"]
+        name = random.choice(tensors)
+        entry, act = header[name], random.randrange(9)
+        if act == 0:
+            entry["data_offsets"] = [random.choice((0, -1, 8, 2**63, entry["data_offsets"][0])), random.choice((0, 7, 2**62, len(body), entry["data_offsets"][1]))]
+        elif act == 1:
+            entry["dtype"] = random.choice(("F64", "F32", "F16", "BF16", "F8_E4M3", "I64", "I32", "U8", "BOOL", "C64", "F4", "x", 3, None))
+        elif act == 2:
+            entry["shape"] = random.choice(([], [0], [1], entry["shape"][::-1], [*entry["shape"], 1], [2**32, 2**32], [0, 2**62], [-1], ["x"], None, entry["shape"][1:]))
+        elif act == 3:
+            del header[name]
+        elif act == 4:
+            header[random.choice((*tensors, "x", "", "\x1b[31m", "taps/x", "gradients/taps.x", "weights/x", "inputs/x", "__metadata__"))] = header.pop(name)
+        elif act == 5:
+            other = random.choice(tensors)
+            header[name], header[other] = header[other], header[name]
+        elif act == 6:
+            about = header.get("__metadata__", {})
+            about[random.choice([*about, "x"])] = random.choice((json.dumps(changed_data(json.loads(about.get("config", "{}")), random)), "x", "", "{", "[" * 5000))
+            header["__metadata__"] = about
+        elif act == 7:
+            header = changed_data(header, random)
+        else:
+            start, end = entry["data_offsets"]
+            bits = random.choice((b"\xff" * 8, b"\x00" * 8, b"\x00\x00\x00\x00\x00\x00\xf0\x7f", b"\x00" * 6 + b"\xf8\x7f", b"\xff" * 6 + b"\xef\x7f", random.randbytes(8)))
+            body = body[:start] + (bits * ((end - start) // 8 + 1))[: end - start] + body[end:]
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        return random.choice((len(text),) * 12 + (0, 2**40, len(text) + 8)).to_bytes(8, "little") + text + body
+    except (ValueError, RecursionError, KeyError, IndexError, TypeError, AttributeError):
+        return flipped(content, random)
+
+
+# TOML.
+
+TOML = ("1", "-1", "0", "2.5", "nan", "inf", "-inf", '"x"', '""', "true", "[]", "{}", "[1]", "1979-05-27", "07:32:00", "0x" + "f" * 5000, "9" * 5000, "10000000", '"\\u001b[31m"', "[" * 2000 + "]" * 2000, "'{n}'", "9007199254740993")
+
+
+def toml_changed(content: bytes, random: Random) -> bytes:
+    lines = content.decode(errors="replace").splitlines()
+    keyed = [place for place, line in enumerate(lines) if "=" in line]
+    if not keyed:
+        return flipped(content, random)
+    place, act = random.choice(keyed), random.randrange(4)
+    key, _, value = lines[place].partition("=")
+    if act == 0:
+        del lines[place]
+    elif act == 1:
+        lines.insert(place, random.choice((lines[place], f"x = {random.choice(TOML)}", f"[{key.strip()}]", "[[runs]]", f'"\\n{key.strip()}" = 1')))
+    elif act == 2:
+        lines[place] = f"{random.choice((key, 'x', lines[random.choice(keyed)].partition('=')[0]))}={value}"
+    else:
+        lines[place] = f"{key}= {random.choice(TOML)}"
+    return "\n".join(lines).encode()
+
+
+WAYS: dict[str, tuple[Callable[[bytes, Random], bytes], ...]] = {
+    "json": (json_changed, json_changed, json_changed, json_changed, json_nested),
+    "safetensors": (header_changed,),
+    "toml": (toml_changed,),
+}

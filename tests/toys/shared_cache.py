@@ -1,0 +1,36 @@
+"""Expectations that one process of a test session has derived, and the others read: to derive takes a hundred times as long as to read."""
+
+import hashlib
+import os
+import pickle
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from concord.conformance.cache import Cache
+
+
+class SharedCache(Cache):
+    """A cache with a folder below it, which forgets nothing.
+
+    Args:
+        folder: where results lie, each in a file of its own, under a digest of its key.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def get(self, key: str, make: Callable[[], Any]) -> Any:
+        return super().get(key, partial(self._read, key, make))
+
+    def _read(self, key: str, make: Callable[[], Any]) -> Any:
+        file = self.folder / hashlib.sha256(key.encode()).hexdigest()
+        if file.exists():
+            return pickle.loads(file.read_bytes())
+        made = make()
+        own = file.with_suffix(f".{os.getpid()}")  # another process may make the same at this moment
+        own.write_bytes(pickle.dumps(made))
+        own.replace(file)
+        return made

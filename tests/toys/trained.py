@@ -1,0 +1,35 @@
+"""Training with a fault, without a framework: the reference with it, rounded after each operation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.conformance.expectation import JudgedTraining
+from concord.conformance.faults.training.fault import Change
+from concord.conformance.faults.training.tape import FaultyTrajectory
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.batch import Batch
+
+Array = NDArray[Any]
+
+
+class Faulty:
+    """A :class:`concord.conformance.lockstep.Session` of the reference with a fault."""
+
+    def __init__(self, case: JudgedTraining, change: Change, resume: int = 0) -> None:
+        self.trajectory = FaultyTrajectory(case, Arithmetic(case.dtype, shuffle=5), change, resume)
+
+    def load(self, state: Mapping[str, Array], step: int) -> None:
+        """Go on from elsewhere."""
+        self.trajectory.resume = step
+        self.trajectory.load(state, step)
+
+    def step(self, window: Sequence[Batch], report: bool = False) -> dict[str, Array]:
+        """Make a step."""
+        found: dict[str, Array] = {}
+        self.trajectory.step(window, lambda name, values: found.__setitem__(name, np.array(values)))
+        return found

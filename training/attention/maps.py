@@ -1,0 +1,214 @@
+"""Attention weights of one text, as one or several backends computed them, each against the oracle.
+
+L layers, H heads, T tokens; a weight is at (layer, head, query, key).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.backends.interface import Run
+from concord.conformance import tolerance
+from concord.conformance.campaign import Job, Report, Settings, conduct
+from concord.conformance.comparison import Verdict
+from concord.conformance.expectation import JudgedProblem
+from concord.conformance.views import tail
+from concord.spec.batch import Batch, batch_of_lengths
+from concord.spec.config import EncoderConfig, variant
+from concord.spec.errors import SpecError
+from concord.spec.masks import real_tokens, visible_keys
+from concord.spec.parameters import Weights, initialize
+from concord.spec.tensors import taps
+from concord.training import checkpoint
+
+Array = NDArray[np.floating]
+
+HEAD_DIM = 8
+"""Width of a head in an example, which has the layers and heads of its variant and is narrow otherwise."""
+
+LEAK = 1e-6
+"""What a masked cell weighs at least to count as attended to."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """One text as a model sees it.
+
+    Attributes:
+        title: what it is, in words.
+        batch: its one sample.
+        tokens: what each token is called, T.
+        parts: to which of the texts of a pair each token belongs, 0 or 1, padding to either: T.
+    """
+
+    title: str
+    config: EncoderConfig
+    weights: Weights
+    batch: Batch
+    tokens: tuple[str, ...]
+    parts: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        shape = self.batch.required("input_ids").shape
+        if shape != (1, len(self.tokens)) or len(self.parts) != len(self.tokens):
+            raise SpecError(f"'input_ids' has shape {shape} but must be {(1, len(self.tokens))}: one sample, with a name and a part for each token")
+
+    @property
+    def real(self) -> NDArray[np.bool_]:
+        """Which tokens are not padding: (T,)."""
+        real: NDArray[np.bool_] = real_tokens(self.config, self.batch.required("input_ids"))[0]
+        return real
+
+    @property
+    def segments(self) -> list[int]:
+        """To which text each token belongs; -1 of padding."""
+        return [part if real else -1 for part, real in zip(self.parts, self.real.tolist(), strict=True)]
+
+    @property
+    def visible(self) -> NDArray[np.bool_]:
+        """Which keys are visible: (T,). Of one sample they are the same for all heads and queries (SPEC MSK-4, MSK-7)."""
+        visible: NDArray[np.bool_] = visible_keys(self.config, self.real[None], self.config.num_heads)[0, 0, 0]
+        return visible
+
+    @property
+    def names(self) -> list[str]:
+        """The taps that hold the weights by which values are summed, one for each layer: those of padded queries may have been overwritten (SPEC MSK-8)."""
+        last = "masked_weights" if self.config.query_mask == "overwrite" else "weights"
+        return [name for name in taps(self.config) if name.startswith("layers.") and name.endswith(f".attention.{last}")]
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """The weights of one backend.
+
+    Attributes:
+        backend: as results call it, without its module.
+        weights: (L, H, T, T).
+        errors: their signed errors end to end, in tolerances, (L, H, T, T); NaN where nothing is determined.
+    """
+
+    backend: str
+    weights: Array
+    errors: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Maps:
+    """What was looked at, what came of the runs, and the weights of each that delivered them.
+
+    Attributes:
+        notes: what is not shown and why.
+    """
+
+    reading: Reading
+    report: Report
+    sides: tuple[Side, ...]
+    notes: tuple[str, ...] = ()
+
+    def difference(self, one: int = 0, other: int = 1) -> Array:
+        """Return by how much two sides differ, in tolerances of a difference, (L, H, T, T): two right results differ by the root of 2 times what each errs."""
+        found: Array = (self.sides[one].errors - self.sides[other].errors) / math.sqrt(2)
+        return found
+
+
+def example(name: str, tokens: int | None = None, seed: int = 0) -> Reading:
+    """Return an example of a variant: random weights and ids, its layers and heads, and a quarter of padding.
+
+    Args:
+        name: one of :func:`concord.spec.config.variants`.
+        tokens: T; by default 17, or as many as the head takes where it flattens all.
+        seed: of weights and ids.
+
+    Raises:
+        SpecError: for an unknown variant, or more tokens than there are positions.
+    """
+    published = variant(name)
+    tokens = 17 if tokens is None else tokens
+    if tokens < 1:
+        raise SpecError(f"--tokens is {tokens} but must be at least 1")
+    width = HEAD_DIM * published.num_heads
+    positions = tokens if published.pooling == "flatten" else max(tokens + published.position_start, min(published.max_positions, 64))
+    config = published.replace(vocab_size=997, d_model=width, d_ff=2 * width, max_positions=positions)
+    batch = batch_of_lengths(config, [tokens - tokens // 4], tokens, seed)
+    parts = (np.arange(tokens) >= (tokens + 1) // 3).astype(np.int64) if config.num_segments > 1 else np.zeros(tokens, np.int64)
+    if config.num_segments:
+        batch = replace(batch, segment_ids=parts[None] + max(0, config.num_segments - 2))
+    ids = batch.required("input_ids")[0]
+    names = tuple("padding" if word == config.pad_id else f"t{word}" for word in ids.tolist())
+    return Reading(f"{name}, random weights, seed {seed}", config, initialize(config, seed), batch, names, tuple(parts.tolist()))
+
+
+def of_checkpoint(folder: Path, a: str, b: str | None = None) -> Reading:
+    """Return a text, or a pair, as the model of a checkpoint sees it.
+
+    Raises:
+        SpecError: if the folder is no checkpoint, or does not say how texts are encoded.
+    """
+    model = checkpoint.read(folder)
+    encoder, config = model.encoder, model.config
+    if encoder is None:
+        raise SpecError(f"{folder}: does not say how texts are encoded: it has no tokenizer.json and text.json")
+    found = encoder.encode(a, b)
+    tokens = config.max_positions - config.position_start if config.pooling == "flatten" else len(found.tokens)
+    more = tokens - len(found.tokens)
+    second = next((place for place, offset in enumerate(found.offsets) if offset is not None and offset[0] == 1), tokens)
+    batch = Batch(
+        input_ids=np.pad(found.ids, (0, more), constant_values=config.pad_id)[None],
+        segment_ids=np.pad(found.segment_ids, (0, more), constant_values=encoder.text.segments[2])[None] if config.num_segments else None,
+        labels=np.zeros(1, np.int64),
+    )
+    parts = tuple(int(place >= second) for place in range(tokens))
+    return Reading(f"{folder.resolve().name}: {a}{'' if b is None else f' | {b}'}", config, model.weights, batch, (*found.tokens, *[encoder.text.padding] * more), parts)
+
+
+def look(reading: Reading, names: Sequence[str], settings: Settings, dtype: str = "float32", progress: Callable[[str, str], None] = lambda backend, done: None) -> Maps:
+    """Have backends compute what a model reads, judge every tensor of each, and keep the attention weights.
+
+    Args:
+        progress: as :func:`concord.conformance.campaign.conduct` takes it.
+    """
+    large = tolerance.is_large(JudgedProblem(reading.config, reading.weights, reading.batch, dtype=dtype, gradients=False))
+    # A large case is not kept: end to end it is estimated once, for the errors of the weights.
+    job = _Looking("text", "text", dtype, "model", reading.config, reading.weights, reading.batch, end_to_end=not large, gradients=False, names=tuple(reading.names))
+    report = conduct([job], names, settings, progress)
+    sides, notes = [], []
+    tails = [tail(result.backend) for result in report.results]
+    for result, short in zip(report.results, tails, strict=True):
+        kept = next((side for verdict, side in job.seen if verdict is result.verdict), None)
+        if kept is not None:
+            sides.append(replace(kept, backend=short if tails.count(short) == 1 else result.backend))
+        else:
+            notes.append(f"{result.backend} {result.detail or 'delivers no attention weights: they are inside a kernel of its library'}")
+    return Maps(reading, report, tuple(sides), tuple(notes))
+
+
+@dataclass(frozen=True)
+class _Looking(Job):
+    """A job that keeps the attention weights of what it judges."""
+
+    names: tuple[str, ...] = ()
+    seen: list[tuple[Verdict, Side]] = field(default_factory=list)
+
+    def judge(self, run: Run, rules: str | None = None) -> Verdict:
+        verdict = super().judge(run, rules)
+        square = (1, self.config.num_heads, *2 * self.batch.required("input_ids").shape[1:])
+        weights = [run.taps.get(name) for name in self.names]
+        if verdict.case is not None and all(one is not None and one.shape == square for one in weights):
+            expected = tolerance.end_to_end(replace(verdict.case, gradients=False))
+            found = np.stack([one[0] for one in weights if one is not None])
+            errors = [_errors(found[place], expected.values[name][0], expected.sigmas[name][0], name in expected.undecided) for place, name in enumerate(self.names)]
+            self.seen.append((verdict, Side(run.backend, found, np.stack(errors).astype(np.float32))))
+        return verdict
+
+
+def _errors(actual: Array, value: Array, sigma: Array, undecided: bool) -> Array:
+    """Return signed errors in tolerances; NaN where nothing is determined."""
+    with np.errstate(all="ignore"):
+        errors = (actual - value) / (tolerance.Z * sigma)
+    return np.where(np.isfinite(sigma) & (not undecided), errors, np.nan)

@@ -1,0 +1,202 @@
+"""What a run starts from, and goes on from: samples, an encoder for them, a model that they fit, and its first weights."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.spec.batch import Batch
+from concord.spec.config import EncoderConfig
+from concord.spec.errors import SpecError
+from concord.spec.parameters import initialize, parameters
+from concord.spec.precision import precision
+from concord.spec.training.recipe import RATES, Recipe
+from concord.training.checkpoint import Checkpoint, Progress
+from concord.training.data import Corpus, Labels, Samples, TextEncoder, batches, encode, fitted, read, splits
+from concord.training.ordinary import Source
+from concord.training.plan import Files, Plan
+
+USUAL_EPOCHS = 3
+"""Epochs of a run that nothing else limits."""
+
+DROPPED = ("dropout_embeddings", "dropout_weights", "dropout_attention", "dropout_feed_forward", "dropout_head")
+"""Where ``--dropout`` drops, as BERT does."""
+
+SMALL = 0.02
+"""Deviation of their entries."""
+
+EVALUATED = 128
+"""Samples in a batch of an evaluation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """How an encoder comes to be.
+
+    Attributes:
+        tokenization: one of :data:`concord.training.data.TOKENIZATIONS`.
+        vocabulary: tokens that it may have at most; None: as many as the configuration.
+        file: a ``vocab.txt`` to take instead of learning one; None: it is learnt from the training samples.
+        tokens: of a sample; None: as many as the configuration has positions for.
+    """
+
+    tokenization: str = "characters"
+    vocabulary: int | None = None
+    file: Path | None = None
+    tokens: int | None = None
+
+
+def files(data: Path, dev: Path | None = None, test: Path | None = None, layout: str | None = None, columns: list[str] | None = None, on_error: str = "fail") -> Files:
+    """Return where samples come from.
+
+    Args:
+        data: the training samples, or a folder with ``train``, ``dev`` and ``test``.
+
+    Raises:
+        SpecError: if the folder has no training samples.
+    """
+    found = splits(data) if data.is_dir() and layout is None and not (data / "state.json").exists() else {"train": data}
+    found |= {name: path for name, path in (("dev", dev), ("test", test)) if path is not None}
+    return Files(**{name: str(path.absolute()) for name, path in found.items()}, layout=layout, columns=columns, on_error=on_error)
+
+
+def samples(where: Files) -> dict[str, Samples]:
+    """Return the samples of each split that there is.
+
+    Raises:
+        SpecError: listing what cannot be read.
+    """
+    found, problems = {}, list[str]()
+    for split in ("train", "dev", "test"):
+        if (path := getattr(where, split)) is not None:
+            try:
+                found[split] = read(Path(path), layout=where.layout, columns=where.columns, on_error=where.on_error)
+            except SpecError as error:
+                problems += error.problems
+    if problems:
+        raise SpecError(problems)
+    return found
+
+
+def begin(config: EncoderConfig, recipe: Recipe, plan: Plan, texts: Texts, seed: int = 0) -> tuple[Checkpoint, dict[str, Corpus]]:
+    """Return a run before its first step, and its samples.
+
+    Args:
+        config: sizes of the model; vocabulary, classes and padding become those of the samples.
+        recipe: a schedule that ends does so with the run.
+        plan: with files.
+        seed: of weights, order and dropout.
+
+    Raises:
+        SpecError: listing what is wrong with samples, model or recipe.
+    """
+    assert plan.files is not None
+    found = samples(plan.files)
+    labels = Labels.of(sample.label for sample in found["train"].samples)
+    if texts.file is not None:
+        encoder = TextEncoder.from_vocabulary(texts.file, config, texts.tokenization, texts.tokens)
+    else:
+        encoder = TextEncoder.learn(found["train"].texts(), config, texts.tokenization, texts.vocabulary, texts.tokens)
+    config = fitted(config, encoder, labels)
+    corpora = {split: encode(some, encoder, labels) for split, some in found.items()}
+    if not (plan.epochs or plan.steps or plan.minutes):
+        plan = replace(plan, epochs=USUAL_EPOCHS)
+    recipe = fitted_recipe(recipe, plan, counted(corpora["train"], plan.batch))
+    plan = replace(plan, samples=digest(corpora["train"]))
+    weights = {name: precision(plan.dtype).round(array) for name, array in first_weights(config, seed).items()}
+    return Checkpoint(config, weights, labels, encoder, recipe, progress=Progress(seed=seed, plan=plan)), corpora
+
+
+def first_weights(config: EncoderConfig, seed: int) -> dict[str, NDArray[np.float64]]:
+    """Return weights to begin with: drawn as for conformance (SPEC WGT-5), but with biases of 0 and gains of 1.
+
+    Tables that a norm follows begin as small as BERT's: their scale does not matter to the norm, and small ones move on with few steps. So do
+    queries and keys: every token is attended to alike at first, and none by chance.
+    """
+    kinds = {name: entry.kind for name, entry in parameters(config).items()}
+    neutral = {"bias": 0.0, "offset": 0.0, "gain": 1.0}
+    drawn = {name: np.full_like(array, neutral[kinds[name]]) if kinds[name] in neutral else array for name, array in initialize(config, seed).items()}
+    small = [name for name, kind in kinds.items() if kind == "table" or (kind == "positions" and config.positions == "learned")]
+    small = [*(small if config.embedding_norm else []), *(name for name in kinds if name.endswith(("query.weight", "key.weight")))]
+    return drawn | {name: drawn[name] * (SMALL / drawn[name].std()) for name in small}
+
+
+def again(start: Checkpoint) -> dict[str, Corpus]:
+    """Return the samples of a run that goes on.
+
+    Raises:
+        SpecError: if they cannot be read, or are no longer the same.
+    """
+    plan = start.progress.plan
+    if plan is None or plan.files is None or start.encoder is None:
+        raise SpecError("the checkpoint does not say what it was trained on")
+    corpora = {split: encode(some, start.encoder, start.labels) for split, some in samples(plan.files).items()}
+    if digest(corpora["train"]) != plan.samples:
+        raise SpecError(f"{plan.files.train}: is not what the run began with: its samples have SHA-256 {digest(corpora['train'])} but must have {plan.samples}")
+    return corpora
+
+
+def source(start: Checkpoint, corpora: Mapping[str, Corpus]) -> Source:
+    """Return the batches of a run."""
+    plan, config, seed = start.progress.plan, start.config, start.progress.seed
+    assert plan is not None
+    others = {split: lambda corpus=corpus: ordered(corpus, config) for split, corpus in corpora.items() if split != "train"}
+    return Source(
+        epoch=lambda epoch: ((numbers.tolist(), batch) for numbers, batch in batches(corpora["train"], config, plan.batch, seed, epoch, plan.bucketed)),
+        **others,
+    )
+
+
+def ordered(corpus: Corpus, config: EncoderConfig) -> list[Batch]:
+    """Return the batches that a model is evaluated on."""
+    return [batch for _, batch in batches(corpus, config, EVALUATED, bucketed=True)]
+
+
+def counted(corpus: Corpus, batch: int) -> int:
+    """Return how many batches an epoch has."""
+    return math.ceil(len(corpus) / batch)
+
+
+def digest(corpus: Corpus) -> str:
+    """Return the SHA-256 of samples as a model sees them."""
+    arrays = (corpus.ids, corpus.starts, corpus.borders, corpus.labels, corpus.numbers)
+    return hashlib.sha256(b"".join(hashlib.sha256(array.tobytes()).digest() for array in arrays)).hexdigest()
+
+
+def fitted_recipe(recipe: Recipe, plan: Plan, batches: int) -> Recipe:
+    """Return a recipe whose schedule ends with the run, if it ends and it is known when that is.
+
+    Args:
+        batches: of an epoch.
+    """
+    steps = [plan.steps] if plan.steps else []
+    steps += [plan.epochs * math.ceil(batches / recipe.accumulation)] if plan.epochs else []
+    return recipe.replace(total_steps=min(steps)) if steps and recipe.total_steps is not None else recipe
+
+
+def changed_recipe(
+    recipe: Recipe, learning_rate: float | None = None, schedule: str | None = None, warmup: int | None = None, dropout: float | None = None, accumulation: int | None = None
+) -> Recipe:
+    """Return a recipe with what is usually chosen anew.
+
+    Args:
+        dropout: the share that is dropped at each of :data:`DROPPED`, and nowhere else.
+
+    Raises:
+        ConfigError: if the result describes no training.
+    """
+    fields: dict[str, Any] = {"learning_rate": learning_rate, "schedule": schedule, "warmup_steps": warmup, "accumulation": accumulation}
+    fields = {name: value for name, value in fields.items() if value is not None}
+    if schedule is not None:
+        ends = schedule in ("linear", "cosine")
+        fields["total_steps"] = (recipe.total_steps or fields.get("warmup_steps", recipe.warmup_steps) + 1) if ends else None
+    if dropout is not None:
+        fields |= {name: dropout if name in DROPPED else 0.0 for name in RATES}
+    return recipe.replace(**fields)

@@ -1,0 +1,287 @@
+"""Checkpoints: a model with all that it takes to use it, and to go on training it with the same bits.
+
+A checkpoint is a folder, written whole or not at all and never changed. A run is a folder of checkpoints, ``step-<number>``; a kill at any
+moment leaves those that are whole, and what is left of another is not taken for one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.backends.wire import in_order, pack
+from concord.spec.config import EncoderConfig, from_toml
+from concord.spec.errors import SpecError
+from concord.spec.fields import to_toml
+from concord.spec.files import LARGEST_ARRAYS, TEMPORARY, parse_toml, read_arrays, read_as, read_bytes, read_text, write_folder
+from concord.spec.parameters import Weights, parameters, shape_of, validate_weights
+from concord.spec.training.optimizers import slots
+from concord.spec.training.recipe import Recipe, recipe_from_mapping
+from concord.training.plan import Plan
+
+if TYPE_CHECKING:
+    from concord.training.data import Labels, TextEncoder
+
+@dataclass(frozen=True)
+class Best:
+    """The evaluation that was the best so far."""
+
+    step: int
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far training has come: with the recipe, the seed and the data it decides all that follows.
+
+    Attributes:
+        step: how many steps have been made.
+        epoch: which one is under way, from 0.
+        position: how many batches of it have been used.
+        seed: of order and dropout.
+        samples: SHA-256 over the ids of all samples so far, in order.
+        seconds: that training has taken.
+        best: the best evaluation, if there was one.
+        unimproved: evaluations since then.
+        logs: bytes that each log file had.
+        recent: loss, norm, tokens and seconds of each step since the last line of the log.
+        plan: what was asked for.
+        ended: why training is over; empty: it is not.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    position: int = 0
+    seed: int = 0
+    samples: str = hashlib.sha256().hexdigest()
+    seconds: float = 0.0
+    best: Best | None = None
+    unimproved: int = 0
+    logs: dict[str, int] = field(default_factory=dict)
+    recent: list[list[float]] = field(default_factory=list)
+    plan: Plan | None = None
+    ended: str = ""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The first file that is read: which format it is, and what the others hold.
+
+    Attributes:
+        sha256: of each of the other files, by name.
+    """
+
+    format: Literal["concord.checkpoint/1"]
+    sha256: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model, and how it came to be.
+
+    Attributes:
+        config: the member of the family.
+        weights: by canonical name, in the shapes of :func:`concord.spec.parameters.shape_of` (SPEC WGT-1, WGT-2); the dtype is that of training.
+        labels: the names of the classes; None: they are numbers.
+        encoder: how texts are encoded; None: samples are numbers.
+        recipe: of the optimizer; None: for prediction alone.
+        state: what the optimizer keeps, as ``<slot>.<canonical name>`` (:func:`concord.spec.training.optimizers.slots`).
+        progress: how far training has come.
+    """
+
+    config: EncoderConfig
+    weights: Weights
+    labels: Labels | None = None
+    encoder: TextEncoder | None = None
+    recipe: Recipe | None = None
+    state: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    progress: Progress = field(default_factory=Progress)
+
+    def validate(self, where: str = "") -> None:
+        """Refuse a checkpoint whose parts do not fit together.
+
+        Raises:
+            SpecError: listing everything that is wrong with weights, labels, state and encoder (SPEC WGT-1 to WGT-3).
+        """
+        problems: list[str] = []
+        with _collecting(problems):
+            validate_weights(self.config, self.weights, where=where)
+        context = f" [{where}]" if where else ""
+        if self.encoder is not None and self.labels is not None:
+            from concord.training.data import unfit  # what samples of numbers do without
+
+            problems += [f"{problem}{context}" for problem in unfit(self.config, self.encoder, self.labels)]
+        problems += [f"{problem}{context}" for problem in self._state_problems()]
+        if problems:
+            raise SpecError(problems)
+
+    def _state_problems(self) -> Iterator[str]:
+        if self.recipe is None:
+            yield from (["there is a state but no recipe that says what it is"] if self.state else [])
+            return
+        shapes = {name: shape_of(self.config, entry) for name, entry in parameters(self.config).items() if entry.trainable}
+        known = {f"{slot}.{name}": shape for slot in slots(self.recipe) for name, shape in shapes.items()}
+        yield from (f"{name!r} is unexpected: the recipe keeps no such state" for name in self.state if name not in known)
+        missing = [name for name in known if name not in self.state] if self.progress.step else []
+        yield from (f"{name!r} is missing but is required after {self.progress.step} steps" for name in missing)
+        for name, array in self.state.items():
+            if name in known and (array.shape != known[name] or not np.issubdtype(array.dtype, np.floating)):
+                yield f"{name!r} has shape {array.shape} and dtype {array.dtype} but must be {known[name]}, of a floating-point type"
+
+
+def write(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a new checkpoint, whole or not at all.
+
+    Raises:
+        FileExistsError: if there is something of that name.
+        SpecError: if its parts do not fit together, or it cannot be written.
+    """
+    checkpoint.validate()
+    files = {"config.toml": checkpoint.config.to_toml().encode(), "weights.safetensors": pack(checkpoint.weights)}
+    files["progress.json"] = _json(asdict(checkpoint.progress))
+    if checkpoint.labels is not None:
+        files["labels.json"] = checkpoint.labels.to_json().encode()
+    if checkpoint.encoder is not None:
+        files |= {name: text.encode() for name, text in checkpoint.encoder.files().items()}
+    if checkpoint.recipe is not None:
+        files |= {"recipe.toml": to_toml(checkpoint.recipe.as_dict()).encode(), "state.safetensors": pack(checkpoint.state)}
+    contents = Contents("concord.checkpoint/1", {name: hashlib.sha256(content).hexdigest() for name, content in sorted(files.items())})
+    write_folder(folder, {**files, "contents.json": _json(asdict(contents))})
+
+
+def _json(data: Any) -> bytes:
+    return (json.dumps(data, indent=1, ensure_ascii=False) + "\n").encode("utf-8", errors="backslashreplace")
+
+
+def read(folder: Path, which: Literal["best", "last"] = "best") -> Checkpoint:
+    """Read a checkpoint.
+
+    Args:
+        folder: a checkpoint, or a run.
+        which: of a run's checkpoints.
+
+    Raises:
+        SpecError: listing what is missing, corrupt, or does not fit.
+    """
+    folder = place(folder, which)
+    contents = read_as(folder / "contents.json", Contents, written_by="'concord train'")
+    files, problems = contents.sha256, _corrupt(folder, contents)
+    required = ("config.toml", "weights.safetensors", "progress.json")
+    problems += [f"{folder}: lacks {name}" for name in required if name not in files]
+    if problems:
+        raise SpecError(problems)
+    found: dict[str, Any] = {}
+
+    def take(name: str, part: str, reading: Callable[[Path], Any]) -> None:
+        if name in files:
+            with _collecting(problems):
+                found[part] = reading(folder / name)
+
+    take("config.toml", "config", lambda path: from_toml(read_text(path), str(path)))
+    take("weights.safetensors", "weights", read_arrays)
+    take("progress.json", "progress", lambda path: read_as(path, Progress))
+    take("recipe.toml", "recipe", read_recipe)
+    take("state.safetensors", "state", read_arrays)
+    if "labels.json" in files or "text.json" in files:
+        from concord.training.data import Labels, TextEncoder  # what samples of numbers do without
+
+        take("labels.json", "labels", Labels.read)
+        take("text.json", "encoder", lambda path: TextEncoder.read(path.parent))
+    if problems:
+        raise SpecError(problems)
+    read_in = Checkpoint(**{**found, "weights": in_order(found["weights"], found["config"])})
+    read_in.validate(where=str(folder))
+    return read_in
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Read a recipe from a TOML file.
+
+    Raises:
+        SpecError: if it cannot be read, or describes no training.
+    """
+    return recipe_from_mapping(parse_toml(read_text(path), str(path)), str(path))
+
+
+def _corrupt(folder: Path, contents: Contents) -> list[str]:
+    """Return which files of a checkpoint are not those that were written."""
+    problems: list[str] = []
+    for name, digest in contents.sha256.items():
+        with _collecting(problems):
+            if os.sep in name or hashlib.sha256(read_bytes(folder / name, LARGEST_ARRAYS)).hexdigest() != digest:
+                raise SpecError(f"{folder / name}: is not what was written: its SHA-256 is another than {folder / 'contents.json'} says")
+    return problems
+
+
+@contextmanager
+def _collecting(problems: list[str]) -> Iterator[None]:
+    try:
+        yield
+    except SpecError as error:
+        problems += error.problems
+
+
+# Runs: folders of checkpoints.
+
+STEP = re.compile(r"step-(\d{8,})")
+
+
+def step_folder(run: Path, step: int) -> Path:
+    """Return where a run keeps the checkpoint of a step."""
+    return run / f"step-{step:08d}"
+
+
+def steps(run: Path) -> list[int]:
+    """Return the steps of which a run has a whole checkpoint, in ascending order.
+
+    Raises:
+        SpecError: if it cannot be read.
+    """
+    try:
+        names = os.listdir(run) if run.is_dir() else []
+    except OSError as error:
+        raise SpecError(f"{run}: cannot be read: {error.strerror}") from None
+    return sorted(int(match[1]) for name in names if (match := STEP.fullmatch(name)) and (run / name / "contents.json").is_file())
+
+
+def place(folder: Path, which: Literal["best", "last"] = "best") -> Path:
+    """Return the folder of a checkpoint: of a run's, the best or the last.
+
+    Raises:
+        SpecError: if there is none.
+    """
+    if (folder / "contents.json").exists():
+        return folder
+    whole = steps(folder)
+    if not whole:
+        raise SpecError(f"{folder}: {'is neither a checkpoint nor a run that has one' if folder.is_dir() else 'no such folder'}")
+    last = step_folder(folder, whole[-1])
+    best = read_as(last / "progress.json", Progress).best if which == "best" else None
+    return step_folder(folder, best.step) if best is not None and best.step in whole else last
+
+
+def tidy(run: Path, keep: set[int]) -> None:
+    """Remove what is left of checkpoints that a kill kept from being whole, and whole ones but for some.
+
+    Args:
+        keep: the steps whose checkpoints stay.
+    """
+    kept = {step_folder(run, step).name for step in keep}
+    for path in run.iterdir() if run.is_dir() else ():
+        if not path.is_dir() or path.name in kept or not (STEP.fullmatch(path.name) or path.name.startswith(TEMPORARY)):
+            continue
+        # Without its table of contents it is none any more, whenever the rest is interrupted.
+        (path / "contents.json").unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,101 @@
+"""Batches of a corpus: a pure function of corpus, seed and epoch, so that training goes on where it stopped."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.spec.batch import Batch
+from concord.spec.config import EncoderConfig
+from concord.spec.errors import SpecError
+from concord.spec.training.dropout import philox
+from concord.training.data.corpus import UNLABELLED, Corpus
+
+STREAM = zlib.crc32(b"order of samples")
+"""The last word of the counters by which samples are ordered: dropout has other words there (SPEC DRP-3)."""
+
+BUCKETS = 64
+"""Batches whose samples are sorted by length together: enough that those of one batch are alike, few enough that epochs differ."""
+
+
+def batches(
+    corpus: Corpus, config: EncoderConfig, batch_size: int, seed: int | None = None, epoch: int = 0, bucketed: bool = False, padded_to: int | None = None
+) -> Iterator[tuple[NDArray[np.int64], Batch]]:
+    """Yield the samples of an epoch in batches, each sample once; the last batch may be short.
+
+    Args:
+        config: says which inputs the model takes, and what padding is (SPEC INP-1, MSK-1, EMB-5).
+        batch_size: samples in a batch.
+        seed: below 2^64; the order follows from it and the epoch. None: as in the corpus.
+        epoch: counted from 0.
+        bucketed: whether samples of like length come together, so that there is less padding.
+        padded_to: tokens of every batch; by default as many as its longest sample has. A ``flatten`` head has ``max_positions`` of them (SPEC INP-5).
+
+    Yields:
+        Numbers of the samples (B,), and what the model is given. A sample without a label has the first class that counts in the loss.
+
+    Raises:
+        SpecError: if the samples do not fit the model, before the first batch.
+    """
+    tokens = config.max_positions if config.pooling == "flatten" else padded_to
+    problems = _unfit(corpus, config, tokens)
+    if batch_size < 1:
+        problems.append(f"'batch_size' is {batch_size} but must be at least 1")
+    if problems:
+        raise SpecError(problems)
+    return (_batch(corpus, config, chosen, tokens) for chosen in _plan(corpus.lengths, batch_size, seed, epoch, bucketed))
+
+
+def order(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Return the numbers below ``count`` in an order that follows from seed and epoch, by the generator of dropout (SPEC DRP-3)."""
+    index = np.arange(count, dtype=np.uint32)
+    fixed = (np.full_like(index, word) for word in (0, epoch, STREAM))
+    high, low, *_ = philox((index, *fixed), (seed & 0xFFFFFFFF, seed >> 32))  # type: ignore[arg-type]
+    return np.lexsort((low, high))
+
+
+def _plan(lengths: NDArray[np.int64], batch_size: int, seed: int | None, epoch: int, bucketed: bool) -> list[NDArray[np.int64]]:
+    """Return the indices of the samples of each batch."""
+    indices = np.arange(len(lengths)) if seed is None else order(len(lengths), seed, epoch)
+    if bucketed:
+        some = range(0, len(indices), batch_size * BUCKETS)
+        indices = np.concatenate([found[np.argsort(-lengths[found], kind="stable")] for start in some for found in [indices[start : start + batch_size * BUCKETS]]])
+    planned = [indices[start : start + batch_size] for start in range(0, len(indices), batch_size)]
+    if not bucketed or seed is None:
+        return planned
+    whole = len(lengths) // batch_size  # a short batch stays the last
+    return [planned[number] for number in order(whole, seed, epoch)] + planned[whole:]
+
+
+def _batch(corpus: Corpus, config: EncoderConfig, chosen: NDArray[np.int64], tokens: int | None) -> tuple[NDArray[np.int64], Batch]:
+    lengths = corpus.lengths[chosen]
+    width = int(lengths.max()) if tokens is None else tokens
+    position = np.arange(width)
+    real = position < lengths[:, None]  # (B, T)
+    ids = np.full(real.shape, config.pad_id, np.int64)
+    ids[real] = np.concatenate([corpus.tokens(int(index)) for index in chosen])
+    labels = corpus.labels[chosen]
+    counted = 1 if config.ignore_label == 0 else 0
+    first, second, padding = corpus.segments
+    segments = np.where(real, np.where(position < corpus.borders[chosen][:, None], first, second), padding) if config.num_segments else None
+    return corpus.numbers[chosen], Batch(input_ids=ids, segment_ids=segments, labels=np.where(labels == UNLABELLED, counted, labels))
+
+
+def _unfit(corpus: Corpus, config: EncoderConfig, tokens: int | None) -> list[str]:
+    """Return what keeps a model from taking the samples of a corpus."""
+    room, longest, widest = config.max_positions - config.position_start, int(corpus.lengths.max(initial=0)), int(corpus.ids.max(initial=0))
+    problems = [] if len(corpus) else ["the corpus has no sample"]
+    if longest > (room if tokens is None else min(tokens, room)):
+        problems.append(f"a sample has {longest} tokens but must have at most {room if tokens is None else min(tokens, room)} [clause=INP-2]")
+    if tokens is not None and tokens > room:
+        problems.append(f"batches are padded to {tokens} tokens but must have at most {room} [clause=INP-2]")
+    if widest >= config.vocab_size:
+        problems.append(f"a token has id {widest} but must be below {config.vocab_size}, which is 'vocab_size' [clause=INP-1]")
+    if 0 < config.num_segments <= max(corpus.segments):
+        problems.append(f"segments are {', '.join(map(str, corpus.segments))} but must be below {config.num_segments}, which is 'num_segments' [clause=EMB-5]")
+    if int(corpus.labels.max(initial=0)) >= max(2, config.num_classes):
+        problems.append(f"a label is {int(corpus.labels.max())} but must be below {max(2, config.num_classes)} [clause=INP-3]")
+    return problems

@@ -1,0 +1,90 @@
+"""Names of classes in data, and the numbers that a model knows them by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from concord.spec.config import EncoderConfig
+from concord.spec.errors import SpecError
+from concord.spec.files import read_as, write_text
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The classes of a model.
+
+    Attributes:
+        names: the name of class 0, of class 1, and so on.
+
+    Raises:
+        SpecError: if a name comes twice, or there are fewer than two.
+    """
+
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(set(self.names)) < len(self.names) or "" in self.names:
+            raise SpecError(f"labels are {', '.join(map(repr, self.names[:20]))} but each must be there once, and none be empty")
+        if len(self.names) < 2:
+            raise SpecError(f"labels are {', '.join(map(repr, self.names)) or 'none'} but there must be at least two classes to tell apart")
+
+    @classmethod
+    def of(cls, names: Iterable[str | None]) -> Labels:
+        """Return the classes that bear some names, sorted: as numbers, if all are numbers.
+
+        Args:
+            names: as often as they come; None is no name.
+
+        Raises:
+            SpecError: if there are fewer than two.
+        """
+        different = {name for name in names if name is not None}
+        if all(name.isascii() and name.isdigit() for name in different):
+            return cls(tuple(sorted(different, key=lambda name: (int(name), name))))
+        return cls(tuple(sorted(different)))
+
+    def number(self, name: str) -> int | None:
+        """Return the number of a class; None for a name that is none of theirs."""
+        return self._numbers.get(name)
+
+    @property
+    def _numbers(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.names)}
+
+    def num_classes(self, config: EncoderConfig) -> int:
+        """Return how many outputs a model needs: one for two classes where it has one (SPEC LOS-1), else one for each."""
+        return 1 if config.num_classes == 1 and len(self.names) == 2 else len(self.names)
+
+    def write(self, path: Path) -> None:
+        """Write the file that :meth:`read` reads.
+
+        Raises:
+            SpecError: if it cannot be written.
+        """
+        write_text(path, self.to_json())
+
+    def to_json(self) -> str:
+        """Return the text of that file."""
+        return json.dumps({"format": _File.format, "names": self.names}, ensure_ascii=False, indent=1) + "\n"
+
+    @classmethod
+    def read(cls, path: Path) -> Labels:
+        """Read a file of labels.
+
+        Raises:
+            SpecError: if it cannot be read, or holds no labels.
+        """
+        try:
+            return cls(tuple(read_as(path, _File, written_by="'concord train'").names))
+        except SpecError as error:
+            raise SpecError([problem if problem.startswith(str(path)) else f"{path}: {problem}" for problem in error.problems]) from None
+
+
+@dataclass
+class _File:
+    names: list[str]
+    format: Literal["concord.labels/1"] = "concord.labels/1"

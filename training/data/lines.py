@@ -1,0 +1,92 @@
+"""Lines of text files, of any length and number, and what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+from concord.spec.errors import SpecError, unknown
+
+LONGEST = 1 << 20
+"""Bytes of the longest line that is taken: a text of 1 MiB has more tokens than any model has positions."""
+
+SHOWN = 20
+"""Problems of files that are listed; the others are counted."""
+
+ON_ERROR = ("fail", "skip")
+"""What becomes of a bad line. ``fail``: all bad lines are listed, and nothing is done. ``skip``: it is left out, listed and counted."""
+
+MARK = b"\xef\xbb\xbf"
+"""What some editors put before a text in utf-8."""
+
+
+@dataclass
+class Complaints:
+    """What is wrong with lines of data.
+
+    Attributes:
+        on_error: one of :data:`ON_ERROR`.
+        first: the first :data:`SHOWN` problems, each with file and line.
+        count: how many lines are bad.
+
+    Raises:
+        UnknownNameError: for another ``on_error``.
+    """
+
+    on_error: str = "fail"
+    first: list[str] = field(default_factory=list)
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ON_ERROR:
+            raise unknown("--on-error", self.on_error, list(ON_ERROR))
+
+    def add(self, where: str, problem: str) -> None:
+        """Note what is wrong with a line.
+
+        Args:
+            where: file and line.
+        """
+        self.count += 1
+        if len(self.first) < SHOWN:
+            self.first.append(f"{where}: {problem}")
+
+    def listed(self) -> list[str]:
+        """Return a line for each of the first problems, and one that counts the others."""
+        more = self.count - len(self.first)
+        return [*self.first, *([f"and {more} more bad line{'' if more == 1 else 's'}"] if more else [])]
+
+    def settle(self) -> None:
+        """Refuse what has been read, if a bad line is not to be skipped.
+
+        Raises:
+            SpecError: listing the first bad lines, and counting the others.
+        """
+        if self.count and self.on_error == "fail":
+            raise SpecError(self.listed())
+
+
+def numbered(stream: BinaryIO, name: str, complaints: Complaints) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a stream with their numbers, from 1; of those that are no text, complain.
+
+    A line ends in a line feed, after a carriage return or not; the last one may end in neither. A byte order mark before the first is no text.
+
+    Args:
+        name: of the file, for complaints.
+    """
+    number = 0
+    while line := stream.readline(LONGEST + 2):
+        number += 1
+        length = len(line)
+        while not line.endswith(b"\n") and (rest := stream.readline(LONGEST)):
+            line, length = rest, length + len(rest)
+        if length > LONGEST + 1:
+            complaints.add(f"{name}:{number}", f"has {length} bytes but must have at most {LONGEST}")
+            continue
+        try:
+            text = (line.removeprefix(MARK) if number == 1 else line).removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+        except UnicodeDecodeError as error:
+            complaints.add(f"{name}:{number}", f"is no text in utf-8: {error.reason} at byte {error.start}")
+        else:
+            yield number, text

@@ -1,0 +1,314 @@
+"""Labelled texts and pairs of texts, as files and folders hold them: tab-separated, words with a label, JSON Lines, Hugging Face datasets."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from concord.spec.errors import SpecError, optional, unknown
+from concord.spec.files import find, opened, parse_json
+from concord.training.data.lines import Complaints, numbered
+
+SPLITS = ("train", "dev", "test")
+
+FIELDS = ("text_a", "text_b", "label")
+
+USUAL = {"text": "text_a", "sentence": "text_a", "sentence1": "text_a", "sentence2": "text_b", "validation": "dev"}
+"""What fields and splits are called elsewhere, to what they are called here."""
+
+SEPARATOR = "<SEP>"
+"""Divides words from label in the files of the TF1 source."""
+
+LAYOUTS = ("tsv", "sep", "jsonl", "plain", "dataset")
+"""How samples are held. ``tsv``: columns between tabs. ``sep``: words, ``<SEP>``, a label. ``jsonl``: a JSON object on each line.
+``plain``: a text on each line. ``dataset``: a folder of a Hugging Face dataset."""
+
+LINE_BITS = 32
+"""Bits of a sample's number that hold its line; those above hold the number of its file."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A text, or a pair of texts, and its label.
+
+    Attributes:
+        number: of its file, from 0, times 2^32, plus that of its line or row, from 1. It says nothing of the content, and what is left out changes no other.
+        text_b: the second text, if there is one.
+        label: its name, if there is one.
+    """
+
+    number: int
+    text_a: str
+    text_b: str | None = None
+    label: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """What files hold.
+
+    Attributes:
+        samples: in the order of the files and of their lines.
+        files: their names.
+        digest: of the content of the files and of how they were read.
+        complaints: what is wrong with lines.
+    """
+
+    samples: Sequence[Sample]
+    files: tuple[str, ...]
+    digest: str
+    complaints: Complaints = field(default_factory=Complaints)
+
+    def where(self, number: int) -> str:
+        """Return file and line of a sample."""
+        return place(self.files, number)
+
+    def texts(self) -> Iterator[str]:
+        """Yield every text."""
+        for sample in self.samples:
+            yield sample.text_a
+            if sample.text_b is not None:
+                yield sample.text_b
+
+
+def place(files: Sequence[str], number: int) -> str:
+    """Return file and line of the sample that bears a number."""
+    return f"{files[number >> LINE_BITS]}:{number & ((1 << LINE_BITS) - 1)}"
+
+
+def read(*paths: Path, layout: str | None = None, columns: Sequence[str] | None = None, on_error: str = "fail") -> Samples:
+    """Read labelled texts.
+
+    Args:
+        paths: files, or folders of Hugging Face datasets.
+        layout: one of :data:`LAYOUTS`; by default as the end of the name says: ``.tsv``, ``.jsonl``, a folder; else as the first line does.
+        columns: of a tab-separated file: some of :data:`FIELDS`, in their order; by default as its header says, or as many as its first line has.
+        on_error: one of :data:`~concord.training.data.lines.ON_ERROR`.
+
+    Raises:
+        SpecError: for what cannot be read; listing bad lines, unless they are skipped; if there is no sample.
+    """
+    complaints = Complaints(on_error)
+    digest = hashlib.sha256(repr((layout, columns)).encode())
+    samples: list[Sample] = []
+    for file, path in enumerate(paths):
+        kind = layout_of(path, layout)
+        digest.update(kind.encode() + fingerprint(path))
+        samples += from_path(path, file, kind, columns, complaints)
+    complaints.settle()
+    if not samples:
+        raise SpecError([f"{', '.join(map(str, paths))}: no sample", *complaints.listed()])
+    return Samples(samples=samples, files=tuple(map(str, paths)), digest=digest.hexdigest(), complaints=complaints)
+
+
+def splits(folder: Path) -> dict[str, Path]:
+    """Return the files of a folder, or its datasets, by split: ``train``, and ``dev`` and ``test`` where they are.
+
+    Raises:
+        SpecError: if there is no ``train``, or a split comes twice.
+    """
+    if not folder.is_dir():
+        raise SpecError(f"{folder}: no such folder")
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        split = USUAL.get(path.stem, path.stem)
+        if split not in SPLITS or not (path.suffix in _ENDINGS or is_dataset(path)):
+            continue
+        if split in found:
+            raise SpecError(f"{folder}: has {found[split].name} and {path.name} but must have one {split}")
+        found[split] = path
+    if "train" not in found:
+        raise SpecError(f"{folder}: has no train{' or train'.join(_ENDINGS)}, and no folder 'train' of a dataset")
+    return {split: found[split] for split in SPLITS if split in found}
+
+
+def is_dataset(path: Path) -> bool:
+    """Return whether a path is a folder as ``Dataset.save_to_disk`` of Hugging Face writes it."""
+    return (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
+
+
+def layout_of(path: Path, asked: str | None) -> str:
+    """Return the layout of a file or folder.
+
+    Raises:
+        UnknownNameError: for an unknown layout, with the nearest names.
+        SpecError: if it cannot be read.
+    """
+    if asked is not None:
+        return known_layout(asked)
+    if path.is_dir():
+        return "dataset"
+    if _ENDINGS.get(path.suffix):
+        return _ENDINGS[path.suffix]
+    with opened(path) as file:
+        first = next((text for _, text in numbered(file, str(path), Complaints())), "")
+    return "sep" if SEPARATOR in first else "tsv" if "\t" in first else "plain"
+
+
+def known_layout(asked: str) -> str:
+    """Return a layout if it is one of :data:`LAYOUTS`.
+
+    Raises:
+        UnknownNameError: with the nearest names.
+    """
+    if asked not in LAYOUTS:
+        raise unknown("layout", asked, list(LAYOUTS))
+    return asked
+
+
+def fingerprint(path: Path) -> bytes:
+    """Return the digest of a file's content, or of those of a folder's files.
+
+    Raises:
+        SpecError: if one cannot be read.
+    """
+    if path.is_dir():
+        return b"".join(str(inner.relative_to(path)).encode(errors="surrogateescape") + fingerprint(inner) for inner in find(path, "*"))
+    with opened(path) as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def from_path(path: Path, file: int, layout: str, columns: Sequence[str] | None, complaints: Complaints) -> Iterator[Sample]:
+    """Yield the samples of a file or folder, one after the other; of bad lines, complain.
+
+    Args:
+        file: its number.
+    """
+    if layout == "dataset":
+        yield from _dataset(path, file, complaints)
+        return
+    with opened(path) as stream:
+        yield from from_lines(numbered(stream, str(path), complaints), str(path), file, layout, columns, complaints)
+
+
+def from_lines(
+    lines: Iterator[tuple[int, str]], name: str, file: int, layout: str, columns: Sequence[str] | None, complaints: Complaints
+) -> Iterator[Sample]:
+    """Yield the samples of lines, one after the other; of bad lines, complain."""
+    parse = _Tabs(columns).parse if layout == "tsv" else _PARSERS[layout]
+    for number, text in lines:
+        try:
+            fields = parse(text)
+            if fields:
+                yield sample_of(file, number, fields)
+        except SpecError as error:
+            complaints.add(f"{name}:{number}", error.problems[0].removeprefix(": "))
+
+
+def sample_of(file: int, number: int, fields: dict[str, Any]) -> Sample:
+    """Return a sample of what stands in a line.
+
+    Raises:
+        SpecError: if a text is empty, or is none.
+    """
+    for name, value in fields.items():
+        if value is not None and not value.strip():
+            raise SpecError(f"{name!r} is empty")
+        if value is not None and "\0" in value:
+            raise SpecError(f"{name!r} holds a NUL character, which no text has")
+    return Sample((file << LINE_BITS) + number, **fields)
+
+
+class _Tabs:
+    """Columns between tabs, as LCQMC has them: no quotation marks, no escapes."""
+
+    def __init__(self, columns: Sequence[str] | None) -> None:
+        if columns is not None:
+            wrong = [name for name in columns if name not in FIELDS]
+            if wrong or "text_a" not in columns or len(set(columns)) < len(columns):
+                raise SpecError(f"columns are {', '.join(columns)} but must be text_a and any of text_b, label, each once")
+        self.columns = tuple(columns or ())
+        self.first = True
+
+    def parse(self, text: str) -> dict[str, Any]:
+        """Return the fields of a line; none for a header."""
+        first, self.first = self.first, False
+        values = text.split("\t")
+        names = [USUAL.get(value, value) for value in values]
+        if first and "text_a" in names and set(names) <= set(FIELDS):
+            self.columns = self.columns or tuple(names)
+            return {}
+        if not self.columns:
+            usual = {1: FIELDS[:1], 2: ("text_a", "label"), 3: FIELDS}
+            if len(values) not in usual:
+                raise SpecError(f"has {len(values)} columns but must have 1 (text_a), 2 (text_a, label) or 3 (text_a, text_b, label)")
+            self.columns = usual[len(values)]
+        if len(values) != len(self.columns):
+            raise SpecError(f"has {len(values)} columns but must have {len(self.columns)}: {', '.join(self.columns)}")
+        return {name: value.strip() if name == "label" else value for name, value in zip(self.columns, values, strict=True)}
+
+
+def _words(text: str) -> dict[str, Any]:
+    """Return the fields of a line of the TF1 source: words, divided by spaces, a separator, and a label."""
+    words, separator, label = text.rpartition(SEPARATOR)
+    if not separator:
+        raise SpecError(f"has no {SEPARATOR} between words and label")
+    return {"text_a": words, "label": label.strip()}
+
+
+def _json(text: str) -> dict[str, Any]:
+    data = parse_json(text, "")
+    if not isinstance(data, dict):
+        raise SpecError(f"holds a {type(data).__name__} but must hold a JSON object")
+    return _known(data)
+
+
+def _known(data: dict[str, Any], names: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return the fields of a record, by the names that they have here; others are none of ours.
+
+    Args:
+        names: of the classes, where labels are their numbers.
+    """
+    fields: dict[str, Any] = {}
+    for key, value in data.items():
+        name = USUAL.get(key, key)
+        if name not in FIELDS or value is None:
+            continue
+        if name in fields:
+            raise SpecError(f"has {key!r} beside another name of {name!r}")
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not (isinstance(value, str) or (whole and name == "label")):
+            raise SpecError(f"{key!r} is of type {type(value).__name__} but must be a string{' or a whole number' if name == 'label' else ''}")
+        fields[name] = _class(value, names) if whole else value.strip() if name == "label" else value
+    if "text_a" not in fields:
+        raise SpecError("lacks 'text_a' (or 'text', 'sentence', 'sentence1')")
+    return fields
+
+
+def _class(number: int, names: Sequence[str] | None) -> str | None:
+    """Return the name of a class; a dataset's -1 is no label."""
+    if names is None:
+        return str(number)
+    if number == -1:
+        return None
+    if not 0 <= number < len(names):
+        raise SpecError(f"'label' is {number} but must be below {len(names)}")
+    return names[number]
+
+
+def _dataset(path: Path, file: int, complaints: Complaints) -> Iterator[Sample]:
+    """Yield the rows of a dataset that Hugging Face's library saved."""
+    if not is_dataset(path):
+        raise SpecError(f"{path}: is a folder but no dataset: 'dataset_info.json' and 'state.json' must be in it")
+    with optional(f"{path}: a folder of a Hugging Face dataset", "datasets"):
+        from datasets import load_from_disk
+    try:
+        loaded = load_from_disk(str(path))
+        names = getattr(loaded.features.get("label"), "names", None)
+        for number, row in enumerate(loaded, start=1):
+            try:
+                yield sample_of(file, number, _known(row, names))
+            except SpecError as error:
+                complaints.add(f"{path}:{number}", error.problems[0])
+    except SpecError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever the library and its reader of tables raise for spoilt files
+        raise SpecError(f"{path}: cannot be read as a dataset: {type(error).__name__}: {str(error).partition(chr(10))[0]}") from None
+
+
+_PARSERS: dict[str, Callable[[str], dict[str, Any]]] = {"sep": _words, "jsonl": _json, "plain": lambda text: {"text_a": text}}
+
+_ENDINGS = {".tsv": "tsv", ".jsonl": "jsonl", ".txt": ""}

@@ -1,0 +1,133 @@
+"""How a text is divided into tokens: by characters, by pieces of words, or by words; always through ``tokenizers``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from concord.spec.errors import SpecError, optional, unknown
+from concord.spec.files import read_text
+
+with optional("Data of texts", "training"):
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+TOKENIZATIONS = ("characters", "wordpiece", "words")
+"""``characters``: each is a token, spaces are none. ``wordpiece``: words and Chinese characters, and pieces of what the vocabulary
+does not know, as BERT has it. ``words``: what stands between spaces."""
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+"""Tokens that every vocabulary has: padding, what it does not know, the first of all, the end of a text."""
+
+LONGEST_WORD = 100
+"""Characters of a word that is divided into pieces; a longer one is unknown."""
+
+LEAST = 2
+"""How often a token has to come to be in a vocabulary that is learnt, unless the caller says otherwise."""
+
+
+def from_vocabulary(tokenization: str, vocabulary: Iterable[str], lowercase: bool = True) -> Tokenizer:
+    """Return a tokenizer that knows some tokens.
+
+    Args:
+        tokenization: one of :data:`TOKENIZATIONS`.
+        vocabulary: the tokens; the first has id 0.
+        lowercase: whether letters become small, and lose their accents where words are divided.
+
+    Raises:
+        UnknownNameError: for an unknown tokenization.
+        SpecError: if a token comes twice, or one of :data:`SPECIAL` is missing.
+    """
+    tokens = list(vocabulary)
+    ids = {token: number for number, token in enumerate(tokens)}
+    missing = [token for token in SPECIAL if token not in ids]
+    problems = [f"vocabulary lacks {', '.join(missing)}"] if missing else []
+    twice = [token for number, token in enumerate(tokens) if ids[token] != number][:10]
+    problems += [f"vocabulary has {', '.join(map(repr, twice))} more than once"] if twice else []
+    if problems:
+        raise SpecError(problems)
+    model = models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD) if tokenization == "wordpiece" else models.WordLevel(ids, unk_token="[UNK]")
+    return _divided(model, tokenization, lowercase)
+
+
+def read_vocabulary(path: Path) -> list[str]:
+    """Return the tokens of a ``vocab.txt``: one on each line.
+
+    Raises:
+        SpecError: if it cannot be read.
+    """
+    return [line.removesuffix("\r") for line in read_text(path).removesuffix("\n").split("\n")]
+
+
+def learnt(tokenization: str, texts: Iterable[str], size: int, least: int = LEAST, lowercase: bool = True) -> list[str]:
+    """Return a vocabulary: :data:`SPECIAL`, and the most frequent tokens of texts.
+
+    Args:
+        tokenization: one of :data:`TOKENIZATIONS`.
+        size: of the vocabulary, at most.
+        least: how often a token has to come.
+
+    Raises:
+        UnknownNameError: for an unknown tokenization.
+        SpecError: if the vocabulary has no room, or the texts have no token that comes often enough.
+    """
+    if size <= len(SPECIAL):
+        raise SpecError(f"vocabulary may have {size} tokens but must have more than {len(SPECIAL)}: {', '.join(SPECIAL)} are in it")
+    usual: dict[str, Any] = {"vocab_size": size, "min_frequency": least, "show_progress": False}
+    if tokenization == "wordpiece":
+        tokenizer, texts = _divided(models.WordPiece(unk_token="[UNK]"), tokenization, lowercase), list(texts)
+        whole, inner = _alphabet(tokenizer, texts, least, size - len(SPECIAL))
+        # The trainer numbers characters within words as a hash has them; and pairs that are as frequent come in the order of these numbers.
+        trainer: Any = trainers.WordPieceTrainer(**usual, initial_alphabet=whole, limit_alphabet=len(whole), special_tokens=[*SPECIAL, *(f"##{one}" for one in inner)])
+    else:
+        tokenizer = _divided(models.WordLevel(unk_token="[UNK]"), tokenization, lowercase)
+        trainer = trainers.WordLevelTrainer(**usual, special_tokens=list(SPECIAL))
+    tokenizer.train_from_iterator(texts, trainer)
+    ids = tokenizer.get_vocab()
+    if len(ids) == len(SPECIAL):
+        raise SpecError(f"no token comes {least} times in the texts: there is no vocabulary to learn")
+    return sorted(ids, key=ids.__getitem__)
+
+
+def _alphabet(tokenizer: Tokenizer, texts: Iterable[str], least: int, room: int) -> tuple[list[str], list[str]]:
+    """Return the characters that words begin with, and those that stand within words: the most frequent ones that come often enough.
+
+    Args:
+        room: of both together, at most.
+    """
+    words: Counter[str] = Counter()
+    for text in texts:
+        words.update(word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(text)))
+    counts: Counter[tuple[bool, str]] = Counter()
+    for word, count in words.items():
+        for place, character in enumerate(word):
+            counts[place > 0, character] += count
+    kept = sorted((key for key, count in counts.items() if count >= least), key=lambda key: (-counts[key], key))[:room]
+    return sorted(one for within, one in kept if not within), sorted(one for within, one in kept if within)
+
+
+def from_json(text: str, where: str) -> Tokenizer:
+    """Return the tokenizer that ``tokenizers`` has written.
+
+    Raises:
+        SpecError: if there is none.
+    """
+    try:
+        return Tokenizer.from_str(text)
+    except BaseException as error:  # the library panics, besides all else
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
+        raise SpecError(f"{where}: is no tokenizer: {str(error).partition(chr(10))[0]}") from None
+
+
+def _divided(model: Any, tokenization: str, lowercase: bool) -> Tokenizer:
+    if tokenization not in TOKENIZATIONS:
+        raise unknown("tokenization", tokenization, list(TOKENIZATIONS))
+    tokenizer = Tokenizer(model)
+    pieces = tokenization == "wordpiece"
+    tokenizer.normalizer = normalizers.BertNormalizer(clean_text=True, handle_chinese_chars=pieces, strip_accents=None if pieces else False, lowercase=lowercase)
+    by_spaces = pre_tokenizers.WhitespaceSplit()
+    by_characters = pre_tokenizers.Sequence([by_spaces, pre_tokenizers.Split(Regex("."), "isolated")])
+    tokenizer.pre_tokenizer = {"wordpiece": pre_tokenizers.BertPreTokenizer(), "characters": by_characters, "words": by_spaces}[tokenization]
+    return tokenizer

@@ -1,0 +1,278 @@
+"""Ordinary training: step after step in a worker, evaluated, logged and kept, so that a run that was killed goes on with the same bits.
+
+What comes next follows from the checkpoint and the samples alone: weights, state of the optimizer, number of the step, epoch and
+position in it. Nothing else is carried from one step to the next.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.backends.interface import Request
+from concord.backends.worker import Worker
+from concord.spec.batch import Batch
+from concord.spec.config import EncoderConfig
+from concord.spec.errors import SpecError
+from concord.spec.files import section, write_text
+from concord.spec.parameters import parameters
+from concord.spec.training.optimizers import shares
+from concord.spec.training.schedules import learning_rate
+from concord.spec.training.trajectory import Training, counts
+from concord.training import checkpoint
+from concord.training.checkpoint import Best, Checkpoint
+from concord.training.log import Log
+from concord.training.metrics import Metrics, losses
+
+RESULT = "test.json"
+"""The file of a run that says what its best model does on the test samples."""
+
+Numbered = tuple[Sequence[int], Batch]
+"""A batch, and the ids of its samples."""
+
+Reached = Callable[[int, str], None]
+"""Called with how many steps have been made, and what is to be said of the last."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a model is trained on.
+
+    Attributes:
+        epoch: gives the batches of an epoch, the same ones each time.
+        dev: gives the batches that it is evaluated on; None: it is not evaluated.
+        test: gives those that the best model is evaluated on in the end.
+    """
+
+    epoch: Callable[[int], Iterable[Numbered]]
+    dev: Callable[[], Iterable[Batch]] | None = None
+    test: Callable[[], Iterable[Batch]] | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to.
+
+    Attributes:
+        last: the last checkpoint; ``last.progress.ended`` is empty if it was halted.
+        test: what the best model does on the test samples, if there are any and the run is over.
+    """
+
+    last: Checkpoint
+    test: Best | None = None
+
+
+class Fitting:
+    """A run that is under way.
+
+    Args:
+        worker: of the backend.
+        start: where it begins or goes on.
+        source: of batches.
+        run: the folder of the run.
+        log: of the run.
+    """
+
+    def __init__(self, worker: Worker, start: Checkpoint, source: Source, run: Path, log: Log) -> None:
+        assert start.recipe is not None
+        assert start.progress.plan is not None
+        self.worker, self.start, self.source, self.run, self.log = worker, start, source, run, log
+        self.recipe, self.plan, self.progress = start.recipe, start.progress.plan, start.progress
+        first = next(iter(source.epoch(0)))[1]
+        training = Training(self.recipe, [], seed=self.progress.seed)
+        request = Request(start.config, start.weights, first, **vars(self.plan.settings), taps=False, training=training)
+        self.session = worker.train(request)
+        self.session.load(everything(start), self.progress.step)
+        self.saved = self.progress.step
+        self.began = time.perf_counter() - self.progress.seconds
+
+    def windows(self) -> Iterator[tuple[list[Numbered], bool]]:
+        """Yield what is left of the epoch, step by step, and whether it is the end of it."""
+        rest = islice(iter(self.source.epoch(self.progress.epoch)), self.progress.position, None)
+        window = list(islice(rest, self.recipe.accumulation))
+        while window:
+            following = list(islice(rest, self.recipe.accumulation))
+            yield window, not following
+            window = following
+
+    def go(self, halted: Callable[[], bool], reached: Reached) -> Checkpoint:
+        """Train until the plan is fulfilled, or it is told to halt; return the last checkpoint."""
+        while not self.progress.ended:
+            for window, last in self.windows():
+                row = self.step(window, last)
+                stop = halted()
+                self.settle(row, last, stop)
+                reached(self.progress.step, said(row))
+                if self.progress.ended or stop:
+                    return self.checkpoint()
+        return self.checkpoint()
+
+    def step(self, window: Sequence[Numbered], last: bool) -> dict[str, Any]:
+        """Make a step; return what the log says of it, if it is its turn."""
+        before = time.perf_counter()
+        done, batches = self.progress, [batch for _, batch in window]
+        found = self.session.step(batches)
+        weights = shares(self.recipe, [counts(self.start.config, batch) for batch in batches])
+        loss = math.fsum(share * float(found[f"losses.{number}"]) for number, share in enumerate(weights))
+        if not math.isfinite(loss):
+            raise SpecError(
+                f"the loss of step {done.step + 1} is {loss}: training has diverged at a learning rate of {learning_rate(self.recipe, done.step):.3g}; "
+                f"the last checkpoint is {checkpoint.step_folder(self.run, self.saved)}"
+            )
+        norm = float(found["norm"]) if "norm" in found else None
+        tokens = sum(int((batch.required("input_ids") != self.start.config.pad_id).sum()) for batch in batches)
+        recent = [*done.recent, [loss, norm or 0.0, tokens, time.perf_counter() - before]]
+        epoch, position = (done.epoch + 1, 0) if last else (done.epoch, done.position + len(window))
+        seconds = time.perf_counter() - self.began
+        self.progress = replace(done, step=done.step + 1, epoch=epoch, position=position, samples=chained(done.samples, window), recent=recent, seconds=seconds)
+        if self.progress.step % self.plan.log_every:
+            return {}
+        return self.summary(norm is not None)
+
+    def summary(self, has_norm: bool) -> dict[str, Any]:
+        """Return what the log says of the steps since its last line."""
+        losses, norms, tokens, seconds = zip(*self.progress.recent, strict=True)
+        self.progress = replace(self.progress, recent=[])
+        means = {"loss": math.fsum(losses) / len(losses), "learning_rate": learning_rate(self.recipe, self.progress.step - 1)}
+        if has_norm:
+            means["norm"] = math.fsum(norms) / len(norms)
+        return {**means, "tokens_per_second": round(sum(tokens) / max(sum(seconds), 1e-9)), "memory_mib": round(self.worker.size / 2**20)}
+
+    def settle(self, row: dict[str, Any], last: bool, halted: bool) -> None:
+        """Do what is due after a step: evaluate, log, and keep a checkpoint."""
+        plan, step = self.plan, self.progress.step
+        due = step % plan.evaluate_every == 0 if plan.evaluate_every else last
+        ended = self.ended()
+        if self.source.dev is not None and (due or ended):
+            row |= self.evaluated()
+            ended = ended or self.ended()
+        self.progress = replace(self.progress, ended=ended)
+        if row:
+            self.log.add(step=step, epoch=self.progress.epoch + (self.progress.position > 0), seconds=round(self.progress.seconds, 1), **row)
+        if due or ended or halted or (plan.save_every and step % plan.save_every == 0):
+            self.save()
+
+    def evaluated(self) -> dict[str, Any]:
+        """Evaluate the model, and note whether it is the best so far."""
+        assert self.source.dev is not None
+        loss, accuracy = evaluate(self.session.predict, self.start.config, self.source.dev())
+        best, found = self.progress.best, Best(self.progress.step, loss, accuracy)
+        if best is None or self._rank(found) > self._rank(best):
+            self.progress = replace(self.progress, best=found, unimproved=0)
+        else:
+            self.progress = replace(self.progress, unimproved=self.progress.unimproved + 1)
+        return {"dev_loss": loss, "dev_accuracy": accuracy}
+
+    def _rank(self, best: Best) -> tuple[float, float]:
+        return (best.accuracy, -best.loss) if self.plan.best_by == "accuracy" else (-best.loss, best.accuracy)
+
+    def ended(self) -> str:
+        """Return why training is over, if it is."""
+        plan, done = self.plan, self.progress
+        if plan.steps is not None and done.step >= plan.steps:
+            return f"{plan.steps} steps"
+        if plan.epochs is not None and done.epoch >= plan.epochs:
+            return f"{plan.epochs} epochs"
+        if plan.minutes is not None and done.seconds >= 60 * plan.minutes:
+            return f"{plan.minutes:g} minutes"
+        if plan.patience is not None and done.unimproved >= plan.patience:
+            return f"no improvement in {plan.patience} evaluations"
+        return ""
+
+    def tested(self) -> Best:
+        """Evaluate the best model on the test samples."""
+        assert self.source.test is not None
+        best = checkpoint.read(self.run)
+        self.session.load(everything(best), best.progress.step)
+        return Best(best.progress.step, *evaluate(self.session.predict, best.config, self.source.test()))
+
+    def save(self) -> None:
+        """Keep a checkpoint, and remove those that are no longer needed."""
+        if self.saved == self.progress.step:
+            return
+        self.progress = replace(self.progress, logs=self.log.lengths())
+        checkpoint.write(checkpoint.step_folder(self.run, self.progress.step), self.checkpoint())
+        self.saved = self.progress.step
+        checkpoint.tidy(self.run, {self.saved, *([self.progress.best.step] if self.progress.best else [])})
+
+    def checkpoint(self) -> Checkpoint:
+        """Return where training has come to."""
+        state = self.session.state()
+        trained = section(state, "parameters.")
+        rest = {name: array for name, array in state.items() if not name.startswith("parameters.")}
+        return replace(self.start, weights={name: trained.get(name, array) for name, array in self.start.weights.items()}, state=rest, progress=self.progress)
+
+
+def fit(
+    worker: Worker,
+    start: Checkpoint,
+    source: Source,
+    run: Path,
+    halted: Callable[[], bool] = lambda: False,
+    reached: Reached = lambda step, now: None,
+    tensorboard: Path | None = None,
+) -> Outcome:
+    """Train a model from a checkpoint on, until its plan is fulfilled.
+
+    Args:
+        worker: of the backend that the plan names.
+        start: with recipe and plan; a run that begins is at step 0.
+        source: of batches.
+        run: the folder of the run; its log is cut to what the checkpoint knows.
+        halted: asked after each step; once it says True, a checkpoint is kept and training stops.
+        tensorboard: a folder for event files.
+
+    Raises:
+        SpecError: if a loss is not finite, or something cannot be written; the last checkpoint is whole.
+        WorkerFailure, Unsupported: as :meth:`concord.backends.worker.Worker.train` and its session do.
+    """
+    checkpoint.tidy(run, set(checkpoint.steps(run)))
+    if not start.progress.step and not checkpoint.steps(run):
+        checkpoint.write(checkpoint.step_folder(run, 0), start)
+    with Log(run, start.progress.logs, start.progress.step, tensorboard) as log:
+        fitting = Fitting(worker, start, source, run, log)
+        last = fitting.go(halted, reached)
+        test = fitting.tested() if last.progress.ended and source.test is not None else None
+    if test is not None:
+        write_text(run / RESULT, json.dumps(asdict(test)) + "\n")
+    return Outcome(last, test)
+
+
+def everything(model: Checkpoint) -> dict[str, NDArray[Any]]:
+    """Return weights and state of a checkpoint as a session takes them."""
+    trained = [name for name, entry in parameters(model.config).items() if entry.trainable]
+    return {f"parameters.{name}": model.weights[name] for name in trained} | dict(model.state)
+
+
+def chained(samples: str, window: Sequence[Numbered]) -> str:
+    """Return the SHA-256 over the ids of samples and those of one step more."""
+    ids = "".join(f"{name}\n" for names, _ in window for name in names)
+    return hashlib.sha256(f"{samples}\n{ids}".encode()).hexdigest()
+
+
+def evaluate(predict: Callable[[Batch], NDArray[np.floating]], config: EncoderConfig, batches: Iterable[Batch]) -> tuple[float, float]:
+    """Return mean loss (SPEC LOS-1, LOS-3, without LOS-4) and accuracy of what is predicted, in float64."""
+    counted, found = Metrics(max(config.num_classes, 2)), []
+    for batch in batches:
+        labels = batch.required("labels")
+        judged = labels != config.ignore_label  # all of them where there is none
+        logits, labels = np.asarray(predict(batch))[judged], labels[judged]
+        found.append(losses(logits, labels))
+        counted.add(logits, labels)
+    return float(np.concatenate(found).mean()), counted.accuracy or 0.0
+
+
+def said(row: dict[str, Any]) -> str:
+    """Return in short what the log says of a step."""
+    names = {"loss": "loss {:.4f}", "dev_loss": "dev loss {:.4f}", "dev_accuracy": "dev accuracy {:.2%}", "tokens_per_second": "{:,} tokens/s"}
+    return ", ".join(text.format(row[name]) for name, text in names.items() if name in row)

@@ -1,0 +1,92 @@
+"""What a run of training was asked for: kept with each checkpoint, so that it can go on as it began."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from concord.backends.interface import Settings
+from concord.spec.errors import SpecError
+
+MEASURES = ("accuracy", "loss")
+"""By what the best checkpoint is chosen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """Where samples come from.
+
+    Attributes:
+        train, dev, test: files or folders of samples; None: there are none.
+        layout, columns, on_error: how they are read (:func:`concord.training.data.read`).
+    """
+
+    train: str
+    dev: str | None = None
+    test: str | None = None
+    layout: str | None = None
+    columns: list[str] | None = None
+    on_error: str = "fail"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How long a model is trained, on what, and what is looked at meanwhile.
+
+    Attributes:
+        backend: that trains it.
+        files: of samples; None: whoever starts the run has them.
+        samples: SHA-256 of the training samples as they are encoded: a run goes on with these alone.
+        batch: samples in a batch; a step accumulates as many as the recipe says.
+        bucketed: whether samples of like length share a batch.
+        epochs, steps, minutes: whichever is reached first ends the run; None: no limit.
+        log_every: steps between two lines of the log.
+        evaluate_every: steps between two evaluations; None: after each epoch.
+        save_every: steps between two checkpoints besides those at evaluations; None: no others.
+        patience: evaluations without improvement that end the run; None: no number does.
+        best_by: one of :data:`MEASURES`.
+        threads: computing threads; None: one for each core.
+        dtype, implementation, execution, device, precision, deterministic: as in :class:`concord.backends.interface.Settings`.
+
+    Raises:
+        SpecError: listing every number that is out of range.
+    """
+
+    backend: str
+    files: Files | None = None
+    samples: str = ""
+    batch: int = 32
+    bucketed: bool = True
+    epochs: int | None = None
+    steps: int | None = None
+    minutes: float | None = None
+    log_every: int = 20
+    evaluate_every: int | None = None
+    save_every: int | None = None
+    patience: int | None = None
+    best_by: str = "accuracy"
+    threads: int | None = None
+    dtype: str = "float32"
+    implementation: str = "explicit"
+    execution: str = "eager"
+    device: str = "cpu"
+    precision: str = "strict"
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        counts = ("batch", "epochs", "steps", "log_every", "evaluate_every", "save_every", "patience", "threads")
+        problems = [f"{_option(name)} is {value} but must be at least 1" for name in counts if (value := getattr(self, name)) is not None and value < 1]
+        if self.minutes is not None and not self.minutes > 0:
+            problems.append(f"--minutes is {self.minutes:g} but must be above 0")
+        if self.best_by not in MEASURES:
+            problems.append(f"--best-by is {self.best_by!r} but must be {' or '.join(MEASURES)}")
+        if problems:
+            raise SpecError(problems)
+
+    @property
+    def settings(self) -> Settings:
+        """How it is computed."""
+        return Settings(self.dtype, self.implementation, self.execution, self.device, self.precision, self.deterministic)
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,189 @@
+"""What a trained model says of texts: labels and probabilities, in the order of the texts, however many there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.backends.interface import Request, Unsupported
+from concord.backends.interface import Settings as Computing
+from concord.backends.worker import Worker
+from concord.spec.batch import Batch
+from concord.spec.config import EncoderConfig
+from concord.spec.errors import SpecError
+from concord.spec.training.recipe import Recipe
+from concord.spec.training.trajectory import Training
+from concord.training import checkpoint
+from concord.training.data import Complaints, Corpus, Labels, Sample, Samples, TextEncoder, batches, encode
+from concord.training.metrics import Metrics, losses, predicted, probabilities
+
+AT_ONCE = 1024
+"""Texts that are read, sorted by length and predicted before more are read."""
+
+STEP = 16
+"""Batches have a multiple of so many tokens: frameworks that compile do so for each width."""
+
+Predict = Callable[[Batch], NDArray[np.floating]]
+
+
+@dataclass(frozen=True)
+class Model:
+    """What it takes to predict.
+
+    Attributes:
+        folder: of the checkpoint.
+        step: of training, at which it was written.
+    """
+
+    folder: Path
+    config: EncoderConfig
+    weights: dict[str, NDArray[np.floating]]
+    labels: Labels
+    encoder: TextEncoder
+    step: int
+
+
+def model_of(folder: Path) -> Model:
+    """Return the model of a checkpoint, or the best one of a run.
+
+    Raises:
+        SpecError: if it cannot be read, or was not trained on texts.
+    """
+    found, place = checkpoint.read(folder), checkpoint.place(folder)
+    if found.encoder is None or found.labels is None:
+        raise SpecError(f"{folder}: was not trained on texts: it lacks tokenizer.json and text.json, or names of classes")
+    return Model(place, found.config, dict(found.weights), found.labels, found.encoder, found.progress.step)
+
+
+def predictor(worker: Worker, model: Model, settings: Computing) -> Predict:
+    """Return a function that has a worker compute logits (B, C) of a batch.
+
+    Where the backend trains, the model is sent to it once, and stays there; else with each batch.
+
+    Raises:
+        Unsupported, WorkerFailure: as :meth:`concord.backends.worker.Worker.run` does.
+    """
+    training = Training(Recipe(algorithm="sgd", learning_rate=0.0), [])  # of which no step is made: it keeps nothing beside the parameters
+    ways: dict[str, Any] = {name: getattr(settings, name) for name in ("dtype", "implementation", "execution", "precision")}
+    one = encode(Samples(samples=[Sample(0, ".")], files=("",), digest=""), model.encoder)
+    _, first = next(batches(one, model.config, 1))
+    request = Request(model.config, model.weights, first, **ways, device=settings.device, taps=False, gradients=False, training=training)
+    try:
+        return worker.train(request).predict
+    except Unsupported:
+        return lambda batch: worker.run(model.config, model.weights, batch, **ways, taps=False, gradients=False).output
+
+
+def _batches(corpus: Corpus, config: EncoderConfig, size: int) -> Iterator[tuple[NDArray[np.int64], Batch]]:
+    """Yield the samples of a corpus, those of like length together; where a sample's mask is another's (SPEC MSK-7), as they come."""
+    widest = config.max_positions - config.position_start
+    order = np.arange(len(corpus)) if config.mask_assignment == "batch_major" else np.argsort(-corpus.lengths, kind="stable")
+    for start in range(0, len(order), size):
+        some = corpus.select(order[start : start + size])
+        yield from batches(some, config, size, padded_to=min(widest, -(-int(some.lengths.max()) // STEP) * STEP))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says of a text, or of a pair.
+
+    Attributes:
+        sample: the text.
+        label: of the most probable class; None where a logit is NaN.
+        probabilities: of each class, in the order of the labels.
+        truncated: how many tokens were cut off.
+    """
+
+    sample: Sample
+    label: str | None
+    probabilities: tuple[float, ...]
+    truncated: int
+
+
+@dataclass
+class Bad:
+    """A line that cannot be read.
+
+    Attributes:
+        problem: what is wrong with it, after file and line.
+    """
+
+    problem: str
+
+
+@dataclass
+class InOrder(Complaints):
+    """Complaints that keep their place among samples, where bad lines are skipped."""
+
+    found: list[Sample | Bad] = field(default_factory=list)
+
+    def add(self, where: str, problem: str) -> None:
+        """Note what is wrong with a line, and where it stands."""
+        super().add(where, problem)
+        self.found.append(Bad(f"{where}: {problem}"))
+
+    def beside(self, samples: Iterable[Sample]) -> Iterator[Sample | Bad]:
+        """Yield samples and bad lines as they come."""
+        for sample in samples:
+            yield from self._taken()
+            yield sample
+        yield from self._taken()
+
+    def _taken(self) -> list[Sample | Bad]:
+        taken, self.found = self.found, []
+        return taken
+
+
+def predict(model: Model, compute: Predict, samples: Iterable[Sample], size: int, complaints: InOrder) -> Iterator[Prediction | Bad]:
+    """Yield what a model says of each text, in the order of the texts; of a bad line, what is wrong with it.
+
+    Args:
+        compute: as :func:`predictor` returns it.
+        size: samples in a batch.
+        complaints: to which those who read the texts complain.
+
+    Raises:
+        SpecError: listing bad lines among those that were read at once, unless they are skipped.
+        WorkerFailure: if the worker gave no result.
+    """
+    stream = complaints.beside(samples)
+    while some := list(islice(stream, AT_ONCE)):
+        complaints.settle()
+        good = [one for one in some if isinstance(one, Sample)]
+        found = iter(_predicted(model, compute, good, size) if good else ())
+        yield from (next(found) if isinstance(one, Sample) else one for one in some)
+
+
+def _predicted(model: Model, compute: Predict, samples: list[Sample], size: int) -> list[Prediction]:
+    numbered = [Sample(place, sample.text_a, sample.text_b) for place, sample in enumerate(samples)]
+    corpus = encode(Samples(samples=numbered, files=("",), digest=""), model.encoder)
+    found: dict[int, Prediction] = {}
+    for places, batch in _batches(corpus, model.config, size):
+        logits = compute(batch)
+        for place, best, row in zip(places.tolist(), predicted(logits).tolist(), probabilities(logits).tolist(), strict=True):
+            label = None if best < 0 else model.labels.names[best]
+            found[place] = Prediction(samples[place], label, tuple(row), int(corpus.truncated[place]))
+    return [found[place] for place in range(len(samples))]
+
+
+def evaluate(model: Model, compute: Predict, corpus: Corpus, size: int, done: Callable[[int], Any] = lambda count: None) -> tuple[Metrics, float | None]:
+    """Return what a model's predictions come to, and the mean loss (SPEC LOS-1 to LOS-3) in float64; samples that do not count in the loss are left out.
+
+    Args:
+        corpus: labelled samples.
+        done: is told how many samples are done.
+    """
+    metrics, total, count = Metrics(len(model.labels.names)), 0.0, 0
+    for _, batch in _batches(corpus, model.config, size):
+        logits, labels = np.asarray(compute(batch), np.float64), batch.required("labels")
+        done(count := count + len(labels))
+        counted = np.ones(len(labels), bool) if model.config.ignore_label is None else labels != model.config.ignore_label
+        metrics.add(logits[counted], labels[counted])
+        total += float(losses(logits[counted], labels[counted]).sum())
+    return metrics, total / metrics.count if metrics.count else None
