@@ -22,7 +22,7 @@ slow: $(VENV)/installed ## run all other tests: every backend on every entry, an
 lint: $(VENV)/installed ## ruff and mypy
 	$(RUN)/ruff check .
 	rm -rf $(TREE) && mkdir -p $(TREE)
-	ln -s $(CURDIR)/concord/* $(addprefix $(CURDIR)/,spec backends conformance training speed) $(TREE)
+	ln -s $(CURDIR)/concord/* $(addprefix $(CURDIR)/,spec backends conformance training porting speed) $(TREE)
 	$(RUN)/mypy
 
 coverage: $(VENV)/installed ## run the tests, and say which lines none of them reached

@@ -2,7 +2,7 @@
 
 from setuptools import find_namespace_packages, setup
 
-PARTS = ("spec", "backends", "conformance", "training", "speed")
+PARTS = ("spec", "backends", "conformance", "training", "porting", "speed")
 
 setup(
     packages=["concord", *(f"concord.{name}" for name in find_namespace_packages(include=[f"{part}*" for part in PARTS]))],

@@ -15,21 +15,23 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from concord import backends, conformance, spec
+from concord import backends, conformance, porting, spec
 from concord.backends import interface
 from concord.conformance import causes, comparison, diagnosis
+from concord.porting import stored
 from concord.spec import batch as batches
 from concord.spec import tensors
 from concord.spec.config import CHOICES
 from concord.spec.errors import ConfigError
 from concord.spec.files import write_text
 
-PACKAGES = {"spec": spec, "backends": backends, "conformance": conformance}
+PACKAGES = {"spec": spec, "backends": backends, "conformance": conformance, "porting": porting}
 
 BEYOND = {
     "spec": {"Tensor": tensors, "batch_of_lengths": batches},
     "backends": dict.fromkeys(("Problem", "Settings", "Steps", "Session", "Measurable", "Editable", "IMPLEMENTATIONS", "EXECUTIONS", "PRECISION_MODES"), interface),
     "conformance": {"Judgement": comparison, "Diagnosis": diagnosis, "Cause": causes},
+    "porting": {"Stored": stored},
 }
 """What is documented besides the names that a package exports, and where it is."""
 

@@ -17,7 +17,8 @@ from concord.backends.wire import check_info, encode_request, request_of, split_
 from concord.conformance.campaign import Job, Report, Result, Settings
 from concord.conformance.judging import judge
 from concord.spec.errors import BatchError, SpecError, WeightsError
-from concord.spec.files import find, read_arrays, read_as, section, write_folder
+from concord.spec.files import find, read_arrays, read_as, section
+from concord.spec.folders import write_folder
 from concord.spec.parameters import trainable
 from concord.spec.tensors import output_name, taps
 

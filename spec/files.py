@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import fnmatch
+import hashlib
 import json
 import math
 import os
 import re
 import secrets
-import shutil
 import stat
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 T = TypeVar("T")
+
+Write = Callable[[bytes | memoryview], None]
+"""What writes the next bytes of a file."""
 
 LARGEST = 1 << 26
 """Bytes of the largest text that is read: records of campaigns have some millions."""
@@ -102,6 +105,16 @@ def opened(path: Path) -> Iterator[BufferedReader]:
         raise
     except (OSError, ValueError) as error:  # the latter for a name with a null character
         raise SpecError(f"{path}: cannot be read: {_reason(error)}") from None
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a regular file, read piece by piece.
+
+    Raises:
+        SpecError: if it is missing, cannot be read, or is no regular file.
+    """
+    with opened(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_text(path: Path) -> str:
@@ -267,7 +280,7 @@ def obstacle(path: Path) -> str | None:
         if (mode := _mode(path)) is not None and not os.access(path, os.W_OK):
             raise PermissionError(0, "Permission denied")
         if mode is None or stat.S_ISREG(mode):
-            temporary = _new_beside(path.resolve(strict=False))
+            temporary = new_beside(path.resolve(strict=False))
             temporary.touch(exist_ok=False)
             temporary.unlink()
     except (OSError, RuntimeError, ValueError) as error:
@@ -302,16 +315,16 @@ def write_bytes(path: Path, content: bytes) -> None:
     Raises:
         SpecError: if they cannot be written.
     """
-    with _refusing(path):
+    with refusing(path):
         mode = _mode(path)
         if mode is None or stat.S_ISREG(mode):
             _replace(path.resolve(strict=False), content, mode)
         else:
-            _put(path, content)
+            put(path, content)
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[Callable[[bytes], None]]:
+def writing(path: Path) -> Iterator[Write]:
     """Write a file piece by piece, as :func:`write_bytes` does a whole one: it is there once the block has ended well.
 
     Yields:
@@ -320,20 +333,20 @@ def writing(path: Path) -> Iterator[Callable[[bytes], None]]:
     Raises:
         SpecError: if it cannot be written.
     """
-    with _refusing(path):
+    with refusing(path):
         mode = _mode(path)
         regular = mode is None or stat.S_ISREG(mode)
         target = path.resolve(strict=False) if regular else path
-        temporary = _new_beside(target) if regular else path
+        temporary = new_beside(target) if regular else path
         file = temporary.open("wb")
 
-    def write(content: bytes) -> None:
-        with _refusing(path):
+    def write(content: bytes | memoryview) -> None:
+        with refusing(path):
             file.write(content)
 
     try:
         yield write
-        with _refusing(path):
+        with refusing(path):
             file.close()
             if regular:
                 temporary.chmod(stat.S_IMODE(mode) if mode is not None else temporary.stat().st_mode)
@@ -347,34 +360,9 @@ def writing(path: Path) -> Iterator[Callable[[bytes], None]]:
         raise
 
 
-def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
-    """Write a new folder, with all its files or not at all.
-
-    Raises:
-        FileExistsError: if there is something of that name; that decides between two that write at the same time.
-        SpecError: if it cannot be written.
-    """
-    with _refusing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = _new_beside(path)
-        try:
-            temporary.mkdir()
-            for name, content in files.items():
-                _put(temporary / name, content)
-            # To rename is to replace, of a folder an empty one alone: make that first, so that another's is seen.
-            path.mkdir()
-            try:
-                temporary.rename(path)
-            except BaseException:
-                path.rmdir()
-                raise
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-
-
 @contextmanager
-def _refusing(path: Path) -> Iterator[None]:
+def refusing(path: Path) -> Iterator[None]:
+    """Turn what the system refuses while a file is written into a line."""
     try:
         yield
     except FileExistsError as error:
@@ -395,9 +383,9 @@ def _mode(path: Path) -> int | None:
 
 def _replace(path: Path, content: bytes, mode: int | None) -> None:
     """Put a new file in the place of a regular one, or of none."""
-    temporary = _new_beside(path)
+    temporary = new_beside(path)
     try:
-        _put(temporary, content)
+        put(temporary, content)
         if mode is not None:
             temporary.chmod(stat.S_IMODE(mode))
         temporary.replace(path)
@@ -407,13 +395,13 @@ def _replace(path: Path, content: bytes, mode: int | None) -> None:
         raise
 
 
-def _put(path: Path, content: bytes) -> None:
+def put(path: Path, content: bytes) -> None:
     """Write bytes: every write of a file goes through here."""
     with path.open("wb") as file:
         file.write(content)
 
 
-def _new_beside(path: Path) -> Path:
+def new_beside(path: Path) -> Path:
     """Return a name that nothing bears; one that is too long shows now."""
     with suppress(FileNotFoundError):
         path.lstat()

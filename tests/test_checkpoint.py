@@ -16,7 +16,7 @@ import pytest
 
 from concord import spec
 from concord.spec.errors import SpecError
-from concord.spec.files import write_folder
+from concord.spec.folders import write_folder
 from concord.spec.parameters import shape_of
 from concord.spec.training.recipe import recipe
 from concord.training import checkpoint

@@ -18,7 +18,7 @@ import pytest
 
 from tests.toys.surroundings import PATIENCE, ROOT
 
-PARTS = ("spec", "backends", "conformance", "training", "speed")
+PARTS = ("spec", "backends", "conformance", "training", "porting", "speed")
 TAKEN = (*PARTS, "porting", "tests")
 """What somebody else's project may have for itself."""
 

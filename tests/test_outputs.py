@@ -19,7 +19,7 @@ from concord.conformance.fuzz import Findings, Plan, read_found, sample, write_f
 from concord.conformance.fuzz.findings import Failure, Origin
 from concord.spec import files
 from concord.spec.errors import SpecError
-from concord.spec.files import write_folder
+from concord.spec.folders import write_folder
 from concord.terminal import Terminal
 from tests.toys.surroundings import PATIENCE, ROOT, concord, toy
 

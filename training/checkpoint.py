@@ -21,10 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.backends.wire import in_order, pack
+from concord.spec.checkpoints import CONFIG, CONTENTS, FORMAT, WEIGHTS, Contents, corrupt, read_contents
 from concord.spec.config import EncoderConfig, from_toml
 from concord.spec.errors import SpecError
 from concord.spec.fields import to_toml
-from concord.spec.files import LARGEST_ARRAYS, TEMPORARY, parse_toml, read_arrays, read_as, read_bytes, read_text, write_folder
+from concord.spec.files import TEMPORARY, parse_toml, read_arrays, read_as, read_text
+from concord.spec.folders import write_folder
 from concord.spec.parameters import Weights, parameters, shape_of, validate_weights
 from concord.spec.training.optimizers import slots
 from concord.spec.training.recipe import Recipe, recipe_from_mapping
@@ -73,18 +75,6 @@ class Progress:
     recent: list[list[float]] = field(default_factory=list)
     plan: Plan | None = None
     ended: str = ""
-
-
-@dataclass(frozen=True)
-class Contents:
-    """The first file that is read: which format it is, and what the others hold.
-
-    Attributes:
-        sha256: of each of the other files, by name.
-    """
-
-    format: Literal["concord.checkpoint/1"]
-    sha256: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -149,7 +139,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
         SpecError: if its parts do not fit together, or it cannot be written.
     """
     checkpoint.validate()
-    files = {"config.toml": checkpoint.config.to_toml().encode(), "weights.safetensors": pack(checkpoint.weights)}
+    files = {CONFIG: checkpoint.config.to_toml().encode(), WEIGHTS: pack(checkpoint.weights)}
     files["progress.json"] = _json(asdict(checkpoint.progress))
     if checkpoint.labels is not None:
         files["labels.json"] = checkpoint.labels.to_json().encode()
@@ -157,8 +147,8 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
         files |= {name: text.encode() for name, text in checkpoint.encoder.files().items()}
     if checkpoint.recipe is not None:
         files |= {"recipe.toml": to_toml(checkpoint.recipe.as_dict()).encode(), "state.safetensors": pack(checkpoint.state)}
-    contents = Contents("concord.checkpoint/1", {name: hashlib.sha256(content).hexdigest() for name, content in sorted(files.items())})
-    write_folder(folder, {**files, "contents.json": _json(asdict(contents))})
+    contents = Contents(FORMAT, {name: hashlib.sha256(content).hexdigest() for name, content in sorted(files.items())})
+    write_folder(folder, {**files, CONTENTS: _json(asdict(contents))})
 
 
 def _json(data: Any) -> bytes:
@@ -176,9 +166,11 @@ def read(folder: Path, which: Literal["best", "last"] = "best") -> Checkpoint:
         SpecError: listing what is missing, corrupt, or does not fit.
     """
     folder = place(folder, which)
-    contents = read_as(folder / "contents.json", Contents, written_by="'concord train'")
-    files, problems = contents.sha256, _corrupt(folder, contents)
-    required = ("config.toml", "weights.safetensors", "progress.json")
+    contents = read_contents(folder)
+    files, problems = contents.sha256, corrupt(folder, contents)
+    required = (CONFIG, WEIGHTS)
+    if contents.part != "model":
+        problems.append(f"{folder}: holds the part {contents.part!r} but must hold the whole model: there is nothing to be trained or predicted without a head")
     problems += [f"{folder}: lacks {name}" for name in required if name not in files]
     if problems:
         raise SpecError(problems)
@@ -189,8 +181,8 @@ def read(folder: Path, which: Literal["best", "last"] = "best") -> Checkpoint:
             with _collecting(problems):
                 found[part] = reading(folder / name)
 
-    take("config.toml", "config", lambda path: from_toml(read_text(path), str(path)))
-    take("weights.safetensors", "weights", read_arrays)
+    take(CONFIG, "config", lambda path: from_toml(read_text(path), str(path)))
+    take(WEIGHTS, "weights", read_arrays)
     take("progress.json", "progress", lambda path: read_as(path, Progress))
     take("recipe.toml", "recipe", read_recipe)
     take("state.safetensors", "state", read_arrays)
@@ -213,16 +205,6 @@ def read_recipe(path: Path) -> Recipe:
         SpecError: if it cannot be read, or describes no training.
     """
     return recipe_from_mapping(parse_toml(read_text(path), str(path)), str(path))
-
-
-def _corrupt(folder: Path, contents: Contents) -> list[str]:
-    """Return which files of a checkpoint are not those that were written."""
-    problems: list[str] = []
-    for name, digest in contents.sha256.items():
-        with _collecting(problems):
-            if os.sep in name or hashlib.sha256(read_bytes(folder / name, LARGEST_ARRAYS)).hexdigest() != digest:
-                raise SpecError(f"{folder / name}: is not what was written: its SHA-256 is another than {folder / 'contents.json'} says")
-    return problems
 
 
 @contextmanager
@@ -253,7 +235,7 @@ def steps(run: Path) -> list[int]:
         names = os.listdir(run) if run.is_dir() else []
     except OSError as error:
         raise SpecError(f"{run}: cannot be read: {error.strerror}") from None
-    return sorted(int(match[1]) for name in names if (match := STEP.fullmatch(name)) and (run / name / "contents.json").is_file())
+    return sorted(int(match[1]) for name in names if (match := STEP.fullmatch(name)) and (run / name / CONTENTS).is_file())
 
 
 def place(folder: Path, which: Literal["best", "last"] = "best") -> Path:
@@ -262,7 +244,7 @@ def place(folder: Path, which: Literal["best", "last"] = "best") -> Path:
     Raises:
         SpecError: if there is none.
     """
-    if (folder / "contents.json").exists():
+    if (folder / CONTENTS).exists():
         return folder
     whole = steps(folder)
     if not whole:
@@ -283,5 +265,5 @@ def tidy(run: Path, keep: set[int]) -> None:
         if not path.is_dir() or path.name in kept or not (STEP.fullmatch(path.name) or path.name.startswith(TEMPORARY)):
             continue
         # Without its table of contents it is none any more, whenever the rest is interrupted.
-        (path / "contents.json").unlink(missing_ok=True)
+        (path / CONTENTS).unlink(missing_ok=True)
         shutil.rmtree(path, ignore_errors=True)

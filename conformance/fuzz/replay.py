@@ -15,7 +15,8 @@ from concord.conformance.campaign import Job, Settings
 from concord.conformance.dump import Name, case_files, read_exported
 from concord.conformance.fuzz.findings import Findings
 from concord.spec.errors import SpecError
-from concord.spec.files import find, read_as, read_bytes, write_folder
+from concord.spec.files import find, read_as, read_bytes
+from concord.spec.folders import write_folder
 
 FORMAT = "concord.found/1"
 

@@ -9,7 +9,18 @@ from concord.spec.deviations import NONE, Deviations, declared
 from concord.spec.errors import SpecError
 from concord.spec.sources.layouts import TENSOR_LAYOUTS, WEIGHT_LAYOUTS
 from concord.spec.sources.names import problem
-from concord.spec.sources.schema import InputGradient, MaskSource, Native, Option, Output, PartTable, RunEntry, Table, TrainingTable
+from concord.spec.sources.schema import (
+    CheckpointTable,
+    InputGradient,
+    MaskSource,
+    Native,
+    Option,
+    Output,
+    PartTable,
+    RunEntry,
+    Table,
+    TrainingTable,
+)
 
 T = TypeVar("T")
 
@@ -26,7 +37,7 @@ def parse(data: Mapping[str, Any], where: str) -> Table:
             placeholder that cannot be read, at once.
     """
     problems: list[str] = []
-    top = _Section(data, where, "", problems)
+    top = _Section(_spread(data), where, "", problems)
     parts = top.each("parts", _part)
     table = Table(top.text("source"), top.text("variant"), top.optional_text("part_key"), parts, _deviations(top), _training(top) if "training" in top.data else None)
     top.finish()
@@ -35,6 +46,22 @@ def parse(data: Mapping[str, Any], where: str) -> Table:
     if problems:
         raise SpecError(problems)
     return table
+
+
+def _spread(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the data with all that a part has from another one; what is no part is complained of later."""
+    parts = data.get("parts")
+    if not isinstance(parts, Mapping):
+        return dict(data)
+    found: dict[str, Any] = {}
+    for name, part in parts.items():
+        found[name] = part
+        if isinstance(part, Mapping) and isinstance(model := found.get(str(part.get("like"))), Mapping):
+            own = {key: value for key, value in part.items() if key not in ("like", "without")}
+            kept = {key: value for key, value in dict(model.get("weights", {})).items() if key not in part.get("without", ())}
+            checkpoint = {**model.get("checkpoint", {}), **part.get("checkpoint", {})}
+            found[name] = {**model, "weights": kept, **own, "checkpoint": checkpoint}
+    return {**data, "parts": found}
 
 
 class _Section:
@@ -126,6 +153,24 @@ def _input_gradient(section: _Section) -> InputGradient:
     return InputGradient(tuple(map(str, names)), section.layout(TENSOR_LAYOUTS, "same"))
 
 
+def _checkpoint(section: _Section) -> CheckpointTable:
+    positions = section.section("positions") if "positions" in section.data else None
+    table = CheckpointTable(
+        prefixes=tuple(map(str, section.take("prefixes", list, [], "a list of texts"))),
+        older=section.texts("older"),
+        ignored=section.texts("ignored"),
+        tied=section.texts("tied"),
+        positions=_native(positions) if positions else None,
+        requires={key: tuple(value) if isinstance(value, list) else (value,) for key, value in section.plain("requires").items()},
+        defaults=section.plain("defaults"),
+        counts=section.texts("counts"),
+        writes=section.plain("writes"),
+    )
+    for inner in filter(None, (positions, section)):
+        inner.finish()
+    return table
+
+
 def _mask(section: _Section) -> MaskSource:
     none = section.section("none")
     mask = MaskSource(section.text("stored"), section.text("ids"), none.text("key"), none.text("value"))
@@ -173,6 +218,7 @@ def _part(section: _Section) -> PartTable:
         gradients_under=gradients.pattern("under", None if runs else ""),
         input_gradients=gradients.each("inputs", _input_gradient),
         unchecked=section.texts("unchecked"),
+        checkpoint=_checkpoint(section.section("checkpoint")),
         runs=tuple(_run(_Section(run, section.where, f"{section.path}.runs.{n}", section.problems)) for n, run in enumerate(runs)),
     )
     for inner in (positions, gradients):

@@ -21,6 +21,8 @@ position table is computed in float32 and files do not hold it. Below ``[parts.<
 ``outputs``     the source's output = ``{ tap, layout, required }``
 ``gradients``   ``under``: a prefix of all their names; ``inputs``: the source's input = ``{ sum_of, layout }``
 ``unchecked``   the source's output, or a prefix that ends in ``/`` = why it is not checked
+``checkpoint``  what files of weights have besides (:class:`CheckpointTable`); a published source's files of tensors have nothing of it
+``like``        another part above: what this one does not state is as there, but for the weights in the list ``without``
 ``runs``        a list of ``{ label, fields, outputs, gradients, only }``: what was run on the same weights and inputs;
                 ``gradients`` replaces the names of some weights' gradients; ``only``: the run checks its own
                 outputs and nothing else, and exists where the file has them; a format of checkpoints has none
@@ -32,7 +34,7 @@ Names may hold the placeholders of :mod:`concord.spec.sources.names`; layouts ar
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from concord.spec.deviations import Deviations
@@ -93,6 +95,33 @@ class RunEntry:
 
 
 @dataclass(frozen=True)
+class CheckpointTable:
+    """What a table says about files of weights, beyond the names and layouts of parameters.
+
+    Attributes:
+        prefixes: how names may begin: those of the table begin with the first one, files may have another in its place.
+        older: the end of a name = another end that it may have instead, as older versions wrote it.
+        ignored: a tensor that is no parameter, or a pattern with ``*`` = why it can be left out.
+        tied: a tensor that is a copy of a parameter's, where it is in the file = the parameter's name there.
+        positions: where the file keeps the table of fixed positions, if it does; the specification computes it otherwise.
+        requires: a key of the configuration = the values that it may have; it may be missing.
+        defaults: a key of the configuration = its value where it is missing.
+        counts: a key of the configuration = another one, whose entries are counted where the first is missing.
+        writes: a key of a configuration that is written = its value.
+    """
+
+    prefixes: tuple[str, ...] = ()
+    older: Mapping[str, str] = field(default_factory=dict)
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    tied: Mapping[str, str] = field(default_factory=dict)
+    positions: Native | None = None
+    requires: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    counts: Mapping[str, str] = field(default_factory=dict)
+    writes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class PartTable:
     """What a table says about one part of the model; the module's docstring explains each field."""
 
@@ -109,6 +138,7 @@ class PartTable:
     gradients_under: str
     input_gradients: Mapping[str, InputGradient]
     unchecked: Mapping[str, str]
+    checkpoint: CheckpointTable
     runs: tuple[RunEntry, ...]
 
 

@@ -87,6 +87,13 @@ def configure(table: Table, stated: Mapping[str, Any], part: str | None = None, 
         ConfigError: if it describes no model.
     """
     entry, problems = part_of(table, part), []
+    rules = entry.checkpoint
+    counted = {key: len(stated[other]) for key, other in rules.counts.items() if isinstance(stated.get(other), (dict, list))}
+    stated = {**stated, **{key: value for key, value in {**rules.defaults, **counted}.items() if stated.get(key) is None}}
+    for key, allowed in rules.requires.items():
+        if stated.get(key) is not None and stated[key] not in allowed:
+            words = " or ".join(map(json.dumps, allowed))
+            problems.append(f"{where}: key {key!r} is {json.dumps(stated[key])[:60]} but must be {words}: the family has no such model [source={table.source}]")
     fields = {**variant(table.variant).as_dict(), **entry.constants}
     for field, key in entry.fields.items():
         if key not in stated:

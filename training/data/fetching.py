@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from concord.spec.errors import SpecError, unknown
-from concord.spec.files import read_bytes, write_folder
+from concord.spec.files import read_bytes
+from concord.spec.folders import write_folder
 from concord.training.data.batching import order
 from concord.training.data.samples import SPLITS
 

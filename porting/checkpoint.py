@@ -1,0 +1,136 @@
+"""A checkpoint of any format in the family's words: configuration, tensors by canonical name, and where each came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.porting.stored import Bits, Stored, in_memory, widened
+from concord.spec.config import EncoderConfig
+from concord.spec.errors import WeightsError
+from concord.spec.parameters import validate_weights
+from concord.spec.sources.layouts import contiguous
+
+Status = Literal["read", "ignored", "added", "tied", "computed"]
+"""What became of a tensor: it is a parameter; it is none, and why; it was in no file and was made up; it is another one's
+copy; it was in no file, and follows from the configuration."""
+
+
+@dataclass(frozen=True)
+class LazyTensor:
+    """A parameter in the canonical layout, read when it is asked for.
+
+    Attributes:
+        dtype: one of :data:`concord.porting.stored.NUMPY`, as the file has it.
+        shape: the canonical one (SPEC WGT-2).
+        foreign: its name in the file; where each head has one of its own, they are joined by ``" + "``.
+        transform: one of :data:`concord.spec.sources.layouts.WEIGHT_LAYOUTS`: how the file lays it out.
+        bits: reads it in the canonical layout, as bits (:data:`concord.porting.stored.Bits`).
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    foreign: str
+    transform: str
+    bits: Callable[[], Bits] = field(repr=False, compare=False)
+
+    def read(self) -> NDArray[Any]:
+        """Return its numbers, in C order: float64, float32 or float16 as they are, bfloat16 as float32, exactly.
+
+        Nothing is kept: whoever needs them twice keeps them, or reads twice.
+        """
+        return contiguous(widened(self.bits(), self.dtype))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the ledger: what became of a tensor of the file, or where a parameter came from that is in none.
+
+    Attributes:
+        foreign: its name in the file; empty: it is in none.
+        name: the canonical name of the parameter that it is, or is a part or a copy of; None: it is none.
+        status: see :data:`Status`.
+        reason: why, where it was not simply read.
+        dtype: as the file has it.
+        shape: as the file has it.
+        stored: the tensor itself.
+    """
+
+    foreign: str
+    name: str | None
+    status: Status
+    reason: str
+    dtype: str
+    shape: tuple[int, ...]
+    stored: Stored = field(repr=False, compare=False)
+
+    @cached_property
+    def sha256(self) -> str:
+        """The digest of its bytes as the file has them (:meth:`concord.porting.stored.Stored.sha256`); read when it is asked for."""
+        return self.stored.sha256()
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model that lies in files.
+
+    Attributes:
+        config: the member of the family.
+        part: one of :data:`concord.spec.tensors.PARTS`: a model without a head is an ``encoder``.
+        tensors: every parameter of that part by canonical name, in the order of computation.
+        ledger: every tensor of the file, then what is in none.
+        files: what is carried over as it is, by name: the tokenizer's files, labels, ``config.json``.
+        labels: the names of the classes, if somebody gave them any.
+        source: the name of the table that its own names come from; empty: they are those of a backend or of the specification.
+    """
+
+    config: EncoderConfig
+    part: str
+    tensors: Mapping[str, LazyTensor]
+    ledger: tuple[Entry, ...] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    labels: tuple[str, ...] | None = None
+    source: str = ""
+
+    def weights(self) -> dict[str, NDArray[Any]]:
+        """Read all parameters, by canonical name; the dtypes are the file's (:meth:`LazyTensor.read`).
+
+        Raises:
+            WeightsError: listing what is not finite, or does not fit the configuration (SPEC WGT-1 to WGT-3).
+        """
+        found = {name: tensor.read() for name, tensor in self.tensors.items()}
+        validate_weights(self.config, found, self.part)
+        return found
+
+    def checked(self) -> None:
+        """Read every parameter once, one at a time.
+
+        Raises:
+            WeightsError: listing what holds NaN or infinity (SPEC WGT-3).
+        """
+        wrong = [name for name, tensor in self.tensors.items() if not np.isfinite(tensor.read()).all()]
+        if wrong:
+            raise WeightsError([f"{self.tensors[name].foreign!r} holds NaN or infinity but must be finite [parameter={name}, clause=WGT-3]" for name in wrong])
+
+
+def from_weights(config: EncoderConfig, weights: Mapping[str, NDArray[Any]], part: str = "model", files: Mapping[str, bytes] | None = None) -> Checkpoint:
+    """Return weights in memory as a checkpoint, ready to be written.
+
+    Args:
+        weights: by canonical name, in canonical layouts.
+
+    Raises:
+        WeightsError: listing what does not fit the configuration (SPEC WGT-1 to WGT-3).
+    """
+    validate_weights(config, weights, part)
+    tensors, ledger = {}, []
+    for name, array in weights.items():
+        stored = in_memory(array)
+        tensors[name] = LazyTensor(stored.dtype, stored.shape, name, "as canonical", stored.bits)
+        ledger.append(Entry(name, name, "read", "", stored.dtype, stored.shape, stored))
+    return Checkpoint(config, part, tensors, tuple(ledger), files or {})

@@ -1,0 +1,98 @@
+"""The folder that a checkpoint is: where its weights and its configuration lie, and which other files are carried over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from concord.spec.errors import SpecError
+from concord.spec.files import LARGEST, read_bytes, read_json
+
+CARRIED = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
+    "text.json", "labels.json", "generation_config.json",
+    "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
+)  # fmt: skip
+"""Files beside the weights that are carried over as they are."""
+
+CONFIG = "config.json"
+"""The configuration in the words of a source."""
+
+
+def folder_of(path: Path) -> Path:
+    """Return the folder of a checkpoint, which may be named by its file of weights.
+
+    Raises:
+        SpecError: if there is nothing of that name.
+    """
+    if path.is_dir():
+        return path
+    if not path.exists():
+        raise SpecError(f"{path}: no such file or folder")
+    return path.parent
+
+
+def inside(folder: Path, name: str, where: str) -> Path:
+    """Return a file of a folder by a name that a file gives.
+
+    Raises:
+        SpecError: if the name leads out of the folder.
+    """
+    parts = PurePosixPath(name).parts
+    path = folder.joinpath(*parts)
+    if PurePosixPath(name).is_absolute() or ".." in parts or "\0" in name or not path.resolve().is_relative_to(folder.resolve()):
+        raise SpecError(f"{where}: names {name[:80]!r} but all its files must lie in {folder}")
+    return path
+
+
+def carried(folder: Path, more: tuple[str, ...] = ()) -> dict[str, bytes]:
+    """Return the files that are carried over, by name.
+
+    Raises:
+        SpecError: if one cannot be read, or is larger than any such file is.
+    """
+    return {name: read_bytes(folder / name, LARGEST) for name in (*CARRIED, *more) if (folder / name).exists()}
+
+
+def stated(folder: Path, required: str) -> dict[str, Any]:
+    """Return the configuration in the words of a source.
+
+    Args:
+        required: what needs it, for the message.
+
+    Raises:
+        SpecError: if there is none, or it is no JSON object.
+    """
+    path = folder / CONFIG
+    if not path.exists():
+        raise SpecError(f"{path}: no such file: {required} needs the configuration beside the weights")
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise SpecError(f"{path}: holds a {type(content).__name__} but must hold a JSON object")
+    return content
+
+
+def labels(files: Mapping[str, bytes], stated: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Return the names of classes, from ``id2label`` of a configuration or from this project's ``labels.json``; None: nobody gave any.
+
+    Raises:
+        SpecError: if they are not numbered from 0 on.
+    """
+    if "labels.json" in files:
+        content = json.loads(files["labels.json"])
+        names = content.get("names") if isinstance(content, dict) else None
+        return tuple(map(str, names)) if isinstance(names, list) else None
+    by_number = stated.get("id2label")
+    if by_number is None:
+        return None
+    if not isinstance(by_number, dict) or sorted(by_number) != sorted(map(str, range(len(by_number)))):
+        raise SpecError(f"{CONFIG}: 'id2label' must number its labels 0, 1 and so on")
+    names = tuple(str(by_number[str(number)]) for number in range(len(by_number)))
+    return None if names == unnamed(len(names)) else names
+
+
+def unnamed(count: int) -> tuple[str, ...]:
+    """Return what Hugging Face calls classes that nobody has named."""
+    return tuple(f"LABEL_{number}" for number in range(count))

@@ -1,0 +1,205 @@
+"""The tensors of a file as parameters of the family: which is which by a table, and what becomes of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from concord.porting.checkpoint import Entry, LazyTensor
+from concord.porting.stored import FLOATS, Bits, Stored, in_memory
+from concord.spec.config import EncoderConfig
+from concord.spec.errors import WeightsError
+from concord.spec.parameters import parameters, shape_of
+from concord.spec.positions import sinusoid
+from concord.spec.sources.layouts import WEIGHT_LAYOUTS
+from concord.spec.sources.schema import CheckpointTable
+from concord.spec.sources.table import LARGEST_TABLE, POSITIONS, Binding
+
+MOST = 20
+"""Lines about the tensors of a file; the first say enough."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """How a kind of file names and lays out parameters.
+
+    Attributes:
+        title: for messages.
+        parts: of the model that such files hold, the most complete one first.
+        places: where each parameter is kept, by canonical name, for a configuration and a part.
+        rules: what such files have besides, by part.
+    """
+
+    title: str
+    parts: tuple[str, ...]
+    places: Callable[[EncoderConfig, str], Mapping[str, Binding]]
+    rules: Mapping[str, CheckpointTable] = field(default_factory=dict)
+
+    def of(self, part: str) -> CheckpointTable:
+        """Return what such files have besides for a part."""
+        return self.rules.get(part, CheckpointTable())
+
+
+@dataclass(frozen=True)
+class Match:
+    """What the tensors of a file are.
+
+    Attributes:
+        part: of the model that they are.
+        tensors: the parameters, by canonical name in the order of computation.
+        ledger: a line for each tensor of the file, then for what is in none.
+    """
+
+    part: str
+    tensors: dict[str, LazyTensor]
+    ledger: tuple[Entry, ...]
+
+
+def match(found: Mapping[str, Stored], configs: Mapping[str, EncoderConfig], names: Names) -> Match:
+    """Say what the tensors of a file are; none of their numbers is read but those of copies.
+
+    Args:
+        found: the tensors by their names in the file.
+        configs: the configuration, by the part of the model that the file may hold, the most complete one first.
+
+    Raises:
+        WeightsError: listing every tensor that is missing, unexpected, misshapen or of no floating-point type, for the part that fits best.
+    """
+    tried = [_Matching(found, config, part, names) for part, config in configs.items()]
+    best = min(tried, key=lambda one: len(one.missing))  # of equals the most complete part
+    if best.problems:
+        raise WeightsError(best.problems[:MOST])
+    return Match(best.part, best.tensors, tuple(best.ledger()))
+
+
+class _Matching:
+    """One part of the model against one file."""
+
+    def __init__(self, found: Mapping[str, Stored], config: EncoderConfig, part: str, names: Names) -> None:
+        self.found, self.config, self.part, self.rules = found, config, part, names.of(part)
+        self.context = f"source={names.title}, part={part}"
+        self.places = names.places(config, part)
+        self.prefix = self._prefix()
+        self.tensors: dict[str, LazyTensor] = {}
+        self.owner: dict[str, str] = {}
+        self.older: set[str] = set()
+        self.missing: list[str] = []
+        self.problems: list[str] = []
+        self.made: dict[str, Entry] = {}
+        for name, parameter in parameters(config, part).items():
+            self._take(name, shape_of(config, parameter))
+        self.others = {name: self._other(name) for name in found if name not in self.owner}
+        self.problems += [f"{name!r} is unexpected: the source has no such tensor in this configuration [{self.context}]" for name, what in self.others.items() if what is None]
+
+    def _prefix(self) -> str:
+        """Return the prefix with which most names are there."""
+        wanted = [name for place in self.places.values() for name in place.names]
+        return max(self.rules.prefixes, key=lambda prefix: sum(self._renamed(name, prefix) in self.found for name in wanted), default="")
+
+    def _renamed(self, name: str, prefix: str) -> str:
+        first = next(iter(self.rules.prefixes), "")
+        return prefix + name.removeprefix(first) if first and name.startswith(first) else name
+
+    def _spelled(self, name: str) -> str:
+        """Return how the file spells a name of the table."""
+        name = self._renamed(name, self.prefix)
+        for end, other in self.rules.older.items():
+            if name not in self.found and name.endswith(end) and (old := name.removesuffix(end) + other) in self.found:
+                self.older.add(old)
+                return old
+        return name
+
+    def _take(self, name: str, shape: tuple[int, ...]) -> None:
+        place = self.places.get(name)
+        if name == POSITIONS and place is None:
+            self._positions(shape)
+            return
+        if place is None:
+            self.problems.append(f"{name!r} is required by this configuration but the source has no weight for it [{self.context}]")
+            return
+        spelled = [self._spelled(native) for native in place.names]
+        wrong = [problem for native in spelled for problem in self._wrong(native, name, place.shape)]
+        self.missing += [native for native in spelled if native not in self.found]
+        self.owner.update(dict.fromkeys((native for native in spelled if native in self.found), name))
+        self.problems += wrong
+        if not wrong:
+            self.tensors[name] = _canonical(shape, spelled, place.layout, [self.found[native] for native in spelled])
+
+    def _wrong(self, native: str, name: str, shape: tuple[int, ...]) -> Iterator[str]:
+        end = f"[parameter={name}, {self.context}]"
+        if native not in self.found:
+            yield f"{native!r} is missing but is required {end}"
+        elif self.found[native].dtype not in FLOATS:
+            yield f"{native!r} has dtype {self.found[native].dtype} but must be a floating-point type {end}"
+        elif self.found[native].shape != shape:
+            yield f"{native!r} has shape {self.found[native].shape} but must be {shape} {end}"
+
+    def _positions(self, shape: tuple[int, ...]) -> None:
+        """Take the table of fixed positions from where a file may keep it, or compute it."""
+        place = self.rules.positions
+        if place and (native := self._renamed(place.name, self.prefix)) in self.found:
+            wrong = list(self._wrong(native, POSITIONS, WEIGHT_LAYOUTS[place.layout].shape(shape, self.config.num_heads)))
+            self.problems += wrong
+            self.owner[native] = POSITIONS
+            if not wrong:
+                self.tensors[POSITIONS] = _canonical(shape, [native], place.layout, [self.found[native]])
+        elif self.config.positions != "sinusoidal":
+            self.problems.append(f"{POSITIONS!r} is required by this configuration but the source has no weight for it [{self.context}]")
+        elif self.config.max_positions * self.config.d_model > LARGEST_TABLE:
+            self.problems.append(f"the position table has {self.config.max_positions} rows of {self.config.d_model} numbers but at most {LARGEST_TABLE} numbers are computed [{self.context}]")
+        else:
+            stored = in_memory(sinusoid(self.config))
+            self.tensors[POSITIONS] = LazyTensor(stored.dtype, stored.shape, "", "table", stored.bits)
+            self.made[POSITIONS] = Entry("", POSITIONS, "computed", "the file has no table of fixed positions: it follows from the configuration", stored.dtype, stored.shape, stored)
+
+    def _other(self, native: str) -> Entry | None:
+        """Return what becomes of a tensor that is no parameter's; None: nobody knows what it is."""
+        stored = self.found[native]
+        untied = ""
+        for name, owner in self.rules.tied.items():
+            original = self._spelled(owner)
+            if native == self._renamed(name, self.prefix) and original in self.found:
+                if stored.shape == self.found[original].shape and stored.sha256() == self.found[original].sha256():
+                    return Entry(native, self.owner.get(original), "tied", f"a copy of {original!r}, bit for bit", stored.dtype, stored.shape, stored)
+                untied = f"; it is no copy of {original!r}"
+        for pattern, reason in self.rules.ignored.items():
+            if fnmatchcase(native, self._renamed(pattern, self.prefix)):
+                return Entry(native, None, "ignored", f"{reason}{untied}", stored.dtype, stored.shape, stored)
+        return None
+
+    def ledger(self) -> Iterator[Entry]:
+        """Yield a line for each tensor of the file, then for what is in none."""
+        for native, stored in self.found.items():
+            other = self.others.get(native)
+            reason = "under an older name" if native in self.older else ""
+            yield other or Entry(native, self.owner[native], "read", reason, stored.dtype, stored.shape, stored)
+        yield from self.made.values()
+
+
+def _canonical(shape: tuple[int, ...], foreign: Sequence[str], layout: str, pieces: Sequence[Stored]) -> LazyTensor:
+    def bits() -> Bits:
+        return WEIGHT_LAYOUTS[layout].canonical([piece.bits() for piece in pieces])
+
+    return LazyTensor(pieces[0].dtype, shape, " + ".join(foreign), layout, bits)
+
+
+def native(tensors: Mapping[str, LazyTensor], places: Mapping[str, Binding], heads: int) -> tuple[dict[str, Stored], list[str]]:
+    """Return parameters under the names and in the layouts of a kind of file, and the canonical names for which it has no place."""
+    found: dict[str, Stored] = {}
+    for name, place in places.items():
+        for number, native_name in enumerate(place.names):
+            found[native_name] = Stored(tensors[name].dtype, place.shape, _Piece(tensors[name], place.layout, heads, number))
+    return found, [name for name in tensors if name not in places]
+
+
+class _Piece:
+    """Reads a tensor in the layout of another kind of file, as bits."""
+
+    def __init__(self, tensor: LazyTensor, layout: str, heads: int, number: int) -> None:
+        self.tensor, self.layout, self.heads, self.number = tensor, layout, heads, number
+
+    def __call__(self) -> Bits:
+        return np.asarray(WEIGHT_LAYOUTS[self.layout].native(self.tensor.bits(), self.heads)[self.number], order="C")

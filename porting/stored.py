@@ -1,0 +1,104 @@
+"""A tensor that lies in a file: its dtype and shape are known, its numbers are read when they are asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bits = NDArray[Any]
+"""Numbers as a file holds them; NumPy has no bfloat16 and no 8-bit floats, so their bits come as unsigned integers."""
+
+NUMPY: dict[str, str] = {
+    "float64": "<f8",
+    "float32": "<f4",
+    "float16": "<f2",
+    "bfloat16": "<u2",
+    "float8_e4m3fn": "|u1",
+    "float8_e5m2": "|u1",
+    "int64": "<i8",
+    "int32": "<i4",
+    "int16": "<i2",
+    "int8": "|i1",
+    "uint64": "<u8",
+    "uint32": "<u4",
+    "uint16": "<u2",
+    "uint8": "|u1",
+    "bool": "|b1",
+}
+"""The dtypes that files may hold, by name, and the dtype of NumPy that holds their bits."""
+
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+"""Those that weights may have."""
+
+LARGEST_ELEMENTS = 1 << 40
+"""Elements of a tensor: a shape that says more is wrong, whatever it is multiplied by."""
+
+
+def elements(shape: tuple[int, ...]) -> int:
+    """Return how many numbers a shape has."""
+    return math.prod(shape)
+
+
+def size(dtype: str, shape: tuple[int, ...]) -> int:
+    """Return how many bytes a tensor takes in a file."""
+    return elements(shape) * np.dtype(NUMPY[dtype]).itemsize
+
+
+def widened(bits: Bits, dtype: str) -> Bits:
+    """Return numbers from their bits: bfloat16 as float32, exactly; all else as it is."""
+    if dtype != "bfloat16":
+        return bits
+    return np.asarray((bits.astype(np.uint32) << np.uint32(16)).view(np.float32))
+
+
+def narrowed(array: Bits, dtype: str) -> Bits:
+    """Return the bits of numbers: the way back of :func:`widened`.
+
+    Raises:
+        ValueError: if the dtype does not hold one of them exactly.
+    """
+    if dtype != "bfloat16":
+        return array.astype(NUMPY[dtype], copy=False)
+    whole = np.asarray(array, np.float32).view(np.uint32)
+    if (whole & np.uint32(0xFFFF)).any():
+        raise ValueError("not all numbers are numbers of bfloat16")
+    return (whole >> np.uint32(16)).astype(np.uint16)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of a file.
+
+    Attributes:
+        dtype: one of :data:`NUMPY`.
+        shape: as the file has it.
+        bits: reads its numbers as they are stored, memory-mapped where that is possible; a new call reads anew.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    bits: Callable[[], Bits] = field(repr=False, compare=False)
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes."""
+        return size(self.dtype, self.shape)
+
+    def sha256(self) -> str:
+        """Return the digest of its bytes in C order, the least significant byte of a number first."""
+        return hashlib.sha256(np.asarray(self.bits(), NUMPY[self.dtype], order="C").data).hexdigest()
+
+
+def in_memory(array: Bits, dtype: str | None = None) -> Stored:
+    """Return an array as a tensor of a file.
+
+    Args:
+        dtype: by default the array's own.
+    """
+    return Stored(dtype or array.dtype.name, array.shape, lambda: array)

@@ -1,0 +1,51 @@
+"""The folder of a checkpoint of this project: which files it has, and that they are what was written."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from concord.spec.errors import SpecError
+from concord.spec.files import read_as, sha256_of
+
+CONTENTS, CONFIG, WEIGHTS = "contents.json", "config.toml", "weights.safetensors"
+"""The file that is read first, the configuration, and the parameters by canonical name."""
+
+FORMAT: Literal["concord.checkpoint/1"] = "concord.checkpoint/1"
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The first file that is read: which format it is, and what the others hold.
+
+    Attributes:
+        sha256: of each of the other files, by name.
+        part: of the model that the weights are (:data:`concord.spec.tensors.PARTS`).
+    """
+
+    format: Literal["concord.checkpoint/1"]
+    sha256: dict[str, str]
+    part: str = "model"
+
+
+def read_contents(folder: Path) -> Contents:
+    """Read the first file of a checkpoint.
+
+    Raises:
+        SpecError: if it cannot be read, or is of another format.
+    """
+    return read_as(folder / CONTENTS, Contents, written_by="'concord train' or 'concord port'")
+
+
+def corrupt(folder: Path, contents: Contents) -> list[str]:
+    """Return which files of a checkpoint are not those that were written."""
+    problems: list[str] = []
+    for name, digest in contents.sha256.items():
+        try:
+            if os.sep in name or sha256_of(folder / name) != digest:
+                problems.append(f"{folder / name}: is not what was written: its SHA-256 is another than {folder / CONTENTS} says")
+        except SpecError as error:
+            problems += error.problems
+    return problems

@@ -1,0 +1,174 @@
+"""Checkpoints of other projects: which format a folder holds, what its tensors are, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from concord import porting, spec
+from concord.spec.errors import SpecError, WeightsError
+from concord.spec.sources import table
+
+SIZES = {"vocab_size": 29, "d_model": 14, "num_heads": 2, "d_ff": 17, "num_classes": 3, "num_layers": 2, "max_positions": 13}
+BERT = table.load("bert-hugging-face")
+CONFIG = spec.variant("bert", **SIZES)
+WEIGHTS = {name: array.astype(np.float32) for name, array in spec.initialize(CONFIG, seed=3).items()}
+HEAD = {"pooler.weight", "pooler.bias", "classifier.weight", "classifier.bias"}
+
+
+def named(prefix: str = "bert.") -> dict[str, np.ndarray]:
+    return {prefix + name.removeprefix("bert.") if name.startswith("bert.") else name: array for name, array in table.native(BERT, CONFIG, WEIGHTS).items()}
+
+
+def hugging_face(folder: Path, tensors: dict[str, np.ndarray] | None = None, **stated: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    said = {**table.stated(BERT, CONFIG), "model_type": "bert", **stated}
+    del said["num_labels"]
+    (folder / "config.json").write_text(json.dumps({"id2label": {str(n): name for n, name in enumerate("abc")}, **said}))
+    save_file(named() if tensors is None else tensors, folder / "model.safetensors")
+    return folder
+
+
+def test_a_hugging_face_classifier_is_read(tmp_path: Path) -> None:
+    folder = hugging_face(tmp_path / "bert")
+    (folder / "vocab.txt").write_text("[PAD]\n")
+    assert porting.recognise(folder).format == "hugging-face"
+    read = porting.read(folder)
+    assert (read.part, read.config, read.labels) == ("model", CONFIG, ("a", "b", "c"))
+    assert list(read.tensors) == list(spec.parameters(CONFIG))
+    assert {name: array.tobytes() for name, array in read.weights().items()} == {name: array.tobytes() for name, array in WEIGHTS.items()}
+    assert set(read.files) == {"config.json", "vocab.txt"}
+    assert {entry.status for entry in read.ledger} == {"read"}
+
+
+@pytest.mark.parametrize("prefix", ["bert.", ""])
+@pytest.mark.parametrize("pooler", [True, False])
+def test_a_model_without_a_head_is_an_encoder(tmp_path: Path, prefix: str, pooler: bool) -> None:
+    tensors = {name: array for name, array in named(prefix).items() if "classifier" not in name and (pooler or "pooler" not in name)}
+    read = porting.read(hugging_face(tmp_path, {**tensors, f"{prefix}embeddings.position_ids": np.arange(13)[None]}))
+    assert read.part == "encoder"
+    assert set(read.weights()) == set(WEIGHTS) - HEAD
+    ignored = {entry.foreign for entry in read.ledger if entry.status == "ignored" and entry.reason}
+    assert ignored == {f"{prefix}embeddings.position_ids", *((f"{prefix}pooler.dense.{leaf}" for leaf in ("weight", "bias")) if pooler else ())}
+
+
+def test_heads_of_pretraining_are_ignored_and_copies_are_told_from_others(tmp_path: Path) -> None:
+    tensors = {name: array for name, array in named().items() if "classifier" not in name}
+    token = tensors["bert.embeddings.word_embeddings.weight"]
+    head = {"cls.predictions.bias": token[:, 0].copy(), "cls.predictions.decoder.weight": token}
+    status = {entry.foreign: entry for entry in porting.read(hugging_face(tmp_path, {**tensors, **head})).ledger}
+    assert status["cls.predictions.decoder.weight"].status == "tied"
+    assert status["cls.predictions.decoder.weight"].name == "embeddings.token.weight"
+    assert status["cls.predictions.bias"].status == "ignored"
+    status = {entry.foreign: entry for entry in porting.read(hugging_face(tmp_path, {**tensors, **head, "cls.predictions.decoder.weight": token + 1})).ledger}
+    assert (status["cls.predictions.decoder.weight"].status, "is no copy of" in status["cls.predictions.decoder.weight"].reason) == ("ignored", True)
+
+
+def test_names_of_older_versions_are_read(tmp_path: Path) -> None:
+    older = {name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): array for name, array in named().items()}
+    read = porting.read(hugging_face(tmp_path, older))
+    assert {name: array.tobytes() for name, array in read.weights().items()} == {name: array.tobytes() for name, array in WEIGHTS.items()}
+    assert sum(entry.reason == "under an older name" for entry in read.ledger) == 10
+
+
+def test_several_files_are_read_through_their_index(tmp_path: Path) -> None:
+    tensors = named()
+    hugging_face(tmp_path, tensors)
+    (tmp_path / "model.safetensors").unlink()
+    shards = {name: f"model-0000{1 + n % 2}-of-00002.safetensors" for n, name in enumerate(tensors)}
+    for shard in set(shards.values()):
+        save_file({name: tensors[name] for name in tensors if shards[name] == shard}, tmp_path / shard)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": shards}))
+    assert porting.read(tmp_path).weights().keys() == WEIGHTS.keys()
+    for outside in ("../model.safetensors", "/etc/passwd", ".."):
+        index.write_text(json.dumps({"weight_map": {**shards, "classifier.bias": outside}}))
+        with pytest.raises(SpecError, match="must lie beside it"):
+            porting.read(tmp_path)
+    index.write_text(json.dumps({"weight_map": {name: shard for name, shard in shards.items() if name != "classifier.bias"}}))
+    with pytest.raises(SpecError, match="the index does not say so"):
+        porting.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("position_embedding_type", "relative_key", "'position_embedding_type' is \"relative_key\" but must be \"absolute\""),
+        ("is_decoder", True, "'is_decoder' is true but must be false"),
+        ("model_type", "gpt2", "'model_type' is \"gpt2\" but must be \"bert\""),
+        ("hidden_act", "silu", "'hidden_act' is 'silu' but must be one of gelu"),
+        ("problem_type", "regression", "'problem_type' is \"regression\""),
+    ],
+)
+def test_what_the_family_does_not_have_is_refused_by_name(tmp_path: Path, key: str, value: object, said: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        porting.read(hugging_face(tmp_path, **{key: value}))
+    assert said in str(caught.value)
+
+
+def test_all_that_is_wrong_with_tensors_is_told_at_once(tmp_path: Path) -> None:
+    tensors = {name: array for name, array in named().items() if "layer.1.intermediate.dense.bias" not in name}
+    tensors["bert.encoder.layer.0.output.dense.weight"] = tensors["bert.encoder.layer.0.output.dense.weight"].T.copy()
+    tensors["bert.embeddings.LayerNorm.bias"] = tensors["bert.embeddings.LayerNorm.bias"].astype(np.int64)
+    with pytest.raises(WeightsError) as caught:
+        porting.read(hugging_face(tmp_path, {**tensors, "bert.extra": np.zeros(1)}))
+    assert [problem.split("'")[1] for problem in caught.value.problems] == [
+        "bert.embeddings.LayerNorm.bias",
+        "bert.encoder.layer.0.output.dense.weight",
+        "bert.encoder.layer.1.intermediate.dense.bias",
+        "bert.extra",
+    ]
+
+
+def test_a_sentence_transformers_folder_is_read_with_its_pooling(tmp_path: Path) -> None:
+    hugging_face(tmp_path, {name.removeprefix("bert."): array for name, array in named().items() if "classifier" not in name})
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling/config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    modules = [{"path": "", "type": "sentence_transformers.models.Transformer"}, {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    assert porting.recognise(tmp_path).format == "sentence-transformers"
+    assert json.loads(porting.read(tmp_path).files["1_Pooling/config.json"]) == {"pooling_mode_mean_tokens": True}
+    (tmp_path / "modules.json").write_text(json.dumps([*modules, {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}]))
+    with pytest.raises(SpecError, match="lists Dense"):
+        porting.read(tmp_path)
+    (tmp_path / "modules.json").write_text(json.dumps([modules[0], {**modules[1], "path": "../elsewhere"}]))
+    with pytest.raises(SpecError, match="must lie in"):
+        porting.read(tmp_path)
+
+
+def header(**entries: object) -> bytes:
+    text = json.dumps(entries).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+def entry(begin: int, end: int, shape: list[int] | None = None, dtype: str = "F32") -> dict[str, object]:
+    return {"dtype": dtype, "shape": [2] if shape is None else shape, "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "not a whole safetensors file"),
+        ((1 << 62).to_bytes(8, "little"), "not a whole safetensors file"),
+        (header(a=entry(0, 8)), "'a'|end at byte 8"),
+        (header(a=entry(0, 8), b=entry(4, 12)) + bytes(12), "overlaps"),
+        (header(a=entry(0, 8), b=entry(12, 20)) + bytes(20), "must begin where another ends"),
+        (header(a=entry(-8, 0)) + bytes(8), "whole numbers from 0"),
+        (header(a=entry(0, 8, [1 << 50])) + bytes(8), "whole numbers from 0"),
+        (header(a=entry(0, 8, [1 << 39] * 3)) + bytes(8), "which takes"),
+        (header(a=entry(0, 8, dtype="F33")) + bytes(8), "dtype 'F33'"),
+        (header(a=entry(0, 8)) + bytes(9), "data at byte 9"),
+        (header(a=3), "must have dtype"),
+        ((2).to_bytes(8, "little") + b"[]", "no JSON object"),
+    ],
+)
+def test_a_spoilt_safetensors_file_is_refused_in_a_line(tmp_path: Path, content: bytes, said: str) -> None:
+    folder = hugging_face(tmp_path)
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(SpecError, match=said):
+        porting.read(folder)
