@@ -92,6 +92,9 @@ class Optimizer:
         decay = recipe.weight_decay * (rate if recipe.decay_form == "times_rate" else 1.0)
         return {"rate": rate, "decay": decay, "height": height, "root": math.sqrt(two), "damping": 1 - recipe.dampening if step else 1.0}
 
+    def begin(self, numbers: Mapping[str, Tensor]) -> None:
+        """Take the learning rate of the next step, which may not be made after all."""
+
     def step(self, gradients: Mapping[str, Tensor], numbers: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> None:
         """Update every parameter.
 
@@ -119,7 +122,7 @@ class Optimizer:
         self.state = dict(kept)
 
     def rate(self, numbers: Mapping[str, Tensor]) -> Any:
-        """Return the learning rate that :meth:`step` took."""
+        """Return the learning rate that :meth:`begin` took."""
         return numbers["rate"]
 
     def constants(self) -> dict[str, float]:

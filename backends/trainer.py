@@ -112,8 +112,12 @@ class Trainer:
                     array = state.get(f"{slot}.{name}", np.zeros(self.request.weights[name].shape, np.float32))
                     native = np.ascontiguousarray(self.weights.relaid(array, entry.kind))
                     kept[f"{slot}.{self.native[name]}"] = self.session.adapter.tensor(native, self.request.dtype, self.session.device)
-            self.optimizer.resume(kept, step)
+            self.resume(kept, step)
         self.steps = step
+
+    def resume(self, kept: Mapping[str, Tensor], step: int) -> None:
+        """Give the optimizer what was kept, by slot and native name."""
+        self.optimizer.resume(kept, step)
 
     def step(self, window: Sequence[Batch], report: bool = False) -> dict[str, NDArray[Any]]:
         """Make the next step, and return losses and norm, or all that is reported of it."""
@@ -184,7 +188,9 @@ class Trainer:
         value = self.operations.value
         zeros = {name: self.operations.zeros_like(value(variable)) for name, variable in optimizer.variables.items()}
         decay = self.recipe.weight_decay
-        optimizer.step(zeros, {name: self.session.number(number) for name, number in (self.numbers() | {"rate": 1.0, "height": 1.0, "decay": decay}).items()}, {})
+        numbers = {name: self.session.number(number) for name, number in (self.numbers() | {"rate": 1.0, "height": 1.0, "decay": decay}).items()}
+        optimizer.begin(numbers)
+        optimizer.step(zeros, numbers, {})
         return {name: value(variable) for name, variable in optimizer.variables.items()}, self.session.held_by(model), optimizer.state
 
     # One step.
@@ -253,6 +259,7 @@ class Trainer:
             # Copies, where an optimizer changes gradients in place.
             found |= {"gradients": {name: 1 * tensor for name, tensor in total.items()}}
             found |= {} if self.recipe.clipping == "none" else {"clipped": {name: 1 * tensor for name, tensor in limited.items()}}
+        optimizer.begin(numbers)
         self.update(limited, numbers, rows)
         if report:
             found |= self.slots()

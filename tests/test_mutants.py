@@ -266,14 +266,15 @@ def test_matrix_is_legible(columns: int, capsys: pytest.CaptureFixture[str], mon
 def test_command_shows_the_matrix(invoke: Callable[..., tuple[Any, str, str]], open_worker: Callable[[str], Worker], tmp_path: Path) -> None:
     open_worker(plugin("torch"))  # or skip
     file = tmp_path / "matrix.json"
-    code, printed, said = invoke("--backend", "torch", "--mutant", "norm_gain_missing", "--mutant", "heads_one_by_one", "--json", str(file), "--html", str(tmp_path / "matrix.html"), "--threads", "1")
+    code, printed, said = invoke("--backend", "torch", "--mutant", "norm_gain_missing", "--mutant", "heads_one_by_one", "--mutant", "last_batch_dropped", "--json", str(file), "--html", str(tmp_path / "matrix.html"), "--threads", "1")
     assert (code, errors(said)) == (0, "")
-    assert "torch: found 1 of 1; first tensor right in 100 %" in printed
+    assert "torch: found 2 of 2; first tensor right in 100 %" in printed
     data = json.loads(file.read_text())
-    assert [(entry["mutant"], entry["status"]) for entry in data["findings"]] == [("norm_gain_missing", "found"), ("heads_one_by_one", "equivalent")]
+    assert [(entry["mutant"], entry["status"]) for entry in data["findings"]] == [("norm_gain_missing", "found"), ("heads_one_by_one", "equivalent"), ("last_batch_dropped", "found")]
     assert (data["kind"], data["exit_code"], data["findings"][0]["tensor"]) == ("mutants", 0, "embeddings.norm")
     assert data["findings"][0]["row"]["local"]["breakdown"]["worst"]
-    assert 'class="heat"' in (tmp_path / "matrix.html").read_text()
+    assert "missing: the backend returned no such tensor" in (page := (tmp_path / "matrix.html").read_text())
+    assert 'class="heat"' in page
 
 
 def test_command_refuses_all_unknown_names_at_once(invoke: Callable[..., tuple[Any, str, str]]) -> None:

@@ -81,11 +81,14 @@ class OwnOptimizer(Optimizer):
         if recipe.algorithm == "adam" and next(iter(variables.values())).dtype != paddle.float64:
             self.known_deviations = (CONSTANTS,)
 
+    def begin(self, numbers: Mapping[str, float]) -> None:
+        """Take the learning rate of the next step (:meth:`concord.backends.optimizers.Optimizer.begin`)."""
+        self.native.set_lr(numbers["rate"])
+
     def step(self, gradients: Mapping[str, Tensor], numbers: Mapping[str, float], rows: Mapping[str, Tensor]) -> None:
         """Update every parameter (:meth:`concord.backends.optimizers.Optimizer.step`)."""
         for name, variable in self.variables.items():
             variable.grad = gradients[name]
-        self.native.set_lr(numbers["rate"])
         self.native.step()
 
     def kept(self) -> dict[str, Tensor]:

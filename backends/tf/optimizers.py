@@ -74,9 +74,12 @@ class OwnOptimizer(Optimizer):
             native.exclude_from_weight_decay(var_list=[variable for name, variable in variables.items() if kinds[name] in recipe.undecayed])
         native.build(list(variables.values()))
 
+    def begin(self, numbers: Mapping[str, Tensor]) -> None:
+        """Take the learning rate of the next step (:meth:`concord.backends.optimizers.Optimizer.begin`)."""
+        self.native.learning_rate.assign(tf.cast(numbers["rate"], self.native.learning_rate.dtype))
+
     def step(self, gradients: Mapping[str, Tensor], numbers: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> None:
         """Update every parameter (:meth:`concord.backends.optimizers.Optimizer.step`)."""
-        self.native.learning_rate.assign(tf.cast(numbers["rate"], self.native.learning_rate.dtype))
         self.native.apply([gradients[name] for name in self.variables], list(self.variables.values()))
 
     def _held(self) -> dict[str, keras.Variable]:

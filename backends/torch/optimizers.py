@@ -74,12 +74,15 @@ class OwnOptimizer(Optimizer):
         super().__init__(NativeOperations(), recipe, variables, kinds)
         self.native = native
 
+    def begin(self, numbers: Mapping[str, float]) -> None:
+        """Take the learning rate of the next step (:meth:`concord.backends.optimizers.Optimizer.begin`)."""
+        for group in self.native.param_groups:
+            group["lr"] = numbers["rate"]
+
     def step(self, gradients: Mapping[str, Tensor], numbers: Mapping[str, float], rows: Mapping[str, Tensor]) -> None:
         """Update every parameter (:meth:`concord.backends.optimizers.Optimizer.step`)."""
         for name, variable in self.variables.items():
             variable.grad = gradients[name]
-        for group in self.native.param_groups:
-            group["lr"] = numbers["rate"]
         self.native.step()
 
     def kept(self) -> dict[str, Tensor]:
@@ -90,7 +93,7 @@ class OwnOptimizer(Optimizer):
     def resume(self, kept: Mapping[str, Tensor], steps: int) -> None:
         """Go on from what was kept (:meth:`concord.backends.optimizers.Optimizer.resume`)."""
         self.native.state.clear()
-        if steps == 0:
+        if steps == 0 and self.recipe.algorithm == "sgd":
             return  # the first step of momentum is of another kind
         counted = {} if self.recipe.algorithm == "sgd" else {"step": torch.tensor(float(steps))}
         for name, variable in self.variables.items():

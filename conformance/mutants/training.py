@@ -65,10 +65,11 @@ class MutatedTrainer(Trainer):
         self.place.resumed = step
         if self.change.load and step:
             state, counted = self.change.load(self.place, state, step)
-        if counted != step:
-            self.optimizer = self.written_out(Optimizer)
-        super().load(state, step)
         self.behind = step - counted
+        super().load(state, step)
+
+    def resume(self, kept: Tensors, step: int) -> None:
+        super().resume(kept, step - self.behind)
 
     def advance(self, window: Sequence[Batch], report: bool) -> dict[str, NDArray[Any]]:
         self.place.step = self.steps
