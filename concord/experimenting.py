@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from concord import fitting, options, spec, writing
 from concord.conformance import record
@@ -17,12 +16,10 @@ from concord.progress import bars
 from concord.spec.errors import SpecError, optional
 from concord.spec.training.recipe import recipes
 from concord.terminal import Terminal
+from concord.terminal import figures as show_figures
 
 if TYPE_CHECKING:
     from concord.training.experiments import Trained
-
-WIDE = 110
-"""Columns of a terminal in which every figure has room."""
 
 
 def experiment(
@@ -92,13 +89,7 @@ def _show(found: Sequence[Trained], console: Terminal) -> None:
     from concord.training.experiments import results
 
     known = results.summaries(found)
-    shown = [number for number, column in enumerate(results.HEADINGS) if console.width >= WIDE or column not in results.LESS]
-    table = Table(box=None, pad_edge=False, header_style="bold", title=results.headline(found), title_justify="left", title_style="bold")
-    for number in shown:
-        table.add_column(results.HEADINGS[number], justify="right" if number else "left", overflow="fold")
-    for way, one in known.items():
-        table.add_row(*(one.row(way)[number] for number in shown))
-    console.print(table)
+    show_figures(console, results.HEADINGS, [one.row(way) for way, one in known.items()], results.LESS, ("model",), results.headline(found))
     for way, one in known.items():
         for why in one.lacking:
             console.print(f"{way}, {why}", style="magenta", highlight=False, soft_wrap=True)

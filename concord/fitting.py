@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
 from concord import backends, spec, writing
 from concord.conformance.report import within
 from concord.ending import halting
@@ -19,6 +17,7 @@ from concord.spec.errors import SpecError, unknown
 from concord.spec.files import parse_toml, read_text, write_bytes
 from concord.spec.training.recipe import Recipe, recipe
 from concord.terminal import Terminal
+from concord.terminal import figures as show_figures
 from concord.training import checkpoint
 from concord.training.ordinary import Outcome, fit
 
@@ -140,12 +139,7 @@ def compare(runs: Sequence[Path], picture: Path | None, html: Path | None, markd
     from concord.training import curves  # what draws them need not be installed where nothing is drawn
 
     console, found = Terminal(), curves.summaries(runs)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, column in enumerate(curves.HEADINGS):
-        table.add_column(column, justify="left" if number < 2 else "right", overflow="fold")
-    for name, one in found.items():
-        table.add_row(*one.row(name))
-    console.print(table)
+    show_figures(console, curves.HEADINGS, [one.row(name) for name, one in found.items()], curves.LESS, ("run", "backend", "ended by"))
     problems: list[str] = []
     if picture is not None:
         try:

@@ -135,6 +135,8 @@ class Summary:
 
 
 HEADINGS = ("run", "backend", "parameters", "steps", "epochs", "seconds", "tokens/s", "MiB", "best dev accuracy", "at step", "test accuracy", "ended by")
+LESS = ("ended by", "MiB", "epochs", "parameters", "tokens/s", "at step", "seconds")
+"""Of these, what a narrow terminal goes without, the first first."""
 
 
 def summary(run: Path, log: Sequence[Mapping[str, Any]]) -> Summary:

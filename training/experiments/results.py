@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 KIND = "experiment"
 HEADINGS = ("model", "parameters", "seeds", "accuracy", "spread", "least", "most", "loss", "at step", "seconds", "tokens/s")
-LESS = ("least", "most", "at step", "tokens/s")
-"""Of these, what a narrow terminal goes without."""
+LESS = ("least", "most", "at step", "tokens/s", "parameters", "seconds")
+"""Of these, what a narrow terminal goes without, the first first."""
 
 
 @dataclass(frozen=True)
