@@ -66,7 +66,7 @@ class Trainer:
         self.session, self.request, self.training, self.recipe = session, request, request.training, request.training.recipe
         self.weights, table = session.adapter.weights, parameters(request.config, request.part)
         self.entries = {name: entry for name, entry in table.items() if entry.trainable}
-        self.native = {name: self.weights.native_name(name, entry.kind) for name, entry in self.entries.items()}
+        self.native = {name: self.weights.naming.native_name(name, entry.kind) for name, entry in self.entries.items()}
         self.kinds = {native: table[name].kind for name, native in self.native.items()}
         self.sites = {tap: site for tap, site in sites(request.config, request.part).items() if rate_of(self.recipe, site)}
         self.refuse()

@@ -20,7 +20,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from concord import DISTRIBUTION, backends, describing, experimenting, family, looking, options, predicting, spec, speeding, train, writing
+from concord import (
+    DISTRIBUTION,
+    backends,
+    describing,
+    experimenting,
+    family,
+    looking,
+    options,
+    port,
+    predicting,
+    spec,
+    speeding,
+    train,
+    writing,
+)
 from concord.conformance import campaign, check_jobs, doctor, dump, published, record, report
 from concord.conformance.check import DTYPES, QUICK
 from concord.conformance.faults.fault import Fault
@@ -317,6 +331,7 @@ app.command()(describing.data)
 app.command()(predicting.evaluate)
 app.command()(predicting.predict)
 app.command()(train.train)
+app.command()(port.port)
 app.command()(train.curves)
 
 

@@ -1,9 +1,11 @@
 """Checkpoints of many formats, in and out: their configuration, weights, tokenizer and labels.
 
-:func:`read` gives a :class:`Checkpoint`, whose tensors are read one by one when they are asked for.
+:func:`read` gives a :class:`Checkpoint`, whose tensors are read one by one when they are asked for; :func:`write` writes one as a folder of any format.
 """
 
 from concord.porting.checkpoint import Checkpoint, Entry, LazyTensor, from_weights
-from concord.porting.formats import Recognition, formats, read, recognise
+from concord.porting.reading import Recognition, read, recognise
+from concord.porting.registry import formats
+from concord.porting.writing import write
 
-__all__ = ["Checkpoint", "Entry", "LazyTensor", "Recognition", "formats", "from_weights", "read", "recognise"]
+__all__ = ["Checkpoint", "Entry", "LazyTensor", "Recognition", "formats", "from_weights", "read", "recognise", "write"]

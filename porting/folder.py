@@ -8,17 +8,25 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from concord.spec.errors import SpecError
-from concord.spec.files import LARGEST, read_bytes, read_json
+from concord.spec.files import LARGEST, parse_json, read_bytes, read_json
 
 CARRIED = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
-    "text.json", "labels.json", "generation_config.json",
-    "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
+    "text.json", "labels.json",
 )  # fmt: skip
 """Files beside the weights that are carried over as they are."""
 
+SENTENCES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
+"""The same of a folder of sentence-transformers."""
+
+TRAINING = ("recipe.toml", "progress.json", "state.safetensors")
+"""What this project's own checkpoints have to go on training with."""
+
 CONFIG = "config.json"
 """The configuration in the words of a source."""
+
+FOREIGN = ".config.json"
+"""How the name of that file ends where the configuration is in the family's own words: kept for the way back, by whose words it has."""
 
 
 def folder_of(path: Path) -> Path:
@@ -53,7 +61,8 @@ def carried(folder: Path, more: tuple[str, ...] = ()) -> dict[str, bytes]:
     Raises:
         SpecError: if one cannot be read, or is larger than any such file is.
     """
-    return {name: read_bytes(folder / name, LARGEST) for name in (*CARRIED, *more) if (folder / name).exists()}
+    foreign = sorted(path.name for path in folder.iterdir() if path.name.endswith(FOREIGN))
+    return {name: read_bytes(folder / name, LARGEST) for name in (*CARRIED, *SENTENCES, *foreign, *more) if (folder / name).exists()}
 
 
 def stated(folder: Path, required: str) -> dict[str, Any]:
@@ -81,7 +90,7 @@ def labels(files: Mapping[str, bytes], stated: Mapping[str, Any]) -> tuple[str, 
         SpecError: if they are not numbered from 0 on.
     """
     if "labels.json" in files:
-        content = json.loads(files["labels.json"])
+        content = parse_json(files["labels.json"], "labels.json")
         names = content.get("names") if isinstance(content, dict) else None
         return tuple(map(str, names)) if isinstance(names, list) else None
     by_number = stated.get("id2label")
@@ -96,3 +105,8 @@ def labels(files: Mapping[str, bytes], stated: Mapping[str, Any]) -> tuple[str, 
 def unnamed(count: int) -> tuple[str, ...]:
     """Return what Hugging Face calls classes that nobody has named."""
     return tuple(f"LABEL_{number}" for number in range(count))
+
+
+def labels_file(names: tuple[str, ...]) -> bytes:
+    """Return the names of classes as this project keeps them (:class:`concord.training.data.Labels`)."""
+    return (json.dumps({"format": "concord.labels/1", "names": names}, ensure_ascii=False, indent=1) + "\n").encode()

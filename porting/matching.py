@@ -186,13 +186,14 @@ def _canonical(shape: tuple[int, ...], foreign: Sequence[str], layout: str, piec
     return LazyTensor(pieces[0].dtype, shape, " + ".join(foreign), layout, bits)
 
 
-def native(tensors: Mapping[str, LazyTensor], places: Mapping[str, Binding], heads: int) -> tuple[dict[str, Stored], list[str]]:
-    """Return parameters under the names and in the layouts of a kind of file, and the canonical names for which it has no place."""
-    found: dict[str, Stored] = {}
-    for name, place in places.items():
-        for number, native_name in enumerate(place.names):
-            found[native_name] = Stored(tensors[name].dtype, place.shape, _Piece(tensors[name], place.layout, heads, number))
-    return found, [name for name in tensors if name not in places]
+def piece(tensor: LazyTensor, place: Binding, number: int, heads: int) -> Stored:
+    """Return a tensor of another kind of file: a parameter, or one of the pieces that it is kept in.
+
+    Args:
+        number: of the piece.
+        heads: of the model.
+    """
+    return Stored(tensor.dtype, place.shape, _Piece(tensor, place.layout, heads, number))
 
 
 class _Piece:
@@ -202,4 +203,5 @@ class _Piece:
         self.tensor, self.layout, self.heads, self.number = tensor, layout, heads, number
 
     def __call__(self) -> Bits:
+        """Return the piece."""
         return np.asarray(WEIGHT_LAYOUTS[self.layout].native(self.tensor.bits(), self.heads)[self.number], order="C")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import mmap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,9 +91,35 @@ class Stored:
         """Bytes that it takes."""
         return size(self.dtype, self.shape)
 
+    def data(self) -> memoryview | bytes:
+        """Return its bytes in C order, the least significant byte of a number first."""
+        return np.asarray(self.bits(), NUMPY[self.dtype], order="C").data.cast("B") if self.size else b""
+
     def sha256(self) -> str:
-        """Return the digest of its bytes in C order, the least significant byte of a number first."""
-        return hashlib.sha256(np.asarray(self.bits(), NUMPY[self.dtype], order="C").data).hexdigest()
+        """Return the digest of these bytes."""
+        return hashlib.sha256(self.data()).hexdigest()
+
+
+class Slice:
+    """Reads a tensor out of a file that is mapped; one of no elements too.
+
+    Args:
+        mapped: the file.
+        begin: the byte at which the tensor begins; whoever makes this has seen that it ends in the file.
+        stride: elements from one to the next along each axis; by default C order.
+    """
+
+    def __init__(self, mapped: mmap.mmap, begin: int, dtype: str, shape: tuple[int, ...], stride: tuple[int, ...] | None = None) -> None:
+        self.mapped, self.begin, self.dtype, self.shape, self.stride = mapped, begin, dtype, shape, stride
+
+    def __call__(self) -> Bits:
+        """Return the tensor, as a view of the file."""
+        kind = np.dtype(NUMPY[self.dtype])
+        if not elements(self.shape):
+            return np.zeros(self.shape, kind)
+        strides = None if self.stride is None else tuple(step * kind.itemsize for step in self.stride)
+        found: Bits = np.ndarray(self.shape, kind, self.mapped, self.begin, strides)
+        return found
 
 
 def in_memory(array: Bits, dtype: str | None = None) -> Stored:

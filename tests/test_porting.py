@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from concord import porting, spec
+from concord.porting.stored import narrowed
 from concord.spec.errors import SpecError, WeightsError
 from concord.spec.sources import table
 
@@ -172,3 +174,90 @@ def test_a_spoilt_safetensors_file_is_refused_in_a_line(tmp_path: Path, content:
     (folder / "model.safetensors").write_bytes(content)
     with pytest.raises(SpecError, match=said):
         porting.read(folder)
+
+
+# Writing.
+
+
+def bits(checkpoint: porting.Checkpoint) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in checkpoint.weights().items()}
+
+
+@pytest.mark.parametrize("part", ["model", "encoder"])
+@pytest.mark.parametrize("variant", spec.variants())
+def test_own_checkpoints_come_back_bit_for_bit(tmp_path: Path, variant: str, part: str) -> None:
+    config = spec.variant(variant, **SIZES)
+    weights = spec.initialize(config, part=part)
+    porting.write(porting.from_weights(config, weights, part), tmp_path / "own", "concord")
+    read = porting.read(tmp_path / "own")
+    assert (read.config, read.part, bits(read)) == (config, part, {name: array.tobytes() for name, array in weights.items()})
+
+
+def test_a_port_there_and_back_is_the_same_checkpoint(tmp_path: Path) -> None:
+    source = hugging_face(tmp_path / "source", {**named(), "bert.embeddings.position_ids": np.arange(13)[None]}, hidden_dropout_prob=0.25)
+    (source / "vocab.txt").write_text("[PAD]\n")
+    there = tmp_path / "own"
+    porting.write(porting.read(source), there, "concord")
+    assert sorted(path.name for path in there.iterdir()) == ["bert-hugging-face.config.json", "config.toml", "contents.json", "labels.json", "vocab.txt", "weights.safetensors"]
+    porting.write(porting.read(there), tmp_path / "back", "hugging-face")
+    back, first = porting.read(tmp_path / "back"), porting.read(source)
+    assert (back.config, back.labels, bits(back)) == (first.config, first.labels, bits(first))
+    assert json.loads(back.files["config.json"]) == json.loads(first.files["config.json"])
+
+
+def test_heads_stay_where_the_names_do(tmp_path: Path) -> None:
+    tensors = {name: array for name, array in named("").items() if "classifier" not in name}
+    tensors |= {"cls.predictions.bias": np.zeros(29, np.float32), "cls.predictions.decoder.weight": tensors["embeddings.word_embeddings.weight"]}
+    porting.write(porting.read(hugging_face(tmp_path / "one", tensors)), tmp_path / "other", "hugging-face")
+    written = porting.read(tmp_path / "other")
+    assert {entry.foreign: entry.sha256 for entry in written.ledger} == {entry.foreign: entry.sha256 for entry in porting.read(tmp_path / "one").ledger}
+
+
+def test_what_is_there_is_replaced_by_force_alone_and_nothing_is_left_of_a_failure(tmp_path: Path) -> None:
+    read = porting.read(hugging_face(tmp_path / "one"))
+    porting.write(read, tmp_path / "out", "concord")
+    with pytest.raises(SpecError, match="--force replaces it"):
+        porting.write(read, tmp_path / "out", "hugging-face")
+    porting.write(read, tmp_path / "out", "hugging-face", force=True)
+    assert porting.recognise(tmp_path / "out").format == "hugging-face"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/thesis.txt").write_text("")
+    with pytest.raises(SpecError, match="it is no checkpoint"):
+        porting.write(read, tmp_path / "other", "concord", force=True)
+    config = spec.variant("nndl-paddle", **SIZES)
+    with pytest.raises(SpecError, match="norm_sharing is 'shared'"):
+        porting.write(porting.from_weights(config, spec.initialize(config)), tmp_path / "never", "hugging-face")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "other", "out"]
+
+
+def test_bfloat16_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    single = {name: spec.precision("bfloat16").round(array) for name, array in WEIGHTS.items()}
+    read = porting.from_weights(CONFIG, single)
+    narrow = {name: dataclasses.replace(tensor, dtype="bfloat16", bits=lambda array=single[name]: narrowed(array, "bfloat16")) for name, tensor in read.tensors.items()}
+    porting.write(dataclasses.replace(read, tensors=narrow), tmp_path / "own", "concord")
+    back = porting.read(tmp_path / "own")
+    assert {tensor.dtype for tensor in back.tensors.values()} == {"bfloat16"}
+    assert bits(back) == {name: array.tobytes() for name, array in single.items()}
+    with pytest.raises(ValueError, match="not all numbers"):
+        narrowed(np.float32([1.001]), "bfloat16")
+
+
+def test_the_command_says_what_it_found(tmp_path: Path, invoke: Any) -> None:
+    source = hugging_face(tmp_path / "source", {**named(), "bert.embeddings.position_ids": np.arange(13)[None]})
+    code, output, errors = invoke("port", source, "-o", tmp_path / "own", "--to", "concord")
+    assert (code, errors) == (0, [])
+    for said in ("hugging-face: model.safetensors has 100% of the names", "part model, 41 parameters, float32; tensors: 41 read, 1 ignored", "ignored: bert.embeddings.position_ids: a buffer"):
+        assert said in output
+    code, _, errors = invoke("port", source, "-o", tmp_path / "own", "--to", "concord")
+    assert (code, len(errors)) == (2, 1)
+    code, _, errors = invoke("port", source, "-o", tmp_path / "new", "--to", "conkord")
+    assert (code, "did you mean 'concord'" in errors[0]) == (2, True)
+
+
+def test_a_table_of_ones_own_is_read(tmp_path: Path) -> None:
+    text = (table.TABLES / "bert-hugging-face.toml").read_text().replace("bert.encoder.layer", "bert.blocks")
+    (tmp_path / "mine.toml").write_text(text.replace('source = "bert-hugging-face"', 'source = "mine"'))
+    source = hugging_face(tmp_path / "source", {name.replace("bert.encoder.layer", "bert.blocks"): array for name, array in named().items()})
+    assert porting.read(source, table=tmp_path / "mine.toml").weights().keys() == WEIGHTS.keys()
+    with pytest.raises(SpecError, match="names of no format"):
+        porting.read(source)

@@ -5,7 +5,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from concord.backends.weights import FrameworkWeights
+from concord.backends.weights import NAMINGS, FrameworkWeights
 
 
 def named(model: nnx.Module) -> dict[str, nnx.Variable]:
@@ -21,8 +21,7 @@ def trained(model: nnx.Module) -> dict[str, nnx.Variable]:
 class NativeWeights(FrameworkWeights):
     """Flax': a linear weight is (in, out) (:class:`concord.backends.weights.FrameworkWeights`)."""
 
-    leaves = {"table": "embedding", "positions": "embedding", "kernel": "kernel", "bias": "bias", "gain": "scale", "offset": "bias"}
-    transposed = False
+    naming = NAMINGS["jax"]
     named = staticmethod(named)
     trained = staticmethod(trained)
 

@@ -5,7 +5,7 @@ import paddle
 from paddle import Tensor, nn
 
 from concord.backends.paddle import encoder_layer
-from concord.backends.weights import FrameworkWeights
+from concord.backends.weights import NAMINGS, FrameworkWeights
 
 
 def named(model: nn.Layer) -> dict[str, Tensor]:
@@ -21,8 +21,7 @@ def trained(model: nn.Layer) -> dict[str, Tensor]:
 class NativeWeights(FrameworkWeights):
     """PaddlePaddle's: a linear weight is (in, out) (:class:`concord.backends.weights.FrameworkWeights`)."""
 
-    leaves = {"table": "weight", "positions": "weight", "kernel": "weight", "bias": "bias", "gain": "weight", "offset": "bias"}
-    transposed = False
+    naming = NAMINGS["paddle"]
     named = staticmethod(named)
     trained = staticmethod(trained)
     explicit_names = staticmethod(encoder_layer.explicit_names)

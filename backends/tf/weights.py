@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow import Tensor
 
-from concord.backends.weights import FrameworkWeights
+from concord.backends.weights import NAMINGS, FrameworkWeights
 
 
 def named(model: keras.Model) -> dict[str, keras.Variable]:
@@ -21,8 +21,7 @@ def trained(model: keras.Model) -> dict[str, keras.Variable]:
 class NativeWeights(FrameworkWeights):
     """Keras': a linear weight is (in, out) (:class:`concord.backends.weights.FrameworkWeights`)."""
 
-    leaves = {"table": "embeddings", "positions": "embeddings", "kernel": "kernel", "bias": "bias", "gain": "gamma", "offset": "beta"}
-    transposed = False
+    naming = NAMINGS["tf"]
     named = staticmethod(named)
     trained = staticmethod(trained)
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from concord.backends.torch import encoder_layer
-from concord.backends.weights import FrameworkWeights
+from concord.backends.weights import NAMINGS, FrameworkWeights
 from concord.spec.precision import precision
 
 
@@ -22,8 +22,7 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
 class NativeWeights(FrameworkWeights):
     """PyTorch's: a linear weight is (out, in) (:class:`concord.backends.weights.FrameworkWeights`)."""
 
-    leaves = {"table": "weight", "positions": "weight", "kernel": "weight", "bias": "bias", "gain": "weight", "offset": "bias"}
-    transposed = True
+    naming = NAMINGS["torch"]
     named = staticmethod(named)
     trained = staticmethod(trained)
     explicit_names = staticmethod(encoder_layer.explicit_names)

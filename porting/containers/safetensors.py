@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from concord.porting.stored import LARGEST_ELEMENTS, NUMPY, Bits, Stored, elements, size
+from concord.porting.stored import LARGEST_ELEMENTS, NUMPY, Slice, Stored, size
 from concord.spec.errors import SpecError
-from concord.spec.files import MOST_PROBLEMS, Write, opened, parse_json, read_json
+from concord.spec.files import MOST_PROBLEMS, opened, parse_json, read_json, writing
 
 CODES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
@@ -28,6 +28,11 @@ LONGEST_HEADER = 100_000_000
 
 INDEX = "model.safetensors.index.json"
 """The index of a checkpoint in several files, beside them."""
+
+
+def is_one(path: Path) -> bool:
+    """Say whether a file, or the index of several, is of this kind."""
+    return path.name.endswith((".safetensors", ".safetensors.index.json")) and path.is_file()
 
 
 def read(path: Path) -> dict[str, Stored]:
@@ -64,21 +69,11 @@ def _single(path: Path) -> dict[str, Stored]:
         else:
             dtype, shape, begin, end = place
             spans.append((begin, end, name))
-            found[name] = Stored(dtype, shape, _Slice(mapped, data + begin, dtype, shape))
+            found[name] = Stored(dtype, shape, Slice(mapped, data + begin, dtype, shape))
     problems += _covered(path, sorted(spans), total - data) if not problems else []
     if problems:
         raise SpecError(problems[:MOST_PROBLEMS])
     return found
-
-
-class _Slice:
-    """Reads a tensor out of a file that is mapped."""
-
-    def __init__(self, mapped: mmap.mmap, begin: int, dtype: str, shape: tuple[int, ...]) -> None:
-        self.mapped, self.begin, self.dtype, self.shape = mapped, begin, dtype, shape
-
-    def __call__(self) -> Bits:
-        return np.frombuffer(self.mapped, NUMPY[self.dtype], elements(self.shape), self.begin).reshape(self.shape)
 
 
 def _place(entry: Any) -> tuple[tuple[str, tuple[int, ...], int, int] | None, str]:
@@ -134,24 +129,21 @@ def _indexed(path: Path) -> dict[str, Stored]:
     return {tensor: found[tensor] for tensor in shards}
 
 
-def write(put: Write, tensors: Mapping[str, Stored], metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors one by one.
-
-    Args:
-        put: writes the next bytes of the file.
-        metadata: what the header says besides; Hugging Face reads ``format`` there.
-    """
+def write(path: Path, tensors: Mapping[str, Stored]) -> None:
+    """Write tensors one by one."""
     codes = {name: code for code, name in CODES.items()}
     # As the format's own library does: wide dtypes first, so that each tensor lies at a multiple of its numbers' size.
     order = sorted(tensors, key=lambda name: (-np.dtype(NUMPY[tensors[name].dtype]).itemsize, name))
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    # Hugging Face refuses a file that does not say which framework's tensors it holds.
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     reached = 0
     for name in order:
         tensor = tensors[name]
         header[name] = {"dtype": codes[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [reached, reached := reached + tensor.size]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    put(len(text).to_bytes(8, "little"))
-    put(text)
-    for name in order:
-        put(np.asarray(tensors[name].bits(), NUMPY[tensors[name].dtype], order="C").data.cast("B") if tensors[name].size else b"")
+    with writing(path) as put:
+        put(len(text).to_bytes(8, "little"))
+        put(text)
+        for name in order:
+            put(tensors[name].data())

@@ -39,7 +39,7 @@ def parse(data: Mapping[str, Any], where: str) -> Table:
     problems: list[str] = []
     top = _Section(_spread(data), where, "", problems)
     parts = top.each("parts", _part)
-    table = Table(top.text("source"), top.text("variant"), top.optional_text("part_key"), parts, _deviations(top), _training(top) if "training" in top.data else None)
+    table = Table(top.text("source"), top.text("variant"), top.optional_text("part_key"), parts, _deviations(top), _training(top) if "training" in top.data else None, top.text("like", ""))
     top.finish()
     if not problems and not parts:
         problems.append(f"{where}: 'parts' is empty but must hold at least one part")

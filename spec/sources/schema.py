@@ -1,7 +1,8 @@
 """What the table of a source says: the tables of ``spec/sources`` as data classes.
 
 A table is one TOML file for a published source or the format of its checkpoints. At the top: ``source``, its name; ``variant``, the member of the family
-that gives every configuration field that the source does not state; ``part_key``, the key of the source's configuration
+that gives every configuration field that the source does not state; ``like``, another table, for the same configuration
+in another kind of file: what a part does not state is as there; ``part_key``, the key of the source's configuration
 that tells which part was run, where there are several; ``deviations``, a list of
 ``{ name, value, reason }``, where the source's framework could not do what it says (:mod:`concord.spec.deviations`); ``training``, how
 the source trains: ``constants``, field of a recipe (:class:`concord.spec.training.recipe.Recipe`) = value; ``fields``, field = the source's key, ``key.0`` for
@@ -162,3 +163,4 @@ class Table:
     parts: Mapping[str, PartTable]
     deviations: Deviations
     training: TrainingTable | None
+    like: str = ""

@@ -53,11 +53,30 @@ def read(path: Path) -> Table:
     Raises:
         SpecError: listing everything that is wrong: the file, the key and what is required.
     """
-    table = parse(parse_toml(read_text(path), str(path)), path.name)
+    table = parse(_whole(parse_toml(read_text(path), str(path))), path.name)
     problems = check(table, path.name)
     if problems:
         raise SpecError(problems)
     return table
+
+
+def _whole(data: dict[str, Any]) -> dict[str, Any]:
+    """Return what a table says, with all that it has from another one."""
+    like = data.get("like")
+    if not isinstance(like, str) or like not in sources() or not isinstance(data.get("parts"), dict):
+        return data
+    other = parse_toml(read_text(TABLES / f"{like}.toml"), like)
+    parts = dict(other["parts"])
+    for name, part in data["parts"].items():
+        before = parts.get(name, {})
+        both = {**before.get("checkpoint", {}), **part.get("checkpoint", {})}
+        parts[name] = {**before, **part, "checkpoint": both}
+    return {**data, "parts": parts}
+
+
+def words(table: Table) -> str:
+    """Return whose words the configuration of a source is in: its own, or those of the table that it is like."""
+    return table.like or table.source
 
 
 def part_of(table: Table, part: str | None = None) -> PartTable:

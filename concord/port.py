@@ -1,0 +1,56 @@
+"""``concord port``: a checkpoint of one format as one of another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from concord import options, writing
+from concord.terminal import Terminal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from concord.porting import Checkpoint
+
+
+def _formats() -> list[str]:
+    from concord.porting import formats
+
+    return list(formats())
+
+
+def port(
+    source: Annotated[Path, typer.Argument(metavar="SRC", parser=writing.path, help="A folder with a checkpoint, or the file of weights in it.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DST", parser=writing.path, help="The folder to write.")],
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", autocompletion=options.among(_formats), help="What to write: see docs/guides/porting.md.")],
+    format_of: Annotated[str, typer.Option("--from", metavar="FORMAT", autocompletion=options.among(_formats), help="What SRC is. Default: what it is recognised as.")] = "auto",
+    table: Annotated[Path | None, typer.Option("--table", metavar="FILE.toml", parser=writing.path, help="Names and layouts of SRC, in place of its format's.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a checkpoint that is there.")] = False,
+) -> None:
+    """Write a checkpoint of one format as one of another, bit for bit."""
+    from concord import porting  # its containers are read by what few commands need
+
+    console = Terminal()
+    if format_of == "auto" and table is None:
+        found = porting.recognise(source)
+        console.print(f"{source}: {found.format}: {found.why}", highlight=False, soft_wrap=True)
+    checkpoint = porting.read(source, format_of, table)
+    checkpoint.checked()
+    _show(checkpoint, console)
+    porting.write(checkpoint, output, to, force)
+    console.print(f"{output}: {to}, written", highlight=False, soft_wrap=True)
+
+
+def _show(checkpoint: Checkpoint, console: Console) -> None:
+    """Print what has become of the tensors of the file: those that are parameters in a line, all others each in one."""
+    counts = Counter(entry.status for entry in checkpoint.ledger)
+    dtypes = ", ".join(sorted({tensor.dtype for tensor in checkpoint.tensors.values()}))
+    numbers = ", ".join(f"{counts[status]} {status}" for status in ("read", "tied", "ignored", "computed", "added") if counts[status])
+    console.print(f"part {checkpoint.part}, {len(checkpoint.tensors)} parameters, {dtypes}; tensors: {numbers}", highlight=False, soft_wrap=True)
+    for entry in checkpoint.ledger:
+        if entry.status != "read":
+            console.print(f"  {entry.status}: {entry.foreign or entry.name}: {entry.reason}", highlight=False, soft_wrap=True)

@@ -1,0 +1,165 @@
+"""Reading a checkpoint: which format it is, and what is in it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from concord.porting import folder as folders
+from concord.porting import sentences
+from concord.porting.checkpoint import Checkpoint
+from concord.porting.matching import match
+from concord.porting.naming import PARTS, likeness, of_table
+from concord.porting.registry import FORMATS, OWN, SENTENCES, Format, known
+from concord.porting.stored import Stored
+from concord.spec import checkpoints
+from concord.spec.config import from_toml
+from concord.spec.errors import SpecError
+from concord.spec.files import read_text
+from concord.spec.sources import table as tables
+from concord.spec.sources.schema import Table
+
+ALIKE = 0.5
+"""Share of a table's names that a file must have to be taken for one of that source."""
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Recognition:
+    """What a path holds.
+
+    Attributes:
+        format: one of :func:`concord.porting.formats`.
+        why: how that is known, in words.
+    """
+
+    format: str
+    why: str
+
+
+def recognise(path: Path) -> Recognition:
+    """Say which format a path holds, and how that is known; no weights are read.
+
+    Args:
+        path: a folder, or the file of weights in it.
+
+    Raises:
+        SpecError: if there is nothing, or nothing that is known.
+    """
+    folder = folders.folder_of(path)
+    if (folder / checkpoints.CONTENTS).exists() and (folder / checkpoints.CONFIG).exists():
+        return Recognition(OWN, f"{checkpoints.CONTENTS} and {checkpoints.CONFIG} are those of this project's own checkpoints")
+    if (folder / sentences.MODULES).exists():
+        return Recognition(SENTENCES, f"{sentences.MODULES} lists modules of sentence-transformers")
+    candidates = [form for form in FORMATS.values() if form.name not in (OWN, SENTENCES)]
+    weights = _weights(candidates, path, folder)
+    fitting = [form for form in candidates if form.container.is_one(weights)]
+    if (folder / checkpoints.CONFIG).exists():
+        native = next((form for form in fitting if form.backend), None)
+        if native:
+            return Recognition(native.name, f"{checkpoints.CONFIG} states a configuration of the family, and {weights.name} holds {native.meaning}")
+    return _by_names(weights, [form for form in fitting if form.source], (folder / checkpoints.CONFIG).exists())
+
+
+def _by_names(weights: Path, fitting: list[Format], own: bool) -> Recognition:
+    """Say whose names the tensors of a file bear."""
+    found = fitting[0].container.read(weights) if fitting else {}
+    alike = {form.name: likeness(form.table, found) for form in fitting if form.table}
+    best = max(alike, key=lambda name: alike[name], default="")
+    if not best or alike[best] < ALIKE:
+        some = ", ".join(map(repr, list(found)[:3]))
+        beside = "" if own else f"; one of a backend's own needs {checkpoints.CONFIG} beside it"
+        raise SpecError(f"{weights}: its {len(found)} tensors, such as {some or 'none'}, have names of no format that is known{beside}")
+    return Recognition(best, f"{weights.name} has {alike[best]:.0%} of the names in the table of {FORMATS[best].source}")
+
+
+def _weights(candidates: list[Format], path: Path, folder: Path) -> Path:
+    """Return the file of weights that a path is, or that its folder has.
+
+    Raises:
+        SpecError: if it has none, or several of which nobody said which.
+    """
+    if not path.is_dir():
+        if any(form.container.is_one(path) for form in candidates):
+            return path
+        raise SpecError(f"{path}: is no file of weights that is known")
+    named = dict.fromkeys(folder / name for form in candidates for name in form.weights if (folder / name).exists())
+    others = sorted(entry for entry in folder.iterdir() if not named and any(form.container.is_one(entry) for form in candidates))
+    there = [*named] or others
+    if not there:
+        raise SpecError(f"{folder}: has no file of weights that is known")
+    if len(there) > 1:
+        raise SpecError(f"{folder}: has {', '.join(entry.name for entry in there[:5])}; name the one to read, or its format with --from")
+    return there[0]
+
+
+def read(path: Path, format: str = AUTO, table: Path | None = None) -> Checkpoint:
+    """Read a checkpoint; of its weights only where they lie.
+
+    Args:
+        path: a folder, or the file of weights in it.
+        format: one of :func:`concord.porting.formats`, or ``"auto"``.
+        table: names, layouts and words of the configuration in place of the format's (:mod:`concord.spec.sources.schema`).
+
+    Raises:
+        UnknownNameError: for an unknown format.
+        SpecError: listing what is wrong: a file that is not what it should be, a model that the family does not have,
+            tensors that are missing, unexpected or misshapen.
+    """
+    own = tables.read(table) if table else None
+    folder = folders.folder_of(path)
+    form = _by_container(path, folder) if own and format == AUTO else known(recognise(path).format if format == AUTO else format)
+    if form.name == SENTENCES:
+        folder, more = sentences.inner(folder)
+    else:
+        more = {}
+    named = [folder / name for name in form.weights if (folder / name).exists()]
+    weights = path if not path.is_dir() else named[0] if named else _weights([form], path, folder)
+    if form.name == OWN:
+        return _own(folder, form)
+    found = form.container.read(weights)
+    read_in = _of_source(found, own or form.table, folder) if own or form.table else _native(found, form, folder)  # type: ignore[arg-type]
+    return dataclasses.replace(read_in, files={**read_in.files, **more})
+
+
+def _by_container(path: Path, folder: Path) -> Format:
+    """Return a format whose container a file has, where somebody's own table says the rest."""
+    candidates = [form for form in FORMATS.values() if form.source and form.name != SENTENCES]
+    weights = _weights(candidates, path, folder)
+    return next(form for form in candidates if form.container.is_one(weights))
+
+
+def _of_source(found: dict[str, Stored], table: Table, folder: Path) -> Checkpoint:
+    """Return what the tensors of a source are, by its table and its own configuration."""
+    stated = folders.stated(folder, table.source)
+    configs = {part: tables.configure(table, stated, part, str(folder / folders.CONFIG)) for part in table.parts}
+    matched = match(found, configs, of_table(table))
+    files = folders.carried(folder, (folders.CONFIG,))
+    return Checkpoint(configs[matched.part], matched.part, matched.tensors, matched.ledger, files, folders.labels(files, stated), table.source, tables.words(table))
+
+
+def _native(found: dict[str, Stored], form: Format, folder: Path) -> Checkpoint:
+    """Return what the tensors of a backend's model are; the configuration is in the family's words."""
+    path = folder / checkpoints.CONFIG
+    if not path.exists():
+        raise SpecError(f"{path}: no such file: a file of weights of {form.name} needs the configuration of the family beside it")
+    config = from_toml(read_text(path), str(path))
+    matched = match(found, dict.fromkeys(PARTS, config), form.names)
+    files = folders.carried(folder)
+    return Checkpoint(config, matched.part, matched.tensors, matched.ledger, files, folders.labels(files, {}))
+
+
+def _own(folder: Path, form: Format) -> Checkpoint:
+    """Return one of this project's own checkpoints, each file of which is what was written."""
+    contents = checkpoints.read_contents(folder)
+    problems = checkpoints.corrupt(folder, contents)
+    problems += [f"{folder}: lacks {name}" for name in (checkpoints.CONFIG, checkpoints.WEIGHTS) if name not in contents.sha256]
+    if problems:
+        raise SpecError(problems)
+    config = from_toml(read_text(folder / checkpoints.CONFIG), str(folder / checkpoints.CONFIG))
+    matched = match(form.container.read(folder / checkpoints.WEIGHTS), {contents.part: config}, form.names)
+    trained = tuple(name for name in folders.TRAINING if name in contents.sha256)
+    files = folders.carried(folder, trained)
+    return Checkpoint(config, matched.part, matched.tensors, matched.ledger, files, folders.labels(files, {}))

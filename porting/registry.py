@@ -1,0 +1,83 @@
+"""The formats, as a table: a container, names, and the file of weights in its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from concord.porting.containers import Container, safetensors
+from concord.porting.matching import Names
+from concord.porting.naming import canonical, of_backend, of_table
+from concord.spec import checkpoints
+from concord.spec.errors import unknown
+from concord.spec.sources import table as tables
+from concord.spec.sources.schema import Table
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of checkpoint: a folder with weights, configuration and what is carried over.
+
+    Attributes:
+        name: by which it is asked for.
+        meaning: in words.
+        container: of the weights.
+        weights: what the file of weights may be called; the first name is written.
+        source: whose table names its tensors, and whose words ``config.json`` has; empty: ``config.toml`` has the family's.
+        backend: whose model names its tensors; empty, without a source too: the specification does.
+        spelled: what the container makes of a backend's name.
+    """
+
+    name: str
+    meaning: str
+    container: Container
+    weights: tuple[str, ...]
+    source: str = ""
+    backend: str = ""
+    spelled: Callable[[str], str] = lambda name: name
+
+    @cached_property
+    def table(self) -> Table | None:
+        """The table of its source."""
+        return tables.load(self.source) if self.source else None
+
+    @cached_property
+    def names(self) -> Names:
+        """How it names and lays out tensors."""
+        if self.table is not None:
+            return of_table(self.table)
+        return of_backend(self.backend, self.spelled) if self.backend else canonical()
+
+
+OWN, SENTENCES = "concord", "sentence-transformers"
+"""The two formats whose folders say themselves what they are."""
+
+BERT = "bert-hugging-face"
+
+FORMATS = {
+    form.name: form
+    for form in (
+        Format(OWN, "this project's own checkpoint, as 'concord train' writes it", safetensors, (checkpoints.WEIGHTS,)),
+        Format("torch-safetensors", "the state of this project's PyTorch model", safetensors, ("model.safetensors",), backend="torch"),
+        Format(SENTENCES, "a folder of sentence-transformers with a BERT in it", safetensors, ("model.safetensors", safetensors.INDEX), BERT),
+        Format("hugging-face", "Hugging Face BERT on PyTorch, safetensors in one file or several", safetensors, ("model.safetensors", safetensors.INDEX), BERT),
+    )
+}
+"""Every format by name."""
+
+
+def formats() -> tuple[str, ...]:
+    """Return the names of all formats."""
+    return tuple(FORMATS)
+
+
+def known(name: str) -> Format:
+    """Return a format.
+
+    Raises:
+        UnknownNameError: with the nearest names.
+    """
+    if name not in FORMATS:
+        raise unknown("format", name, list(FORMATS))
+    return FORMATS[name]

@@ -1,0 +1,170 @@
+"""Writing a checkpoint in a format: the whole folder or nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from concord.porting import folder as folders
+from concord.porting.checkpoint import Checkpoint, LazyTensor
+from concord.porting.matching import piece
+from concord.porting.registry import OWN, SENTENCES, Format, known
+from concord.porting.stored import Stored
+from concord.spec import checkpoints
+from concord.spec.errors import SpecError
+from concord.spec.files import parse_json, sha256_of, write_bytes
+from concord.spec.folders import new_folder
+from concord.spec.positions import sinusoid
+from concord.spec.sources import table as tables
+from concord.spec.sources.layouts import WEIGHT_LAYOUTS
+from concord.spec.sources.schema import Table
+from concord.spec.sources.table import POSITIONS, Binding
+
+
+def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False) -> None:
+    """Write a checkpoint as a folder of a format, whole or not at all; a kill leaves what was there, or the new one.
+
+    Args:
+        path: the folder.
+        format: one of :func:`concord.porting.formats`.
+        force: whether a checkpoint that is there is replaced.
+
+    Raises:
+        UnknownNameError: for an unknown format.
+        SpecError: if there is something of that name; if the format cannot say what the checkpoint is, listing why; if it cannot be written.
+    """
+    form = known(format)
+    if problem := _in_the_way(path, force):
+        raise SpecError(problem)
+    files, tensors = _files(checkpoint, form), prepared(checkpoint, form)
+    with new_folder(path, replace=force) as folder:
+        form.container.write(folder / form.weights[0], tensors)
+        for name, content in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(folder / name, content)
+        if form.name == OWN:
+            digests = {name: sha256_of(folder / name) for name in sorted((*files, form.weights[0]))}
+            contents = asdict(checkpoints.Contents(checkpoints.FORMAT, digests, checkpoint.part))
+            write_bytes(folder / checkpoints.CONTENTS, _json(contents))
+
+
+def _in_the_way(path: Path, force: bool) -> str:
+    """Return what keeps a folder from being written, in a line."""
+    if not path.exists() and not path.is_symlink():
+        return ""
+    if not force:
+        return f"{path}: is there already; --force replaces it"
+    if path.is_symlink() or not path.is_dir():
+        return f"{path}: is no folder, which --force would replace"
+    marks = (checkpoints.CONFIG, folders.CONFIG)
+    if any(path.iterdir()) and not any((path / mark).is_file() for mark in marks):
+        return f"{path}: has neither {' nor '.join(marks)}: it is no checkpoint, which --force would replace"
+    return ""
+
+
+def prepared(checkpoint: Checkpoint, form: Format) -> dict[str, Stored]:
+    """Return the tensors that a format's file has, by its names and in its layouts; each is read when it is written.
+
+    Raises:
+        SpecError: listing the parameters for which the format has no place, and what its files cannot hold.
+    """
+    if form.table is not None and checkpoint.source == form.table.source:
+        return _as_they_were(checkpoint)
+    if checkpoint.part not in form.names.parts:
+        raise SpecError(f"the part {checkpoint.part!r} cannot be written as {form.name}, which has {' or '.join(form.names.parts)}")
+    places = dict(form.names.places(checkpoint.config, checkpoint.part))
+    shape = tuple(checkpoint.tensors[POSITIONS].shape) if POSITIONS in checkpoint.tensors else ()
+    kept = form.names.of(checkpoint.part).positions
+    if kept is not None and POSITIONS not in places:
+        places[POSITIONS] = Binding((kept.name,), kept.layout, WEIGHT_LAYOUTS[kept.layout].shape(shape, checkpoint.config.num_heads))
+    homeless = [name for name in checkpoint.tensors if name not in places and not _follows(checkpoint, name)]
+    if homeless:
+        raise SpecError([f"{name!r} has no place in {form.name}: it would be lost" for name in homeless])
+    return {native: piece(checkpoint.tensors[name], place, number, checkpoint.config.num_heads) for name, place in places.items() for number, native in enumerate(place.names)}
+
+
+def _follows(checkpoint: Checkpoint, name: str) -> bool:
+    """Say whether a parameter need not be written: it follows from the configuration, to the last bit of its dtype."""
+    if name != POSITIONS or checkpoint.config.positions != "sinusoidal":
+        return False
+    found = checkpoint.tensors[name].read()
+    return np.array_equal(found, sinusoid(checkpoint.config).astype(found.dtype))
+
+
+def _as_they_were(checkpoint: Checkpoint) -> dict[str, Stored]:
+    """Return the tensors of a checkpoint under the names that its own file had, heads that are no parameters included."""
+    found: dict[str, Stored] = {}
+    heads = checkpoint.config.num_heads
+    owned = {native: (name, number) for name, tensor in checkpoint.tensors.items() for number, native in enumerate(_natives(tensor))}
+    tied = {entry.name: entry.foreign for entry in checkpoint.ledger if entry.status == "tied"}
+    for entry in checkpoint.ledger:
+        if not entry.foreign:
+            continue
+        name, number = owned.get(entry.foreign, (entry.name if entry.foreign in tied.values() else None, 0))
+        if name is None:
+            found[entry.foreign] = entry.stored
+        else:
+            tensor = checkpoint.tensors[name]
+            found[entry.foreign] = piece(tensor, Binding((entry.foreign,), tensor.transform, entry.shape), number, heads)
+    return found
+
+
+def _natives(tensor: LazyTensor) -> list[str]:
+    return tensor.foreign.split(" + ") if tensor.foreign else []
+
+
+def _files(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
+    """Return every file but the weights."""
+    if form.table is not None:
+        return {**_carried(checkpoint, form), folders.CONFIG: _json(configuration(checkpoint, form.table))}
+    files = {checkpoints.CONFIG: checkpoint.config.to_toml().encode(), **_carried(checkpoint, form)}
+    if folders.CONFIG in checkpoint.files:
+        files[f"{checkpoint.words}{folders.FOREIGN}"] = checkpoint.files[folders.CONFIG]
+    if checkpoint.labels and "labels.json" not in files:
+        files["labels.json"] = folders.labels_file(checkpoint.labels)
+    return files
+
+
+def _carried(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
+    """Return the files that a format takes as they are."""
+    own = folders.TRAINING if form.name == OWN else ()
+    own += tuple(name for name in checkpoint.files if name.endswith(folders.FOREIGN) and not form.source)
+    sentences = [name for name in checkpoint.files if name in folders.SENTENCES or "/" in name] if form.name == SENTENCES else []
+    kept = (*folders.CARRIED, *own, *sentences)
+    left = () if form.name == SENTENCES else folders.SENTENCES
+    return {name: checkpoint.files[name] for name in kept if name in checkpoint.files and name not in left}
+
+
+def configuration(checkpoint: Checkpoint, table: Table) -> dict[str, Any]:
+    """Return a configuration in the words of a source: what was carried over, as long as it says the same.
+
+    Raises:
+        SpecError: listing every option that the source does not have.
+    """
+    entry = tables.part_of(table, checkpoint.part)
+    said = tables.stated(table, checkpoint.config, checkpoint.part)
+    before = _before(checkpoint, tables.words(table))
+    found = {**before, **{key: value for key, value in said.items() if before.get(key) != value}}
+    found |= entry.checkpoint.writes if not before else {}
+    for key, other in entry.checkpoint.counts.items():
+        names = checkpoint.labels or folders.unnamed(int(said[key]))
+        found.pop(key, None)
+        if not before:
+            found |= {other: {str(number): name for number, name in enumerate(names)}, "label2id": {name: number for number, name in enumerate(names)}}
+    return found
+
+
+def _before(checkpoint: Checkpoint, words: str) -> dict[str, Any]:
+    """Return the configuration that was carried over, if it is in the same words."""
+    name = folders.CONFIG if checkpoint.words == words else f"{words}{folders.FOREIGN}"
+    found = parse_json(checkpoint.files.get(name, b"{}"), name)
+    return found if isinstance(found, dict) else {}
+
+
+def _json(data: Mapping[str, Any]) -> bytes:
+    return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode("utf-8", errors="backslashreplace")
