@@ -132,7 +132,7 @@ def _files(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
 
 def _carried(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
     """Return the files that a format takes as they are."""
-    own = folders.TRAINING if form.name == OWN else ()
+    own: tuple[str, ...] = folders.TRAINING if form.name == OWN else ()
     own += tuple(name for name in checkpoint.files if name.endswith(folders.FOREIGN) and not form.source)
     sentences = [name for name in checkpoint.files if name in folders.SENTENCES or "/" in name] if form.name == SENTENCES else []
     kept = (*folders.CARRIED, *own, *sentences)
