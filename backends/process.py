@@ -100,8 +100,9 @@ try:
         file.write("1000")  # if the machine runs out of memory, this process goes first
 except OSError:
     pass
-from concord.backends.remote import serve
-serve(channel, settings["target"])
+import importlib
+module, _, name = settings.get("serve", "concord.backends.remote:serve").partition(":")
+getattr(importlib.import_module(module), name)(channel, settings["target"])
 """
 
 

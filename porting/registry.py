@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from concord.porting.containers import Container, safetensors
+from concord.porting.containers import Container, paddle, safetensors, torch
 from concord.porting.matching import Names
 from concord.porting.naming import canonical, of_backend, of_table
 from concord.spec import checkpoints
@@ -60,8 +60,11 @@ FORMATS = {
     for form in (
         Format(OWN, "this project's own checkpoint, as 'concord train' writes it", safetensors, (checkpoints.WEIGHTS,)),
         Format("torch-safetensors", "the state of this project's PyTorch model", safetensors, ("model.safetensors",), backend="torch"),
+        Format("torch", "the state of this project's PyTorch model, in PyTorch's own file", torch, ("model.pt",), backend="torch"),
+        Format("paddle", "the state of this project's PaddlePaddle model", paddle, ("model.pdparams",), backend="paddle"),
         Format(SENTENCES, "a folder of sentence-transformers with a BERT in it", safetensors, ("model.safetensors", safetensors.INDEX), BERT),
         Format("hugging-face", "Hugging Face BERT on PyTorch, safetensors in one file or several", safetensors, ("model.safetensors", safetensors.INDEX), BERT),
+        Format("hugging-face-bin", "Hugging Face BERT on PyTorch, in PyTorch's own file", torch, ("pytorch_model.bin",), BERT),
     )
 }
 """Every format by name."""

@@ -1,0 +1,148 @@
+"""PyTorch's own files, ``.pt`` and ``.bin``: an archive with a pickle and the storages, not compressed; or, before 1.6, five pickles and the storages.
+
+Read as in :mod:`concord.porting.pickles`; the numbers are memory-mapped. Written without PyTorch: a pickle that ``torch.load`` reads with
+``weights_only=True``.
+"""
+
+from __future__ import annotations
+
+import mmap
+import pickle
+import struct
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from concord.porting.pickles.reader import located
+from concord.porting.pickles.tensors import STORAGES, Found
+from concord.porting.stored import Bits, Slice, Stored, elements
+from concord.spec.errors import SpecError
+from concord.spec.files import opened, refusing
+
+ROOT = "archive"
+
+ALIGNMENT = 64
+"""Bytes that storages begin at a multiple of, as PyTorch writes them."""
+
+WRAPPERS = ("state_dict", "model_state_dict", "model")
+"""What checkpoints of training loops keep the weights under, beside what else they keep."""
+
+
+def is_one(path: Path) -> bool:
+    """Say whether a file is PyTorch's, by its name and its first bytes: an archive, or a pickle."""
+    if not path.name.endswith((".pt", ".pth", ".bin", ".ckpt")) or not path.is_file():
+        return False
+    with opened(path) as file:
+        return file.read(4)[:2] in (b"PK", b"\x80\x02")
+
+
+def read(path: Path) -> dict[str, Stored]:
+    """Return the tensors of a file; nothing of its pickle is run.
+
+    Raises:
+        SpecError: if it is no pickle of tensors, or would have code run.
+    """
+    return unwrapped(mapped(path, located(path)))
+
+
+def mapped(path: Path, found: list[Found]) -> dict[str, Stored]:
+    """Return tensors whose place in a file is known."""
+    with opened(path) as file:
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    tensors = {}
+    for one in found:
+        if one.name in tensors:
+            raise SpecError(f"{path}: has two tensors that are called {one.name!r}")
+        tensors[one.name] = Stored(one.dtype, one.shape, _bits(content, one))
+    return tensors
+
+
+def _bits(content: mmap.mmap, found: Found) -> Slice | _Spelled:
+    if found.inline or found.text:
+        return _Spelled(content, found)
+    return Slice(content, found.begin, found.dtype, found.shape, found.stride)
+
+
+class _Spelled:
+    """Reads a tensor whose bytes are spelled as text, or stand in the pickle's own words."""
+
+    def __init__(self, content: mmap.mmap, found: Found) -> None:
+        self.content, self.found = content, found
+
+    def __call__(self) -> Bits:
+        """Return the tensor."""
+        one = self.found
+        raw = bytes.fromhex(one.inline) if one.inline else self.content[one.begin : one.begin + one.length].decode("utf-8").encode("latin-1")
+        return Slice(raw, 0, one.dtype, one.shape, one.stride)()  # type: ignore[arg-type]
+
+
+def unwrapped(tensors: dict[str, Stored]) -> dict[str, Stored]:
+    """Return tensors without the name that a training loop keeps all weights under."""
+    for wrapper in WRAPPERS:
+        inner = [name for name in tensors if name.startswith(f"{wrapper}.")]
+        others = [name for name in tensors if name not in inner]
+        if inner and all(name.startswith(("optimizer", "scheduler", "ema", "epoch")) for name in others):
+            return {name.removeprefix(f"{wrapper}.") if name in inner else name: tensors[name] for name in tensors}
+    return tensors
+
+
+def write(path: Path, tensors: Mapping[str, Stored]) -> None:
+    """Write tensors, one by one, as ``torch.save`` writes a ``state_dict``.
+
+    Raises:
+        SpecError: if PyTorch has no storage of a dtype, or it cannot be written.
+    """
+    codes = {dtype: name for name, dtype in STORAGES.items() if name != "UntypedStorage"}
+    if wrong := [f"{name!r} has dtype {tensor.dtype}, which has no storage in PyTorch" for name, tensor in tensors.items() if tensor.dtype not in codes]:
+        raise SpecError(wrong)
+    with refusing(path), zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        _member(archive, "data.pkl", b"".join(_pickle(tensors, codes)))
+        _member(archive, "byteorder", b"little")
+        for number, tensor in enumerate(tensors.values()):
+            _member(archive, f"data/{number}", tensor.data())
+        _member(archive, "version", b"3\n")
+
+
+def _member(archive: zipfile.ZipFile, name: str, content: bytes | memoryview) -> None:
+    entry = zipfile.ZipInfo(f"{ROOT}/{name}")  # of 1980: the same bytes each time
+    entry.file_size = len(content)
+    begin = (archive.fp.tell() if archive.fp else 0) + 30 + len(entry.filename) + 4
+    padding = -begin % ALIGNMENT
+    entry.extra = struct.pack("<HH", 0x4246, padding) + b"Z" * padding  # as PyTorch fills up
+    with archive.open(entry, "w") as member:
+        member.write(content)
+
+
+def text(value: str) -> bytes:
+    """Return a text as a pickle has it."""
+    encoded = value.encode("utf-8", "surrogatepass")
+    return pickle.BINUNICODE + struct.pack("<I", len(encoded)) + encoded
+
+
+def number(value: int) -> bytes:
+    """Return a whole number, not negative, as a pickle has it."""
+    if value < 1 << 31:
+        return pickle.BININT + struct.pack("<i", value)
+    return pickle.LONG1 + b"\x09" + value.to_bytes(9, "little")
+
+
+def numbers(values: tuple[int, ...]) -> bytes:
+    """Return a tuple of whole numbers as a pickle has it."""
+    return pickle.MARK + b"".join(map(number, values)) + pickle.TUPLE
+
+
+def named(module: str, name: str) -> bytes:
+    """Return the name of a class or function as a pickle has it."""
+    return pickle.GLOBAL + f"{module}\n{name}\n".encode()
+
+
+def _pickle(tensors: Mapping[str, Stored], codes: Mapping[str, str]) -> Iterator[bytes]:
+    empty = named("collections", "OrderedDict") + pickle.EMPTY_TUPLE + pickle.REDUCE
+    yield pickle.PROTO + b"\x02" + empty + pickle.MARK
+    for key, (name, tensor) in enumerate(tensors.items()):
+        storage = text("storage") + named("torch", codes[tensor.dtype]) + text(str(key)) + text("cpu") + number(elements(tensor.shape))
+        stride = tuple(elements(tensor.shape[axis + 1 :]) for axis in range(len(tensor.shape)))
+        yield text(name) + named("torch._utils", "_rebuild_tensor_v2") + pickle.MARK
+        yield pickle.MARK + storage + pickle.TUPLE + pickle.BINPERSID
+        yield number(0) + numbers(tensor.shape) + numbers(stride) + pickle.NEWFALSE + empty + pickle.TUPLE + pickle.REDUCE
+    yield pickle.SETITEMS + pickle.STOP
