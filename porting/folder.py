@@ -25,6 +25,9 @@ TRAINING = ("recipe.toml", "progress.json", "state.safetensors")
 CONFIG = "config.json"
 """The configuration in the words of a source."""
 
+CONFIGS = (CONFIG, "bert_config.json", "model_config.json")
+"""What it is called in Google's folders, and was in PaddleNLP's."""
+
 FOREIGN = ".config.json"
 """How the name of that file ends where the configuration is in the family's own words: kept for the way back, by whose words it has."""
 
@@ -65,8 +68,8 @@ def carried(folder: Path, more: tuple[str, ...] = ()) -> dict[str, bytes]:
     return {name: read_bytes(folder / name, LARGEST) for name in (*CARRIED, *SENTENCES, *foreign, *more) if (folder / name).exists()}
 
 
-def stated(folder: Path, required: str) -> dict[str, Any]:
-    """Return the configuration in the words of a source.
+def stated(folder: Path, required: str) -> tuple[Path, dict[str, Any]]:
+    """Return the file of the configuration in the words of a source, and what it says.
 
     Args:
         required: what needs it, for the message.
@@ -74,13 +77,13 @@ def stated(folder: Path, required: str) -> dict[str, Any]:
     Raises:
         SpecError: if there is none, or it is no JSON object.
     """
-    path = folder / CONFIG
-    if not path.exists():
-        raise SpecError(f"{path}: no such file: {required} needs the configuration beside the weights")
+    path = next((folder / name for name in CONFIGS if (folder / name).exists()), None)
+    if path is None:
+        raise SpecError(f"{folder / CONFIG}: no such file: {required} needs the configuration beside the weights")
     content = read_json(path)
     if not isinstance(content, dict):
         raise SpecError(f"{path}: holds a {type(content).__name__} but must hold a JSON object")
-    return content
+    return path, content
 
 
 def labels(files: Mapping[str, bytes], stated: Mapping[str, Any]) -> tuple[str, ...] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from concord.porting import folder as folders
 from concord.porting import sentences
@@ -16,9 +17,9 @@ from concord.porting.stored import Stored
 from concord.spec import checkpoints
 from concord.spec.config import from_toml
 from concord.spec.errors import SpecError
-from concord.spec.files import read_text
+from concord.spec.files import LARGEST, read_bytes, read_text
 from concord.spec.sources import table as tables
-from concord.spec.sources.schema import Table
+from concord.spec.sources.schema import CheckpointTable, Table
 
 ALIKE = 0.5
 """Share of a table's names that a file must have to be taken for one of that source."""
@@ -133,11 +134,18 @@ def _by_container(path: Path, folder: Path) -> Format:
 
 def _of_source(found: dict[str, Stored], table: Table, folder: Path) -> Checkpoint:
     """Return what the tensors of a source are, by its table and its own configuration."""
-    stated = folders.stated(folder, table.source)
-    configs = {part: tables.configure(table, stated, part, str(folder / folders.CONFIG)) for part in table.parts}
+    path, stated = folders.stated(folder, table.source)
+    configs = {part: tables.configure(table, _sized(stated, found, entry.checkpoint), part, str(path)) for part, entry in table.parts.items()}
     matched = match(found, configs, of_table(table))
-    files = folders.carried(folder, (folders.CONFIG,))
+    files = {**folders.carried(folder), folders.CONFIG: read_bytes(path, LARGEST)}
     return Checkpoint(configs[matched.part], matched.part, matched.tensors, matched.ledger, files, folders.labels(files, stated), table.source, tables.words(table))
+
+
+def _sized(stated: dict[str, Any], found: dict[str, Stored], rules: CheckpointTable) -> dict[str, Any]:
+    """Return a configuration with the sizes that it leaves to the tensors."""
+    places = {key: place.rpartition(":") for key, place in rules.sizes.items() if stated.get(key) is None}
+    sizes = {key: found[name].shape[int(axis)] for key, (name, _, axis) in places.items() if name in found and len(found[name].shape) > int(axis)}
+    return {**stated, **sizes}
 
 
 def _native(found: dict[str, Stored], form: Format, folder: Path) -> Checkpoint:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from concord.porting.containers import Container, paddle, safetensors, torch
+from concord.porting.containers import Container, h5, h5_weights, keras, msgpack, paddle, safetensors, torch
+from concord.porting.folder import CONFIG
 from concord.porting.matching import Names
-from concord.porting.naming import canonical, of_backend, of_table
+from concord.porting.naming import canonical, keras_path, of_backend, of_table
 from concord.spec import checkpoints
 from concord.spec.errors import unknown
 from concord.spec.sources import table as tables
@@ -27,6 +28,7 @@ class Format:
         source: whose table names its tensors, and whose words ``config.json`` has; empty: ``config.toml`` has the family's.
         backend: whose model names its tensors; empty, without a source too: the specification does.
         spelled: what the container makes of a backend's name.
+        configuration: the file with the configuration in a source's words.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Format:
     source: str = ""
     backend: str = ""
     spelled: Callable[[str], str] = lambda name: name
+    configuration: str = CONFIG
 
     @cached_property
     def table(self) -> Table | None:
@@ -50,8 +53,8 @@ class Format:
         return of_backend(self.backend, self.spelled) if self.backend else canonical()
 
 
-OWN, SENTENCES = "concord", "sentence-transformers"
-"""The two formats whose folders say themselves what they are."""
+OWN, SENTENCES, KERAS = "concord", "sentence-transformers", "keras"
+"""The two formats whose folders say themselves what they are, and the one whose file says how its model is made."""
 
 BERT = "bert-hugging-face"
 
@@ -62,9 +65,15 @@ FORMATS = {
         Format("torch-safetensors", "the state of this project's PyTorch model", safetensors, ("model.safetensors",), backend="torch"),
         Format("torch", "the state of this project's PyTorch model, in PyTorch's own file", torch, ("model.pt",), backend="torch"),
         Format("paddle", "the state of this project's PaddlePaddle model", paddle, ("model.pdparams",), backend="paddle"),
+        Format("keras-h5", "the weights of this project's Keras model, as save_weights writes them", h5, ("model.weights.h5",), backend="tf", spelled=keras_path),
+        Format(KERAS, "this project's Keras model, as save writes it", keras, ("model.keras",), backend="tf", spelled=keras_path),
+        Format("jax-msgpack", "the state of this project's Flax model, in Flax' own file", msgpack, ("model.msgpack",), backend="jax"),
         Format(SENTENCES, "a folder of sentence-transformers with a BERT in it", safetensors, ("model.safetensors", safetensors.INDEX), BERT),
         Format("hugging-face", "Hugging Face BERT on PyTorch, safetensors in one file or several", safetensors, ("model.safetensors", safetensors.INDEX), BERT),
         Format("hugging-face-bin", "Hugging Face BERT on PyTorch, in PyTorch's own file", torch, ("pytorch_model.bin",), BERT),
+        Format("hugging-face-tf", "Hugging Face BERT on TensorFlow", h5_weights, ("tf_model.h5",), f"{BERT}-tf"),
+        Format("hugging-face-flax", "Hugging Face BERT on Flax", msgpack, ("flax_model.msgpack",), f"{BERT}-flax"),
+        Format("paddlenlp", "PaddleNLP's BERT", paddle, ("model_state.pdparams",), "bert-paddlenlp"),
     )
 }
 """Every format by name."""

@@ -104,12 +104,12 @@ class Slice:
     """Reads a tensor out of a file that is mapped; one of no elements too.
 
     Args:
-        mapped: the file.
+        mapped: the file, or bytes.
         begin: the byte at which the tensor begins; whoever makes this has seen that it ends in the file.
         stride: elements from one to the next along each axis; by default C order.
     """
 
-    def __init__(self, mapped: mmap.mmap, begin: int, dtype: str, shape: tuple[int, ...], stride: tuple[int, ...] | None = None) -> None:
+    def __init__(self, mapped: mmap.mmap | bytes, begin: int, dtype: str, shape: tuple[int, ...], stride: tuple[int, ...] | None = None) -> None:
         self.mapped, self.begin, self.dtype, self.shape, self.stride = mapped, begin, dtype, shape, stride
 
     def __call__(self) -> Bits:

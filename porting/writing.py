@@ -12,8 +12,9 @@ import numpy as np
 
 from concord.porting import folder as folders
 from concord.porting.checkpoint import Checkpoint, LazyTensor
+from concord.porting.containers import keras
 from concord.porting.matching import piece
-from concord.porting.registry import OWN, SENTENCES, Format, known
+from concord.porting.registry import KERAS, OWN, SENTENCES, Format, known
 from concord.porting.stored import Stored
 from concord.spec import checkpoints
 from concord.spec.errors import SpecError
@@ -44,6 +45,8 @@ def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False) 
     files, tensors = _files(checkpoint, form), prepared(checkpoint, form)
     with new_folder(path, replace=force) as folder:
         form.container.write(folder / form.weights[0], tensors)
+        if form.name == KERAS:
+            keras.add(folder / form.weights[0], keras_members(checkpoint))
         for name, content in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             write_bytes(folder / name, content)
@@ -61,7 +64,7 @@ def _in_the_way(path: Path, force: bool) -> str:
         return f"{path}: is there already; --force replaces it"
     if path.is_symlink() or not path.is_dir():
         return f"{path}: is no folder, which --force would replace"
-    marks = (checkpoints.CONFIG, folders.CONFIG)
+    marks = (checkpoints.CONFIG, *folders.CONFIGS)
     if any(path.iterdir()) and not any((path / mark).is_file() for mark in marks):
         return f"{path}: has neither {' nor '.join(marks)}: it is no checkpoint, which --force would replace"
     return ""
@@ -121,13 +124,26 @@ def _natives(tensor: LazyTensor) -> list[str]:
 def _files(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
     """Return every file but the weights."""
     if form.table is not None:
-        return {**_carried(checkpoint, form), folders.CONFIG: _json(configuration(checkpoint, form.table))}
+        return {**_carried(checkpoint, form), form.configuration: _json(configuration(checkpoint, form.table))}
     files = {checkpoints.CONFIG: checkpoint.config.to_toml().encode(), **_carried(checkpoint, form)}
     if folders.CONFIG in checkpoint.files:
         files[f"{checkpoint.words}{folders.FOREIGN}"] = checkpoint.files[folders.CONFIG]
     if checkpoint.labels and "labels.json" not in files:
         files["labels.json"] = folders.labels_file(checkpoint.labels)
     return files
+
+
+CLASSES = {"model": "TextClassifier", "encoder": "Encoder", "stack": "EncoderStack", "attention": "AttentionAlone"}
+"""The classes of ``concord.backends.tf.model``, by the part that each is."""
+
+
+def keras_members(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """Return what ``keras.saving.load_model`` makes this project's model from."""
+    module, name = "concord.backends.tf.model", CLASSES[checkpoint.part]
+    dtype = {"module": "keras", "class_name": "DTypePolicy", "config": {"name": next(iter(checkpoint.tensors.values())).dtype}, "registered_name": None}
+    inner = {"name": checkpoint.part, "trainable": True, "dtype": dtype, "config": asdict(checkpoint.config)}
+    model = {"module": module, "class_name": name, "config": inner, "registered_name": f"{module}>{name}", "build_config": {"shapes_dict": {}}}
+    return {"metadata.json": _json({"keras_version": "3.15.1", "date_saved": ""}), "config.json": _json(model)}
 
 
 def _carried(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:

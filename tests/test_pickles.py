@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from concord.porting.containers import paddle, torch
-from concord.porting.pickles import reader
-from concord.porting.pickles.machine import Machine, Refused
+from concord.porting.located import Refused, answer, understood
+from concord.porting.pickles.machine import Machine
 from concord.porting.pickles.tensors import tensors
 from concord.porting.stored import in_memory
 from concord.spec.errors import SpecError
@@ -36,7 +36,7 @@ def here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     """Read in this process, which is quicker; one test reads as everybody does."""
     if "archive" not in request.node.name:
         for container in (torch, paddle):
-            monkeypatch.setattr(container, "located", lambda path: reader.understood(reader.answer(path), path))
+            monkeypatch.setattr(container, "located", lambda path, look: understood(answer(path, look), path))
 
 
 class Runs:

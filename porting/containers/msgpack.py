@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from concord.porting.stored import LARGEST_ELEMENTS, NUMPY, Bits, Slice, Stored, size
-from concord.spec.errors import SpecError
+from concord.spec.errors import SpecError, optional
 from concord.spec.files import Write, opened, writing
 
 SUFFIX = ".msgpack"
@@ -137,11 +137,11 @@ class _Walk:
 
 
 def _array(data: mmap.mmap, shape: Any, dtype: Any, content: Any) -> Stored:
-    if isinstance(dtype, str) and dtype in NUMPY and isinstance(shape, list) and isinstance(content, tuple):
-        if all(type(length) is int and 0 <= length < LARGEST_ELEMENTS for length in shape):
-            begin, end = content
-            if size(dtype, tuple(shape)) == end - begin:
-                return Stored(dtype, tuple(shape), Slice(data, begin, dtype, tuple(shape)))
+    known = isinstance(dtype, str) and dtype in NUMPY and isinstance(shape, list) and isinstance(content, tuple)
+    if known and all(type(length) is int and 0 <= length < LARGEST_ELEMENTS for length in shape):
+        begin, end = content
+        if size(dtype, tuple(shape)) == end - begin:
+            return Stored(dtype, tuple(shape), Slice(data, begin, dtype, tuple(shape)))
     raise ValueError(f"an array has shape {str(shape)[:60]} and dtype {str(dtype)[:20]}, and not the bytes for them")
 
 
@@ -165,7 +165,11 @@ _OTHERS: dict[int, Callable[[_Walk, int], Any]] = {
     0xD1: lambda w, d: w.number("h"),
     0xD2: lambda w, d: w.number("i"),
     0xD3: lambda w, d: w.number("q"),
-    **{0xD4 + power: (lambda w, d, power=power: w.extension(1 << power, d)) for power in range(5)},
+    0xD4: lambda w, d: w.extension(1, d),
+    0xD5: lambda w, d: w.extension(2, d),
+    0xD6: lambda w, d: w.extension(4, d),
+    0xD7: lambda w, d: w.extension(8, d),
+    0xD8: lambda w, d: w.extension(16, d),
     0xD9: lambda w, d: w.take(w.number("B")).decode(),
     0xDA: lambda w, d: w.take(w.number("H")).decode(),
     0xDB: lambda w, d: w.take(w.number("I")).decode(),
@@ -222,7 +226,8 @@ def write(path: Path, tensors: Mapping[str, Stored]) -> None:
 
 
 def _put(put: Write, value: Any) -> None:
-    import msgpack
+    with optional("to write msgpack", "porting"):
+        import msgpack
 
     packer = msgpack.Packer()
     if isinstance(value, dict):

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from concord.porting.containers.torch import mapped, named, number, numbers, text
-from concord.porting.pickles.reader import located
+from concord.porting.containers.torch import named, number, numbers, text
+from concord.porting.located import located, mapped
+from concord.porting.pickles.reader import look
 from concord.porting.stored import NUMPY, Stored
 from concord.spec.errors import SpecError
 from concord.spec.files import opened, writing
@@ -35,7 +36,7 @@ def read(path: Path) -> dict[str, Stored]:
     Raises:
         SpecError: if it is no pickle of arrays, or would have code run.
     """
-    found = [dataclasses.replace(one, dtype="bfloat16") if one.dtype == "uint16" else one for one in located(path)]
+    found = [dataclasses.replace(one, dtype="bfloat16") if one.dtype == "uint16" else one for one in located(path, look)]
     return mapped(path, found)
 
 

@@ -6,16 +6,16 @@ Read as in :mod:`concord.porting.pickles`; the numbers are memory-mapped. Writte
 
 from __future__ import annotations
 
-import mmap
 import pickle
 import struct
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from concord.porting.pickles.reader import located
-from concord.porting.pickles.tensors import STORAGES, Found
-from concord.porting.stored import Bits, Slice, Stored, elements
+from concord.porting.located import located, mapped
+from concord.porting.pickles.reader import look
+from concord.porting.pickles.tensors import STORAGES
+from concord.porting.stored import Stored, elements
 from concord.spec.errors import SpecError
 from concord.spec.files import opened, refusing
 
@@ -42,38 +42,7 @@ def read(path: Path) -> dict[str, Stored]:
     Raises:
         SpecError: if it is no pickle of tensors, or would have code run.
     """
-    return unwrapped(mapped(path, located(path)))
-
-
-def mapped(path: Path, found: list[Found]) -> dict[str, Stored]:
-    """Return tensors whose place in a file is known."""
-    with opened(path) as file:
-        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    tensors = {}
-    for one in found:
-        if one.name in tensors:
-            raise SpecError(f"{path}: has two tensors that are called {one.name!r}")
-        tensors[one.name] = Stored(one.dtype, one.shape, _bits(content, one))
-    return tensors
-
-
-def _bits(content: mmap.mmap, found: Found) -> Slice | _Spelled:
-    if found.inline or found.text:
-        return _Spelled(content, found)
-    return Slice(content, found.begin, found.dtype, found.shape, found.stride)
-
-
-class _Spelled:
-    """Reads a tensor whose bytes are spelled as text, or stand in the pickle's own words."""
-
-    def __init__(self, content: mmap.mmap, found: Found) -> None:
-        self.content, self.found = content, found
-
-    def __call__(self) -> Bits:
-        """Return the tensor."""
-        one = self.found
-        raw = bytes.fromhex(one.inline) if one.inline else self.content[one.begin : one.begin + one.length].decode("utf-8").encode("latin-1")
-        return Slice(raw, 0, one.dtype, one.shape, one.stride)()  # type: ignore[arg-type]
+    return unwrapped(mapped(path, located(path, look)))
 
 
 def unwrapped(tensors: dict[str, Stored]) -> dict[str, Stored]:

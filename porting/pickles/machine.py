@@ -12,15 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from concord.porting.located import Refused
+
 LONG = 64
 """Bytes from which on a text of bytes stays in the file."""
 
 DEEPEST = 1 << 22
 """Entries that stack and memo may have, each."""
-
-
-class Refused(ValueError):
-    """A pickle that is not read: what it asks for, and why."""
 
 
 @dataclass(frozen=True)

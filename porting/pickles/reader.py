@@ -1,29 +1,16 @@
-"""The process that reads a pickle, and what its parent asks it: no framework, little memory, an end."""
+"""A file of PyTorch or PaddlePaddle, looked at in a process of its own: its pickles, and where what they speak of lies."""
 
 from __future__ import annotations
 
-import json
 import mmap
-import resource
 import struct
 import zipfile
-from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from concord.backends.process import ROOT, Process, WorkerFailure
-from concord.porting.pickles.machine import LONG, Machine, Refused
-from concord.porting.pickles.tensors import Found, tensors
+from concord.porting.located import Found, Refused
+from concord.porting.pickles.machine import LONG, Machine
+from concord.porting.pickles.tensors import tensors
 from concord.porting.stored import NUMPY, elements
-from concord.spec.errors import SpecError
-from concord.spec.files import opened
-
-TIME_LIMIT = 120.0
-"""Seconds that reading one pickle may take."""
-
-MEMORY_LIMIT = 1 << 30
-"""Bytes that the process may hold: long bytes stay in the file, and names and shapes are few."""
 
 LARGEST_PICKLE = 1 << 26
 """Bytes of the pickle in an archive of PyTorch, which has no numbers in it."""
@@ -32,63 +19,12 @@ MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 """What a file of PyTorch before 1.6 begins with, each as a pickle."""
 
 
-def located(path: Path) -> list[Found]:
-    """Return the tensors of a pickle, and where in the file their numbers lie.
-
-    Every ``begin`` is a byte of the file, of whatever kind it is, and ``storage`` is empty.
+def look(path: Path) -> list[Found]:
+    """Return the tensors of a pickle, and where in the file their numbers lie; for :func:`concord.porting.located.located`.
 
     Raises:
-        SpecError: if it is no pickle of tensors, would have code run, or takes more time or memory than any file of weights.
+        Refused: if it is no pickle of tensors, or would have code run.
     """
-    with opened(path):  # in the parent, for the message
-        pass
-    try:
-        with Process(local=True, time_limit=TIME_LIMIT, memory_limit=MEMORY_LIMIT) as process:
-            process.start(None, "", lambda: None)
-            settings = {"root": str(ROOT), "environment": {}, "appended": {}, "target": str(path.absolute()), "serve": f"{__name__}:serve"}
-            said = json.loads(process.exchange(settings))
-    except WorkerFailure as failure:
-        raise SpecError(f"{path}: cannot be read as a pickle of tensors: {failure.detail}") from None
-    return understood(said, path)
-
-
-def understood(said: dict[str, Any], path: Path) -> list[Found]:
-    """Return the tensors of an answer.
-
-    Raises:
-        SpecError: if it says that there are none.
-    """
-    if "refused" in said:
-        raise SpecError(f"{path}: {said['refused']}")
-    return [Found(**{**entry, "shape": tuple(entry["shape"]), "stride": entry["stride"] and tuple(entry["stride"])}) for entry in said["tensors"]]
-
-
-# In the process.
-
-
-def serve(channel: Any, target: str) -> None:
-    """Answer once, with the tensors of a file as JSON.
-
-    Args:
-        channel: of execnet.
-        target: the file.
-    """
-    with suppress(OSError, ValueError):  # the parent watches too
-        resource.setrlimit(resource.RLIMIT_AS, (4 * MEMORY_LIMIT + Path(target).stat().st_size,) * 2)
-    channel.send(json.dumps(answer(Path(target))))
-
-
-def answer(path: Path) -> dict[str, Any]:
-    """Return what the parent is told: the tensors, or why there are none."""
-    try:
-        return {"tensors": [asdict(found) for found in _read(path)]}
-    except Refused as error:
-        return {"refused": f"not a pickle of tensors that is read: {error}"}
-    except (ValueError, OSError, struct.error, IndexError, KeyError, TypeError, OverflowError, RecursionError, NotImplementedError, zipfile.BadZipFile) as error:
-        return {"refused": f"not a whole pickle of tensors: {type(error).__name__}: {' '.join(str(error).split())[:200]}"}
-
-
-def _read(path: Path) -> list[Found]:
     with path.open("rb") as file:
         if not file.seek(0, 2):
             raise Refused("it is empty")
@@ -114,7 +50,7 @@ def _archive(path: Path, mapped: mmap.mmap) -> list[Found]:
         order = archive.read(members[f"{root}byteorder"])[:10] if f"{root}byteorder" in members and members[f"{root}byteorder"].file_size < LONG else b"little"
         if order.strip() != b"little":
             raise Refused(f"its numbers are in the order {order!r} but must be in 'little'")
-    places = {name.removeprefix(f"{root}data/"): _place(entry, mapped) for name, entry in members.items() if name.startswith(f"{root}data/")}
+    places = {name.removeprefix(f"{root}data/"): member_place(entry, mapped) for name, entry in members.items() if name.startswith(f"{root}data/")}
     return [_in_file(found, places) for found in tensors(Machine(content).run())]
 
 
@@ -125,7 +61,7 @@ def _content(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
         return file.read(LARGEST_PICKLE)
 
 
-def _place(entry: zipfile.ZipInfo, mapped: mmap.mmap) -> tuple[int, int]:
+def member_place(entry: zipfile.ZipInfo, mapped: mmap.mmap) -> tuple[int, int]:
     """Return where a member begins in the file, and how many bytes it has."""
     if entry.compress_type != zipfile.ZIP_STORED:
         raise Refused(f"its member {entry.filename[:60]!r} is compressed; PyTorch's are not")

@@ -6,10 +6,10 @@ A class or function that is not listed here is refused by its name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from concord.porting.pickles.machine import Call, Name, Refused, Span, Stored
+from concord.porting.located import Found, Refused
+from concord.porting.pickles.machine import Call, Name, Span, Stored
 from concord.porting.stored import LARGEST_ELEMENTS, NUMPY, elements
 
 STORAGES = {
@@ -31,33 +31,6 @@ OPAQUE = {"torch.Size", "torch.device", "torch.nn.parameter.Parameter", "argpars
     f"torch.{name}" for name in NUMPY if not name.startswith("u")
 }
 """Names that are no tensors, do no harm, and stand beside tensors."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """A tensor of a pickle.
-
-    Attributes:
-        name: under which it stands, those of the dictionaries that it is in before it.
-        dtype: one of :data:`concord.porting.stored.NUMPY`.
-        shape: of the tensor.
-        stride: elements from one to the next along each axis; None: in C order.
-        storage: the key of the storage that it lies in; empty: its bytes lie in the pickle itself.
-        begin: elements into that storage; where there is none, the byte of the file.
-        text: whether its bytes are spelled as text in utf-8 (:class:`concord.porting.pickles.machine.Span`); then ``length`` counts those of the file.
-        length: bytes of the file, or elements of the storage.
-        inline: its bytes themselves, in hexadecimal digits, where they are few.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    stride: tuple[int, ...] | None
-    storage: str
-    begin: int
-    length: int
-    text: bool = False
-    inline: str = ""
 
 
 def tensors(value: Any) -> list[Found]:

@@ -164,6 +164,7 @@ def _checkpoint(section: _Section) -> CheckpointTable:
         requires={key: tuple(value) if isinstance(value, list) else (value,) for key, value in section.plain("requires").items()},
         defaults=section.plain("defaults"),
         counts=section.texts("counts"),
+        sizes=section.texts("sizes"),
         writes=section.plain("writes"),
     )
     for inner in filter(None, (positions, section)):

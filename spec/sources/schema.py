@@ -108,6 +108,7 @@ class CheckpointTable:
         requires: a key of the configuration = the values that it may have; it may be missing.
         defaults: a key of the configuration = its value where it is missing.
         counts: a key of the configuration = another one, whose entries are counted where the first is missing.
+        sizes: a key of the configuration = a tensor and the number of its axis, ``name:0``, whose length it is where it is missing.
         writes: a key of a configuration that is written = its value.
     """
 
@@ -119,6 +120,7 @@ class CheckpointTable:
     requires: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     counts: Mapping[str, str] = field(default_factory=dict)
+    sizes: Mapping[str, str] = field(default_factory=dict)
     writes: Mapping[str, Any] = field(default_factory=dict)
 
 
