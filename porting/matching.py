@@ -43,6 +43,11 @@ class Names:
         return self.rules.get(part, CheckpointTable())
 
 
+def renamed(name: str, prefixes: Sequence[str], prefix: str) -> str:
+    """Return a name of a table with another of its prefixes; one that does not begin with the first one stays."""
+    return prefix + name.removeprefix(prefixes[0]) if prefixes and name.startswith(prefixes[0]) else name
+
+
 @dataclass(frozen=True)
 class Match:
     """What the tensors of a file are.
@@ -100,8 +105,7 @@ class _Matching:
         return max(self.rules.prefixes, key=lambda prefix: sum(self._renamed(name, prefix) in self.found for name in wanted), default="")
 
     def _renamed(self, name: str, prefix: str) -> str:
-        first = next(iter(self.rules.prefixes), "")
-        return prefix + name.removeprefix(first) if first and name.startswith(first) else name
+        return renamed(name, self.rules.prefixes, prefix)
 
     def _spelled(self, name: str) -> str:
         """Return how the file spells a name of the table."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 
 from concord.backends.weights import NAMINGS, Naming
-from concord.porting.matching import Names
+from concord.porting.matching import Names, renamed
 from concord.spec.config import EncoderConfig
 from concord.spec.parameters import parameters, shape_of
 from concord.spec.sources.layouts import WEIGHT_LAYOUTS
@@ -80,8 +80,7 @@ def likeness(table: Table, found: Collection[str]) -> float:
     wanted = [native.name for native in part.weights.values()]
     best = 0
     for prefix in rules.prefixes or ("",):
-        first = next(iter(rules.prefixes), "")
-        spelled = [prefix + name.removeprefix(first) if first and name.startswith(first) else name for name in wanted]
+        spelled = [renamed(name, rules.prefixes, prefix) for name in wanted]
         best = max(best, sum(any(other in found for other in _first(name)) for name in spelled))
     return best / len(wanted) if wanted else 0.0
 

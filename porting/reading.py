@@ -135,7 +135,14 @@ def _by_container(path: Path, folder: Path) -> Format:
 def _of_source(found: dict[str, Stored], table: Table, folder: Path) -> Checkpoint:
     """Return what the tensors of a source are, by its table and its own configuration."""
     path, stated = folders.stated(folder, table.source)
-    configs = {part: tables.configure(table, _sized(stated, found, entry.checkpoint), part, str(path)) for part, entry in table.parts.items()}
+    configs, refused = {}, []
+    for part, entry in table.parts.items():
+        try:
+            configs[part] = tables.configure(table, _sized(stated, found, entry.checkpoint), part, str(path))
+        except SpecError as error:  # parts of a source may have configurations of their own
+            refused.append(error)
+    if not configs:
+        raise refused[0]
     matched = match(found, configs, of_table(table))
     files = {**folders.carried(folder), folders.CONFIG: read_bytes(path, LARGEST)}
     return Checkpoint(configs[matched.part], matched.part, matched.tensors, matched.ledger, files, folders.labels(files, stated), table.source, tables.words(table))

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from concord.porting.containers import Container, h5, h5_weights, keras, msgpack, paddle, safetensors, torch
+from concord.porting.containers import Container, bundle, h5, h5_weights, keras, msgpack, paddle, safetensors, torch
 from concord.porting.folder import CONFIG
 from concord.porting.matching import Names
-from concord.porting.naming import canonical, keras_path, of_backend, of_table
+from concord.porting.naming import canonical, keras_path, of_backend, of_table, tensorflow_key
 from concord.spec import checkpoints
 from concord.spec.errors import unknown
 from concord.spec.sources import table as tables
@@ -67,6 +67,7 @@ FORMATS = {
         Format("paddle", "the state of this project's PaddlePaddle model", paddle, ("model.pdparams",), backend="paddle"),
         Format("keras-h5", "the weights of this project's Keras model, as save_weights writes them", h5, ("model.weights.h5",), backend="tf", spelled=keras_path),
         Format(KERAS, "this project's Keras model, as save writes it", keras, ("model.keras",), backend="tf", spelled=keras_path),
+        Format("tensorflow", "a checkpoint of TensorFlow with this project's Keras model", bundle, ("model.ckpt.index",), backend="tf", spelled=tensorflow_key),
         Format("jax-msgpack", "the state of this project's Flax model, in Flax' own file", msgpack, ("model.msgpack",), backend="jax"),
         Format(SENTENCES, "a folder of sentence-transformers with a BERT in it", safetensors, ("model.safetensors", safetensors.INDEX), BERT),
         Format("hugging-face", "Hugging Face BERT on PyTorch, safetensors in one file or several", safetensors, ("model.safetensors", safetensors.INDEX), BERT),
@@ -74,6 +75,13 @@ FORMATS = {
         Format("hugging-face-tf", "Hugging Face BERT on TensorFlow", h5_weights, ("tf_model.h5",), f"{BERT}-tf"),
         Format("hugging-face-flax", "Hugging Face BERT on Flax", msgpack, ("flax_model.msgpack",), f"{BERT}-flax"),
         Format("paddlenlp", "PaddleNLP's BERT", paddle, ("model_state.pdparams",), "bert-paddlenlp"),
+        Format("google-bert", "Google's BERT on TensorFlow 1", bundle, ("bert_model.ckpt.index",), "bert-google", configuration="bert_config.json"),
+        Format("tf1-text-classifier", "the text classifier on TensorFlow 1", bundle, ("model.ckpt.index",), "tf1-text-classifier"),
+        Format("bert-pytorch", "codertimo's BERT-pytorch with its sentence head, a state_dict", torch, ("model.pt",), "bert-pytorch"),
+        Format("vanilla-encoder", "the encoder of hyunwoongko's transformer, a state_dict", torch, ("model.pt",), "vanilla-encoder"),
+        Format("nndl-paddle", "Model_Transformer of the book on PaddlePaddle", paddle, ("model.pdparams",), "nndl-paddle"),
+        Format("nndl-paddle-api", "Model_Transformer_v1 of the book on PaddlePaddle", paddle, ("model.pdparams",), "nndl-paddle-api"),
+        Format("keras-attention", "the encoder of attention-is-all-you-need-keras, its weights by the names of layers", h5, ("model.weights.h5",), "keras-attention"),
     )
 }
 """Every format by name."""
