@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from concord.porting.containers import orbax
 from concord.spec.errors import SpecError
 from concord.spec.files import LARGEST, parse_json, read_bytes, read_json
 
@@ -33,16 +34,19 @@ FOREIGN = ".config.json"
 
 
 def folder_of(path: Path) -> Path:
-    """Return the folder of a checkpoint, which may be named by its file of weights.
+    """Return the folder of a checkpoint, which may be named by what its weights lie in.
 
     Raises:
         SpecError: if there is nothing of that name.
     """
-    if path.is_dir():
-        return path
     if not path.exists():
         raise SpecError(f"{path}: no such file or folder")
-    return path.parent
+    return path.absolute().parent if is_weights(path) else path
+
+
+def is_weights(path: Path) -> bool:
+    """Say whether a path is what weights lie in: a file, or a folder of Orbax."""
+    return not path.is_dir() or orbax.is_one(path)
 
 
 def inside(folder: Path, name: str, where: str) -> Path:

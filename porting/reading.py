@@ -82,7 +82,7 @@ def _weights(candidates: list[Format], path: Path, folder: Path) -> Path:
     Raises:
         SpecError: if it has none, or several of which nobody said which.
     """
-    if not path.is_dir():
+    if folders.is_weights(path):
         if any(form.container.is_one(path) for form in candidates):
             return path
         raise SpecError(f"{path}: is no file of weights that is known")
@@ -117,7 +117,7 @@ def read(path: Path, format: str = AUTO, table: Path | None = None) -> Checkpoin
     else:
         more = {}
     named = [folder / name for name in form.weights if (folder / name).exists()]
-    weights = path if not path.is_dir() else named[0] if named else _weights([form], path, folder)
+    weights = path if folders.is_weights(path) else named[0] if named else _weights([form], path, folder)
     if form.name == OWN:
         return _own(folder, form)
     found = form.container.read(weights)

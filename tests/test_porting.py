@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -267,7 +268,8 @@ def test_a_table_of_ones_own_is_read(tmp_path: Path) -> None:
 
 # Every format there is.
 
-NATIVE = [name for name, form in registry.FORMATS.items() if not form.source]
+ORBAX = "jax-orbax"
+NATIVE = [name for name, form in registry.FORMATS.items() if not form.source and name != ORBAX]
 SOURCES = [(name, part) for name, form in registry.FORMATS.items() if form.source and name != registry.SENTENCES for part in form.names.parts if part in ("model", "encoder")]
 
 
@@ -309,3 +311,18 @@ def test_every_source_is_recognised_and_comes_back_bit_for_bit(tmp_path: Path, n
     assert {name: array.tobytes() for name, array in read.weights().items() if name != table.POSITIONS or config.positions == "learned"} == {
         name: array.tobytes() for name, array in weights.items() if name != table.POSITIONS or config.positions == "learned"
     }
+
+
+@pytest.mark.skipif(find_spec("orbax") is None, reason="jax is not installed")
+@pytest.mark.parametrize("variant", [pytest.param(name, marks=[pytest.mark.slow] if name != "bert" else []) for name in spec.variants()])
+def test_folders_of_orbax_come_back_bit_for_bit(tmp_path: Path, variant: str) -> None:
+    config = spec.variant(variant, **SIZES)
+    weights = {name: array.astype(np.float32) for name, array in spec.initialize(config, seed=7).items()}
+    porting.write(porting.from_weights(config, weights), tmp_path / "one", ORBAX)
+    for place in (tmp_path / "one", tmp_path / "one/model.orbax"):
+        assert porting.recognise(place).format == ORBAX
+    read = porting.read(tmp_path / "one/model.orbax")
+    assert (read.config, bits(read)) == (config, {name: array.tobytes() for name, array in weights.items()})
+    (tmp_path / "one/model.orbax/_METADATA").write_text("{}")
+    with pytest.raises(SpecError, match="Orbax cannot restore it"):
+        porting.read(tmp_path / "one")
