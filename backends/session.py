@@ -221,6 +221,24 @@ class FrameworkSession(ABC):
         """
 
     @abstractmethod
+    def seeded(self, words: NDArray[np.uint32]) -> Tensor | None:
+        """Have the framework's own dropout begin anew: return the seed of a batch, or None where the framework keeps a generator, which goes on through a step.
+
+        Args:
+            words: two, which the seed follows from.
+        """
+
+    @abstractmethod
+    def dropped(self, tensor: Tensor, rate: float, seed: Tensor | None, place: int) -> Tensor:
+        """Return a tensor with elements dropped by the framework's own dropout, and the others divided by the share that is kept.
+
+        Args:
+            rate: the share that is dropped.
+            seed: as :meth:`seeded` returned it.
+            place: the number of the site, for no two may drop alike.
+        """
+
+    @abstractmethod
     def update(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return the loss before an update by plain gradient descent."""
 

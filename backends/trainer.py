@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from concord.backends.interface import Run, Trace, Unsupported, confirm_switches, refusing_nondeterminism
 from concord.backends.optimizers import Optimizer, clip
-from concord.backends.training import DROPOUT, TARGETS
+from concord.backends.training import DROPOUT, SEED, TARGETS
 from concord.backends.training_sessions import check_state
 from concord.spec.batch import Batch
 from concord.spec.parameters import parameters
 from concord.spec.precision import precision
 from concord.spec.tensors import resolve, sizes_of, taps
-from concord.spec.training.dropout import kept, rate_of, sites
+from concord.spec.training.dropout import kept, rate_of, seed_of, sites
 from concord.spec.training.optimizers import shares, slots
 from concord.spec.training.plan import Plan, digest
 from concord.spec.training.schedules import learning_rate
@@ -156,7 +156,13 @@ class Trainer:
         return Run(output, loss, backend=self.session.adapter.name, dtype=self.request.dtype, info=self.info(), steps=reported)
 
     def plan(self, windows: Sequence[Sequence[Batch]], masked: int = 1) -> Plan:
-        """Return what is going to be done with batches, as the optimizer and the device have it; nothing is trained."""
+        """Return what is going to be done with batches, as the optimizer and the device have it; nothing is trained.
+
+        Raises:
+            Unsupported: if the framework's own dropout decides what is dropped.
+        """
+        if self.training.dropout_by == "native":
+            raise Unsupported(f"{self.session.adapter.name} cannot say what its own dropout is going to drop [clause=DRP-3]")
         kept, steps, to_numpy = self.state(), self.steps, self.weights.to_numpy
         batches, drawn, rates = [], dict[str, str](), []
         with self.session.context():
@@ -333,6 +339,8 @@ class Trainer:
 
     def dropping(self, trace: Trace) -> Trace:
         """Return a trace in which taps multiply elements of dropout's sites by what the inputs say (SPEC DRP-2)."""
+        if self.training.dropout_by == "native":
+            return self.dropping_natively(trace)
 
         def dropped(model: Any, inputs: Mapping[str, Tensor], record: Callable[[str, Tensor], Tensor]) -> Callable[[str, Tensor], Tensor]:
             tap = trace(model, inputs, record)
@@ -340,10 +348,28 @@ class Trainer:
 
         return dropped
 
+    def dropping_natively(self, trace: Trace) -> Trace:
+        """Return a trace in which the framework's own dropout takes the taps of dropout's sites."""
+        place = {tap: number for number, tap in enumerate(self.sites)}
+
+        def dropped(model: Any, inputs: Mapping[str, Tensor], record: Callable[[str, Tensor], Tensor]) -> Callable[[str, Tensor], Tensor]:
+            tap = trace(model, inputs, record)
+
+            def live(name: str, tensor: Tensor) -> Tensor:
+                found = tap(name, tensor)
+                return self.session.dropped(found, rate_of(self.recipe, self.sites[name]), inputs.get(SEED), place[name]) if name in place else found
+
+            return live
+
+        return dropped
+
     def masks(self, batch: Batch, number: int) -> dict[str, Tensor]:
         """Return what elements of each site are multiplied by: zero, or one over the share that is kept (SPEC DRP-3)."""
         if not self.sites:
             return {}
+        if self.training.dropout_by == "native":
+            seed = self.session.seeded(seed_of(self.training.seed, self.steps, number))
+            return {} if seed is None else {SEED: seed}
         config, given, found = self.request.config, batch.arrays(), {}
         table, sizes = taps(config, self.request.part, given), sizes_of(config, given)
         for tap, site in self.sites.items():

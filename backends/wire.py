@@ -107,7 +107,7 @@ def encode_training(training: Training | None) -> tuple[dict[str, Any], dict[str
     """Return what a header says of training, and its batches by name."""
     if training is None:
         return {}, {}
-    said = {"recipe": training.recipe.as_dict(), "windows": [len(window) for window in training.windows], "seed": training.seed, "reported": training.reported}
+    said = {"recipe": training.recipe.as_dict(), "windows": [len(window) for window in training.windows], "seed": training.seed, "reported": training.reported, "dropout_by": training.dropout_by}
     batches = {f"steps/{step}/{name}": array for step, window in enumerate(training.windows) for name, array in encode_window(window).items()}
     return {"training": said}, batches
 
@@ -118,7 +118,7 @@ def decode_training(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]
     if said is None:
         return None
     windows = [window_of(section(arrays, f"steps/{step}/"), size) for step, size in enumerate(said["windows"])]
-    return Training(recipe_from_mapping(said["recipe"]), windows, said["seed"], tuple(said["reported"]))
+    return Training(recipe_from_mapping(said["recipe"]), windows, said["seed"], tuple(said["reported"]), said.get("dropout_by", "spec"))
 
 
 def encode_window(window: Sequence[Batch]) -> dict[str, NDArray[Any]]:

@@ -10,6 +10,7 @@ import typer
 from concord import fitting, lockstepping, options, spec, writing
 from concord.describing import Columns, Layout, OnError, columns_of
 from concord.spec.errors import SpecError, optional
+from concord.spec.training.dropout import GENERATORS
 from concord.spec.training.recipe import recipes
 
 Lockstep = Annotated[bool, typer.Option("--lockstep", help="Train the same batches in every framework instead, and judge each step against the oracle.")]
@@ -31,9 +32,11 @@ LearningRate = Annotated[float | None, typer.Option("--learning-rate", metavar="
 Schedule = Annotated[str | None, typer.Option("--schedule", metavar="S", help="constant, linear, cosine or inverse_square_root.")]
 Warmup = Annotated[int | None, typer.Option("--warmup", metavar="N", help="Steps until the learning rate is at its height.")]
 Dropout = Annotated[float | None, typer.Option("--dropout", metavar="X", help="The share that is dropped: of embeddings, attention and its weights, feed-forward, and before the classifier.")]
+DropoutBy = Annotated[str, typer.Option("--dropout-by", metavar="G", autocompletion=options.among(lambda: GENERATORS), help="spec: the same elements are dropped in every framework. native: by the framework's own dropout, which is faster.")]
 Accumulation = Annotated[int | None, typer.Option("--accumulation", metavar="N", help="Batches for each step.")]
 Batch = Annotated[int | None, typer.Option("--batch", metavar="N", help="Samples in a batch. Default: 32; in lockstep 4.")]
 Bucketed = Annotated[bool, typer.Option("--bucketed/--shuffled", help="Whether samples of like length share a batch.")]
+PadTo = Annotated[int, typer.Option("--pad-to", metavar="N", help="Tokens of a batch are a multiple of N. Frameworks compile for each width: the more widths, the more often.")]
 Epochs = Annotated[int | None, typer.Option("--epochs", metavar="N", help="Default: 3, if nothing else ends the run.")]
 Steps = Annotated[int | None, typer.Option("--steps", metavar="N", help="End after so many steps.")]
 Minutes = Annotated[float | None, typer.Option("--minutes", metavar="X", help="End after this time.")]
@@ -56,7 +59,8 @@ def train(
     test: Test = None, layout: Layout = None, columns: Columns = None, on_error: OnError = "fail", tokenization: Tokenization = "characters",
     vocabulary: Vocabulary = None, vocab_file: VocabFile = None, tokens: Tokens = None, recipe_name: RecipeName = "adamw",
     learning_rate: LearningRate = None, schedule: Schedule = None, warmup: Warmup = None, dropout: Dropout = None,
-    accumulation: Accumulation = None, batch: Batch = None, bucketed: Bucketed = True, epochs: Epochs = None, steps: Steps = None,
+    dropout_by: DropoutBy = "spec",
+    accumulation: Accumulation = None, batch: Batch = None, bucketed: Bucketed = True, pad_to: PadTo = 16, epochs: Epochs = None, steps: Steps = None,
     minutes: Minutes = None, patience: Patience = None, log_every: LogEvery = 20, evaluate_every: EvaluateEvery = None,
     save_every: SaveEvery = None, best_by: BestBy = "accuracy", seed: Seed = 0, out: Out = Path("concord-run"), resume: Resume = None,
     html: options.Html = None, curves_file: CurvesFile = None, tensorboard: Tensorboard = None, dtype: Dtype = "float32",
@@ -85,7 +89,7 @@ def train(
         fitting.refuse_used(out)
         samples = beginning.files(data, dev, test, layout, columns_of(columns), on_error)
         plan = Plan(
-            backend=name, files=samples, batch=32 if batch is None else batch, bucketed=bucketed, log_every=log_every, evaluate_every=evaluate_every,
+            backend=name, files=samples, batch=32 if batch is None else batch, bucketed=bucketed, pad_to=pad_to, dropout_by=dropout_by, log_every=log_every, evaluate_every=evaluate_every,
             save_every=save_every, best_by=best_by, threads=threads, dtype=dtype, implementation=settings.implementation, execution=settings.execution, device=settings.device,
             precision=precision, deterministic=deterministic, **given,
         )  # fmt: skip

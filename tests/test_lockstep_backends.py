@@ -32,7 +32,7 @@ class OneWorker(Settings):
     """Settings by which the worker of a test is opened, and stays open."""
 
     def __init__(self, worker: Worker) -> None:
-        super().__init__(asked=(worker.name,))
+        super().__init__(asked=(worker.name,), threads=1)
         object.__setattr__(self, "worker", worker)
 
     def open(self, name: str, opened: Callable[[Worker], None] = lambda worker: None) -> Any:

@@ -135,3 +135,57 @@ def test_backend_that_holds_no_training_says_so(open_worker: Any) -> None:
         open_worker("tests.toys.numpy_backend:NumpyBackend").train(request_of())
     with pytest.raises(SpecError, match="'training' is missing"):
         open_worker("torch").train(Request(CONFIG, WEIGHTS, BATCHES[0]))
+
+
+# Dropout by the framework itself.
+
+
+def natively(recipe: Recipe, worker: Worker, execution: str = "eager", seed: int = 2**40 + 3, by: str = "native") -> Any:
+    return worker.train(Request(CONFIG, WEIGHTS, BATCHES[0], execution=execution, training=Training(recipe, [], seed=seed, dropout_by=by)))
+
+
+DROPPING = Recipe(learning_rate=0.01, accumulation=2, accumulation_mean="samples", **RECIPES["adamw"])
+
+
+@pytest.mark.parametrize("execution", ["eager", pytest.param("compiled", marks=pytest.mark.in_turn)])
+def test_own_dropout_goes_on_with_the_bits_that_it_had(worker: Worker, execution: str) -> None:
+    one, two, three = (BATCHES[place] for place in (0, 2, 6))  # of one shape: compilers take their time
+    windows = [[one, two], [three], [two, one]] if execution == "eager" else [[one], [two], [three]]
+    with natively(DROPPING, worker, execution) as session:
+        losses = [session.step(windows[0])["losses.0"]]
+        after = session.state()
+        losses += [session.step(window)["losses.0"] for window in windows[1:]]
+        end = session.state()
+    with natively(DROPPING, worker, execution) as another:
+        another.step(windows[2])  # draws of its own
+        another.load(after, 1)
+        assert [another.step(window)["losses.0"] for window in windows[1:]] == losses[1:]
+        assert the_same(another.state(), end)
+    with natively(DROPPING, worker, execution, seed=5) as other:
+        assert other.step(windows[0])["losses.0"] != losses[0]
+    assert len(set(map(float, losses))) == len(losses)
+
+
+def test_own_dropout_drops_the_share_that_the_recipe_says(worker: Worker) -> None:
+    """A classifier of zeros has the same slope whatever is dropped: its gradient is then dropped as its input is."""
+    config = CONFIG.replace(d_model=62)
+    weights = spec.initialize(config, seed=3)
+    weights["classifier.weight"] = np.zeros_like(weights["classifier.weight"])
+    batch = spec.example_batch(config, batch=1, tokens=5, seed=0)
+    found: dict[str, list[np.ndarray]] = {}
+    for by, rate in (("native", 0.5), ("native", 0.0)):
+        recipe = Recipe(algorithm="sgd", learning_rate=0.0, dropout_head=rate)
+        with worker.train(Request(config, weights, batch, dtype="float64", training=Training(recipe, [], seed=7, dropout_by=by))) as session:
+            found[str(rate)] = [session.step([batch], report=True)["gradients.classifier.weight"] for _ in range(3)]
+    whole = found["0.0"][0]
+    assert whole.all()
+    kept = [np.any(gradient != 0, axis=1) for gradient in found["0.5"]]
+    for rows, gradient in zip(kept, found["0.5"], strict=True):
+        assert np.array_equal(gradient[rows], 2 * whole[rows])
+    assert 60 < sum(int(rows.sum()) for rows in kept) < 126  # of 186, within five deviations of half
+    assert len({rows.tobytes() for rows in kept}) == 3
+
+
+def test_own_dropout_has_no_plan_to_compare(worker: Worker) -> None:
+    with natively(DROPPING, worker) as session, pytest.raises(Unsupported, match="cannot say what its own dropout is going to drop"):
+        session.plan([BATCHES[:1]])

@@ -145,18 +145,20 @@ def again(start: Checkpoint) -> dict[str, Corpus]:
 
 def source(start: Checkpoint, corpora: Mapping[str, Corpus]) -> Source:
     """Return the batches of a run."""
-    plan, config, seed = start.progress.plan, start.config, start.progress.seed
+    plan, config, seed, recipe = start.progress.plan, start.config, start.progress.seed, start.recipe
     assert plan is not None
-    others = {split: lambda corpus=corpus: ordered(corpus, config) for split, corpus in corpora.items() if split != "train"}
+    assert recipe is not None
+    padded = {"multiple": plan.pad_to, "together": recipe.accumulation}
+    others = {split: lambda corpus=corpus: ordered(corpus, config, plan.pad_to) for split, corpus in corpora.items() if split != "train"}
     return Source(
-        epoch=lambda epoch: ((numbers.tolist(), batch) for numbers, batch in batches(corpora["train"], config, plan.batch, seed, epoch, plan.bucketed)),
+        epoch=lambda epoch: ((numbers.tolist(), batch) for numbers, batch in batches(corpora["train"], config, plan.batch, seed, epoch, plan.bucketed, **padded)),
         **others,
     )
 
 
-def ordered(corpus: Corpus, config: EncoderConfig) -> list[Batch]:
-    """Return the batches that a model is evaluated on."""
-    return [batch for _, batch in batches(corpus, config, EVALUATED, bucketed=True)]
+def ordered(corpus: Corpus, config: EncoderConfig, multiple: int) -> list[Batch]:
+    """Return the batches that a model is evaluated on, whose tokens are a multiple of a number."""
+    return [batch for _, batch in batches(corpus, config, EVALUATED, bucketed=True, multiple=multiple)]
 
 
 def counted(corpus: Corpus, batch: int) -> int:

@@ -89,7 +89,7 @@ class Fitting:
         self.worker, self.start, self.source, self.run, self.log = worker, start, source, run, log
         self.recipe, self.plan, self.progress = start.recipe, start.progress.plan, start.progress
         first = next(iter(source.epoch(0)))[1]
-        training = Training(self.recipe, [], seed=self.progress.seed)
+        training = Training(self.recipe, [], seed=self.progress.seed, dropout_by=self.plan.dropout_by)
         request = Request(start.config, start.weights, first, **vars(self.plan.settings), taps=False, training=training)
         self.session = worker.train(request)
         self.session.load(everything(start), self.progress.step)

@@ -6,9 +6,14 @@ from dataclasses import dataclass
 
 from concord.backends.interface import Settings
 from concord.spec.errors import SpecError
+from concord.spec.training.dropout import GENERATORS
 
 MEASURES = ("accuracy", "loss")
 """By what the best checkpoint is chosen."""
+
+
+PAD_TO = 16
+"""Batches have a multiple of so many tokens unless something else is asked for: frameworks that compile do so for each width, and JAX each operation too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +43,14 @@ class Plan:
         samples: SHA-256 of the training samples as they are encoded: a run goes on with these alone.
         batch: samples in a batch; a step accumulates as many as the recipe says.
         bucketed: whether samples of like length share a batch.
+        pad_to: the tokens of a batch are a multiple of it.
         epochs, steps, minutes: whichever is reached first ends the run; None: no limit.
         log_every: steps between two lines of the log.
         evaluate_every: steps between two evaluations; None: after each epoch.
         save_every: steps between two checkpoints besides those at evaluations; None: no others.
         patience: evaluations without improvement that end the run; None: no number does.
         best_by: one of :data:`MEASURES`.
+        dropout_by: what decides which elements are dropped (:data:`concord.spec.training.dropout.GENERATORS`).
         threads: computing threads; None: one for each core.
         dtype, implementation, execution, device, precision, deterministic: as in :class:`concord.backends.interface.Settings`.
 
@@ -56,6 +63,7 @@ class Plan:
     samples: str = ""
     batch: int = 32
     bucketed: bool = True
+    pad_to: int = PAD_TO
     epochs: int | None = None
     steps: int | None = None
     minutes: float | None = None
@@ -64,6 +72,7 @@ class Plan:
     save_every: int | None = None
     patience: int | None = None
     best_by: str = "accuracy"
+    dropout_by: str = "spec"
     threads: int | None = None
     dtype: str = "float32"
     implementation: str = "explicit"
@@ -73,12 +82,14 @@ class Plan:
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        counts = ("batch", "epochs", "steps", "log_every", "evaluate_every", "save_every", "patience", "threads")
+        counts = ("batch", "pad_to", "epochs", "steps", "log_every", "evaluate_every", "save_every", "patience", "threads")
         problems = [f"{_option(name)} is {value} but must be at least 1" for name in counts if (value := getattr(self, name)) is not None and value < 1]
         if self.minutes is not None and not self.minutes > 0:
             problems.append(f"--minutes is {self.minutes:g} but must be above 0")
         if self.best_by not in MEASURES:
             problems.append(f"--best-by is {self.best_by!r} but must be {' or '.join(MEASURES)}")
+        if self.dropout_by not in GENERATORS:
+            problems.append(f"--dropout-by is {self.dropout_by!r} but must be {' or '.join(GENERATORS)}")
         if problems:
             raise SpecError(problems)
 

@@ -22,12 +22,10 @@ from concord.spec.training.trajectory import Training
 from concord.training import checkpoint
 from concord.training.data import Complaints, Corpus, Labels, Sample, Samples, TextEncoder, batches, encode
 from concord.training.metrics import Metrics, losses, predicted, probabilities
+from concord.training.plan import PAD_TO
 
 AT_ONCE = 1024
 """Texts that are read, sorted by length and predicted before more are read."""
-
-STEP = 16
-"""Batches have a multiple of so many tokens: frameworks that compile do so for each width."""
 
 Predict = Callable[[Batch], NDArray[np.floating]]
 
@@ -82,11 +80,9 @@ def predictor(worker: Worker, model: Model, settings: Computing) -> Predict:
 
 def _batches(corpus: Corpus, config: EncoderConfig, size: int) -> Iterator[tuple[NDArray[np.int64], Batch]]:
     """Yield the samples of a corpus, those of like length together; where a sample's mask is another's (SPEC MSK-7), as they come."""
-    widest = config.max_positions - config.position_start
     order = np.arange(len(corpus)) if config.mask_assignment == "batch_major" else np.argsort(-corpus.lengths, kind="stable")
     for start in range(0, len(order), size):
-        some = corpus.select(order[start : start + size])
-        yield from batches(some, config, size, padded_to=min(widest, -(-int(some.lengths.max()) // STEP) * STEP))
+        yield from batches(corpus.select(order[start : start + size]), config, size, multiple=PAD_TO)
 
 
 @dataclass(frozen=True)

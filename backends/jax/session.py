@@ -8,8 +8,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
+from numpy.typing import NDArray
 
 from concord.backends.bench import mean_seconds
 from concord.backends.interface import LEARNING_RATE, Steps
@@ -96,6 +98,14 @@ class Session(FrameworkSession):
     def differentiated(self, model: nnx.Module, inputs: Mapping[str, Array], zeros: Mapping[str, Array]) -> Observation:
         """Return what a step of training needs (:meth:`concord.backends.session.FrameworkSession.differentiated`)."""
         return differentiate(evaluate, model, self.loss_function, inputs, self.request.part, self.trace, zeros, bool(zeros))
+
+    def seeded(self, words: NDArray[np.uint32]) -> Array:
+        """Have dropout begin anew (:meth:`concord.backends.session.FrameworkSession.seeded`)."""
+        return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
+
+    def dropped(self, tensor: Array, rate: float, seed: Array, place: int) -> Array:
+        """Return a tensor with elements dropped (:meth:`concord.backends.session.FrameworkSession.dropped`)."""
+        return nnx.Dropout(rate, deterministic=False)(tensor, rngs=jax.random.fold_in(seed, place))
 
     def update(self, state: nnx.State, fixed: nnx.State, inputs: Mapping[str, Array]) -> tuple[Array, nnx.State]:
         """Return the loss before an update by plain gradient descent, and the state after it."""

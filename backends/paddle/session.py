@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import paddle
+import paddle.nn.functional as F
+from numpy.typing import NDArray
 from paddle import Tensor, nn
 
 from concord.backends.bench import seconds_by_events
@@ -76,6 +79,14 @@ class Session(FrameworkSession):
     def differentiated(self, model: nn.Layer, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]) -> Observation:
         """Return what a step of training needs (:meth:`concord.backends.session.FrameworkSession.differentiated`)."""
         return differentiate(self.evaluating, model, self.loss_function, inputs, self.request.part, self.trace, zeros, bool(zeros))
+
+    def seeded(self, words: NDArray[np.uint32]) -> None:
+        """Have dropout begin anew (:meth:`concord.backends.session.FrameworkSession.seeded`)."""
+        paddle.seed(int(words[0]) | int(words[1] >> 1) << 32)
+
+    def dropped(self, tensor: Tensor, rate: float, seed: Tensor | None, place: int) -> Tensor:
+        """Return a tensor with elements dropped (:meth:`concord.backends.session.FrameworkSession.dropped`)."""
+        return F.dropout(tensor, p=rate, training=True, mode="upscale_in_train")
 
     def update(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return the loss before an update by plain gradient descent."""

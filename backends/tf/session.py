@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 from tensorflow import Tensor
 
 from concord.backends.bench import mean_seconds
@@ -54,6 +56,14 @@ class Session(FrameworkSession):
     def differentiated(self, model: keras.Model, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]) -> Observation:
         """Return what a step of training needs (:meth:`concord.backends.session.FrameworkSession.differentiated`)."""
         return differentiate(evaluate, model, self.loss_function, inputs, self.request.part, self.trace, zeros, bool(zeros))
+
+    def seeded(self, words: NDArray[np.uint32]) -> Tensor:
+        """Have dropout begin anew (:meth:`concord.backends.session.FrameworkSession.seeded`)."""
+        return tf.constant(words.view(np.int32))
+
+    def dropped(self, tensor: Tensor, rate: float, seed: Tensor, place: int) -> Tensor:
+        """Return a tensor with elements dropped (:meth:`concord.backends.session.FrameworkSession.dropped`)."""
+        return tf.nn.experimental.stateless_dropout(tensor, rate=rate, seed=seed + tf.constant([0, place]), rng_alg="philox")
 
     def update(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return the loss before an update by plain gradient descent."""

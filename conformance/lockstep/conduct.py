@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from threadpoolctl import threadpool_limits
 
 from concord.backends.interface import Request, Unsupported
 from concord.backends.pool import share_heaps
@@ -26,38 +30,49 @@ FAILURES = (Unsupported, SpecError, WorkerFailure)
 """What keeps a backend from training."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """A backend before the first step.
+
+    Attributes:
+        entrant: it, if it can train.
+        environment: what it says of itself.
+        differences: what it is going to do otherwise than the recipe says.
+        failed: its track, if it cannot train.
+    """
+
+    entrant: Entrant | None = None
+    environment: dict[str, Any] = field(default_factory=dict)
+    differences: tuple[Difference, ...] = ()
+    failed: Track | None = None
+
+
 class Field:
     """The backends of a lockstep run.
 
     Args:
         case: what is trained.
         settings: how.
-
-    Attributes:
-        entrants: those that can train.
-        tracks: of those that cannot.
-        environments: what each says of itself.
+        stack: by which workers are closed.
     """
 
     def __init__(self, case: JudgedTraining, settings: Settings, stack: ExitStack) -> None:
         self.case, self.settings, self.stack = case, settings, stack
-        self.entrants: list[Entrant] = []
-        self.tracks: list[Track] = []
-        self.environments: dict[str, dict[str, Any]] = {}
+        self.right = right_plan(case)
 
-    def enter(self, name: str) -> None:
-        """Open a backend and its session; what keeps it from training is its track."""
-        settings = self.settings
+    def enter(self, name: str) -> Place:
+        """Open a backend and its session, and ask what it is going to do; what keeps it from training is its track."""
         try:
-            worker = self.stack.enter_context(settings.open(name))
+            worker = self.stack.enter_context(self.settings.open(name))
             session = worker.train(self.request())
-        except FAILURES as failure:
-            self.fail(name, failure)
-        else:
             stated = session.info["deviations"]
-            self.entrants.append(Entrant(name, session, in_precision(declared(stated), self.case.dtype)))
-            about = {key: value for key, value in worker.description.items() if key != "implementation_deviations"}
-            self.environments[name] = {**about, "deviations": stated, "import_seconds": worker.import_seconds, "start_seconds": worker.start_seconds}
+            deviations = in_precision(declared(stated), self.case.dtype)
+            found = differences(self.case, self.right, name, session.plan(self.case.training.windows), deviations)
+        except FAILURES as failure:
+            return Place(failed=self.failed(name, failure))
+        about = {key: value for key, value in worker.description.items() if key != "implementation_deviations"}
+        environment = {**about, "deviations": stated, "import_seconds": worker.import_seconds, "start_seconds": worker.start_seconds}
+        return Place(Entrant(name, session, deviations), environment, tuple(found))
 
     def request(self) -> Request:
         """Return what a session is asked for; batches come with the steps."""
@@ -66,24 +81,12 @@ class Field:
         how = (case.dtype, settings.implementation, settings.execution, settings.device, settings.precision, settings.deterministic)
         return Request(case.config, case.weights, case.training.windows[0][0], case.part, *how, taps=False, gradients=False, training=training)
 
-    def fail(self, name: str, failure: Exception) -> None:
-        """Keep what keeps a backend from training."""
+    def failed(self, name: str, failure: Exception) -> Track:
+        """Return what keeps a backend from training."""
         if isinstance(failure, WorkerFailure):
             status = failure.status if failure.status != "absent" else "missing" if name in self.settings.asked else "absent"
-            self.tracks.append(Track(name, status, detail=failure.detail, stderr=failure.stderr))
-        else:
-            self.tracks.append(Track(name, "refused" if isinstance(failure, SpecError) else "unsupported", detail=str(failure)))
-
-    def preflight(self) -> list[Difference]:
-        """Return what backends are going to do otherwise than the recipe says; one that cannot say it does not train."""
-        right, found = right_plan(self.case), list[Difference]()
-        for entrant in list(self.entrants):
-            try:
-                found += differences(self.case, right, entrant.name, entrant.session.plan(self.case.training.windows), entrant.deviations)
-            except FAILURES as failure:
-                self.entrants.remove(entrant)
-                self.fail(entrant.name, failure)
-        return found
+            return Track(name, status, detail=failure.detail, stderr=failure.stderr)
+        return Track(name, "refused" if isinstance(failure, SpecError) else "unsupported", detail=str(failure))
 
 
 def conduct(
@@ -92,22 +95,33 @@ def conduct(
     """Train in lockstep on backends.
 
     Args:
+        settings: unless they say how many threads each worker has, the backends and the oracle share the cores of this machine.
         mode: one of :data:`concord.conformance.lockstep.outcome.MODES`.
         stop_first: whether a backend is left out after its first divergence.
         tell: is told of progress.
+
+    Raises:
+        SpecError: where the frameworks' own dropout decides what is dropped.
     """
+    if case.training.dropout_by != "spec":
+        raise SpecError(f"dropout by {case.training.dropout_by!r} cannot be judged: the oracle does not know what a framework drops, and it must be 'spec' [clause=DRP-3]")
     share_heaps()
-    started = time.perf_counter()
-    with ExitStack() as stack:
-        field = Field(case, settings, stack)
-        for name in names:
-            field.enter(name)
-        found = field.preflight()
+    started, cores = time.perf_counter(), os.cpu_count() or 1
+    # More threads than cores wait for each other: small products take ten times as long.
+    share = max(1, cores // (len(names) + 1))
+    settings = settings if settings.threads else replace(settings, threads=share)
+    with ExitStack() as stack, threadpool_limits(share, user_api="blas"):
+        before = Field(case, settings, stack)
+        with ThreadPoolExecutor(max_workers=cores) as pool:
+            places = list(pool.map(before.enter, names))
+        entrants = [place.entrant for place in places if place.entrant]
         run = {"resynchronised": resynchronised, "free-running": free_running}[mode]
-        tracks = run(case, field.entrants, None, stop_first, tell) if field.entrants else []
+        tracks = run(case, entrants, None, stop_first, tell) if entrants else []
     order = list(names)
-    every = sorted([*tracks, *field.tracks], key=lambda track: order.index(track.backend))
-    return Lockstep(mode, case.dtype, about(case, settings), tuple(every), tuple(found), rates(case.training), field.environments, time.perf_counter() - started)
+    every = sorted([*tracks, *(place.failed for place in places if place.failed)], key=lambda track: order.index(track.backend))
+    environments = {place.entrant.name: place.environment for place in places if place.entrant}
+    found = tuple(difference for place in places for difference in place.differences)
+    return Lockstep(mode, case.dtype, about(case, settings), tuple(every), found, rates(case.training), environments, time.perf_counter() - started)
 
 
 def rates(training: Training) -> list[float]:

@@ -128,34 +128,41 @@ class Envelopes:
         self.truths = {key: Envelope(each, brief=again) for key, each in self.cases.items()}
         self.own: dict[str, Envelope] = {}
         self.full: dict[str, Expectation] = {}
+        self.window: Sequence[Batch] = ()
+        self.judged: list[str] = []
+        self.values: dict[str, Array] = {}
+        self.theirs: dict[str, dict[str, Array]] = {}
+        self.forked: dict[str, Envelope] = {}
 
     def state(self) -> dict[str, Array]:
         """Return where the oracle stands."""
         return self.common.truth.state()
 
-    def step(self, state: Mapping[str, Array] | None, steps: int, window: Sequence[Batch], deviations: Sequence[Deviations]) -> list[Expectation]:
-        """Return what a step yields, for each backend by its deviations.
+    def advance(self, state: Mapping[str, Array] | None, steps: int, window: Sequence[Batch], deviations: Sequence[Deviations]) -> None:
+        """Make the oracle's step, after which :meth:`state` is where it ended.
 
         Args:
             state: that it starts from; None: where the step before ended.
             steps: how many were made before.
+            deviations: of each backend that is judged.
         """
         self.full.clear()
         for envelope in (self.common, *self.truths.values()) if state is not None else ():
             envelope.load(state or {}, steps)
-        values = self.common.advance(window)
-        shared: dict[str, dict[str, Array]] = {}
-        forked = dict(self.own)
-        for key in {key_of(each) for each in deviations if each}:
-            theirs = self.truths[key].advance(window)
-            shared[key] = theirs
-            if key not in forked and difference(theirs, values) > (SIMILAR if self.again else 0.0):
-                forked[key] = self.common.fork(self.cases[key], self.truths[key].truth)
-        found = {"": self.common.around(values, window)}
-        for key, theirs in shared.items():
-            found[key] = forked[key].around(theirs, window) if key in forked else self.like(found[""], self.cases[key], theirs)
-        self.own = {} if self.again else forked
-        return [found[key_of(each)] for each in deviations]
+        self.window, self.judged, self.forked = window, [key_of(each) for each in deviations], dict(self.own)
+        self.values = self.common.advance(window)
+        self.theirs = {key: self.truths[key].advance(window) for key in dict.fromkeys(self.judged) if key}
+        for key, theirs in self.theirs.items():
+            if key not in self.forked and difference(theirs, self.values) > (SIMILAR if self.again else 0.0):
+                self.forked[key] = self.common.fork(self.cases[key], self.truths[key].truth)
+
+    def around(self) -> list[Expectation]:
+        """Return what that step yields, and how far correct training may lie from it, for each backend by its deviations."""
+        found = {"": self.common.around(self.values, self.window)}
+        for key, theirs in self.theirs.items():
+            found[key] = self.forked[key].around(theirs, self.window) if key in self.forked else self.like(found[""], self.cases[key], theirs)
+        self.own = {} if self.again else self.forked
+        return [found[key] for key in self.judged]
 
     def like(self, common: Expectation, case: JudgedTraining, values: dict[str, Array]) -> Expectation:
         """Return an expectation with the sigmas of one that hardly differs."""

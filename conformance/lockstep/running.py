@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -55,6 +56,21 @@ class Entrant:
     session: Session
     deviations: Deviations = field(default_factory=lambda: NONE)
     resumed: int = 0
+
+
+@dataclass(frozen=True)
+class Made:
+    """What came of a step that a backend was asked for.
+
+    Attributes:
+        seconds: that it took.
+        delivered: what was reported of it; None: it could not be made.
+        failure: why: a status, a line, and the last lines of the worker.
+    """
+
+    seconds: float
+    delivered: dict[str, Array] | None = None
+    failure: tuple[str, str, str] = ("", "", "")
 
 
 def resynchronised(case: JudgedTraining, entrants: Sequence[Entrant], steps: int | None = None, stop_first: bool = False, tell: Tell | None = None) -> list[Track]:
@@ -134,57 +150,76 @@ class _Lockstep:
         return {name: precision(self.case.dtype).round(values) for name, values in state.items()}
 
     def run(self, steps: int | None) -> list[Track]:
-        """Make the steps."""
-        windows = self.case.training.windows
-        with ThreadPoolExecutor(max_workers=max(len(self.entrants), 1)) as pool:
-            for step, window in enumerate(windows[:steps]):
+        """Make the steps: while one is judged, the backends make the next."""
+        windows = self.case.training.windows[:steps]
+        with ExitStack() as stack:
+            # Each backend answers in its own time, and one request after the other.
+            lines = {entrant.name: stack.enter_context(ThreadPoolExecutor(max_workers=1)) for entrant in self.entrants}
+            asked = self.asked(lines, 0) if windows else {}
+            for step, window in enumerate(windows):
                 going = [entrant for entrant in self.entrants if self.goes_on(entrant.name)]
                 if not going:
                     break
-                state = self.state if self.again or step == 0 else None
-                made = [pool.submit(self.made, entrant, state, step, window) for entrant in going]
-                expected = self.envelopes.step(state, step, window, [entrant.deviations for entrant in going])
-                for entrant, future, expectation in zip(going, made, expected, strict=True):
-                    delivered = future.result()
-                    if delivered is not None:
-                        self.take_up(entrant, step, window, delivered, expectation)
-                        self.tell(entrant.name, step + 1)
-                self.earlier, self.state = Start(self.state, step, window), self.rounded(self.envelopes.state())
+                start = Start(self.state, step, window)
+                self.envelopes.advance(self.given(step), step, window, [entrant.deviations for entrant in going])
+                self.state = self.rounded(self.envelopes.state())
+                following = self.asked(lines, step + 1) if step + 1 < len(windows) else {}
+                for entrant, expectation in zip(going, self.envelopes.around(), strict=True):
+                    self.receive(entrant, start, asked[entrant.name].result(), expectation)
+                self.earlier, asked = start, following
         return [recorder.track() for recorder in self.recorders.values()]
+
+    def given(self, step: int) -> Mapping[str, Array] | None:
+        """Return the state that a step is made from; None: where the step before ended."""
+        return self.state if self.again or step == 0 else None
 
     def goes_on(self, name: str) -> bool:
         recorder = self.recorders[name]
         return recorder.failure is None and not (self.stop_first and recorder.first)
 
-    def made(self, entrant: Entrant, state: Mapping[str, Array] | None, step: int, window: Sequence[Batch]) -> dict[str, Array] | None:
-        """Return what a backend reports of a step; None if it could not make it."""
-        started, recorder = time.perf_counter(), self.recorders[entrant.name]
+    def asked(self, lines: Mapping[str, ThreadPoolExecutor], step: int) -> dict[str, Future[Made]]:
+        """Ask every backend that goes on for a step from where the oracle stands."""
+        state, window = self.given(step), self.case.training.windows[step]
+        return {entrant.name: lines[entrant.name].submit(self.made, entrant, state, step, window) for entrant in self.entrants if self.goes_on(entrant.name)}
+
+    def made(self, entrant: Entrant, state: Mapping[str, Array] | None, step: int, window: Sequence[Batch]) -> Made:
+        """Return what a backend reports of a step, or what kept it from making it."""
+        started, failure = time.perf_counter(), ("", "", "")
         try:
             if state is not None:
                 entrant.session.load(state, step)
             found = entrant.session.step(window, report=True)
         except Unsupported as error:
-            recorder.failure = ("unsupported", str(error), "")
-        except WorkerFailure as failure:
-            recorder.failure = (failure.status, failure.detail, failure.stderr)
+            failure = ("unsupported", str(error), "")
+        except WorkerFailure as lost:
+            failure = (lost.status, lost.detail, lost.stderr)
         else:
-            return {f"steps.{step}.{name}": np.asarray(array) for name, array in found.items()}
-        finally:
-            recorder.seconds += time.perf_counter() - started
-        return None
+            delivered = {f"steps.{step}.{name}": np.asarray(array) for name, array in found.items()}
+            return Made(time.perf_counter() - started, delivered)
+        return Made(time.perf_counter() - started, failure=failure)
 
-    def take_up(self, entrant: Entrant, step: int, window: Sequence[Batch], delivered: dict[str, Array], expected: Expectation) -> None:
-        """Judge a step; what comes near a tolerance by a first look is judged by the whole."""
+    def receive(self, entrant: Entrant, start: Start, made: Made, expected: Expectation) -> None:
+        """Take up what came of a step."""
         recorder = self.recorders[entrant.name]
+        recorder.seconds += made.seconds
+        if made.delivered is None:
+            recorder.failure = made.failure
+        else:
+            self.take_up(entrant, start, made.delivered, expected)
+            self.tell(entrant.name, start.step + 1)
+
+    def take_up(self, entrant: Entrant, start: Start, delivered: dict[str, Array], expected: Expectation) -> None:
+        """Judge a step; what comes near a tolerance by a first look is judged by the whole."""
+        recorder, step, window = self.recorders[entrant.name], start.step, start.window
         verdict = judged(self.case, window, delivered, expected)
         if self.again and not (verdict.passed and verdict.worst <= NEAR) and recorder.first is None:
-            expected = self.envelopes.whole(self.state, step, window, entrant.deviations)
+            expected = self.envelopes.whole(start.state, step, window, entrant.deviations)
             verdict = judged(self.case, window, delivered, expected)
         first = verdict.first_divergence
         if first is not None and recorder.first is None:
             also = sum(row.status == "diverges" for row in verdict.table) - 1
             case, resumed = replace(self.case, deviations=entrant.deviations), step if self.again else entrant.resumed
-            question = Question(case, Start(self.state, step, window, self.carried.get(entrant.name, {})), delivered, expected, first.tensor, self.earlier, resumed)
+            question = Question(case, replace(start, carried=self.carried.get(entrant.name, {})), delivered, expected, first.tensor, self.earlier, resumed)
             recorder.first = Divergence(step, first, cause_of(question), also)
         recorder.add(step, verdict, delivered, expected)
         if not self.again:

@@ -5,6 +5,7 @@ Philox 4x32 with ten rounds (Salmon, Moraes, Dror, Shaw: *Parallel random number
 
 from __future__ import annotations
 
+import functools
 import math
 import zlib
 
@@ -15,6 +16,12 @@ from concord.spec.config import EncoderConfig
 from concord.spec.training.recipe import Recipe
 
 Words = NDArray[np.uint32]
+
+GENERATORS = ("spec", "native")
+"""What decides which elements are dropped: the generator below, the same in every framework (SPEC DRP-3), or a framework's own dropout."""
+
+SMALL = 1 << 16
+"""Elements of a mask that is kept for whoever asks for it again: several arithmetics make the same step."""
 
 ROUNDS = 10
 MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
@@ -52,11 +59,27 @@ def kept(seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ..
         shape: of the tensor.
         rate: the share that is dropped.
     """
+    drawn = _drawn if math.prod(shape) > SMALL else _drawn_once
+    return drawn(seed, step, micro_batch, site, shape, rate)
+
+
+def _drawn(seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ...], rate: float) -> NDArray[np.bool_]:
     size = math.prod(shape)
     blocks = np.arange(-(-size // 4), dtype=np.uint32)
     fixed = (np.full_like(blocks, word) for word in (step, micro_batch, zlib.crc32(site.encode())))
     words = np.stack(philox((blocks, *fixed), (seed & 0xFFFFFFFF, seed >> 32)), axis=-1).reshape(-1)[:size]  # type: ignore[arg-type]
-    return (words >= math.ceil(rate * 2**32)).reshape(shape)
+    found: NDArray[np.bool_] = (words >= math.ceil(rate * 2**32)).reshape(shape)
+    found.flags.writeable = False
+    return found
+
+
+_drawn_once = functools.lru_cache(maxsize=64)(_drawn)
+
+
+def seed_of(seed: int, step: int, micro_batch: int) -> Words:
+    """Return two words that a framework's own generator begins with for a batch, so that a run that goes on draws what it would have drawn."""
+    counter = tuple(np.array([word], np.uint32) for word in (0, step, micro_batch, zlib.crc32(b"native")))
+    return np.concatenate(philox(counter, (seed & 0xFFFFFFFF, seed >> 32))[:2])  # type: ignore[arg-type]
 
 
 def sites(config: EncoderConfig, part: str = "model") -> dict[str, str]:

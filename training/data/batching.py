@@ -22,7 +22,7 @@ BUCKETS = 64
 
 
 def batches(
-    corpus: Corpus, config: EncoderConfig, batch_size: int, seed: int | None = None, epoch: int = 0, bucketed: bool = False, padded_to: int | None = None
+    corpus: Corpus, config: EncoderConfig, batch_size: int, seed: int | None = None, epoch: int = 0, bucketed: bool = False, multiple: int = 1, together: int = 1
 ) -> Iterator[tuple[NDArray[np.int64], Batch]]:
     """Yield the samples of an epoch in batches, each sample once; the last batch may be short.
 
@@ -32,7 +32,9 @@ def batches(
         seed: below 2^64; the order follows from it and the epoch. None: as in the corpus.
         epoch: counted from 0.
         bucketed: whether samples of like length come together, so that there is less padding.
-        padded_to: tokens of every batch; by default as many as its longest sample has. A ``flatten`` head has ``max_positions`` of them (SPEC INP-5).
+        multiple: of what number a batch's tokens are one: those of its longest sample are rounded up to it, as far as the model has positions.
+            Frameworks that compile do so for each width. A ``flatten`` head has ``max_positions`` tokens (SPEC INP-5).
+        together: so many batches that follow each other have the same width: those of a step, which is compiled for all of them.
 
     Yields:
         Numbers of the samples (B,), and what the model is given. A sample without a label has the first class that counts in the loss.
@@ -40,13 +42,14 @@ def batches(
     Raises:
         SpecError: if the samples do not fit the model, before the first batch.
     """
-    tokens = config.max_positions if config.pooling == "flatten" else padded_to
-    problems = _unfit(corpus, config, tokens)
-    if batch_size < 1:
-        problems.append(f"'batch_size' is {batch_size} but must be at least 1")
+    problems = _unfit(corpus, config)
+    sizes = {"batch_size": batch_size, "multiple": multiple, "together": together}
+    problems += [f"{name!r} is {size} but must be at least 1" for name, size in sizes.items() if size < 1]
     if problems:
         raise SpecError(problems)
-    return (_batch(corpus, config, chosen, tokens) for chosen in _plan(corpus.lengths, batch_size, seed, epoch, bucketed))
+    planned = _plan(corpus.lengths, batch_size, seed, epoch, bucketed)
+    steps = (planned[start : start + together] for start in range(0, len(planned), together))
+    return (_batch(corpus, config, chosen, width) for step in steps for width in [_width(corpus.lengths, config, step, multiple)] for chosen in step)
 
 
 def order(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
@@ -70,9 +73,16 @@ def _plan(lengths: NDArray[np.int64], batch_size: int, seed: int | None, epoch: 
     return [planned[number] for number in order(whole, seed, epoch)] + planned[whole:]
 
 
-def _batch(corpus: Corpus, config: EncoderConfig, chosen: NDArray[np.int64], tokens: int | None) -> tuple[NDArray[np.int64], Batch]:
+def _width(lengths: NDArray[np.int64], config: EncoderConfig, step: list[NDArray[np.int64]], multiple: int) -> int:
+    """Return how many tokens the batches of a step have."""
+    if config.pooling == "flatten":
+        return config.max_positions
+    longest = max(int(lengths[chosen].max()) for chosen in step)
+    return min(-(-longest // multiple) * multiple, config.max_positions - config.position_start)
+
+
+def _batch(corpus: Corpus, config: EncoderConfig, chosen: NDArray[np.int64], width: int) -> tuple[NDArray[np.int64], Batch]:
     lengths = corpus.lengths[chosen]
-    width = int(lengths.max()) if tokens is None else tokens
     position = np.arange(width)
     real = position < lengths[:, None]  # (B, T)
     ids = np.full(real.shape, config.pad_id, np.int64)
@@ -84,14 +94,12 @@ def _batch(corpus: Corpus, config: EncoderConfig, chosen: NDArray[np.int64], tok
     return corpus.numbers[chosen], Batch(input_ids=ids, segment_ids=segments, labels=np.where(labels == UNLABELLED, counted, labels))
 
 
-def _unfit(corpus: Corpus, config: EncoderConfig, tokens: int | None) -> list[str]:
+def _unfit(corpus: Corpus, config: EncoderConfig) -> list[str]:
     """Return what keeps a model from taking the samples of a corpus."""
     room, longest, widest = config.max_positions - config.position_start, int(corpus.lengths.max(initial=0)), int(corpus.ids.max(initial=0))
     problems = [] if len(corpus) else ["the corpus has no sample"]
-    if longest > (room if tokens is None else min(tokens, room)):
-        problems.append(f"a sample has {longest} tokens but must have at most {room if tokens is None else min(tokens, room)} [clause=INP-2]")
-    if tokens is not None and tokens > room:
-        problems.append(f"batches are padded to {tokens} tokens but must have at most {room} [clause=INP-2]")
+    if longest > room:
+        problems.append(f"a sample has {longest} tokens but must have at most {room} [clause=INP-2]")
     if widest >= config.vocab_size:
         problems.append(f"a token has id {widest} but must be below {config.vocab_size}, which is 'vocab_size' [clause=INP-1]")
     if 0 < config.num_segments <= max(corpus.segments):
