@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-import numpy as np
-
 from concord.porting.checkpoint import Entry, LazyTensor
 from concord.porting.stored import FLOATS, Bits, Stored, in_memory
 from concord.spec.config import EncoderConfig
@@ -208,4 +206,4 @@ class _Piece:
 
     def __call__(self) -> Bits:
         """Return the piece."""
-        return np.asarray(WEIGHT_LAYOUTS[self.layout].native(self.tensor.bits(), self.heads)[self.number], order="C")
+        return WEIGHT_LAYOUTS[self.layout].native(self.tensor.bits(), self.heads)[self.number]

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.spec.sources.layouts import contiguous
+
 Bits = NDArray[Any]
 """Numbers as a file holds them; NumPy has no bfloat16 and no 8-bit floats, so their bits come as unsigned integers."""
 
@@ -93,7 +95,11 @@ class Stored:
 
     def data(self) -> memoryview | bytes:
         """Return its bytes in C order, the least significant byte of a number first."""
-        return np.asarray(self.bits(), NUMPY[self.dtype], order="C").data.cast("B") if self.size else b""
+        return self.array().data.cast("B") if self.size else b""
+
+    def array(self) -> Bits:
+        """Return its bits in C order."""
+        return contiguous(np.asarray(self.bits(), NUMPY[self.dtype]))
 
     def sha256(self) -> str:
         """Return the digest of these bytes."""

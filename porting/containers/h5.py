@@ -113,7 +113,7 @@ def put(group: Any, name: str, tensor: Stored) -> None:
     """Write a tensor into a group; Keras says in an attribute that two bytes are bfloat16."""
     if tensor.dtype.startswith("float8"):
         raise SpecError(f"{name!r} has dtype {tensor.dtype}, which Keras does not keep")
-    array = np.asarray(tensor.bits(), NUMPY[tensor.dtype], order="C")
+    array = tensor.array()
     dataset = group.create_dataset(name, data=array.view("V2") if tensor.dtype == BFLOAT16 else array)
     if tensor.dtype == BFLOAT16:
         dataset.attrs["dtype"] = BFLOAT16

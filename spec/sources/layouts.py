@@ -57,9 +57,18 @@ WEIGHT_LAYOUTS: dict[str, WeightLayout] = {
 """Every layout of a weight or its gradient by name."""
 
 
+STRIP = 128
+"""Rows that are transposed at once: a whole matrix would go through the processor's cache again for each of its columns."""
+
+
 def contiguous(array: Array) -> Array:
     """Return an array of the same values in C order; a scalar stays one."""
-    return np.asarray(array, order="C")
+    if array.ndim != 2 or array.flags.c_contiguous or array.shape[1] <= STRIP:
+        return np.asarray(array, order="C")
+    found = np.empty(array.shape, array.dtype)
+    for begin in range(0, array.shape[1], STRIP):
+        found[:, begin : begin + STRIP] = array[:, begin : begin + STRIP]
+    return found
 
 
 Sizes = Mapping[str, int]
