@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from concord import fitting, options, writing
 from concord.conformance.expectation import JudgedTraining
 from concord.conformance.lockstep.cases import STEPS as STANDARD_STEPS
@@ -20,6 +22,19 @@ from concord.terminal import Terminal
 
 CASES = ("standard",)
 """What can be trained by name."""
+
+OF_DATA = "it trains on batches of its own, which need no samples"
+OF_RECIPE = "--set NAME=VALUE changes the recipe there"
+OF_RUNS = "it leaves no run that is evaluated, kept or gone on with"
+
+ORDINARY = {
+    **dict.fromkeys(("data", "dev", "test", "layout", "columns", "on_error", "tokenization", "vocabulary", "vocab_file", "bucketed", "pad_to"), OF_DATA),
+    **dict.fromkeys(("learning_rate", "schedule", "warmup", "dropout", "accumulation"), OF_RECIPE),
+    "dropout_by": "what a framework's own dropout drops cannot be known to the oracle",
+    **dict.fromkeys(("epochs", "minutes"), "--steps ends it"),
+    **dict.fromkeys(("patience", "log_every", "evaluate_every", "save_every", "best_by", "out", "resume", "curves_file", "tensorboard"), OF_RUNS),
+}
+"""Options of ordinary training that lockstep has no use for, and why."""
 
 STEPS, BATCH, TOKENS = 20, 4, 11
 """How much is trained unless something else is asked for."""
@@ -55,6 +70,19 @@ def chosen(
     if tokens is not None and tokens > longest:
         raise SpecError(f"--tokens is {tokens} but must be at most {longest}: the model has no positions for more")
     return example(model, recipe, steps or STEPS, batch or BATCH, tokens or min(TOKENS, longest), seed, dtype)
+
+
+def refuse_ordinary(context: typer.Context) -> None:
+    """Refuse options of ordinary training where frameworks train in lockstep.
+
+    Raises:
+        SpecError: naming each.
+    """
+    sources = {each.name: context.get_parameter_source(str(each.name)) for each in context.command.params}
+    asked = [each for each in context.command.params if each.name in ORDINARY and (source := sources[each.name]) and source.name == "COMMANDLINE"]
+    problems = [f"{each.opts[0]} is given but --lockstep is too: {ORDINARY[str(each.name)]}" for each in asked]
+    if problems:
+        raise SpecError(problems)
 
 
 def refuse_alone(case: str | None, free_running: bool, stop_first: bool, json: Path | None) -> None:

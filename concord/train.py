@@ -54,7 +54,7 @@ Dtype = Annotated[str, typer.Option("--dtype", metavar="D", help="float64, float
 
 
 def train(
-    lockstep: Lockstep = False, case: Case = None, free_running: FreeRunning = False, stop_first: StopFirst = False, json: options.Json = None,
+    context: typer.Context, lockstep: Lockstep = False, case: Case = None, free_running: FreeRunning = False, stop_first: StopFirst = False, json: options.Json = None,
     backend: options.Backends = None, variant: Variant = None, config: Config = None, changes: Changes = None, data: Data = None, dev: Dev = None,
     test: Test = None, layout: Layout = None, columns: Columns = None, on_error: OnError = "fail", tokenization: Tokenization = "characters",
     vocabulary: Vocabulary = None, vocab_file: VocabFile = None, tokens: Tokens = None, recipe_name: RecipeName = "adamw",
@@ -71,6 +71,7 @@ def train(
     """Train a model in one framework, or in lockstep in several; a run that was killed goes on with the same bits."""
     how = (device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision, deterministic)
     if lockstep:
+        lockstepping.refuse_ordinary(context)
         made = (case, variant, config, recipe_name, changes or [], steps, batch, tokens, seed, dtype)
         raise typer.Exit(lockstepping.run(made, backend, how, free_running, stop_first, json, html))
     lockstepping.refuse_alone(case, free_running, stop_first, json)

@@ -85,4 +85,10 @@ def test_what_cannot_be_trained_is_refused_in_lines(invoke: Invoke, tmp_path: Pa
     assert refused("--batch", "0", "--minutes", "-1") == ["--batch is 0 but must be at least 1", "--minutes is -1 but must be above 0"]
     assert refused("--recipe", "adamm")[0].startswith("unknown recipe 'adamm': did you mean 'adamw'")
     assert refused("--resume", str(tmp_path / "none"))[0] == f"{tmp_path / 'none'}: no such folder"
+    assert refused("--steps", "5", "--warmup", "5") == ["the run has 5 steps but must have more than the 5 in which its learning rate rises: --warmup takes fewer [clause=OPT-9]"]
+    assert refused("--dropout-by", "me", "--pad-to", "0") == ["--pad-to is 0 but must be at least 1", "--dropout-by is 'me' but must be spec or native"]
+    assert refused("--lockstep", "--dropout-by", "native")[-2:] == [
+        "--dropout-by is given but --lockstep is too: what a framework's own dropout drops cannot be known to the oracle",
+        "--out is given but --lockstep is too: it leaves no run that is evaluated, kept or gone on with",
+    ]
     assert not (tmp_path / "run").exists()

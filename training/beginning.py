@@ -177,10 +177,17 @@ def fitted_recipe(recipe: Recipe, plan: Plan, batches: int) -> Recipe:
 
     Args:
         batches: of an epoch.
+
+    Raises:
+        SpecError: if the run ends while its learning rate still rises.
     """
     steps = [plan.steps] if plan.steps else []
     steps += [plan.epochs * math.ceil(batches / recipe.accumulation)] if plan.epochs else []
-    return recipe.replace(total_steps=min(steps)) if steps and recipe.total_steps is not None else recipe
+    if not steps or recipe.total_steps is None:
+        return recipe
+    if min(steps) <= recipe.warmup_steps:
+        raise SpecError(f"the run has {min(steps)} steps but must have more than the {recipe.warmup_steps} in which its learning rate rises: --warmup takes fewer [clause=OPT-9]")
+    return recipe.replace(total_steps=min(steps))
 
 
 def changed_recipe(
