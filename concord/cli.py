@@ -30,6 +30,7 @@ from concord import (
     options,
     port,
     predicting,
+    reducing,
     spec,
     speeding,
     train,
@@ -332,6 +333,7 @@ app.command()(predicting.evaluate)
 app.command()(predicting.predict)
 app.command()(train.train)
 app.command()(port.port)
+app.command()(reducing.reduce)
 app.command()(train.curves)
 
 

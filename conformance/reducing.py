@@ -1,0 +1,248 @@
+"""A failing case made small: fewer layers, samples and tokens, fewer heads, narrower, as long as the same thing is wrong.
+
+Weights and inputs are those of the case, cut down; nothing is drawn anew. What shows a fault in a model of real size then shows it in one whose tensors
+can be read by eye.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.backends.pool import Pool
+from concord.conformance.campaign import Crew, Job, Result, Settings
+from concord.conformance.fuzz.findings import FAILED, signature_of
+from concord.spec.batch import Batch, from_arrays, validate_batch
+from concord.spec.config import EncoderConfig
+from concord.spec.errors import SpecError
+from concord.spec.parameters import Weights, parameters, validate_weights
+from concord.spec.tensors import inputs
+
+Array = NDArray[Any]
+
+SIZES = ("num_layers", "batch", "tokens", "num_heads", "head_dim", "d_ff", "num_classes", "vocab_size", "max_positions")
+"""What is made smaller, in this order: what makes a case cheap comes first."""
+
+ROUNDS = 4
+"""How often all sizes are gone through, as long as one of them gets smaller: a fault may need less of one thing when there is less of another."""
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """What a case was made to.
+
+    Attributes:
+        job: the smallest case that fails in the same way.
+        result: what the backend does with it; of the case itself, where nothing smaller fails.
+        before, after: how large the case was, and is, by size (:data:`SIZES`).
+        tried: how many smaller cases were run.
+        failed: whether the case fails at all.
+    """
+
+    job: Job
+    result: Result
+    before: Mapping[str, int]
+    after: Mapping[str, int]
+    tried: int = 0
+    failed: bool = True
+
+
+@dataclass
+class _Search:
+    """Makes one case smaller, as long as ``attempt`` says that it fails in the same way."""
+
+    job: Job
+    result: Result
+    attempt: Callable[[Job], Result]
+    progress: Callable[[int, Mapping[str, int]], None]
+    tried: int = 0
+
+    def run(self) -> None:
+        """Go through all sizes until none gets smaller."""
+        for _ in range(ROUNDS):
+            before = sizes_of(self.job)
+            for size in SIZES:
+                self.smaller(size)
+            if sizes_of(self.job) == before:
+                return
+
+    def smaller(self, size: str) -> None:
+        """Make one size as small as it may be."""
+        began = sizes_of(self.job)[size]
+        if size == "num_layers" and (layer := _layer(self.result)) is not None:
+            self.accept(layers_kept(self.job, [layer]))
+        if size == "batch":
+            any(self.accept(samples_kept(self.job, [sample])) for sample in range(began if began > 1 else 0))
+        if sizes_of(self.job)[size] > 1:
+            self.accept(cut(self.job, size, 1))  # most faults need next to nothing
+        least, now = 2, sizes_of(self.job)[size]
+        while least < now:
+            middle = (least + now) // 2
+            if self.accept(cut(self.job, size, middle)):
+                now = sizes_of(self.job)[size]
+            else:
+                least = middle + 1
+
+    def accept(self, job: Job | None) -> bool:
+        """Run a smaller case; it takes the place of the one before if it fails in the same way."""
+        if job is None:
+            return False
+        self.tried += 1
+        result = self.attempt(job)
+        if signature_of(result) != signature_of(self.result):
+            return False
+        self.job, self.result = job, result
+        self.progress(self.tried, sizes_of(job))
+        return True
+
+
+def reduce(job: Job, name: str, settings: Settings, progress: Callable[[int, Mapping[str, int]], None] = lambda tried, sizes: None) -> Reduced:
+    """Make a case small on which a backend fails.
+
+    Args:
+        job: the case.
+        name: of the backend.
+        progress: called with the number of cases that were run and the sizes of the smallest so far.
+
+    Raises:
+        UnknownNameError: for an unknown backend.
+    """
+    with Pool(width=1) as pool:
+        crew = Crew(name, name, settings, pool, {})
+        try:
+            result = crew.attempt(job)
+            before = sizes_of(job)
+            if result.status not in FAILED:
+                return Reduced(job, result, before, before, failed=False)
+            search = _Search(job, result, crew.attempt, progress)
+            search.run()
+        finally:
+            crew.seat.close()
+    return Reduced(replace(search.job, case=f"{job.case}-reduced"), search.result, before, sizes_of(search.job), search.tried)
+
+
+def sizes_of(job: Job) -> dict[str, int]:
+    """Return how large a case is, by size (:data:`SIZES`)."""
+    config, given = job.config, job.batch.arrays()
+    axes = {axis: length for name, entry in inputs(config, job.part).items() if name in given and len(entry.shape.split()) == given[name].ndim for axis, length in zip(entry.shape.split(), given[name].shape, strict=True)}
+    found = {size: getattr(config, size) for size in SIZES if hasattr(config, size)}
+    return found | {"batch": axes["batch"], "tokens": axes.get("tokens", max(axes.get("query", 1), axes.get("key", 1)))}
+
+
+def cut(job: Job, size: str, length: int) -> Job | None:
+    """Return a case with one size cut down to a length; None if there is no such case."""
+    if size == "batch":
+        return samples_kept(job, list(range(length)))
+    if size == "tokens":
+        return _resized(job, {"max_positions": length} if job.config.pooling == "flatten" else {}, dict.fromkeys(("tokens", "query", "key"), length))
+    if size == "num_layers":
+        return layers_kept(job, list(range(length)))
+    if size == "vocab_size":
+        return _fewer_tokens(job, length)
+    config = job.config
+    changes: dict[str, int] = {size: length} if size != "head_dim" else {}
+    if size == "num_heads":
+        changes["d_model"] = length * config.head_dim
+    if size == "head_dim":
+        changes["d_model"] = length * config.num_heads
+    if size == "num_classes" and (length < 2 or (job.batch.labels is not None and int(job.batch.labels.max()) >= length)):
+        return None
+    return _resized(job, changes)
+
+
+def _resized(job: Job, changes: Mapping[str, int], shorter: Mapping[str, int] | None = None) -> Job | None:
+    """Return a case of a configuration with smaller sizes, and of shorter axes of the inputs: of every axis the first entries."""
+    try:
+        config = job.config.replace(**changes)
+    except SpecError:
+        return None
+    lengths = {"d_model": config.d_model, "heads": config.num_heads, "head_dim": config.head_dim, "d_ff": config.d_ff, "classes": config.num_classes, "positions": config.max_positions}
+    weights = {}
+    for name, parameter in parameters(job.config, job.part).items():
+        array = job.weights[name]
+        if "features" in parameter.shape.split():
+            if config.pooling == "flatten":
+                array = array.reshape(job.config.max_positions, job.config.d_model, -1)[: config.max_positions, : config.d_model].reshape(-1, array.shape[-1])
+            weights[name] = _first(array, parameter.shape, lengths | {"features": config.d_model if config.pooling != "flatten" else array.shape[0]})
+        else:
+            weights[name] = _first(array, parameter.shape, lengths)
+    return _remade(job, config, weights, {name: _first(array, entry.shape, {**lengths, **(shorter or {})}) for name, array, entry in _given(job)})
+
+
+def _layer(result: Result) -> int | None:
+    """Return the layer in which a failure shows first."""
+    row = result.first_divergence
+    found = re.search(r"\blayers\.(\d+)\.", row.tensor) if row is not None else None
+    return int(found[1]) if found else None
+
+
+def layers_kept(job: Job, layers: list[int]) -> Job | None:
+    """Return a case with some of the layers, in their order; None if it has no others."""
+    if len(layers) == job.config.num_layers or not any(name.startswith("layers.") for name in job.weights):
+        return None
+    place = {f"layers.{old}.": f"layers.{new}." for new, old in enumerate(layers)}
+    weights: dict[str, Array] = {}
+    for name, array in job.weights.items():
+        prefix = ".".join(name.split(".")[:2]) + "."
+        if not name.startswith("layers."):
+            weights[name] = array
+        elif prefix in place:
+            weights[place[prefix] + name.removeprefix(prefix)] = array
+    return _remade(job, job.config.replace(num_layers=len(layers)), weights, job.batch.arrays())
+
+
+def samples_kept(job: Job, samples: list[int]) -> Job | None:
+    """Return a case with some of the samples, in their order."""
+    return _remade(job, job.config, job.weights, {name: array[samples] for name, array in job.batch.arrays().items()})
+
+
+def _fewer_tokens(job: Job, length: int) -> Job | None:
+    """Return a case whose table has rows for the tokens that occur, for padding, and for the first of the others."""
+    config, ids = job.config, job.batch.input_ids
+    if ids is None or "embeddings.token.weight" not in job.weights:
+        return None
+    needed = {int(i) for i in np.unique(ids)} | {config.pad_id} | ({config.token_padding_row} if config.token_padding_row is not None else set())
+    others = (row for row in range(config.vocab_size) if row not in needed)
+    if len(needed) > length:
+        return None
+    rows = sorted([*needed, *(row for row, _ in zip(others, range(length - len(needed)), strict=False))])
+    place = {row: new for new, row in enumerate(rows)}
+    changes: dict[str, Any] = {"vocab_size": len(rows), "pad_id": place[config.pad_id]}
+    if config.token_padding_row is not None:
+        changes["token_padding_row"] = place[config.token_padding_row]
+    renamed = np.asarray([place[int(token)] for token in ids.reshape(-1)], ids.dtype).reshape(ids.shape)
+    weights = {**job.weights, "embeddings.token.weight": np.ascontiguousarray(job.weights["embeddings.token.weight"][rows])}
+    try:
+        smaller = config.replace(**changes)
+    except SpecError:
+        return None
+    return _remade(job, smaller, weights, job.batch.arrays() | {"input_ids": renamed})
+
+
+def _given(job: Job) -> Iterator[tuple[str, Array, Any]]:
+    """Yield the inputs of a case, and their axes."""
+    table = inputs(job.config, job.part)
+    for name, array in job.batch.arrays().items():
+        entry = table[name]
+        yield name, array, entry if len(entry.shape.split()) == array.ndim else replace(entry, shape="batch query key")
+
+
+def _first(array: Array, shape: str, lengths: Mapping[str, int]) -> Array:
+    """Return the first entries of every axis that has a length."""
+    return np.ascontiguousarray(array[tuple(slice(lengths.get(axis)) for axis in shape.split())])
+
+
+def _remade(job: Job, config: EncoderConfig, weights: Weights, arrays: Mapping[str, Array]) -> Job | None:
+    """Return a case of other contents; None if they do not fit each other."""
+    batch: Batch = from_arrays(arrays)
+    try:
+        validate_weights(config, weights, job.part)
+        validate_batch(config, batch, job.part)
+    except SpecError:
+        return None
+    return replace(job, config=config, weights=weights, batch=batch)
