@@ -87,6 +87,7 @@ class Checkpoint:
         files: what is carried over as it is, by name: the tokenizer's files, labels, ``config.json``.
         labels: the names of the classes, if somebody gave them any.
         source: the name of the table that its own names come from; empty: they are those of a backend or of the specification.
+        carried: parameters of the whole model that this part does not have but its file had, such as a pooler without a classifier.
         words: the name of the table in whose words ``config.json`` is; empty: there is none.
     """
 
@@ -98,6 +99,7 @@ class Checkpoint:
     labels: tuple[str, ...] | None = None
     source: str = ""
     words: str = ""
+    carried: Mapping[str, LazyTensor] = field(default_factory=dict)
 
     def weights(self) -> dict[str, NDArray[Any]]:
         """Read all parameters, by canonical name; the dtypes are the file's (:meth:`LazyTensor.read`).

@@ -54,11 +54,13 @@ class Match:
         part: of the model that they are.
         tensors: the parameters, by canonical name in the order of computation.
         ledger: a line for each tensor of the file, then for what is in none.
+        carried: what the part does not have and the file has nevertheless, by canonical name.
     """
 
     part: str
     tensors: dict[str, LazyTensor]
     ledger: tuple[Entry, ...]
+    carried: dict[str, LazyTensor]
 
 
 def match(found: Mapping[str, Stored], configs: Mapping[str, EncoderConfig], names: Names) -> Match:
@@ -75,7 +77,7 @@ def match(found: Mapping[str, Stored], configs: Mapping[str, EncoderConfig], nam
     best = min(tried, key=lambda one: len(one.missing))  # of equals the most complete part
     if best.problems:
         raise WeightsError(best.problems[:MOST])
-    return Match(best.part, best.tensors, tuple(best.ledger()))
+    return Match(best.part, best.tensors, tuple(best.ledger()), best.carried)
 
 
 class _Matching:
@@ -94,6 +96,7 @@ class _Matching:
         self.made: dict[str, Entry] = {}
         for name, parameter in parameters(config, part).items():
             self._take(name, shape_of(config, parameter))
+        self.carried, self.behind = self._carried()
         self.others = {name: self._other(name) for name in found if name not in self.owner}
         self.problems += [f"{name!r} is unexpected: the source has no such tensor in this configuration [{self.context}]" for name, what in self.others.items() if what is None]
 
@@ -157,9 +160,25 @@ class _Matching:
             self.tensors[POSITIONS] = LazyTensor(stored.dtype, stored.shape, "", "table", stored.bits)
             self.made[POSITIONS] = Entry("", POSITIONS, "computed", "the file has no table of fixed positions: it follows from the configuration", stored.dtype, stored.shape, stored)
 
+    def _carried(self) -> tuple[dict[str, LazyTensor], set[str]]:
+        """Return what the whole model has and this part has not, where the file has it, and how the file calls it."""
+        found: dict[str, LazyTensor] = {}
+        spelled = set()
+        for name, place in self.rules.carried.items():
+            shape = shape_of(self.config, parameters(self.config)[name])
+            native = self._spelled(place.name)
+            if native in self.found:
+                spelled.add(native)
+                wrong = list(self._wrong(native, name, WEIGHT_LAYOUTS[place.layout].shape(shape, self.config.num_heads)))
+                self.problems += wrong
+                found |= {} if wrong else {name: _canonical(shape, [native], place.layout, [self.found[native]])}
+        return found, spelled
+
     def _other(self, native: str) -> Entry | None:
         """Return what becomes of a tensor that is no parameter's; None: nobody knows what it is."""
         stored = self.found[native]
+        if native in self.behind:
+            return Entry(native, None, "ignored", f"stands behind the part {self.part!r}; it is carried over to files that have a place for it", stored.dtype, stored.shape, stored)
         untied = ""
         for name, owner in self.rules.tied.items():
             original = self._spelled(owner)

@@ -145,7 +145,7 @@ def _of_source(found: dict[str, Stored], table: Table, folder: Path) -> Checkpoi
         raise refused[0]
     matched = match(found, configs, of_table(table))
     files = {**folders.carried(folder), folders.CONFIG: read_bytes(path, LARGEST)}
-    return Checkpoint(configs[matched.part], matched.part, matched.tensors, matched.ledger, files, folders.labels(files, stated), table.source, tables.words(table))
+    return Checkpoint(configs[matched.part], matched.part, matched.tensors, matched.ledger, files, folders.labels(files, stated), table.source, tables.words(table), matched.carried)
 
 
 def _sized(stated: dict[str, Any], found: dict[str, Stored], rules: CheckpointTable) -> dict[str, Any]:

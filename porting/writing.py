@@ -23,7 +23,7 @@ from concord.spec.folders import new_folder
 from concord.spec.positions import sinusoid
 from concord.spec.sources import table as tables
 from concord.spec.sources.layouts import WEIGHT_LAYOUTS
-from concord.spec.sources.schema import Table
+from concord.spec.sources.schema import Native, Table
 from concord.spec.sources.table import POSITIONS, Binding
 
 
@@ -82,13 +82,21 @@ def prepared(checkpoint: Checkpoint, form: Format) -> dict[str, Stored]:
         raise SpecError(f"the part {checkpoint.part!r} cannot be written as {form.name}, which has {' or '.join(form.names.parts)}")
     places = dict(form.names.places(checkpoint.config, checkpoint.part))
     shape = tuple(checkpoint.tensors[POSITIONS].shape) if POSITIONS in checkpoint.tensors else ()
-    kept = form.names.of(checkpoint.part).positions
-    if kept is not None and POSITIONS not in places:
-        places[POSITIONS] = Binding((kept.name,), kept.layout, WEIGHT_LAYOUTS[kept.layout].shape(shape, checkpoint.config.num_heads))
+    buffer = form.names.of(checkpoint.part).positions
+    if buffer is not None and POSITIONS not in places:
+        places[POSITIONS] = _placed(buffer, shape, checkpoint.config.num_heads)
     homeless = [name for name in checkpoint.tensors if name not in places and not _follows(checkpoint, name)]
     if homeless:
         raise SpecError([f"{name!r} has no place in {form.name}: it would be lost" for name in homeless])
-    return {native: piece(checkpoint.tensors[name], place, number, checkpoint.config.num_heads) for name, place in places.items() for number, native in enumerate(place.names)}
+    every = {**checkpoint.carried, **checkpoint.tensors}
+    for name, kept in form.names.of(checkpoint.part).carried.items():
+        if name in checkpoint.carried:
+            places[name] = _placed(kept, checkpoint.carried[name].shape, checkpoint.config.num_heads)
+    return {native: piece(every[name], place, number, checkpoint.config.num_heads) for name, place in places.items() for number, native in enumerate(place.names)}
+
+
+def _placed(native: Native, shape: tuple[int, ...], heads: int) -> Binding:
+    return Binding((native.name,), native.layout, WEIGHT_LAYOUTS[native.layout].shape(shape, heads))
 
 
 def _follows(checkpoint: Checkpoint, name: str) -> bool:

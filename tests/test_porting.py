@@ -216,6 +216,16 @@ def test_heads_stay_where_the_names_do(tmp_path: Path) -> None:
     assert {entry.foreign: entry.sha256 for entry in written.ledger} == {entry.foreign: entry.sha256 for entry in porting.read(tmp_path / "one").ledger}
 
 
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("name", ["hugging-face-bin", "hugging-face-tf", "hugging-face-flax", "google-bert", "paddlenlp"])
+def test_a_pooler_without_a_classifier_is_carried_over(tmp_path: Path, name: str) -> None:
+    tensors = {key: array for key, array in named("").items() if "classifier" not in key}
+    porting.write(porting.read(hugging_face(tmp_path / "one", tensors)), tmp_path / "other", name)
+    porting.write(porting.read(tmp_path / "other"), tmp_path / "back", "hugging-face")
+    found = {key.removeprefix("bert."): stored.sha256() for key, stored in registry.safetensors.read(tmp_path / "back/model.safetensors").items()}
+    assert found == {key: stored.sha256() for key, stored in registry.safetensors.read(tmp_path / "one/model.safetensors").items()}
+
+
 def test_what_is_there_is_replaced_by_force_alone_and_nothing_is_left_of_a_failure(tmp_path: Path) -> None:
     read = porting.read(hugging_face(tmp_path / "one"))
     porting.write(read, tmp_path / "out", "concord")

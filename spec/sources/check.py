@@ -34,6 +34,7 @@ def _part_problems(part: PartTable, config: EncoderConfig) -> Iterator[str]:
     yield from _unknown("options", part.options, FIELDS)
     yield from _unknown("constants", part.constants, FIELDS)
     yield from _weight_problems("weights", part.weights, part, config)
+    yield from _unknown("checkpoint.carried", part.checkpoint.carried, parameters(config))
     known = inputs(config, part.name)
     yield from _unknown("inputs", part.inputs, known)
     for name, tensor in known.items():

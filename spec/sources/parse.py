@@ -161,6 +161,7 @@ def _checkpoint(section: _Section) -> CheckpointTable:
         ignored=section.texts("ignored"),
         tied=section.texts("tied"),
         positions=_native(positions) if positions else None,
+        carried=section.each("carried", _native),
         requires={key: tuple(value) if isinstance(value, list) else (value,) for key, value in section.plain("requires").items()},
         defaults=section.plain("defaults"),
         counts=section.texts("counts"),

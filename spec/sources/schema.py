@@ -105,6 +105,7 @@ class CheckpointTable:
         ignored: a tensor that is no parameter, or a pattern with ``*`` = why it can be left out.
         tied: a tensor that is a copy of a parameter's, where it is in the file = the parameter's name there.
         positions: where the file keeps the table of fixed positions, if it does; the specification computes it otherwise.
+        carried: a parameter of the whole model that this part does not have = where a file may keep it nevertheless: other kinds of file may have it too.
         requires: a key of the configuration = the values that it may have; it may be missing.
         defaults: a key of the configuration = its value where it is missing.
         counts: a key of the configuration = another one, whose entries are counted where the first is missing.
@@ -117,6 +118,7 @@ class CheckpointTable:
     ignored: Mapping[str, str] = field(default_factory=dict)
     tied: Mapping[str, str] = field(default_factory=dict)
     positions: Native | None = None
+    carried: Mapping[str, Native] = field(default_factory=dict)
     requires: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     counts: Mapping[str, str] = field(default_factory=dict)
