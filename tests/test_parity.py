@@ -55,7 +55,7 @@ PARITY_EXCEPTIONS = (
     *((name, "optimizers.py", "[+-] own(*", "own optimizer trains") for name in ("tf", "paddle", "jax")),
     *(("tf", "optimizers.py", pattern, "own optimizer trains") for pattern in ("- SLOTS", "+ ORDER")),
     *(("paddle", "optimizers.py", pattern, "`optimizer_constant_bits`") for pattern in ("+ CONSTANTS", "+ OwnOptimizer.known_deviations")),
-    *(("jax", "optimizers.py", pattern, "own optimizer trains") for pattern in ("+ direction(recipe)", "+ OwnOptimizer.*", "- OwnOptimizer.rate(*", "- OwnOptimizer.constants(*")),
+    *(("jax", "optimizers.py", pattern, "own optimizer trains") for pattern in ("+ direction(recipe)", "+ OwnOptimizer.*", "- OwnOptimizer.begin(*", "- OwnOptimizer.rate(*", "- OwnOptimizer.constants(*")),
 )
 """The only differences of outline between a backend and torch's."""
 
