@@ -145,7 +145,7 @@ class Run:
 
     Attributes:
         output: the result of the part: logits (B, C) of the whole model, (B, T, D) of encoder and stack, (B, Q, D) of the attention parts.
-        loss: scalar, of rank 0 (SPEC LOS-2, LOS-5).
+        loss: scalar, of rank 0 (SPEC LOS-2, LOS-5). Where no gradients were asked for, it may be None.
         taps: intermediate tensors by the names, and in the shapes, of :func:`concord.spec.tensors.taps`. Those that are left out are not judged.
         gradients: of the loss, by parameter name and in the parameter's shape, and ``inputs.<name>`` for given tensors (SPEC GRD-1, GRD-5).
         backend: the name of the backend.
@@ -159,7 +159,7 @@ class Run:
     """
 
     output: NDArray[np.floating]
-    loss: NDArray[np.floating]
+    loss: NDArray[np.floating] | None
     taps: dict[str, NDArray[np.floating]] = field(default_factory=dict)
     gradients: dict[str, NDArray[np.floating]] = field(default_factory=dict)
     backend: str = ""
@@ -173,6 +173,14 @@ class Run:
     def logits(self) -> NDArray[np.floating]:
         """The output under the name that it has in the whole model."""
         return self.output
+
+    def results(self, output: str) -> dict[str, NDArray[np.floating]]:
+        """Return output and loss by the names of their taps.
+
+        Args:
+            output: that of the output (:func:`concord.spec.tensors.output_name`).
+        """
+        return {output: self.output} | ({} if self.loss is None else {"loss": self.loss})
 
 
 LEARNING_RATE = 2.0**-7

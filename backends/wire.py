@@ -144,7 +144,7 @@ def decode_run(message: Message) -> Run:
     taps = {name: arrays[f"taps/{name}"] for name in header["taps"]}
     gradients, tap_gradients = split_gradients(section(arrays, "gradients/"))
     return Run(
-        arrays["output"], arrays["loss"], taps, gradients, header["backend"], header["dtype"], header["info"],
+        arrays["output"], arrays.get("loss"), taps, gradients, header["backend"], header["dtype"], header["info"],
         tap_gradients=tap_gradients, steps={f"steps.{name}": array for name, array in section(arrays, "steps/").items()},
     )  # fmt: skip
 
@@ -164,7 +164,7 @@ def misfits(run: Run, config: EncoderConfig, batch: Batch, part: str) -> list[st
     wanted |= {f"gradients.{name}": shape_of(config, parameter) for name, parameter in parameters(config, part).items()}
     wanted |= {f"gradients.inputs.{name}": array.shape for name, array in given.items()}
     gradients = {**run.gradients, **{f"taps.{name}": array for name, array in run.tap_gradients.items()}}
-    found = {**run.taps, output_name(config, part): run.output, "loss": run.loss, **{f"gradients.{name}": array for name, array in gradients.items()}}
+    found = {**run.taps, **run.results(output_name(config, part)), **{f"gradients.{name}": array for name, array in gradients.items()}}
     problems = [f"{name!r} has shape {array.shape} but must be {wanted[name]}" for name, array in found.items() if name in wanted and array.shape != wanted[name]]
     return problems + [f"{name!r} has dtype {array.dtype} but must be a floating-point type" for name, array in found.items() if array.dtype.kind != "f"]
 
@@ -217,4 +217,5 @@ def run_arrays(run: Run) -> dict[str, NDArray[Any]]:
     by_taps = {f"taps.{name}": array for name, array in run.tap_gradients.items()}
     gradients = {f"gradients/{name}": array for name, array in {**run.gradients, **by_taps}.items()}
     steps = {f"steps/{name.removeprefix('steps.')}": array for name, array in run.steps.items()}
-    return {"output": np.asarray(run.output), "loss": np.asarray(run.loss), **taps, **gradients, **steps}
+    loss = {} if run.loss is None else {"loss": np.asarray(run.loss)}
+    return {"output": np.asarray(run.output), **loss, **taps, **gradients, **steps}

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -31,6 +31,7 @@ from concord import (
     port,
     predicting,
     reducing,
+    running,
     spec,
     speeding,
     train,
@@ -46,6 +47,9 @@ from concord.progress import counting
 from concord.spec.errors import SpecError, optional
 from concord.speed.peers import PEERS
 from concord.terminal import Terminal
+
+if TYPE_CHECKING:
+    from concord.own import Given
 
 app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["--help", "-h"]}, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -104,6 +108,15 @@ def check(
     part: options.Part = "model",
     case: options.Cases = None,
     quick: Annotated[bool, typer.Option("--quick", help="Only float32, unless --dtype says otherwise: half the time, and what shows in float64 alone is not seen.")] = False,
+    forward_only: options.ForwardOnly = False,
+    checkpoint: options.Checkpoint = None,
+    form: options.Format = "auto",
+    table: options.NameTable = None,
+    texts: options.Texts = None,
+    inputs: options.Inputs = None,
+    batch: options.Samples = None,
+    max_tokens: options.MaxTokens = None,
+    show_tokens: options.ShowTokens = False,
     from_dump: Annotated[Path | None, typer.Option("--from-dump", metavar="DIR", parser=writing.path, help="Judge runs that came back as files for cases written by 'concord export-case'.")] = None,
     json: options.Json = None,
     html: options.Html = None,
@@ -114,19 +127,30 @@ def check(
     memory_limit: options.MemoryLimit = None,
     threads: options.Threads = None,
 ) -> None:
-    """Run the standard cases on every backend, and judge them."""
+    """Run the standard cases, or a model of your own, on every backend, and judge them."""
     console = Terminal()
-    writing.check(json, html, markdown=markdown, markers="check")
+    writing.check(json, html, markdown=markdown, markers="check", read=[texts, inputs])
     if from_dump is not None:
         _finish(dump.judge_dumps(from_dump), console, "check", json, html, "variant", f"Runs from {from_dump}", markdown)
     dtypes = options.once(dtype) or list(QUICK if quick else DTYPES)
     settings, names, jobs = options.collect(
         lambda: options.settings(backend, device or "cpu", implementation, execution, python, ssh, time_limit, memory_limit, threads, precision, deterministic, repeat),
         lambda: options.names(backend, python, ssh),
-        lambda: check_jobs(options.once(variant), dtypes, part, case),
+        lambda: _jobs(
+            options.given(checkpoint, form, table, texts, inputs, batch, max_tokens, {"--variant": variant, "--case": case}), options.once(variant), dtypes, part, case, forward_only, show_tokens
+        ),
     )
     result = _run(jobs, names, settings)
-    _finish(result, console, "check", json, html, "variant", _title(settings, part), markdown)
+    _finish(result, console, "check", json, html, "checkpoint" if checkpoint else "variant", _title(settings, jobs[0].part), markdown)
+
+
+def _jobs(own: Given | None, variants: list[str] | None, dtypes: Sequence[str], part: str, cases: list[str] | None, forward_only: bool, show_tokens: bool) -> list[campaign.Job]:
+    """Return standard cases, or a model of one's own, as jobs."""
+    if own is not None:
+        from concord.own import jobs
+
+        return jobs(own, part, dtypes, not forward_only, show_tokens)
+    return [dataclasses.replace(job, gradients=not forward_only) for job in check_jobs(variants, dtypes, part, cases)]
 
 
 def _title(settings: campaign.Settings, part: str) -> str:
@@ -144,6 +168,8 @@ def golden(
     precision: options.Precision = "strict",
     implementation: options.Implementation = "explicit",
     execution: options.Execution = "eager",
+    forward_only: options.ForwardOnly = False,
+    checkpoint: Annotated[Path | None, typer.Option("--checkpoint", hidden=True)] = None,
     json: options.Json = None,
     html: options.Html = None,
     python: options.Python = None,
@@ -153,14 +179,19 @@ def golden(
     threads: options.Threads = None,
 ) -> None:
     """Compare backends with tensors of the published sources."""
+    if checkpoint is not None:
+        raise SpecError("--checkpoint is given, but golden files bring weights and inputs of their own; 'concord check --checkpoint' judges yours")
     writing.check(json, html)
     settings, names, collection = options.collect(
         lambda: options.settings(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision),
         lambda: options.names(backend, python, ssh),
         lambda: published.collect(directory),
     )
-    result = _run(collection.jobs, names, settings)
+    jobs = [dataclasses.replace(job, gradients=False) for job in collection.jobs if job.training is None] if forward_only else collection.jobs
+    result = _run(jobs, names, settings)
     result.notes.update(collection.notes)
+    if forward_only and (left := len(collection.jobs) - len(jobs)):
+        result.notes["--forward-only"] = f"{left} runs of training are left out"
     _finish(result, Terminal(), "golden", json, html, "source", f"Golden files of {directory}")
 
 
@@ -219,10 +250,20 @@ def export_case(
     dtype: options.Dtypes = None,
     part: options.Part = "model",
     case: options.Cases = None,
+    forward_only: options.ForwardOnly = False,
+    checkpoint: options.Checkpoint = None,
+    form: options.Format = "auto",
+    table: options.NameTable = None,
+    texts: options.Texts = None,
+    inputs: options.Inputs = None,
+    batch: options.Samples = None,
+    max_tokens: options.MaxTokens = None,
+    show_tokens: options.ShowTokens = False,
 ) -> None:
-    """Write standard cases as files, to be run anywhere."""
+    """Write standard cases, or a model of your own, as files, to be run anywhere."""
     writing.check_folder(directory)
-    written = dump.export_cases(directory, check_jobs(options.once(variant), options.once(dtype) or DTYPES, part, case))
+    own = options.given(checkpoint, form, table, texts, inputs, batch, max_tokens, {"--variant": variant, "--case": case})
+    written = dump.export_cases(directory, _jobs(own, options.once(variant), options.once(dtype) or DTYPES, part, case, forward_only, show_tokens))
     Terminal().print(f"{len(written)} cases written to {directory}; put run.safetensors beside each case.json", highlight=False)
 
 
@@ -240,6 +281,10 @@ def fuzz(
     sets: Annotated[int | None, typer.Option("--sets", metavar="N", help="Sets of workers on this machine, each judged by a process of its own. Default: 1.")] = None,
     host: Annotated[list[str] | None, typer.Option("--host", metavar="HOST[:DIR]", help="One more set, whose workers run there by ssh, from a checkout in DIR; may be repeated.")] = None,
     scheduler: Annotated[str | None, typer.Option("--scheduler", metavar="ADDRESS", help="Run on a Dask cluster instead, for example tcp://host:8786.")] = None,
+    forward_only: options.ForwardOnly = False,
+    checkpoint: options.Checkpoint = None,
+    form: options.Format = "auto",
+    table: options.NameTable = None,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", parser=writing.path, help="Where failures are written.")] = Path("concord-fuzz"),
     replay: Annotated[Path | None, typer.Option("--replay", metavar="DIR", parser=writing.path, help="Run failures again that were written there.")] = None,
     json: options.Json = None,
@@ -259,13 +304,20 @@ def fuzz(
         from concord import fuzzing
 
     writing.check(json, html)
-    settings, names, again, plan, _ = options.collect(
+    elsewhere = {"--sets": sets, "--host": host, "--scheduler": scheduler, "--replay": replay, "--time": seconds, "--part": part}
+    settings, names, again, plan, _, given = options.collect(
         lambda: options.settings(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision),
         lambda: options.names(backend, python, ssh),
         lambda: fuzzing.Replay(replay) if replay is not None else None,
-        lambda: fuzzing.plan(options.once(backend) or backends.names(), seed, cases, seconds, options.once(dtype), options.once(part), shapes, end_to_end, stop_first),
+        lambda: fuzzing.plan(options.once(backend) or backends.names(), seed, cases, seconds, options.once(dtype), options.once(part), shapes, end_to_end, stop_first, not forward_only),
         lambda: fuzzing.check_places(sets, host, scheduler, out),
+        lambda: options.given(checkpoint, form, table, None, None, None, None, elsewhere),
     )
+    if given is not None:
+        jobs = fuzzing.on_own_weights(given, seed, cases, plan, out)
+        result = _run(jobs, names, settings)
+        fuzzing.write_own_failures(result, jobs, out)
+        _finish(result, Terminal(), "check", json, html, "checkpoint", f"{len(jobs)} random inputs on the weights of {checkpoint}")
     if again is None:
         findings = fuzzing.run(plan, settings, sets, host, scheduler, out, json, html)
         raise typer.Exit(INTERRUPTED if findings.interrupted else findings.exit_code)
@@ -282,6 +334,10 @@ def speed(
     preset: Annotated[list[str] | None, typer.Option("--preset", metavar="P", help="nndl, tf1, minilm, bert-base or bert-large; may be repeated. Default: minilm and bert-base; on a GPU bert-base and bert-large.")] = None,
     variant: Annotated[list[str] | None, typer.Option("--variant", metavar="V", help="A variant as it was published; may be repeated.")] = None,
     config: Annotated[list[Path] | None, typer.Option("--config", metavar="FILE", parser=writing.path, help="A model of your own, as TOML ('concord variants NAME' prints one); may be repeated.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option("--checkpoint", metavar="PATH", parser=writing.path, help="The model of a checkpoint of your own, by its configuration: weights are drawn, for time does not depend on them.")] = None,
+    form: options.Format = "auto",
+    table: options.NameTable = None,
+    texts: Annotated[Path | None, typer.Option("--texts", metavar="FILE", parser=writing.path, help="With --checkpoint: a batch of as many samples as there are texts, as long as they are.")] = None,
     batch: Annotated[int | None, typer.Option("--batch", metavar="N", help="Samples in a batch. Default: as the preset says, else 8.")] = None,
     tokens: Annotated[int | None, typer.Option("--tokens", metavar="N", help="Tokens in a sample. Default: as the preset says, else 128 or as many as there is room for.")] = None,
     kind: Annotated[list[str] | None, typer.Option("--kind", metavar="K", help="inference or training; may be repeated. Default: inference; on a GPU both.")] = None,
@@ -312,16 +368,20 @@ def speed(
     writing.check(json, html, markdown=markdown, markers="speed")
     writing.check(html, markdown, read=[resume])
     asked = [name for name in backend or () if name not in PEERS] or None
+    sizes = {"--batch": batch, "--tokens": tokens, "--sweep": sweep} if texts else {}
+    given = options.given(checkpoint, form, table, texts, None, None, None, {"--preset": preset, "--variant": variant, "--config": config, **sizes})
+    own_models = [] if given is None else speeding.own_model(given, batch, tokens)
     settings, names, works, modes = options.collect(
         lambda: options.settings(asked, device, python=python, ssh=ssh, time_limit=time_limit, threads=threads, precision=precision),
         lambda: [*options.names(asked, python, ssh), *(name for name in backend or () if name in PEERS)] if asked or not backend else list(backend),
         lambda: speeding.workloads(
-            speeding.models(options.once(preset), options.once(variant), options.once(config), batch, tokens, device), options.once(kind), options.once(lengths), options.once(dtype), sweep, device
+            own_models or speeding.models(options.once(preset), options.once(variant), options.once(config), batch, tokens, device),
+            options.once(kind), options.once(lengths) or (["ragged"] if texts else None), options.once(dtype), sweep, device,
         ),
         lambda: speeding.modes(implementation, execution, profile, "ragged" in (lengths or []), quick, device),
     )
     names = speeding.with_peers(names, backend, works)
-    usual = not any((preset, variant, config, batch, tokens, kind, lengths, dtype, implementation, execution, profile, sweep, quick)) and device == "cpu"
+    usual = not any((preset, variant, config, checkpoint, batch, tokens, kind, lengths, dtype, implementation, execution, profile, sweep, quick)) and device == "cpu"
     raise typer.Exit(speeding.run(speeding.plan(names, works, modes, settings, turns, budget, quick, usual), json, html, resume, markdown))
 
 
@@ -331,6 +391,7 @@ app.command()(experimenting.experiment)
 app.command()(describing.data)
 app.command()(predicting.evaluate)
 app.command()(predicting.predict)
+app.command()(running.run)
 app.command()(train.train)
 app.command()(port.port)
 app.command()(reducing.reduce)

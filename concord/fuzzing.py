@@ -9,14 +9,17 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
 from rich.console import Console
 from rich.text import Text
 
 from concord import backends, writing
 from concord.backends.machine import wrong_host
-from concord.conformance import campaign
+from concord.conformance import campaign, dump
 from concord.conformance.fuzz import Findings, Plan, hunt, places, read_found, summary, write_failures
+from concord.conformance.fuzz.cases import PADDINGS, FuzzCase
 from concord.conformance.fuzz.findings import FAILED
 from concord.progress import bars
 from concord.spec.errors import SpecError, unknown
@@ -24,6 +27,9 @@ from concord.spec.files import obstacle
 from concord.spec.precision import PRECISIONS
 from concord.spec.tensors import PARTS
 from concord.terminal import Terminal
+
+if TYPE_CHECKING:
+    from concord.own import Given
 
 CASES = 100
 """Cases of a hunt unless a number or a time is given."""
@@ -46,6 +52,7 @@ def plan(
     shapes: int,
     end_to_end: bool,
     stop_first: bool,
+    gradients: bool = True,
 ) -> Plan:
     """Return the plan that the options describe.
 
@@ -75,6 +82,7 @@ def plan(
         shapes=shapes,
         end_to_end=end_to_end,
         stop_first=stop_first,
+        gradients=gradients,
         until=None if seconds is None else time.time() + seconds,
     )
 
@@ -128,6 +136,58 @@ def run(
     title = f"Random cases, seed {chosen.seed}, {', '.join(chosen.dtypes)}"
     writing.outcome(findings, "fuzz", title, console, json, html, lambda: summary.show(findings, console, settings, folders), problems=problems)
     return findings
+
+
+TOKENS = 37
+"""Of a case on weights of one's own, at most."""
+
+SAMPLES = 5
+
+OWN_CASES = 20
+"""Cases on weights of one's own, unless a number is given: each takes a step of a real model."""
+
+
+def on_own_weights(given: Given, seed: int, cases: int | None, plan: Plan, out: Path) -> list[campaign.Job]:
+    """Return jobs that run a model of one's own on random ids, each with padding of one kind.
+
+    Args:
+        seed: what they follow from.
+        cases: how many; by default :data:`OWN_CASES`.
+        out: where failures are to be written.
+
+    Raises:
+        SpecError: if the checkpoint cannot be read, or the folder holds something.
+    """
+    from concord.own import load
+
+    writing.check_folder(out)
+    own, gradients, dtypes = load(given, gradients=plan.gradients), plan.gradients, list(plan.dtypes)
+    config = own.config
+    room, flat = config.max_positions - config.position_start, config.pooling == "flatten" and own.part == "model"
+    jobs = []
+    for number in range(cases or OWN_CASES):
+        generator = np.random.default_rng([seed, number])
+        tokens = config.max_positions if flat else int(generator.integers(1, min(room, TOKENS) + 1))
+        case = FuzzCase(
+            config=config, part=own.part, dtype=str(generator.choice(dtypes)), batch=int(generator.integers(1, SAMPLES + 1)), tokens=tokens, queries=tokens,
+            weights_seed=0, inputs_seed=int(generator.integers(2**31)), profile="generic", scale=1.0, offset=0.0,
+            padding=str(generator.choice(list(PADDINGS))), key_mask="none", query_mask=False,
+        )  # fmt: skip
+        jobs.append(campaign.Job(own.name, f"{own.name}-random-{seed}-{number}", case.dtype, own.part, config, own.weights, case.inputs(), gradients=gradients, end_to_end=not gradients))
+    return jobs
+
+
+def write_own_failures(report: campaign.Report, jobs: Sequence[campaign.Job], out: Path) -> None:
+    """Write each case that failed as files, as 'concord export-case' does.
+
+    Raises:
+        SpecError: if they cannot be written.
+    """
+    failed = {(result.case, result.dtype) for result in report.results if result.status in FAILED}
+    chosen = [job for job in jobs if (job.case, job.dtype) in failed]
+    if chosen:
+        written = dump.export_cases(out, chosen)
+        Terminal().print(f"{len(written)} cases that failed are written to {out}", highlight=False, soft_wrap=True)
 
 
 class Replay:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -15,6 +15,9 @@ from concord.backends.machine import wrong_host
 from concord.backends.worker import TIME_LIMIT
 from concord.conformance.campaign import Settings
 from concord.spec.errors import SpecError, unknown
+
+if TYPE_CHECKING:
+    from concord.own import Given
 
 T = TypeVar("T")
 
@@ -44,6 +47,15 @@ Ssh = Annotated[list[str] | None, typer.Option("--ssh", metavar="B=HOST[:DIR]", 
 TimeLimit = Annotated[float, typer.Option("--time-limit", metavar="SECONDS", help="Time that one run may take.")]
 MemoryLimit = Annotated[float | None, typer.Option("--memory-limit", metavar="MIB", help="Memory that one worker may hold. Default: four fifths of the machine's.")]
 Threads = Annotated[int | None, typer.Option("--threads", metavar="N", help="Computing threads of each backend. Default: one for each core.")]
+Checkpoint = Annotated[Path | None, typer.Option("--checkpoint", metavar="PATH", parser=writing.path, help="A model of your own instead: a checkpoint of any format that 'concord' reads.")]
+Format = Annotated[str, typer.Option("--from", metavar="FORMAT", help="The checkpoint's format. Default: auto, which recognises it.")]
+NameTable = Annotated[Path | None, typer.Option("--table", metavar="FILE", parser=writing.path, help="Names and layouts of the checkpoint's tensors, as TOML, in place of the format's own.")]
+Texts = Annotated[Path | None, typer.Option("--texts", metavar="FILE", parser=writing.path, help="With --checkpoint: texts to run it on. One on a line, or two with a tab between them; or JSON Lines with text, or text_a and text_b.")]
+Inputs = Annotated[Path | None, typer.Option("--inputs", metavar="FILE", parser=writing.path, help="With --checkpoint: arrays to run it on, as safetensors: input_ids, and segment_ids, labels, cotangent where you have them.")]
+Samples = Annotated[int | None, typer.Option("--batch", metavar="N", help="With --checkpoint: samples of a case. Default: 8 texts, and all samples of --inputs.")]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", metavar="N", help="With --texts: tokens that a text may have; what is longer is cut off. Default: as many as the model takes.")]
+ShowTokens = Annotated[bool, typer.Option("--show-tokens", help="With --texts: print what tokens each text became.")]
+ForwardOnly = Annotated[bool, typer.Option("--forward-only", help="Neither ask for gradients nor judge them: the forward pass alone.")]
 DEFAULT_TIME_LIMIT = TIME_LIMIT
 
 MOST_THREADS = 2**14
@@ -97,6 +109,31 @@ def settings(
     several = tuple(devices) if len(devices) > 1 else ()
     places = (tuple(asked or ()), interpreters, hosts, time_limit, limit, threads)
     return Settings(devices[0], implementation, execution, *places, precision, deterministic, repeat, several)
+
+
+def given(
+    checkpoint: Path | None, form: str, table: Path | None, texts: Path | None, inputs: Path | None, batch: int | None, max_tokens: int | None, instead: Mapping[str, Any]
+) -> Given | None:
+    """Return what the options say of a model of one's own; None: they say nothing.
+
+    Args:
+        instead: values of options that have no meaning beside it.
+
+    Raises:
+        SpecError: listing options that exclude each other, or that are about a checkpoint that is not given.
+    """
+    about = {"--from": form != "auto", "--table": table, "--texts": texts, "--inputs": inputs, "--max-tokens": max_tokens}
+    if checkpoint is None:
+        lonely = [name for name, value in about.items() if value]
+        if lonely:
+            raise SpecError([f"{name} is given but --checkpoint is not: whose weights?" for name in lonely])
+        return None
+    from concord.own import Given
+
+    excluded = [f"{name} is given beside --checkpoint, which takes its place; leave one out" for name, value in instead.items() if value]
+    if excluded:
+        raise SpecError(excluded)
+    return Given(checkpoint, form, table, texts, inputs, batch, max_tokens)
 
 
 def _pairs(option: str, values: list[str] | None, problems: list[str]) -> dict[str, str]:

@@ -63,7 +63,7 @@ def evaluate(
     console = Terminal()
     writing.check(json, read=data)
     place, model, samples = options.collect(
-        lambda: _place(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision, dtype, batch),
+        lambda: place(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision, dtype, batch),
         lambda: prediction.model_of(checkpoint),
         lambda: read(*data, layout=layout, columns=columns_of(columns), on_error=on_error),
     )
@@ -108,7 +108,7 @@ def predict(
         raise SpecError("give either TEXT or --texts FILE")
     writing.check(out, read=[texts])
     place, model, complaints = options.collect(
-        lambda: _place(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision, dtype, batch),
+        lambda: place(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision, dtype, batch),
         lambda: prediction.model_of(checkpoint),
         lambda: prediction.InOrder(on_error),
     )
@@ -158,7 +158,7 @@ def _line(found: Prediction | Bad, model: Model) -> dict[str, Any]:
     return {"line": sample.number, "text_a": sample.text_a, **pair, "label": found.label, "probabilities": sure, "truncated": found.truncated}
 
 
-def _place(
+def place(
     backend: str | None, device: str, implementation: str, execution: str, python: list[str] | None, ssh: list[str] | None,
     time_limit: float, memory_limit: float | None, threads: int | None, precision: str, dtype: str, size: int,
 ) -> tuple[str, dict[str, Any], Settings]:  # fmt: skip

@@ -6,9 +6,10 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from concord import writing
 from concord.backends import machine
@@ -25,9 +26,12 @@ from concord.speed.bandwidth import copy_gbytes
 from concord.speed.markdown import markdown as as_markdown
 from concord.speed.peers import PEERS
 from concord.speed.plan import PATIENCE, PROFILES, TURNS
-from concord.speed.presets import Preset, named, of_size, own_config, own_variant, sweep
+from concord.speed.presets import Preset, named, of_size, own, own_config, own_variant, sweep
 from concord.speed.table import show, show_changes
 from concord.terminal import Terminal
+
+if TYPE_CHECKING:
+    from concord.own import Given
 
 PRESETS = ("minilm", "bert-base")
 """What is measured unless something else is asked for: what a machine without accelerators can do in minutes."""
@@ -90,6 +94,26 @@ def models(
     if problems:
         raise SpecError(list(dict.fromkeys(problems)))
     return found
+
+
+def own_model(given: Given, batch: int | None, tokens: int | None) -> list[Preset]:
+    """Return the model of a checkpoint with a batch of the usual size, or one of texts.
+
+    Raises:
+        SpecError: if the checkpoint, or a text, cannot be read.
+    """
+    import numpy as np
+
+    from concord.own import load
+
+    found = load(replace(given, batch=MOST), gradients=False)
+    (drawn,) = found.batches.values()
+    preset = own(found.name, str(given.checkpoint), found.config)
+    if given.texts is None:
+        return [of_size(preset, batch, tokens)]
+    ids = drawn.required("input_ids")
+    lengths = tuple((ids.shape[1] - np.argmax(ids[:, ::-1] != found.config.pad_id, axis=1)).tolist())
+    return [replace(preset, batch=len(ids), tokens=ids.shape[1], ragged=lengths)]
 
 
 def workloads(

@@ -426,7 +426,7 @@ def _fault(doing: str, error: Exception) -> str:
 
 def _named(job: Job, run: Run) -> dict[str, NDArray[np.floating]]:
     """Return every tensor of a run by the name that a verdict gives it."""
-    taps = {**run.taps, output_name(job.config, job.part): run.output, "loss": run.loss}
+    taps = {**run.taps, **run.results(output_name(job.config, job.part))}
     by_taps = {f"taps.{name}": array for name, array in run.tap_gradients.items()}
     return {**taps, **{f"gradients.{name}": array for name, array in {**run.gradients, **by_taps}.items()}, **run.steps}
 

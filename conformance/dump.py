@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,6 +16,7 @@ from concord.backends.interface import Request, Run
 from concord.backends.wire import check_info, encode_request, request_of, split_gradients
 from concord.conformance.campaign import Job, Report, Result, Settings
 from concord.conformance.judging import judge
+from concord.spec.batch import completed
 from concord.spec.errors import BatchError, SpecError, WeightsError
 from concord.spec.files import find, read_arrays, read_as, section
 from concord.spec.folders import write_folder
@@ -23,6 +24,9 @@ from concord.spec.parameters import trainable
 from concord.spec.tensors import output_name, taps
 
 FORMAT = "concord.case/1"
+
+OF_THE_LOSS = ("log_probabilities", "losses", "loss")
+"""Taps behind the output: whoever wants no gradients needs none of them."""
 
 
 def _legible(text: str) -> str:
@@ -91,7 +95,7 @@ def export_cases(folder: Path, jobs: Sequence[Job]) -> list[Path]:
 
 def case_files(job: Job) -> dict[str, bytes]:
     """Return the files of a case by name."""
-    header, arrays = encode_request(Request(job.config, job.weights, job.batch, job.part, job.dtype))
+    header, arrays = encode_request(Request(job.config, job.weights, job.batch, job.part, job.dtype, gradients=job.gradients))
     manifest = json.dumps(_manifest(job, json.loads(header)), indent=1) + "\n"
     return {"case.safetensors": arrays, "case.json": manifest.encode()}
 
@@ -104,8 +108,8 @@ def _manifest(job: Job, header: dict[str, Any]) -> dict[str, Any]:
         **header,
         "wanted": {
             "output": output_name(job.config, job.part),
-            "taps": list(taps(job.config, job.part, job.batch.arrays())),
-            "gradients": trainable(job.config, job.part),
+            "taps": [name for name in taps(job.config, job.part, job.batch.arrays()) if job.gradients or name not in OF_THE_LOSS],
+            "gradients": trainable(job.config, job.part) if job.gradients else [],
         },
     }
 
@@ -124,6 +128,8 @@ def read_exported(folder: Path) -> tuple[Request, Manifest]:
     given = read_arrays(arrays)
     try:
         request = request_of(asdict(manifest), given)
+        if not manifest.gradients:
+            request = replace(request, batch=completed(request.config, request.batch, request.part))
         request.validate()
     except (WeightsError, BatchError) as error:
         raise SpecError([f"{arrays}: {problem}" for problem in error.problems]) from None
@@ -132,18 +138,19 @@ def read_exported(folder: Path) -> tuple[Request, Manifest]:
     return request, manifest
 
 
-def read_run(folder: Path, dtype: str) -> Run:
+def read_run(folder: Path, dtype: str, gradients: bool = True) -> Run:
     """Read the run that came back for a case.
 
     Args:
         dtype: the precision that it was to be made in.
+        gradients: whether they were wanted: then a loss is required, of which they are.
 
     Raises:
         SpecError: if a file is missing or corrupt.
     """
     path, about_path = folder / "run.safetensors", folder / "run.json"
     arrays = read_arrays(path)
-    missing = [name for name in ("output", "loss") if name not in arrays]
+    missing = [name for name in ("output", "loss") if name not in arrays and (gradients or name == "output")]
     if missing:
         raise SpecError(f"{path}: lacks {', '.join(map(repr, missing))}")
     about = read_as(about_path, About) if os.path.lexists(about_path) else About()
@@ -152,8 +159,8 @@ def read_run(folder: Path, dtype: str) -> Run:
     except SpecError as error:
         raise SpecError(f"{about_path}: {error}") from None
     # Whatever else it left out, a dump is judged on everything that its case wanted.
-    taps, (gradients, tap_gradients) = section(arrays, "taps/"), split_gradients(section(arrays, "gradients/"))
-    return Run(arrays["output"], arrays["loss"], taps, gradients, about.backend, dtype, about.info, tap_gradients=tap_gradients)
+    taps, (by_name, by_taps) = section(arrays, "taps/"), split_gradients(section(arrays, "gradients/"))
+    return Run(arrays["output"], arrays.get("loss"), taps, by_name, about.backend, dtype, about.info, tap_gradients=by_taps)
 
 
 def judge_dumps(folder: Path) -> Report:
@@ -184,6 +191,7 @@ def _judge_dump(folder: Path) -> tuple[Result, dict[str, Any]]:
     group, case, path = manifest.group, manifest.case, folder / "run.safetensors"
     if not os.path.lexists(path):
         return Result("dump", group, case, request.dtype, "missing", f"{path}: no such file", part=request.part), {}
-    run = read_run(folder, request.dtype)
+    run = read_run(folder, request.dtype, request.gradients)
+    run.requested = tuple(name for name in ("taps", "gradients") if getattr(request, name))
     verdict = judge(request.config, request.weights, request.batch, run, request.part)
     return Result(run.backend, group, case, run.dtype, verdict.status, verdict=verdict, part=request.part), run.info

@@ -83,7 +83,7 @@ class _Judging:
     def __init__(self, case: JudgedProblem, run: Run, derive: Derivation | None) -> None:
         self.case, self.run = case, run
         self.output = output_name(case.config, case.part)
-        self.delivered = {self.output: run.output, "loss": run.loss, **run.taps, **{f"gradients.{name}": array for name, array in run.gradients.items()}}
+        self.delivered = {**run.results(self.output), **run.taps, **{f"gradients.{name}": array for name, array in run.gradients.items()}}
         self.delivered |= {f"gradients.taps.{name}": array for name, array in run.tap_gradients.items()}
         self.delivered |= run.steps
         if derive:
@@ -134,6 +134,8 @@ class _Judging:
             return "gradients" in self.run.requested
         if name in self.run.steps or "steps" in self.run.requested:
             return True
+        if name == "loss" and self.run.loss is None:  # without gradients nobody asked for it
+            return "gradients" in self.run.requested
         return "taps" in self.run.requested or name in ("loss", self.output)
 
     def without_gradients(self) -> list[str]:
@@ -157,7 +159,7 @@ class _Judging:
         problem = _precision_problem(actual, precision(self.case.dtype))
         if problem:
             return fault(problem)
-        result = {self.output: self.run.output, "loss": self.run.loss}.get(name)
+        result = self.run.results(self.output).get(name)
         tap = self.run.taps.get(name)
         if result is not None and tap is not None and not np.array_equal(result, tap, equal_nan=True):
             return fault(f"the run's {'output' if name == self.output else 'loss'} is not its tap of this name")
@@ -165,7 +167,7 @@ class _Judging:
 
     def may_lack(self, name: str) -> bool:
         """Return whether a tensor may be missing: a tap that was declared away, or any if the backend does not say which it has not."""
-        if is_gradient(name) or name == self.output or "steps" in self.run.requested:
+        if is_gradient(name) or name == self.output or "steps" in self.run.requested or (name == "loss" and "gradients" in self.run.requested):
             return False
         return self.declared is None or (name != "loss" and any(fnmatch.fnmatch(name, pattern) for pattern in self.declared))
 

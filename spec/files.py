@@ -41,8 +41,8 @@ LARGEST_ARRAYS = 1 << 34
 TEMPORARY = ".concord-"
 """How the name of a file begins that is being written; a killed process may leave one."""
 
-LONGEST_WHOLE = 30
-"""Digits of a whole number."""
+LONGEST_WHOLE = 40
+"""Digits of a whole number: the 31 of what transformers writes for a tokenizer that has no limit are read."""
 
 MOST_PROBLEMS = 10
 """Lines about one file; the first say enough."""

@@ -38,6 +38,7 @@ class Preset:
         source: where the sizes come from.
         config: the model.
         batch, tokens: B and T.
+        ragged: the lengths of its samples where they are ragged; by default those of real texts in general.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Preset:
     config: EncoderConfig
     batch: int
     tokens: int
+    ragged: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class Workload:
     @functools.cached_property
     def lengths(self) -> list[int]:
         """The number of real tokens of each sample."""
-        return ragged(self.preset.batch, self.preset.tokens) if self.padding == "ragged" else [self.preset.tokens] * self.preset.batch
+        preset = self.preset
+        return list(preset.ragged) or ragged(preset.batch, preset.tokens) if self.padding == "ragged" else [preset.tokens] * preset.batch
 
     @property
     def key(self) -> str:

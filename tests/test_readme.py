@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from concord import backends, manual, spec
 from concord.backends import interface
 from concord.cli import app
+from tests.toys.ready import hugging_face
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -87,6 +89,21 @@ def test_guide_from_a_model_to_its_verdict_says_what_the_programs_say(tmp_path, 
         assert done.returncode == 0, done.stderr
         assert without_numbers(done.stdout) == without_numbers(output)
         assert cause in done.stdout
+
+
+def test_a_checkpoint_is_judged_run_and_exported_as_the_guide_shows(tmp_path, invoke, monkeypatch, open_worker):
+    open_worker("torch")  # skips where it is not installed
+    section = GUIDE.partition("\n## 7. ")[2]
+    hugging_face(tmp_path / "my-bert")
+    (tmp_path / "sentences.txt").write_text(blocks(section, "text")[0])
+    monkeypatch.chdir(tmp_path)
+    shown = commands(section)
+    assert [line.split()[1] for line in shown] == ["check", "export-case", "run", "fuzz", "speed"]
+    for line in shown[:3]:  # the others are the same but for what is asked
+        code, _, said = invoke(*shlex.split(line)[1:])
+        assert code == 0, said
+    assert load_file("out.safetensors")["output"].shape == (3, 3)
+    assert len([*Path("cases").rglob("case.json")]) == 1
 
 
 def mended(program, mend):

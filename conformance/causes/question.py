@@ -118,12 +118,16 @@ class Question:
 
         arithmetic = Exact(dtype)
         sigma = Sigma(taken(arithmetic), dtype)
-        for sampling in samples(dtype, arithmetic.elements):
+        for sampling in samples(dtype, self.side_by_side(arithmetic.elements)):
             sigma.sample(taken(sampling))
         rounded = list(shadows(dtype))
         for shadow in rounded:
             sigma.shadow(taken(shadow))
         return Prediction(sigma.value, sigma.result(len(rounded)))
+
+    def side_by_side(self, elements: int) -> int:
+        """Return how many numbers a sample counts as that computes so many."""
+        return elements
 
     def rounded(self, dtype: str) -> Array:
         """Return the tensor as it comes out in a precision."""

@@ -87,7 +87,9 @@ class Cause:
 
 
 @dataclass(frozen=True)
-class _Explanation:
+class Explanation:
+    """A hypothesis that explains a tensor, and how the tensor is judged by it."""
+
     hypothesis: Hypothesis
     judgement: Any
 
@@ -95,14 +97,19 @@ class _Explanation:
 def mistakes(question: Question) -> Iterator[Hypothesis]:
     """Yield the single mistakes that the step of a tap may contain."""
     for tap in question.span:
-        for patterns, family in FAMILIES:
-            if matches(tap, patterns):
-                yield from (hypothesis.at(tap) for hypothesis in family(question, tap))
+        yield from mistakes_at(question, tap)
+
+
+def mistakes_at(question: Question, tap: str) -> Iterator[Hypothesis]:
+    """Yield the single mistakes that may be made at one tap."""
+    for patterns, family in FAMILIES:
+        if matches(tap, patterns):
+            yield from (hypothesis.at(tap) for hypothesis in family(question, tap))
 
 
 def of_kind(question: Question, name: str) -> Iterator[Hypothesis]:
     """Yield the hypotheses of a name that may be made of the tensor in question."""
-    search = _Search.__new__(_Search)
+    search = Search.__new__(Search)
     search.question = question
     for hypotheses in (search.simple(), search.unusual()):
         yield from (hypothesis for hypothesis in hypotheses if hypothesis.name == name)
@@ -115,7 +122,7 @@ def of(question: Question, judge: Callable[..., Any], deadline: float = math.inf
         TimeoutError: at a deadline by :func:`time.monotonic`.
     """
     with np.errstate(all="ignore"):  # what is not finite is compared as such
-        return _Search(question, judge, deadline).cause()
+        return Search(question, judge, deadline).cause()
 
 
 def explain(case: JudgedProblem, forced: Mapping[str, Array], tensor: str, actual: Array, judge: Callable[..., Any]) -> Cause | None:
@@ -131,8 +138,8 @@ def explain(case: JudgedProblem, forced: Mapping[str, Array], tensor: str, actua
     return of(Question(case, forced, tensor, actual), judge)
 
 
-class _Search:
-    """One search for one tensor."""
+class Search:
+    """One search for one tensor; see :func:`explain`."""
 
     def __init__(self, question: Question, judge: Callable[..., Any], deadline: float) -> None:
         self.question, self.judge, self.deadline = question, judge, deadline
@@ -166,9 +173,9 @@ class _Search:
             if matches(tap, ("*.masked_scores",)):
                 yield from masks.of_other_constants(self.question, tap)
 
-    def explaining(self, hypotheses: Iterable[Hypothesis]) -> list[_Explanation]:
+    def explaining(self, hypotheses: Iterable[Hypothesis]) -> list[Explanation]:
         """Return the hypotheses under which the tensor is right, and which do not leave it as it should be."""
-        found: dict[str, _Explanation] = {}
+        found: dict[str, Explanation] = {}
         for hypothesis in hypotheses:
             if time.monotonic() > self.deadline:
                 raise TimeoutError
@@ -178,7 +185,7 @@ class _Search:
             except INAPPLICABLE:
                 continue
             if prediction and self.explains(prediction):
-                found.setdefault(hypothesis.text, _Explanation(hypothesis, self.judged(self.question.actual, prediction)))
+                found.setdefault(hypothesis.text, Explanation(hypothesis, self.judged(self.question.actual, prediction)))
         return list(found.values())
 
     def near(self, hypothesis: Hypothesis, value: Array) -> bool:
@@ -209,7 +216,7 @@ class _Search:
     def judged(self, actual: Array, prediction: Prediction) -> Any:
         return self.judge(actual, prediction.value, prediction.sigma, self.question.case.dtype)
 
-    def conclude(self, found: Sequence[_Explanation]) -> Cause:
+    def conclude(self, found: Sequence[Explanation]) -> Cause:
         best = min(found, key=lambda one: one.judgement.rms)
         kept = [one for one in found if one is best or one.judgement.rms < MUCH_BETTER * best.judgement.rms or one.judgement.ratio <= EDGE]
         sure = len(found) == 1 and best.judgement.ratio <= EDGE and not best.hypothesis.rare

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.causes import Cause, search
+from concord.conformance.causes import Cause, search, whole
 from concord.conformance.causes.question import Question
 from concord.conformance.causes.step import group_of
 from concord.conformance.diagnosis.backward import Backward, Bounds, shares
@@ -21,6 +21,7 @@ from concord.conformance.diagnosis.composed import compose
 from concord.conformance.diagnosis.description import Description, describe
 from concord.conformance.diagnosis.replacement import elsewhere, replace
 from concord.conformance.expectation import JudgedProblem, is_gradient
+from concord.conformance.tolerance import is_large
 from concord.spec.tensors import clause_of
 
 Array = NDArray[np.floating]
@@ -31,6 +32,9 @@ CLAUSE = re.compile(r"\b[A-Z]{3}-\d+\b")
 
 LONGEST = 60.0
 """Seconds that may be spent on single mistakes: a step of a large model takes long."""
+
+LONGEST_OF_WHOLE = 240.0
+"""Seconds that may be spent where nothing says in which layer a mistake lies."""
 
 BUDGET = 10.0
 """Seconds that may be spent on mistakes made in one place, and on other inputs."""
@@ -95,9 +99,15 @@ def diagnose(
     question = Question(case, forced, tensor, delivered[tensor])
     usual = clause_of(case.config, tensor, case.part)
     notes: list[str] = []
+    cause, far = None, whole.reaches_far(case, forced, tensor)
+    if far:
+        cause = _tried("the search for a cause in the whole model", notes, lambda: whole.of_whole(case, forced, tensor, delivered[tensor], judge, time.monotonic() + LONGEST_OF_WHOLE))
+        if cause and cause.confident:
+            return Diagnosis(tensor, _clauses(cause, None, ()), cause)
     with np.errstate(all="ignore"):  # what is not finite is compared as such
-        cause = _tried("the search for a cause", notes, lambda: search.of(question, judge, time.monotonic() + LONGEST))
-        if cause:
+        if cause is None and not (far and is_large(case)):  # of a large model that has been all that there is time for
+            cause = _tried("the search for a cause", notes, lambda: search.of(question, judge, time.monotonic() + LONGEST))
+        if cause and not far:
             found = cause
             cause, told = _tried("trying the cause in the whole run", notes, lambda: _in_its_place(question, found, delivered, statuses)) or (cause, [])
             notes += told
@@ -133,7 +143,7 @@ def _tried(what: str, notes: list[str], step: Callable[[], T]) -> T | None:
     try:
         return step()
     except TimeoutError:
-        notes.append(f"{what} was stopped after {LONGEST:g} seconds: not everything that is known was tried")
+        notes.append(f"{what} was stopped when its time was over: not everything that is known was tried")
     except Exception as error:
         notes.append(f"{what} failed: {type(error).__name__}: {error}")
     return None

@@ -58,6 +58,7 @@ class FuzzCase:
         padding: one of :data:`PADDINGS`.
         key_mask: one of :data:`KEY_MASKS`, for the attention parts.
         query_mask: whether the attention parts are given a query mask.
+        gradients: whether they are asked for and judged too.
     """
 
     config: EncoderConfig
@@ -74,10 +75,11 @@ class FuzzCase:
     padding: str
     key_mask: str
     query_mask: bool
+    gradients: bool = True
 
     def build(self) -> tuple[EncoderConfig, dict[str, NDArray[np.float64]], Batch]:
         """Return configuration, weights and inputs. All floating-point values are float32 numbers."""
-        return self.config, self._weights(), self._inputs()
+        return self.config, self._weights(), self.inputs()
 
     def job(self, name: str, end_to_end: bool = False) -> Job:
         """Return the job that runs this case and judges each step by itself, which decides.
@@ -85,7 +87,7 @@ class FuzzCase:
         Args:
             end_to_end: whether to judge end to end too, which takes as long again.
         """
-        return Job("fuzz", name, self.dtype, self.part, *self.build(), end_to_end=end_to_end)
+        return Job("fuzz", name, self.dtype, self.part, *self.build(), end_to_end=end_to_end or not self.gradients, gradients=self.gradients)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the case as JSON data that :func:`case_from` reads back."""
@@ -102,7 +104,8 @@ class FuzzCase:
             drawn[token] = _single(drawn[token] + self.offset)
         return drawn
 
-    def _inputs(self) -> Batch:
+    def inputs(self) -> Batch:
+        """Return inputs alone, as they are drawn."""
         sizes = axis_sizes(self.config, batch=self.batch, tokens=self.tokens, key=self.tokens, query=self.queries)
         drawn: dict[str, NDArray[Any]] = {}
         for name, tensor in inputs(self.config, self.part).items():
@@ -155,8 +158,8 @@ def case_from(fields: Mapping[str, Any], where: str = "case") -> FuzzCase:
     Raises:
         SpecError: for missing and unknown fields, and for a configuration that describes no model.
     """
-    known = [field.name for field in dataclasses.fields(FuzzCase)]
-    problems = [f"{where}: field {name!r} is missing but is required" for name in known if name not in fields]
+    known = {field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(FuzzCase)}
+    problems = [f"{where}: field {name!r} is missing but is required" for name, required in known.items() if required and name not in fields]
     problems += [f"{where}: field {name!r} is unknown" for name in fields if name not in known]
     if problems:
         raise SpecError(problems)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import tempfile
 import time
@@ -33,6 +34,7 @@ class Plan:
         shapes: how many tuples of sizes the cases share; 0: any sizes.
         chunk: how many cases are given out at a time.
         end_to_end: whether to judge end to end too.
+        gradients: whether they are asked for and judged too.
         stop_first: whether the first failure ends the hunt.
         until: when to stop, in seconds since the epoch.
     """
@@ -45,6 +47,7 @@ class Plan:
     shapes: int = SHAPES
     chunk: int = CHUNK
     end_to_end: bool = False
+    gradients: bool = True
     stop_first: bool = False
     until: float | None = None
 
@@ -101,7 +104,7 @@ def draw(plan: Plan, index: int, look: Callable[[FuzzCase], None], smallest: Cal
     calls = itertools.count()
 
     def test(case: FuzzCase) -> None:
-        (look if next(calls) else smallest)(case)
+        (look if next(calls) else smallest)(case if plan.gradients else dataclasses.replace(case, gradients=False))
 
     seed = int(np.random.SeedSequence([plan.seed, index]).generate_state(1, np.uint64)[0])
     given = hypothesis.given(fuzz_cases(plan.dtypes, plan.parts, pool(plan.seed, plan.shapes)))

@@ -1,0 +1,320 @@
+"""A model of one's own: somebody's checkpoint, and sentences, judged like everything else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from concord import conformance, spec
+from concord.backends import Run
+from concord.own import Given, load, read_texts
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.batch import from_arrays
+from concord.spec.config import from_mapping
+from concord.spec.errors import SpecError
+from concord.spec.reference import compute
+from concord.speed import Workload
+from concord.speeding import own_model
+from tests.toys.ready import CONFIG, SENTENCES, WORDS, hugging_face, texts
+from tests.toys.surroundings import toy
+
+Invoke = Callable[..., tuple[int, str, list[str]]]
+
+NUMPY = toy("NumpyBackend")
+ID = {word: number for number, word in enumerate(WORDS)}
+
+
+def judged(path: Path) -> tuple[dict, list[str]]:
+    """Return the one result of a record, and the tensors that were judged."""
+    data = json.loads(path.read_text())
+    (result,) = data["results"]
+    return result, data["tables"][result["verdict"]["table"]]["tensors"]
+
+
+def refusal(call: Callable[[], object]) -> str:
+    with pytest.raises(SpecError) as caught:
+        call()
+    return str(caught.value)
+
+
+# Texts.
+
+
+def test_texts_become_the_ids_of_the_models_own_tokenizer(tmp_path: Path) -> None:
+    found = load(Given(hugging_face(tmp_path / "bert"), texts=texts(tmp_path / "t.txt"), batch=3))
+    assert list(found.batches) == ["bert-t-1", "bert-t-4"]
+    batch = found.batches["bert-t-1"]
+    row = ["[CLS]", "a", "quick", "dog", "ran", ",", "look", "##ing", "in", "the", "bank", "?", "[SEP]"]
+    assert batch.input_ids[1].tolist() == [ID[word] for word in row]
+    assert batch.input_ids[2].tolist() == [ID[word] for word in ("[CLS]", "short", ".", "[SEP]")] + [0] * 9
+    assert found.batches["bert-t-4"].input_ids.shape == (2, 12)
+    assert found.tokens[4].endswith("t.txt:5: [CLS] the cat ##s said [SEP]")
+    assert found.part == "model"
+
+
+def test_pairs_have_segments_and_labels_are_the_models(tmp_path: Path) -> None:
+    folder = hugging_face(tmp_path / "bert", id2label={"0": "no", "1": "so so", "2": "yes"})
+    pairs = texts(tmp_path / "t.tsv", "the cat\tthe dog", "short\twho ran?")
+    (batch,) = load(Given(folder, texts=pairs)).batches.values()
+    assert batch.segment_ids.tolist() == [[0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1, 1]]
+    lines = [{"text": "the cat", "label": "yes"}, {"text_a": "the dog", "text_b": "ran", "label": "no"}]
+    path = texts(tmp_path / "t.jsonl", *map(json.dumps, lines))
+    (batch,) = load(Given(folder, texts=path)).batches.values()
+    assert batch.labels.tolist() == [2, 0]
+    assert "has the labels 'maybe' but the model's are 'no', 'so so', 'yes'" in refusal(lambda: load(Given(folder, texts=texts(path, json.dumps({"text": "a", "label": "maybe"})))))
+
+
+def test_what_is_cut_off_is_said(tmp_path: Path) -> None:
+    found = load(Given(hugging_face(tmp_path / "bert"), texts=texts(tmp_path / "t.txt"), max_tokens=7))
+    (batch,) = found.batches.values()
+    assert batch.input_ids.shape == (5, 7)
+    assert (batch.input_ids[0] == [ID[word] for word in ["[CLS]", "the", "cat", "sat", "on", "the", "[SEP]"]]).all()
+    assert [line.partition(": ")[2] for line in found.remarks if "cut off" in line] == [
+        "2 tokens were cut off: 7 are as many as it may have", "6 tokens were cut off: 7 are as many as it may have", "5 tokens were cut off: 7 are as many as it may have",
+    ]  # fmt: skip
+    assert "at most 19" in refusal(lambda: load(Given(tmp_path / "bert", texts=tmp_path / "t.txt", max_tokens=20)))
+
+
+def test_a_limit_beside_the_tokenizer_is_kept(tmp_path: Path) -> None:
+    folder = hugging_face(tmp_path / "bert")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 1000000000000000019884624838656, "do_lower_case": True}))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 8}))
+    (batch,) = load(Given(folder, texts=texts(tmp_path / "t.txt"))).batches.values()
+    assert batch.input_ids.shape == (5, 8)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda folder: (folder / "vocab.txt").unlink(), "has no tokenizer.json and no vocab.txt: put one beside the weights, or give ids as --inputs"),
+        (lambda folder: (folder / "vocab.txt").write_text("\n".join([*WORDS[:5], *map(str, range(30)), *WORDS[5:]])), "has id 35 but the model's table has 25 rows: is it another model's tokenizer?"),
+        (lambda folder: (folder / "vocab.txt").write_text("the\ncat\n"), "vocab.txt: vocabulary lacks [PAD], [UNK], [CLS], [SEP]"),
+        (lambda folder: (folder / "t.txt").write_text("the cat\na [PAD] dog\n"), "t.txt:2: token 2, '[PAD]', has id 0, which is padding ('pad_id') to the model"),
+        (lambda folder: (folder / "t.txt").write_text("the cat\na\tdog\n"), "t.txt:2: has a tab, but the first line has none"),
+        (lambda folder: (folder / "t.txt").write_text("the cat\n \n"), "t.txt:2: 'text_a' is empty"),
+    ],
+    ids=["no tokenizer", "another's tokenizer", "no special tokens", "padding in a text", "a tab", "an empty line"],
+)
+def test_what_is_wrong_with_texts_is_said(tmp_path: Path, spoil: Callable[[Path], object], said: str) -> None:
+    hugging_face(tmp_path)
+    texts(tmp_path / "t.txt")
+    spoil(tmp_path)
+    assert said in refusal(lambda: load(Given(tmp_path, texts=tmp_path / "t.txt")))
+
+
+def test_a_header_says_what_columns_are(tmp_path: Path) -> None:
+    labelled = texts(tmp_path / "t.tsv", "sentence\tlabel", "the cat\t1")
+    assert [(one.text_a, one.text_b, one.label) for one in read_texts(labelled).samples] == [("the cat", None, "1")]
+
+
+# Inputs.
+
+
+def test_inputs_are_taken_as_they_are(tmp_path: Path) -> None:
+    given = {"input_ids": np.array([[2, 7, 3], [2, 3, 0]], np.int32), "token_type_ids": np.zeros((2, 3), np.int64), "attention_mask": np.array([[1, 1, 1], [1, 1, 0]])}
+    save_file(given, tmp_path / "i.safetensors")
+    folder = hugging_face(tmp_path / "bert", "encoder")
+    found = load(Given(folder, inputs=tmp_path / "i.safetensors"))
+    (batch,) = found.batches.values()
+    assert (found.part, batch.input_ids.tolist(), batch.cotangent.shape) == ("encoder", [[2, 7, 3], [2, 3, 0]], (2, 3, 14))
+    assert "cotangent is drawn, since nobody gave any" in " ".join(found.remarks)
+    assert list(load(Given(folder, inputs=tmp_path / "i.safetensors", batch=1)).batches) == ["bert-i-1", "bert-i-2"]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"input_ids": np.array([[2, 25]])}, "'input_ids' is 25 at (0, 1) but must lie in [0, 25)"),
+        ({"input_ids": np.array([[2, 7]]), "attention_mask": np.array([[1, 0]])}, "the mask is 0 at (0, 1), where 'input_ids' is 7, but must hide 0 ('pad_id') and nothing else"),
+        ({"input_ids": np.full((1, 20), 7)}, "'input_ids' has 20 tokens but at most 19 fit"),
+        ({"ids": np.array([[2]])}, "unknown input 'ids'"),
+        ({"segment_ids": np.array([[0]])}, "'input_ids' is missing but is required"),
+        ({"input_ids": np.array([[2.0, 7.0]])}, "'input_ids' has dtype float64 but must be an integer type"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(tmp_path: Path, arrays: dict[str, np.ndarray], said: str) -> None:
+    save_file(arrays, tmp_path / "i.safetensors")
+    found = refusal(lambda: load(Given(hugging_face(tmp_path / "bert"), inputs=tmp_path / "i.safetensors")))
+    assert said in found
+    assert str(tmp_path / "i.safetensors") in found
+
+
+# Commands.
+
+
+@pytest.mark.parametrize("part", ["model", "encoder"])
+def test_a_plugin_is_judged_on_a_checkpoint_and_texts(invoke: Invoke, tmp_path: Path, part: str) -> None:
+    folder, path = hugging_face(tmp_path / "bert", part), texts(tmp_path / "t.txt")
+    code, output, said = invoke("check", "--checkpoint", folder, "--texts", path, "--backend", NUMPY, "--dtype", "float32", "--json", tmp_path / "r.json")
+    assert code == 0, said
+    assert ("Conformance: encoder" in output) == (part == "encoder")
+    result, tensors = judged(tmp_path / "r.json")
+    assert (result["group"], result["case"], result["part"], result["status"]) == ("bert", "bert-t-1", part, "agrees")
+    assert any(name.startswith("gradients.") for name in tensors)
+
+
+def test_without_gradients_none_are_judged(invoke: Invoke, tmp_path: Path) -> None:
+    folder = hugging_face(tmp_path / "bert")
+    code, _, said = invoke("check", "--checkpoint", folder, "--backend", NUMPY, "--dtype", "float64", "--forward-only", "--json", tmp_path / "r.json")
+    assert code == 0, said
+    result, tensors = judged(tmp_path / "r.json")
+    assert result["status"] == "agrees"
+    assert not any(name.startswith("gradients.") for name in tensors)
+
+
+def test_options_about_a_checkpoint_need_one_and_exclude_standard_cases(invoke: Invoke, tmp_path: Path) -> None:
+    folder = hugging_face(tmp_path / "bert")
+    code, _, said = invoke("check", "--texts", texts(tmp_path / "t.txt"), "--backend", NUMPY)
+    assert (code, said) == (2, ["concord: error: --texts is given but --checkpoint is not: whose weights?"])
+    code, _, said = invoke("check", "--checkpoint", folder, "--variant", "bert", "--case", "bert-tiny", "--backend", NUMPY)
+    assert code == 2
+    assert [line.partition(" is given beside")[0].split()[-1] for line in said] == ["--variant", "--case"]
+    code, _, said = invoke("check", "--checkpoint", folder, "--part", "stack", "--backend", NUMPY)
+    assert (code, "--part is 'stack' but must be model or encoder" in said[-1]) == (2, True)
+
+
+# Files alone.
+
+
+def answered(folder: Path, spoil: Callable[[spec.EncoderConfig, dict], tuple] = lambda config, weights: (config, weights)) -> Path:
+    """Hand back the output alone of each case, computed by the reference; a mistake is a change of configuration or weights."""
+    for path in folder.rglob("case.json"):
+        case, arrays = json.loads(path.read_text()), load_file(path.with_name("case.safetensors"))
+        config, weights = spoil(from_mapping(case["config"]), {name.removeprefix("weights/"): array for name, array in arrays.items() if name.startswith("weights/")})
+        batch = from_arrays({name.removeprefix("inputs/"): array for name, array in arrays.items() if name.startswith("inputs/")})
+        made = compute(config, weights, batch, Arithmetic(case["dtype"]), False, case["part"], case["dtype"])
+        save_file({"output": np.asarray(made.output, order="C")}, path.with_name("run.safetensors"))
+    return folder
+
+
+def exported(invoke: Invoke, folder: Path, part: str = "encoder") -> Path:
+    code, _, said = invoke("export-case", folder / "cases", "--checkpoint", hugging_face(folder / "bert", part), "--texts", texts(folder / "t.txt"), "--forward-only", "--dtype", "float32")
+    assert code == 0, said
+    return folder / "cases"
+
+
+@pytest.mark.parametrize("part", ["model", "encoder"])
+def test_a_port_that_hands_back_its_output_alone_is_judged_on_it(invoke: Invoke, tmp_path: Path, part: str) -> None:
+    cases = exported(invoke, tmp_path, part)
+    (path,) = cases.rglob("case.json")
+    case = json.loads(path.read_text())
+    assert (case["gradients"], case["wanted"]["gradients"], "loss" in case["wanted"]["taps"]) == (False, [], False)
+    code, output, said = invoke("check", "--from-dump", answered(cases))
+    assert code == 0, said
+    assert "1 run: 1 agrees" in output
+
+
+def swapped(config: spec.EncoderConfig, weights: dict, one: str, other: str) -> tuple[spec.EncoderConfig, dict]:
+    def name(given: str) -> str:
+        return given.replace(one, "*").replace(other, one).replace("*", other)
+
+    return config, {given: weights[name(given)] for given in weights}
+
+
+MISTAKES = {
+    "tanh": (lambda config, weights: (config.replace(activation="gelu_tanh"), weights), "activation = gelu_tanh instead of gelu_erf (FFN-2)"),
+    "unmasked": (lambda config, weights: (config.replace(mask_value=-1e-30), weights), "no mask at all, in every layer (MSK-1)"),
+    "epsilon": (lambda config, weights: (config.replace(norm_epsilon=1e-5), weights), "norm_epsilon = 1e-05 instead of 1e-12 (NRM-2)"),
+    "no segments": (lambda config, weights: (config, {**weights, "embeddings.segment.weight": 0 * weights["embeddings.segment.weight"]}), "segment"),
+    "query and key": (lambda config, weights: swapped(config, weights, ".query.", ".key."), "queries and keys have changed places, in every layer (ATT-3)"),
+    "not transposed": (lambda config, weights: (config, {**weights, "layers.0.attention.output.weight": weights["layers.0.attention.output.weight"].T}), "layers.0.attention.output.weight"),
+}
+
+
+@pytest.mark.parametrize("mistake", [pytest.param(name, marks=[] if name == "tanh" else [pytest.mark.slow]) for name in MISTAKES])
+def test_of_an_output_alone_the_mistake_is_named(invoke: Invoke, tmp_path: Path, mistake: str) -> None:
+    spoil, said = MISTAKES[mistake]
+    code, output, _ = invoke("check", "--from-dump", answered(exported(invoke, tmp_path), spoil))
+    assert code == 1
+    words = " ".join(output.split())
+    assert "is explained by" in words
+    assert said in words.partition("is explained by")[2]
+
+
+def test_a_case_without_a_cotangent_is_judged_where_it_wants_no_gradients(invoke: Invoke, tmp_path: Path) -> None:
+    cases = answered(exported(invoke, tmp_path))
+    (path,) = cases.rglob("case.safetensors")
+    arrays = load_file(path)
+    save_file({name: array for name, array in arrays.items() if name != "inputs/cotangent"}, path)
+    assert invoke("check", "--from-dump", cases)[0] == 0
+    manifest = path.with_name("case.json")
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "gradients": True}))
+    code, _, said = invoke("check", "--from-dump", cases)
+    assert (code, "'cotangent' is missing but is required" in said[0]) == (2, True)
+
+
+# Other commands.
+
+
+def test_random_inputs_run_on_the_weights_and_what_fails_is_written(invoke: Invoke, tmp_path: Path) -> None:
+    folder, out = hugging_face(tmp_path / "bert"), tmp_path / "out"
+    options = ("--checkpoint", folder, "--cases", "3", "--seed", "7", "--forward-only", "--out", out)
+    code, output, said = invoke("fuzz", "--backend", NUMPY, *options)
+    assert (code, "3 runs: 3 agree" in output) == (0, True), said
+    assert not out.exists()
+    code, output, _ = invoke("fuzz", "--backend", toy("WrongAfterTheFirstLayer"), *options)
+    assert code == 1
+    cases = [json.loads(path.read_text()) for path in out.rglob("case.json")]
+    assert len(cases) == int(output.partition(" cases that failed are written")[0].split()[-1])
+    assert {(case["group"], case["gradients"]) for case in cases} == {("bert", False)}
+    code, _, said = invoke("fuzz", "--backend", NUMPY, *options[:2], "--sets", "2")
+    assert (code, "--sets is given beside --checkpoint" in said[0]) == (2, True)
+
+
+def test_golden_files_take_no_checkpoint(invoke: Invoke, tmp_path: Path) -> None:
+    code, _, said = invoke("golden", "--checkpoint", tmp_path)
+    assert (code, "golden files bring weights and inputs of their own" in said[0]) == (2, True)
+
+
+def test_a_workload_is_as_long_as_texts_are(tmp_path: Path) -> None:
+    given = Given(hugging_face(tmp_path / "bert", "encoder"), texts=texts(tmp_path / "t.txt"))
+    (preset,) = own_model(given, None, None)
+    assert (preset.batch, preset.tokens, preset.config.num_layers) == (5, 13, 2)
+    assert Workload(preset, padding="ragged").lengths == [9, 13, 4, 12, 6]
+
+
+# Running.
+
+
+@pytest.mark.parametrize("batch", [[], ["--batch", "2"]])
+def test_run_writes_what_a_backend_computes(invoke: Invoke, tmp_path: Path, batch: list[str]) -> None:
+    folder, path, out = hugging_face(tmp_path / "bert"), texts(tmp_path / "t.txt"), tmp_path / "o.safetensors"
+    code, output, said = invoke("run", folder, "--backend", NUMPY, "--texts", path, "-o", out, "--dtype", "float64", *batch)
+    assert code == 0, said
+    assert f"written: {out}: output float64 (5, 3), 2 inputs" in output
+    arrays = load_file(out)
+    found = load(Given(folder, texts=path))
+    (given,) = found.batches.values()
+    assert set(arrays) == {"output", "inputs/input_ids", "inputs/segment_ids"}
+    assert np.array_equal(arrays["inputs/input_ids"], given.input_ids)
+    truth = spec.reference(CONFIG, found.weights, given)
+    made = Run(arrays["output"], None, dtype="float64", requested=())
+    assert conformance.judge(CONFIG, found.weights, given, made).passed
+    assert arrays["output"].shape == truth.logits.shape
+
+
+def test_run_writes_taps_and_gradients_by_name(invoke: Invoke, tmp_path: Path) -> None:
+    out = tmp_path / "o.safetensors"
+    code, _, said = invoke("run", hugging_face(tmp_path / "bert"), "--backend", NUMPY, "--texts", texts(tmp_path / "t.txt"), "-o", out, "--taps", "--gradients")
+    assert code == 0, said
+    arrays = load_file(out)
+    assert {f"taps/{name}" for name in spec.taps(CONFIG)} <= arrays.keys()
+    assert {f"gradients/{name}" for name in spec.trainable(CONFIG)} <= arrays.keys()
+    assert arrays["inputs/labels"].tolist() == [0, 1, 2, 0, 1]
+
+
+def test_run_refuses_what_it_cannot_do_and_writes_nothing(invoke: Invoke, tmp_path: Path) -> None:
+    folder, out = hugging_face(tmp_path / "bert"), tmp_path / "o.safetensors"
+    code, _, said = invoke("run", folder, "--backend", NUMPY, "-o", out)
+    assert (code, said[0]) == (2, "concord: error: neither --texts nor --inputs is given: what is it to be run on?")
+    code, _, said = invoke("run", folder, "--backend", NUMPY, "--texts", texts(tmp_path / "t.txt"), "-o", tmp_path / "t.txt")
+    assert (code, "is read; name another file to write" in said[0]) == (2, True)
+    code, _, said = invoke("run", folder, "--backend", toy("SaysUnsupported"), "--texts", tmp_path / "t.txt", "-o", out)
+    assert code == 3
+    assert not out.exists()
+    assert (tmp_path / "t.txt").read_text().splitlines() == list(SENTENCES)

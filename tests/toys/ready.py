@@ -1,0 +1,44 @@
+"""A small checkpoint as somebody else's library writes it: a BERT of Hugging Face with random weights and a vocabulary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from concord import spec
+from concord.spec.sources import table
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "cat", "dog", "rain", "bank", "sat", "ran", "said", "on", "in", "##s", "##ing", "quick", ".", ",", "?", "who", "short", "look"]
+
+SENTENCES = ("The cat sat on the rain.", "A quick dog ran, looking in the bank?", "Short.", "Who said the dogs ran in the rain?", "the cats said")
+
+CONFIG = spec.variant("bert", vocab_size=len(WORDS), d_model=14, num_heads=2, d_ff=17, num_classes=3, num_layers=2, max_positions=19)
+
+
+def hugging_face(folder: Path, part: str = "model", seed: int = 3, **stated: Any) -> Path:
+    """Write a checkpoint: ``config.json``, ``model.safetensors`` and ``vocab.txt``.
+
+    Args:
+        part: of the model that it holds; without a classifier it has a pooler all the same.
+        stated: keys of the configuration, in place of what they would be.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    bert = table.load("bert-hugging-face")
+    weights = {name: array.astype(np.float32) for name, array in spec.initialize(CONFIG, seed).items()}
+    tensors = table.native(bert, CONFIG, weights)
+    kept = {name: array for name, array in tensors.items() if part == "model" or "classifier" not in name}
+    said = {**table.stated(bert, CONFIG), "model_type": "bert", **stated}
+    (folder / "config.json").write_text(json.dumps(said))
+    save_file({name: np.ascontiguousarray(array) for name, array in kept.items()}, folder / "model.safetensors")
+    (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    return folder
+
+
+def texts(path: Path, *lines: str) -> Path:
+    """Write texts, one on a line; by default :data:`SENTENCES`."""
+    path.write_text("\n".join(lines or SENTENCES) + "\n")
+    return path

@@ -1,0 +1,142 @@
+"""Tokenizers that published models come with: texts become the ids that the model's own library makes of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from concord.spec.config import EncoderConfig
+from concord.spec.errors import SpecError, optional
+from concord.spec.files import parse_json
+from concord.training.data import tokenizers
+from concord.training.data.encoder import TEXT_FILE, TOKENIZER_FILE, Encoded, TextEncoder
+
+with optional("Texts for a checkpoint", "training"):
+    from tokenizers import Tokenizer, normalizers, processors
+
+VOCABULARY, SETTINGS, SENTENCES = "vocab.txt", "tokenizer_config.json", "sentence_bert_config.json"
+
+MASK = "[MASK]"
+
+
+class Encodes(Protocol):
+    """What turns texts into ids: a :class:`TextEncoder`, or a :class:`Ready`."""
+
+    def encode(self, a: str, b: str | None = None) -> Encoded:
+        """Encode a text, or a pair."""
+
+
+class Ready:
+    """A tokenizer that puts its own marks around texts, and cuts off what is longer than it may be: the longer of two texts first.
+
+    Args:
+        tokenizer: of ``tokenizers``, with its template of marks.
+        max_tokens: of a sample, marks included.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int) -> None:
+        self.tokenizer, self.max_tokens = tokenizer, max_tokens
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+
+    def encode(self, a: str, b: str | None = None) -> Encoded:
+        """Encode a text, or a pair.
+
+        Raises:
+            SpecError: if one is no text, or there is no room for the marks.
+        """
+        found = self._encoded(a, b)
+        whole = self._lengths(found)
+        if len(found.ids) > self.max_tokens:
+            marks = len(found.ids) - sum(whole)
+            if self.max_tokens <= marks:
+                raise SpecError(f"a sample may have {self.max_tokens} tokens but must have more than {marks}: so many marks stand around its text")
+            self.tokenizer.enable_truncation(self.max_tokens, strategy="longest_first")
+            found = self._encoded(a, b)
+            self.tokenizer.no_truncation()
+        kept = self._lengths(found)
+        offsets = tuple(None if text is None else (text, *place) for text, place in zip(found.sequence_ids, found.offsets, strict=True))
+        cut = (whole[0] - kept[0], whole[1] - kept[1])
+        return Encoded(np.array(found.ids, np.int64), np.array(found.type_ids, np.int64), tuple(found.tokens), offsets, cut)
+
+    def _encoded(self, a: str, b: str | None) -> Any:
+        try:
+            return self.tokenizer.encode(a, b)
+        except TypeError:
+            raise SpecError(f"{(b or '' if a.isprintable() else a)[:40]!r} is no text: it holds a lone surrogate") from None
+
+    @staticmethod
+    def _lengths(found: Any) -> tuple[int, int]:
+        """Return how many tokens come from each text."""
+        return found.sequence_ids.count(0), found.sequence_ids.count(1)
+
+
+def encoder_of(folder: Path, files: Mapping[str, bytes], config: EncoderConfig, max_tokens: int | None = None) -> Encodes | None:
+    """Return what a checkpoint's own tokenizer makes of texts; None: it has none.
+
+    Args:
+        folder: of the checkpoint.
+        files: that lie beside the weights, by name: ``tokenizer.json``, ``vocab.txt``, and what is said of them.
+        max_tokens: of a sample; by default as many as there are positions for, or as its files say.
+
+    Raises:
+        SpecError: if a file cannot be understood, or there are not so many positions.
+    """
+    room = config.max_positions - config.position_start
+    if max_tokens is not None and not 1 <= max_tokens <= room:
+        raise SpecError(f"--max-tokens is {max_tokens} but must be at least 1 and at most {room}: so many positions has the model [clause=INP-2]")
+    settings, sentences = (_object(files, name) for name in (SETTINGS, SENTENCES))
+    if TEXT_FILE in files and TOKENIZER_FILE in files:
+        own = TextEncoder.read(folder)
+        return own if max_tokens is None else TextEncoder(own.tokenizer, dataclasses.replace(own.text, max_tokens=max_tokens))
+    said = [length for length in (settings.get("model_max_length"), sentences.get("max_seq_length")) if isinstance(length, int) and length > 0]
+    longest = min([room, *said]) if max_tokens is None else max_tokens
+    if TOKENIZER_FILE in files:
+        tokenizer = tokenizers.from_json(files[TOKENIZER_FILE].decode(errors="replace"), TOKENIZER_FILE)
+        if tokenizer.post_processor is None:
+            _mark(tokenizer, TOKENIZER_FILE)
+        return Ready(tokenizer, longest)
+    return Ready(_of_vocabulary(files[VOCABULARY], settings), longest) if VOCABULARY in files else None
+
+
+def _of_vocabulary(content: bytes, settings: Mapping[str, Any]) -> Tokenizer:
+    """Return the tokenizer of BERT: pieces of words, as ``tokenizer_config.json`` says; without one of small letters."""
+    try:
+        lines = content.decode().removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{VOCABULARY}: is no text in utf-8: {error.reason} at byte {error.start}") from None
+    lowercase = settings.get("do_lower_case", True) is not False
+    try:
+        found = tokenizers.from_vocabulary("wordpiece", [line.removesuffix("\r") for line in lines], lowercase)
+    except SpecError as error:
+        raise SpecError([f"{VOCABULARY}: {problem}" for problem in error.problems]) from None
+    accents, chinese = settings.get("strip_accents"), settings.get("tokenize_chinese_chars", True)
+    found.normalizer = normalizers.BertNormalizer(clean_text=True, handle_chinese_chars=chinese is not False, strip_accents=accents, lowercase=lowercase)
+    found.add_special_tokens([token for token in (*tokenizers.SPECIAL, MASK) if found.token_to_id(token) is not None])
+    _mark(found, VOCABULARY)
+    return found
+
+
+def _mark(tokenizer: Tokenizer, where: str) -> None:
+    """Have a tokenizer put BERT's marks around texts.
+
+    Raises:
+        SpecError: if it does not know them.
+    """
+    first, separator = tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")
+    if first is None or separator is None:
+        raise SpecError(f"{where}: says no template of marks and knows no '[CLS]' and '[SEP]': what stands around a text?")
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", separator), ("[CLS]", first))
+
+
+def _object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    if name not in files:
+        return {}
+    content = parse_json(files[name], name)
+    if not isinstance(content, dict):
+        raise SpecError(f"{name}: holds a {type(content).__name__} but must hold a JSON object")
+    return content
