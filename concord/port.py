@@ -29,6 +29,7 @@ def port(
     to: Annotated[str, typer.Option("--to", metavar="FORMAT", autocompletion=options.among(_formats), help="What to write: see docs/guides/porting.md.")],
     format_of: Annotated[str, typer.Option("--from", metavar="FORMAT", autocompletion=options.among(_formats), help="What SRC is. Default: what it is recognised as.")] = "auto",
     table: Annotated[Path | None, typer.Option("--table", metavar="FILE.toml", parser=writing.path, help="Names and layouts of SRC, in place of its format's.")] = None,
+    taps: Annotated[bool, typer.Option("--taps", help="Every tap is an output of an ONNX graph.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a checkpoint that is there.")] = False,
 ) -> None:
     """Write a checkpoint of one format as one of another, bit for bit."""
@@ -41,7 +42,7 @@ def port(
     checkpoint = porting.read(source, format_of, table)
     checkpoint.checked()
     _show(checkpoint, console)
-    porting.write(checkpoint, output, to, force)
+    porting.write(checkpoint, output, to, force, taps)
     console.print(f"{output}: {to}, written", highlight=False, soft_wrap=True)
 
 

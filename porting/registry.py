@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from concord.porting.containers import Container, bundle, h5, h5_weights, keras, msgpack, orbax, paddle, safetensors, torch
+from concord.porting.containers import Container, bundle, h5, h5_weights, keras, msgpack, onnx, orbax, paddle, safetensors, torch
 from concord.porting.folder import CONFIG
 from concord.porting.matching import Names
 from concord.porting.naming import canonical, keras_path, of_backend, of_table, tensorflow_key
@@ -53,8 +53,8 @@ class Format:
         return of_backend(self.backend, self.spelled) if self.backend else canonical()
 
 
-OWN, SENTENCES, KERAS = "concord", "sentence-transformers", "keras"
-"""The two formats whose folders say themselves what they are, and the one whose file says how its model is made."""
+OWN, SENTENCES, KERAS, ONNX = "concord", "sentence-transformers", "keras", "onnx"
+"""The two formats whose folders say themselves what they are, the one whose file says how its model is made, and the one that is a graph."""
 
 BERT = "bert-hugging-face"
 
@@ -70,6 +70,7 @@ FORMATS = {
         Format("tensorflow", "a checkpoint of TensorFlow with this project's Keras model", bundle, ("model.ckpt.index",), backend="tf", spelled=tensorflow_key),
         Format("jax-msgpack", "the state of this project's Flax model, in Flax' own file", msgpack, ("model.msgpack",), backend="jax"),
         Format("jax-orbax", "the state of this project's Flax model, in a folder of Orbax", orbax, ("model.orbax",), backend="jax"),
+        Format(ONNX, "an ONNX graph, written alone", onnx, ("model.onnx",)),
         Format(SENTENCES, "a folder of sentence-transformers with a BERT in it", safetensors, ("model.safetensors", safetensors.INDEX), BERT),
         Format("hugging-face", "Hugging Face BERT on PyTorch, safetensors in one file or several", safetensors, ("model.safetensors", safetensors.INDEX), BERT),
         Format("hugging-face-bin", "Hugging Face BERT on PyTorch, in PyTorch's own file", torch, ("pytorch_model.bin",), BERT),

@@ -14,7 +14,8 @@ from concord.porting import folder as folders
 from concord.porting.checkpoint import Checkpoint, LazyTensor
 from concord.porting.containers import keras
 from concord.porting.matching import piece
-from concord.porting.registry import KERAS, OWN, SENTENCES, Format, known
+from concord.porting.onnx import graph
+from concord.porting.registry import KERAS, ONNX, OWN, SENTENCES, Format, known
 from concord.porting.stored import Stored
 from concord.spec import checkpoints
 from concord.spec.errors import SpecError
@@ -27,24 +28,30 @@ from concord.spec.sources.schema import Native, Table
 from concord.spec.sources.table import POSITIONS, Binding
 
 
-def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False) -> None:
+def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False, taps: bool = False) -> None:
     """Write a checkpoint as a folder of a format, whole or not at all; a kill leaves what was there, or the new one.
 
     Args:
         path: the folder.
         format: one of :func:`concord.porting.formats`.
         force: whether a checkpoint that is there is replaced.
+        taps: whether every tap of a graph of ONNX is an output.
 
     Raises:
         UnknownNameError: for an unknown format.
         SpecError: if there is something of that name; if the format cannot say what the checkpoint is, listing why; if it cannot be written.
     """
     form = known(format)
+    if taps and form.name != ONNX:
+        raise SpecError(f"taps are outputs of {ONNX} alone; {form.name} holds weights")
     if problem := _in_the_way(path, force):
         raise SpecError(problem)
     files, tensors = _files(checkpoint, form), prepared(checkpoint, form)
     with new_folder(path, replace=force) as folder:
-        form.container.write(folder / form.weights[0], tensors)
+        if form.name == ONNX:
+            graph.write(folder / form.weights[0], checkpoint, taps)
+        else:
+            form.container.write(folder / form.weights[0], tensors)
         if form.name == KERAS:
             keras.add(folder / form.weights[0], keras_members(checkpoint))
         for name, content in files.items():

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from concord import porting, spec
+from concord import conformance, porting, spec
+from concord.backends.interface import Run
 from concord.porting import registry
 from concord.porting.located import answer, understood
 from concord.porting.stored import narrowed
@@ -279,7 +280,7 @@ def test_a_table_of_ones_own_is_read(tmp_path: Path) -> None:
 # Every format there is.
 
 ORBAX = "jax-orbax"
-NATIVE = [name for name, form in registry.FORMATS.items() if not form.source and name != ORBAX]
+NATIVE = [name for name, form in registry.FORMATS.items() if not form.source and name not in (ORBAX, registry.ONNX)]
 SOURCES = [(name, part) for name, form in registry.FORMATS.items() if form.source and name != registry.SENTENCES for part in form.names.parts if part in ("model", "encoder")]
 
 
@@ -336,3 +337,43 @@ def test_folders_of_orbax_come_back_bit_for_bit(tmp_path: Path, variant: str) ->
     (tmp_path / "one/model.orbax/_METADATA").write_text("{}")
     with pytest.raises(SpecError, match="Orbax cannot restore it"):
         porting.read(tmp_path / "one")
+
+
+# ONNX.
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize(("variant", "part"), [(variant, ("model", "encoder")[n % 2]) for n, variant in enumerate(spec.variants())])
+def test_a_graph_of_onnx_computes_every_tap(tmp_path: Path, variant: str, part: str, dtype: str) -> None:
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    # ONNX Runtime has no erf in float64.
+    replaced = {"activation": "gelu_tanh"} if spec.variant(variant).activation == "gelu_erf" and dtype == "float64" else {}
+    config = spec.variant(variant, **SIZES, **replaced)
+    weights = spec.initialize(config, part=part)
+    batch = spec.example_batch(config, batch=5, tokens=13 - config.position_start, seed=0, padding="ragged", part=part)
+    porting.write(porting.from_weights(config, {name: array.astype(dtype) for name, array in weights.items()}, part), tmp_path / "graph", "onnx", taps=True)
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    session = runtime.InferenceSession(tmp_path / "graph/model.onnx", options)
+    names = [output.name for output in session.get_outputs()]
+    given = {name: array for name, array in batch.arrays().items() if name in ("input_ids", "segment_ids")}
+    found = dict(zip(names, session.run(names, given), strict=True))
+    truth = spec.reference(config, weights, batch, part=part)
+    assert set(truth.taps) - set(found) == {"loss", *(("log_probabilities", "losses") if part == "model" else ())}
+    run = Run(found[spec.output_name(config, part)], truth.loss.astype(dtype), found, backend="onnxruntime", dtype=dtype, requested=("taps",))
+    rows = {row.tensor: row.status for row in conformance.judge(config, weights, batch, run, part).table}
+    assert rows.keys() >= found.keys()
+    assert {name: status for name, status in rows.items() if status != "agrees" and name != "loss"} == {}  # a graph has no loss
+
+
+def test_what_no_graph_can_be_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    stack = porting.from_weights(CONFIG, spec.initialize(CONFIG, part="stack"), "stack")
+    with pytest.raises(SpecError, match="the part 'stack' cannot be written as onnx"):
+        porting.write(stack, tmp_path / "graph", "onnx")
+    mixed = {**WEIGHTS, "classifier.bias": WEIGHTS["classifier.bias"].astype(np.float64)}
+    with pytest.raises(SpecError, match="must have one dtype"):
+        porting.write(porting.from_weights(CONFIG, mixed), tmp_path / "graph", "onnx")
+    with pytest.raises(SpecError, match="taps are outputs of onnx alone"):
+        porting.write(porting.from_weights(CONFIG, WEIGHTS), tmp_path / "graph", "concord", taps=True)
+    assert list(tmp_path.iterdir()) == []
