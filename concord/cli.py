@@ -42,8 +42,9 @@ from concord.conformance.check import DTYPES, QUICK
 from concord.conformance.faults.fault import Fault
 from concord.conformance.mutants import matrix
 from concord.conformance.mutants import table as mutants_table
+from concord.conformance.watching import told
 from concord.ending import INTERRUPTED, end
-from concord.progress import counting
+from concord.progress import bars, counting
 from concord.spec.errors import SpecError, optional
 from concord.speed.peers import PEERS
 from concord.terminal import Terminal
@@ -131,7 +132,9 @@ def check(
     console = Terminal()
     writing.check(json, html, markdown=markdown, markers="check", read=[texts, inputs])
     if from_dump is not None:
-        _finish(dump.judge_dumps(from_dump), console, "check", json, html, "variant", f"Runs from {from_dump}", markdown)
+        with bars(["judging"], None) as reached, told(lambda text: reached("judging", 0, text)):
+            judged = dump.judge_dumps(from_dump)
+        _finish(judged, console, "check", json, html, "variant", f"Runs from {from_dump}", markdown)
     dtypes = options.once(dtype) or list(QUICK if quick else DTYPES)
     settings, names, jobs = options.collect(
         lambda: options.settings(backend, device or "cpu", implementation, execution, python, ssh, time_limit, memory_limit, threads, precision, deterministic, repeat),

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from concord.conformance.watching import Underway
 from concord.terminal import Terminal
 
 PARTS = 10
@@ -51,7 +52,7 @@ def counting(names: Sequence[str], total: int) -> Iterator[Callable[[str, str], 
     with bars(names, total) as reached:
 
         def progress(name: str, now: str) -> None:
-            done[name] += now != "started"
+            done[name] += now != "started" and not isinstance(now, Underway)
             reached(name, done[name], now)
 
         yield progress
@@ -83,7 +84,7 @@ def _lines(console: Console, total: int | None, unit: str) -> Reached:
         seconds = time.perf_counter() - started
         part, minute = done * PARTS // total if total else done // EVERY, int(seconds // MINUTE)
         last_part, last_minute, last_done = said.get(name, (-1, 0, -1))
-        if part > last_part or (minute > last_minute and done > last_done):
+        if part > last_part or (minute > last_minute and (done > last_done or isinstance(now, Underway))):
             said[name] = part, minute, done
             words = (f"{done} of {total}" if total else str(done), unit, f"({now})" if now else "")
             console.print(f"{seconds:4.0f} s  {name}: {' '.join(filter(None, words))}", highlight=False, soft_wrap=True)

@@ -23,6 +23,7 @@ from concord.conformance.comparison import Row, Verdict
 from concord.conformance.diagnosis.campaign import Conclusion, conclude
 from concord.conformance.judging import Derivation, Published, judge
 from concord.conformance.pace import Pace
+from concord.conformance.watching import told
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
@@ -250,7 +251,7 @@ class Report:
 
 
 Progress = Callable[[str, str], None]
-"""Called with a backend's name and what it has done: a job's name, or ``"started"``."""
+"""Called with a backend's name and what it has done: a job's name, or ``"started"``; or what it is doing (:class:`concord.conformance.watching.Underway`)."""
 
 
 def conduct(jobs: Sequence[Job], names: Iterable[str], settings: Settings, progress: Progress = lambda backend, done: None) -> Report:
@@ -337,7 +338,8 @@ class Crew:
         except Exception as error:
             return result(NOT_JUDGED, _fault("running it", error), stderr=traceback.format_exc())
         try:
-            verdict = job.judge(run, self.settings.rules(job.dtype))
+            with told(lambda text: self.progress(self.label, text)):
+                verdict = job.judge(run, self.settings.rules(job.dtype))
             attribution = self.attribute(job, run, verdict)
             for number, other in again.items():
                 if verdict.status != "diverges" and (later := job.judge(other, self.settings.rules(job.dtype))).status == "diverges":

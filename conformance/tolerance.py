@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from concord.conformance.cache import Cache
 from concord.conformance.expectation import Expectation, Forced, JudgedProblem, is_gradient, is_tap_gradient, least_sigma
+from concord.conformance.watching import Steps
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
@@ -279,8 +280,10 @@ def _estimate(case: JudgedProblem, forced: Forced | None) -> Expectation:
                 (found[name].sample if isinstance(arithmetic, MonteCarlo) else found[name].shadow)(array)
 
         case.observe(arithmetic, reduce, forced)
+        steps.step()
 
     runs = [*samples(case.dtype, elements), *rounded]
+    steps = Steps("deriving tolerances end to end" if forced is None else "deriving tolerances of each step", len(runs))
     with np.errstate(all="ignore"):
         if elements > SIDE_BY_SIDE:
             with ThreadPoolExecutor(max_workers=TOGETHER) as pool:

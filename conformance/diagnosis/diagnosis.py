@@ -22,6 +22,7 @@ from concord.conformance.diagnosis.description import Description, describe
 from concord.conformance.diagnosis.replacement import elsewhere, replace
 from concord.conformance.expectation import JudgedProblem, is_gradient
 from concord.conformance.tolerance import is_large
+from concord.conformance.watching import say
 from concord.spec.tensors import clause_of
 
 Array = NDArray[np.floating]
@@ -101,6 +102,7 @@ def diagnose(
     notes: list[str] = []
     cause, far = None, whole.reaches_far(case, forced, tensor)
     if far:
+        say(f"looking for what explains {tensor}, {LONGEST_OF_WHOLE:.0f} s at most")
         cause = _tried("the search for a cause in the whole model", notes, lambda: whole.of_whole(case, forced, tensor, delivered[tensor], judge, time.monotonic() + LONGEST_OF_WHOLE))
         if cause and cause.confident:
             return Diagnosis(tensor, _clauses(cause, None, ()), cause)

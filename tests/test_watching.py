@@ -1,0 +1,62 @@
+"""What is said of a judgement that takes long."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from concord import conformance, spec
+from concord.backends import Run
+from concord.conformance import watching
+from concord.conformance.watching import Steps, Underway, told
+from concord.progress import counting
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.reference import compute
+
+
+def test_each_step_says_how_many_are_left_and_how_long_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    said: list[str] = []
+    with told(said.append):
+        steps = Steps("work", 7)
+    for seconds in (3, 3, 1, 6, 6, 6, 6):
+        now[0] += seconds
+        steps.step()
+    assert said == ["work: 2 of 7 runs, about 15 s more", "work: 4 of 7 runs, about 10 s more", "work: 5 of 7 runs, about 8 s more", "work: 6 of 7 runs, about 4 s more"]
+
+
+def test_steps_of_other_threads_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "EVERY", -1.0)
+    said: list[str] = []
+    with told(said.append):
+        steps = Steps("work", 11)
+    with ThreadPoolExecutor(3) as pool:
+        for _ in range(11):
+            pool.submit(steps.step)
+    assert [line.split()[1] for line in said] == [str(number) for number in range(1, 11)]
+
+
+def test_a_judgement_says_how_far_it_has_come_and_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "EVERY", -1.0)
+    config = spec.variant("bert", vocab_size=29, d_model=14, num_heads=2, d_ff=17, num_classes=3, num_layers=2, max_positions=13)
+    weights, batch = spec.initialize(config, 5), spec.example_batch(config, batch=3, tokens=7)
+    made = compute(config, weights, batch, Arithmetic("float32"), False, dtype="float32")
+    run = Run(made.output, made.loss, {name: np.asarray(tap) for name, tap in made.taps.items()}, requested=("taps",))
+    said: list[str] = []
+    with told(said.append):
+        verdict = conformance.judge(config, weights, batch, run)
+    assert verdict.passed
+    assert {line.partition(":")[0] for line in said} == {"deriving tolerances end to end", "deriving tolerances of each step"}
+    assert all(isinstance(line, Underway) for line in said)
+
+
+def test_what_is_under_way_is_not_counted_as_done(capsys: pytest.CaptureFixture[str]) -> None:
+    with counting(["torch"], 2) as progress:
+        progress("torch", "started")
+        progress("torch", Underway("half of it"))
+        progress("torch", "one")
+    assert "torch: 1 of 2 (one)" in capsys.readouterr().err
