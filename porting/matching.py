@@ -74,7 +74,7 @@ def match(found: Mapping[str, Stored], configs: Mapping[str, EncoderConfig], nam
         WeightsError: listing every tensor that is missing, unexpected, misshapen or of no floating-point type, for the part that fits best.
     """
     tried = [_Matching(found, config, part, names) for part, config in configs.items()]
-    best = min(tried, key=lambda one: len(one.missing))  # of equals the most complete part
+    best = min(tried, key=lambda one: len(one.problems))  # of equals the most complete part
     if best.problems:
         raise WeightsError(best.problems[:MOST])
     return Match(best.part, best.tensors, tuple(best.ledger()), best.carried)
@@ -91,7 +91,6 @@ class _Matching:
         self.tensors: dict[str, LazyTensor] = {}
         self.owner: dict[str, str] = {}
         self.older: set[str] = set()
-        self.missing: list[str] = []
         self.problems: list[str] = []
         self.made: dict[str, Entry] = {}
         for name, parameter in parameters(config, part).items():
@@ -127,7 +126,6 @@ class _Matching:
             return
         spelled = [self._spelled(native) for native in place.names]
         wrong = [problem for native in spelled for problem in self._wrong(native, name, place.shape)]
-        self.missing += [native for native in spelled if native not in self.found]
         self.owner.update(dict.fromkeys((native for native in spelled if native in self.found), name))
         self.problems += wrong
         if not wrong:

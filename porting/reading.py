@@ -116,8 +116,7 @@ def read(path: Path, format: str = AUTO, table: Path | None = None) -> Checkpoin
         folder, more = sentences.inner(folder)
     else:
         more = {}
-    named = [folder / name for name in form.weights if (folder / name).exists()]
-    weights = path if folders.is_weights(path) else named[0] if named else _weights([form], path, folder)
+    weights = path if folders.is_weights(path) else _weights([form], path, folder)
     if form.name == OWN:
         return _own(folder, form)
     found = form.container.read(weights)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import io
-import os
 import pickle
 import sys
 import types
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 
 from concord.porting.containers import paddle, torch
+from concord.porting.faults.files import Runs
 from concord.porting.located import Refused, answer, understood
 from concord.porting.pickles.machine import Machine
 from concord.porting.pickles.tensors import tensors
@@ -37,16 +37,6 @@ def here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     if "archive" not in request.node.name:
         for container in (torch, paddle):
             monkeypatch.setattr(container, "located", lambda path, look: understood(answer(path, look), path))
-
-
-class Runs:
-    """Would leave a file behind if it were unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.path),)
 
 
 @pytest.mark.parametrize(("container", "name"), [(torch, "model.pt"), (paddle, "model.pdparams")])
@@ -129,6 +119,7 @@ def test_strides_and_offsets_are_those_of_the_file(tmp_path: Path) -> None:
         (pickle.PROTO + b"\x02" + pickle.EXT1 + b"\x01.", "opcode"),
         (b"\x80\x02]" + b"(" + b"2" * 10 + b".", "stack"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "file",
 )
 def test_a_spoilt_file_is_refused_in_a_line(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "model.pt"

@@ -1,0 +1,76 @@
+"""What is found of a fault of conversion: by reading the folder, and by judging what the model in it computes against the right one's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from concord.backends.interface import Run
+from concord.conformance import judge
+from concord.porting.checkpoint import Checkpoint
+from concord.porting.faults.fault import ConversionFault, Outcome
+from concord.porting.reading import AUTO, read
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.batch import Batch, example_batch
+from concord.spec.errors import SpecError
+from concord.spec.reference import compute
+
+DTYPE = "float32"
+
+OTHER = 97
+"""Seed of the order in which the wrong model sums up, as another framework would."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is found.
+
+    Attributes:
+        outcome: ``refused``, ``named`` or ``harmless``: then nothing is found, whatever the fault is.
+        said: the lines that are said.
+        first: of what is named, the first tensor that diverges; empty where it is no tensor.
+    """
+
+    outcome: Outcome
+    said: tuple[str, ...]
+    first: str = ""
+
+
+def find(fault: ConversionFault, folder: Path) -> Finding:
+    """Put a fault into a checkpoint and look for it; what is refused, is so whether its format is recognised or said.
+
+    Args:
+        folder: which is there; two are written in it.
+    """
+    fault.right(folder / "right")
+    fault.right(folder / "wrong")
+    fault.spoil(folder / "wrong")
+    said: list[str] = []
+    for format in (AUTO, fault.format):
+        try:
+            wrong = read(folder / "wrong", format)
+            wrong.checked()
+        except SpecError as error:
+            said += error.problems
+        else:
+            return compared(read(folder / "right"), wrong)
+    return Finding("refused", tuple(said))
+
+
+def compared(right: Checkpoint, wrong: Checkpoint) -> Finding:
+    """Say where a model goes wrong that is read from a folder."""
+    if wrong.part != right.part:
+        return Finding("named", (f"what is there is an {wrong.part}, not a {right.part}",))
+    batch = example_batch(right.config, batch=4, seed=5, padding="ragged")
+    weights = right.weights()
+    verdict = judge(right.config, weights, batch, run_of(wrong, batch), right.part, end_to_end=False)
+    first = verdict.first_divergence
+    if first is None:
+        return Finding("harmless", tuple(entry.reason for entry in wrong.ledger if entry.reason))
+    return Finding("named", (str(verdict.cause.text if verdict.cause else ""), first.note), first.tensor)
+
+
+def run_of(checkpoint: Checkpoint, batch: Batch) -> Run:
+    """Return what a model computes, in rounded arithmetic and another order of sums."""
+    truth = compute(checkpoint.config, checkpoint.weights(), batch, Arithmetic(DTYPE, shuffle=OTHER), False, checkpoint.part, DTYPE)
+    return Run(truth.output, truth.loss, dict(truth.taps), {}, "port", DTYPE, requested=("taps",))
