@@ -159,7 +159,7 @@ def modes(implementations: Sequence[str] | None, executions: Sequence[str] | Non
 
 def with_peers(names: Sequence[str], asked: Sequence[str] | None, works: Sequence[Workload]) -> list[str]:
     """Return backends and, unless some were asked for by name, the peers that know one of the models."""
-    known = [work for work in works if work.preset.config.pooler == "tanh" and work.preset.config.positions == "learned"]
+    known = [work for work in works if work.preset.config.pooler == "tanh" and work.preset.config.positions == "learned" and work.preset.config.position_of_padding == "counted"]
     return [*names, *(PEERS if known and not asked else ())]
 
 

@@ -19,7 +19,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "positions": ("sinusoidal", "learned"),
     "position_layout": ("interleaved", "halves"),
     "position_exponent": ("pair", "column"),
-    "position_of_padding": ("counted", "zero_row"),
+    "position_of_padding": ("counted", "zero_row", "pad_row"),
     "mask_fill": ("replace", "add"),
     "mask_assignment": ("per_sample", "batch_major"),
     "query_mask": ("none", "overwrite"),
@@ -32,7 +32,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "norm_sharing": ("separate", "shared"),
     "activation": ("relu", "gelu_erf", "gelu_tanh"),
     "pooling": ("first", "flatten"),
-    "pooler": ("none", "tanh"),
+    "pooler": ("none", "tanh", "relu"),
 }
 """The values that each option may take (SPEC, section 2)."""
 
@@ -57,8 +57,8 @@ class EncoderConfig:
         embedding_scale: what token vectors are multiplied by (SPEC EMB-2).
         embedding_norm: whether a norm follows the sum of the embeddings (SPEC EMB-6).
         positions: a fixed table or a trained one (SPEC POS-1).
-        position_start: 0 or 1, the position of the first token (SPEC POS-5).
-        position_of_padding: which position padding gets (SPEC POS-6).
+        position_start: the position of the first token: 0 or 1, or ``pad_id`` + 1 where padding is not counted (SPEC POS-5, POS-6).
+        position_of_padding: which position padding gets, and whether it is counted (SPEC POS-6).
         mask_fill: whether the mask's constant replaces a score or is added to it (SPEC MSK-3).
         mask_value: that constant, finite and negative (SPEC MSK-2).
         mask_assignment: which sample's mask a head gets (SPEC MSK-7).
@@ -80,6 +80,7 @@ class EncoderConfig:
         l2_weight: of the penalty in the loss; 0: none (SPEC LOS-4).
         token_padding_row: the row of the token table that gets no gradient; absent: all are trained (SPEC EMB-4).
         segment_padding_row: the same of the segment table (SPEC EMB-5).
+        position_padding_row: the same of a trained position table (SPEC POS-7).
         position_layout: where sines and cosines stand; sinusoidal positions alone (SPEC POS-2).
         position_exponent: the exponents of a row's angles; sinusoidal alone (SPEC POS-3).
         position_base: the base of these powers; sinusoidal alone (SPEC POS-4).
@@ -132,6 +133,7 @@ class EncoderConfig:
     # Rows and table options that may be absent.
     token_padding_row: int | None = None
     segment_padding_row: int | None = None
+    position_padding_row: int | None = None
     position_layout: str | None = None
     position_exponent: str | None = None
     position_base: float | None = None
@@ -150,7 +152,7 @@ class EncoderConfig:
     @property
     def rectifies(self) -> bool:
         """Whether there is a ReLU anywhere: a gradient jumps where its input changes sides of zero."""
-        return "relu" in (self.activation, self.qkv_activation)
+        return "relu" in (self.activation, self.qkv_activation, self.pooler)
 
     def replace(self, **fields: Any) -> EncoderConfig:
         """Return a copy with some fields replaced.
@@ -205,8 +207,8 @@ _VARIANTS = Path(__file__).parent / "variants"
 
 
 def variants() -> list[str]:
-    """Return the names of the published members of the family, the oldest form of the encoder first, ``bert`` last."""
-    order = ["tf1-text-classifier", "bert-pytorch", "vanilla-encoder", "nndl-paddle", "nndl-paddle-api", "keras-attention"]
+    """Return the names of the published members of the family, the oldest form of the encoder first, ``bert`` and what follows from it last."""
+    order = ["tf1-text-classifier", "bert-pytorch", "vanilla-encoder", "nndl-paddle", "nndl-paddle-api", "keras-attention", "bert", "roberta", "distilbert"]
     names = sorted(path.stem for path in _VARIANTS.glob("*.toml"))
     return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))
 
@@ -250,14 +252,16 @@ def _value_problems(config: EncoderConfig) -> list[str]:
     require(c.positions == "sinusoidal" or sinusoid == (None,) * 3, "'positions' is 'learned' but 'position_layout', 'position_exponent' and 'position_base' must be absent with it [clause=POS-1]")
     require(c.position_layout != "halves" or c.d_model % 2 == 0, f"'d_model' is {c.d_model} but must be even with 'position_layout' 'halves' [clause=POS-2]")
     require(c.position_base is None or (math.isfinite(c.position_base) and c.position_base > 1), f"'position_base' is {c.position_base} but must be finite and above 1 [clause=POS-4]")
-    require(c.position_start in (0, 1), f"'position_start' is {c.position_start} but must be 0 or 1 [clause=POS-5]")
-    require(c.position_of_padding == "counted" or c.position_start == 1, "'position_of_padding' is 'zero_row' but 'position_start' is 0; it must be 1, so that row 0 is free [clause=POS-6]")
+    require(c.position_start in (0, 1) or c.position_of_padding == "pad_row", f"'position_start' is {c.position_start} but must be 0 or 1 [clause=POS-5]")
+    require(c.position_of_padding != "pad_row" or c.position_start == c.pad_id + 1, f"'position_start' is {c.position_start} but must be {c.pad_id + 1} with 'position_of_padding' 'pad_row': 'pad_id' is {c.pad_id}, and the row after it is the first token's [clause=POS-6]")
+    require(c.position_padding_row is None or (c.positions == "learned" and 0 <= c.position_padding_row < c.max_positions), f"'position_padding_row' is {c.position_padding_row} but must lie in [0, {c.max_positions}), of 'positions' that are 'learned' [clause=POS-7]")
+    require(c.position_of_padding != "zero_row" or c.position_start == 1, "'position_of_padding' is 'zero_row' but 'position_start' is 0; it must be 1, so that row 0 is free [clause=POS-6]")
     require(c.max_positions > c.position_start, f"'max_positions' is {c.max_positions} but must be above 'position_start', which is {c.position_start} [clause=POS-5]")
     require(math.isfinite(c.mask_value) and c.mask_value < 0, f"'mask_value' is {c.mask_value} but must be finite and negative [clause=MSK-2]")
     require(c.mask_assignment == "per_sample" or c.head_computation == "batched", "'mask_assignment' is 'batch_major' but 'head_computation' is 'looped'; it must be 'batched': a loop over heads stacks nothing [clause=MSK-7]")
     require(math.isfinite(c.norm_epsilon) and c.norm_epsilon > 0, f"'norm_epsilon' is {c.norm_epsilon} but must be finite and positive [clause=NRM-2]")
     require(c.norm_variance == "biased" or c.d_model > 1, "'d_model' is 1 but must be above 1 with 'norm_variance' 'unbiased' [clause=NRM-4]")
-    require(c.pooler == "none" or c.pooling == "first", "'pooler' is 'tanh' but 'pooling' is 'flatten'; it must be 'first' [clause=HED-2]")
+    require(c.pooler == "none" or c.pooling == "first", f"'pooler' is {c.pooler!r} but 'pooling' is 'flatten'; it must be 'first' [clause=HED-2]")
     require(math.isfinite(c.l2_weight) and c.l2_weight >= 0, f"'l2_weight' is {c.l2_weight} but must be finite and not negative [clause=LOS-4]")
     require(c.ignore_label is None or (c.num_classes > 1 and 0 <= c.ignore_label < c.num_classes), f"'ignore_label' is {c.ignore_label} but must be a label below 'num_classes', which must be above 1 and is {c.num_classes} [clause=LOS-3]")
     return problems

@@ -156,7 +156,7 @@ class Model:
         if config.embedding_scale == "sqrt_d_model":
             token = self.a.scale(token, math.sqrt(config.d_model))
         token = self.tap("embeddings.token", token)
-        position = self.tap("embeddings.position", self.lookup("embeddings.position.weight", position_ids(config, real), None))
+        position = self.tap("embeddings.position", self.lookup("embeddings.position.weight", position_ids(config, real), config.position_padding_row))
         total = self.a.add(token, position)
         if config.num_segments:
             segment = self.lookup("embeddings.segment.weight", self.batch.required("segment_ids"), config.segment_padding_row)
@@ -306,8 +306,9 @@ class Model:
         else:
             pooled = self.a.index(x, (slice(None), 0))  # (B, D)
         pooled = self.tap("pooling", pooled)
-        if self.config.pooler == "tanh":
-            pooled = self.tap("pooler.output", self.a.tanh(self.tap("pooler.dense", self.linear("pooler", pooled))))
+        if self.config.pooler != "none":
+            dense = self.tap("pooler.dense", self.linear("pooler", pooled))
+            pooled = self.tap("pooler.output", self.a.tanh(dense) if self.config.pooler == "tanh" else self.a.relu(dense, self.active("pooler.output")))
         return self.tap("logits", self.linear("classifier", self.drop("head", pooled)))  # (B, C)
 
     def classification_loss(self, logits: Node) -> Node:

@@ -215,6 +215,6 @@ def _parameters(config: EncoderConfig, part: str) -> Iterator[tuple[str, Paramet
     if config.final_norm:
         yield from _norm("final_norm")
     if part == "model":
-        if config.pooler == "tanh":
+        if config.pooler != "none":
             yield from _linear("pooler", "d_model", "d_model")
         yield from _linear("classifier", "features", "classes")

@@ -1,4 +1,4 @@
-"""Position tables and position numbers (SPEC POS-1 to POS-6)."""
+"""Position tables and position numbers (SPEC POS-1 to POS-7)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ def position_ids(config: EncoderConfig, real: NDArray[np.bool_]) -> NDArray[np.i
 
     Returns:
         (B, T): ``position_start`` + t; 0 for padding where ``position_of_padding`` is ``zero_row``. A padded
-        position inside the text still uses up its number.
+        position inside the text still uses up its number; not so with ``pad_row``, where padding takes row ``pad_id``.
     """
+    if config.position_of_padding == "pad_row":
+        return np.where(real, np.cumsum(real, axis=1) - 1 + config.position_start, config.pad_id)
     numbers = np.broadcast_to(np.arange(real.shape[1]) + config.position_start, real.shape)
     return np.where(real, numbers, 0) if config.position_of_padding == "zero_row" else numbers.copy()

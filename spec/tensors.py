@@ -192,7 +192,7 @@ def source_of(config: EncoderConfig, tap: str, part: str = "model", which: str =
         "final_norm": _entering(config, f"layers.{config.num_layers}", part),
         "pooling": "final_norm" if config.final_norm else _entering(config, f"layers.{config.num_layers}", part),
         "dense": "pooling",
-        "logits": "pooler.output" if config.pooler == "tanh" else "pooling",
+        "logits": "pooler.output" if config.pooler != "none" else "pooling",
         "log_probabilities": "logits",
         "losses": "log_probabilities" if config.num_classes > 1 else "logits",
         "loss": "losses",
@@ -232,7 +232,7 @@ def _clause_of_use(config: EncoderConfig, tap: str, part: str) -> str:
         case "context" if not config.output_projection:
             return "RES-1"
         case "pooling":
-            return "HED-2" if config.pooler == "tanh" else "HED-3"
+            return "HED-2" if config.pooler != "none" else "HED-3"
         case "sum" | "norm" | "norm1" | "norm2" | "final_norm" | "residual1" | "residual2":
             # A norm, the first linear layer of a sublayer, the pooling, or the end.
             kind = following.rpartition(".")[2]
@@ -327,7 +327,7 @@ def _feed_forward_taps(name: str) -> Iterator[tuple[str, Tensor]]:
 
 def _head_taps(config: EncoderConfig) -> Iterator[tuple[str, Tensor]]:
     yield "pooling", Tensor("batch features", "HED-1")
-    if config.pooler == "tanh":
+    if config.pooler != "none":
         yield "pooler.dense", Tensor("batch d_model", "HED-2")
         yield "pooler.output", Tensor("batch d_model", "HED-2")
     yield "logits", Tensor("batch classes", "HED-3")

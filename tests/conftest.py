@@ -16,7 +16,7 @@ from concord.cli import main
 from concord.conformance import tolerance
 from concord.conformance.campaign import Job
 from concord.conformance.plugin import Workers
-from concord.spec.cases import SCENARIOS
+from concord.spec.cases import OWN, SCENARIOS
 from tests.toys.shared_cache import SharedCache
 from tests.toys.surroundings import EACH_BACKEND, errors
 
@@ -72,8 +72,8 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
 
 
 def is_the_only_one(job: Job | None) -> bool:
-    """Return whether a standard case has a scenario that one variant alone has."""
-    return job is not None and bool(SCENARIOS[job.case.removeprefix(f"{job.group}-").removesuffix(f"-{job.part}")].only)
+    """Return whether a standard case has a scenario that one variant alone has, or is of a variant that has few."""
+    return job is not None and (job.group in OWN or bool(SCENARIOS[job.case.removeprefix(f"{job.group}-").removesuffix(f"-{job.part}")].only))
 
 
 def turns(names: Sequence[str], place: int, count: int = 1) -> set[str]:

@@ -60,13 +60,14 @@ def random_config(seed: int) -> spec.EncoderConfig:
         flags = {name: bool(generator.integers(2)) for name in ("embedding_norm", "qkv_bias", "output_projection", "final_norm")}
         other = {
             "positions": "learned" if learned else "sinusoidal",
-            "position_start": int(generator.integers(2)),
+            "position_start": int(generator.integers(2)) if drawn["position_of_padding"] != "pad_row" else base.pad_id + 1,
             "mask_value": float(generator.choice([-1e9, -1e4, -4294967295.0])),
             "norm_epsilon": float(generator.choice([1e-12, 1e-6, 1e-5])),
             "num_classes": int(generator.choice([1, 3])),
             "l2_weight": float(generator.choice([0.0, 0.1])),
             "token_padding_row": [None, 0, 1][int(generator.integers(3))],
             "segment_padding_row": [None, 0][int(generator.integers(2))],
+            "position_padding_row": [None, 0, 1][int(generator.integers(3))] if learned else None,
             "max_positions": 11 if drawn["pooling"] == "flatten" else 13,
         }
         try:

@@ -58,10 +58,14 @@ def test_the_whole_option_space_is_drawn() -> None:
     assert max(case.offset for case in drawn) == 512
 
 
+PLAIN = {"pad_id": 3, "num_segments": 0, "segment_padding_row": None, "token_padding_row": None, "token_padding_forward": "stored", "position_padding_row": None, "position_of_padding": "counted", "position_start": 0}
+"""Fields that let a text of any length and vocabulary in."""
+
+
 @pytest.mark.parametrize("padding", PADDINGS)
 def test_padding_is_what_it_is_called(padding: str) -> None:
     usual = sample(Plan(names=(), parts=("encoder",)), [0])[0]
-    config = usual.config.replace(vocab_size=19, max_positions=40, pad_id=3, num_segments=0, segment_padding_row=None)
+    config = usual.config.replace(vocab_size=19, max_positions=40, **PLAIN)
     case = dataclasses.replace(usual, config=config, batch=512, tokens=9, padding=padding)
     real = case.build()[2].required("input_ids") != 3
     assert {row.all() for row in real} == {"none": {True}, "all": {False}}.get(padding, {True, False})
@@ -145,7 +149,7 @@ def test_the_space_reaches_what_kernels_branch_on() -> None:
 
 def test_a_large_table_is_used_to_its_end_and_often() -> None:
     usual = sample(Plan(names=(), parts=("encoder",)), [0])[0]
-    config = usual.config.replace(vocab_size=70_001, max_positions=300, pad_id=3, num_segments=0, segment_padding_row=None)
+    config = usual.config.replace(vocab_size=70_001, max_positions=300, **PLAIN)
     ids = dataclasses.replace(usual, config=config, batch=2, tokens=290, padding="none").build()[2].required("input_ids")
     assert {255, 256, 257, 65_535, 65_536, 65_537, 70_000} <= set(ids.ravel().tolist())
     assert np.unique(ids, return_counts=True)[1].max() > 9

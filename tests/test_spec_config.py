@@ -37,6 +37,8 @@ def test_config_reports_every_problem_at_once(small):
         ({"positions": "learned"}, "must be absent with it"),
         ({"position_start": 2}, "'position_start' is 2 but must be 0 or 1"),
         ({"position_of_padding": "zero_row"}, "'position_start' is 0; it must be 1"),
+        ({"position_of_padding": "pad_row", "pad_id": 3, "position_start": 3}, "'position_start' is 3 but must be 4 with 'position_of_padding' 'pad_row'"),
+        ({"position_padding_row": 1}, "'position_padding_row' is 1 but must lie in [0, 13), of 'positions' that are 'learned'"),
         ({"d_model": 9, "num_heads": 3, "position_layout": "halves"}, "must be even"),
         ({"mask_value": float("-inf")}, "'mask_value' is -inf but must be finite"),
         ({"mask_assignment": "batch_major", "head_computation": "looped"}, "it must be 'batched'"),
@@ -70,6 +72,7 @@ def test_variant_unknown_gives_nearest_names():
 def test_variants_cover_the_published_sources():
     assert spec.variants() == [
         "tf1-text-classifier", "bert-pytorch", "vanilla-encoder", "nndl-paddle", "nndl-paddle-api", "keras-attention", "bert",
+        "roberta", "distilbert",
     ]  # fmt: skip
 
 

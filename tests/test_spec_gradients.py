@@ -33,6 +33,8 @@ def test_gradients_agree_with_central_differences(small, name, part):
             direction[config.token_padding_row] = 0.0  # its gradient is withheld on purpose
         if parameter == "embeddings.segment.weight" and config.segment_padding_row is not None:
             direction[config.segment_padding_row] = 0.0
+        if parameter == "embeddings.position.weight" and config.position_padding_row is not None:
+            direction[config.position_padding_row] = 0.0
 
         def loss(step, parameter=parameter, direction=direction):
             given = parameter.removeprefix("inputs.")
@@ -56,6 +58,14 @@ def test_padding_rows_get_exactly_no_gradient(small):
     trained = small("tf1-text-classifier")
     gradients = reference(trained, spec.initialize(trained), spec.example_batch(trained, 7, 11), gradients=True).gradients
     assert (gradients["embeddings.token.weight"][0] != 0).any()
+
+
+@pytest.mark.clause("GRD-2", "POS-7")
+def test_the_padding_row_of_positions_gets_no_gradient_unless_it_is_trained(small):
+    for config, trained in ((small("roberta"), False), (small("roberta", position_padding_row=None), True)):
+        rows = reference(config, spec.initialize(config), spec.example_batch(config, 7, 11), gradients=True).gradients["embeddings.position.weight"]
+        assert (rows[config.pad_id] != 0).any() == trained
+        assert (rows[config.position_start :] != 0).any()
 
 
 @pytest.mark.clause("GRD-2", "EMB-4")

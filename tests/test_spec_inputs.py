@@ -135,6 +135,13 @@ def test_position_ids_count_from_the_start_and_over_padding(small):
     assert (sinusoid(small("keras-attention"))[0] == 0).all()
 
 
+@pytest.mark.clause("POS-6")
+def test_position_ids_count_real_tokens_from_the_id_of_padding(small):
+    real = np.array([[True, False, True, True], [False, True, True, False], [False] * 4])
+    assert position_ids(small("roberta"), real).tolist() == [[2, 1, 3, 4], [1, 2, 3, 1], [1] * 4]
+    assert position_ids(small("roberta", pad_id=5, position_start=6), real).tolist() == [[6, 5, 7, 8], [5, 6, 7, 5], [5] * 4]
+
+
 @pytest.mark.clause("MSK-7")
 def test_batch_major_gives_slots_the_wrong_sample(small):
     config = small("keras-attention", num_heads=5, d_model=10)

@@ -269,6 +269,10 @@ def test_head(small):
     first = truth.taps["layers.1.norm2"][:, 0]
     pooled = np.tanh(first @ weights["pooler.weight"] + weights["pooler.bias"])
     assert near(truth.logits, pooled @ weights["classifier.weight"] + weights["classifier.bias"])
+    weights, _, truth = compute(small("distilbert"))
+    rectified = np.maximum(truth.taps["layers.1.norm2"][:, 0] @ weights["pooler.weight"] + weights["pooler.bias"], 0)
+    assert (rectified == 0).any()
+    assert near(truth.logits, rectified @ weights["classifier.weight"] + weights["classifier.bias"])
     weights, _, truth = compute(small("tf1-text-classifier"))
     flat = truth.taps["layers.1.norm2"].reshape(7, 110)
     assert near(truth.logits, flat @ weights["classifier.weight"] + weights["classifier.bias"])

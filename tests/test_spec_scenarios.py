@@ -19,7 +19,7 @@ from concord import spec
 from concord.conformance.check import check_jobs
 from concord.conformance.expectation import Expectation
 from concord.conformance.tolerance import Z, expect
-from concord.spec.cases import LANDMARKS, LONG, SCENARIOS, Case, build_case, standard_cases
+from concord.spec.cases import LANDMARKS, LONG, OWN, SCENARIOS, Case, build_case, scenarios_of, standard_cases
 from concord.spec.masks import mask_constant
 
 Array = NDArray[np.floating]
@@ -310,7 +310,7 @@ MISTAKES = {
     },
     "the last row is out of range": Mistake("long", looked_up(lambda ids: np.minimum(ids, 69_999)), alone=True),
     "the last position is clipped": Mistake("long", last_position_clipped),
-    "positions count from the first real token": Mistake("extreme", positions_from_first_real_token),
+    "positions count from the first real token": Mistake("extreme", positions_from_first_real_token, lambda config: config.position_of_padding != "pad_row"),
     "gradients of a row are written, not added": Mistake("long", last_use_alone),
     "one sample has no mask": Mistake("long", mask_lost_for_one_sample, alone=True),
     "masks by length": Mistake("extreme", mask_by_length),
@@ -347,8 +347,7 @@ MISTAKES = {
 
 
 def home(mistake: Mistake) -> list[str]:
-    only = SCENARIOS[mistake.scenario].only
-    return [name for name in only or spec.variants() if mistake.concerns(case_of(name, mistake.scenario).config)]
+    return [name for name in spec.variants() if mistake.scenario in scenarios_of(name) and mistake.concerns(case_of(name, mistake.scenario).config)]
 
 
 @pytest.mark.parametrize(("name", "variant"), [(name, variant) for name, mistake in MISTAKES.items() for variant in home(mistake)])
@@ -361,18 +360,21 @@ def test_mistake_shows_in_a_standard_case(name: str, variant: str) -> None:
 def test_mistake_shows_in_no_other_case(name: str) -> None:
     mistake = MISTAKES[name]
     variant = home(mistake)[-1]
-    others = [scenario for scenario, entry in SCENARIOS.items() if scenario != mistake.scenario and (not entry.only or variant in entry.only)]
+    others = [scenario for scenario in scenarios_of(variant) if scenario != mistake.scenario]
     assert {scenario: size for scenario in others if (size := effect(mistake, variant, scenario)) > Z} == {}
 
 
 # A list of cases is a sequence.
 
 
+WHOLE = [name for name in spec.variants() if name not in OWN]
+
+
 def sizes(case: Case) -> tuple[int, ...]:
     return (*case.batch.required("input_ids").shape, case.config.d_model, case.config.vocab_size)
 
 
-@pytest.mark.parametrize("variant", spec.variants())
+@pytest.mark.parametrize("variant", WHOLE)
 def test_the_first_sizes_come_back_after_others(variant: str) -> None:
     run = [sizes(case) for case in standard_cases([variant])]
     assert len(set(run)) == 3
@@ -381,7 +383,7 @@ def test_the_first_sizes_come_back_after_others(variant: str) -> None:
 
 
 @pytest.mark.parametrize("kept", ["mask", "weights", "inputs", "position of a shorter text"])
-@pytest.mark.parametrize("variant", spec.variants())
+@pytest.mark.parametrize("variant", WHOLE)
 def test_what_is_kept_from_an_earlier_call_shows(variant: str, kept: str) -> None:
     """Whatever a backend keeps by shape, some later case of that shape is another."""
     seen: dict[tuple[int, ...], list[Case]] = {}
@@ -402,7 +404,7 @@ def test_what_is_kept_from_an_earlier_call_shows(variant: str, kept: str) -> Non
 
 
 def test_the_long_text_uses_the_rows_at_which_numbers_end() -> None:
-    for variant in spec.variants():
+    for variant in WHOLE:
         case = case_of(variant, "long")
         ids, counts = np.unique(case.batch.required("input_ids"), return_counts=True)
         assert set(LANDMARKS) - {case.config.pad_id} == set(ids.tolist()) - {case.config.pad_id}

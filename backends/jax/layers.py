@@ -44,6 +44,7 @@ def gelu_tanh(x: Array) -> Array:
 
 
 ACTIVATIONS: dict[str, Step] = {"none": identity, "relu": jax.nn.relu, "gelu_erf": gelu_erf, "gelu_tanh": gelu_tanh}  # ATT-1, FFN-2
+POOLERS: dict[str, Step] = {"none": identity, "tanh": jnp.tanh, "relu": jax.nn.relu}  # HED-2
 
 
 def epsilon_inside(variance: Array, epsilon: float) -> Array:
@@ -123,8 +124,19 @@ class LayerNorm(nnx.Module):
         return centered / self.denominator(variance, self.epsilon) * self.scale[...] + self.bias[...]
 
 
+def every_token(real: Array) -> Array:
+    return jnp.broadcast_to(jnp.arange(real.shape[1]), real.shape)  # (B, T)
+
+
+def real_tokens_alone(real: Array) -> Array:
+    return jnp.cumsum(real, axis=1) - 1  # (B, T); of padding any number
+
+
+NUMBERS = {"counted": every_token, "zero_row": every_token, "pad_row": real_tokens_alone}  # POS-6
+
+
 class Embeddings(nnx.Module):
-    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5, POS-6): (B, T) to (B, T, D)."""
+    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7): (B, T) to (B, T, D)."""
 
     norm_class: ClassVar[Make] = LayerNorm
 
@@ -141,11 +153,14 @@ class Embeddings(nnx.Module):
         self.zeroed_row = config.token_padding_row if config.token_padding_forward == "zero" else None
         self.segment_padding_row = config.segment_padding_row
         self.position_start = config.position_start
-        self.zero_row_for_padding = config.position_of_padding == "zero_row"
+        self.number = NUMBERS[config.position_of_padding]
+        self.padding_position = {"zero_row": 0, "pad_row": config.pad_id}.get(config.position_of_padding)
+        self.position_padding_row = config.position_padding_row
 
     def __call__(self, input_ids: Array, segment_ids: Array | None, real: Array, tap: Tap = silent) -> Array:
         token = tap(f"{self.scope}.token", self.embed_tokens(input_ids))
-        position = tap(f"{self.scope}.position", self.look_up(self.position, self.position_ids(real)))
+        position_ids = self.position_ids(real)
+        position = tap(f"{self.scope}.position", freeze_row(self.look_up(self.position, position_ids), position_ids, self.position_padding_row))
         total = token + position
         if self.segment is not None:
             if segment_ids is None:
@@ -165,13 +180,12 @@ class Embeddings(nnx.Module):
         return table.embedding[ids]
 
     def position_ids(self, real: Array) -> Array:
-        numbers = jnp.arange(real.shape[1]) + self.position_start  # (T,)
-        numbers = jnp.broadcast_to(numbers, real.shape)  # (B, T)
-        return jnp.where(real, numbers, 0) if self.zero_row_for_padding else numbers
+        numbers = self.number(real) + self.position_start  # (B, T)
+        return numbers if self.padding_position is None else jnp.where(real, numbers, self.padding_position)
 
 
 def freeze_row(vectors: Array, ids: Array, row: int | None) -> Array:
-    """Let no gradient reach one row of the table that the vectors were taken from (SPEC EMB-4, EMB-5)."""
+    """Let no gradient reach one row of the table that the vectors were taken from (SPEC EMB-4, EMB-5, POS-7)."""
     return vectors if row is None else jnp.where((ids == row)[..., None], jax.lax.stop_gradient(vectors), vectors)
 
 

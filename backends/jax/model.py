@@ -11,7 +11,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from concord.backends.jax.layers import DotProductAttention, Embeddings, EncoderLayer, LayerNorm, Make, MultiHeadAttention, Tap, silent
+from concord.backends.jax.layers import POOLERS, DotProductAttention, Embeddings, EncoderLayer, LayerNorm, Make, MultiHeadAttention, Tap, silent
 from concord.spec.config import EncoderConfig
 
 
@@ -59,7 +59,8 @@ class TextClassifier(Encoder):
         super().__init__(config, param_dtype=param_dtype, rngs=rngs)
         self.flatten = config.pooling == "flatten"
         features = config.d_model * config.max_positions if self.flatten else config.d_model
-        self.pooler = nnx.Linear(config.d_model, config.d_model, use_bias=True, param_dtype=param_dtype, rngs=rngs) if config.pooler == "tanh" else None
+        self.pooler = nnx.Linear(config.d_model, config.d_model, use_bias=True, param_dtype=param_dtype, rngs=rngs) if config.pooler != "none" else None
+        self.activation = POOLERS[config.pooler]
         self.classifier = nnx.Linear(features, config.num_classes, use_bias=True, param_dtype=param_dtype, rngs=rngs)
 
     def __call__(self, input_ids: Array, segment_ids: Array | None = None, tap: Tap = silent) -> Array:
@@ -70,7 +71,7 @@ class TextClassifier(Encoder):
         pooled = tap("pooling", jnp.reshape(x, (x.shape[0], -1)) if self.flatten else x[:, 0])  # (B, D) or (B, T * D)
         if self.pooler is not None:
             dense = tap("pooler.dense", self.pooler(pooled))
-            pooled = tap("pooler.output", jnp.tanh(dense))
+            pooled = tap("pooler.output", self.activation(dense))
         return tap("logits", self.classifier(pooled))
 
 

@@ -25,7 +25,7 @@ def pad(x: Array, kept: Kept) -> Array:
 
 
 class Embeddings(library.Embeddings):
-    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5, POS-6): (B, T) to (1, N, D)."""
+    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7): (B, T) to (1, N, D)."""
 
     def __call__(self, input_ids: Array, segment_ids: Array | None, real: Any, tap: Tap = silent) -> Array:
         segments = None if segment_ids is None else unpad(segment_ids, real)

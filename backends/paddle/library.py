@@ -39,7 +39,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class Embeddings(explicit.Embeddings):
-    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5, POS-6): (B, T) to (B, T, D)."""
+    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7): (B, T) to (B, T, D)."""
 
     norm_class = LayerNorm
 

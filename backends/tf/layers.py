@@ -45,6 +45,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 
 ACTIVATIONS: dict[str, Step] = {"none": identity, "relu": tf.nn.relu, "gelu_erf": gelu_erf, "gelu_tanh": gelu_tanh}  # ATT-1, FFN-2
+POOLERS: dict[str, Step] = {"none": identity, "tanh": tf.tanh, "relu": tf.nn.relu}  # HED-2
 
 
 def epsilon_inside(variance: Tensor, epsilon: float) -> Tensor:
@@ -128,8 +129,19 @@ class LayerNorm(Layer):
         return centered / self.denominator(variance, self.epsilon) * self.weight.value + self.bias.value
 
 
+def every_token(real: Tensor) -> Tensor:
+    return tf.broadcast_to(tf.range(shape(real)[1], dtype=tf.int64), shape(real))  # (B, T)
+
+
+def real_tokens_alone(real: Tensor) -> Tensor:
+    return tf.cumsum(tf.cast(real, tf.int64), axis=1) - 1  # (B, T); of padding any number
+
+
+NUMBERS = {"counted": every_token, "zero_row": every_token, "pad_row": real_tokens_alone}  # POS-6
+
+
 class Embeddings(Layer):
-    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5, POS-6): (B, T) to (B, T, D)."""
+    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7): (B, T) to (B, T, D)."""
 
     norm_class: ClassVar[Make] = LayerNorm
 
@@ -146,11 +158,14 @@ class Embeddings(Layer):
         self.zeroed_row = config.token_padding_row if config.token_padding_forward == "zero" else None
         self.segment_padding_row = config.segment_padding_row
         self.position_start = config.position_start
-        self.zero_row_for_padding = config.position_of_padding == "zero_row"
+        self.number = NUMBERS[config.position_of_padding]
+        self.padding_position = {"zero_row": 0, "pad_row": config.pad_id}.get(config.position_of_padding)
+        self.position_padding_row = config.position_padding_row
 
     def call(self, input_ids: Tensor, segment_ids: Tensor | None, real: Tensor, tap: Tap = silent) -> Tensor:
         token = tap(f"{self.scope}.token", self.embed_tokens(input_ids))
-        position = tap(f"{self.scope}.position", self.look_up(self.position, self.position_ids(real)))
+        position_ids = self.position_ids(real)
+        position = tap(f"{self.scope}.position", freeze_row(self.look_up(self.position, position_ids), position_ids, self.position_padding_row))
         total = token + position
         if self.segment is not None:
             if segment_ids is None:
@@ -170,13 +185,12 @@ class Embeddings(Layer):
         return tf.gather(table.embeddings.value, ids, axis=0)
 
     def position_ids(self, real: Tensor) -> Tensor:
-        numbers = tf.range(shape(real)[1], dtype=tf.int64) + self.position_start  # (T,)
-        numbers = tf.broadcast_to(numbers, shape(real))  # (B, T)
-        return tf.where(real, numbers, tf.zeros_like(numbers)) if self.zero_row_for_padding else numbers
+        numbers = self.number(real) + self.position_start  # (B, T)
+        return numbers if self.padding_position is None else tf.where(real, numbers, tf.fill(shape(real), tf.constant(self.padding_position, tf.int64)))
 
 
 def freeze_row(vectors: Tensor, ids: Tensor, row: int | None) -> Tensor:
-    """Let no gradient reach one row of the table that the vectors were taken from (SPEC EMB-4, EMB-5)."""
+    """Let no gradient reach one row of the table that the vectors were taken from (SPEC EMB-4, EMB-5, POS-7)."""
     return vectors if row is None else tf.where((ids == row)[..., None], tf.stop_gradient(vectors), vectors)
 
 

@@ -11,7 +11,7 @@ from keras.ops import shape
 from tensorflow import Tensor
 
 from concord.backends.tf.base import Linear, Model
-from concord.backends.tf.layers import DotProductAttention, Embeddings, EncoderLayer, LayerNorm, Make, MultiHeadAttention, Tap, silent
+from concord.backends.tf.layers import POOLERS, DotProductAttention, Embeddings, EncoderLayer, LayerNorm, Make, MultiHeadAttention, Tap, silent
 from concord.spec.config import EncoderConfig
 
 
@@ -60,7 +60,8 @@ class TextClassifier(Encoder):
         super().__init__(config, **kwargs)
         self.flatten = config.pooling == "flatten"
         features = config.d_model * config.max_positions if self.flatten else config.d_model
-        self.pooler = Linear(config.d_model, config.d_model, use_bias=True, **self.sub("pooler")) if config.pooler == "tanh" else None
+        self.pooler = Linear(config.d_model, config.d_model, use_bias=True, **self.sub("pooler")) if config.pooler != "none" else None
+        self.activation = POOLERS[config.pooler]
         self.classifier = Linear(features, config.num_classes, use_bias=True, **self.sub("classifier"))
 
     def forward(self, input_ids: Tensor, segment_ids: Tensor | None = None, tap: Tap = silent) -> Tensor:
@@ -71,7 +72,7 @@ class TextClassifier(Encoder):
         pooled = tap("pooling", tf.reshape(x, (shape(x)[0], -1)) if self.flatten else x[:, 0])  # (B, D) or (B, T * D)
         if self.pooler is not None:
             dense = tap("pooler.dense", self.pooler(pooled))
-            pooled = tap("pooler.output", tf.tanh(dense))
+            pooled = tap("pooler.output", self.activation(dense))
         return tap("logits", self.classifier(pooled))
 
 

@@ -25,7 +25,7 @@ def pad(x: Tensor, kept: Kept) -> Tensor:
 
 
 class Embeddings(library.Embeddings):
-    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5, POS-6): (B, T) to (1, N, D)."""
+    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7): (B, T) to (1, N, D)."""
 
     def call(self, input_ids: Tensor, segment_ids: Tensor | None, real: Any, tap: Tap = silent) -> Tensor:
         segments = None if segment_ids is None else unpad(segment_ids, real)

@@ -42,6 +42,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 
 ACTIVATIONS: dict[str, Step] = {"none": identity, "relu": F.relu, "gelu_erf": gelu_erf, "gelu_tanh": gelu_tanh}  # ATT-1, FFN-2
+POOLERS: dict[str, Step] = {"none": identity, "tanh": torch.tanh, "relu": F.relu}  # HED-2
 
 
 def epsilon_inside(variance: Tensor, epsilon: float) -> Tensor:
@@ -122,8 +123,19 @@ class LayerNorm(nn.Module):
         return centered / self.denominator(variance, self.epsilon) * self.weight + self.bias
 
 
+def every_token(real: Tensor) -> Tensor:
+    return torch.broadcast_to(torch.arange(real.shape[1], device=real.device), real.shape)  # (B, T)
+
+
+def real_tokens_alone(real: Tensor) -> Tensor:
+    return torch.cumsum(real, dim=1) - 1  # (B, T); of padding any number
+
+
+NUMBERS = {"counted": every_token, "zero_row": every_token, "pad_row": real_tokens_alone}  # POS-6
+
+
 class Embeddings(nn.Module):
-    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5, POS-6): (B, T) to (B, T, D)."""
+    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7): (B, T) to (B, T, D)."""
 
     norm_class: ClassVar[Make] = LayerNorm
 
@@ -140,11 +152,14 @@ class Embeddings(nn.Module):
         self.zeroed_row = config.token_padding_row if config.token_padding_forward == "zero" else None
         self.segment_padding_row = config.segment_padding_row
         self.position_start = config.position_start
-        self.zero_row_for_padding = config.position_of_padding == "zero_row"
+        self.number = NUMBERS[config.position_of_padding]
+        self.padding_position = {"zero_row": 0, "pad_row": config.pad_id}.get(config.position_of_padding)
+        self.position_padding_row = config.position_padding_row
 
     def forward(self, input_ids: Tensor, segment_ids: Tensor | None, real: Tensor, tap: Tap = silent) -> Tensor:
         token = tap(f"{self.scope}.token", self.embed_tokens(input_ids))
-        position = tap(f"{self.scope}.position", self.look_up(self.position, self.position_ids(real)))
+        position_ids = self.position_ids(real)
+        position = tap(f"{self.scope}.position", freeze_row(self.look_up(self.position, position_ids), position_ids, self.position_padding_row))
         total = token + position
         if self.segment is not None:
             if segment_ids is None:
@@ -164,13 +179,12 @@ class Embeddings(nn.Module):
         return table.weight[ids]
 
     def position_ids(self, real: Tensor) -> Tensor:
-        numbers = torch.arange(real.shape[1], device=real.device) + self.position_start  # (T,)
-        numbers = torch.broadcast_to(numbers, real.shape)  # (B, T)
-        return torch.where(real, numbers, 0) if self.zero_row_for_padding else numbers
+        numbers = self.number(real) + self.position_start  # (B, T)
+        return numbers if self.padding_position is None else torch.where(real, numbers, self.padding_position)
 
 
 def freeze_row(vectors: Tensor, ids: Tensor, row: int | None) -> Tensor:
-    """Let no gradient reach one row of the table that the vectors were taken from (SPEC EMB-4, EMB-5)."""
+    """Let no gradient reach one row of the table that the vectors were taken from (SPEC EMB-4, EMB-5, POS-7)."""
     return vectors if row is None else torch.where((ids == row)[..., None], vectors.detach(), vectors)
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from concord.backends.torch.layers import DotProductAttention, Embeddings, EncoderLayer, LayerNorm, Make, MultiHeadAttention, Tap, silent
+from concord.backends.torch.layers import POOLERS, DotProductAttention, Embeddings, EncoderLayer, LayerNorm, Make, MultiHeadAttention, Tap, silent
 from concord.spec.config import EncoderConfig
 
 
@@ -58,7 +58,8 @@ class TextClassifier(Encoder):
         super().__init__(config)
         self.flatten = config.pooling == "flatten"
         features = config.d_model * config.max_positions if self.flatten else config.d_model
-        self.pooler = nn.Linear(config.d_model, config.d_model, bias=True) if config.pooler == "tanh" else None
+        self.pooler = nn.Linear(config.d_model, config.d_model, bias=True) if config.pooler != "none" else None
+        self.activation = POOLERS[config.pooler]
         self.classifier = nn.Linear(features, config.num_classes, bias=True)
 
     def forward(self, input_ids: Tensor, segment_ids: Tensor | None = None, tap: Tap = silent) -> Tensor:
@@ -69,7 +70,7 @@ class TextClassifier(Encoder):
         pooled = tap("pooling", torch.flatten(x, start_dim=1) if self.flatten else x[:, 0])  # (B, D) or (B, T * D)
         if self.pooler is not None:
             dense = tap("pooler.dense", self.pooler(pooled))
-            pooled = tap("pooler.output", torch.tanh(dense))
+            pooled = tap("pooler.output", self.activation(dense))
         return tap("logits", self.classifier(pooled))
 
 

@@ -1,4 +1,4 @@
-"""Mistakes in embeddings and positions (SPEC EMB-1 to EMB-6, POS-1 to POS-6)."""
+"""Mistakes in embeddings and positions (SPEC EMB-1 to EMB-6, POS-1 to POS-7)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from concord.conformance.causes.hypothesis import Hypothesis, changed, loaded, o
 from concord.conformance.causes.question import Question
 from concord.conformance.causes.step import Change, Step
 from concord.spec.config import EncoderConfig
-from concord.spec.positions import sinusoid
+from concord.spec.positions import position_ids, sinusoid
 from concord.spec.tape import Node
 
 Array = NDArray[np.floating]
@@ -116,7 +116,7 @@ def _weighed_sum(parts: list[str], factors: dict[str, float]) -> Change:
 
 def of_positions(question: Question, tap: str) -> Iterator[Hypothesis]:
     """Yield what may be wrong with position vectors."""
-    start, room = question.config.position_start, question.config.max_positions
+    start, room, pad = question.config.position_start, question.config.max_positions, question.config.pad_id
 
     def numbered(name: str, text: str, numbers: Callable[[NDArray[np.bool_]], Rows], clause: str = "POS-5") -> Hypothesis:
         return changed(name, text, clause, taken("embeddings.position.weight", lambda m: numbers(m.key_mask())))
@@ -127,15 +127,23 @@ def of_positions(question: Question, tap: str) -> Iterator[Hypothesis]:
     def from_(first: int) -> Callable[[NDArray[np.bool_]], Rows]:
         return lambda real: np.broadcast_to((np.arange(real.shape[1]) + first) % room, real.shape)
 
+    def moved(by: int) -> Callable[[NDArray[np.bool_]], Rows]:
+        return lambda real: (position_ids(question.config, real) + by) % room
+
     counted = from_(start)
     yield changed("positions_ignored", "position vectors that are zero", "POS-5", multiplied(0.0))
-    for shift in (1, -1, 2, -2):
-        yield numbered("position_start", text_of_start(start, shift), from_(start + shift))
-    yield numbered("position_of_padding", "padding that has row 0", lambda real: np.where(real, counted(real), 0), "POS-6")
+    for shift in sorted({1, -1, 2, -2, -start} - {0}, key=abs):
+        yield numbered("position_start", text_of_start(start, shift), moved(shift))
+    yield numbered("position_of_padding", "padding that has row 0", lambda real: np.where(real, moved(0)(real), 0), "POS-6")
     yield numbered("position_of_padding", "padding that has the row of its position", counted, "POS-6")
-    alone = "positions that count real tokens alone"
-    yield numbered("positions_of_real_tokens", alone, lambda real: np.where(real, real.cumsum(1) - 1 + start, 0))
-    yield numbered("positions_of_real_tokens", alone, lambda real: np.maximum(real.cumsum(1) - 1, 0) + start)
+    if question.config.position_of_padding == "pad_row":
+        yield numbered("position_of_padding", "padding that uses up a number", lambda real: np.where(real, counted(real), pad), "POS-6")
+        yield numbered("position_of_padding", "positions that count padding too, from 0", from_(0), "POS-6")
+        yield numbered("position_start", "positions from 0, and row 0 for padding", lambda real: np.where(real, real.cumsum(1) - 1, 0))
+    else:
+        alone = "positions that count real tokens alone"
+        yield numbered("positions_of_real_tokens", alone, lambda real: np.where(real, real.cumsum(1) - 1 + start, 0))
+        yield numbered("positions_of_real_tokens", alone, lambda real: np.maximum(real.cumsum(1) - 1, 0) + start)
     yield numbered("positions_of_samples", "positions that count samples instead of tokens", of_samples)
     yield numbered("position_constant", "the same position for every token", lambda real: 0 * counted(real) + start)
     yield numbered("positions_reversed", "positions that are counted from the end", lambda real: counted(real)[:, ::-1])
@@ -149,7 +157,7 @@ def of_positions(question: Question, tap: str) -> Iterator[Hypothesis]:
 
 def text_of_start(start: int, shift: int) -> str:
     """Say that positions are counted from another number."""
-    if start + shift in (0, 1):
+    if start < 2 and start + shift in (0, 1):
         return f"position_start = {start + shift} instead of {start}"
     return f"positions that are {abs(shift)} too {'high' if shift > 0 else 'low'}"
 

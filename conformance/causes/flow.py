@@ -122,7 +122,7 @@ def of_head(question: Question) -> Iterator[Hypothesis]:
     """Yield heads and losses that are differentiated in another way."""
     config = question.config
     dense, logits = (passed_to(lambda m, tap, name=name: m.now[name]) for name in ("pooler.dense", "logits"))  # type: ignore[misc]
-    yield changed("pooler_in_gradient", "a tanh that gradients pass as they are", "HED-2", dense, "pooler.output")
+    yield changed("pooler_in_gradient", f"a {config.pooler} that gradients pass as they are", "HED-2", dense, "pooler.output")
     yield changed("softmax_in_gradient", "a log-softmax that gradients pass as they are", "LOS-1", logits, "log_probabilities")
     yield from options(config, "l2_weight", (0.0, 2 * config.l2_weight, 0.5 * config.l2_weight), "LOS-4")
     yield from options(config, "ignore_label", (None, *range(config.num_classes if config.num_classes > 1 else 0)), "LOS-3")

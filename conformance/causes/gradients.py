@@ -12,7 +12,9 @@ from concord.conformance.causes.flow import multiplied, of_flow, unpadded
 from concord.conformance.causes.hypothesis import Gradients, Hypothesis, changed, options
 from concord.conformance.causes.question import Question
 from concord.conformance.causes.step import Step
+from concord.spec.masks import real_tokens
 from concord.spec.parameters import trainable
+from concord.spec.positions import position_ids
 from concord.spec.tape import Node
 
 Array = NDArray[np.floating]
@@ -113,6 +115,8 @@ def of_rows(question: Question, tap: str) -> Iterator[Hypothesis]:
                 yield changed("embedding_scale_in_gradient", f"a gradient that is {text}", "EMB-2", multiplied(factor), TOKEN)
     else:  # for tokens it is the same as token_padding_row
         yield changed("padding_row_frozen", "no gradient for padding", "EMB-4", unpadded, tap)
+    if tap == POSITION:
+        yield from options(config, "position_padding_row", (None, *sorted({0, 1, config.pad_id})), "POS-7")
     if tap == SEGMENT:
         yield from options(config, "segment_padding_row", (None, *range(config.num_segments)), "EMB-5")
     yield weighed(tap, "gradient_by_frequency", "the mean over a row's occurrences instead of their sum", by_frequency)
@@ -125,7 +129,7 @@ def weighed(tap: str, name: str, text: str, share: Callable[[Ids], Array]) -> Hy
 
     def change(m: Step, tap: str, y: Node) -> Node:
         ids = m.batch.required("segment_ids" if tap == SEGMENT else "input_ids")
-        rows = np.broadcast_to(np.arange(ids.shape[1]), ids.shape) if tap == POSITION else ids
+        rows = position_ids(m.config, real_tokens(m.config, ids)) if tap == POSITION else ids
         return m.straight(y, m.a.multiply(y, m.constant(share(rows)[..., None])))
 
     return changed(name, text, "GRD-1", change, tap)

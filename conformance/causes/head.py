@@ -167,13 +167,17 @@ def _last_of_encoder(question: Question) -> str:
 
 def of_pooler(question: Question, tap: str) -> Iterator[Hypothesis]:
     """Yield other functions after the pooler."""
-    for name, text, function in (
-        ("pooler_tanh_missing", "no tanh", lambda x: x),
-        ("pooler_activation", "a ReLU instead of tanh", lambda x: np.maximum(x, 0)),
-        ("pooler_activation", "the logistic function instead of tanh", logistic),
-        ("pooler_activation", "a GELU instead of tanh", lambda x: x * 0.5 * (1 + erf(x * math.sqrt(0.5)))),
-    ):
-        yield changed(name, text, "HED-2", _function_of("pooler.dense", function))
+    right = {"tanh": "tanh", "relu": "a ReLU"}[question.config.pooler]
+    yield changed("pooler_activation_missing", f"no {right.removeprefix('a ')}", "HED-2", _function_of("pooler.dense", lambda x: x))
+    others: tuple[tuple[str, Function], ...] = (
+        ("tanh", np.tanh),
+        ("a ReLU", lambda x: np.maximum(x, 0)),
+        ("the logistic function", logistic),
+        ("a GELU", lambda x: x * 0.5 * (1 + erf(x * math.sqrt(0.5)))),
+    )
+    for text, function in others:
+        if text != right:
+            yield changed("pooler_activation", f"{text} instead of {right}", "HED-2", _function_of("pooler.dense", function))
 
 
 def _function_of(source: str, function: Function) -> Change:

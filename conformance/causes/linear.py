@@ -163,8 +163,8 @@ def of_input(question: Question, tap: str) -> Iterator[Hypothesis]:
         yield changed(
             "activation_skipped", f"`{inner}` instead of what the activation makes of it", "FFN-2", applied_to(lambda m: m.now[inner])
         )
-    if tap == "logits" and config.pooler == "tanh":
+    if tap == "logits" and config.pooler != "none":
         yield changed("pooler_skipped", "`pooling` instead of `pooler.output`", "HED-2", applied_to(lambda m: m.now["pooling"]))
         yield changed(
-            "pooler_tanh_skipped", "`pooler.dense` instead of `pooler.output`", "HED-2", applied_to(lambda m: m.now["pooler.dense"])
+            "pooler_activation_skipped", "`pooler.dense` instead of `pooler.output`", "HED-2", applied_to(lambda m: m.now["pooler.dense"])
         )

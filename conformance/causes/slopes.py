@@ -139,7 +139,7 @@ def _of_head(question: Question) -> Iterator[Hypothesis]:
         ("a tanh whose slope is that of a logistic function", lambda x, y: y * (1 - y)),
         ("a tanh whose slope is taken at the result", lambda x, y: 1 - np.square(np.tanh(y))),
     )
-    for text, slope in slopes:
+    for text, slope in slopes if question.config.pooler == "tanh" else ():
         yield changed("tanh_slope", text, "HED-2", sloped(lambda m, tap: m.now["pooler.dense"], slope), "pooler.output")
 
     def losses(text: str, made: Callable[[Array, NDArray[np.integer], Array], Array]) -> Hypothesis:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from concord.backends.interface import Request
 from concord.conformance.faults.context import Edit
 from concord.spec.batch import Batch
-from concord.spec.cases import SCENARIOS
+from concord.spec.cases import scenarios_of
 from concord.spec.config import EncoderConfig
 from concord.spec.parameters import Weights
 
@@ -96,7 +96,7 @@ class Fault:
     @property
     def scenarios(self) -> tuple[str, ...]:
         """Its own scenario, and after it the others of its variant."""
-        others = (name for name, entry in SCENARIOS.items() if not entry.only or self.variant in entry.only)
+        others = scenarios_of(self.variant)
         return tuple(dict.fromkeys((self.scenario, *others)))
 
     def rightly_first(self, tensor: str) -> bool:

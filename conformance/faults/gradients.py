@@ -139,6 +139,16 @@ FAULTS = (
         clause="EMB-5",
     ),
     mutant(
+        "position_padding_row_trained",
+        "The row that padding takes of the position table gets a gradient.",
+        variant="roberta",
+        first=("gradients.embeddings.position.weight",),
+        input="padding",
+        change=option(position_padding_row=None),
+        cause="position_padding_row",
+        clause="POS-7",
+    ),
+    mutant(
         "embedding_gradient_by_frequency",
         "The gradient of a row is divided by how often its id occurs.",
         first=(TOKENS,),

@@ -134,7 +134,7 @@ FAULTS = (
         "No tanh follows the pooler's linear layer.",
         first=("pooler.output",),
         change=edited(lambda m, y: m.source(), "pooler.output"),
-        cause="pooler_tanh_missing",
+        cause="pooler_activation_missing",
         clause="HED-2",
     ),
     mutant(
@@ -143,6 +143,24 @@ FAULTS = (
         first=("pooler.output",),
         change=edited(lambda m, y: m.o.relu(m.source()), "pooler.output"),
         cause="pooler_activation",
+        clause="HED-2",
+    ),
+    mutant(
+        "pooler_tanh_for_relu",
+        "A tanh follows the linear layer of the head, as in BERT.",
+        variant="distilbert",
+        first=("pooler.output",),
+        change=edited(lambda m, y: m.o.tanh(m.source()), "pooler.output"),
+        cause="pooler_activation",
+        clause="HED-2",
+    ),
+    mutant(
+        "pooler_relu_missing",
+        "No ReLU follows the linear layer of the head.",
+        variant="distilbert",
+        first=("pooler.output",),
+        change=edited(lambda m, y: m.source(), "pooler.output"),
+        cause="pooler_activation_missing",
         clause="HED-2",
     ),
     mutant(

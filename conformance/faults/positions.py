@@ -1,4 +1,4 @@
-"""Bugs in position tables and position numbers (SPEC POS-1 to POS-6)."""
+"""Bugs in position tables and position numbers (SPEC POS-1 to POS-7)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from concord.spec.errors import ConfigError
 from concord.spec.parameters import Weights
 from concord.spec.positions import sinusoid
 
+HUB = "https://github.com/"
 POSITION, TABLE = "embeddings.position", "embeddings.position.weight"
 
 
@@ -48,6 +49,27 @@ def over_real_tokens(m: Context) -> Ids:
     return np.where(m.real, np.cumsum(m.real, axis=1) - 1, 0)
 
 
+def without_padding_id(m: Context) -> Ids:
+    """Forget to add the id of padding."""
+    rows: Ids = m.rows - m.config.pad_id
+    return rows
+
+
+def as_in_bert(m: Context) -> Ids:
+    """Number every token from 0."""
+    return np.broadcast_to(np.arange(m.ids.shape[1]), m.ids.shape)
+
+
+def over_padding(m: Context) -> Ids:
+    """Let padding use up numbers, though it takes its own row."""
+    return np.where(m.real, as_in_bert(m) + m.config.position_start, m.config.pad_id)
+
+
+def past_padding(m: Context) -> Ids:
+    """Give padding a position like any token."""
+    return as_in_bert(m) + m.config.position_start
+
+
 def over_samples(m: Context) -> Ids:
     """Count along the wrong axis."""
     batch, tokens = m.ids.shape
@@ -64,6 +86,11 @@ def mutant(name: str, what: str, **fields: Any) -> Fault:
     return Fault(
         **{"name": name, "group": "positions", "what": what, "variant": "vanilla-encoder", "first": ("embeddings.position",), **fields}
     )
+
+
+def counted(name: str, what: str, rows: Callable[[Context], Ids], **fields: Any) -> Fault:
+    """Return a mistake in positions that are counted over real tokens, from the id of padding."""
+    return mutant(name, what, **{"variant": "roberta", "change": numbered(rows), "cause": "position_of_padding", "clause": "POS-6", "source": f"{HUB}huggingface/transformers/issues/11242", **fields})
 
 
 FAULTS = (
@@ -162,6 +189,10 @@ FAULTS = (
         cause="positions_of_samples",
         clause="POS-5",
     ),
+    counted("position_without_padding_id", "The id of padding is not added to what is counted.", without_padding_id, cause="position_start", clause="POS-5"),
+    counted("position_as_in_bert", "Every token is numbered from 0, as in BERT.", as_in_bert),
+    counted("position_over_padding", "Padding inside the text uses up a number.", over_padding, input="padding inside the text"),
+    counted("position_past_padding", "Padding has a position like any token.", past_padding, input="padding"),
     mutant(
         "position_of_one_token_decoding",
         "A text of one token takes the branch for decoding, and with it the next position.",

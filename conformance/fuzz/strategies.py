@@ -199,6 +199,11 @@ def configurations(draw: DrawFn, sizes: Sizes, part: str) -> EncoderConfig:
     # The flattening head takes exactly max_positions tokens (INP-5), which leaves no room for positions from 1 (INP-2).
     filled = flat == "flatten" and part == "model"
     heads = draw(_choice("head_computation"))
+    padding = "counted" if filled else draw(_choice("position_of_padding"))
+    # What follows the row of padding has to have room for the tokens (INP-2).
+    free = sizes.max_positions - sizes.tokens if padding == "pad_row" else sizes.vocab_size
+    pad = draw(_row_number(min(free, sizes.vocab_size)))
+    start = pad + 1 if padding == "pad_row" else 1 if padding == "zero_row" else 0 if filled else draw(st.sampled_from((0, 1)))
     return EncoderConfig(
         vocab_size=sizes.vocab_size,
         max_positions=sizes.tokens if filled else sizes.max_positions,
@@ -208,7 +213,9 @@ def configurations(draw: DrawFn, sizes: Sizes, part: str) -> EncoderConfig:
         d_ff=sizes.d_ff,
         num_layers=draw(st.integers(1, 3)),
         num_classes=sizes.num_classes,
-        pad_id=draw(_row_number(sizes.vocab_size)),
+        pad_id=pad,
+        position_start=start,
+        position_of_padding=padding,
         embedding_scale=draw(_choice("embedding_scale")),
         embedding_norm=draw(st.booleans()),
         mask_fill=draw(_choice("mask_fill")),
@@ -233,7 +240,7 @@ def configurations(draw: DrawFn, sizes: Sizes, part: str) -> EncoderConfig:
         segment_padding_row=draw(_row(sizes.num_segments)),
         ignore_label=draw(_row(sizes.num_classes)) if sizes.num_classes > 1 else None,
         **draw(_token_padding(sizes.vocab_size)),
-        **draw(_positions(width, filled)),
+        **draw(_positions(width, sizes.tokens if filled else sizes.max_positions)),
     )
 
 
@@ -260,15 +267,12 @@ def _token_padding(draw: DrawFn, vocab: int) -> dict[str, Any]:
 
 
 @st.composite
-def _positions(draw: DrawFn, width: int, filled: bool) -> dict[str, Any]:
-    start = 0 if filled else draw(st.sampled_from((0, 1)))
+def _positions(draw: DrawFn, width: int, rows: int) -> dict[str, Any]:
     kind = draw(_choice("positions"))
-    fields: dict[str, Any] = {
-        "positions": kind,
-        "position_start": start,
-        "position_of_padding": draw(_choice("position_of_padding")) if start else "counted",
-    }
-    if kind == "sinusoidal":
+    fields: dict[str, Any] = {"positions": kind}
+    if kind == "learned":
+        fields["position_padding_row"] = draw(_row(rows))
+    else:
         fields |= {
             "position_layout": draw(_choice("position_layout")) if width % 2 == 0 else "interleaved",
             "position_exponent": draw(_choice("position_exponent")),

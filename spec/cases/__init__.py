@@ -42,7 +42,7 @@ class Scenario:
         ids: those that its texts use, where they are few of many; every other row of the token table is then zero.
         once: whether one precision shows it: a check in several runs it in the last of them alone.
         options: configuration fields that it sets.
-        only: the variants that it is for; all by default.
+        only: the variants that it is for; by default all, but for those of :data:`OWN`.
     """
 
     exposes: str
@@ -124,6 +124,19 @@ SCENARIOS: dict[str, Scenario] = {
 }
 """Every scenario by name, in the order in which the cases of a variant run."""
 
+OWN: dict[str, tuple[str, ...]] = {"roberta": ("ragged", "single", "extreme"), "distilbert": ("ragged", "single", "extreme")}
+"""The scenarios of variants whose layers are another's: what shows that which they have of their own, embeddings and head. The rest
+shows in the other."""
+
+
+def scenarios_of(name: str) -> list[str]:
+    """Return the scenarios that a variant meets, in the order in which they run.
+
+    Args:
+        name: of the variant.
+    """
+    return [scenario for scenario, entry in SCENARIOS.items() if name in (entry.only or (name,)) and scenario in OWN.get(name, (scenario,))]
+
 
 @dataclass(frozen=True)
 class Case:
@@ -151,12 +164,7 @@ def standard_cases(only: list[str] | None = None, part: str = "model", options: 
         options: configuration fields to replace in every case.
     """
     chosen = variants() if only is None else only
-    return [
-        build_case(name, scenario, part, options)
-        for name in chosen
-        for scenario, entry in SCENARIOS.items()
-        if not entry.only or name in entry.only
-    ]
+    return [build_case(name, scenario, part, options) for name in chosen for scenario in scenarios_of(name)]
 
 
 def build_case(name: str, scenario: str, part: str = "model", options: dict[str, Any] | None = None) -> Case:

@@ -95,7 +95,7 @@ def sites(config: EncoderConfig, part: str = "model") -> dict[str, str]:
         found[f"{layer}.feed_forward.outer"] = f"{layer}.feed_forward"
         found[f"{layer}.{'norm2' if config.norm_placement == 'post' else 'residual2'}"] = f"{layer}.output"
     if part == "model":
-        found["pooler.output" if config.pooler == "tanh" else "pooling"] = "head"
+        found["pooling" if config.pooler == "none" else "pooler.output"] = "head"
     return found
 
 
