@@ -144,7 +144,7 @@ class Run:
     bfloat16 and float16 come as float32 arrays that hold the same values.
 
     Attributes:
-        output: the result of the part: logits (B, C) of the whole model, (B, T, D) of encoder and stack, (B, Q, D) of the attention parts.
+        output: the result of the part: logits (B, C) of the whole model, the pooled vector (B, D), (B, T, D) of encoder and stack, (B, Q, D) of the attention parts.
         loss: scalar, of rank 0 (SPEC LOS-2, LOS-5). Where no gradients were asked for, it may be None.
         taps: intermediate tensors by the names, and in the shapes, of :func:`concord.spec.tensors.taps`. Those that are left out are not judged.
         gradients: of the loss, by parameter name and in the parameter's shape, and ``inputs.<name>`` for given tensors (SPEC GRD-1, GRD-5).

@@ -1,7 +1,7 @@
 """Execution without padding: which rows of a batch are kept, and what keeps a request from being computed without the others.
 
 A padded token is a row that nothing depends on: as a key it is masked, and nobody asks for its vector. Kept are the
-real tokens, and the first of each sample, since that is what pooling takes. The indices are computed here, on the host,
+real tokens, and the first of each sample, since pooling may take that. The indices are computed here, on the host,
 so that compiled programs see shapes that do not depend on data.
 
 Shapes: B batch, T tokens, N rows kept.
@@ -62,7 +62,8 @@ def unsupported_reasons(request: Request) -> list[str]:
     """Return why a request cannot be computed without its padding, one line for each reason; nothing if it can be."""
     config, found = request.config, []
     if request.part != "model":
-        return [f"part={request.part!r}: padded rows are part of its output (PRT-1)"]
+        why = "the whole model alone has an unpadded form" if request.part == "pooled" else "padded rows are part of its output"
+        return [f"part={request.part!r}: {why} (PRT-1)"]
     if config.pooling == "flatten":
         found.append("pooling='flatten': padded rows reach the classifier (HED-1)")
     if config.mask_assignment == "batch_major":

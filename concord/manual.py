@@ -129,7 +129,7 @@ def taps() -> str:
         "stands before its sublayer, not after it. `N` counts the layers from 0. A run delivers taps in its own precision; the gradient of the loss by a tap "
         f"has its shape.\n\n{axes()}"
     )
-    for parts in (("model", "encoder", "stack"), ("attention",), ("dot_product",)):
+    for parts in (("model", "pooled", "encoder", "stack"), ("attention",), ("dot_product",)):
         lists = {part: derived(spec.taps, part) for part in parts}
         rows = [
             (f"`{name.replace('.0.', '.N.')}`", symbols(entry.shape), clauses(name, lists), when or "always", ", ".join(part for part in parts if name in lists[part]))

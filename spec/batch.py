@@ -14,7 +14,7 @@ from concord.spec.config import EncoderConfig
 from concord.spec.errors import BatchError, unknown
 from concord.spec.parameters import Weights
 from concord.spec.precision import precision
-from concord.spec.tensors import axis_sizes, inputs, resolve
+from concord.spec.tensors import OF_IDS, POOLED, axis_sizes, inputs, resolve
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -137,11 +137,11 @@ def _value_problems(config: EncoderConfig, batch: Batch, part: str) -> list[tupl
         if ids is not None and ((ids < 0) | (ids >= bound)).any():
             at = tuple(int(i) for i in np.argwhere((ids < 0) | (ids >= bound))[0])
             problems.append((f"{name!r} is {ids[at]} at {at} but must lie in [0, {bound})", clause))
-    if part in ("model", "encoder"):
+    if part in OF_IDS:
         tokens, widest = batch.required("input_ids").shape[1], config.max_positions - config.position_start
         if tokens > widest:
             problems.append((f"'input_ids' has {tokens} tokens but at most {widest} fit: 'max_positions' is {config.max_positions} and numbers start at {config.position_start}", "INP-2"))
-        elif part == "model" and config.pooling == "flatten" and tokens != config.max_positions:
+        elif part in POOLED and config.pooling == "flatten" and tokens != config.max_positions:
             problems.append((f"'input_ids' has {tokens} tokens but must have {config.max_positions}, which is 'max_positions': the head flattens all of them", "INP-5"))
     if part == "model" and config.ignore_label is not None and (batch.required("labels") == config.ignore_label).all():
         problems.append((f"'labels' are all {config.ignore_label}, which 'ignore_label' leaves out; at least one must count", "LOS-3"))

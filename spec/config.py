@@ -31,7 +31,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "norm_variance": ("biased", "unbiased"),
     "norm_sharing": ("separate", "shared"),
     "activation": ("relu", "gelu_erf", "gelu_tanh"),
-    "pooling": ("first", "flatten"),
+    "pooling": ("first", "flatten", "mean"),
     "pooler": ("none", "tanh", "relu"),
 }
 """The values that each option may take (SPEC, section 2)."""
@@ -75,7 +75,7 @@ class EncoderConfig:
         norm_sharing: whether both sublayers of a layer share one norm's parameters (SPEC NRM-5).
         final_norm: whether a norm follows the last layer (SPEC NRM-6).
         activation: of the feed-forward sublayer (SPEC FFN-2).
-        pooling: the first token, or all tokens side by side (SPEC HED-1).
+        pooling: the first token, all tokens side by side, or the mean of real tokens (SPEC HED-1).
         pooler: what stands between pooling and classifier (SPEC HED-2).
         l2_weight: of the penalty in the loss; 0: none (SPEC LOS-4).
         token_padding_row: the row of the token table that gets no gradient; absent: all are trained (SPEC EMB-4).
@@ -84,6 +84,7 @@ class EncoderConfig:
         position_layout: where sines and cosines stand; sinusoidal positions alone (SPEC POS-2).
         position_exponent: the exponents of a row's angles; sinusoidal alone (SPEC POS-3).
         position_base: the base of these powers; sinusoidal alone (SPEC POS-4).
+        length_epsilon: the least length that the pooled vector is divided by; absent: it keeps its length (SPEC HED-5).
         ignore_label: a label whose samples do not count in the loss (SPEC LOS-3).
 
     Raises:
@@ -137,6 +138,7 @@ class EncoderConfig:
     position_layout: str | None = None
     position_exponent: str | None = None
     position_base: float | None = None
+    length_epsilon: float | None = None
     ignore_label: int | None = None
 
     def __post_init__(self) -> None:
@@ -208,7 +210,7 @@ _VARIANTS = Path(__file__).parent / "variants"
 
 def variants() -> list[str]:
     """Return the names of the published members of the family, the oldest form of the encoder first, ``bert`` and what follows from it last."""
-    order = ["tf1-text-classifier", "bert-pytorch", "vanilla-encoder", "nndl-paddle", "nndl-paddle-api", "keras-attention", "bert", "roberta", "distilbert"]
+    order = ["tf1-text-classifier", "bert-pytorch", "vanilla-encoder", "nndl-paddle", "nndl-paddle-api", "keras-attention", "bert", "roberta", "distilbert", "sentence-bert"]
     names = sorted(path.stem for path in _VARIANTS.glob("*.toml"))
     return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))
 
@@ -261,7 +263,8 @@ def _value_problems(config: EncoderConfig) -> list[str]:
     require(c.mask_assignment == "per_sample" or c.head_computation == "batched", "'mask_assignment' is 'batch_major' but 'head_computation' is 'looped'; it must be 'batched': a loop over heads stacks nothing [clause=MSK-7]")
     require(math.isfinite(c.norm_epsilon) and c.norm_epsilon > 0, f"'norm_epsilon' is {c.norm_epsilon} but must be finite and positive [clause=NRM-2]")
     require(c.norm_variance == "biased" or c.d_model > 1, "'d_model' is 1 but must be above 1 with 'norm_variance' 'unbiased' [clause=NRM-4]")
-    require(c.pooler == "none" or c.pooling == "first", f"'pooler' is {c.pooler!r} but 'pooling' is 'flatten'; it must be 'first' [clause=HED-2]")
+    require(c.pooler == "none" or c.pooling != "flatten", f"'pooler' is {c.pooler!r} but 'pooling' is 'flatten'; it must be 'first' or 'mean' [clause=HED-2]")
+    require(c.length_epsilon is None or (math.isfinite(c.length_epsilon) and c.length_epsilon > 0), f"'length_epsilon' is {c.length_epsilon} but must be finite and positive [clause=HED-5]")
     require(math.isfinite(c.l2_weight) and c.l2_weight >= 0, f"'l2_weight' is {c.l2_weight} but must be finite and not negative [clause=LOS-4]")
     require(c.ignore_label is None or (c.num_classes > 1 and 0 <= c.ignore_label < c.num_classes), f"'ignore_label' is {c.ignore_label} but must be a label below 'num_classes', which must be above 1 and is {c.num_classes} [clause=LOS-3]")
     return problems

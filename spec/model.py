@@ -20,9 +20,11 @@ from concord.spec.deviations import Deviations
 from concord.spec.leaves import Leaves
 from concord.spec.masks import mask_constant, real_tokens, visible_keys
 from concord.spec.parameters import Weights, trainable
+from concord.spec.pooling import least_squares
 from concord.spec.positions import position_ids
 from concord.spec.precision import round_to_bits
 from concord.spec.tape import Node, RowSums
+from concord.spec.tensors import POOLED
 
 Array = NDArray[np.floating]
 Mask = NDArray[np.bool_] | None
@@ -143,7 +145,10 @@ class Model:
             x = self.layer(f"layers.{i}", x, real)
         if self.config.final_norm:
             x = self.tap("final_norm", self.norm("final_norm", x))
-        return self.classification_loss(self.head(x)) if part == "model" else self.cotangent_loss(x)
+        if part not in POOLED:
+            return self.cotangent_loss(x)
+        pooled = self.pooled(x, real)
+        return self.classification_loss(self.logits(pooled)) if part == "model" else self.cotangent_loss(pooled)
 
     # Embeddings (EMB-1 to EMB-6, POS-5).
 
@@ -297,19 +302,37 @@ class Model:
         scores = self.a.einsum("bqhk,bshk->bhqs", q, k)
         return self.a.divide_by(scores, root) if self.config.score_scale == "divide_scores" else scores
 
-    # Head and loss (HED-1 to HED-3, LOS-1 to LOS-5).
+    # Head and loss (HED-1 to HED-5, LOS-1 to LOS-5).
 
-    def head(self, x: Node) -> Node:
-        """Return the logits: (B, C)."""
+    def pooled(self, x: Node, real: NDArray[np.bool_]) -> Node:
+        """Return the vector of each text: (B, D), or (B, T * D)."""
         if self.config.pooling == "flatten":
             pooled = self.a.reshape(x, (x.shape[0], x.shape[1] * x.shape[2]))  # (B, T * D)
+        elif self.config.pooling == "mean":
+            pooled = self.mean_of_real(x, real)
         else:
             pooled = self.a.index(x, (slice(None), 0))  # (B, D)
         pooled = self.tap("pooling", pooled)
         if self.config.pooler != "none":
             dense = self.tap("pooler.dense", self.linear("pooler", pooled))
             pooled = self.tap("pooler.output", self.a.tanh(dense) if self.config.pooler == "tanh" else self.a.relu(dense, self.active("pooler.output")))
-        return self.tap("logits", self.linear("classifier", self.drop("head", pooled)))  # (B, C)
+        return pooled if self.config.length_epsilon is None else self.tap("normalized", self.normalized(pooled))
+
+    def mean_of_real(self, x: Node, real: NDArray[np.bool_]) -> Node:
+        """Return the mean of the real tokens of (B, T, D), or zero: (B, D)."""
+        total = self.a.sum(self.a.replace(x, real[..., None], 0.0), -2)  # (B, 1, D)
+        count = self.a.leaf(np.maximum(real.sum(1), 1)[:, None].astype(np.float64))
+        return self.a.divide(self.a.reshape(total, (x.shape[0], x.shape[2])), count)
+
+    def normalized(self, x: Node) -> Node:
+        """Return vectors divided by their length, or by epsilon where that is larger: (B, D)."""
+        squares = self.a.sum(self.a.multiply(x, x), -1)  # (B, 1)
+        least = self.a.leaf(np.full(squares.shape, least_squares(self.config, self.dtype)))
+        return self.a.divide(x, self.a.sqrt(self.a.larger(squares, least)))
+
+    def logits(self, pooled: Node) -> Node:
+        """Return the logits: (B, C)."""
+        return self.tap("logits", self.linear("classifier", self.drop("head", pooled)))
 
     def classification_loss(self, logits: Node) -> Node:
         """Return the mean cross-entropy and the L2 term of the classifier."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from concord.spec import positions
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import WeightsError, unknown
-from concord.spec.tensors import axis_sizes, check_part, differentiable_inputs, resolve
+from concord.spec.tensors import POOLED, axis_sizes, check_part, differentiable_inputs, resolve
 
 Weights = Mapping[str, NDArray[np.floating]]
 
@@ -214,7 +214,7 @@ def _parameters(config: EncoderConfig, part: str) -> Iterator[tuple[str, Paramet
         yield from _layer(config, f"layers.{i}")
     if config.final_norm:
         yield from _norm("final_norm")
+    if part in POOLED and config.pooler != "none":
+        yield from _linear("pooler", "d_model", "d_model")
     if part == "model":
-        if config.pooler != "none":
-            yield from _linear("pooler", "d_model", "d_model")
         yield from _linear("classifier", "features", "classes")

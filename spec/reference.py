@@ -17,7 +17,7 @@ from concord.spec.masks import real_tokens
 from concord.spec.model import Array, Dropout, Model, Observer
 from concord.spec.parameters import Weights, validate_weights
 from concord.spec.positions import position_ids
-from concord.spec.tensors import output_name
+from concord.spec.tensors import OF_IDS, output_name
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Truth:
     """What the reference computed. All arrays have the dtype of the arithmetic, float64 unless another was asked for.
 
     Attributes:
-        output: the result of the part: logits (B, C), or (B, T, D), or (B, Q, D).
+        output: the result of the part: logits (B, C), or the pooled vector (B, D), or (B, T, D), or (B, Q, D).
         loss: scalar (SPEC LOS-1 to LOS-5).
         taps: every intermediate tensor by name, in the order of computation and the shapes of :func:`concord.spec.tensors.taps`.
         gradients: of the loss, for each trainable parameter, and ``inputs.<name>`` for given tensors, in the order in which the
@@ -158,7 +158,7 @@ def observe(
 
 def used_rows(config: EncoderConfig, batch: Batch, part: str = "model") -> dict[str, NDArray[np.int64]]:
     """Return which rows of each table a batch looks up, in ascending order: those of the others have no gradient."""
-    if part not in ("model", "encoder"):
+    if part not in OF_IDS:
         return {}
     tokens = batch.required("input_ids")
     ids = {"embeddings.token.weight": tokens, "embeddings.position.weight": position_ids(config, real_tokens(config, tokens))}

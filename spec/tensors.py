@@ -14,12 +14,19 @@ from concord.spec.errors import unknown
 
 PARTS: dict[str, str] = {
     "model": "token ids to logits and loss",
+    "pooled": "token ids to the pooled vector, which a classifier would take: a sentence embedding",
     "encoder": "token ids to the encoder's output",
     "stack": "given embeddings to the encoder's output",
     "attention": "multi-head attention on given queries, keys and values",
     "dot_product": "scaled dot-product attention on given heads",
 }
 """The parts of the model that can be run and judged on their own (SPEC PRT-1)."""
+
+POOLED = ("model", "pooled")
+"""The parts that make one vector of a text."""
+
+OF_IDS = (*POOLED, "encoder")
+"""The parts that look up embeddings."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,8 @@ def inputs(config: EncoderConfig, part: str = "model") -> dict[str, Tensor]:
     match check_part(part):
         case "model":
             return {**ids, **segments, "labels": Tensor("batch", "INP-3", "int")}
+        case "pooled":
+            return {**ids, **segments, "cotangent": Tensor("batch features", "LOS-5")}
         case "encoder":
             return {**ids, **segments, "cotangent": Tensor("batch tokens d_model", "LOS-5")}
         case "stack":
@@ -165,6 +174,11 @@ def clause_of(config: EncoderConfig, name: str, part: str = "model") -> str:
     return tap.clause if tap else "PRT-1"
 
 
+def pooled_name(config: EncoderConfig) -> str:
+    """Return the name of the tap that goes into the classifier (SPEC HED-3)."""
+    return "normalized" if config.length_epsilon is not None else "pooling" if config.pooler == "none" else "pooler.output"
+
+
 def source_of(config: EncoderConfig, tap: str, part: str = "model", which: str = "") -> str:
     """Return the tap, or the given input (``inputs.<name>``), that the step before a tap takes in.
 
@@ -192,7 +206,8 @@ def source_of(config: EncoderConfig, tap: str, part: str = "model", which: str =
         "final_norm": _entering(config, f"layers.{config.num_layers}", part),
         "pooling": "final_norm" if config.final_norm else _entering(config, f"layers.{config.num_layers}", part),
         "dense": "pooling",
-        "logits": "pooler.output" if config.pooler != "none" else "pooling",
+        "normalized": "pooler.output" if config.pooler != "none" else "pooling",
+        "logits": pooled_name(config),
         "log_probabilities": "logits",
         "losses": "log_probabilities" if config.num_classes > 1 else "logits",
         "loss": "losses",
@@ -225,14 +240,12 @@ def _clause_of_use(config: EncoderConfig, tap: str, part: str) -> str:
             return "ATT-5"
         case "weights" if following.endswith("masked_weights"):
             return "MSK-8"
-        case "output" if tap == "pooler.output":
-            return "HED-3"
+        case kind if tap in ("pooling", "pooler.output", "normalized"):
+            return {"pooler.dense": "HED-2", "normalized": "HED-5", "logits": "HED-3"}.get(following, "LOS-5")
         case "output" | "context" if not tap.startswith("layers."):
             return "LOS-5"
         case "context" if not config.output_projection:
             return "RES-1"
-        case "pooling":
-            return "HED-2" if config.pooler != "none" else "HED-3"
         case "sum" | "norm" | "norm1" | "norm2" | "final_norm" | "residual1" | "residual2":
             # A norm, the first linear layer of a sublayer, the pooling, or the end.
             kind = following.rpartition(".")[2]
@@ -241,7 +254,7 @@ def _clause_of_use(config: EncoderConfig, tap: str, part: str) -> str:
             return _USES.get(kind, "GRD-1")
 
 
-_MASKED_BY_IDS = ("model", "encoder", "stack")
+_MASKED_BY_IDS = (*OF_IDS, "stack")
 
 
 @dataclass(frozen=True)
@@ -267,6 +280,8 @@ def _taps(config: EncoderConfig, part: str, masks: _Masks) -> Iterator[tuple[str
             yield from _layer_taps(config, f"layers.{i}")
         if config.final_norm:
             yield "final_norm", Tensor("batch tokens d_model", "NRM-6")
+        if part in POOLED:
+            yield from _pooled_taps(config)
         if part == "model":
             yield from _head_taps(config)
     yield "loss", Tensor("", "LOS-5" if part != "model" else "LOS-2")
@@ -325,11 +340,16 @@ def _feed_forward_taps(name: str) -> Iterator[tuple[str, Tensor]]:
     yield f"{name}.outer", Tensor("batch tokens d_model", "FFN-1")
 
 
-def _head_taps(config: EncoderConfig) -> Iterator[tuple[str, Tensor]]:
+def _pooled_taps(config: EncoderConfig) -> Iterator[tuple[str, Tensor]]:
     yield "pooling", Tensor("batch features", "HED-1")
     if config.pooler != "none":
         yield "pooler.dense", Tensor("batch d_model", "HED-2")
         yield "pooler.output", Tensor("batch d_model", "HED-2")
+    if config.length_epsilon is not None:
+        yield "normalized", Tensor("batch features", "HED-5")
+
+
+def _head_taps(config: EncoderConfig) -> Iterator[tuple[str, Tensor]]:
     yield "logits", Tensor("batch classes", "HED-3")
     if config.num_classes > 1:
         yield "log_probabilities", Tensor("batch classes", "LOS-1")

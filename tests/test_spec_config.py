@@ -43,6 +43,7 @@ def test_config_reports_every_problem_at_once(small):
         ({"mask_value": float("-inf")}, "'mask_value' is -inf but must be finite"),
         ({"mask_assignment": "batch_major", "head_computation": "looped"}, "it must be 'batched'"),
         ({"pooling": "flatten"}, "'pooler' is 'tanh' but 'pooling' is 'flatten'"),
+        ({"length_epsilon": 0.0}, "'length_epsilon' is 0.0 but must be finite and positive"),
         ({"ignore_label": 3}, "'ignore_label' is 3 but must be a label below"),
         ({"l2_weight": -0.5}, "'l2_weight' is -0.5"),
     ],
@@ -72,7 +73,7 @@ def test_variant_unknown_gives_nearest_names():
 def test_variants_cover_the_published_sources():
     assert spec.variants() == [
         "tf1-text-classifier", "bert-pytorch", "vanilla-encoder", "nndl-paddle", "nndl-paddle-api", "keras-attention", "bert",
-        "roberta", "distilbert",
+        "roberta", "distilbert", "sentence-bert",
     ]  # fmt: skip
 
 

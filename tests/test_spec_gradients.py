@@ -6,7 +6,7 @@ import pytest
 from concord import spec
 from concord.spec.reference import reference
 
-PARTS = ["model", "encoder", "stack", "attention", "dot_product"]
+PARTS = ["model", "pooled", "encoder", "stack", "attention", "dot_product"]
 
 
 STEP = 1e-6  # small enough that hardly any ReLU changes sides, large enough that rounding stays below 1e-9

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from concord import spec
+from concord.spec.pooling import least_squares
 from concord.spec.reference import reference
 
 CLOSE = 1e-12  # of float64 arithmetic on numbers of order one
@@ -276,6 +277,28 @@ def test_head(small):
     weights, _, truth = compute(small("tf1-text-classifier"))
     flat = truth.taps["layers.1.norm2"].reshape(7, 110)
     assert near(truth.logits, flat @ weights["classifier.weight"] + weights["classifier.bias"])
+
+
+@pytest.mark.clause("HED-1", "HED-5", "PRT-1")
+def test_a_sentence_embedding_is_the_mean_of_real_tokens_at_length_one(small):
+    config = small("sentence-bert")
+    batch = spec.example_batch(config, 7, 11, part="pooled")
+    truth = reference(config, spec.initialize(config, part="pooled"), batch, part="pooled")
+    last, real = truth.taps["layers.1.norm2"], batch.input_ids != config.pad_id
+    means = np.array([rows[seen].mean(0) if seen.any() else 0 * rows[0] for rows, seen in zip(last, real, strict=True)])
+    assert near(truth.taps["pooling"], means)
+    lengths = np.linalg.norm(truth.output, axis=1)
+    assert near(lengths, [1, 1, 1, 0, 1, 1, 1])
+    assert near(truth.output * np.linalg.norm(means, axis=1)[:, None], means)
+    assert near(truth.loss, (truth.output * batch.cotangent).sum())
+    short = float(np.linalg.norm(means, axis=1).max()) * 2
+    assert near(compute(small("sentence-bert", length_epsilon=short))[2].taps["normalized"], compute(small("sentence-bert", length_epsilon=None))[2].taps["pooling"] / short)
+
+
+@pytest.mark.clause("HED-5")
+def test_a_precision_that_cannot_hold_the_square_of_epsilon_has_a_larger_one(small):
+    config = small("sentence-bert")
+    assert [least_squares(config, dtype) for dtype in ("float64", "float32", "bfloat16", "float16")] == [1e-24, 1e-24, 1e-24, 2.0**-14]
 
 
 @pytest.mark.clause("HED-4")

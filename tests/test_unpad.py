@@ -51,6 +51,7 @@ def test_run_without_padding_conforms(worker: Worker, name: str, scenario: str, 
     "options",
     [
         {"norm_placement": "pre", "final_norm": True, "activation": "relu", "qkv_activation": "relu"},
+        {"pad_id": 2, "position_start": 3, "position_of_padding": "pad_row", "position_padding_row": 2, "max_positions": 17, "pooling": "mean", "length_epsilon": 1e-12},
         {"position_start": 1, "position_of_padding": "zero_row", "head_computation": "looped", "num_segments": 0},
     ],
     ids="-".join,

@@ -108,6 +108,22 @@ def post_norm(x: Array, sublayer: Step, norm: Step, tap: Tap, scope: str, number
 PLACEMENTS = {"pre": pre_norm, "post": post_norm}  # NRM-1
 
 
+def first_token(x: Array, real: Array) -> Array:
+    return x[:, 0]  # (B, D)
+
+
+def all_tokens(x: Array, real: Array) -> Array:
+    return jnp.reshape(x, (x.shape[0], -1))  # (B, T * D)
+
+
+def mean_of_real_tokens(x: Array, real: Array) -> Array:
+    total = jnp.sum(jnp.where(real[..., None], x, 0.0), axis=1)  # (B, D)
+    return total / jnp.maximum(jnp.sum(real, axis=1, keepdims=True), 1).astype(x.dtype)
+
+
+POOLINGS = {"first": first_token, "flatten": all_tokens, "mean": mean_of_real_tokens}  # HED-1
+
+
 class LayerNorm(nnx.Module):
     """Layer norm over D in every published form (SPEC NRM-2 to NRM-4): (B, T, D) to (B, T, D)."""
 

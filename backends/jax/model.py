@@ -11,8 +11,20 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from concord.backends.jax.layers import POOLERS, DotProductAttention, Embeddings, EncoderLayer, LayerNorm, Make, MultiHeadAttention, Tap, silent
+from concord.backends.jax.layers import (
+    POOLERS,
+    POOLINGS,
+    DotProductAttention,
+    Embeddings,
+    EncoderLayer,
+    LayerNorm,
+    Make,
+    MultiHeadAttention,
+    Tap,
+    silent,
+)
 from concord.spec.config import EncoderConfig
+from concord.spec.pooling import least_squares_by_dtype
 
 
 class EncoderStack(nnx.Module):
@@ -52,26 +64,46 @@ class Encoder(EncoderStack):
         return self.encode(self.embeddings(input_ids, segment_ids, real, tap), real, tap)
 
 
-class TextClassifier(Encoder):
-    """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-3): (B, T) to (B, C)."""
+class PooledEncoder(Encoder):
+    """Encoder and pooling (part ``pooled``; SPEC HED-1, HED-2, HED-5): (B, T) to (B, D), or to (B, T * D)."""
 
     def __init__(self, config: EncoderConfig, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> None:
         super().__init__(config, param_dtype=param_dtype, rngs=rngs)
-        self.flatten = config.pooling == "flatten"
-        features = config.d_model * config.max_positions if self.flatten else config.d_model
+        self.pooling = POOLINGS[config.pooling]
         self.pooler = nnx.Linear(config.d_model, config.d_model, use_bias=True, param_dtype=param_dtype, rngs=rngs) if config.pooler != "none" else None
         self.activation = POOLERS[config.pooler]
+        self.least_squares = least_squares_by_dtype(config)
+
+    def __call__(self, input_ids: Array, segment_ids: Array | None = None, tap: Tap = silent) -> Array:
+        real = self.real_tokens(input_ids)
+        return self.pool(self.encode(self.embeddings(input_ids, segment_ids, real, tap), real, tap), real, tap)
+
+    def pool(self, x: Array, real: Array, tap: Tap) -> Array:
+        """Return the vector of each text, (B, D) or (B, T * D), of encoded tokens (B, T, D)."""
+        pooled = tap("pooling", self.pooling(x, real))
+        if self.pooler is not None:
+            dense = tap("pooler.dense", self.pooler(pooled))
+            pooled = tap("pooler.output", self.activation(dense))
+        return tap("normalized", self.normalize(pooled)) if self.least_squares else pooled
+
+    def normalize(self, x: Array) -> Array:
+        squares, least = jnp.sum(x * x, axis=-1, keepdims=True), self.least_squares[str(x.dtype)]  # (B, 1)
+        return x / jnp.sqrt(jnp.where(squares > least, squares, least))
+
+
+class TextClassifier(PooledEncoder):
+    """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-5): (B, T) to (B, C)."""
+
+    def __init__(self, config: EncoderConfig, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> None:
+        super().__init__(config, param_dtype=param_dtype, rngs=rngs)
+        features = config.d_model * (config.max_positions if config.pooling == "flatten" else 1)
         self.classifier = nnx.Linear(features, config.num_classes, use_bias=True, param_dtype=param_dtype, rngs=rngs)
 
     def __call__(self, input_ids: Array, segment_ids: Array | None = None, tap: Tap = silent) -> Array:
         return self.classify(super().__call__(input_ids, segment_ids, tap), tap)
 
-    def classify(self, x: Array, tap: Tap) -> Array:
-        """Return the logits (B, C) of encoded tokens (B, T, D)."""
-        pooled = tap("pooling", jnp.reshape(x, (x.shape[0], -1)) if self.flatten else x[:, 0])  # (B, D) or (B, T * D)
-        if self.pooler is not None:
-            dense = tap("pooler.dense", self.pooler(pooled))
-            pooled = tap("pooler.output", self.activation(dense))
+    def classify(self, pooled: Array, tap: Tap) -> Array:
+        """Return the logits (B, C) of pooled vectors."""
         return tap("logits", self.classifier(pooled))
 
 
@@ -95,6 +127,7 @@ class DotProductAlone(AttentionAlone):
 
 PARTS = {
     "model": TextClassifier,
+    "pooled": PooledEncoder,
     "encoder": Encoder,
     "stack": EncoderStack,
     "attention": AttentionAlone,

@@ -107,6 +107,22 @@ def post_norm(x: Tensor, sublayer: Step, norm: Step, tap: Tap, scope: str, numbe
 PLACEMENTS = {"pre": pre_norm, "post": post_norm}  # NRM-1
 
 
+def first_token(x: Tensor, real: Tensor) -> Tensor:
+    return x[:, 0]  # (B, D)
+
+
+def all_tokens(x: Tensor, real: Tensor) -> Tensor:
+    return paddle.flatten(x, start_axis=1)  # (B, T * D)
+
+
+def mean_of_real_tokens(x: Tensor, real: Tensor) -> Tensor:
+    total = paddle.sum(paddle.where(real[..., None], x, paddle.zeros_like(x)), axis=1)  # (B, D)
+    return total / paddle.clip(paddle.sum(real.astype("int64"), axis=1, keepdim=True), min=1).astype(x.dtype)
+
+
+POOLINGS = {"first": first_token, "flatten": all_tokens, "mean": mean_of_real_tokens}  # HED-1
+
+
 class LayerNorm(nn.Layer):
     """Layer norm over D in every published form (SPEC NRM-2 to NRM-4): (B, T, D) to (B, T, D)."""
 

@@ -112,8 +112,12 @@ class Encoder(LibraryPieces, model.Encoder):
     """Embeddings and encoder layers (part ``encoder``): (B, T) to (B, T, D)."""
 
 
+class PooledEncoder(LibraryPieces, model.PooledEncoder):
+    """Encoder and pooling (part ``pooled``; SPEC HED-1, HED-2, HED-5): (B, T) to (B, D), or to (B, T * D)."""
+
+
 class TextClassifier(LibraryPieces, model.TextClassifier):
-    """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-3): (B, T) to (B, C)."""
+    """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-5): (B, T) to (B, C)."""
 
 
 class AttentionAlone(model.AttentionAlone):
@@ -130,6 +134,7 @@ class DotProductAlone(model.DotProductAlone):
 
 PARTS = {
     "model": TextClassifier,
+    "pooled": PooledEncoder,
     "encoder": Encoder,
     "stack": EncoderStack,
     "attention": AttentionAlone,

@@ -109,6 +109,22 @@ def post_norm(x: Tensor, sublayer: Step, norm: Step, tap: Tap, scope: str, numbe
 PLACEMENTS = {"pre": pre_norm, "post": post_norm}  # NRM-1
 
 
+def first_token(x: Tensor, real: Tensor) -> Tensor:
+    return x[:, 0]  # (B, D)
+
+
+def all_tokens(x: Tensor, real: Tensor) -> Tensor:
+    return tf.reshape(x, (shape(x)[0], -1))  # (B, T * D)
+
+
+def mean_of_real_tokens(x: Tensor, real: Tensor) -> Tensor:
+    total = tf.reduce_sum(tf.where(real[..., None], x, tf.zeros_like(x)), axis=1)  # (B, D)
+    return total / tf.cast(tf.maximum(tf.reduce_sum(tf.cast(real, tf.int64), axis=1, keepdims=True), 1), x.dtype)
+
+
+POOLINGS = {"first": first_token, "flatten": all_tokens, "mean": mean_of_real_tokens}  # HED-1
+
+
 class LayerNorm(Layer):
     """Layer norm over D in every published form (SPEC NRM-2 to NRM-4): (B, T, D) to (B, T, D)."""
 

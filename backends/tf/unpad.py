@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow import Tensor
 
 from concord.backends.tf import library
-from concord.backends.tf.layers import Tap, silent
+from concord.backends.tf.layers import Tap, first_token, silent
 from concord.backends.unpad import Kept, unpadded
 
 
@@ -56,7 +56,7 @@ class EncoderLayer(library.EncoderLayer):
 
 
 class TextClassifier(library.TextClassifier):
-    """Encoder, pooling of each sample's first token, and classifier (part ``model``; SPEC HED-1 to HED-3): (B, T) to (B, C)."""
+    """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-5): (B, T) to (B, C)."""
 
     layer_class = EncoderLayer
     embeddings_class = Embeddings
@@ -64,7 +64,9 @@ class TextClassifier(library.TextClassifier):
     def forward(self, input_ids: Tensor, segment_ids: Tensor | None = None, *, rows: Tensor, slots: Tensor, tap: Tap = silent) -> Tensor:
         kept: Any = Kept(self.real_tokens(input_ids), rows, slots)
         x = self.encode(self.embeddings(input_ids, segment_ids, kept, tap=silent), kept, silent)  # (1, N, D)
-        return self.classify(pad(x, kept._replace(slots=slots[:, :1])), tap)
+        taken = slice(1 if self.pooling is first_token else None)  # the tokens of each text that pooling takes
+        pooled = self.pool(pad(x, kept._replace(slots=slots[:, taken])), kept.real, tap)
+        return self.classify(pooled, tap)
 
 
 IMPLEMENTATIONS = unpadded(library.IMPLEMENTATIONS, TextClassifier)

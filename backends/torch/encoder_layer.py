@@ -52,11 +52,15 @@ class Encoder(LayerPieces, model.Encoder):
     """Embeddings and encoder layers (part ``encoder``): (B, T) to (B, T, D)."""
 
 
+class PooledEncoder(LayerPieces, model.PooledEncoder):
+    """Encoder and pooling (part ``pooled``; SPEC HED-1, HED-2, HED-5): (B, T) to (B, D), or to (B, T * D)."""
+
+
 class TextClassifier(LayerPieces, model.TextClassifier):
-    """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-3): (B, T) to (B, C)."""
+    """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-5): (B, T) to (B, C)."""
 
 
-PARTS = {"model": TextClassifier, "encoder": Encoder, "stack": EncoderStack}
+PARTS = {"model": TextClassifier, "pooled": PooledEncoder, "encoder": Encoder, "stack": EncoderStack}
 
 NAMES = {".self_attn.out_proj.": ".attention.output.", ".linear1.": ".feed_forward.inner.", ".linear2.": ".feed_forward.outer."}
 

@@ -106,6 +106,22 @@ def post_norm(x: Tensor, sublayer: Step, norm: Step, tap: Tap, scope: str, numbe
 PLACEMENTS = {"pre": pre_norm, "post": post_norm}  # NRM-1
 
 
+def first_token(x: Tensor, real: Tensor) -> Tensor:
+    return x[:, 0]  # (B, D)
+
+
+def all_tokens(x: Tensor, real: Tensor) -> Tensor:
+    return torch.flatten(x, start_dim=1)  # (B, T * D)
+
+
+def mean_of_real_tokens(x: Tensor, real: Tensor) -> Tensor:
+    total = torch.sum(torch.where(real[..., None], x, 0.0), dim=1)  # (B, D)
+    return total / torch.clamp(torch.sum(real, dim=1, keepdim=True), min=1).to(x.dtype)
+
+
+POOLINGS = {"first": first_token, "flatten": all_tokens, "mean": mean_of_real_tokens}  # HED-1
+
+
 class LayerNorm(nn.Module):
     """Layer norm over D in every published form (SPEC NRM-2 to NRM-4): (B, T, D) to (B, T, D)."""
 

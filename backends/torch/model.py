@@ -9,8 +9,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from concord.backends.torch.layers import POOLERS, DotProductAttention, Embeddings, EncoderLayer, LayerNorm, Make, MultiHeadAttention, Tap, silent
+from concord.backends.torch.layers import (
+    POOLERS,
+    POOLINGS,
+    DotProductAttention,
+    Embeddings,
+    EncoderLayer,
+    LayerNorm,
+    Make,
+    MultiHeadAttention,
+    Tap,
+    silent,
+)
 from concord.spec.config import EncoderConfig
+from concord.spec.pooling import least_squares_by_dtype
 
 
 class EncoderStack(nn.Module):
@@ -51,26 +63,46 @@ class Encoder(EncoderStack):
         return self.encode(self.embeddings(input_ids, segment_ids, real, tap), real, tap)
 
 
-class TextClassifier(Encoder):
-    """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-3): (B, T) to (B, C)."""
+class PooledEncoder(Encoder):
+    """Encoder and pooling (part ``pooled``; SPEC HED-1, HED-2, HED-5): (B, T) to (B, D), or to (B, T * D)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
-        self.flatten = config.pooling == "flatten"
-        features = config.d_model * config.max_positions if self.flatten else config.d_model
+        self.pooling = POOLINGS[config.pooling]
         self.pooler = nn.Linear(config.d_model, config.d_model, bias=True) if config.pooler != "none" else None
         self.activation = POOLERS[config.pooler]
+        self.least_squares = least_squares_by_dtype(config)
+
+    def forward(self, input_ids: Tensor, segment_ids: Tensor | None = None, tap: Tap = silent) -> Tensor:
+        real = self.real_tokens(input_ids)
+        return self.pool(self.encode(self.embeddings(input_ids, segment_ids, real, tap), real, tap), real, tap)
+
+    def pool(self, x: Tensor, real: Tensor, tap: Tap) -> Tensor:
+        """Return the vector of each text, (B, D) or (B, T * D), of encoded tokens (B, T, D)."""
+        pooled = tap("pooling", self.pooling(x, real))
+        if self.pooler is not None:
+            dense = tap("pooler.dense", self.pooler(pooled))
+            pooled = tap("pooler.output", self.activation(dense))
+        return tap("normalized", self.normalize(pooled)) if self.least_squares else pooled
+
+    def normalize(self, x: Tensor) -> Tensor:
+        squares, least = torch.sum(x * x, dim=-1, keepdim=True), self.least_squares[str(x.dtype).removeprefix("torch.")]  # (B, 1)
+        return x / torch.sqrt(torch.where(squares > least, squares, least))
+
+
+class TextClassifier(PooledEncoder):
+    """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-5): (B, T) to (B, C)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        features = config.d_model * (config.max_positions if config.pooling == "flatten" else 1)
         self.classifier = nn.Linear(features, config.num_classes, bias=True)
 
     def forward(self, input_ids: Tensor, segment_ids: Tensor | None = None, tap: Tap = silent) -> Tensor:
         return self.classify(super().forward(input_ids, segment_ids, tap), tap)
 
-    def classify(self, x: Tensor, tap: Tap) -> Tensor:
-        """Return the logits (B, C) of encoded tokens (B, T, D)."""
-        pooled = tap("pooling", torch.flatten(x, start_dim=1) if self.flatten else x[:, 0])  # (B, D) or (B, T * D)
-        if self.pooler is not None:
-            dense = tap("pooler.dense", self.pooler(pooled))
-            pooled = tap("pooler.output", self.activation(dense))
+    def classify(self, pooled: Tensor, tap: Tap) -> Tensor:
+        """Return the logits (B, C) of pooled vectors."""
         return tap("logits", self.classifier(pooled))
 
 
@@ -95,6 +127,7 @@ class DotProductAlone(AttentionAlone):
 
 PARTS = {
     "model": TextClassifier,
+    "pooled": PooledEncoder,
     "encoder": Encoder,
     "stack": EncoderStack,
     "attention": AttentionAlone,

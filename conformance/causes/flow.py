@@ -6,12 +6,16 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from concord.conformance.causes.hypothesis import Hypothesis, changed, options
 from concord.conformance.causes.norms import NORMS, RESIDUALS, normalised, options_of_norm, result_of, usual_deviation
 from concord.conformance.causes.question import Question
 from concord.conformance.causes.slopes import of_slopes
 from concord.conformance.causes.step import Change, Step
+from concord.spec.pooling import least_squares
 from concord.spec.tape import Node
+from concord.spec.tensors import OF_IDS, POOLED, source_of
 
 
 def stopped(m: Step, tap: str, y: Node) -> Node:
@@ -39,6 +43,8 @@ def of_flow(question: Question) -> Iterator[Hypothesis]:
     yield from of_norms(question)
     yield from of_sublayers(question)
     yield from of_attention(question)
+    if question.case.part in POOLED:
+        yield from of_length(question)
     if question.case.part == "model":
         yield from of_head(question)
     yield from of_slopes(question)
@@ -81,7 +87,7 @@ def of_sublayers(question: Question) -> Iterator[Hypothesis]:
     for taps in (RESIDUALS, *((tap,) for tap in RESIDUALS)):
         yield changed("detached_residual", "a residual that no gradient flows through", "RES-1", passed_to(result), *taps)
         yield changed("detached_sublayer", "a sublayer that no gradient flows through", "RES-1", passed_to(residual), *taps)
-    if question.case.part in ("model", "encoder", "stack"):
+    if question.case.part in (*OF_IDS, "stack"):
         last = {"pre": "residual2", "post": "norm2"}[question.config.norm_placement]
         layers = [f"layers.{i}.{last}" for i in range(question.config.num_layers)]
         for on in (layers[:-1], layers):
@@ -116,6 +122,21 @@ def of_attention(question: Question) -> Iterator[Hypothesis]:
     yield changed("query_mask_in_gradient", "gradients that flow through overwritten weights", "MSK-8", overwritten, "*.masked_weights")
     yield from options(question.config, "mask_fill", ("replace", "add"), "MSK-3")
     yield from options(question.config, "qkv_activation", ("none", "relu"), "ATT-1")
+
+
+def of_length(question: Question) -> Iterator[Hypothesis]:
+    """Yield lengths that are differentiated in another way."""
+    if question.config.length_epsilon is None:
+        return
+    source = source_of(question.config, "normalized", question.case.part)
+
+    def constant(m: Step, tap: str, y: Node) -> Node:
+        x = m.now[source]
+        length = m.a.sqrt(m.a.larger(m.a.sum(m.a.multiply(x, x), -1), m.constant(np.full((x.shape[0], 1), least_squares(m.config, m.dtype)))))
+        return m.a.divide(x, m.stopped(length))
+
+    yield changed("detached_length", "a length that is taken for a constant", "HED-5", constant, "normalized")
+    yield changed("length_in_gradient", "a division by the length that gradients pass as they are", "HED-5", passed_to(lambda m, tap: m.now[source]), "normalized")
 
 
 def of_head(question: Question) -> Iterator[Hypothesis]:

@@ -1,4 +1,4 @@
-"""Mistakes in activations, pooling, head and loss (SPEC FFN-2, HED-1 to HED-3, LOS-1 to LOS-4)."""
+"""Mistakes in activations and head (SPEC FFN-2, HED-2, HED-3)."""
 
 from __future__ import annotations
 
@@ -95,74 +95,6 @@ def _leaky(slope: float) -> Function:
 def of_outer(question: Question, tap: str) -> Iterator[Hypothesis]:
     """Yield what may be wrong with the end of the feed-forward sublayer, besides the linear layer."""
     yield changed("activation_twice", "an activation after the second linear layer too", "FFN-1", lambda m, tap, y: m.activation(y, None))
-
-
-# Pooling.
-
-
-def of_pooling(question: Question, tap: str) -> Iterator[Hypothesis]:
-    """Yield what may be wrong with the pooled vector."""
-    yield from (of_flattening if question.config.pooling == "flatten" else of_vector)(_last_of_encoder(question))
-
-
-def of_flattening(last: str) -> Iterator[Hypothesis]:
-    """Yield other ways to flatten."""
-
-    def features_first(m: Step, tap: str, y: Node) -> Node:
-        return m.rearranged(m.now[last], lambda numbers: numbers.swapaxes(1, 2).reshape(y.shape))
-
-    def without_padding(m: Step, tap: str, y: Node) -> Node:
-        return m.a.reshape(m.a.replace(m.now[last], m.key_mask()[..., None], 0.0), y.shape)
-
-    yield changed("flatten_order", "features flattened before tokens", "HED-1", features_first)
-    yield changed("padding_flattened_as_zero", "padded rows that are set to 0", "HED-1", without_padding)
-
-
-def of_vector(last: str) -> Iterator[Hypothesis]:
-    """Yield other ways to make one vector of all."""
-
-    def token(name: str, text: str, place: Callable[[Flags], NDArray[np.integer]]) -> Hypothesis:
-        def change(m: Step, tap: str, y: Node) -> Node:
-            return m.a.index(m.now[last], (np.arange(len(m.key_mask())), place(m.key_mask())))
-
-        return changed(name, f"{text} instead of the first", "HED-1", change)
-
-    def every(name: str, text: str, made: Callable[[Step, Node, Flags], Node]) -> Iterator[Hypothesis]:
-        """Yield what is made of all tokens, and of the real ones."""
-        all_tokens, real_tokens = f"{text} all tokens instead of the first", f"{text} real tokens instead of the first"
-        yield changed(f"{name}_pooled", all_tokens, "HED-1", lambda m, tap, y: made(m, m.now[last], np.ones_like(m.key_mask())))
-        yield changed(f"{name}_of_real_tokens_pooled", real_tokens, "HED-1", lambda m, tap, y: made(m, m.now[last], m.key_mask()))
-
-    def total(m: Step, x: Node, counted: Flags) -> Node:
-        kept = m.a.replace(x, counted[..., None], 0.0)
-        return m.a.reshape(m.a.sum(kept, -2), (x.shape[0], x.shape[2]))
-
-    def mean(m: Step, x: Node, counted: Flags) -> Node:
-        return m.a.divide(total(m, x, counted), m.constant(np.maximum(counted.sum(1), 1)[:, None].astype(np.float64)))
-
-    def maximum(m: Step, x: Node, counted: Flags) -> Node:
-        vector = m.a.index(x, (slice(None), 0))
-        return m.function(vector, lambda _: np.where(counted[..., None], x.value, -np.inf).max(-2))
-
-    yield token("last_token_pooled", "the last token", lambda real: np.full(len(real), real.shape[1] - 1))
-    yield token("second_token_pooled", "the second token", lambda real: np.full(len(real), min(1, real.shape[1] - 1)))
-    yield token("last_real_token_pooled", "the last real token", _last)
-    yield token("first_real_token_pooled", "the first real token", lambda real: real.argmax(1))
-    yield token("token_by_length_pooled", "the token at the number of real ones", lambda real: np.maximum(real.sum(1) - 1, 0))
-    yield from every("mean", "the mean of", mean)
-    yield from every("sum", "the sum of", total)
-    yield from every("maximum", "the maximum over", maximum)
-
-
-def _last(real: Flags) -> NDArray[np.integer]:
-    return np.where(real.any(1), real.shape[1] - 1 - real[:, ::-1].argmax(1), 0)
-
-
-def _last_of_encoder(question: Question) -> str:
-    config = question.config
-    if config.final_norm:
-        return "final_norm"
-    return f"layers.{config.num_layers - 1}.{'residual2' if config.norm_placement == 'pre' else 'norm2'}"
 
 
 def of_pooler(question: Question, tap: str) -> Iterator[Hypothesis]:

@@ -14,6 +14,7 @@ from concord.conformance.causes.question import Question
 from concord.conformance.causes.step import Step
 from concord.spec.masks import mask_constant, visible_keys
 from concord.spec.tape import Node
+from concord.spec.tensors import OF_IDS
 
 Flags = NDArray[np.bool_]
 
@@ -42,7 +43,7 @@ def of_masked_scores(question: Question, tap: str) -> Iterator[Hypothesis]:
     yield from options(config, "mask_value", CONSTANTS, "MSK-2")
     yield from options(config, "mask_fill", ("replace", "add"), "MSK-3")
     yield from options(config, "mask_assignment", ("per_sample", "batch_major"), "MSK-7")
-    if question.case.part in ("model", "encoder", "stack"):
+    if question.case.part in (*OF_IDS, "stack"):
         yield from of_pad_id(question)
         yield from by_ids()
     yield from by_other_masks()
@@ -200,5 +201,5 @@ def of_masked_weights(question: Question, tap: str) -> Iterator[Hypothesis]:
         lambda m, w, real, c: m.a.replace(w, visible_keys(m.config, m.key_mask(), w.shape[1]), c),
     )
     yield from options(question.config, "mask_value", CONSTANTS, "MSK-2")
-    if question.case.part in ("model", "encoder", "stack"):
+    if question.case.part in (*OF_IDS, "stack"):
         yield from of_pad_id(question)

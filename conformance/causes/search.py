@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.causes import attention, embeddings, gradients, head, linear, losses, masks, norms
+from concord.conformance.causes import attention, embeddings, gradients, head, linear, losses, masks, norms, pooling
 from concord.conformance.causes.formats import of_factors, of_parameters
 from concord.conformance.causes.hypothesis import INAPPLICABLE, Hypothesis
 from concord.conformance.causes.question import Prediction, Question
@@ -43,8 +43,9 @@ FAMILIES: tuple[tuple[tuple[str, ...], Family], ...] = (
     (("*attention.context",), attention.of_context),
     (("*.feed_forward.activation",), head.of_activation),
     (("*.feed_forward.outer",), head.of_outer),
-    (("pooling",), head.of_pooling),
+    (("pooling",), pooling.of_pooling),
     (("pooler.output",), head.of_pooler),
+    (("normalized",), pooling.of_normalized),
     (("logits",), head.of_logits),
     (("log_probabilities",), losses.of_log_probabilities),
     (("losses",), losses.of_losses),

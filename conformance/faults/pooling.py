@@ -1,4 +1,4 @@
-"""Bugs in pooling, pooler and classifier (SPEC HED-1 to HED-3)."""
+"""Bugs in pooling, pooler, the length of what they give, and classifier (SPEC HED-1 to HED-3, HED-5)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.faults.context import Context
-from concord.conformance.faults.fault import REFUSED, Change, Fault, edited
+from concord.conformance.faults.fault import REFUSED, Change, Fault, edited, option
 from concord.conformance.faults.operations import Array
+from concord.spec.pooling import least_squares
+
+HUB = "https://github.com/"
 
 
 def pooled(function: Callable[[Context, Array], Array]) -> Change:
@@ -38,6 +41,37 @@ def last_real(m: Context, x: Array) -> Array:
 def flat(m: Context, x: Array) -> Array:
     """Flatten what stands behind samples."""
     return m.o.reshape(x, (m.ids.shape[0], m.ids.shape[1] * m.config.d_model))
+
+
+def mean_of(m: Context, x: Array, tokens: NDArray[np.bool_], divisors: NDArray[np.bool_]) -> Array:
+    """Divide the sum of some tokens by the number of others, (B, T) each."""
+    return chosen(m, x, tokens) / m.o.constant(np.maximum(divisors.sum(axis=1), 1)[:, None], x)
+
+
+def lengthened(function: Callable[[Context, Array], Array]) -> Change:
+    """Return the change to another length, (B, 1), that the pooled vector, (B, D), is divided by."""
+    return edited(lambda m, y: m.source() / function(m, m.source()), "normalized")
+
+
+def epsilon_of(m: Context) -> float:
+    """Return the least length."""
+    return m.config.length_epsilon or 0.0
+
+
+def rightly(m: Context, x: Array) -> Array:
+    """Return the length that is right."""
+    squares, least = m.o.sum(x * x, 1), least_squares(m.config, m.dtype)
+    return m.o.sqrt(m.o.where(squares > least, squares, least))
+
+
+def sentence(name: str, what: str, change: Change, **fields: Any) -> Fault:
+    """Return a mistake in a sentence embedding."""
+    return mutant(name, what, **{"variant": "sentence-bert", "change": change, "clause": "HED-1", **fields})
+
+
+def length(name: str, what: str, change: Change, **fields: Any) -> Fault:
+    """Return a mistake in the length that a sentence embedding is divided by."""
+    return sentence(name, what, change, **{"first": ("normalized",), "clause": "HED-5", **fields})
 
 
 def mutant(name: str, what: str, **fields: Any) -> Fault:
@@ -163,6 +197,19 @@ FAULTS = (
         cause="pooler_activation_missing",
         clause="HED-2",
     ),
+    sentence("mean_over_padding", "The mean is over all tokens, padding included.", pooled(lambda m, x: m.o.mean(x, 1)[:, 0]), input="padding", cause="mean_pooled", source=f"{HUB}huggingface/transformers/issues/17463"),
+    sentence("mean_divided_by_all", "The sum of real tokens is divided by the number of all.", pooled(lambda m, x: mean_of(m, x, m.real, m.real | True)), input="padding", cause="mean_divided_by_all"),
+    sentence("mean_of_unmasked_sum", "The sum of all tokens is divided by the number of real ones.", pooled(lambda m, x: mean_of(m, x, m.real | True, m.real)), input="padding", cause="mean_of_all_by_real", source=f"{HUB}lanterndata/lantern_extras/pull/91"),
+    sentence("mean_replaced_by_first", "The first token is pooled, as in BERT's classifier.", pooled(lambda m, x: x[:, 0]), cause="first_token_pooled"),
+    length("length_kept", "The sentence embedding is not normalised.", edited(lambda m, y: m.source(), "normalized"), cause="length_kept"),
+    length("length_of_sizes", "The vector is divided by the sum of its sizes.", lengthened(lambda m, x: m.o.sum(m.o.relu(x) + m.o.relu(-x), 1)), cause="length_of_sizes"),
+    length("length_squared", "The vector is divided by the sum of its squares, without the root.", lengthened(lambda m, x: m.o.sum(x * x, 1)), cause="length_squared"),
+    length("length_of_batch", "Lengths are taken along the batch axis.", lengthened(lambda m, x: m.o.sqrt(m.o.sum(x * x, 0))), cause="length_of_batch"),
+    length("length_epsilon_added", "Epsilon is added to the length.", lengthened(lambda m, x: m.o.sqrt(m.o.sum(x * x, 1)) + epsilon_of(m)), scenario="short", cause="length_epsilon_added"),
+    length("length_epsilon_under_root", "Epsilon is added under the root.", lengthened(lambda m, x: m.o.sqrt(m.o.sum(x * x, 1) + epsilon_of(m))), scenario="short", cause="length_epsilon_added"),
+    length("length_epsilon_as_square", "The sum of squares is compared with epsilon, not with its square.", lengthened(lambda m, x: m.o.sqrt(m.o.where(m.o.sum(x * x, 1) > epsilon_of(m), m.o.sum(x * x, 1), epsilon_of(m)))), scenario="short", cause="length_epsilon_squared"),
+    length("length_without_epsilon", "Short vectors are divided by their length all the same.", option(length_epsilon=1e-12), scenario="short", cause="length_epsilon or length_without_epsilon", input="vectors shorter than epsilon"),
+    length("length_detached", "No gradient flows through the length.", lengthened(lambda m, x: m.o.stop_gradient(rightly(m, x))), first=("gradients.taps.pooling", "gradients.*"), cause="detached_length"),
     mutant(
         "logits_softmaxed",
         "The model returns probabilities, not logits.",

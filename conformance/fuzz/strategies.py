@@ -20,6 +20,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from concord.conformance.fuzz.cases import ATTENTION_PARTS, KEY_MASKS, PADDINGS, FuzzCase
 from concord.spec.config import CHOICES, EncoderConfig
 from concord.spec.parameters import PROFILES
+from concord.spec.tensors import POOLED
 
 SHAPES = 12
 """Tuples of sizes in the default pool."""
@@ -31,7 +32,8 @@ SCALES = (1.0, *(quarter / 4 for quarter in range(1, 13) if quarter != 4))
 OFFSETS = (0.0, 0.0, 0.0, 0.0, 1.0, 8.0, 64.0, 512.0)
 BASES = (10000.0, 10000.0, 2.0, 100.0, 1e6)
 L2_WEIGHTS = (0.0, 0.0, 0.01, 1.0)
-MOSTLY_MODEL = ("model", "model", "model", "model", "encoder", "stack", "attention", "dot_product")
+LENGTH_EPSILONS = (1e-12, 1e-6, 1.0)
+MOSTLY_MODEL = ("model", "model", "model", "model", "pooled", "encoder", "stack", "attention", "dot_product")
 ROWS = 8
 """How many rows of a table of 100 and more can be that of padding: the first ones, and the last."""
 
@@ -197,7 +199,7 @@ def configurations(draw: DrawFn, sizes: Sizes, part: str) -> EncoderConfig:
     """Draw a configuration of given sizes; what its fields exclude is honoured by construction, nothing is rejected."""
     width, flat = sizes.num_heads * sizes.head_dim, draw(_choice("pooling"))
     # The flattening head takes exactly max_positions tokens (INP-5), which leaves no room for positions from 1 (INP-2).
-    filled = flat == "flatten" and part == "model"
+    filled = flat == "flatten" and part in POOLED
     heads = draw(_choice("head_computation"))
     padding = "counted" if filled else draw(_choice("position_of_padding"))
     # What follows the row of padding has to have room for the tokens (INP-2).
@@ -235,7 +237,8 @@ def configurations(draw: DrawFn, sizes: Sizes, part: str) -> EncoderConfig:
         final_norm=draw(st.booleans()),
         activation=draw(_choice("activation")),
         pooling=flat,
-        pooler=draw(_choice("pooler")) if flat == "first" else "none",
+        pooler=draw(_choice("pooler")) if flat != "flatten" else "none",
+        length_epsilon=draw(st.none() | st.sampled_from(LENGTH_EPSILONS)),
         l2_weight=draw(st.sampled_from(L2_WEIGHTS)),
         segment_padding_row=draw(_row(sizes.num_segments)),
         ignore_label=draw(_row(sizes.num_classes)) if sizes.num_classes > 1 else None,

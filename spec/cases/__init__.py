@@ -27,6 +27,8 @@ LONG = 263
 VOCABULARY = 70_001
 LANDMARKS = (0, 2, 127, 128, 129, 255, 256, 257, 2049, 32767, 32768, 32769, 65504, 65535, 65536, 65537, 65792, 69_999, 70_000)
 LATE = 3
+# Between the lengths of the pooled vectors of a batch.
+SHORT = 3.0
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,12 @@ SCENARIOS: dict[str, Scenario] = {
     "ignored-label": Scenario(
         "samples that the loss leaves out; a final norm", options={"ignore_label": 1, "final_norm": True}, once=True, only=("bert-pytorch",)
     ),
+    "short": Scenario(
+        "pooled vectors that are shorter than the least length that they are divided by, and longer ones",
+        options={"length_epsilon": SHORT},
+        once=True,
+        only=("sentence-bert",),
+    ),
     "notes": Scenario(
         "sinusoid halves, positions from 1, scaled embeddings, additive mask: the options of the notes",
         options={
@@ -124,7 +132,7 @@ SCENARIOS: dict[str, Scenario] = {
 }
 """Every scenario by name, in the order in which the cases of a variant run."""
 
-OWN: dict[str, tuple[str, ...]] = {"roberta": ("ragged", "single", "extreme"), "distilbert": ("ragged", "single", "extreme")}
+OWN: dict[str, tuple[str, ...]] = dict.fromkeys(("roberta", "distilbert", "sentence-bert"), ("ragged", "single", "extreme"))
 """The scenarios of variants whose layers are another's: what shows that which they have of their own, embeddings and head. The rest
 shows in the other."""
 
@@ -135,7 +143,7 @@ def scenarios_of(name: str) -> list[str]:
     Args:
         name: of the variant.
     """
-    return [scenario for scenario, entry in SCENARIOS.items() if name in (entry.only or (name,)) and scenario in OWN.get(name, (scenario,))]
+    return [scenario for scenario, entry in SCENARIOS.items() if name in entry.only or (not entry.only and scenario in OWN.get(name, (scenario,)))]
 
 
 @dataclass(frozen=True)

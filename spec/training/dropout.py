@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.spec.config import EncoderConfig
+from concord.spec.tensors import OF_IDS, pooled_name
 from concord.spec.training.recipe import Recipe
 
 Words = NDArray[np.uint32]
@@ -85,9 +86,9 @@ def seed_of(seed: int, step: int, micro_batch: int) -> Words:
 def sites(config: EncoderConfig, part: str = "model") -> dict[str, str]:
     """Return the sites of dropout in a part (SPEC DRP-2), by the tap whose tensor each of them drops elements of."""
     found = {}
-    if part in ("model", "encoder"):
+    if part in OF_IDS:
         found["embeddings.norm" if config.embedding_norm else "embeddings.sum"] = "embeddings"
-    for i in range(config.num_layers if part in ("model", "encoder", "stack") else 0):
+    for i in range(config.num_layers if part in (*OF_IDS, "stack") else 0):
         layer = f"layers.{i}"
         found[f"{layer}.attention.{'masked_weights' if config.query_mask == 'overwrite' else 'weights'}"] = f"{layer}.attention.weights"
         found[f"{layer}.attention.{'output' if config.output_projection else 'context'}"] = f"{layer}.attention"
@@ -95,7 +96,7 @@ def sites(config: EncoderConfig, part: str = "model") -> dict[str, str]:
         found[f"{layer}.feed_forward.outer"] = f"{layer}.feed_forward"
         found[f"{layer}.{'norm2' if config.norm_placement == 'post' else 'residual2'}"] = f"{layer}.output"
     if part == "model":
-        found["pooling" if config.pooler == "none" else "pooler.output"] = "head"
+        found[pooled_name(config)] = "head"
     return found
 
 
