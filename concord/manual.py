@@ -57,6 +57,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     **{field.name: (False, True) for field in spec.FIELDS.values() if field.type == "bool"},
     "num_segments": (0, 2),
     "num_classes": (1, 3),
+    "length_epsilon": (None, 1e-12),
 }
 """The options that a table may depend on, and values that differ in it."""
 
@@ -66,7 +67,7 @@ TABLES: dict[Any, dict[str, Any]] = {
 }
 """What a choice of positions brings with it."""
 
-SAID = {("num_segments", 2): "`num_segments` above 0", ("num_classes", 3): "`num_classes` above 1"}
+SAID = {("num_segments", 2): "`num_segments` above 0", ("num_classes", 3): "`num_classes` above 1", ("length_epsilon", 1e-12): "`length_epsilon`"}
 
 Table = Callable[[spec.EncoderConfig, str], Mapping[str, Any]]
 

@@ -38,6 +38,8 @@ def test_selection_is_at_most_ten_megabytes():
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the whole collection does not lie beside this checkout")
 def test_selection_is_what_the_collection_holds():
     for path in INCLUDED.rglob("*.safetensors"):
+        if path.parent.name.endswith("-hugging-face"):  # written by docs/golden/hugging_face.py
+            continue
         assert path.read_bytes() == (SHARED / path.relative_to(INCLUDED)).read_bytes(), path
 
 

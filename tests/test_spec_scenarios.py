@@ -337,7 +337,7 @@ MISTAKES = {
     "GELU saturates early": Mistake("extreme", activated(padded_erf), lambda config: config.activation == "gelu_erf", dtype="float64"),
     "GELU is clipped at 10": Mistake("extreme", activated(lambda x, right: np.minimum(right, 10)), lambda config: "gelu" in config.activation, alone=True),
     "loss through probabilities": Mistake("extreme", loss_of(through_probabilities)),
-    "loss without the maximum": Mistake("extreme", loss_of(without_maximum), alone=True),
+    "loss without the maximum": Mistake("extreme", loss_of(without_maximum), lambda config: config.length_epsilon is None, alone=True),
     "logits are clipped at 20": Mistake("extreme", loss_of(clipped_at(20)), alone=True),
     "logits are clipped at 50": Mistake("extreme", loss_of(clipped_at(50)), alone=True),
     "the last class counts as the one before": Mistake("extreme", loss_of(last_class_missing)),

@@ -60,8 +60,13 @@ def _spread(data: Mapping[str, Any]) -> dict[str, Any]:
             own = {key: value for key, value in part.items() if key not in ("like", "without")}
             kept = {key: value for key, value in dict(model.get("weights", {})).items() if key not in part.get("without", ())}
             checkpoint = {**model.get("checkpoint", {}), **part.get("checkpoint", {})}
-            found[name] = {**model, "weights": kept, **own, "checkpoint": checkpoint}
+            found[name] = {**inherited(model), "weights": kept, **own, "checkpoint": checkpoint}
     return {**data, "parts": found}
+
+
+def inherited(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what one part has from another: not what was run, and what that gave."""
+    return {key: value for key, value in part.items() if key not in ("outputs", "gradients", "unchecked", "runs")}
 
 
 class _Section:

@@ -20,7 +20,7 @@ from concord.spec.positions import sinusoid
 from concord.spec.sources.check import check
 from concord.spec.sources.layouts import WEIGHT_LAYOUTS, Shape, contiguous
 from concord.spec.sources.names import fill, variables
-from concord.spec.sources.parse import parse
+from concord.spec.sources.parse import inherited, parse
 from concord.spec.sources.schema import Native, PartTable, Table
 
 TABLES = Path(__file__).parent
@@ -66,7 +66,7 @@ def _whole(data: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(like, str) or like not in sources() or not isinstance(data.get("parts"), dict):
         return data
     other = parse_toml(read_text(TABLES / f"{like}.toml"), like)
-    parts = dict(other["parts"])
+    parts = {name: inherited(part) for name, part in other["parts"].items()}
     for name, part in data["parts"].items():
         before = parts.get(name, {})
         both = {**before.get("checkpoint", {}), **part.get("checkpoint", {})}
