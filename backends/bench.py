@@ -7,7 +7,7 @@ import gc
 import json
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,25 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from concord.backends.interface import Measurable, Request, Steps, Unsupported
+from concord.backends.interface import Measurable, Request, Session, Steps, Unsupported
 from concord.backends.wire import Message, in_order, pack
-from concord.spec.batch import batch_of_lengths, round_inputs
-from concord.spec.config import from_mapping
-from concord.spec.parameters import Weights, initialize, trainable
+from concord.spec.batch import Batch, batch_of_lengths, round_inputs
+from concord.spec.config import EncoderConfig, from_mapping
+from concord.spec.parameters import initialize, trainable
+from concord.spec.training.recipe import recipe_from_mapping
+from concord.spec.training.trajectory import Training
 
 VECTORS = 4
 """Random directions along which an update is reported."""
 
 WHOLE = 16
 """Numbers up to which it is reported as it is."""
+
+STEPS = 2
+"""Of training that are checked, on other inputs each: a moment that is not kept, or not as it should be, shows in the second."""
+
+MOMENT = "first_moment."
+"""How what an optimizer keeps of gradients is called."""
 
 
 class Bench:
@@ -48,32 +56,46 @@ class Bench:
 
         Args:
             asked: ``config``, ``lengths`` (real tokens of each sample), ``tokens``, ``seed``, ``weights`` (a file with
-                them, or null: drawn from the seed), ``kind``, ``dtype``, ``implementation``, ``execution``, ``device``,
-                ``precision``.
+                them, or null: drawn from the seed), ``recipe`` (of training; null: inference), ``dtype``, ``implementation``,
+                ``execution``, ``device``, ``precision``.
 
         Returns:
-            Seconds (building, compiling ahead, first step), and what the first step computed; of an update the
-            projections on :data:`VECTORS` directions for each trained parameter.
+            Seconds (building, compiling ahead, first step), and what was computed: logits, or of :data:`STEPS` steps of training
+            the losses, and what parameters and first moments have come to (:func:`moved`).
         """
         self.release({})
         if not hasattr(self.measured, "session"):
             raise Unsupported(f"{self.measured.name} cannot be measured: it has no method 'session'")
         config = from_mapping(asked["config"])
         weights = in_order(load_file(asked["weights"]), config) if asked["weights"] and Path(asked["weights"]).is_file() else initialize(config, asked["seed"])
-        weights, batch = round_inputs(weights, batch_of_lengths(config, asked["lengths"], asked["tokens"], asked["seed"]), asked["dtype"])
+        batches = batches_of(config, asked["lengths"], asked["tokens"], asked["seed"], asked["recipe"])
+        weights = round_inputs(weights, batches[0], asked["dtype"])[0]
         settings = {name: asked[name] for name in ("dtype", "implementation", "execution", "device", "precision")}
-        request = Request(config, weights, batch, **settings, taps=False, gradients=asked["kind"] == "training")
+        training = Training(recipe_from_mapping(asked["recipe"]), [[batch] for batch in batches]) if asked["recipe"] else None
+        request = Request(config, weights, batches[0], **settings, taps=False, gradients=training is not None, training=training)
         request.validate(where=f"backend={self.measured.name}")
         self.device = asked["device"]
         self._reset_peak_memory()
         started = time.perf_counter()
         session = self.steps = self.measured.session(request)
         seconds, results = self._begin(time.perf_counter() - started)
-        if asked["kind"] == "training":
-            after = session.parameters()
-            moved = digest(weights, after, [name for name in trainable(config) if name in after])
-            results |= {f"updates/{name}": values for name, values in moved.items()}
-        return seconds, results
+        return seconds, self._trained(session, request, results) if training else results
+
+    def _trained(self, session: Session, request: Request, results: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Make the other steps of training, and return what has come of all; the session is left with the first step's inputs."""
+        if not hasattr(session, "optimizer_state"):
+            raise Unsupported(f"{self.measured.name} cannot be measured in training: its session has no method 'optimizer_state'")
+        assert request.training is not None
+        losses = [results.get("loss", np.asarray(np.nan))]
+        for (batch,) in request.training.windows[1:]:
+            session.feed(batch)
+            session.step()
+            session.synchronize()
+            losses.append(session.results().get("loss", np.asarray(np.nan)))
+        session.feed(request.batch)
+        after = session.parameters()
+        changes = ((name, np.subtract(after[name], request.weights[name], dtype=np.float64)) for name in trainable(request.config) if name in after)
+        return {"loss": np.array(losses)} | moved(changes, session.optimizer_state().items())
 
     def product(self, asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Make ready a product of two random matrices: ``sizes`` (M, K, N), ``dtype``, ``device``, ``precision``."""
@@ -167,9 +189,29 @@ def seconds_by_events(steps: Steps, events: Sequence[Any]) -> list[float]:
     return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
 
 
-def digest(before: Weights, after: Weights, names: list[str]) -> dict[str, NDArray[np.float64]]:
-    """Return each parameter's change along :data:`VECTORS` directions of random signs: a few numbers for millions."""
-    return {name: project(name, np.asarray(after[name], np.float64) - np.asarray(before[name], np.float64)) for name in names}
+def batches_of(config: EncoderConfig, lengths: Sequence[int], tokens: int, seed: int, training: object) -> list[Batch]:
+    """Return what a model is given: one batch, or of a model that is trained one for each of :data:`STEPS`.
+
+    Args:
+        lengths: real tokens of each sample.
+        training: whether it is trained.
+    """
+    return [batch_of_lengths(config, lengths, tokens, seed + step) for step in range(STEPS if training else 1)]
+
+
+def moved(changes: Iterable[tuple[str, NDArray[Any]]], kept: Iterable[tuple[str, NDArray[Any]]]) -> dict[str, NDArray[np.float64]]:
+    """Return what steps of training are reported by, each array along a few directions (:func:`project`): a few numbers for millions.
+
+    Args:
+        changes: of parameters, by name.
+        kept: what the optimizer keeps, as ``<slot>.<name>``. The first moments are reported, which have a gradient's errors in proportion;
+            the second ones show in the changes.
+
+    Returns:
+        ``updates/<name>`` and ``moments/<name>``.
+    """
+    found = {f"updates/{name}": project(name, array) for name, array in changes}
+    return found | {f"moments/{name.removeprefix(MOMENT)}": project(name.removeprefix(MOMENT), array) for name, array in kept if name.startswith(MOMENT)}
 
 
 def project(name: str, change: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -181,7 +223,7 @@ def project(name: str, change: NDArray[np.floating]) -> NDArray[np.float64]:
         return change.reshape(-1).astype(np.float64)
     generator = np.random.default_rng(zlib.crc32(name.encode()))
     signs = generator.integers(0, 2, (VECTORS, change.size), dtype=np.int8)
-    flat = change.reshape(-1)
+    flat = change.reshape(-1).astype(np.float64, copy=False)
     total = flat.sum()
     # Sums of signed terms, without an array of signs in float64: twice those that keep their sign, less all.
     sums = [2 * flat[signs[i].view(bool)].sum() - total for i in range(VECTORS)]

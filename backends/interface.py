@@ -33,7 +33,7 @@ PRECISION_MODES = ("strict", "tf32", "default")
 from factors of 11 bits, as tensor cores do (SPEC PRC-1). ``default``: as the framework does if nobody says anything."""
 
 WORKLOAD_KINDS = ("inference", "training")
-"""``inference``: the forward pass. ``training``: forward, loss, gradients and an update by gradient descent."""
+"""``inference``: the forward pass. ``training``: forward, loss, gradients and the update of an optimizer."""
 
 
 class Overruled(RuntimeError):
@@ -183,10 +183,6 @@ class Run:
         return {output: self.output} | ({} if self.loss is None else {"loss": self.loss})
 
 
-LEARNING_RATE = 2.0**-7
-"""Of the training steps that are timed: plain gradient descent. A power of two, so that the product with it is exact."""
-
-
 class Steps(Protocol):
     """Something that runs many times. Steps may run on after they have started."""
 
@@ -213,11 +209,14 @@ class Steps(Protocol):
 class Session(Steps, Protocol):
     """A model that is built once, with its weights and inputs on a device: loaded, run, stepped and read any number of times.
 
-    A step is a training step where the request asks for gradients, else a forward pass.
+    A step is a training step where the request says how to train (:attr:`Request.training`), else a forward pass.
     """
 
     def load(self, weights: Weights) -> None:
-        """Put other weights, by canonical name and in the shapes of :func:`concord.spec.parameters.shape_of`, in place of those that it has."""
+        """Put other weights, by canonical name and in the shapes of :func:`concord.spec.parameters.shape_of`, in place of those that it has.
+
+        An optimizer begins anew: it has kept nothing, and made no step.
+        """
 
     def feed(self, batch: Batch) -> None:
         """Take other inputs, of the same shapes and already rounded to the precision (SPEC PRC-2)."""
@@ -226,7 +225,10 @@ class Session(Steps, Protocol):
         """Start one forward pass."""
 
     def train_step(self) -> None:
-        """Start one training step: loss, gradients, and every trained parameter less :data:`LEARNING_RATE` times its gradient."""
+        """Start the next training step on the inputs that it has, as the recipe of the request's training says (SPEC, section 10).
+
+        What training sets as its windows is of no account here: :meth:`feed` gives a step its inputs.
+        """
 
     def read(self) -> Run:
         """Compute, with the weights and inputs that it has, what the request asks for; nothing is updated.
@@ -237,6 +239,9 @@ class Session(Steps, Protocol):
 
     def parameters(self) -> Weights:
         """Return a copy of the parameters as they are now, by canonical name and in canonical shapes (SPEC WGT-1, WGT-2)."""
+
+    def optimizer_state(self) -> dict[str, NDArray[np.floating]]:
+        """Return a copy of what the optimizer keeps now, as ``<slot>.<canonical name>`` in shapes of the parameters (:func:`concord.spec.training.optimizers.slots`)."""
 
 
 UNSUPPORTED_REASONS = "cannot express this by its library layers: "
@@ -438,7 +443,7 @@ class Measurable(Backend, Protocol):
 
 
 __all__ = [
-    "EXECUTIONS", "IMPLEMENTATIONS", "LEARNING_RATE", "PARTS", "PRECISION_MODES", "UNPADDED", "UNSUPPORTED_REASONS", "WORKLOAD_KINDS", "Backend",
+    "EXECUTIONS", "IMPLEMENTATIONS", "PARTS", "PRECISION_MODES", "UNPADDED", "UNSUPPORTED_REASONS", "WORKLOAD_KINDS", "Backend",
     "Editable", "Implementation", "Measurable", "Overruled", "Problem", "Request", "Run", "Session", "Settings", "Steps", "Trace", "Trainable",
     "TrainingSession", "Unsupported", "choose", "confirm_switches", "refuse_tf32", "refusing_nondeterminism", "variety",
 ]  # fmt: skip

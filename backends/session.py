@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from concord.backends.adapter import FrameworkAdapter
 from concord.backends.interface import Request, Run, Unsupported, confirm_switches, refuse_tf32, refusing_nondeterminism
-from concord.backends.trainer import Trainer
+from concord.backends.trainer import Prepared, Trainer
 from concord.backends.training import Observation, Tensor
 from concord.backends.unpad import indices
 from concord.spec.batch import Batch
@@ -35,11 +35,13 @@ class FrameworkSession(ABC):
         model: the framework's model.
         losses: what computes the loss of the whole model, and of the other parts.
         inputs: by name, on the device.
+        window: what a training step is given of them, once one has been made.
         computed: what the last step computed, by name.
     """
 
     model: Any
     losses: ClassVar[tuple[Callable[..., Any], Callable[..., Any]]]
+    window: Prepared | None
 
     def __init__(self, adapter: FrameworkAdapter, request: Request) -> None:
         self.adapter, self.request = adapter, request
@@ -57,11 +59,13 @@ class FrameworkSession(ABC):
             self.model = self.implementation.finish(model) if self.implementation.finish else model
             self.prepare()
         self.feed(request.batch)
+        if request.training:
+            _ = self.trainer  # a part of what is built
 
     def feed(self, batch: Batch) -> None:
         """Take other inputs, of the same shapes."""
         self.request = replace(self.request, batch=batch)
-        self.inputs = self.fed(batch)
+        self.inputs, self.window = self.fed(batch), None
 
     def fed(self, batch: Batch) -> dict[str, Tensor]:
         """Return what the model and its loss are given of a batch, on the device."""
@@ -69,11 +73,18 @@ class FrameworkSession(ABC):
         return {name: self.adapter.tensor(array, self.request.dtype, self.device) for name, array in given.items()}
 
     def load(self, weights: Weights) -> None:
-        """Put other weights in place of those that it has.
+        """Put other weights in place of those that it has; an optimizer begins anew.
 
         Raises:
             Unsupported: where they are kept in a layout of a kernel's own.
         """
+        if self.request.training:
+            self.trainer.load({f"parameters.{name}": array for name, array in weights.items()}, 0)
+        else:
+            self.fill(weights)
+
+    def fill(self, weights: Weights) -> None:
+        """Put other weights in place of those that it has, and nothing else (:meth:`load`)."""
         if self.implementation.finish:
             raise Unsupported(f"{self.adapter.name} keeps weights in a layout of a kernel's own in its implementation {self.request.implementation!r}")
         self.request = replace(self.request, weights=weights)
@@ -83,8 +94,8 @@ class FrameworkSession(ABC):
             self.model = model
 
     def step(self) -> None:
-        """Start one training step where gradients are asked for, else one forward pass."""
-        self.train_step() if self.request.gradients else self.forward()
+        """Start one training step where the request says how to train, else one forward pass."""
+        self.train_step() if self.request.training else self.forward()
 
     def results(self) -> dict[str, NDArray[np.floating]]:
         """Return what the last step computed: the logits (B, C), or the loss before an update."""
@@ -94,10 +105,14 @@ class FrameworkSession(ABC):
         """Return the parameters as they are now, by canonical name."""
         return self.adapter.parameters(self.model, self.request)
 
+    def optimizer_state(self) -> dict[str, NDArray[np.floating]]:
+        """Return what the optimizer keeps now, as ``<slot>.<canonical name>``."""
+        return self.trainer.kept()
+
     def compile(self) -> None:
         """Do ahead of the first step what can be done ahead of it."""
         with self.context():
-            _ = self.updating if self.request.gradients else self.inferring
+            _ = self.trainer.ready(self.prepared()) if self.request.training else self.inferring
 
     def forward(self) -> None:
         """Start one forward pass: (B, T) to (B, C)."""
@@ -105,19 +120,20 @@ class FrameworkSession(ABC):
             self.computed = {"logits": self.inferring(*self.operands)}
 
     def train_step(self) -> None:
-        """Start one training step: loss, gradients, and every trained parameter less its gradient times the learning rate."""
+        """Start one training step on its inputs: loss, gradients, and the update of an optimizer."""
         with self.context():
-            self.computed = {"loss": self.updating(*self.operands)}
+            self.computed = {"loss": self.trainer.start(self.prepared())["losses.0"]}
+
+    def prepared(self) -> Prepared:
+        """Return what a training step is given of the inputs: made when they are new, and where each step drops other elements."""
+        if self.window is None or self.trainer.sites:
+            self.window = self.trainer.prepared([self.request.batch])
+        return self.window
 
     @cached_property
     def inferring(self) -> Callable[..., Any]:
         """What computes logits in steps."""
         return self.traced(self.infer, *self.operands)
-
-    @cached_property
-    def updating(self) -> Callable[..., Any]:
-        """What updates the model in steps."""
-        return self.traced(self.update, *self.operands, replaced=(0,))
 
     @property
     def operands(self) -> tuple[Any, ...]:
@@ -237,10 +253,6 @@ class FrameworkSession(ABC):
             seed: as :meth:`seeded` returned it.
             place: the number of the site, for no two may drop alike.
         """
-
-    @abstractmethod
-    def update(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return the loss before an update by plain gradient descent."""
 
     @abstractmethod
     def observe(self, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]) -> Observation:

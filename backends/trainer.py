@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,20 @@ class Given(NamedTuple):
     inputs: dict[str, Tensor]
     zeros: dict[str, Tensor]
     real: dict[str, Tensor]
+
+
+class Prepared(NamedTuple):
+    """What a step is given of its batches.
+
+    Attributes:
+        given: of each.
+        shares: by how much the gradient of each counts, as ``share.<number>``, where that is not all.
+        rows: :meth:`Trainer.rows`.
+    """
+
+    given: list[Given]
+    shares: dict[str, float]
+    rows: dict[str, Tensor]
 
 
 class Trainer:
@@ -104,7 +118,7 @@ class Trainer:
         """Go on from parameters and what was kept after so many steps."""
         config, part = self.request.config, self.request.part
         check_state(self.request, state, step)
-        self.session.load({name: state.get(f"parameters.{name}", self.request.weights[name]) for name in parameters(config, part)})
+        self.session.fill({name: state.get(f"parameters.{name}", self.request.weights[name]) for name in parameters(config, part)})
         kept = {}
         with self.session.context():
             for name, entry in self.entries.items():
@@ -136,10 +150,11 @@ class Trainer:
 
     def state(self) -> dict[str, NDArray[np.floating]]:
         """Return the parameters and what is kept, as :meth:`load` takes them."""
-        found = {f"parameters.{name}": array for name, array in self.session.parameters().items()}
-        for slot, tensors in self.slots().items():
-            found |= {f"{slot}.{name}": array for name, array in self.exported(tensors).items()}
-        return found
+        return {f"parameters.{name}": array for name, array in self.session.parameters().items()} | self.kept()
+
+    def kept(self) -> dict[str, NDArray[np.floating]]:
+        """Return what is kept, as ``<slot>.<name>``."""
+        return {f"{slot}.{name}": array for slot, tensors in self.slots().items() for name, array in self.exported(tensors).items()}
 
     def info(self) -> dict[str, Any]:
         """Return what a run says of itself."""
@@ -203,19 +218,35 @@ class Trainer:
 
     def advance(self, window: Sequence[Batch], report: bool) -> dict[str, NDArray[Any]]:
         """Make the next step, and return what is reported of it, with the ``output`` of the last batch."""
-        session, optimizer = self.session, self.optimizer
+        session = self.session
         with refusing_nondeterminism(session.adapter.name, self.request), session.context():
-            session.trace = self.trace
-            given = [self.given(batch, number) for number, batch in enumerate(window)]
-            parts = self.shares(window)
-            numbers = {**self.numbers(), **{f"share.{number}": share for number, share in enumerate(parts) if len(parts) > 1 or share != 1.0}}
-            operands = (*session.held, optimizer.state, given, {name: session.number(number) for name, number in numbers.items()}, self.rows(window))
-            program = self.program((report, tuple(numbers), tuple(shapes_of(one.inputs) for one in given)), self.everything if report else self.losses, operands, (0, 2))
-            found, state, optimizer.state = program(*operands)
-            session.hold(state)
-        self.steps += 1
+            found = self.start(self.prepared(window), report)
         confirm_switches(session.adapter.name, session.adapter.switches.wanted(self.request), session.adapter.switches.read_back())
         return self.reported(found)
+
+    def prepared(self, window: Sequence[Batch]) -> Prepared:
+        """Return what the next step is given of its batches; without dropout, every step that has them."""
+        given, parts = [self.given(batch, number) for number, batch in enumerate(window)], self.shares(window)
+        return Prepared(given, {f"share.{number}": share for number, share in enumerate(parts) if len(parts) > 1 or share != 1.0}, self.rows(window))
+
+    def start(self, prepared: Prepared, report: bool = False) -> dict[str, Any]:
+        """Start the next step, and return what is going to be reported of it, as the framework's tensors."""
+        program, operands = self.ready(prepared, report)
+        found, state, self.optimizer.state = program(*operands)
+        self.session.hold(state)
+        self.steps += 1
+        return cast("dict[str, Any]", found)
+
+    def ready(self, prepared: Prepared, report: bool = False) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Return what computes the next step, compiled if that is asked for, and its operands."""
+        session, optimizer, (given, parts, rows) = self.session, self.optimizer, prepared
+        session.trace, variables, state = self.trace, optimizer.variables, optimizer.state
+        numbers = {**self.numbers(), **parts}
+        operands = (*session.held, state, given, {name: session.number(number) for name, number in numbers.items()}, rows)
+        key = (report, tuple(numbers), tuple(shapes_of(one.inputs) for one in given))
+        program = self.program(key, self.everything if report else self.losses, operands, (0, 2))
+        optimizer.variables, optimizer.state = variables, state  # a compiler has put others in their place
+        return program, operands
 
     def shares(self, window: Sequence[Batch]) -> list[float]:
         """Return by how much the gradient of each batch counts."""

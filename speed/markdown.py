@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from concord.speed.table import limits, percent, rate, seconds, spread
+from concord.speed.table import limits, percent, rate, seconds, spread, updated_by
 
 
 def markdown(data: Mapping[str, Any]) -> str:
@@ -14,7 +14,7 @@ def markdown(data: Mapping[str, Any]) -> str:
     for name, work in data["workloads"].items():
         rows = sorted((e for e in data["entries"] if e["workload"] == name and e["summary"]), key=lambda e: e["summary"]["median_seconds"])
         if rows:
-            parts.append(f"**{name}**: {work['source']}; {work['real_tokens']:,} real tokens of {work['batch'] * work['tokens']:,}, {work['flops'] / 1e9:.3g} GFLOP\n\n" + "\n".join(_lines(rows)))
+            parts.append(f"**{name}**: {work['source']}; {work['real_tokens']:,} real tokens of {work['batch'] * work['tokens']:,}, {work['flops'] / 1e9:.3g} GFLOP{updated_by(work)}\n\n" + "\n".join(_lines(rows)))
     machine, versions = data["machine"], _versions(data)
     measured = f"{machine['processor']}, {machine['cores']} cores, {machine['system']}; best bare matrix product {limits(data)}; {data['written'][:10]}; {versions}."
     return "\n\n".join([*parts, measured]) + "\n"

@@ -11,7 +11,10 @@ from markupsafe import Markup
 from concord.conformance.layout import render
 from concord.speed import drawing
 from concord.speed.growth import curves, exponent
-from concord.speed.table import HARMLESS, limits, memory, percent, rate, seconds, spread, unmeasured
+from concord.speed.table import HARMLESS, limits, memory, percent, rate, seconds, spread, unmeasured, updated_by
+
+UPDATED = 7
+"""Numbers that AdamW moves for each weight: reads it, its gradient and two moments, and writes it and them."""
 
 
 def page(data: Mapping[str, Any]) -> str:
@@ -42,6 +45,7 @@ def page(data: Mapping[str, Any]) -> str:
         rate=rate,
         share=percent,
         spread=spread,
+        updated_by=updated_by,
     )
 
 
@@ -127,10 +131,11 @@ def _roofline(data: Mapping[str, Any], backends: Sequence[str]) -> Markup | None
 
 
 def intensity(work: Mapping[str, Any]) -> float:
-    """Return how many operations there are for each byte of weights and layer results, each moved once."""
+    """Return how many operations there are for each byte of weights and layer results, each moved once, and in training of what an update moves."""
     config, itemsize = work["config"], {"float64": 8, "float32": 4}.get(work["dtype"], 2)
     width, inner, layers = config["d_model"], config["d_ff"], config["num_layers"]
     rows = work["batch"] * work["tokens"]
     weights = layers * (4 * width * width + 2 * width * inner)
     results = layers * (rows * (8 * width + 2 * inner) + 2 * work["batch"] * config["num_heads"] * work["tokens"] ** 2)
-    return float(work["flops"] / (itemsize * (weights + results) * (3 if work["kind"] == "training" else 1)))
+    numbers = weights + results if work["kind"] == "inference" else 3 * (weights + results) + (UPDATED if work.get("recipe") else 0) * weights
+    return float(work["flops"] / (itemsize * numbers))

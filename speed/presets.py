@@ -18,6 +18,7 @@ from concord.spec.config import EncoderConfig, from_toml, variant
 from concord.spec.errors import SpecError, unknown
 from concord.spec.files import read_text
 from concord.spec.parameters import parameters, shape_of
+from concord.spec.training.recipe import Recipe
 
 LENGTHS = ("full", "ragged")
 """``full``: no padding. ``ragged``: the lengths of real texts, which are close to log-normal."""
@@ -26,7 +27,13 @@ MEDIAN, SIGMA = 0.4, 0.6
 """Of ragged lengths: the median as a share of T, and the standard deviation of their logarithm. A sixteenth is cut off at T."""
 
 SEED = 0
-"""Of weights and inputs."""
+"""Of weights and inputs; each step of training that is checked has inputs of another."""
+
+RECIPE = Recipe(
+    algorithm="adam", learning_rate=4e-4, beta1=0.9, beta2=0.98, epsilon=1e-6, epsilon_placement="corrected", weight_decay=0.01, decay_form="times_rate", undecayed=("bias", "gain", "offset"),
+)  # fmt: skip
+"""How a model is trained that is timed: AdamW with the numbers of RoBERTa (large; Liu et al. 2019, table 9), at the height of its schedule and
+without dropout. Its epsilon is large enough, beside gradients, for its place to show, and its second beta far enough from 1 for bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +84,13 @@ class Workload:
     @property
     def key(self) -> str:
         """A digest of all that its result follows from, but for the number of times it is run."""
-        plain = [self.preset.config.as_dict(), self.kind, self.lengths, self.preset.tokens, self.dtype, SEED]
+        plain = [self.preset.config.as_dict(), self.kind, self.lengths, self.preset.tokens, self.dtype, SEED, *([self.recipe.as_dict()] if self.recipe else [])]
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """How the model is trained, if it is."""
+        return RECIPE if self.kind == "training" else None
 
     def request(self) -> dict[str, Any]:
         """Return what :meth:`concord.backends.bench.Bench.prepare` needs to know of it."""
@@ -87,7 +99,7 @@ class Workload:
             "lengths": self.lengths,
             "tokens": self.preset.tokens,
             "seed": SEED,
-            "kind": self.kind,
+            "recipe": self.recipe.as_dict() if self.recipe else None,
             "dtype": self.dtype,
         }
 

@@ -27,10 +27,17 @@ class Record:
     Args:
         plan: what is being measured.
         data: of a record to go on with.
+
+    Raises:
+        SpecError: naming every workload that the record has measured otherwise than it is measured now.
     """
 
     def __init__(self, plan: Plan, data: Mapping[str, Any] | None = None) -> None:
         earlier = data or {}
+        before = earlier.get("workloads", {})
+        others = [work.name for work in plan.workloads if work.name in before and before[work.name]["key"] != work.key]
+        if others:
+            raise SpecError([f"the record to go on with has measured another {name!r} than this version measures: it must be measured anew" for name in others])
         self.seconds = float(earlier.get("seconds", 0.0))
         self.complete = False
         self.backends: dict[str, Any] = dict(earlier.get("backends", {}))
@@ -77,6 +84,7 @@ def described(work: Workload) -> dict[str, Any]:
         "kind": work.kind,
         "padding": work.padding,
         "dtype": work.dtype,
+        "recipe": work.recipe.as_dict() if work.recipe else None,
         "key": work.key,
         "config": preset.config.as_dict(),
         "batch": preset.batch,

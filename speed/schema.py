@@ -52,6 +52,7 @@ class Work(TypedDict):
     kind: str
     padding: str
     dtype: str
+    recipe: NotRequired[dict[str, Any] | None]
     key: str
     config: dict[str, Any]
     batch: Size

@@ -55,6 +55,14 @@ def spread(summary: Mapping[str, Any]) -> str:
     return percent(found / 2) if found is not None else f"{steps} step{'' if steps == 1 else 's'}"
 
 
+def updated_by(work: Mapping[str, Any]) -> str:
+    """Return by what a step of a workload updates weights, to be added to what is said of it; nothing, if it updates none."""
+    if work["kind"] == "inference":
+        return ""
+    recipe = work.get("recipe")
+    return f"; updated by AdamW, rate {recipe['learning_rate']:g}" if recipe else "; updated by plain gradient descent (an older record)"
+
+
 def show(data: Mapping[str, Any], console: Console) -> None:
     """Print a record: a table for each workload, fastest first, then what could not be measured."""
     for name, work in data["workloads"].items():
@@ -79,7 +87,7 @@ def _fits(data: Mapping[str, Any], console: Console) -> None:
 
 
 def _table(name: str, work: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], wide: bool) -> Table:
-    size = f"{work['batch']} x {work['tokens']} tokens, {work['real_tokens']:,} real, {work['flops'] / 1e9:.3g} GFLOP a step"
+    size = f"{work['batch']} x {work['tokens']} tokens, {work['real_tokens']:,} real, {work['flops'] / 1e9:.3g} GFLOP a step{updated_by(work)}"
     table = Table(title=f"{name}: {size}", title_justify="left", title_style="bold")
     table.add_column("backend", overflow="fold")
     table.add_column("mode", overflow="fold", min_width=14 if wide else None)

@@ -18,14 +18,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.backends.bench import project
-from concord.backends.interface import LEARNING_RATE, WORKLOAD_KINDS
+from concord.backends.bench import batches_of, moved
+from concord.backends.interface import WORKLOAD_KINDS
 from concord.spec.arithmetic import Arithmetic
-from concord.spec.batch import Batch, batch_of_lengths, from_arrays, round_inputs
+from concord.spec.batch import Batch, from_arrays, round_inputs
 from concord.spec.config import EncoderConfig
-from concord.spec.parameters import initialize, trainable
+from concord.spec.parameters import Weights, initialize, trainable
 from concord.spec.precision import PRECISIONS, precision
-from concord.spec.reference import Truth, compute
+from concord.spec.reference import compute
+from concord.spec.tape import Values
+from concord.spec.training.recipe import Recipe
+from concord.spec.training.trajectory import Observer, Training, Trajectory
 from concord.speed.presets import LENGTHS, PRESETS, SEED, Workload, workload
 from concord.speed.work import flops
 
@@ -38,6 +41,9 @@ LARGE = 4e12
 PROBE = 2
 """Samples by which a large workload is checked."""
 
+CHUNK = 512
+"""Tokens of a batch of training whose gradients are computed at a time: adding up those of single samples takes longer than computing them."""
+
 SHADOWS = 4
 """Rounded runs that say how far a correct one may lie off: sums in orders drawn at random, every second one as fused kernels round."""
 
@@ -49,8 +55,8 @@ class Expected:
     """What a program has to yield.
 
     Attributes:
-        values: ``logits`` (B, C), or ``loss`` and for each trained parameter ``updates/NAME``: its change by one step,
-            along a few random directions.
+        values: ``logits`` (B, C), or of a few steps of training the ``loss`` of each and, for each trained parameter, ``updates/NAME``, its
+            change by them all, and ``moments/NAME``, its first moment after them, along a few random directions.
         sigmas: for each, the root mean square error of rounded runs.
     """
 
@@ -85,14 +91,14 @@ def derive(work: Workload, shadows: int = SHADOWS, rules: str | None = None) -> 
         rules: the precision or mode whose rounding is allowed for, where it is not that of the workload.
     """
     config, target = work.preset.config, precision(work.dtype)
-    weights, batch = round_inputs(initialize(config, SEED), batch_of_lengths(config, work.lengths, work.preset.tokens, SEED), work.dtype)
-    batches = samples(config, batch)
+    batches = batches_of(config, work.lengths, work.preset.tokens, SEED, work.recipe)
+    weights, most = round_inputs(initialize(config, SEED), batches[0], work.dtype)[0], max(1, CHUNK // work.preset.tokens) if work.recipe else 1
+    windows = [samples(config, batch, most) for batch in batches]
 
     def outcome(arithmetic: Callable[[], Arithmetic]) -> dict[str, Array]:
-        truths = (compute(config, weights, part, arithmetic(), work.kind == "training", "model", work.dtype) for part in batches)
-        if work.kind == "inference":
-            return {"logits": np.concatenate([truth.output for truth in truths])}
-        return _mean([_step(config, truth) for truth in truths])
+        if work.recipe:
+            return _trained(config, weights, _training(work.recipe, windows), arithmetic(), work.dtype)
+        return {"logits": np.concatenate([compute(config, weights, part, arithmetic(), False, "model", work.dtype).output for part in windows[0]])}
 
     values = outcome(Arithmetic)
     squares = dict.fromkeys(values, 0.0)
@@ -108,23 +114,58 @@ def derive(work: Workload, shadows: int = SHADOWS, rules: str | None = None) -> 
     return Expected(values, sigmas)
 
 
-def samples(config: EncoderConfig, batch: Batch) -> list[Batch]:
-    """Return a batch sample by sample, where a sample knows nothing of the others: the whole may not fit in memory."""
+def samples(config: EncoderConfig, batch: Batch, most: int = 1) -> list[Batch]:
+    """Return a batch in parts of a few samples, where a sample knows nothing of the others: the whole may not fit in memory."""
     if config.mask_assignment != "per_sample" or config.ignore_label is not None or config.l2_weight:
         return [batch]
     arrays = batch.arrays()
-    return [from_arrays({name: array[i : i + 1] for name, array in arrays.items()}) for i in range(len(arrays["input_ids"]))]
+    return [from_arrays({name: array[i : i + most] for name, array in arrays.items()}) for i in range(0, len(arrays["input_ids"]), most)]
 
 
-def _step(config: EncoderConfig, truth: Truth) -> dict[str, Array]:
-    """Return what one training step is reported by."""
-    moved = {f"updates/{name}": project(name, -LEARNING_RATE * truth.gradients[name]) for name in trainable(config)}
-    return {"loss": np.asarray(truth.loss), **moved}
+def _training(recipe: Recipe, windows: Sequence[Sequence[Batch]]) -> Training:
+    """Return steps whose gradients are the means over samples, which are computed a few at a time."""
+    return Training(recipe.replace(accumulation=len(windows[0]), accumulation_mean="samples"), windows)
 
 
-def _mean(steps: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """Return the step of a batch from those of its samples: the loss is their mean, and so is all that is linear in its gradient."""
-    return {name: np.asarray(sum(np.asarray(step[name], np.float64) for step in steps) / len(steps)) for name in steps[0]}
+def _trained(config: EncoderConfig, weights: Weights, training: Training, arithmetic: Arithmetic, dtype: str) -> dict[str, Array]:
+    """Return what steps of training are reported by."""
+    losses: list[list[float]] = [[] for _ in training.windows]
+    trajectory = Averaging(config, weights, training, arithmetic, dtype=dtype)
+
+    def take(step: int) -> Observer:
+        return lambda name, values: losses[step].append(float(np.squeeze(values))) if name.startswith("losses.") else None
+
+    for step, window in enumerate(training.windows):
+        trajectory.step(window, take(step))
+    changes = ((name, np.subtract(trajectory.parameters[name].value, weights[name], dtype=np.float64)) for name in trainable(config))
+    kept = ((name, node.value) for name, node in trajectory.optimizer.state.items())
+    means = [np.dot(found, trajectory.shares(window)) for found, window in zip(losses, training.windows, strict=True)]
+    return {"loss": np.array(means), **moved(changes, kept)}
+
+
+class Averaging(Trajectory):
+    """Training whose gradients are added up over samples as the products of a batch are: rounded once, when they are all there."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.looked_up: dict[str, NDArray[np.int64]] = {}
+
+    def accumulated(self, window: Sequence[Batch], observer: Observer) -> tuple[dict[str, Values], dict[str, list[Values]]]:
+        """Return the gradient of a step (:meth:`concord.spec.training.trajectory.Trajectory.accumulated`)."""
+        total, slices = super().accumulated(window, observer)
+        return {name: self.a.settle(values) for name, values in total.items()}, slices
+
+    def whole(self, name: str, values: Values, rows: NDArray[np.int64]) -> Values:
+        """Return the gradient of a table's rows that a sample looked up, and remember which they are: the others are added nowhere."""
+        self.looked_up[name] = rows
+        return values
+
+    def added(self, total: Mapping[str, Values], piece: Mapping[str, Values], share: float) -> dict[str, Values]:  # noqa: ARG002 - each has been scaled
+        """Return the sum of gradients so far with those of one more sample, in place of what it was."""
+        found = dict(total) or {name: np.zeros(self.parameters[name].shape) for name in piece}
+        for name, values in piece.items():
+            found[name][self.looked_up.get(name, slice(None)) if values.ndim else ()] += values
+        return found
 
 
 @functools.cache  # every backend is asked for the same in every mode

@@ -376,7 +376,7 @@ def test_the_page_needs_nothing_else_and_hides_nothing(record: dict[str, Any]) -
 @pytest.mark.parametrize("kind", ["inference", "training"])
 def test_samples_one_by_one_are_the_batch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     apart = truth.derive(small(kind), 1)
-    monkeypatch.setattr(truth, "samples", lambda config, batch: [batch])
+    monkeypatch.setattr(truth, "samples", lambda config, batch, most: [batch])
     together = truth.derive(small(kind), 1)
     assert together.worst(apart.values, 1 / 1024)[0] < 1
     assert all(0.1 < together.sigmas[name] / sigma < 10 for name, sigma in apart.sigmas.items())

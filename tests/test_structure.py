@@ -282,7 +282,6 @@ BY_HAND = {
     "tests/test_criteria.py": "the same",
     "tests/test_faults.py": "operations on the tape against NumPy's and differences of them",
     "tests/test_spec_config.py": "the largest number of a precision, as a textbook prints it",
-    "tests/test_sessions.py": "how far a step moved a parameter, against the gradient that was judged",
     "tests/test_spec_inputs.py": "a table of sines against math.sin",
 }
 """Files that may use such a word, and why: they judge no backend."""

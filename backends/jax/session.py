@@ -14,9 +14,8 @@ from jax import Array
 from numpy.typing import NDArray
 
 from concord.backends.bench import mean_seconds
-from concord.backends.interface import LEARNING_RATE, Steps
+from concord.backends.interface import Steps
 from concord.backends.jax.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
-from concord.backends.jax.weights import trained
 from concord.backends.session import FrameworkSession
 from concord.backends.training import Observation
 
@@ -106,20 +105,6 @@ class Session(FrameworkSession):
     def dropped(self, tensor: Array, rate: float, seed: Array, place: int) -> Array:
         """Return a tensor with elements dropped (:meth:`concord.backends.session.FrameworkSession.dropped`)."""
         return nnx.Dropout(rate, deterministic=False)(tensor, rngs=jax.random.fold_in(seed, place))
-
-    def update(self, state: nnx.State, fixed: nnx.State, inputs: Mapping[str, Array]) -> tuple[Array, nnx.State]:
-        """Return the loss before an update by plain gradient descent, and the state after it."""
-        model = nnx.merge(self.graph, state, fixed)
-        observed = self.differentiated(model, inputs, {})
-        for name, variable in trained(model).items():
-            variable.set_value(variable[...] - LEARNING_RATE * observed.gradients[name])
-        return observed.loss, nnx.state(model, nnx.Param)
-
-    def train_step(self) -> None:
-        """Start one training step: loss, gradients, and every trained parameter less its gradient times the learning rate."""
-        with self.context():
-            loss, self.state = self.updating(*self.operands)
-        self.computed = {"loss": loss}
 
     def observe(self, state: nnx.State, fixed: nnx.State, inputs: Mapping[str, Array], zeros: Mapping[str, Array]) -> Observation:
         """Return output, loss and every tap, and gradients if they are asked for (:meth:`concord.backends.session.FrameworkSession.observe`)."""

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from paddle import Tensor, nn
 
 from concord.backends.bench import seconds_by_events
-from concord.backends.interface import LEARNING_RATE, Steps
+from concord.backends.interface import Steps
 from concord.backends.paddle.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
-from concord.backends.paddle.weights import trained
 from concord.backends.session import FrameworkSession
 from concord.backends.training import Evaluate, Observation
 
@@ -62,11 +61,6 @@ class Session(FrameworkSession):
         """What evaluates the model in steps."""
         return self.evaluation()
 
-    @cached_property
-    def optimizer(self) -> paddle.optimizer.Optimizer:
-        """Plain gradient descent."""
-        return paddle.optimizer.SGD(learning_rate=LEARNING_RATE, parameters=list(trained(self.model).values()), weight_decay=None)
-
     def forget(self) -> None:
         """Let go of what was compiled: PaddlePaddle keeps every static program that ran."""
         paddle.base.core.clear_executor_cache()
@@ -87,12 +81,6 @@ class Session(FrameworkSession):
     def dropped(self, tensor: Tensor, rate: float, seed: Tensor | None, place: int) -> Tensor:
         """Return a tensor with elements dropped (:meth:`concord.backends.session.FrameworkSession.dropped`)."""
         return F.dropout(tensor, p=rate, training=True, mode="upscale_in_train")
-
-    def update(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return the loss before an update by plain gradient descent."""
-        observed = self.differentiated(self.model, inputs, {})
-        self.optimizer.step()
-        return observed.loss
 
     def observe(self, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]) -> Observation:
         """Return output, loss and every tap, and gradients if they are asked for (:meth:`concord.backends.session.FrameworkSession.observe`)."""

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from tensorflow import Tensor
 
 from concord.backends.bench import mean_seconds
-from concord.backends.interface import LEARNING_RATE, Steps
+from concord.backends.interface import Steps
 from concord.backends.session import FrameworkSession
 from concord.backends.tf.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
-from concord.backends.tf.weights import trained
 from concord.backends.training import Observation
 
 
@@ -64,13 +63,6 @@ class Session(FrameworkSession):
     def dropped(self, tensor: Tensor, rate: float, seed: Tensor, place: int) -> Tensor:
         """Return a tensor with elements dropped (:meth:`concord.backends.session.FrameworkSession.dropped`)."""
         return tf.nn.experimental.stateless_dropout(tensor, rate=rate, seed=seed + tf.constant([0, place]), rng_alg="philox")
-
-    def update(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return the loss before an update by plain gradient descent."""
-        observed = self.differentiated(self.model, inputs, {})
-        for name, variable in trained(self.model).items():
-            variable.assign_sub(LEARNING_RATE * observed.gradients[name])
-        return observed.loss
 
     def observe(self, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]) -> Observation:
         """Return output, loss and every tap, and gradients if they are asked for (:meth:`concord.backends.session.FrameworkSession.observe`)."""

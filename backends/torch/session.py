@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from concord.backends.bench import seconds_by_events
-from concord.backends.interface import LEARNING_RATE, Steps
+from concord.backends.interface import Steps
 from concord.backends.session import FrameworkSession
 from concord.backends.torch.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
-from concord.backends.torch.weights import trained
 from concord.backends.trainer import MOST
 from concord.backends.training import Evaluate, Observation
 
@@ -69,11 +68,6 @@ class Session(FrameworkSession):
         """What evaluates the model in steps."""
         return self.evaluation(self.captured)
 
-    @cached_property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """Plain gradient descent."""
-        return torch.optim.SGD(trained(self.model).values(), lr=LEARNING_RATE, momentum=0.0, weight_decay=0.0, foreach=True)
-
     def forget(self) -> None:
         """Let go of what was compiled: PyTorch keeps all that it has compiled until it is told otherwise."""
         torch.compiler.reset()
@@ -98,12 +92,6 @@ class Session(FrameworkSession):
     def dropped(self, tensor: Tensor, rate: float, seed: Tensor | None, place: int) -> Tensor:
         """Return a tensor with elements dropped (:meth:`concord.backends.session.FrameworkSession.dropped`)."""
         return F.dropout(tensor, p=rate, training=True)
-
-    def update(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return the loss before an update by plain gradient descent."""
-        observed = self.differentiated(self.model, inputs, {})
-        self.optimizer.step()
-        return observed.loss
 
     def observe(self, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]) -> Observation:
         """Return output, loss and every tap, and gradients if they are asked for (:meth:`concord.backends.session.FrameworkSession.observe`)."""

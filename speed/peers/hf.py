@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,13 @@ import transformers
 from transformers import BertConfig, BertForSequenceClassification
 from transformers.initialization import no_init_weights
 
-from concord.backends.interface import LEARNING_RATE, Request, Run, Session, Steps, Unsupported
+from concord.backends.interface import Request, Run, Session, Steps, Unsupported
+from concord.backends.torch.optimizers import optimizer
 from concord.backends.torch.session import synchronize, timed
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
-from concord.spec.parameters import Weights
+from concord.spec.parameters import Weights, parameters
 from concord.spec.sources import table
 
 TABLE = table.load("bert-hugging-face")
@@ -25,18 +27,28 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class Model:
-    """Forward passes, and training steps by gradient descent (:class:`concord.backends.interface.Session`)."""
+    """Forward passes, and training steps (:class:`concord.backends.interface.Session`)."""
 
     def __init__(self, request: Request, model: torch.nn.Module) -> None:
         self.request, self.model = request, model
         self.computed: dict[str, torch.Tensor] = {}
         self.feed(request.batch)
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, foreach=True)
+        self.parts = table.bindings(table.part_of(TABLE), request.config)
+        self.start()
         self.run = torch.compile(model, fullgraph=True, dynamic=False) if request.execution == "compiled" else model
 
     def load(self, weights: Weights) -> None:
         """Put other weights in place of those that it has."""
         fill(self.model, self.request.config, weights)
+        self.start()
+
+    def start(self) -> None:
+        """Let the optimizer begin anew."""
+        self.steps = 0
+        if self.request.training:
+            known = parameters(self.request.config)
+            kinds = {name: known[canonical].kind for canonical, place in self.parts.items() for name in place.names}
+            self.optimizer = optimizer(self.request.training.recipe, dict(self.model.named_parameters()), kinds)
 
     def feed(self, batch: Batch) -> None:
         """Take other inputs, of the same shapes."""
@@ -47,7 +59,7 @@ class Model:
 
     def step(self) -> None:
         """Start one training step where gradients are asked for, else one forward pass."""
-        self.train_step() if self.request.gradients else self.forward()
+        self.train_step() if self.request.training else self.forward()
 
     def forward(self) -> None:
         """Start one forward pass."""
@@ -55,11 +67,14 @@ class Model:
             self.computed = {"logits": self.run(**{name: tensor for name, tensor in self.inputs.items() if name != "labels"}).logits}
 
     def train_step(self) -> None:
-        """Start one training step."""
-        self.optimizer.zero_grad(set_to_none=True)
+        """Start one training step on the inputs that it has."""
+        self.model.zero_grad(set_to_none=True)
         loss = self.run(**self.inputs).loss
         loss.backward()
-        self.optimizer.step()
+        numbers = self.optimizer.numbers(self.steps)
+        self.optimizer.begin(numbers)
+        self.optimizer.step({name: variable.grad for name, variable in self.optimizer.variables.items()}, numbers, {})
+        self.steps += 1
         self.computed = {"loss": loss.detach()}
 
     def read(self) -> Run:
@@ -80,7 +95,15 @@ class Model:
 
     def parameters(self) -> Weights:
         """Return the parameters by canonical name."""
-        return read(self.model, self.request.config)
+        return gathered(self.parts, dict(self.model.named_parameters()))
+
+    def optimizer_state(self) -> dict[str, np.ndarray]:
+        """Return what the optimizer keeps, as ``<slot>.<canonical name>``."""
+        kept: dict[str, dict[str, torch.Tensor]] = {}
+        for key, tensor in self.optimizer.kept().items():
+            slot, _, name = key.partition(".")
+            kept.setdefault(slot, {})[name] = tensor
+        return {f"{slot}.{name}": array for slot, tensors in kept.items() for name, array in gathered(self.parts, tensors).items()}
 
 
 class Peer:
@@ -143,10 +166,10 @@ def fill(model: torch.nn.Module, config: EncoderConfig, weights: Weights) -> Non
         raise RuntimeError(f"weights do not fit: missing {missing}, unexpected {unexpected}")
 
 
-def read(model: torch.nn.Module, config: EncoderConfig) -> Weights:
-    """Return the parameters of a model by canonical name and in canonical layout."""
-    arrays = {name: parameter.detach().cpu().numpy() for name, parameter in model.named_parameters()}
-    return table.gather(table.bindings(table.part_of(TABLE), config), arrays, f"source={TABLE.source}")[0]
+def gathered(parts: Mapping[str, table.Binding], tensors: Mapping[str, torch.Tensor]) -> Weights:
+    """Return a copy of tensors by canonical name and in canonical layout."""
+    arrays = {name: tensor.detach().float().cpu().numpy() for name, tensor in tensors.items()}
+    return {name: array.copy() for name, array in table.gather(parts, arrays, f"source={TABLE.source}")[0].items()}
 
 
 def tensors(config: EncoderConfig, batch: Batch) -> dict[str, np.ndarray]:

@@ -86,6 +86,10 @@ class Graph:
         """Return nothing: they are part of the graph."""
         return {}
 
+    def optimizer_state(self) -> dict[str, np.ndarray]:
+        """Return nothing: there is no optimizer."""
+        return {}
+
 
 class Peer:
     """The peer (:class:`concord.backends.interface.Measurable`)."""

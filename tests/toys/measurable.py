@@ -5,23 +5,35 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from concord.backends.interface import LEARNING_RATE, Request, Session, Steps, Unsupported
-from concord.spec.parameters import Weights, trainable
+from concord.backends.interface import Request, Session, Steps, Unsupported
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.batch import Batch
+from concord.spec.parameters import Weights
 from concord.spec.reference import reference
+from concord.spec.training.recipe import Recipe
+from concord.spec.training.trajectory import Training, Trajectory
 from tests.toys.numpy_backend import NumpyBackend
 
 
 class Stepping:
-    """Steps of the reference, in rounded arithmetic."""
+    """Steps of the reference, in rounded arithmetic, perhaps by another recipe than was asked for."""
 
-    def __init__(self, request: Request, sleep: float = 0.0) -> None:
+    def __init__(self, request: Request, sleep: float = 0.0, changed: Callable[[Recipe], Recipe] = lambda recipe: recipe) -> None:
         self.request, self.sleep = request, sleep
-        self.weights: Weights = dict(request.weights)
+        self.computed: dict[str, np.ndarray] = {}
+        self.feed(request.batch)
+        if request.training:
+            training = Training(changed(request.training.recipe), [])
+            self.trajectory = Trajectory(request.config, request.weights, training, Arithmetic(request.dtype), dtype=request.dtype)
+
+    def feed(self, batch: Batch) -> None:
+        self.batch = batch
 
     def compile(self) -> None:
         pass
@@ -29,10 +41,10 @@ class Stepping:
     def step(self) -> None:
         time.sleep(self.sleep)
         request = self.request
-        self.truth = reference(request.config, self.weights, request.batch, gradients=self.request.gradients, dtype=request.dtype, arithmetic=request.dtype)
-        if self.request.gradients:
-            for name in trainable(request.config):
-                self.weights[name] = (self.weights[name] - LEARNING_RATE * self.truth.gradients[name]).astype(np.float32)
+        if request.training:
+            self.trajectory.step([self.batch], lambda name, values: self.computed.update(loss=np.squeeze(values)) if name == "losses.0" else None)
+        else:
+            self.computed = {"logits": reference(request.config, request.weights, self.batch, dtype=request.dtype, arithmetic=request.dtype).output}
 
     def synchronize(self) -> None:
         pass
@@ -41,10 +53,13 @@ class Stepping:
         return [self.sleep] * steps
 
     def results(self) -> dict[str, np.ndarray]:
-        return {"logits": self.truth.output} if not self.request.gradients else {"loss": np.asarray(self.truth.loss)}
+        return self.computed
 
     def parameters(self) -> Weights:
-        return self.weights
+        return {name: node.value for name, node in self.trajectory.parameters.items()}
+
+    def optimizer_state(self) -> dict[str, np.ndarray]:
+        return {name: node.value for name, node in self.trajectory.optimizer.state.items()}
 
 
 class Multiplication:
@@ -101,6 +116,10 @@ class Told(Stepping):
         super().step()
 
 
+class _WithoutState(Told):
+    optimizer_state = property()  # type: ignore[assignment]  # which there is none
+
+
 class Slow(Measurable):
     """Takes its time."""
 
@@ -132,13 +151,69 @@ class WrongLogits(Measurable):
 
 
 class WrongUpdate(Measurable):
-    """One gradient is not subtracted."""
+    """One parameter stays as it was."""
 
     def made(self, request: Request) -> Session:
         program = Told("WrongUpdate", request)
-        kept = request.weights["classifier.bias"]
-        program.parameters = lambda: {**program.weights, "classifier.bias": kept}  # type: ignore[method-assign]
+        right, kept = program.parameters, request.weights["classifier.bias"]
+        program.parameters = lambda: {**right(), "classifier.bias": kept}  # type: ignore[method-assign]
         return program
+
+
+class Otherwise(Measurable):
+    """Trains by another recipe than it is given.
+
+    Args:
+        fields: of the recipe.
+    """
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__()
+        self.fields, self.name = fields, ", ".join(f"{name} = {value}" for name, value in fields.items())
+
+    def made(self, request: Request) -> Session:
+        return Told(self.name, request, 0.0, lambda recipe: recipe.replace(**self.fields))
+
+
+class Forgetting(Measurable):
+    """Makes each step its optimizer's first."""
+
+    name = "forgetting"
+
+    def made(self, request: Request) -> Session:
+        program = Told("Forgetting", request)
+        right = program.step
+
+        def step() -> None:
+            program.trajectory.optimizer.load({}, 0)
+            right()
+
+        program.step = step  # type: ignore[method-assign]
+        return program
+
+
+class TwiceTheGradient(Measurable):
+    """Has twice the gradient of one parameter, which AdamW divides away."""
+
+    name = "twice the gradient"
+
+    def made(self, request: Request) -> Session:
+        program = Told("TwiceTheGradient", request)
+        right = program.trajectory.limited
+
+        def limited(gradients: Any, squares: Any) -> Any:
+            found, norm = right(gradients, squares)
+            return {**found, "classifier.bias": program.trajectory.a.scale(found["classifier.bias"], 2.0)}, norm
+
+        program.trajectory.limited = limited  # type: ignore[method-assign]
+        return program
+
+
+class WithoutState(Measurable):
+    """Does not say what its optimizer keeps."""
+
+    def made(self, request: Request) -> Session:
+        return _WithoutState("WithoutState", request)
 
 
 class DiesInTheSecondStep(Measurable):

@@ -1,4 +1,4 @@
-"""The built-in backends as sessions that are loaded, fed and stepped before they are read: ``tests.toys.sessions:NAME``."""
+"""The built-in backends as sessions that are loaded, fed and stepped before they are read: ``tests.toys.sessions:NAME_Stepped``, ``NAME_Trained``."""
 
 import dataclasses
 import importlib
@@ -8,11 +8,15 @@ import numpy as np
 
 from concord.backends import BUILT_IN
 from concord.backends.interface import Request, Run
+from concord.spec.batch import Batch
 from concord.spec.parameters import trainable
+from concord.spec.training.recipe import Recipe
+from concord.spec.training.trajectory import Training
 
 
 def __getattr__(name: str) -> type:
-    if name not in BUILT_IN:
+    name, _, kind = name.partition("_")
+    if name not in BUILT_IN or kind not in ("Stepped", "Trained"):
         raise AttributeError(name)
     adapter: Any = importlib.import_module(f"concord.backends.{name}.adapter").Adapter
 
@@ -29,18 +33,39 @@ def __getattr__(name: str) -> type:
             session.feed(request.batch)
             session.forward()
             logits = session.results()["logits"]
-            if request.gradients:
-                session.train_step()
-                loss, updated = session.results()["loss"], session.parameters()
-                session.load(request.weights)
             session.synchronize()
             run: Run = session.read()
             run.output = run.taps["logits"] = logits
-            if request.gradients:
-                run.loss = run.taps["loss"] = loss
-                run.info["moved"] = {name: float(abs(updated[name] - request.weights[name]).max()) for name in trainable(request.config)}
-                run.info["unmoved"] = [name for name, array in session.parameters().items() if (array != request.weights[name]).any()]
             return run
 
-    return Stepped
+    class Trained(adapter):  # type: ignore[misc]
+        """Says what training from the same weights, in a session that was trained before, comes to, twice."""
+
+        def run(self, request: Request) -> Run:
+            others = {name: array * np.asarray(1.5, array.dtype) for name, array in request.weights.items()}
+            batch = dataclasses.replace(request.batch, labels=request.batch.required("labels")[::-1].copy())
+            training = Training(Recipe(algorithm="adam", learning_rate=0.01), [])
+            session = super().session(dataclasses.replace(request, weights=others, batch=batch, training=training))
+            session.compile()
+            session.step()
+            first, second = (states(session, request, batch) for _ in range(2))
+            run: Run = super().run(request)
+            run.info["unmoved"] = [name for name in trainable(request.config) if (first[f"parameters.{name}"] == request.weights[name]).all()]
+            run.info["moments"] = sorted(name.partition(".")[0] for name in first if name.endswith("classifier.bias"))
+            run.info["unlike"] = [name for name, array in first.items() if (array != second[name]).any()]
+            return run
+
+    return {"Stepped": Stepped, "Trained": Trained}[kind]
+
+
+def states(session: Any, request: Request, batch: Batch) -> dict[str, Any]:
+    """Return what two steps from the weights of a request, on its batch and another, come to."""
+    session.load(request.weights)
+    session.feed(request.batch)
+    session.step()
+    found = {"loss.0": session.results()["loss"]}
+    session.feed(batch)
+    session.train_step()
+    session.synchronize()
+    return {**found, "loss.1": session.results()["loss"], **{f"parameters.{name}": array for name, array in session.parameters().items()}, **session.optimizer_state()}
 

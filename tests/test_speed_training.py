@@ -1,0 +1,63 @@
+"""What a training step that is timed has to be: AdamW's, and every other is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from concord.backends.bench import Bench
+from concord.backends.interface import Unsupported
+from concord.conformance.tolerance import Z
+from concord.spec.errors import SpecError
+from concord.speed import Record, Workload, truth
+from concord.speed.markdown import markdown
+from concord.speed.page import page
+from concord.speed.presets import RECIPE
+from concord.speed.record import described
+from concord.speed.table import updated_by
+from tests.test_speed import RIGHT, measured, plan_of, small
+from tests.toys import measurable
+
+
+def prepared(made: measurable.Measurable, work: Workload) -> dict[str, Any]:
+    """Return what a backend computes before it is timed."""
+    return Bench(made).prepare({**work.request(), "weights": None, "implementation": "explicit", "execution": "eager", "device": "cpu", "precision": "strict"})[1]
+
+
+@pytest.mark.parametrize(
+    ("made", "least"),
+    [
+        (measurable.Measurable(), 0.0),
+        *((measurable.Otherwise(**fields), 3.0) for fields in (
+            {"learning_rate": 1.01 * RECIPE.learning_rate}, {"epsilon_placement": "uncorrected"}, {"epsilon": 1e-8}, {"bias_correction": False},
+            {"decay_form": "coupled"}, {"decay_form": "alone"}, {"undecayed": ()}, {"undecayed": ("bias",)}, {"decay_form": "none", "weight_decay": 0.0}, {"beta1": 0.95}, {"beta2": 0.999},
+            {"algorithm": "sgd", "decay_form": "none", "weight_decay": 0.0},
+        )),
+        (measurable.Forgetting(), 3.0),
+        (measurable.TwiceTheGradient(), 3.0),
+    ],
+    ids=lambda given: (given.name if isinstance(given, measurable.Measurable) else ""),
+)  # fmt: skip
+def test_a_wrong_optimizer_is_refused(made: measurable.Measurable, least: float) -> None:
+    work = small("training")
+    worst, tensor = truth.expected(work).worst(prepared(made, work), Z)
+    assert worst > least if least else worst < 1, tensor
+
+
+def test_a_session_that_does_not_show_its_optimizer_is_not_measured() -> None:
+    with pytest.raises(Unsupported, match="numpy cannot be measured in training: its session has no method 'optimizer_state'"):
+        prepared(measurable.WithoutState(), small("training"))
+
+
+def test_training_that_was_measured_otherwise_is_marked_and_not_gone_on_with() -> None:
+    old = measured(plan_of(RIGHT, thorough=False))
+    work = old["workloads"].pop("small inference ragged")
+    old["workloads"]["small training ragged"] = {**{key: value for key, value in work.items() if key != "recipe"}, "kind": "training", "key": "another"}
+    old["entries"][0]["workload"] = "small training ragged"
+    assert "updated by plain gradient descent (an older record)" in page(old)
+    assert "updated by plain gradient descent (an older record)" in markdown(old)
+    with pytest.raises(SpecError, match="has measured another 'small training ragged' than this version measures"):
+        Record(plan_of(RIGHT, works=(small("training"),)), old)
+    assert updated_by(described(small("training"))) == "; updated by AdamW, rate 0.0004"
+    assert updated_by(described(small())) == ""
