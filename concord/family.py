@@ -7,7 +7,7 @@ from rich.table import Table
 
 from concord import spec
 
-WIDE = 170
+WIDE = 220
 """Columns of a terminal in which the variants have room side by side."""
 
 

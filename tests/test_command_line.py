@@ -247,7 +247,7 @@ def test_a_markdown_file_gets_the_table_between_its_markers(invoke: Invoke, tmp_
 # What is printed.
 
 
-@pytest.mark.parametrize("columns", [60, 80, 200])
+@pytest.mark.parametrize("columns", [60, 80, 200, 240])
 def test_variants_fit_the_terminal_and_nothing_is_cut_off(invoke: Invoke, columns: int) -> None:
     code, output, errors = invoke("variants", columns=columns)
     assert (code, errors) == (0, [])
