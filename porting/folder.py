@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from concord.porting.containers import orbax
+from concord.porting.links import stays
 from concord.spec.errors import SpecError
 from concord.spec.files import LARGEST, parse_json, read_bytes, read_json
 
@@ -57,7 +58,7 @@ def inside(folder: Path, name: str, where: str) -> Path:
     """
     parts = PurePosixPath(name).parts
     path = folder.joinpath(*parts)
-    if PurePosixPath(name).is_absolute() or ".." in parts or "\0" in name or not path.resolve().is_relative_to(folder.resolve()):
+    if PurePosixPath(name).is_absolute() or ".." in parts or not name.isprintable() or not stays(path, folder):
         raise SpecError(f"{where}: names {name[:80]!r} but all its files must lie in {folder}")
     return path
 
@@ -66,10 +67,13 @@ def carried(folder: Path, more: tuple[str, ...] = ()) -> dict[str, bytes]:
     """Return the files that are carried over, by name.
 
     Raises:
-        SpecError: if one cannot be read, or is larger than any such file is.
+        SpecError: if one cannot be read, is larger than any such file is, or is a link that leads out of the folder.
     """
     foreign = sorted(path.name for path in folder.iterdir() if path.name.endswith(FOREIGN))
-    return {name: read_bytes(folder / name, LARGEST) for name in (*CARRIED, *SENTENCES, *foreign, *more) if (folder / name).exists()}
+    there = [name for name in (*CARRIED, *SENTENCES, *foreign, *more) if (folder / name).exists()]
+    if wrong := [f"{folder / name}: is a link that leads out of the folder: what it leads to would be written into others" for name in there if not stays(folder / name, folder)]:
+        raise SpecError(wrong)
+    return {name: read_bytes(folder / name, LARGEST) for name in there}
 
 
 def stated(folder: Path, required: str) -> tuple[Path, dict[str, Any]]:

@@ -15,7 +15,7 @@ from typing import Any
 from concord.backends.process import ROOT, Process, WorkerFailure
 from concord.porting.stored import NUMPY, Bits, Slice, Stored, elements
 from concord.spec.errors import SpecError
-from concord.spec.files import opened
+from concord.spec.files import LARGEST, opened
 
 TIME_LIMIT = 120.0
 """Seconds that looking at a file may take."""
@@ -100,7 +100,8 @@ def serve(channel: Any, target: str) -> None:
     module, name, path = target.split(DELIMITER, 2)
     with suppress(OSError, ValueError):  # the parent watches too
         resource.setrlimit(resource.RLIMIT_AS, (4 * MEMORY_LIMIT + Path(path).stat().st_size,) * 2)
-    channel.send(json.dumps(answer(Path(path), getattr(importlib.import_module(module), name))))
+    said = json.dumps(answer(Path(path), getattr(importlib.import_module(module), name)))
+    channel.send(said if len(said) <= LARGEST else json.dumps({"refused": f"what it says of its tensors takes {len(said)} bytes but may take {LARGEST}"}))
 
 
 def answer(path: Path, look: Callable[[Path], list[Found]]) -> dict[str, Any]:

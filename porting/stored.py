@@ -42,6 +42,14 @@ FLOATS = ("float64", "float32", "float16", "bfloat16")
 LARGEST_ELEMENTS = 1 << 40
 """Elements of a tensor: a shape that says more is wrong, whatever it is multiplied by."""
 
+MOST_AXES = 32
+"""Axes of a tensor, as many as NumPy had for long: sizes of more are not even multiplied."""
+
+
+def are_sizes(values: Any) -> bool:
+    """Say whether what a file gives may be a shape, strides, or places of elements: few whole numbers, none of them negative."""
+    return isinstance(values, (list, tuple)) and len(values) <= MOST_AXES and all(type(value) is int and 0 <= value < LARGEST_ELEMENTS for value in values)
+
 
 def elements(shape: tuple[int, ...]) -> int:
     """Return how many numbers a shape has."""

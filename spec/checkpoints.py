@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from concord.spec.errors import SpecError
-from concord.spec.files import read_as, sha256_of
+from concord.spec.files import MOST_PROBLEMS, read_as, sha256_of
+from concord.spec.tensors import PARTS
 
 CONTENTS, CONFIG, WEIGHTS = "contents.json", "config.toml", "weights.safetensors"
 """The file that is read first, the configuration, and the parameters by canonical name."""
@@ -34,9 +35,15 @@ def read_contents(folder: Path) -> Contents:
     """Read the first file of a checkpoint.
 
     Raises:
-        SpecError: if it cannot be read, or is of another format.
+        SpecError: if it cannot be read, is of another format, or names a part that no model has, or files elsewhere.
     """
-    return read_as(folder / CONTENTS, Contents, written_by="'concord train' or 'concord port'")
+    contents = read_as(folder / CONTENTS, Contents, written_by="'concord train' or 'concord port'")
+    problems = [f"{folder / CONTENTS}: names the file {name[:80]!r} but all must lie beside it" for name in contents.sha256 if os.sep in name or not name.isprintable()]
+    if contents.part not in PARTS:
+        problems.append(f"{folder / CONTENTS}: 'part' is {contents.part[:80]!r} but must be one of {', '.join(PARTS)}")
+    if problems:
+        raise SpecError(problems[:MOST_PROBLEMS])
+    return contents
 
 
 def corrupt(folder: Path, contents: Contents) -> list[str]:
@@ -44,7 +51,7 @@ def corrupt(folder: Path, contents: Contents) -> list[str]:
     problems: list[str] = []
     for name, digest in contents.sha256.items():
         try:
-            if os.sep in name or sha256_of(folder / name) != digest:
+            if sha256_of(folder / name) != digest:
                 problems.append(f"{folder / name}: is not what was written: its SHA-256 is another than {folder / CONTENTS} says")
         except SpecError as error:
             problems += error.problems

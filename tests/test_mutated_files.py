@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
-import os
-import resource
 import shutil
-import signal
-import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -27,7 +20,6 @@ from concord.conformance.fuzz.replay import read_found
 from concord.conformance.golden_files.golden import read as read_golden
 from concord.conformance.html import page
 from concord.spec.cases import files as case_files
-from concord.spec.errors import SpecError
 from concord.spec.reference import reference
 from concord.spec.sources import table
 from concord.speed import compare, markdown, presets
@@ -36,17 +28,11 @@ from concord.speed.page import page as speed_page
 from concord.speed.plan import Plan
 from concord.speed.table import show, show_changes
 from tests.toys.mutations import mutated
+from tests.toys.spoiling import bounded, campaign
 from tests.toys.surroundings import ROOT
 
 TOGETHER = 10_000
 """Spoilt files of the long campaign."""
-
-SECONDS = 20
-"""Of the processor, that one spoilt file may take; a right one takes less than one."""
-
-MEMORY = 1 << 30
-"""Bytes beyond those at the start that may be held."""
-
 
 def exported(folder: Path) -> None:
     """A small case with its run."""
@@ -117,70 +103,9 @@ READERS: dict[str, tuple[Callable[[Path], None], Callable[[Path], object]]] = {
 }
 
 
-@dataclasses.dataclass
-class Tally:
-    counts: Counter[str] = dataclasses.field(default_factory=Counter)
-    wrong: list[str] = dataclasses.field(default_factory=list)
-
-
-@contextmanager
-def bounded() -> Iterator[None]:
-    """Have what takes too long or holds too much fail, and not the machine."""
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    held = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") if sys.platform == "linux" else 0
-    before = signal.signal(signal.SIGPROF, _late)
-    try:
-        if held:
-            resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY, limits[1]))
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
-        resource.setrlimit(resource.RLIMIT_AS, limits)
-
-
-def _late(*_: object) -> None:
-    raise TimeoutError(f"it took more than {SECONDS} s")
-
-
-def campaign(reader: str, times: int, folder: Path, first: int = 0) -> Tally:
-    """Spoil the files of a reader, one at a time, and let it read them."""
-    make, read = READERS[reader]
-    make(folder)
-    right = {path.name: path.read_bytes() for path in folder.iterdir()}
-    read(folder)  # what is right is read
-    tally = Tally()
-    with bounded():
-        for seed in range(first, first + times):
-            random = Random(seed)
-            name = random.choice(sorted(right))
-            (folder / name).write_bytes(mutated(right[name], name, random))
-            signal.setitimer(signal.ITIMER_PROF, SECONDS)
-            try:
-                read(folder)
-                tally.counts["read"] += 1
-            except SpecError as error:
-                tally.counts["refused"] += 1
-                lines = [line for line in error.problems if "\n" in line or (str(folder) not in line and name not in line)]
-                tally.wrong += [f"{seed} {name}: not one line that names the file: {line[:200]!r}" for line in lines[:1]]
-            except BaseException as error:
-                if isinstance(error, KeyboardInterrupt):
-                    raise
-                frames = []
-                trace = error.__traceback__
-                while trace:
-                    frames.append(f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}")
-                    trace = trace.tb_next
-                tally.wrong.append(f"{seed} {name}: {type(error).__name__}: {str(error)[:150]} at {' '.join(frames[-4:])}")
-            finally:
-                signal.setitimer(signal.ITIMER_PROF, 0)
-                (folder / name).write_bytes(right[name])
-    return tally
-
-
 @pytest.mark.parametrize("reader", READERS)
 def test_a_spoilt_file_is_read_or_refused(reader: str, tmp_path: Path) -> None:
-    tally = campaign(reader, 25, tmp_path)
+    tally = campaign(*READERS[reader], 25, tmp_path)
     assert tally.wrong == []
     assert tally.counts["refused"]
 
@@ -189,7 +114,7 @@ def test_a_spoilt_file_is_read_or_refused(reader: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("reader", READERS)
 def test_thousands_of_spoilt_files_are_read_or_refused(reader: str, tmp_path: Path) -> None:
     started = time.monotonic()
-    tally = campaign(reader, TOGETHER // len(READERS), tmp_path, first=1000)
+    tally = campaign(*READERS[reader], TOGETHER // len(READERS), tmp_path, first=1000)
     print(f"{reader}: {dict(tally.counts)} in {time.monotonic() - started:.0f} s")
     assert tally.wrong == []
 

@@ -6,6 +6,7 @@ another name or another file, are refused, and so are datasets that are kept in 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ SIGNATURE = b"\x89HDF\r\n\x1a\n"
 DEEPEST = 50
 """How deep groups may lie in each other."""
 
-MOST = 1 << 20
-"""Datasets of a file."""
+MOST = 1 << 16
+"""Members of a file's groups, each counted as often as it is met: a group may be a member of itself."""
 
 BFLOAT16 = "bfloat16"
 
@@ -58,23 +59,23 @@ def look(path: Path) -> list[Found]:
 
     try:
         with h5py.File(path, "r") as file:
-            return list(_datasets(file, "", 0))
+            return list(_datasets(file, "", 0, itertools.count()))
     except OSError as error:
         raise Refused(f"{' '.join(str(error).split())[:200]}") from None
 
 
-def _datasets(group: Any, name: str, depth: int) -> Iterator[Found]:
+def _datasets(group: Any, name: str, depth: int, met: Iterator[int]) -> Iterator[Found]:
     import h5py
 
-    if depth > DEEPEST or len(group) > MOST:
-        raise Refused(f"its groups lie more than {DEEPEST} deep, or have more than {MOST} members")
     for key in group:
+        if depth > DEEPEST or next(met) >= MOST:
+            raise Refused(f"its groups lie more than {DEEPEST} deep, or have more than {MOST} members")
         inner = f"{name}/{key}" if name else key
         if not isinstance(group.get(key, getlink=True), h5py.HardLink):
             raise Refused(f"{inner[:200]!r} is a link that leads elsewhere")
         member = group[key]
         if isinstance(member, h5py.Group):
-            yield from _datasets(member, inner, depth + 1)
+            yield from _datasets(member, inner, depth + 1, met)
         elif isinstance(member, h5py.Dataset):
             yield _dataset(member, inner)
 

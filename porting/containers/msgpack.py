@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from concord.porting.stored import LARGEST_ELEMENTS, NUMPY, Bits, Slice, Stored, size
+from concord.porting.stored import NUMPY, Bits, Slice, Stored, are_sizes, size
 from concord.spec.errors import SpecError, optional
 from concord.spec.files import Write, opened, writing
 
@@ -137,12 +137,11 @@ class _Walk:
 
 
 def _array(data: mmap.mmap, shape: Any, dtype: Any, content: Any) -> Stored:
-    known = isinstance(dtype, str) and dtype in NUMPY and isinstance(shape, list) and isinstance(content, tuple)
-    if known and all(type(length) is int and 0 <= length < LARGEST_ELEMENTS for length in shape):
+    if isinstance(dtype, str) and dtype in NUMPY and isinstance(content, tuple) and are_sizes(shape):
         begin, end = content
         if size(dtype, tuple(shape)) == end - begin:
             return Stored(dtype, tuple(shape), Slice(data, begin, dtype, tuple(shape)))
-    raise ValueError(f"an array has shape {str(shape)[:60]} and dtype {str(dtype)[:20]}, and not the bytes for them")
+    raise ValueError(f"an array has shape {str(shape)[:60]} and dtype {str(dtype)[:20]!r}, and not the bytes for them")
 
 
 _OTHERS: dict[int, Callable[[_Walk, int], Any]] = {
@@ -196,7 +195,7 @@ def _tensors(value: Any, name: str) -> Iterator[tuple[str, Stored]]:
 def _joined(entries: Mapping[Any, Any]) -> Stored:
     """Return an array that is kept in pieces, as ``flax.serialization`` does with long ones."""
     shape, chunks = (list(entries[key].values()) if isinstance(entries.get(key), dict) else [] for key in ("shape", "chunks"))
-    if not chunks or not all(isinstance(piece, Stored) for piece in chunks) or not all(type(length) is int and 0 <= length < LARGEST_ELEMENTS for length in shape):
+    if not chunks or not all(isinstance(piece, Stored) for piece in chunks) or not are_sizes(shape):
         raise ValueError("an array of pieces has no shape, or no pieces")
     dtype, count = chunks[0].dtype, sum(math.prod(piece.shape) for piece in chunks)
     if count != math.prod(shape) or any(piece.dtype != dtype for piece in chunks):

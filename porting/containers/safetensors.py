@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from concord.porting.stored import LARGEST_ELEMENTS, NUMPY, Slice, Stored, size
+from concord.porting.links import stays
+from concord.porting.stored import NUMPY, Slice, Stored, are_sizes, size
 from concord.spec.errors import SpecError
 from concord.spec.files import MOST_PROBLEMS, opened, parse_json, read_json, writing
 
@@ -23,8 +24,8 @@ CODES = {
 }  # fmt: skip
 """What the format calls dtypes."""
 
-LONGEST_HEADER = 100_000_000
-"""Bytes of a header; the format's own library refuses more."""
+LONGEST_HEADER = 1 << 24
+"""Bytes of a header: of some 100,000 tensors. The format's own library reads six times as many, which may take gigabytes."""
 
 INDEX = "model.safetensors.index.json"
 """The index of a checkpoint in several files, beside them."""
@@ -83,8 +84,7 @@ def _place(entry: Any) -> tuple[tuple[str, tuple[int, ...], int, int] | None, st
     code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(code, str) or code not in CODES:
         return None, f"has dtype {code!r} but must have one of {', '.join(CODES)}"
-    whole = [value for values in (shape, offsets) for value in (values if isinstance(values, list) else [None])]
-    if not all(type(value) is int and 0 <= value < LARGEST_ELEMENTS for value in whole) or len(offsets) != 2 or len(shape) > 32:
+    if not are_sizes(shape) or not are_sizes(offsets) or len(offsets) != 2:
         return None, f"has shape {_brief(shape)} and offsets {_brief(offsets)} but both must be lists of whole numbers from 0"
     begin, end = offsets
     if end - begin != size(CODES[code], tuple(shape)):
@@ -113,10 +113,10 @@ def _indexed(path: Path) -> dict[str, Stored]:
     if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
         raise SpecError(f"{path}: 'weight_map' must say for each tensor which file has it")
     names = sorted(set(shards.values()))
-    outside = [name for name in names if Path(name).name != name or name in (".", "..", "")]
-    outside += [name for name in names if name not in outside and (path.parent / name).resolve().parent != path.parent.resolve()]
+    outside = [name for name in names if Path(name).name != name or name in (".", "..", "") or not name.isprintable()]
+    outside += [name for name in names if name not in outside and not stays(path.parent / name, path.parent)]
     if outside:
-        raise SpecError([f"{path}: names the file {name!r} but all must lie beside it" for name in outside[:MOST_PROBLEMS]])
+        raise SpecError([f"{path}: names the file {name[:80]!r} but all must lie beside it" for name in outside[:MOST_PROBLEMS]])
     found: dict[str, Stored] = {}
     problems = []
     for name in names:

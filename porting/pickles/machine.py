@@ -10,6 +10,7 @@ import pickle
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any
 
 from concord.porting.located import Refused
@@ -207,12 +208,10 @@ class Machine:
         if not isinstance(entries, dict) or len(values) % 2:
             raise Refused("it sets entries of what is no dictionary")
         for key, value in zip(values[::2], values[1::2], strict=True):
-            if not isinstance(key, (str, int, float, bytes, tuple, type(None))):
+            # Nor is it a tuple, which may hold tuples: to hash them may take for ever.
+            if not isinstance(key, (str, int, float, bytes, NoneType)):
                 raise Refused("a key of a dictionary is neither text nor number")
-            try:
-                entries[key] = value
-            except TypeError:
-                raise Refused("a key of a dictionary is neither text nor number") from None
+            entries[key] = value
 
     def call(self, new: bool = False) -> None:
         """Note a call."""

@@ -5,12 +5,14 @@ A class or function that is not listed here is refused by its name.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
+from types import NoneType
 from typing import Any
 
 from concord.porting.located import Found, Refused
 from concord.porting.pickles.machine import Call, Name, Span, Stored
-from concord.porting.stored import LARGEST_ELEMENTS, NUMPY, elements
+from concord.porting.stored import NUMPY, are_sizes, elements
 
 STORAGES = {
     "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16", "BFloat16Storage": "bfloat16", "LongStorage": "int64",
@@ -24,8 +26,8 @@ NUMPY_CODES = {"f8": "float64", "f4": "float32", "f2": "float16", "i8": "int64",
 DEEPEST = 50
 """How deep dictionaries of tensors may lie in each other."""
 
-MOST = 1 << 20
-"""Entries that a file may have."""
+MOST = 1 << 18
+"""Entries that a file may have, each counted as often as it is met: a list that is in many others may be met more often than there are atoms."""
 
 OPAQUE = {"torch.Size", "torch.device", "torch.nn.parameter.Parameter", "argparse.Namespace", "builtins.set", "__builtin__.set", "_codecs.encode"} | {
     f"torch.{name}" for name in NUMPY if not name.startswith("u")
@@ -39,16 +41,13 @@ def tensors(value: Any) -> list[Found]:
     Raises:
         Refused: if it names a class or function that is not listed, or says of a tensor what cannot be.
     """
-    found: list[Found] = []
-    for name, tensor in _walk(value, "", 0):
-        found.append(tensor_of(name, tensor))
-        if len(found) > MOST:
-            raise Refused(f"it holds more than {MOST} tensors")
-    return found
+    return [tensor_of(name, tensor) for name, tensor in _walk(value, "", 0, itertools.count())]
 
 
-def _walk(value: Any, name: str, depth: int) -> Iterator[tuple[str, Call]]:
+def _walk(value: Any, name: str, depth: int, met: Iterator[int]) -> Iterator[tuple[str, Call]]:
     """Yield the tensors in dictionaries and lists, by name; numbers and texts beside them are passed over."""
+    if next(met) >= MOST:
+        raise Refused(f"it holds more than {MOST} entries")
     if depth > DEEPEST:
         raise Refused(f"its dictionaries lie more than {DEEPEST} deep in each other")
     if isinstance(value, Call) and _function(value) in _TENSORS:
@@ -58,7 +57,7 @@ def _walk(value: Any, name: str, depth: int) -> Iterator[tuple[str, Call]]:
         _refuse(value)
     entries = _entries(value)
     for key, inner in entries.items():
-        yield from _walk(inner, f"{name}.{key}" if name else str(key), depth + 1)
+        yield from _walk(inner, f"{name}.{_brief(key)}" if name else _brief(key), depth + 1, met)
 
 
 def _entries(value: Any) -> Mapping[Any, Any]:
@@ -70,7 +69,7 @@ def _entries(value: Any) -> Mapping[Any, Any]:
         function = _function(value)
         if function in ("collections.OrderedDict", "collections.defaultdict"):
             given = value.arguments[0] if value.arguments and isinstance(value.arguments[0], list) else []
-            pairs = {str(pair[0]): pair[1] for pair in given if isinstance(pair, (list, tuple)) and len(pair) == 2}
+            pairs = {_brief(pair[0]): pair[1] for pair in given if isinstance(pair, (list, tuple)) and len(pair) == 2}
             return {**pairs, **value.entries}
         if function not in OPAQUE and not function.endswith(("multiarray.scalar", "numpy.dtype")):
             _refuse(value.function)
@@ -85,6 +84,11 @@ def _refuse(function: Any) -> None:
     if isinstance(function, Name):
         raise Refused(f"it asks for {str(function)[:100]!r}, which no file of weights needs; nothing of it was run")
     raise Refused("it calls what is no function")
+
+
+def _brief(value: Any) -> str:
+    """Return what a value is called; of one that holds others its type alone, since they may hold each other."""
+    return str(value) if isinstance(value, (str, int, float, Name, Span, NoneType)) else f"a {type(value).__name__}"
 
 
 def tensor_of(name: str, call: Call) -> Found:
@@ -105,13 +109,13 @@ def _torch(name: str, call: Call) -> Found:
     if len(call.arguments) > 6 and isinstance(call.arguments[6], Name):  # _rebuild_tensor_v3, of storages that have no dtype
         dtype = call.arguments[6].name
     if dtype not in NUMPY:
-        raise Refused(f"{name!r} has a storage of {str(kind)[:60]}, which is of no known dtype")
-    if not _counts([begin, count]) or not _counts(shape) or not _counts(stride) or len(shape) != len(stride):
+        raise Refused(f"{name!r} has a storage of {_brief(kind)}, which is of no known dtype")
+    if not are_sizes([begin, count]) or not are_sizes(shape) or not are_sizes(stride) or len(shape) != len(stride):
         raise Refused(f"{name!r} has a shape, stride or offset that is none")
     last = begin + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
     if elements(shape) and (last >= count or elements(shape) > count):
         raise Refused(f"{name!r} has shape {shape} from element {begin} on, which reaches beyond its storage of {count} elements")
-    return Found(name, dtype, tuple(shape), tuple(stride), str(key), begin, count)
+    return Found(name, dtype, tuple(shape), tuple(stride), _brief(key), begin, count)
 
 
 def _torch_parameter(name: str, call: Call) -> Found:
@@ -121,17 +125,13 @@ def _torch_parameter(name: str, call: Call) -> Found:
     return tensor_of(name, inner)
 
 
-def _counts(values: Any) -> bool:
-    return isinstance(values, (list, tuple)) and all(type(value) is int and 0 <= value < LARGEST_ELEMENTS for value in values)
-
-
 # NumPy, which PaddlePaddle's files are made of
 
 
 def _array(name: str, call: Call) -> Found:
     """Return an array as ``_reconstruct`` and its state say it: version, shape, dtype, whether in Fortran's order, bytes."""
     state = call.state
-    if not isinstance(state, tuple) or len(state) != 5 or not _counts(state[1]):
+    if not isinstance(state, tuple) or len(state) != 5 or not are_sizes(state[1]):
         raise Refused(f"{name!r} is an array without shape, dtype and bytes")
     _, shape, kind, fortran, content = state
     return _numpy(name, tuple(shape), kind, bool(fortran), content)
@@ -140,7 +140,7 @@ def _array(name: str, call: Call) -> Found:
 def _buffer(name: str, call: Call) -> Found:
     """Return an array as ``_frombuffer`` is given it: bytes, dtype, shape, order."""
     content, kind, shape, order = (*call.arguments, None, None, None, None)[:4]
-    if not _counts(shape):
+    if not are_sizes(shape):
         raise Refused(f"{name!r} is an array without a shape")
     return _numpy(name, tuple(shape), kind, order == "F", content)
 
@@ -150,7 +150,7 @@ def _numpy(name: str, shape: tuple[int, ...], kind: Any, fortran: bool, content:
     order = kind.state[1] if isinstance(kind, Call) and isinstance(kind.state, tuple) and len(kind.state) > 1 else "|"
     dtype = NUMPY_CODES.get(code if isinstance(code, str) else "")
     if dtype is None or order == ">":
-        raise Refused(f"{name!r} is an array of dtype {str(code)[:40]!r}, order {str(order)[:5]!r}, which is not known")
+        raise Refused(f"{name!r} is an array of dtype {_brief(code)!r}, order {_brief(order)!r}, which is not known")
     if isinstance(content, Call) and _function(content) == "_codecs.encode" and content.arguments:
         content = content.arguments[0].encode("latin-1") if isinstance(content.arguments[0], str) else content.arguments[0]
     if isinstance(content, Call) and _function(content) in ("builtins.bytes", "__builtin__.bytes") and not content.arguments:

@@ -47,7 +47,21 @@ def replaced(content: bytes, random: Random) -> bytes:
     return random.choice((b"", b"\x00" * 50, b"\xff\xfe", b"[" * 100_000, b"{" * 3000, b"1" * 5000, b"null", b"[]", b'""', b"\xef\xbb\xbf" + content, content + content, content + b"\n,"))
 
 
-BYTES = (flipped, truncated, spliced, replaced)
+def flipped_at_the_end(content: bytes, random: Random) -> bytes:
+    """Spoil where archives and tables say what is in them."""
+    return flipped(content[::-1], random)[::-1]
+
+
+def counted_otherwise(content: bytes, random: Random) -> bytes:
+    """Put a number where another may be: a length, a place, or a count."""
+    width = random.choice((1, 2, 4, 8))
+    value = random.choice((0, 1, 2, 7, 2 ** (8 * width - 1) - 1, 2 ** (8 * width - 1), 2 ** (8 * width) - 1, random.randrange(2 ** (8 * width)), len(content) % 2 ** (8 * width)))
+    place = random.randrange(min(len(content), random.choice((64, 2000, 10**9)))) if content else 0
+    place = random.choice((place, max(0, len(content) - place - width)))
+    return content[:place] + value.to_bytes(width, random.choice(("little", "big"))) + content[place + width :]
+
+
+BYTES = (flipped, truncated, spliced, replaced, flipped_at_the_end, counted_otherwise)
 
 # JSON.
 
@@ -131,7 +145,7 @@ def header_changed(content: bytes, random: Random) -> bytes:
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
         return random.choice((len(text),) * 12 + (0, 2**40, len(text) + 8)).to_bytes(8, "little") + text + body
-    except (ValueError, RecursionError, KeyError, IndexError, TypeError, AttributeError):
+    except (ValueError, RecursionError, KeyError, IndexError, TypeError, AttributeError, OverflowError, MemoryError):
         return flipped(content, random)
 
 

@@ -46,8 +46,12 @@ def entries(data: bytes) -> dict[bytes, bytes]:
     _, place = _handle(footer, 0)
     where, _ = _handle(footer, place)
     found: dict[bytes, bytes] = {}
+    seen = 0
     for _, handle in _block(data, where):
         inner, _ = _handle(handle, 0)
+        seen += inner[1]
+        if seen > len(data):  # blocks in each other, which would be looked at more often than there is time
+            raise ValueError("its blocks have more bytes than it")
         for key, value in _block(data, inner):
             if key in found or len(found) >= MOST:
                 raise ValueError(f"the name {key[:60]!r} is there twice, or there are more than {MOST}")

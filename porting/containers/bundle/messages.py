@@ -39,6 +39,8 @@ def fields(data: bytes) -> Iterator[tuple[int, Any]]:
     Raises:
         ValueError: if it is no message.
     """
+    if not isinstance(data, bytes):
+        raise ValueError("a number stands where a message should")
     place = 0
     while place < len(data):
         key, place = varint(data, place)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from concord.porting.containers.bundle.index import entries
 from concord.porting.containers.bundle.messages import DTYPES, STRING, fields, shape_of
-from concord.porting.stored import LARGEST_ELEMENTS, Slice, Stored, size
+from concord.porting.stored import Slice, Stored, are_sizes, size
 from concord.spec.errors import SpecError, optional
 from concord.spec.files import LARGEST, opened, read_bytes
 
@@ -65,7 +65,7 @@ def _entry(path: Path, files: dict[int, mmap.mmap], shards: int, name: str, valu
     if 7 in given:
         raise ValueError(f"{name!r} is kept in slices; save it from one device")
     shape, dtype = shape_of(given.get(2, b"")), DTYPES[kind]
-    if any(axis >= LARGEST_ELEMENTS for axis in shape) or size(dtype, shape) != length:
+    if not are_sizes(shape) or size(dtype, shape) != length:
         raise ValueError(f"{name!r} has shape {shape} of {dtype}, which takes other than {length} bytes")
     if shard >= shards:
         raise ValueError(f"{name!r} lies in data file {shard} of {shards}")

@@ -1,0 +1,282 @@
+"""Checkpoints that were made to do harm: nothing is run, written, or read elsewhere; one line says what is wrong, in little time and memory."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import shutil
+import time
+import zipfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from concord import porting, spec
+from concord.porting import registry
+from concord.porting.containers.bundle import index, messages
+from concord.porting.faults.files import FIRST, sharded
+from concord.spec.errors import SpecError
+from tests.toys.spoiling import bounded, campaign, forked
+
+SIZES = {"vocab_size": 29, "d_model": 14, "num_heads": 2, "d_ff": 17, "num_classes": 3, "num_layers": 1, "max_positions": 13}
+CONFIG = spec.variant("bert", **SIZES)
+WEIGHTS = {name: array.astype(np.float32) for name, array in spec.initialize(CONFIG, seed=3).items()}
+
+SHARDS = "hugging-face in two files"
+
+FORMATS = ("concord", "hugging-face", SHARDS, "torch", "paddle", "keras-h5", "keras", "hugging-face-tf", "tensorflow", "google-bert", "jax-msgpack", "hugging-face-flax")
+"""Two of each kind of file, where there are two ways to it."""
+
+EACH = 10_000
+"""Spoilt files of each format in the long campaign."""
+
+
+@pytest.fixture(autouse=True)
+def copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at files in copies of this process, which is quicker."""
+    import h5py  # noqa: F401 - once, and not in each of them
+
+    for container in {form.container for form in registry.FORMATS.values()}:
+        if hasattr(container, "located"):
+            monkeypatch.setattr(container, "located", forked)
+
+
+def written(format: str, folder: Path) -> None:
+    """Write a right checkpoint."""
+    form = registry.known("hugging-face" if format == SHARDS else format)
+    porting.write(porting.from_weights(CONFIG, WEIGHTS), folder / "in", form.name)
+    if format == SHARDS:
+        sharded(lambda _, shards: shards)(folder / "in", form)
+    for path in (folder / "in").iterdir():
+        path.rename(folder / path.name)
+    (folder / "in").rmdir()
+
+
+def read(folder: Path) -> None:
+    """Read all that there is to read, which leaves the folder as it was."""
+    before = sorted(folder.iterdir())
+    try:
+        checkpoint = porting.read(folder)
+        checkpoint.checked()
+        for entry in checkpoint.ledger:
+            assert len(entry.sha256) == 64
+    finally:
+        assert sorted(folder.iterdir()) == before
+
+
+def weights_of(format: str, folder: Path) -> list[str]:
+    """Return the files that are spoilt: those with weights, and the index of several."""
+    written(format, folder / "names")
+    return [path.name for path in (folder / "names").iterdir() if not path.name.endswith("config.json") and path.suffix != ".toml"]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_spoilt_checkpoint_is_read_or_refused(format: str, tmp_path: Path) -> None:
+    (tmp_path / "names").mkdir()
+    (tmp_path / "here").mkdir()
+    tally = campaign(partial(written, format), read, 25, tmp_path / "here", names=weights_of(format, tmp_path))
+    assert tally.wrong == []
+    assert tally.counts["refused"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", FORMATS)
+def test_thousands_of_spoilt_checkpoints_are_read_or_refused(format: str, tmp_path: Path) -> None:
+    (tmp_path / "names").mkdir()
+    (tmp_path / "here").mkdir()
+    started = time.monotonic()
+    tally = campaign(partial(written, format), read, EACH, tmp_path / "here", first=1000, names=weights_of(format, tmp_path))
+    print(f"{format}: {dict(tally.counts)} in {time.monotonic() - started:.0f} s")
+    assert tally.wrong == []
+
+
+# Made by hand.
+
+
+def laughs(times: int = 40) -> bytes:
+    """A list in a list, twice, and so on: few bytes, and more entries than there is time for."""
+    step = pickle.EMPTY_LIST + pickle.MARK + pickle.BINGET + b"\x00" + pickle.BINGET + b"\x00" + pickle.APPENDS + pickle.BINPUT + b"\x00"
+    return pickle.PROTO + b"\x02" + pickle.EMPTY_LIST + pickle.BINPUT + b"\x00" + step * times + pickle.STOP
+
+
+def key_of_tuples(times: int = 40) -> bytes:
+    """The same as the key of a dictionary, which would be hashed."""
+    step = pickle.MARK + pickle.BINGET + b"\x00" + pickle.BINGET + b"\x00" + pickle.TUPLE + pickle.BINPUT + b"\x00" + pickle.POP
+    return pickle.PROTO + b"\x02" + pickle.EMPTY_TUPLE + pickle.BINPUT + b"\x00" + pickle.POP + step * times + pickle.EMPTY_DICT + pickle.BINGET + b"\x00" + pickle.NONE + pickle.SETITEM + pickle.STOP
+
+
+def archive(member: str, content: bytes, compressed: int = zipfile.ZIP_DEFLATED) -> bytes:
+    found = io.BytesIO()
+    with zipfile.ZipFile(found, "w", compressed, compresslevel=1) as file:
+        file.writestr(member, content)
+    return found.getvalue()
+
+
+def lying(content: bytes) -> bytes:
+    """Say of a member that it has seven bytes, in both places that say so."""
+    local, central = content.index(b"PK\x03\x04"), content.index(b"PK\x01\x02")
+    for place in (local + 22, central + 24):
+        content = content[:place] + (7).to_bytes(4, "little") + content[place + 4 :]
+    return content
+
+
+def hdf5(make: Callable[[Any], object]) -> bytes:
+    import h5py
+
+    found = io.BytesIO()
+    with h5py.File(found, "w") as file:
+        make(file)
+    return found.getvalue()
+
+
+def in_a_circle(file: Any) -> None:
+    """Two ways from a group into itself: as many paths as there is no time for."""
+    group = file.create_group("a")
+    group["one"] = group["other"] = group
+
+
+def outside(file: Any) -> None:
+    file.create_dataset("a", (4,), "f4", external=[("/etc/passwd", 0, 16)])
+
+
+def virtual(file: Any) -> None:
+    import h5py
+
+    layout = h5py.VirtualLayout((4,), "f4")
+    layout[:] = h5py.VirtualSource("/tmp/other.h5", "a", (4,))
+    file.create_virtual_dataset("a", layout)
+
+
+def link(kind: str) -> Callable[[Any], None]:
+    import h5py
+
+    return lambda file: file.__setitem__("a", h5py.ExternalLink("/etc/passwd", "/a") if kind == "external" else h5py.SoftLink("/b"))
+
+
+def nested(depth: int) -> bytes:
+    return b"\x81\xa1a" * depth + b"\xc0"
+
+
+def array(shape: bytes, content: bytes = b"") -> bytes:
+    """An array of Flax with a shape of one's own."""
+    inner = b"\x93" + shape + b"\xa7float32" + b"\xc4" + bytes([len(content)]) + content
+    return b"\x81\xa1a" + b"\xc9" + len(inner).to_bytes(4, "big") + b"\x01" + inner
+
+
+def table(blocks: int) -> bytes:
+    """An index in the format of LevelDB, whose entries are one block, again and again: it has no entries, and long lists of where to find them."""
+    block = bytes(4 * 10_000) + (10_000).to_bytes(4, "little") + b"\0"
+    found = bytearray(block + index.crc32c(block).to_bytes(4, "little"))
+    inner = messages.number(0) + messages.number(len(block) - 1)
+    top = bytearray()
+    for number in range(blocks):
+        key = number.to_bytes(4, "big")
+        top += messages.number(0) + messages.number(len(key)) + messages.number(len(inner)) + key + inner
+    handle = index._close(found, top)
+    return bytes(found) + (inner + handle).ljust(index.FOOTER - 8, b"\0") + index.MAGIC.to_bytes(8, "little")
+
+
+def entries(**given: bytes) -> bytes:
+    return index.table({name.encode(): value for name, value in given.items()} | {b"": messages.message(f1=1)})
+
+
+MADE: dict[str, tuple[str, Callable[[], bytes], str]] = {
+    "a list in lists": ("torch", laughs, "more than"),
+    "a list in lists, for Paddle": ("paddle", laughs, "more than"),
+    "a key that would be hashed": ("torch", key_of_tuples, "a key of a dictionary is neither"),
+    "a bomb of PyTorch": ("torch", lambda: archive("archive/data.pkl", bytes(80 << 20)), "its pickle has"),
+    "a bomb that says it is small": ("torch", lambda: lying(archive("archive/data.pkl", bytes(80 << 20))), "not a whole file of tensors"),
+    "a bomb of Keras": ("keras", lambda: archive("model.weights.h5", bytes(80 << 20)), "is compressed"),
+    "a way out of the archive": ("keras", lambda: archive("../../model.weights.h5", b"x"), "has 0 members"),
+    "a link to another file": ("keras-h5", lambda: hdf5(link("external")), "is a link that leads elsewhere"),
+    "a link to another name": ("keras-h5", lambda: hdf5(link("soft")), "is a link that leads elsewhere"),
+    "numbers in another file": ("keras-h5", lambda: hdf5(outside), "lies in another file"),
+    "a view of another file": ("keras-h5", lambda: hdf5(virtual), "lies in another file"),
+    "a bomb of HDF5": ("keras-h5", lambda: hdf5(lambda file: file.create_dataset("a", (1 << 36,), "f4", chunks=(1 << 20,), compression="gzip")), "kept in pieces, or compressed"),
+    "numbers that are not there": ("keras-h5", lambda: hdf5(lambda file: file.create_dataset("a", (1 << 36,), "f4")), "kept in pieces, or compressed"),
+    "groups in a circle": ("keras-h5", lambda: hdf5(in_a_circle), "lie more than"),
+    "bytes that do not follow": ("jax-msgpack", lambda: b"\x81\xa1a\xc6\xff\xff\xff\xff", "4294967295 bytes follow, but it ends before"),
+    "text that does not follow": ("jax-msgpack", lambda: b"\x81\xa1a\xdb\xff\xff\xff\xff", "4294967295 bytes follow, but it ends before"),
+    "entries that do not follow": ("jax-msgpack", lambda: b"\xdf\xff\xff\xff\xff", "a dictionary of 4294967295 entries"),
+    "a list that does not follow": ("jax-msgpack", lambda: b"\x81\xa1a\xdd\xff\xff\xff\xff", "a list of 4294967295 entries"),
+    "an array that does not follow": ("jax-msgpack", lambda: b"\x81\xa1a\xc9\xff\xff\xff\xff\x01", "4294967295 bytes follow, but it ends before"),
+    "dictionaries in each other": ("jax-msgpack", lambda: nested(100_000), "lies more than"),
+    "a shape of many axes": ("jax-msgpack", lambda: array(b"\xdd" + (100_000).to_bytes(4, "big") + b"\xce\xff\xff\xff\xff" * 100_000), "an array has shape"),
+    "a shape below zero": ("jax-msgpack", lambda: array(b"\x92\xff\xff", b"\0" * 4), "an array has shape"),
+    "a name that is there twice": ("jax-msgpack", lambda: b"\x82\xa1a\xc0\xa1a\xc0", "is there twice"),
+    "one block again and again": ("tensorflow", lambda: table(1000), "its blocks have more bytes than it"),
+    "a shape that is a number": ("tensorflow", lambda: entries(a=b"\x08\x01\x10\x05"), "a number stands where a message should"),
+    "more than its data": ("tensorflow", lambda: entries(a=messages.message(f1=1, f2=messages.message(f2=messages.message(f1=1 << 30)), f5=1 << 32)), "reaches beyond the end"),
+    "a long header": ("hugging-face", lambda: (1 << 25).to_bytes(8, "little") + b" " * (1 << 25), "its header says"),
+    "a header of lists": ("hugging-face", lambda: (100_000).to_bytes(8, "little") + b"[" * 100_000, "nested too deeply"),
+    "a name that is there twice, in safetensors": ("hugging-face", lambda: header('{"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}, "a": {"dtype": "U8", "shape": [1], "data_offsets": [1, 2]}}') + b"\0\0", "must begin where another ends"),
+}
+"""A format, what stands in place of its weights, and what is said."""
+
+
+def header(text: str) -> bytes:
+    return len(text).to_bytes(8, "little") + text.encode()
+
+
+@pytest.mark.parametrize("what", MADE)
+def test_what_was_made_to_do_harm_is_refused_in_a_line(what: str, tmp_path: Path, invoke: Callable[..., tuple[int, str, list[str]]]) -> None:
+    format, make, said = MADE[what]
+    source = tmp_path / "source"
+    source.mkdir()
+    written(format, source)
+    weights = source / registry.known(format).weights[0]
+    weights.write_bytes(make())
+    with bounded():
+        code, _, lines = invoke("port", source, "-o", tmp_path / "out", "--from", format, "--to", "concord")
+    assert (code, len(lines)) == (2, 1)
+    assert said in lines[0]
+    assert len(lines[0]) < 600
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "labels.json", "tokenizer.json"])
+def test_a_link_out_of_the_folder_is_not_carried_over(name: str, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("{}")
+    source = tmp_path / "source"
+    source.mkdir()
+    written("hugging-face", source)
+    (source / name).symlink_to(tmp_path / "secret")
+    with pytest.raises(SpecError, match="is a link that leads out of the folder"):
+        porting.read(source)
+    (source / name).unlink()
+    (source / name).symlink_to(source / name)
+    assert porting.read(source).tensors, "a link to itself leads nowhere"
+
+
+@pytest.mark.parametrize("where", ["/dev/zero", "../secret", "link", "pipe", "circle", ".", ""])
+def test_an_index_does_not_lead_out_of_the_folder(where: str, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    written(SHARDS, source)
+    shutil.copy(source / FIRST, tmp_path / "secret")
+    (source / "link").symlink_to(tmp_path / "secret")
+    (source / "circle").symlink_to(source / "circle")
+    os.mkfifo(source / "pipe")
+    where_is = source / "model.safetensors.index.json"
+    shards = json.loads(where_is.read_text())["weight_map"]
+    where_is.write_text(json.dumps({"weight_map": {name: where if shard == FIRST else shard for name, shard in shards.items()}}))
+    with pytest.raises(SpecError, match=r"must lie beside it|must be a regular file") as caught:
+        porting.read(source)
+    assert len(caught.value.problems) == 1
+
+
+def test_a_folder_of_hugging_faces_cache_is_read_through_its_links(tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots/0a1b"
+    for folder in (blobs, snapshot):
+        folder.mkdir(parents=True)
+    written(SHARDS, blobs)
+    (blobs / "vocab.txt").write_text("[PAD]\n")
+    for path in blobs.iterdir():
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
+    assert set(porting.read(snapshot).files) == {"config.json", "vocab.txt"}
