@@ -68,7 +68,7 @@ def test_both_entrances_give_the_same_exit_code() -> None:
     for command in ([sys.executable, "-m", "concord"], [str(script)]):
         done = subprocess.run([*command, "variants", "brt"], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == "concord: error: unknown variant 'brt': did you mean 'bert' or 'bert-pytorch'?\n"
+        assert done.stderr == "concord: error: unknown variant 'brt': did you mean 'bert' or 'roberta' or 'distilbert'?\n"
 
 
 # Refusals.
