@@ -17,7 +17,7 @@ from concord.spec.sources.table import Binding, bindings
 LAYOUTS = {"table": "table", "positions": "table", "kernel": "in_out", "bias": "vector", "gain": "vector", "offset": "vector"}
 """The canonical layout of each kind of parameter."""
 
-PARTS = ("model", "encoder", "stack", "attention")
+PARTS = ("model", "encoder", "pooled", "stack", "attention")
 """The parts of the model that have parameters, the most complete one first."""
 
 OPTIMIZER = CheckpointTable(ignored={"optimizer*": "belongs to the optimizer", "_metadata*": "belongs to the format"})

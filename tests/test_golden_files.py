@@ -101,7 +101,7 @@ def test_a_corrupt_or_absent_file_is_refused_in_one_line(tmp_path: Path) -> None
     ("key", "value", "message"),
     [
         ("source", None, "the metadata lack 'source'"),
-        ("source", "gpt", "the metadata's 'source' is 'gpt' but must be one of bert-pytorch"),
+        ("source", "gpt", "the metadata's 'source' is 'gpt' but must be one of bert-hugging-face, bert-pytorch"),
         ("dtype", "float16", "'dtype' is 'float16' but must be 'float64' or 'float32'"),
         ("config", "{", "the metadata's 'config': not valid JSON"),
         ("config", "[1]", "the metadata's 'config' is a JSON list but must be an object"),

@@ -343,7 +343,7 @@ def test_folders_of_orbax_come_back_bit_for_bit(tmp_path: Path, variant: str) ->
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize(("variant", "part"), [(variant, ("model", "encoder")[n % 2]) for n, variant in enumerate(spec.variants())])
+@pytest.mark.parametrize(("variant", "part"), [("sentence-bert", "pooled"), ("roberta", "model"), *((variant, ("model", "encoder")[n % 2]) for n, variant in enumerate(spec.variants()))])
 def test_a_graph_of_onnx_computes_every_tap(tmp_path: Path, variant: str, part: str, dtype: str) -> None:
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     # ONNX Runtime has no erf in float64.

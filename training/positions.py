@@ -70,7 +70,7 @@ def of_variant(name: str, seed: int = 0) -> list[Form]:
     config = variant(name)
     if config.positions == "sinusoidal":
         return _forms(config, name, positions.sinusoid(config))
-    small = config.replace(vocab_size=2, num_layers=1, d_ff=1, pad_id=0)
+    small = config.padded_by(0, vocab_size=2, num_layers=1, d_ff=1)
     return _forms(config, f"{name}: learned, as it is drawn before training", initialize(small, seed)[TABLE])
 
 

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from concord.porting.checkpoint import Checkpoint
-from concord.porting.onnx.builder import Builder
+from concord.porting.onnx.builder import INT64, KINDS, Builder
 from concord.porting.stored import Stored
 from concord.spec.errors import SpecError
 from concord.spec.masks import mask_constant
-from concord.spec.tensors import axis_sizes, output_name, taps
+from concord.spec.pooling import least_squares
+from concord.spec.tensors import OF_IDS, POOLED, axis_sizes, output_name, taps
 
-PARTS = ("model", "encoder")
+PARTS = OF_IDS
 
 
 def write(path: Path, checkpoint: Checkpoint, every_tap: bool = False) -> None:
@@ -59,7 +60,9 @@ class _Graph:
             x = self.layer(f"layers.{i}", x)
         if config.final_norm:
             x = self.tap("final_norm", self.norm("final_norm", x))
-        result = self.head(x) if self.checkpoint.part == "model" else x
+        result = self.pooled(x) if self.checkpoint.part in POOLED else x
+        if self.checkpoint.part == "model":
+            result = self.tap("logits", self.linear("classifier", result))  # (B, C)
         wanted = output_name(config, self.checkpoint.part)
         if wanted not in self.b.outputs:
             self.output(wanted, result)
@@ -84,7 +87,7 @@ class _Graph:
             return self.b.weight(name, Stored(tensor.dtype, tensor.shape, tensor.bits))
         return self.b.weight(name, Stored(self.b.dtype, tensor.shape, lambda: tensor.read().astype(self.b.dtype)))
 
-    # Embeddings (EMB-1 to EMB-6, POS-5, POS-6).
+    # Embeddings (EMB-1 to EMB-6, POS-5 to POS-7).
 
     def embeddings(self) -> str:
         b, config = self.b, self.config
@@ -105,6 +108,9 @@ class _Graph:
     def positions(self) -> str:
         """Return the row of the position table of each token: (B, T)."""
         b, config = self.b, self.config
+        if config.position_of_padding == "pad_row":
+            counted = b.node("CumSum", b.node("Cast", self.real, to=INT64), b.scalar(1))
+            return b.node("Where", self.real, b.node("Add", counted, b.scalar(config.position_start - 1)), b.scalar(config.pad_id))
         end = b.node("Squeeze", b.node("Add", self.tokens, b.whole(config.position_start)))
         numbers = b.node("Range", b.scalar(config.position_start), end, b.scalar(1))
         numbers = b.node("Expand", numbers, b.node("Shape", "input_ids"))
@@ -204,12 +210,30 @@ class _Graph:
             return b.node("Where", visible, scores, b.number(self.constant))
         return b.node("Add", scores, b.node("Where", visible, b.number(0.0), b.number(self.constant)))
 
-    # Head (HED-1 to HED-3).
+    # Pooling (HED-1, HED-2, HED-5).
 
-    def head(self, x: str) -> str:
-        b = self.b
-        pooled = b.node("Flatten", x, axis=1) if self.config.pooling == "flatten" else b.node("Gather", x, b.scalar(0), axis=1)
+    def pooled(self, x: str) -> str:
+        """Return the vector of each text: (B, D), or (B, T * D)."""
+        b, config = self.b, self.config
+        if config.pooling == "mean":
+            pooled = self.mean(x)
+        else:
+            pooled = b.node("Flatten", x, axis=1) if config.pooling == "flatten" else b.node("Gather", x, b.scalar(0), axis=1)
         pooled = self.tap("pooling", pooled)
-        if self.config.pooler == "tanh":
-            pooled = self.tap("pooler.output", b.node("Tanh", self.tap("pooler.dense", self.linear("pooler", pooled))))
-        return self.tap("logits", self.linear("classifier", pooled))  # (B, C)
+        if config.pooler != "none":
+            pooled = self.tap("pooler.output", b.node({"tanh": "Tanh", "relu": "Relu"}[config.pooler], self.tap("pooler.dense", self.linear("pooler", pooled))))
+        return pooled if config.length_epsilon is None else self.tap("normalized", self.normalized(pooled))
+
+    def mean(self, x: str) -> str:
+        """Return the mean of real tokens, or zero: (B, D)."""
+        b = self.b
+        real = b.node("Unsqueeze", self.real, b.whole(2))  # (B, T, 1)
+        count = b.node("ReduceSum", b.node("Cast", self.real, to=KINDS[b.dtype]), b.whole(1), keepdims=1)  # (B, 1)
+        total = b.node("ReduceSum", b.node("Where", real, x, b.number(0.0)), b.whole(1), keepdims=0)
+        return b.node("Div", total, b.node("Max", count, b.number(1.0)))
+
+    def normalized(self, x: str) -> str:
+        """Return vectors divided by their length, or by epsilon: (B, D)."""
+        b = self.b
+        squares = b.node("ReduceSum", b.node("Mul", x, x), b.whole(-1), keepdims=1)
+        return b.node("Div", x, b.node("Sqrt", b.node("Max", squares, b.number(least_squares(self.config, b.dtype)))))

@@ -243,12 +243,10 @@ def text_for(config: EncoderConfig, max_tokens: int | None = None) -> Text:
 def fitted(config: EncoderConfig, encoder: TextEncoder, labels: Labels) -> EncoderConfig:
     """Return a configuration for texts that are encoded so, and for their classes.
 
-    ``vocab_size``, ``num_classes``, ``pad_id``, and with it ``token_padding_row`` and ``position_start``, are those of the data, and there are no more positions than tokens.
+    ``vocab_size``, ``num_classes``, ``pad_id``, and what follows from it, are those of the data, and there are no more positions than tokens.
     """
-    row = None if config.token_padding_row is None else encoder.pad_id
-    start = encoder.pad_id + 1 if config.position_of_padding == "pad_row" else config.position_start  # POS-6
-    changes = {"vocab_size": encoder.vocab_size, "num_classes": labels.num_classes(config), "pad_id": encoder.pad_id, "token_padding_row": row}
-    return config.replace(**changes, position_start=start, max_positions=encoder.text.max_tokens + start)
+    start = config.padded_by(encoder.pad_id, vocab_size=encoder.vocab_size).position_start
+    return config.padded_by(encoder.pad_id, vocab_size=encoder.vocab_size, num_classes=labels.num_classes(config), max_positions=encoder.text.max_tokens + start)
 
 
 def unfit(config: EncoderConfig, encoder: TextEncoder, labels: Labels) -> list[str]:
