@@ -328,7 +328,7 @@ def derived(table_of: Table, part: str) -> dict[str, tuple[Any, str]]:
         needed = {kind: values for kind in sorted(kinds) if (values := {getattr(config, kind) for config in having}) != {getattr(config, kind) for config in configs}}
         if having != [config for config in configs if all(getattr(config, kind) in values for kind, values in needed.items())]:
             raise RuntimeError(f"{name}: its presence depends on more than one option at a time")
-        result[name] = next(found[name] for found in tables if name in found), ", ".join(condition(kind, value) for kind, values in needed.items() for value in values)
+        result[name] = next(found[name] for found in tables if name in found), ", ".join(" or ".join(condition(kind, value) for value in OPTIONS[kind] if value in values) for kind, values in needed.items())
     return result
 
 

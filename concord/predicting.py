@@ -62,14 +62,14 @@ def evaluate(
 
     console = Terminal()
     writing.check(json, read=data)
-    place, model, samples = options.collect(
+    at, model, samples = options.collect(
         lambda: place(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision, dtype, batch),
         lambda: prediction.model_of(checkpoint),
         lambda: read(*data, layout=layout, columns=columns_of(columns), on_error=on_error),
     )
     corpus = encode(samples, model.encoder, model.labels, cache_folder(cache), lambda text: Terminal(stderr=True).print(text, soft_wrap=True))
     _remark(model, batch)
-    with _computing(model, *place) as (compute, reached, name), reached(name, len(corpus)) as progress:
+    with _computing(model, *at) as (compute, reached, name), reached(name, len(corpus)) as progress:
         metrics, loss = prediction.evaluate(model, compute, corpus, batch, progress)
     found = _evaluation(model, metrics, loss, name, dtype, samples.complaints.count, len(corpus))
     _show(found, console)
@@ -107,7 +107,7 @@ def predict(
     if (text is None) == (texts is None):
         raise SpecError("give either TEXT or --texts FILE")
     writing.check(out, read=[texts])
-    place, model, complaints = options.collect(
+    at, model, complaints = options.collect(
         lambda: place(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision, dtype, batch),
         lambda: prediction.model_of(checkpoint),
         lambda: prediction.InOrder(on_error),
@@ -115,7 +115,7 @@ def predict(
     samples = _single(model, text, text_b) if texts is None else _read(texts, layout, columns, complaints)
     _remark(model, batch)
     to_file = written(out) if out is not None else nullcontext(lambda line: print(line.decode(), end=""))
-    with to_file as write, _computing(model, *place) as (compute, reached, name), reached(name, None) as progress:
+    with to_file as write, _computing(model, *at) as (compute, reached, name), reached(name, None) as progress:
         for number, found in enumerate(prediction.predict(model, compute, samples, batch, complaints), start=1):
             write((json_text.dumps(_line(found, model), ensure_ascii=False, allow_nan=False) + "\n").encode())
             progress(number)

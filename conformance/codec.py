@@ -23,7 +23,7 @@ def plain(value: Any) -> Any:
     kind: Any = type(value)
     if _is_dataclass(kind):
         fields = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value) if kept(field)}
-        shown = {name: entry for name, entry in fields.items() if entry not in EMPTY or name in required(kind)}
+        shown = {name: entry for name, entry in fields.items() if name in required(kind) or entry not in unsaid(kind, name)}
         return {**shown, **{name: plain(getattr(value, name)) for name in getattr(kind, "DERIVED", ())}}
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
@@ -108,14 +108,25 @@ def hints_of(kind: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind) if kept(field)}
 
 
+LATER = "later"
+"""In the metadata of a field: it is left out where it is its default, as in records that were written before there was one."""
+
+
 @functools.cache
 def required(kind: Any) -> tuple[str, ...]:
     """Return the fields of a dataclass that are never left out."""
+    return tuple(field.name for field in dataclasses.fields(kind) if kept(field) and LATER not in field.metadata and _default(field) not in EMPTY)
 
-    def default(field: dataclasses.Field[Any]) -> Any:
-        return field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
 
-    return tuple(field.name for field in dataclasses.fields(kind) if kept(field) and default(field) not in EMPTY)
+@functools.cache
+def unsaid(kind: Any, name: str) -> tuple[Any, ...]:
+    """Return what a field that may be left out is where it is left out."""
+    field = kind.__dataclass_fields__[name]
+    return (_default(field),) if LATER in field.metadata else EMPTY
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
 
 
 def meanings(kind: Any) -> dict[str, str]:

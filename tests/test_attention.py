@@ -193,8 +193,8 @@ def test_letters_that_no_font_has_are_said_and_never_lost(monkeypatch: pytest.Mo
 def test_a_font_of_boxes_is_no_font() -> None:
     from matplotlib import font_manager
 
-    files = {entry.name: entry.fname for entry in font_manager.fontManager.ttflist}
     chosen = figures.fonts_for("天气")
+    files = {entry.name: entry.fname for entry in font_manager.fontManager.ttflist}  # with the fonts that were taken in for it
     assert not [name for name in chosen if "LastResort" in files[name]]
     assert set("天气") == set(figures.lacking("天气")) | {chr(one) for name in chosen for one in font_manager.get_font(files[name]).get_charmap() if chr(one) in "天气"}
 

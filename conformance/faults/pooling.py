@@ -208,7 +208,7 @@ FAULTS = (
     length("length_epsilon_added", "Epsilon is added to the length.", lengthened(lambda m, x: m.o.sqrt(m.o.sum(x * x, 1)) + epsilon_of(m)), scenario="short", cause="length_epsilon_added"),
     length("length_epsilon_under_root", "Epsilon is added under the root.", lengthened(lambda m, x: m.o.sqrt(m.o.sum(x * x, 1) + epsilon_of(m))), scenario="short", cause="length_epsilon_added"),
     length("length_epsilon_as_square", "The sum of squares is compared with epsilon, not with its square.", lengthened(lambda m, x: m.o.sqrt(m.o.where(m.o.sum(x * x, 1) > epsilon_of(m), m.o.sum(x * x, 1), epsilon_of(m)))), scenario="short", cause="length_epsilon_squared"),
-    length("length_without_epsilon", "Short vectors are divided by their length all the same.", option(length_epsilon=1e-12), scenario="short", cause="length_epsilon or length_without_epsilon", input="vectors shorter than epsilon"),
+    length("length_without_epsilon", "Short vectors are divided by their length all the same.", option(length_epsilon=1e-12), scenario="short", alone=True, cause="length_epsilon or length_without_epsilon", input="vectors shorter than epsilon"),
     length("length_detached", "No gradient flows through the length.", lengthened(lambda m, x: m.o.stop_gradient(rightly(m, x))), first=("gradients.taps.pooling", "gradients.*"), cause="detached_length"),
     mutant(
         "logits_softmaxed",

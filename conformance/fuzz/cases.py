@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,7 @@ class FuzzCase:
     padding: str
     key_mask: str
     query_mask: bool
-    gradients: bool = True
+    gradients: bool = field(default=True, metadata={codec.LATER: True})
 
     def build(self) -> tuple[EncoderConfig, dict[str, NDArray[np.float64]], Batch]:
         """Return configuration, weights and inputs. All floating-point values are float32 numbers."""

@@ -8,12 +8,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import hypothesis
 import numpy as np
 from hypothesis import HealthCheck, Phase, Verbosity, configuration
 
+from concord.conformance import codec
 from concord.conformance.fuzz.cases import FuzzCase
 from concord.conformance.fuzz.strategies import SHAPES, fuzz_cases, pool
 from concord.spec.tensors import PARTS
@@ -47,7 +48,7 @@ class Plan:
     shapes: int = SHAPES
     chunk: int = CHUNK
     end_to_end: bool = False
-    gradients: bool = True
+    gradients: bool = field(default=True, metadata={codec.LATER: True})
     stop_first: bool = False
     until: float | None = None
 
