@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -48,22 +49,47 @@ def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
             if replace and path.is_dir() and not path.is_symlink():
                 _exchange(temporary, path)
                 return
-            # To rename is to replace, of a folder an empty one alone: make that first, so that another's is seen.
-            path.mkdir()
-            try:
-                temporary.rename(path)
-            except BaseException:
-                path.rmdir()
-                raise
+            _place(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _exchange(one: Path, other: Path) -> None:
-    """Exchange two folders, at once where the system can."""
+HERE, NOT_OVER, BOTH = -100, 1, 2
+"""AT_FDCWD, RENAME_NOREPLACE and RENAME_EXCHANGE of renameat2(2)."""
+
+
+def _renamed(one: Path, other: Path, how: int) -> bool:
+    """Rename in one step; say whether the system can.
+
+    Raises:
+        FileExistsError: if there is something that would be replaced.
+    """
     library = ctypes.CDLL(None, use_errno=True)
-    here, both = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    if hasattr(library, "renameat2") and library.renameat2(here, os.fsencode(one), here, os.fsencode(other), both) == 0:
+    if not hasattr(library, "renameat2"):
+        return False
+    if library.renameat2(HERE, os.fsencode(one), HERE, os.fsencode(other), how) == 0:
+        return True
+    if ctypes.get_errno() == errno.EEXIST:
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(other))
+    return False
+
+
+def _place(one: Path, other: Path) -> None:
+    """Give a folder a name that nothing bears."""
+    if _renamed(one, other, NOT_OVER):
+        return
+    # To rename is to replace, of a folder an empty one alone: make that first, so that another's is seen.
+    other.mkdir()
+    try:
+        one.rename(other)
+    except BaseException:
+        other.rmdir()
+        raise
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Exchange two folders."""
+    if _renamed(one, other, BOTH):
         return
     aside = new_beside(other)
     other.rename(aside)

@@ -17,7 +17,7 @@ import pytest
 from concord.conformance.campaign import Settings
 from concord.conformance.fuzz import Findings, Plan, read_found, sample, write_failures
 from concord.conformance.fuzz.findings import Failure, Origin
-from concord.spec import files
+from concord.spec import files, folders
 from concord.spec.errors import SpecError
 from concord.spec.folders import write_folder
 from concord.terminal import Terminal
@@ -97,7 +97,7 @@ def test_a_name_that_is_no_text_is_written_and_read(invoke: Invoke, answered: Pa
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[Path]]:
     """Return a function that fills the disk in the middle of a write; it returns the list of what was to be written."""
-    put = files._put
+    put = files.put
 
     def fill(at: int) -> list[Path]:
         written: list[Path] = []
@@ -109,7 +109,8 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[Path]]:
             put(path, content[: len(content) // 2])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-        monkeypatch.setattr(files, "_put", half)
+        for module in (files, folders):
+            monkeypatch.setattr(module, "put", half)
         return written
 
     return fill

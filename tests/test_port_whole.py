@@ -1,0 +1,148 @@
+"""A checkpoint is written whole or not at all: a kill at any moment leaves what was there, or what was to be written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from concord import porting, spec
+from concord.spec import folders
+from concord.spec.errors import SpecError
+
+SIZES = {"vocab_size": 29, "d_model": 14, "num_heads": 2, "d_ff": 17, "num_classes": 3, "num_layers": 1, "max_positions": 13}
+CONFIG = spec.variant("bert", **SIZES)
+OLD, NEW = ({name: array.astype(np.float32) for name, array in spec.initialize(CONFIG, seed=seed).items()} for seed in (3, 5))
+
+LINES = ("spec/folders.py", "spec/files.py", "porting/writing.py", "porting/containers/", "/shutil.py", "/pathlib.py")
+"""The files whose lines are moments at which the process is killed."""
+
+SPREAD = 6
+"""How many of them are tried, from the first to the last, besides all of those where a folder gets its name."""
+
+
+@contextmanager
+def each_line(act: Callable[[str], None]) -> Iterator[None]:
+    """Do something before each line of what writes a folder, given the file that the line stands in."""
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        name = frame.f_code.co_filename
+        if not any(part in name for part in LINES):
+            return None
+        if event == "line":
+            act(name)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
+
+
+def killed(at: int, act: Callable[[], None]) -> list[str]:
+    """Do something in a copy of this process that is killed before a line, counted from 0; return the files of all lines if it is not."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        lines: list[str] = []
+
+        def count(name: str) -> None:
+            if len(lines) == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            lines.append(name)
+
+        try:
+            with each_line(count):
+                act()
+            with os.fdopen(writing, "w") as pipe:
+                pipe.write("\n".join(lines))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        said = pipe.read()
+    status = os.waitpid(child, 0)[1]
+    assert os.WIFSIGNALED(status) == (not said)
+    return said.splitlines()
+
+
+def bits(path: Path) -> dict[str, bytes]:
+    checkpoint = porting.read(path)
+    checkpoint.checked()
+    return {name: array.tobytes() for name, array in checkpoint.weights().items()}
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("format", ["concord", "tensorflow", pytest.param("keras", marks=pytest.mark.slow)])
+def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new_one(tmp_path: Path, format: str, force: bool) -> None:
+    old, new = ({name: array.tobytes() for name, array in weights.items()} for weights in (OLD, NEW))
+
+    def write() -> None:
+        porting.write(porting.from_weights(CONFIG, NEW), tmp_path / "out", format, force=force)
+
+    def prepared() -> None:
+        for path in tmp_path.iterdir():
+            shutil.rmtree(path)
+        if force:
+            porting.write(porting.from_weights(CONFIG, OLD), tmp_path / "out", "hugging-face")
+
+    prepared()
+    write()  # what is loaded once is loaded
+    prepared()
+    lines = killed(-1, write)
+    assert bits(tmp_path / "out") == new
+    naming = [number for number, name in enumerate(lines) if name.endswith("spec/folders.py")]
+    seen = set()
+    for moment in sorted({*map(int, np.linspace(0, len(lines) - 1, SPREAD)), *naming}):
+        prepared()
+        assert killed(moment, write) == []
+        left = bits(tmp_path / "out") if (tmp_path / "out").exists() else None
+        assert left in (old if force else None, new), (moment, lines[moment])
+        seen.add("new" if left == new else "old")
+    assert seen == {"new", "old"}
+
+
+def test_a_folder_appears_in_one_step(tmp_path: Path) -> None:
+    """Between the lines of what gives it its name too: it is never there without its files."""
+    for force in (False, True):
+
+        def look(_: str) -> None:
+            assert not (tmp_path / "out").exists() or (tmp_path / "out" / "weights.safetensors").exists()
+
+        with each_line(look):
+            porting.write(porting.from_weights(CONFIG, NEW), tmp_path / "out", "concord", force=force)
+    assert bits(tmp_path / "out")
+
+
+def test_without_such_a_step_two_that_write_are_still_told_from_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "_renamed", lambda one, other, how: False)
+    porting.write(porting.from_weights(CONFIG, OLD), tmp_path / "out", "concord")
+    with pytest.raises(SpecError, match="--force replaces it"):
+        porting.write(porting.from_weights(CONFIG, NEW), tmp_path / "out", "concord")
+    with pytest.raises(FileExistsError), folders.new_folder(tmp_path / "out"):
+        pass
+    porting.write(porting.from_weights(CONFIG, NEW), tmp_path / "out", "concord", force=True)
+    assert bits(tmp_path / "out") == {name: array.tobytes() for name, array in NEW.items()}
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_the_command_writes_where_it_is_told_and_replaces_by_force_alone(tmp_path: Path, invoke: Callable[..., tuple[int, str, list[str]]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    porting.write(porting.from_weights(CONFIG, OLD), tmp_path / "old", "hugging-face")
+    porting.write(porting.from_weights(CONFIG, NEW), tmp_path / "new", "concord")
+    assert invoke("port", "new", "-o", "a/b/out", "--to", "keras")[0] == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "new", "old"]
+    code, _, lines = invoke("port", "new", "-o", "old", "--to", "keras")
+    assert (code, len(lines), bits(tmp_path / "old")) == (2, 1, {name: array.tobytes() for name, array in OLD.items()})
+    assert invoke("port", "new", "-o", "old", "--to", "keras", "--force")[0] == 0
+    assert bits(tmp_path / "old") == {name: array.tobytes() for name, array in NEW.items()}
