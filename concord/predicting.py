@@ -25,8 +25,8 @@ from concord.terminal import Terminal, complain
 
 if TYPE_CHECKING:
     from concord.training.data import Sample
-    from concord.training.metrics import Metrics
-    from concord.training.prediction import Bad, InOrder, Model, Predict, Prediction
+    from concord.training.metrics import Metrics, Predict
+    from concord.training.prediction import Bad, InOrder, Model, Prediction
 
 Checkpoint = Annotated[Path, typer.Argument(metavar="CHECKPOINT", parser=writing.path, help="A checkpoint, or a run, of which the best.")]
 Backend = Annotated[str | None, typer.Option("--backend", metavar="B", autocompletion=options.among(backends.names), help="torch, tf, paddle, jax, an installed plugin, or package.module:Class.")]

@@ -20,7 +20,8 @@ from concord.spec.training.schedules import learning_rate
 from concord.training import checkpoint
 from concord.training.checkpoint import Checkpoint, Progress
 from concord.training.log import COLUMNS, read_log
-from concord.training.ordinary import Source, evaluate, fit
+from concord.training.metrics import measure
+from concord.training.ordinary import Source, fit
 from concord.training.plan import Plan
 from tests.conftest import small_config
 from tests.toys.trainable import Trainable
@@ -159,7 +160,8 @@ def test_evaluation_is_the_mean_loss_of_the_specification(classes: int, ignored:
     config = CONFIG.replace(num_classes=classes, ignore_label=ignored)
     weights, batch = spec.initialize(config, seed=2), spec.example_batch(config, batch=7, tokens=5, seed=4)
     truth = spec.reference(config, weights, batch)
-    loss, accuracy = evaluate(lambda given: spec.reference(config, weights, given).logits, config, [batch])
+    metrics, loss = measure(lambda given: spec.reference(config, weights, given).logits, config, [batch])
+    assert loss is not None
     assert abs(loss - float(truth.loss)) <= 8 * np.spacing(float(truth.loss))
     counted = batch.required("labels") != (-1 if ignored is None else ignored)
-    assert accuracy == float((spec.predict(config, truth.logits) == batch.labels)[counted].mean())
+    assert metrics.accuracy == float((spec.predict(config, truth.logits) == batch.labels)[counted].mean())

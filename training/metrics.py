@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, log_softmax, softmax
 
+from concord.spec.batch import Batch
+from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
+
+Predict = Callable[[Batch], NDArray[np.floating]]
+"""Returns the logits (B, C) of a batch."""
 
 
 def probabilities(logits: ArrayLike) -> NDArray[np.float64]:
@@ -130,3 +137,22 @@ class Metrics:
         """The mean F1 of the classes that are not absent; None if all are."""
         present = [found.f1 for found in self.classes if found.f1 is not None]
         return sum(present) / len(present) if present else None
+
+
+def measure(predict: Predict, config: EncoderConfig, batches: Iterable[Batch], done: Callable[[int], Any] = lambda count: None) -> tuple[Metrics, float | None]:
+    """Return what a model's predictions come to, and the mean loss (SPEC LOS-1, LOS-3, without LOS-4) in float64; None without any sample.
+
+    Args:
+        predict: of the model.
+        batches: labelled; samples that do not count in the loss are left out.
+        done: is told how many samples are done.
+    """
+    metrics, found, count = Metrics(max(config.num_classes, 2)), [np.zeros(0)], 0
+    for batch in batches:
+        labels = batch.required("labels")
+        counted = labels != config.ignore_label  # all of them where there is none
+        logits = np.asarray(predict(batch), np.float64)[counted]
+        metrics.add(logits, labels[counted])
+        found.append(losses(logits, labels[counted]))
+        done(count := count + len(labels))
+    return metrics, float(np.concatenate(found).mean()) if metrics.count else None

@@ -16,13 +16,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from concord.backends.interface import Request
 from concord.backends.worker import Worker
 from concord.spec.batch import Batch
-from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
 from concord.spec.files import section, write_text
 from concord.spec.parameters import parameters
@@ -32,7 +30,7 @@ from concord.spec.training.trajectory import Training, counts
 from concord.training import checkpoint
 from concord.training.checkpoint import Best, Checkpoint
 from concord.training.log import Log
-from concord.training.metrics import Metrics, losses
+from concord.training.metrics import measure
 
 RESULT = "test.json"
 """The file of a run that says what its best model does on the test samples."""
@@ -165,13 +163,17 @@ class Fitting:
     def evaluated(self) -> dict[str, Any]:
         """Evaluate the model, and note whether it is the best so far."""
         assert self.source.dev is not None
-        loss, accuracy = evaluate(self.session.predict, self.start.config, self.source.dev())
-        best, found = self.progress.best, Best(self.progress.step, loss, accuracy)
+        best, found = self.progress.best, self.judged(self.progress.step, self.source.dev())
         if best is None or self._rank(found) > self._rank(best):
             self.progress = replace(self.progress, best=found, unimproved=0)
         else:
             self.progress = replace(self.progress, unimproved=self.progress.unimproved + 1)
-        return {"dev_loss": loss, "dev_accuracy": accuracy}
+        return {"dev_loss": found.loss, "dev_accuracy": found.accuracy}
+
+    def judged(self, step: int, batches: Iterable[Batch]) -> Best:
+        """Return what the model of a step does on batches; where no sample of them counts, a loss of NaN."""
+        metrics, loss = measure(self.session.predict, self.start.config, batches)
+        return Best(step, math.nan if loss is None else loss, metrics.accuracy or 0.0)
 
     def _rank(self, best: Best) -> tuple[float, float]:
         return (best.accuracy, -best.loss) if self.plan.best_by == "accuracy" else (-best.loss, best.accuracy)
@@ -194,7 +196,7 @@ class Fitting:
         assert self.source.test is not None
         best = checkpoint.read(self.run)
         self.session.load(everything(best), best.progress.step)
-        return Best(best.progress.step, *evaluate(self.session.predict, best.config, self.source.test()))
+        return self.judged(best.progress.step, self.source.test())
 
     def save(self) -> None:
         """Keep a checkpoint, and remove those that are no longer needed."""
@@ -258,18 +260,6 @@ def chained(samples: str, window: Sequence[Numbered]) -> str:
     """Return the SHA-256 over the ids of samples and those of one step more."""
     ids = "".join(f"{name}\n" for names, _ in window for name in names)
     return hashlib.sha256(f"{samples}\n{ids}".encode()).hexdigest()
-
-
-def evaluate(predict: Callable[[Batch], NDArray[np.floating]], config: EncoderConfig, batches: Iterable[Batch]) -> tuple[float, float]:
-    """Return mean loss (SPEC LOS-1, LOS-3, without LOS-4) and accuracy of what is predicted, in float64."""
-    counted, found = Metrics(max(config.num_classes, 2)), []
-    for batch in batches:
-        labels = batch.required("labels")
-        judged = labels != config.ignore_label  # all of them where there is none
-        logits, labels = np.asarray(predict(batch))[judged], labels[judged]
-        found.append(losses(logits, labels))
-        counted.add(logits, labels)
-    return float(np.concatenate(found).mean()), counted.accuracy or 0.0
 
 
 def said(row: dict[str, Any]) -> str:

@@ -21,13 +21,11 @@ from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Training
 from concord.training import checkpoint
 from concord.training.data import Complaints, Corpus, Labels, Sample, Samples, TextEncoder, batches, encode
-from concord.training.metrics import Metrics, losses, predicted, probabilities
+from concord.training.metrics import Metrics, Predict, measure, predicted, probabilities
 from concord.training.plan import PAD_TO
 
 AT_ONCE = 1024
 """Texts that are read, sorted by length and predicted before more are read."""
-
-Predict = Callable[[Batch], NDArray[np.floating]]
 
 
 @dataclass(frozen=True)
@@ -169,17 +167,5 @@ def _predicted(model: Model, compute: Predict, samples: list[Sample], size: int)
 
 
 def evaluate(model: Model, compute: Predict, corpus: Corpus, size: int, done: Callable[[int], Any] = lambda count: None) -> tuple[Metrics, float | None]:
-    """Return what a model's predictions come to, and the mean loss (SPEC LOS-1 to LOS-3) in float64; samples that do not count in the loss are left out.
-
-    Args:
-        corpus: labelled samples.
-        done: is told how many samples are done.
-    """
-    metrics, total, count = Metrics(len(model.labels.names)), 0.0, 0
-    for _, batch in _batches(corpus, model.config, size):
-        logits, labels = np.asarray(compute(batch), np.float64), batch.required("labels")
-        done(count := count + len(labels))
-        counted = np.ones(len(labels), bool) if model.config.ignore_label is None else labels != model.config.ignore_label
-        metrics.add(logits[counted], labels[counted])
-        total += float(losses(logits[counted], labels[counted]).sum())
-    return metrics, total / metrics.count if metrics.count else None
+    """Return what a model's predictions of labelled samples come to (:func:`concord.training.metrics.measure`)."""
+    return measure(compute, model.config, (batch for _, batch in _batches(corpus, model.config, size)), done)
