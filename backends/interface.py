@@ -15,7 +15,7 @@ from concord.spec.batch import Batch, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, unknown
 from concord.spec.parameters import Weights, validate_weights
-from concord.spec.precision import precision
+from concord.spec.precision import PRECISIONS
 from concord.spec.tensors import PARTS, axis_sizes, check_part, inputs, resolve, taps
 from concord.spec.training.trajectory import Training
 
@@ -123,8 +123,7 @@ class Request(Settings, Problem):
         check_part(self.part)
         if self.tap_gradients and not self.gradients:
             raise SpecError("'tap_gradients' is true but 'gradients' is false: those of taps come beside the others")
-        precision(self.dtype)
-        named = (("implementation", self.implementation, IMPLEMENTATIONS), ("execution", self.execution, EXECUTIONS), ("precision", self.precision, PRECISION_MODES))
+        named = (("dtype", self.dtype, tuple(PRECISIONS)), ("implementation", self.implementation, IMPLEMENTATIONS), ("execution", self.execution, EXECUTIONS), ("precision", self.precision, PRECISION_MODES))
         for kind, name, known in named:
             if name not in known and not (kind == "implementation" and ":" in name):
                 raise unknown(kind, name, list(known))

@@ -39,7 +39,7 @@ def data(
     layout: Layout = None,
     columns: Columns = None,
     on_error: OnError = "skip",
-    tokenization: Annotated[str, typer.Option("--tokenization", metavar="T", help="What counts as a token: characters, wordpiece or words.")] = "characters",
+    tokenization: options.Tokenization = "characters",
     vocab_file: Annotated[Path | None, typer.Option("--vocab-file", metavar="FILE", parser=writing.path, help="A vocab.txt. Default: what is in the first file.")] = None,
     tokens: Annotated[int, typer.Option("--tokens", metavar="N", help="Of a sample; what is longer is truncated.")] = 128,
     json: options.Json = None,

@@ -30,7 +30,7 @@ def experiment(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", parser=writing.path, help="The folder of all runs; what is finished in it is kept, and what was begun goes on.")] = Path("concord-experiment"),
     variant: Annotated[str, typer.Option("--variant", metavar="V", autocompletion=options.among(spec.variants), help="What the models share, in small sizes; not of 'variants'.")] = "nndl-paddle-api",
     changes: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Another value for a field of the configuration or the recipe; may be repeated.")] = None,
-    tokenization: Annotated[str, typer.Option("--tokenization", metavar="T", help="characters, wordpiece or words.")] = "characters",
+    tokenization: options.Tokenization = "characters",
     tokens: Annotated[int, typer.Option("--tokens", metavar="N", help="Tokens of a sample; longer ones are cut.")] = 64,
     recipe_name: Annotated[str, typer.Option("--recipe", metavar="R", autocompletion=options.among(recipes), help="A known recipe, or a TOML file.")] = "adamw",
     batch: Annotated[int, typer.Option("--batch", metavar="N", help="Samples in a batch.")] = 32,

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from concord import backends, spec, writing
+from concord import options, spec, writing
 from concord.conformance.report import within
 from concord.ending import halting
 from concord.progress import bars
@@ -22,6 +22,7 @@ from concord.training import checkpoint
 from concord.training.ordinary import Outcome, fit
 
 if TYPE_CHECKING:
+    from concord.conformance.campaign import Settings
     from concord.training.checkpoint import Checkpoint
     from concord.training.data import Corpus
 
@@ -29,17 +30,18 @@ MARKERS = "training"
 """The name of the markers between which a table of runs stands in a Markdown file."""
 
 
-def one_backend(asked: list[str] | None) -> str:
+def one_backend(asked: list[str] | None, *elsewhere: list[str] | None) -> str:
     """Return the backend that trains.
 
+    Args:
+        elsewhere: options that place a backend, as :func:`concord.options.names` takes them.
+
     Raises:
-        SpecError: if there is not exactly one, or none of that name.
+        SpecError: if there is not exactly one, or none of that name, or another one is placed.
     """
     if len(asked or ()) != 1:
         raise SpecError(f"--backend is given {len(asked or ())} times but must be given once: one framework trains the model")
-    name = (asked or [""])[0]
-    backends.resolve(name)
-    return name
+    return options.names(asked, *elsewhere)[0]
 
 
 def refuse_used(out: Path) -> None:
@@ -86,43 +88,46 @@ def _value(text: str) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def going_on(run: Path, limits: dict[str, Any]) -> tuple[Checkpoint, dict[str, Corpus]]:
+def going_on(run: Path, limits: dict[str, Any], *elsewhere: list[str] | None) -> tuple[Checkpoint, dict[str, Corpus]]:
     """Return the last checkpoint of a run, with limits given anew, and its samples.
 
+    Args:
+        elsewhere: options that place its backend, as :func:`concord.options.names` takes them.
+
     Raises:
-        SpecError: if there is none, or the samples are others now.
+        SpecError: if there is none, another backend is placed, or the samples are others now.
     """
     from concord.training.beginning import again
 
     start = checkpoint.read(run, "last")
     anew = {name: value for name, value in limits.items() if value is not None}
+    if start.progress.plan is not None:
+        options.names([start.progress.plan.backend], *elsewhere)
     if start.progress.plan is not None and anew:
         start = replace(start, progress=replace(start.progress, plan=replace(start.progress.plan, **anew), ended=""))
     return start, again(start)
 
 
-def run(
-    start: Checkpoint, corpora: dict[str, Corpus], folder: Path, tensorboard: Path | None, python: list[str] | None, ssh: list[str] | None, time_limit: float, memory_limit: int | None
-) -> Outcome:
+def run(start: Checkpoint, corpora: dict[str, Corpus], folder: Path, settings: Settings, tensorboard: Path | None) -> Outcome:
     """Train, and say how far it has come.
+
+    Args:
+        settings: of the worker; device, threads and determinism are the plan's.
 
     Raises:
         SpecError, WorkerFailure, Unsupported: as :func:`concord.training.ordinary.fit` does.
         KeyboardInterrupt: when interrupted, after a checkpoint was kept.
     """
-    from concord.training.beginning import counted, source
+    from concord.training.beginning import counted, planned_steps, source
 
     plan, recipe = start.progress.plan, start.recipe
     assert plan is not None
     assert recipe is not None
     if start.progress.ended:
         return Outcome(start)
-    place = {name: value.partition("=")[2] for name, values in (("python", python), ("ssh", ssh)) for value in values or ()}
-    steps = -(-counted(corpora["train"], plan.batch) // recipe.accumulation)
-    total = min([*([plan.steps] if plan.steps else []), *([plan.epochs * steps] if plan.epochs else [])], default=None)
-    with backends.open(
-        plan.backend, device=plan.device, time_limit=time_limit, memory_limit=memory_limit, threads=plan.threads, deterministic=plan.deterministic, **place
-    ) as worker, bars([plan.backend], total, "steps") as reached, halting() as halted:
+    total = planned_steps(recipe, plan, counted(corpora["train"], plan.batch))
+    place = replace(settings, device=plan.device, threads=plan.threads, deterministic=plan.deterministic)
+    with place.open(plan.backend) as worker, bars([plan.backend], total, "steps") as reached, halting() as halted:
         outcome = fit(worker, start, source(start, corpora), folder, halted, partial(reached, plan.backend), tensorboard)
         if not outcome.last.progress.ended:
             Terminal(stderr=True).print(f"a checkpoint of step {outcome.last.progress.step} was kept; --resume {folder} goes on", soft_wrap=True)

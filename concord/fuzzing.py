@@ -22,7 +22,7 @@ from concord.conformance.fuzz import Findings, Plan, hunt, places, read_found, s
 from concord.conformance.fuzz.cases import PADDINGS, FuzzCase
 from concord.conformance.fuzz.findings import FAILED
 from concord.progress import bars
-from concord.spec.errors import SpecError, unknown
+from concord.spec.errors import SpecError, unknowns
 from concord.spec.files import obstacle
 from concord.spec.precision import PRECISIONS
 from concord.spec.tensors import PARTS
@@ -62,8 +62,7 @@ def plan(
     Raises:
         SpecError: listing every option that cannot be understood.
     """
-    problems = [str(unknown("dtype", name, list(PRECISIONS))) for name in dtypes or [] if name not in PRECISIONS]
-    problems += [str(unknown("part", name, list(PARTS))) for name in parts or [] if name not in PARTS]
+    problems = unknowns("dtype", dtypes or [], PRECISIONS) + unknowns("part", parts or [], PARTS)
     for option, value, least in (("--seed", seed, 0), ("--cases", cases, 1), ("--shapes", shapes, 0)):
         if value is not None and value < least:
             problems.append(f"{option} is {value} but must be at least {least}")

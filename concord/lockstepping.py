@@ -16,7 +16,7 @@ from concord.conformance.lockstep.conduct import conduct
 from concord.conformance.lockstep.outcome import MODES
 from concord.conformance.lockstep.report import show
 from concord.progress import bars
-from concord.spec.errors import SpecError, unknown
+from concord.spec.errors import SpecError, unknowns
 from concord.spec.precision import PRECISIONS
 from concord.terminal import Terminal
 
@@ -54,11 +54,11 @@ def chosen(
     """
     sizes = (("--steps", steps, 1), ("--batch", batch, 1), ("--tokens", tokens, 1), ("--seed", seed, 0))
     problems = [f"{option} is {size} but must be at least {least}" for option, size, least in sizes if size is not None and size < least]
-    problems += [] if dtype in PRECISIONS else [str(unknown("dtype", dtype, list(PRECISIONS)))]
+    problems += unknowns("dtype", [dtype], PRECISIONS)
     if (case is not None) + (variant is not None) + (config is not None) != 1:
         problems.append("give one of --case, --variant and --config")
     elif case is not None and case not in CASES:
-        problems.append(str(unknown("case of lockstep", case, list(CASES))))
+        problems += unknowns("case of lockstep", [case], CASES)
     elif case is not None and (batch is not None or tokens is not None or changes):
         problems.append(f"--case {case} has batches and a recipe of its own: --batch, --tokens and --set are for --variant and --config")
     if problems:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from concord import options, spec, writing
 from concord.progress import counting
-from concord.spec.errors import SpecError, unknown
+from concord.spec.errors import SpecError, refuse, unknowns
 from concord.spec.precision import PRECISIONS
 from concord.terminal import Terminal
 
@@ -33,7 +33,7 @@ def attention(
     layer: Annotated[int | None, typer.Option("--layer", metavar="N", help="Of the figure, from 0. Default: all.")] = None,
     head: Annotated[int | None, typer.Option("--head", metavar="N", help="Of the figure, from 0. Default: all.")] = None,
     backend: options.Backends = None,
-    dtype: Annotated[str, typer.Option("--dtype", metavar="D", help="float64, float32, bfloat16 or float16.")] = "float32",
+    dtype: options.Dtype = "float32",
     device: options.Devices = None,
     precision: options.Precision = "strict",
     implementation: options.Implementation = "explicit",
@@ -60,7 +60,7 @@ def attention(
         lambda: _reading(checkpoint, text_a, text_b, variant, tokens, seed),
         lambda: options.names(backend, python, ssh),
         lambda: options.settings(backend, device or "cpu", implementation, execution, python, ssh, time_limit, None, threads, precision),
-        lambda: None if dtype in PRECISIONS else _refuse("dtype", dtype),
+        lambda: refuse(unknowns("dtype", [dtype], PRECISIONS)),
     )
     chosen(reading, layer, head)
     with counting(list(settings.places(names)), 1) as progress:
@@ -99,10 +99,6 @@ def positions(
     console.print(table)
     writing.write(console, (html, lambda: tables.page(forms, forms[0].name)))
     figures.write(console, lambda say: tables.figure(forms), svg, png, [form.name for form in forms])
-
-
-def _refuse(kind: str, name: str) -> None:
-    raise unknown(kind, name, list(PRECISIONS))
 
 
 def _reading(checkpoint: Path | None, text_a: str | None, text_b: str | None, variant: str | None, tokens: int | None, seed: int) -> Reading:

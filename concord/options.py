@@ -14,7 +14,8 @@ from concord.backends.interface import EXECUTIONS, IMPLEMENTATIONS, PRECISION_MO
 from concord.backends.machine import wrong_host
 from concord.backends.worker import TIME_LIMIT
 from concord.conformance.campaign import Settings
-from concord.spec.errors import SpecError, unknown
+from concord.spec.errors import SpecError, collecting, unknowns
+from concord.spec.errors import collect as collect  # for the commands, which collect what is wrong with their options
 
 if TYPE_CHECKING:
     from concord.own import Given
@@ -30,6 +31,7 @@ def among(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
 Variants = Annotated[list[str] | None, typer.Option("--variant", metavar="V", autocompletion=among(spec.variants), help="A variant; may be repeated. Default: all.")]
 Backends = Annotated[list[str] | None, typer.Option("--backend", metavar="B", autocompletion=among(backends.names), help="torch, tf, paddle, jax, an installed plugin, or package.module:Class; may be repeated. Default: all that are installed.")]
 Dtypes = Annotated[list[str] | None, typer.Option("--dtype", metavar="D", autocompletion=among(lambda: spec.PRECISIONS), help="float64, float32, bfloat16 or float16; may be repeated.")]
+Dtype = Annotated[str, typer.Option("--dtype", metavar="D", autocompletion=among(lambda: spec.PRECISIONS), help="float64, float32, bfloat16 or float16.")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.")]
 Devices = Annotated[list[str] | None, typer.Option("--device", metavar="D", help="cpu, cuda or cuda:N; may be repeated: every backend on every device. Default: cpu.")]
 Precision = Annotated[str, typer.Option("--precision", metavar="P", autocompletion=among(lambda: PRECISION_MODES), help="How float32 products are computed. strict: in full float32; tf32: as tensor cores do, judged by TF32's own rules; default: as each framework does unasked, judged as float32.")]
@@ -40,6 +42,7 @@ Execution = Annotated[str, typer.Option("--execution", autocompletion=among(lamb
 Part = Annotated[str, typer.Option("--part", autocompletion=among(lambda: spec.PARTS), help="model, pooled, encoder, stack, attention or dot_product.")]
 Parts = Annotated[list[str] | None, typer.Option("--part", metavar="P", autocompletion=among(lambda: spec.PARTS), help="model, pooled, encoder, stack, attention or dot_product; may be repeated. Default: all, mostly model.")]
 Cases = Annotated[list[str] | None, typer.Option("--case", metavar="C", help="A standard case by name; may be repeated. Default: all.")]
+Tokenization = Annotated[str, typer.Option("--tokenization", metavar="T", help="characters, wordpiece or words.")]
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", parser=writing.path, help="Write the results as JSON.")]
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", parser=writing.path, help="Write the results as a page: one file that needs nothing else.")]
 Python = Annotated[list[str] | None, typer.Option("--python", metavar="B=PATH", help="Run a backend with the interpreter of another environment.")]
@@ -90,9 +93,8 @@ def settings(
     interpreters, hosts = _pairs("--python", python, problems), _pairs("--ssh", ssh, problems)
     problems += [f"--ssh: {wrong}" for host in hosts.values() if (wrong := wrong_host(host))]
     if ":" not in implementation:  # a name with a colon is a backend's own
-        _known("implementation", implementation, IMPLEMENTATIONS, problems)
-    _known("execution", execution, EXECUTIONS, problems)
-    _known("precision", precision, PRECISION_MODES, problems)
+        problems += unknowns("implementation", [implementation], IMPLEMENTATIONS)
+    problems += unknowns("execution", [execution], EXECUTIONS) + unknowns("precision", [precision], PRECISION_MODES)
     devices = [device] if isinstance(device, str) else list(dict.fromkeys(device))
     problems += [f"--device is {name!r} but must be cpu, cuda or cuda:N" for name in devices if not re.fullmatch(r"cpu|cuda(:\d+)?", name)]
     if repeat < 1:
@@ -151,28 +153,6 @@ def _pairs(option: str, values: list[str] | None, problems: list[str]) -> dict[s
     return pairs
 
 
-def _known(kind: str, name: str, known: Sequence[str], problems: list[str]) -> None:
-    if name not in known:
-        problems.append(str(unknown(kind, name, list(known))))
-
-
-def collect(*steps: Callable[[], Any]) -> list[Any]:
-    """Return the result of each step, or raise what is wrong with all of them at once.
-
-    Raises:
-        SpecError: listing every problem of every step.
-    """
-    results, problems = [], []
-    for step in steps:
-        try:
-            results.append(step())
-        except SpecError as error:
-            problems += error.problems
-    if problems:
-        raise SpecError(problems)
-    return results
-
-
 def names(asked: list[str] | None, *elsewhere: list[str] | None) -> list[str]:
     """Return the backends to run: those asked for, each once, or all known ones.
 
@@ -187,10 +167,8 @@ def names(asked: list[str] | None, *elsewhere: list[str] | None) -> list[str]:
     placed = [name for values in elsewhere for name, equals, _ in (value.partition("=") for value in values or []) if equals and _is_backend(name)]
     problems = [f"{name!r} is given an interpreter or a host but does not run; add --backend {name}" for name in placed if name not in chosen]
     for name in chosen:
-        try:
+        with collecting(problems):
             backends.resolve(name)
-        except SpecError as error:
-            problems += error.problems
     if problems:
         raise SpecError(problems)
     return chosen

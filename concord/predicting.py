@@ -15,9 +15,10 @@ from rich.table import Table
 from concord import backends, options, writing
 from concord.backends.interface import Settings, Unsupported
 from concord.backends.worker import WorkerFailure
+from concord.conformance.campaign import Settings as Places  # where and how long a worker runs
 from concord.describing import Columns, Layout, OnError, columns_of
 from concord.progress import Reached, bars
-from concord.spec.errors import SpecError, optional, unknown
+from concord.spec.errors import SpecError, optional, unknowns
 from concord.spec.files import opened
 from concord.spec.files import writing as written
 from concord.spec.precision import PRECISIONS
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 Checkpoint = Annotated[Path, typer.Argument(metavar="CHECKPOINT", parser=writing.path, help="A checkpoint, or a run, of which the best.")]
 Backend = Annotated[str | None, typer.Option("--backend", metavar="B", autocompletion=options.among(backends.names), help="torch, tf, paddle, jax, an installed plugin, or package.module:Class.")]
-Dtype = Annotated[str, typer.Option("--dtype", metavar="D", help="float64, float32, bfloat16 or float16.")]
 Size = Annotated[int, typer.Option("--batch", metavar="N", help="Samples in a batch.")]
 
 
@@ -44,7 +44,7 @@ def evaluate(
     cache: Annotated[Path | None, typer.Option("--cache", metavar="DIR", parser=writing.path, help="Where encoded texts are kept. Default: the user's cache folder.")] = None,
     batch: Size = 32,
     json: options.Json = None,
-    dtype: Dtype = "float32",
+    dtype: options.Dtype = "float32",
     device: options.Device = "cpu",
     precision: options.Precision = "strict",
     implementation: options.Implementation = "explicit",
@@ -89,7 +89,7 @@ def predict(
     columns: Columns = None,
     on_error: OnError = "fail",
     batch: Size = 32,
-    dtype: Dtype = "float32",
+    dtype: options.Dtype = "float32",
     device: options.Device = "cpu",
     precision: options.Precision = "strict",
     implementation: options.Implementation = "explicit",
@@ -161,21 +161,20 @@ def _line(found: Prediction | Bad, model: Model) -> dict[str, Any]:
 def place(
     backend: str | None, device: str, implementation: str, execution: str, python: list[str] | None, ssh: list[str] | None,
     time_limit: float, memory_limit: float | None, threads: int | None, precision: str, dtype: str, size: int,
-) -> tuple[str, dict[str, Any], Settings]:  # fmt: skip
+) -> tuple[str, Places, Settings]:  # fmt: skip
     """Return the backend, where it runs, and how it computes."""
     problems = [] if backend is not None else ["--backend is not given: which framework is to compute?"]
-    problems += [str(unknown("dtype", dtype, list(PRECISIONS)))] if dtype not in PRECISIONS else []
+    problems += unknowns("dtype", [dtype], PRECISIONS)
     problems += [f"--batch is {size} but must be at least 1"] if size < 1 else []
     if problems or backend is None:
         raise SpecError(problems)
     options.names([backend], python, ssh)
     found = options.settings([backend], device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision)
-    where = {"device": device, "python": found.python.get(backend), "ssh": found.ssh.get(backend), "threads": threads, "time_limit": time_limit, "memory_limit": found.memory_limit}
-    return backend, where, Settings(dtype, implementation, execution, device, precision)
+    return backend, found, Settings(dtype, implementation, execution, device, precision)
 
 
 @contextmanager
-def _computing(model: Model, backend: str, where: dict[str, Any], settings: Settings) -> Iterator[tuple[Predict, Any, str]]:
+def _computing(model: Model, backend: str, where: Places, settings: Settings) -> Iterator[tuple[Predict, Any, str]]:
     """Have a backend compute; that it cannot, or is not there, ends the command with exit code 3."""
     from concord.training.prediction import predictor
 
@@ -185,7 +184,7 @@ def _computing(model: Model, backend: str, where: dict[str, Any], settings: Sett
             yield lambda done: _tell(tell, name, done)
 
     try:
-        with backends.open(backend, **where) as worker:
+        with where.open(backend) as worker:
             yield predictor(worker, model, settings), reached, backend
     except (WorkerFailure, Unsupported) as error:
         complain(f"{backend}: {error}")

@@ -13,10 +13,11 @@ import typer
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from concord import backends, options, predicting, writing
+from concord import options, predicting, writing
 from concord.backends.interface import Run, Settings, Unsupported
 from concord.backends.wire import run_arrays
 from concord.backends.worker import Worker, WorkerFailure
+from concord.conformance.campaign import Settings as Places  # where and how long a worker runs
 from concord.own import Own, load, tell
 from concord.progress import bars
 from concord.spec.batch import Batch
@@ -47,7 +48,7 @@ def run(
     batch: Annotated[int | None, typer.Option("--batch", metavar="N", help="Samples that are computed at once. Default: 32; with --taps or --gradients all.")] = None,
     max_tokens: options.MaxTokens = None,
     show_tokens: options.ShowTokens = False,
-    dtype: predicting.Dtype = "float32",
+    dtype: options.Dtype = "float32",
     device: options.Device = "cpu",
     precision: options.Precision = "strict",
     implementation: options.Implementation = "explicit",
@@ -78,7 +79,7 @@ def run(
 
 
 def computed(
-    found: Own, whole: Batch, backend: str, where: dict[str, Any], settings: Settings, taps: bool, gradients: bool, rows: int
+    found: Own, whole: Batch, backend: str, where: Places, settings: Settings, taps: bool, gradients: bool, rows: int
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """Return what a backend computes of a batch, by name, and what it says of itself; that it cannot ends the command with exit code 3.
 
@@ -86,7 +87,7 @@ def computed(
         rows: samples that are computed at once.
     """
     try:
-        with backends.open(backend, **where) as worker, bars([backend], len(whole.required("input_ids")), "samples") as reached:
+        with where.open(backend) as worker, bars([backend], len(whole.required("input_ids")), "samples") as reached:
             runs = list(_runs(worker, found, whole, settings, taps, gradients, rows, lambda done: reached(backend, done, "")))
     except (WorkerFailure, Unsupported) as error:
         complain(f"{backend}: {error}")

@@ -19,7 +19,7 @@ from concord.conformance.campaign import Settings
 from concord.conformance.report import within
 from concord.conformance.tolerance import Z
 from concord.progress import telling
-from concord.spec.errors import SpecError, unknown
+from concord.spec.errors import SpecError, collecting, refuse, unknowns
 from concord.spec.precision import PRECISIONS
 from concord.speed import Mode, Plan, Record, Workload, compare, measure, read, workload
 from concord.speed.bandwidth import copy_gbytes
@@ -87,10 +87,8 @@ def models(
     problems = [f"--{axis} is {size} but must be at least 1 and at most {MOST}" for axis, size in sizes if size is not None and not 1 <= size <= MOST]
     asked = (None, None) if problems else (batch, tokens)
     for make, given in wanted:
-        try:
+        with collecting(problems):
             found.append(of_size(make(given), *asked))
-        except SpecError as error:
-            problems += error.problems
     if problems:
         raise SpecError(list(dict.fromkeys(problems)))
     return found
@@ -124,18 +122,15 @@ def workloads(
     Raises:
         SpecError: listing every name that is unknown.
     """
-    problems = [str(unknown("dtype", name, list(PRECISIONS))) for name in dtypes or () if name not in PRECISIONS]
-    if problems:
-        raise SpecError(problems)
+    refuse(unknowns("dtype", dtypes or (), PRECISIONS))
+    problems: list[str] = []
     found: list[Workload] = []
     on_cpu = device == "cpu"
     dtypes = dtypes or (("float32",) if on_cpu else ("float32", "bfloat16"))
     for model, kind, padding, dtype in itertools.product(models, kinds or (("inference",) if on_cpu else WORKLOAD_KINDS), paddings or ("full",), dtypes):
-        try:
+        with collecting(problems):
             work = workload(model, kind, padding, dtype)
             found += sweep(swept, work) if swept else [work]
-        except SpecError as error:
-            problems += error.problems
     if problems:
         raise SpecError(list(dict.fromkeys(problems)))
     return tuple(found)
@@ -147,7 +142,7 @@ def modes(implementations: Sequence[str] | None, executions: Sequence[str] | Non
     Raises:
         SpecError: for an unknown profile.
     """
-    wrong = [str(unknown("profile", name, list(PROFILES))) for name in profiles or () if name not in PROFILES]
+    wrong = unknowns("profile", profiles or (), PROFILES)
     if wrong:
         raise SpecError(wrong)
     if implementations or executions:

@@ -23,7 +23,6 @@ Changes = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE"
 Data = Annotated[Path | None, typer.Option("--data", metavar="PATH", parser=writing.path, help="Training samples, or a folder with train, dev and test.")]
 Dev = Annotated[Path | None, typer.Option("--dev", metavar="PATH", parser=writing.path, help="Samples to evaluate on.")]
 Test = Annotated[Path | None, typer.Option("--test", metavar="PATH", parser=writing.path, help="Samples that the best model is evaluated on in the end.")]
-Tokenization = Annotated[str, typer.Option("--tokenization", metavar="T", help="characters, wordpiece or words.")]
 Vocabulary = Annotated[int | None, typer.Option("--vocabulary", metavar="N", help="Tokens that are learnt at most. Default: as many as the model has.")]
 VocabFile = Annotated[Path | None, typer.Option("--vocab-file", metavar="FILE", parser=writing.path, help="A vocab.txt to take instead.")]
 Tokens = Annotated[int | None, typer.Option("--tokens", metavar="N", help="Tokens of a sample; longer ones are cut. Default: as many as the model has positions for.")]
@@ -50,20 +49,19 @@ Out = Annotated[Path, typer.Option("--out", metavar="DIR", parser=writing.path, 
 Resume = Annotated[Path | None, typer.Option("--resume", metavar="DIR", parser=writing.path, help="Go on with the run in DIR; only its limits can be changed.")]
 CurvesFile = Annotated[Path | None, typer.Option("--curves", metavar="FILE", parser=writing.path, help="Write curves of loss and accuracy as SVG, PNG or PDF.")]
 Tensorboard = Annotated[Path | None, typer.Option("--tensorboard", metavar="DIR", parser=writing.path, help="Write event files too.")]
-Dtype = Annotated[str, typer.Option("--dtype", metavar="D", help="float64, float32, bfloat16 or float16.")]
 
 
 def train(
     context: typer.Context, lockstep: Lockstep = False, case: Case = None, free_running: FreeRunning = False, stop_first: StopFirst = False, json: options.Json = None,
     backend: options.Backends = None, variant: Variant = None, config: Config = None, changes: Changes = None, data: Data = None, dev: Dev = None,
-    test: Test = None, layout: Layout = None, columns: Columns = None, on_error: OnError = "fail", tokenization: Tokenization = "characters",
+    test: Test = None, layout: Layout = None, columns: Columns = None, on_error: OnError = "fail", tokenization: options.Tokenization = "characters",
     vocabulary: Vocabulary = None, vocab_file: VocabFile = None, tokens: Tokens = None, recipe_name: RecipeName = "adamw",
     learning_rate: LearningRate = None, schedule: Schedule = None, warmup: Warmup = None, dropout: Dropout = None,
     dropout_by: DropoutBy = "spec",
     accumulation: Accumulation = None, batch: Batch = None, bucketed: Bucketed = True, pad_to: PadTo = 16, epochs: Epochs = None, steps: Steps = None,
     minutes: Minutes = None, patience: Patience = None, log_every: LogEvery = 20, evaluate_every: EvaluateEvery = None,
     save_every: SaveEvery = None, best_by: BestBy = "accuracy", seed: Seed = 0, out: Out = Path("concord-run"), resume: Resume = None,
-    html: options.Html = None, curves_file: CurvesFile = None, tensorboard: Tensorboard = None, dtype: Dtype = "float32",
+    html: options.Html = None, curves_file: CurvesFile = None, tensorboard: Tensorboard = None, dtype: options.Dtype = "float32",
     implementation: options.Implementation = "explicit", execution: options.Execution = "eager", device: options.Device = "cpu",
     precision: options.Precision = "strict", deterministic: options.Deterministic = False, python: options.Python = None, ssh: options.Ssh = None,
     time_limit: options.TimeLimit = options.DEFAULT_TIME_LIMIT, memory_limit: options.MemoryLimit = None, threads: options.Threads = None,
@@ -80,11 +78,11 @@ def train(
         from concord.training.plan import Plan
     writing.check(html, curves_file)
     given: dict[str, Any] = {"epochs": epochs, "steps": steps, "minutes": minutes, "patience": patience}
+    settings = options.settings(backend, *how)
     if resume is not None:
-        start, corpora = fitting.going_on(resume, given)
+        start, corpora = fitting.going_on(resume, given, python, ssh)
     else:
-        name = fitting.one_backend(backend)
-        settings = options.settings([name], *how)
+        name = fitting.one_backend(backend, python, ssh)
         if data is None:
             raise SpecError("--data is not given: what is the model to be trained on? (--resume DIR goes on with a run)")
         fitting.refuse_used(out)
@@ -97,8 +95,7 @@ def train(
         model, recipe = fitting.described(variant, config, recipe_name, changes or [])
         recipe = beginning.changed_recipe(recipe, learning_rate, schedule, warmup, dropout, accumulation)
         start, corpora = beginning.begin(model, recipe, plan, beginning.Texts(tokenization=tokenization, vocabulary=vocabulary, file=vocab_file, tokens=tokens), seed)
-    limit = None if memory_limit is None else int(memory_limit * 2**20)
-    fitting.run(start, corpora, resume or out, tensorboard, python, ssh, time_limit, limit)
+    fitting.run(start, corpora, resume or out, settings, tensorboard)
     fitting.compare([resume or out], curves_file, html)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from concord.conformance.campaign import Job
 from concord.spec.cases import SCENARIOS, Case, standard_cases
 from concord.spec.config import variants as known_variants
-from concord.spec.errors import SpecError, unknown
+from concord.spec.errors import refuse, unknowns
 from concord.spec.precision import PRECISIONS
 from concord.spec.tensors import PARTS
 
@@ -30,13 +30,9 @@ def check_cases(variants: Sequence[str] | None = None, dtypes: Sequence[str] = D
     Raises:
         SpecError: listing every unknown name, with the nearest names.
     """
-    problems = _unknown("part", [part], PARTS) + _unknown("dtype", dtypes, PRECISIONS) + _unknown("variant", variants or [], known_variants())
-    if problems:
-        raise SpecError(problems)
+    refuse(unknowns("part", [part], PARTS) + unknowns("dtype", dtypes, PRECISIONS) + unknowns("variant", variants or [], known_variants()))
     chosen = standard_cases(None if variants is None else list(variants), part)
-    problems = _unknown("case", cases or [], [case.name for case in chosen])
-    if problems:
-        raise SpecError(problems)
+    refuse(unknowns("case", cases or [], [case.name for case in chosen]))
     return [case for case in chosen if cases is None or case.name in cases]
 
 
@@ -50,10 +46,6 @@ def check_jobs(variants: Sequence[str] | None = None, dtypes: Sequence[str] = DT
         for case in check_cases(variants, dtypes, part, cases)
         for dtype in (dtypes[-1:] if SCENARIOS[case.scenario].once and cases is None else dtypes)
     ]
-
-
-def _unknown(kind: str, names: Sequence[str], known: Collection[str]) -> list[str]:
-    return [str(unknown(kind, name, list(known))) for name in names if name not in known]
 
 
 def job_of(case: Case, dtype: str) -> Job:

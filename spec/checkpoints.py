@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from concord.spec.errors import SpecError
+from concord.spec.errors import SpecError, collecting
 from concord.spec.files import MOST_PROBLEMS, read_as, sha256_of
 from concord.spec.tensors import PARTS
 
@@ -50,9 +50,7 @@ def corrupt(folder: Path, contents: Contents) -> list[str]:
     """Return which files of a checkpoint are not those that were written."""
     problems: list[str] = []
     for name, digest in contents.sha256.items():
-        try:
+        with collecting(problems):
             if sha256_of(folder / name) != digest:
                 problems.append(f"{folder / name}: is not what was written: its SHA-256 is another than {folder / CONTENTS} says")
-        except SpecError as error:
-            problems += error.problems
     return problems

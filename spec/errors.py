@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from concord import installation
 
@@ -56,6 +57,45 @@ def unknown(kind: str, name: str, known: list[str]) -> UnknownNameError:
     near = [USUAL[name.lower()]] if USUAL.get(name.lower()) in known else difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"must be one of {', '.join(known)}"
     return UnknownNameError(f"unknown {kind} {name!r}: {hint}")
+
+
+def unknowns(kind: str, names: Iterable[str], known: Iterable[str]) -> list[str]:
+    """Return what is wrong with names of which some are unknown: a line for each, as :func:`unknown` says it."""
+    among = list(known)
+    return [str(unknown(kind, name, among)) for name in names if name not in among]
+
+
+@contextmanager
+def collecting(problems: list[str]) -> Iterator[None]:
+    """Add what is refused within to what is wrong already, and go on."""
+    try:
+        yield
+    except SpecError as error:
+        problems += error.problems
+
+
+def collect(*steps: Callable[[], Any]) -> list[Any]:
+    """Return the result of each step, or raise what is wrong with all of them at once.
+
+    Raises:
+        SpecError: listing every problem of every step.
+    """
+    results, problems = list[Any](), list[str]()
+    for step in steps:
+        with collecting(problems):
+            results.append(step())
+    refuse(problems)
+    return results
+
+
+def refuse(problems: list[str]) -> None:
+    """Raise what is wrong, if anything is.
+
+    Raises:
+        SpecError: listing it.
+    """
+    if problems:
+        raise SpecError(problems)
 
 
 @contextmanager

@@ -18,10 +18,11 @@ import pytest
 
 from concord import spec
 from concord.spec.errors import SpecError
-from concord.training import data
+from concord.training import beginning, data
 from concord.training.data import corpus as corpora
 from concord.training.data import tokenizers
 from concord.training.data.lines import LONGEST, SHOWN
+from concord.training.data.samples import SEPARATOR
 from tests.toys.mutations import mutated
 from tests.toys.surroundings import PATIENCE, ROOT
 
@@ -367,3 +368,10 @@ def test_the_example_of_the_guide_runs(tmp_path: Path) -> None:
     first, second, tokens = done.stdout.splitlines()
     assert sorted(re.findall(r"tsv:(\d)", first + second)) == list("1234")
     assert tokens == "('[CLS]', '质', '量', '好', '[SEP]', '不', '好', '[SEP]')"
+
+
+def test_a_folder_is_read_by_its_splits_in_whatever_layout(tmp_path: Path) -> None:
+    for split, text in (("train", "b c"), ("dev", "d")):
+        (tmp_path / f"{split}.txt").write_text(f"{text}{SEPARATOR}x\n")
+    found = beginning.samples(beginning.files(tmp_path, layout="sep"))
+    assert {split: [(sample.text_a, sample.label) for sample in some.samples] for split, some in found.items()} == {"train": [("b c", "x")], "dev": [("d", "x")]}

@@ -84,6 +84,9 @@ def test_what_cannot_be_trained_is_refused_in_lines(invoke: Invoke, tmp_path: Pa
     assert refused("--set", "num_heads=3")[0].startswith("'d_model' is 16 but must be divisible by 'num_heads', which is 3")
     assert refused("--batch", "0", "--minutes", "-1") == ["--batch is 0 but must be at least 1", "--minutes is -1 but must be above 0"]
     assert refused("--recipe", "adamm")[0].startswith("unknown recipe 'adamm': did you mean 'adamw'")
+    assert refused("--python", "jax=/usr/bin/python3") == ["'jax' is given an interpreter or a host but does not run; add --backend jax"]
+    assert refused("--resume", str(tmp_path / "none"), "--memory-limit", "0") == ["--memory-limit is 0 MiB but must be above 0 and at most 1.07374e+09"]
+    assert refused("--dtype", "tf32")[0].startswith("unknown dtype 'tf32'")
     assert refused("--resume", str(tmp_path / "none"))[0] == f"{tmp_path / 'none'}: no such folder"
     assert refused("--steps", "5", "--warmup", "5") == ["the run has 5 steps but must have more than the 5 in which its learning rate rises: --warmup takes fewer [clause=OPT-9]"]
     assert refused("--dropout-by", "me", "--pad-to", "0") == ["--pad-to is 0 but must be at least 1", "--dropout-by is 'me' but must be spec or native"]

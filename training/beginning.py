@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from numpy.typing import NDArray
 
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
-from concord.spec.errors import SpecError
+from concord.spec.errors import SpecError, collect
 from concord.spec.parameters import initialize, parameters
 from concord.spec.precision import precision
 from concord.spec.training.recipe import RATES, Recipe
 from concord.training.checkpoint import Checkpoint, Progress
-from concord.training.data import Corpus, Labels, Samples, TextEncoder, batches, encode, fitted, read, splits
+from concord.training.data import Corpus, Labels, Samples, TextEncoder, batches, encode, fitted, read
+from concord.training.data.samples import SPLITS, divided
 from concord.training.ordinary import Source
 from concord.training.plan import Files, Plan
 
@@ -62,8 +64,7 @@ def files(data: Path, dev: Path | None = None, test: Path | None = None, layout:
     Raises:
         SpecError: if the folder has no training samples.
     """
-    found = splits(data) if data.is_dir() and layout is None and not (data / "state.json").exists() else {"train": data}
-    found |= {name: path for name, path in (("dev", dev), ("test", test)) if path is not None}
+    found = divided(data) | {name: path for name, path in (("dev", dev), ("test", test)) if path is not None}
     return Files(**{name: str(path.absolute()) for name, path in found.items()}, layout=layout, columns=columns, on_error=on_error)
 
 
@@ -73,16 +74,9 @@ def samples(where: Files) -> dict[str, Samples]:
     Raises:
         SpecError: listing what cannot be read.
     """
-    found, problems = {}, list[str]()
-    for split in ("train", "dev", "test"):
-        if (path := getattr(where, split)) is not None:
-            try:
-                found[split] = read(Path(path), layout=where.layout, columns=where.columns, on_error=where.on_error)
-            except SpecError as error:
-                problems += error.problems
-    if problems:
-        raise SpecError(problems)
-    return found
+    paths = {split: Path(path) for split in SPLITS if (path := getattr(where, split)) is not None}
+    found = collect(*(partial(read, path, layout=where.layout, columns=where.columns, on_error=where.on_error) for path in paths.values()))
+    return dict(zip(paths, found, strict=True))
 
 
 def begin(config: EncoderConfig, recipe: Recipe, plan: Plan, texts: Texts, seed: int = 0) -> tuple[Checkpoint, dict[str, Corpus]]:
@@ -172,6 +166,17 @@ def digest(corpus: Corpus) -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(array.tobytes()).digest() for array in arrays)).hexdigest()
 
 
+def planned_steps(recipe: Recipe, plan: Plan, batches: int) -> int | None:
+    """Return how many steps a run is to make; None where that is not known.
+
+    Args:
+        batches: of an epoch.
+    """
+    limits = [plan.steps] if plan.steps else []
+    limits += [plan.epochs * math.ceil(batches / recipe.accumulation)] if plan.epochs else []
+    return min(limits, default=None)
+
+
 def fitted_recipe(recipe: Recipe, plan: Plan, batches: int) -> Recipe:
     """Return a recipe whose schedule ends with the run, if it ends and it is known when that is.
 
@@ -181,13 +186,12 @@ def fitted_recipe(recipe: Recipe, plan: Plan, batches: int) -> Recipe:
     Raises:
         SpecError: if the run ends while its learning rate still rises.
     """
-    steps = [plan.steps] if plan.steps else []
-    steps += [plan.epochs * math.ceil(batches / recipe.accumulation)] if plan.epochs else []
-    if not steps or recipe.total_steps is None:
+    steps = planned_steps(recipe, plan, batches)
+    if steps is None or recipe.total_steps is None:
         return recipe
-    if min(steps) <= recipe.warmup_steps:
-        raise SpecError(f"the run has {min(steps)} steps but must have more than the {recipe.warmup_steps} in which its learning rate rises: --warmup takes fewer [clause=OPT-9]")
-    return recipe.replace(total_steps=min(steps))
+    if steps <= recipe.warmup_steps:
+        raise SpecError(f"the run has {steps} steps but must have more than the {recipe.warmup_steps} in which its learning rate rises: --warmup takes fewer [clause=OPT-9]")
+    return recipe.replace(total_steps=steps)
 
 
 def changed_recipe(

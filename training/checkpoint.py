@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from concord.backends.wire import in_order, pack
 from concord.spec.checkpoints import CONFIG, CONTENTS, FORMAT, WEIGHTS, Contents, corrupt, read_contents
 from concord.spec.config import EncoderConfig, from_toml
-from concord.spec.errors import SpecError
+from concord.spec.errors import SpecError, collecting, refuse
 from concord.spec.fields import to_toml
 from concord.spec.files import TEMPORARY, parse_toml, read_arrays, read_as, read_text
 from concord.spec.folders import write_folder
@@ -106,7 +105,7 @@ class Checkpoint:
             SpecError: listing everything that is wrong with weights, labels, state and encoder (SPEC WGT-1 to WGT-3).
         """
         problems: list[str] = []
-        with _collecting(problems):
+        with collecting(problems):
             validate_weights(self.config, self.weights, where=where)
         context = f" [{where}]" if where else ""
         if self.encoder is not None and self.labels is not None:
@@ -114,8 +113,7 @@ class Checkpoint:
 
             problems += [f"{problem}{context}" for problem in unfit(self.config, self.encoder, self.labels)]
         problems += [f"{problem}{context}" for problem in self._state_problems()]
-        if problems:
-            raise SpecError(problems)
+        refuse(problems)
 
     def _state_problems(self) -> Iterator[str]:
         if self.recipe is None:
@@ -172,13 +170,12 @@ def read(folder: Path, which: Literal["best", "last"] = "best") -> Checkpoint:
     if contents.part != "model":
         problems.append(f"{folder}: holds the part {contents.part!r} but must hold the whole model: there is nothing to be trained or predicted without a head")
     problems += [f"{folder}: lacks {name}" for name in required if name not in files]
-    if problems:
-        raise SpecError(problems)
+    refuse(problems)
     found: dict[str, Any] = {}
 
     def take(name: str, part: str, reading: Callable[[Path], Any]) -> None:
         if name in files:
-            with _collecting(problems):
+            with collecting(problems):
                 found[part] = reading(folder / name)
 
     take(CONFIG, "config", lambda path: from_toml(read_text(path), str(path)))
@@ -191,8 +188,7 @@ def read(folder: Path, which: Literal["best", "last"] = "best") -> Checkpoint:
 
         take("labels.json", "labels", Labels.read)
         take("text.json", "encoder", lambda path: TextEncoder.read(path.parent))
-    if problems:
-        raise SpecError(problems)
+    refuse(problems)
     read_in = Checkpoint(**{**found, "weights": in_order(found["weights"], found["config"])})
     read_in.validate(where=str(folder))
     return read_in
@@ -205,14 +201,6 @@ def read_recipe(path: Path) -> Recipe:
         SpecError: if it cannot be read, or describes no training.
     """
     return recipe_from_mapping(parse_toml(read_text(path), str(path)), str(path))
-
-
-@contextmanager
-def _collecting(problems: list[str]) -> Iterator[None]:
-    try:
-        yield
-    except SpecError as error:
-        problems += error.problems
 
 
 # Runs: folders of checkpoints.

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from concord.conformance import doctor
 from concord.conformance.layout import render
-from concord.spec.errors import SpecError
+from concord.spec.errors import SpecError, collect
 from concord.spec.files import read_as
 from concord.training import checkpoint, figures
 from concord.training.checkpoint import Best
@@ -31,16 +33,9 @@ def of_runs(runs: Sequence[Path]) -> dict[str, list[dict[str, Any]]]:
     Raises:
         SpecError: listing every folder that has no log.
     """
-    problems: list[str] = []
-    logs: dict[str, list[dict[str, Any]]] = {}
-    for run in runs:
-        try:
-            logs[run.name if [other.name for other in runs].count(run.name) == 1 else str(run)] = read_log(run)
-        except SpecError as error:
-            problems += error.problems
-    if problems:
-        raise SpecError(problems)
-    return logs
+    alike = Counter(run.name for run in runs)
+    logs = collect(*(partial(read_log, run) for run in runs))
+    return {run.name if alike[run.name] == 1 else str(run): log for run, log in zip(runs, logs, strict=True)}
 
 
 def curves(logs: Mapping[str, Sequence[Mapping[str, Any]]], suffix: str = ".svg") -> bytes:

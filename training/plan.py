@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from concord.backends.interface import Settings
-from concord.spec.errors import SpecError
+from concord.spec.errors import refuse, unknowns
+from concord.spec.precision import PRECISIONS
 from concord.spec.training.dropout import GENERATORS
 
 MEASURES = ("accuracy", "loss")
@@ -34,8 +35,8 @@ class Files:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How long a model is trained, on what, and what is looked at meanwhile.
+class Plan(Settings):
+    """How a model is trained (:class:`concord.backends.interface.Settings`), how long and on what, and what is looked at meanwhile.
 
     Attributes:
         backend: that trains it.
@@ -52,10 +53,9 @@ class Plan:
         best_by: one of :data:`MEASURES`.
         dropout_by: what decides which elements are dropped (:data:`concord.spec.training.dropout.GENERATORS`).
         threads: computing threads; None: one for each core.
-        dtype, implementation, execution, device, precision, deterministic: as in :class:`concord.backends.interface.Settings`.
 
     Raises:
-        SpecError: listing every number that is out of range.
+        SpecError: listing every number that is out of range, and what is unknown.
     """
 
     backend: str
@@ -74,12 +74,6 @@ class Plan:
     best_by: str = "accuracy"
     dropout_by: str = "spec"
     threads: int | None = None
-    dtype: str = "float32"
-    implementation: str = "explicit"
-    execution: str = "eager"
-    device: str = "cpu"
-    precision: str = "strict"
-    deterministic: bool = False
 
     def __post_init__(self) -> None:
         counts = ("batch", "pad_to", "epochs", "steps", "log_every", "evaluate_every", "save_every", "patience", "threads")
@@ -90,13 +84,12 @@ class Plan:
             problems.append(f"--best-by is {self.best_by!r} but must be {' or '.join(MEASURES)}")
         if self.dropout_by not in GENERATORS:
             problems.append(f"--dropout-by is {self.dropout_by!r} but must be {' or '.join(GENERATORS)}")
-        if problems:
-            raise SpecError(problems)
+        refuse(problems + unknowns("dtype", [self.dtype], PRECISIONS))
 
     @property
     def settings(self) -> Settings:
         """How it is computed."""
-        return Settings(self.dtype, self.implementation, self.execution, self.device, self.precision, self.deterministic)
+        return Settings(**{field.name: getattr(self, field.name) for field in fields(Settings)})
 
 
 def _option(name: str) -> str:

@@ -14,7 +14,7 @@ from concord.conformance import codec, record
 from concord.conformance.campaign import Job, Settings
 from concord.conformance.dump import Name, case_files, read_exported
 from concord.conformance.fuzz.findings import Findings
-from concord.spec.errors import SpecError
+from concord.spec.errors import SpecError, collecting
 from concord.spec.files import find, read_as, read_bytes
 from concord.spec.folders import write_folder
 
@@ -53,7 +53,8 @@ def write_failures(folder: Path, findings: Findings, settings: Settings) -> tupl
     Returns:
         Failure's name to folder, and what kept others from being written.
     """
-    written, problems = {}, []
+    written: dict[str, Path] = {}
+    problems: list[str] = []
     for failure in findings.failures:
         about = {
             "format": FORMAT,
@@ -61,10 +62,8 @@ def write_failures(folder: Path, findings: Findings, settings: Settings) -> tupl
             "versions": {**machine.describe(), failure.backend: findings.environments.get(failure.backend, {}).get("version")},
             "settings": {name: getattr(settings, name) for name in SETTINGS},
         }
-        try:
+        with collecting(problems):
             written[failure.name] = _write(folder, f"{failure.name}-{failure.dtype}", case_files(failure.case.job(failure.name)), about)
-        except SpecError as error:
-            problems += error.problems
     return written, problems
 
 

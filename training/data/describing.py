@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -12,9 +13,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.spec.errors import SpecError
+from concord.spec.errors import collect
 from concord.training.data.encoder import TextEncoder
-from concord.training.data.samples import Samples, read, splits
+from concord.training.data.samples import Samples, divided, read
 
 Key = tuple[str, str | None]
 
@@ -83,10 +84,7 @@ def within(paths: Iterable[Path]) -> list[Path]:
     Raises:
         SpecError: for a folder without.
     """
-    found: list[Path] = []
-    for path in paths:
-        found += splits(path).values() if path.is_dir() and not (path / "state.json").is_file() else [path]
-    return found
+    return [file for path in paths for file in divided(path).values()]
 
 
 def gather(paths: Sequence[Path], layout: str | None, columns: Sequence[str] | None, on_error: str) -> list[Samples]:
@@ -95,16 +93,7 @@ def gather(paths: Sequence[Path], layout: str | None, columns: Sequence[str] | N
     Raises:
         SpecError: listing what is wrong with all of them.
     """
-    found: list[Samples] = []
-    problems: list[str] = []
-    for path in paths:
-        try:
-            found.append(read(path, layout=layout, columns=columns, on_error=on_error))
-        except SpecError as error:
-            problems += error.problems
-    if problems:
-        raise SpecError(problems)
-    return found
+    return collect(*(partial(read, path, layout=layout, columns=columns, on_error=on_error) for path in paths))
 
 
 def describe(gathered: Sequence[Samples], encoder: TextEncoder, tokenization: str) -> Description:

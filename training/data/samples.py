@@ -125,6 +125,15 @@ def splits(folder: Path) -> dict[str, Path]:
     return {split: found[split] for split in SPLITS if split in found}
 
 
+def divided(path: Path) -> dict[str, Path]:
+    """Return the files of a folder by split (:func:`splits`); of a file, or a dataset, itself as ``train``.
+
+    Raises:
+        SpecError: for a folder that is no dataset and has no ``train``.
+    """
+    return splits(path) if path.is_dir() and not (path / "state.json").exists() else {"train": path}
+
+
 def is_dataset(path: Path) -> bool:
     """Return whether a path is a folder as ``Dataset.save_to_disk`` of Hugging Face writes it."""
     return (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
