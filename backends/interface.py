@@ -361,8 +361,8 @@ class Backend(Protocol):
         """
 
 
-class TrainingSession(Protocol):
-    """A model, and what its optimizer keeps, held open while it is trained step by step (SPEC, section 10)."""
+class Stepping(Protocol):
+    """A model, and what its optimizer keeps, while it is trained step by step (SPEC, section 10)."""
 
     def load(self, state: Mapping[str, NDArray[np.floating]], step: int) -> None:
         """Go on from where training stood after so many steps, with the bits that going on would have had.
@@ -379,6 +379,10 @@ class TrainingSession(Protocol):
             ``losses.<number>`` of each batch, and ``norm``, if there is one, by which gradients were clipped. To ``report`` is to return
             all that :data:`concord.spec.training.trajectory.Observer` names.
         """
+
+
+class TrainingSession(Stepping, Protocol):
+    """Training that is held open."""
 
     def predict(self, batch: Batch) -> NDArray[np.floating]:
         """Return the output for a batch, logits (B, C), without dropout; its labels mean nothing."""

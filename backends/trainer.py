@@ -22,7 +22,7 @@ from concord.spec.precision import precision
 from concord.spec.tensors import resolve, sizes_of, taps
 from concord.spec.training.dropout import kept, rate_of, seed_of, sites
 from concord.spec.training.optimizers import shares, slots
-from concord.spec.training.plan import Plan, digest
+from concord.spec.training.plan import StepPlan, digest
 from concord.spec.training.schedules import learning_rate
 from concord.spec.training.trajectory import counts, rows_of
 
@@ -170,7 +170,7 @@ class Trainer:
             reported |= {f"steps.{step}.{name}": array for name, array in found.items()}
         return Run(output, loss, backend=self.session.adapter.name, dtype=self.request.dtype, info=self.info(), steps=reported)
 
-    def plan(self, windows: Sequence[Sequence[Batch]], masked: int = 1) -> Plan:
+    def plan(self, windows: Sequence[Sequence[Batch]], masked: int = 1) -> StepPlan:
         """Return what is going to be done with batches, as the optimizer and the device have it; nothing is trained.
 
         Raises:
@@ -190,7 +190,7 @@ class Trainer:
                     drawn |= {f"{step}.{number}.{name.removeprefix(DROPOUT)}": digest([to_numpy(mask) != 0]) for name, mask in self.masks(batch, number).items()}
         decayed = self.decayed()
         self.load(kept, steps)
-        return Plan(batches, drawn, rates, decayed, self.optimizer.constants())
+        return StepPlan(batches, drawn, rates, decayed, self.optimizer.constants())
 
     def decayed(self) -> list[str]:
         """Return which parameters decay: those that a step without a gradient moves."""

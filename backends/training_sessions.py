@@ -18,8 +18,8 @@ from concord.spec.batch import Batch, round_inputs, validate_batch
 from concord.spec.errors import SpecError
 from concord.spec.parameters import parameters, shape_of
 from concord.spec.precision import precision
-from concord.spec.training.optimizers import slots
-from concord.spec.training.plan import Plan
+from concord.spec.training.optimizers import state_shapes
+from concord.spec.training.plan import StepPlan
 
 Array = NDArray[np.floating]
 
@@ -43,17 +43,16 @@ def check_state(request: Request, state: Mapping[str, Array], step: int) -> None
     """
     assert request.training is not None
     table = parameters(request.config, request.part)
-    trained = {name: entry for name, entry in table.items() if entry.trainable}
-    known = {f"parameters.{name}": entry for name, entry in table.items()}
-    known |= {f"{slot}.{name}": entry for slot in slots(request.training.recipe) for name, entry in trained.items()}
+    known = {f"parameters.{name}": shape_of(request.config, entry) for name, entry in table.items()}
+    known |= state_shapes(request.config, request.training.recipe, request.part)
     problems = [f"'step' is {step} but must be a whole number from 0 on [clause=OPT-9]"] if step < 0 else []
-    problems += [f"'parameters.{name}' is missing but is required [clause=WGT-1]" for name in trained if f"parameters.{name}" not in state]
+    problems += [f"'parameters.{name}' is missing but is required [clause=WGT-1]" for name, entry in table.items() if entry.trainable and f"parameters.{name}" not in state]
     for name in [*(name for name in known if name in state), *sorted(state.keys() - known.keys())]:
         array = state[name]
         if name not in known:
             problems.append(f"{name!r} is unexpected: the training keeps nothing of that name [clause=WGT-1]")
-        elif array.shape != shape_of(request.config, known[name]):
-            problems.append(f"{name!r} has shape {array.shape} but must be {shape_of(request.config, known[name])} [clause=WGT-2]")
+        elif array.shape != known[name]:
+            problems.append(f"{name!r} has shape {array.shape} but must be {known[name]} [clause=WGT-2]")
         elif not np.issubdtype(array.dtype, np.floating):
             problems.append(f"{name!r} has dtype {array.dtype} but must be a floating-point type [clause=WGT-3]")
         elif step == 0 and not name.startswith("parameters.") and array.any():
@@ -128,10 +127,10 @@ class RemoteSession:
         """Return where training stands: ``parameters.<name>`` of all parameters, and ``<slot>.<name>``."""
         return self._ask("state")
 
-    def plan(self, windows: Sequence[Sequence[Batch]]) -> Plan:
+    def plan(self, windows: Sequence[Sequence[Batch]]) -> StepPlan:
         """Return what is going to be done with these batches from the first step on, as the backend has it; nothing is trained."""
         fitting = [self._fit(batch) for window in windows for batch in window]
-        return Plan(**received(self._exchange(f"{TRAINING}plan", json.dumps({"session": self._number, "sizes": [len(window) for window in windows]}), pack(encode_window(fitting)))[0]))
+        return StepPlan(**received(self._exchange(f"{TRAINING}plan", json.dumps({"session": self._number, "sizes": [len(window) for window in windows]}), pack(encode_window(fitting)))[0]))
 
     def close(self) -> None:
         """Let the session go; the worker lives on."""
@@ -158,7 +157,7 @@ class TrainingSessions:
         self.opened = 0
 
     def perform(self, operation: str, message: Message) -> Message:
-        """Answer one message: ``open``, ``load``, ``step``, ``predict``, ``state`` or ``close``."""
+        """Answer one message: ``open``, ``load``, ``step``, ``predict``, ``state``, ``plan`` or ``close``."""
         if operation == f"{TRAINING}open":
             return self.open(message)
         said, arrays = json.loads(message[0]), load(message[1])

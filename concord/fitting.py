@@ -15,7 +15,7 @@ from concord.progress import bars
 from concord.spec.config import FIELDS, EncoderConfig, from_toml
 from concord.spec.errors import SpecError, unknown
 from concord.spec.files import parse_toml, read_text, write_bytes
-from concord.spec.training.recipe import Recipe, recipe
+from concord.spec.training.recipe import Recipe, recipe, rounded_hyperparameters
 from concord.terminal import Terminal
 from concord.terminal import figures as show_figures
 from concord.training import checkpoint
@@ -108,6 +108,12 @@ def going_on(run: Path, limits: dict[str, Any], *elsewhere: list[str] | None) ->
     return start, again(start)
 
 
+def warn(recipe: Recipe, dtype: str) -> None:
+    """Say before the first step what of a recipe the precision does not hold as it is meant (SPEC OPT-11)."""
+    for lost in rounded_hyperparameters(recipe, dtype):
+        Terminal(stderr=True).print(f"warning: {lost.text}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+
 def run(start: Checkpoint, corpora: dict[str, Corpus], folder: Path, settings: Settings, tensorboard: Path | None) -> Outcome:
     """Train, and say how far it has come.
 
@@ -126,6 +132,7 @@ def run(start: Checkpoint, corpora: dict[str, Corpus], folder: Path, settings: S
     if start.progress.ended:
         return Outcome(start)
     total = planned_steps(recipe, plan, counted(corpora["train"], plan.batch))
+    warn(recipe, plan.dtype)
     place = replace(settings, device=plan.device, threads=plan.threads, deterministic=plan.deterministic)
     with place.open(plan.backend) as worker, bars([plan.backend], total, "steps") as reached, halting() as halted:
         outcome = fit(worker, start, source(start, corpora), folder, halted, partial(reached, plan.backend), tensorboard)

@@ -109,6 +109,7 @@ def run(made: Sequence[Any], backend: list[str] | None, how: Sequence[Any], free
     writing.check(json, html)
     settings, names, case = options.collect(lambda: options.settings(backend, *how), lambda: options.names(backend, *how[3:5]), lambda: chosen(*made))
     mode, steps, console = MODES[free], len(case.training.windows), Terminal()
+    fitting.warn(case.training.recipe, case.dtype)
     with bars(names, steps, "steps") as reached:
         found = conduct(case, names, settings, mode, stop_first, lambda name, done: reached(name, done, ""))
     title = f"Lockstep: {steps} steps, {case.dtype}, {mode}, seed {case.training.seed}"

@@ -203,6 +203,10 @@ class Settings:
             return {name: (name, self) for name in names}
         return {f"{name} {device}": (name, dataclasses.replace(self, device=device, devices=())) for name in names for device in self.devices}
 
+    def status_of(self, name: str, failure: WorkerFailure) -> str:
+        """Return what a backend that gave no result is: one that is not installed is missing only if it was asked for."""
+        return "missing" if failure.status == "absent" and name in self.asked else failure.status
+
     def open(self, name: str, opened: Callable[[Worker], None] = lambda worker: None) -> Worker:
         """Start the worker of a backend; ``opened`` is called as :class:`concord.backends.worker.Worker` says."""
         return backends.open(
@@ -282,6 +286,16 @@ def deviations_of(description: Mapping[str, Any], device: str, implementation: s
     return found
 
 
+def environment_of(worker: Worker, deviations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what is kept of what a backend says of itself.
+
+    Args:
+        deviations: that it states for how it is run.
+    """
+    about = {key: value for key, value in worker.description.items() if key != "implementation_deviations"}
+    return {**about, "deviations": list(deviations), "import_seconds": worker.import_seconds, "start_seconds": worker.start_seconds}
+
+
 class Crew:
     """One backend at work in a campaign.
 
@@ -331,10 +345,7 @@ class Crew:
         except SpecError as error:
             return result("refused", error.problems[0])
         except WorkerFailure as failure:
-            status = failure.status
-            if status == "absent":
-                status = "missing" if self.name in self.settings.asked else "absent"
-            return result(status, failure.detail, stderr=failure.stderr)
+            return result(self.settings.status_of(self.name, failure), failure.detail, stderr=failure.stderr)
         except Exception as error:
             return result(NOT_JUDGED, _fault("running it", error), stderr=traceback.format_exc())
         try:
@@ -409,11 +420,8 @@ class Crew:
         """Note what a backend says of itself."""
         self.environments[self.label] = {
             **self.environments.get(self.label, {}),
-            **{key: value for key, value in worker.description.items() if key != "implementation_deviations"},
-            "deviations": deviations_of(worker.description, self.settings.device, variety(self.settings.implementation, self.settings.execution)),
+            **environment_of(worker, deviations_of(worker.description, self.settings.device, variety(self.settings.implementation, self.settings.execution))),
             **({"device": self.settings.device} if self.label != self.name else {}),
-            "import_seconds": worker.import_seconds,
-            "start_seconds": worker.start_seconds,
         }
         self.progress(self.label, "started")
 

@@ -15,7 +15,15 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+DIGITS = 4
+"""Significant digits of what is kept of every tensor and of every step. What does not agree keeps all."""
+
 EMPTY: tuple[Any, ...] = (None, "", (), [], {})
+
+
+def short(value: float) -> float:
+    """Return a number with as many digits as are kept of every tensor."""
+    return float(f"{value:.{DIGITS}g}")
 
 
 def plain(value: Any) -> Any:

@@ -26,8 +26,6 @@ from concord.spec.files import read_json, write_text
 
 SCHEMA = "concord.report/4"
 SCHEMA_FILE = Path(__file__).parent / "report.schema.json"
-DIGITS = 4
-"""Significant digits of what is kept of every tensor. The rows of tensors that do not agree keep all."""
 
 OUTCOMES = {
     "check": "concord.conformance.campaign:Report",
@@ -189,9 +187,9 @@ def _result(result: Result, tables: dict[Key, int], complete: bool) -> dict[str,
         return data
     rows, short = verdict.table, [_short(row) for row in verdict.table]
     key = tuple((row.tensor, row.clause, ", ".join(row.axes), row.size) for row in rows)
-    measures = Measures([row.status for row in rows], [_digits(row.ratio) for row in short], _errors([row.local for row in short]), _errors([row.end_to_end for row in short]))
+    measures = Measures([row.status for row in rows], [codec.short(row.ratio) for row in short], _errors([row.local for row in short]), _errors([row.end_to_end for row in short]))
     stored = StoredVerdict(
-        worst=_digits(max((row.ratio for row in short if row.status in ("agrees", "diverges")), default=0.0)),
+        worst=codec.short(max((row.ratio for row in short if row.status in ("agrees", "diverges")), default=0.0)),
         table=tables.setdefault(key, len(tables)),
         measures=measures,
         first_divergence=verdict.first_divergence.tensor if verdict.first_divergence else None,
@@ -208,13 +206,9 @@ def _short(row: Row) -> Row:
         if judgement is None:
             return None
         independent = judgement.independent if judgement.rms > R else 0.0
-        return dataclasses.replace(judgement, z=_digits(judgement.z), rms=_digits(judgement.rms), independent=_digits(independent))
+        return dataclasses.replace(judgement, z=codec.short(judgement.z), rms=codec.short(judgement.rms), independent=codec.short(independent))
 
     return dataclasses.replace(row, local=short(row.local), end_to_end=short(row.end_to_end))
-
-
-def _digits(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}")
 
 
 def _errors(judgements: Sequence[Judgement | None]) -> Errors | None:

@@ -18,7 +18,7 @@ from concord.conformance.lockstep.cases import standard
 from concord.conformance.lockstep.conduct import about, rates
 from concord.conformance.lockstep.preflight import differences, right_plan
 from concord.spec.arithmetic import Arithmetic
-from concord.spec.training.recipe import Recipe
+from concord.spec.training.recipe import Recipe, rounded_hyperparameters
 from concord.spec.training.trajectory import Training
 from tests.toys.stepping import Stepping
 
@@ -148,6 +148,17 @@ def test_record_of_lockstep_is_read_back_and_makes_a_page(tmp_path: Path) -> Non
     assert "wrong diverges first at step 2" in shown
     assert "epsilon = 1e-06 instead of 1e-08" in shown
     assert shown.count('class="growth"') == 2 * 7
+    assert "Before the first step" not in shown
+
+
+@pytest.mark.clause("OPT-11")
+def test_page_of_lockstep_says_what_the_precision_does_to_the_recipe() -> None:
+    said = [one.text for one in rounded_hyperparameters(case().training.recipe, "bfloat16")]
+    assert said
+    found = replace(outcome(), dtype="bfloat16", lost=said)
+    shown = page(record.record(found, "lockstep", "four steps"))
+    assert "Before the first step" in shown
+    assert all(f"<li>{line}</li>" in shown for line in said)
 
 
 def test_standard_case_meets_what_training_branches_on() -> None:

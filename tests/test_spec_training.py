@@ -63,6 +63,7 @@ def test_numbers_that_a_precision_loses_are_listed(fields: dict[str, Any], dtype
     asked = Recipe(**{"learning_rate": 0.01, **fields})
     lost = rounded_hyperparameters(asked, dtype)
     assert {entry.name: entry.rounded for entry in lost} == expected
+    assert all(entry.text.startswith(f"{entry.name} is {entry.stated:g} but {entry.rounded:.6g} in {dtype}: ") for entry in lost)
     assert all(entry.stated == getattr(asked, entry.name) and entry.consequence for entry in lost)
 
 

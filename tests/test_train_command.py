@@ -13,6 +13,7 @@ import pytest
 from concord import backends
 from concord.training import checkpoint
 from concord.training.log import read_log
+from tests.toys.surroundings import toy
 
 Invoke = Callable[..., tuple[int, str, list[str]]]
 
@@ -95,3 +96,15 @@ def test_what_cannot_be_trained_is_refused_in_lines(invoke: Invoke, tmp_path: Pa
         "--out is given but --lockstep is too: it leaves no run that is evaluated, kept or gone on with",
     ]
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.clause("OPT-11")
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_what_a_precision_does_to_the_recipe_is_said_before_the_first_step(invoke: Invoke, tmp_path: Path, lockstep: bool) -> None:
+    cannot = toy("NumpyBackend")  # it holds no training open
+    data = write_pairs(tmp_path)
+    for dtype, warned in (("bfloat16", ["warning: beta2 is 0.999 but 1 in bfloat16: what is kept is never forgotten, and only grows [clause=OPT-11]"]), ("float32", [])):
+        ordinary = options(cannot, data, tmp_path / dtype, "--warmup", "2")
+        code, said, errors = invoke(*(["train", "--lockstep", "--case", "standard", "--backend", cannot, "--steps", "1"] if lockstep else ordinary), "--dtype", dtype)
+        assert (code, [line for line in errors if line.startswith("warning: beta2")]) == (0 if lockstep else 3, warned)
+        assert "cannot hold training open" in said + "".join(errors)

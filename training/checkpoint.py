@@ -26,8 +26,8 @@ from concord.spec.errors import SpecError, collecting, refuse
 from concord.spec.fields import to_toml
 from concord.spec.files import TEMPORARY, parse_toml, read_arrays, read_as, read_text
 from concord.spec.folders import write_folder
-from concord.spec.parameters import Weights, parameters, shape_of, validate_weights
-from concord.spec.training.optimizers import slots
+from concord.spec.parameters import Weights, validate_weights
+from concord.spec.training.optimizers import state_shapes
 from concord.spec.training.recipe import Recipe, recipe_from_mapping
 from concord.training.plan import Plan
 
@@ -119,8 +119,7 @@ class Checkpoint:
         if self.recipe is None:
             yield from (["there is a state but no recipe that says what it is"] if self.state else [])
             return
-        shapes = {name: shape_of(self.config, entry) for name, entry in parameters(self.config).items() if entry.trainable}
-        known = {f"{slot}.{name}": shape for slot in slots(self.recipe) for name, shape in shapes.items()}
+        known = state_shapes(self.config, self.recipe)
         yield from (f"{name!r} is unexpected: the recipe keeps no such state" for name in self.state if name not in known)
         missing = [name for name in known if name not in self.state] if self.progress.step else []
         yield from (f"{name!r} is missing but is required after {self.progress.step} steps" for name in missing)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
-from concord.spec.errors import SpecError, optional
+from concord.spec.errors import optional
 from concord.spec.files import write_bytes
 
 if TYPE_CHECKING:
@@ -230,4 +230,4 @@ def sequence(series: Sequence[str]) -> dict[str, tuple[str, Any]]:
     return {name: (SERIES[place % len(SERIES)], DASHES[place // len(SERIES) % len(DASHES)]) for place, name in enumerate(series)}
 
 
-__all__ = ["DPI", "SERIES", "SpecError", "check_matplotlib", "draw", "inline", "lacking", "legible", "png", "saved", "sequence", "svg", "write"]
+__all__ = ["DPI", "SERIES", "check_matplotlib", "draw", "inline", "lacking", "legible", "png", "saved", "sequence", "svg", "write"]

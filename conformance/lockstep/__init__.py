@@ -2,6 +2,6 @@
 
 from concord.conformance.expectation import JudgedTraining
 from concord.conformance.lockstep.outcome import Divergence, Lockstep, Track
-from concord.conformance.lockstep.running import Entrant, Session, first_divergence, free_running, resynchronised
+from concord.conformance.lockstep.running import Entrant, first_divergence, free_running, resynchronised
 
-__all__ = ["Divergence", "Entrant", "JudgedTraining", "Lockstep", "Session", "Track", "first_divergence", "free_running", "resynchronised"]
+__all__ = ["Divergence", "Entrant", "JudgedTraining", "Lockstep", "Track", "first_divergence", "free_running", "resynchronised"]

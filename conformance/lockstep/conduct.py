@@ -16,13 +16,14 @@ from concord.backends.interface import Request, Unsupported
 from concord.backends.pool import share_heaps
 from concord.backends.worker import WorkerFailure
 from concord.conformance import codec
-from concord.conformance.campaign import Settings
+from concord.conformance.campaign import Settings, environment_of
 from concord.conformance.expectation import JudgedTraining
 from concord.conformance.lockstep.outcome import MODES, Difference, Lockstep, Track
 from concord.conformance.lockstep.preflight import differences, right_plan
 from concord.conformance.lockstep.running import Entrant, Tell, free_running, resynchronised
 from concord.spec.deviations import declared, in_precision
 from concord.spec.errors import SpecError
+from concord.spec.training.recipe import rounded_hyperparameters
 from concord.spec.training.schedules import learning_rate
 from concord.spec.training.trajectory import Training
 
@@ -70,9 +71,7 @@ class Field:
             found = differences(self.case, self.right, name, session.plan(self.case.training.windows), deviations)
         except FAILURES as failure:
             return Place(failed=self.failed(name, failure))
-        about = {key: value for key, value in worker.description.items() if key != "implementation_deviations"}
-        environment = {**about, "deviations": stated, "import_seconds": worker.import_seconds, "start_seconds": worker.start_seconds}
-        return Place(Entrant(name, session, deviations), environment, tuple(found))
+        return Place(Entrant(name, session, deviations), environment_of(worker, stated), tuple(found))
 
     def request(self) -> Request:
         """Return what a session is asked for; batches come with the steps."""
@@ -84,8 +83,7 @@ class Field:
     def failed(self, name: str, failure: Exception) -> Track:
         """Return what keeps a backend from training."""
         if isinstance(failure, WorkerFailure):
-            status = failure.status if failure.status != "absent" else "missing" if name in self.settings.asked else "absent"
-            return Track(name, status, detail=failure.detail, stderr=failure.stderr)
+            return Track(name, self.settings.status_of(name, failure), detail=failure.detail, stderr=failure.stderr)
         return Track(name, "refused" if isinstance(failure, SpecError) else "unsupported", detail=str(failure))
 
 
@@ -121,7 +119,8 @@ def conduct(
     every = sorted([*tracks, *(place.failed for place in places if place.failed)], key=lambda track: order.index(track.backend))
     environments = {place.entrant.name: place.environment for place in places if place.entrant}
     found = tuple(difference for place in places for difference in place.differences)
-    return Lockstep(mode, case.dtype, about(case, settings), tuple(every), found, rates(case.training), environments, time.perf_counter() - started)
+    lost = [one.text for one in rounded_hyperparameters(case.training.recipe, case.dtype)]
+    return Lockstep(mode, case.dtype, about(case, settings), tuple(every), found, rates(case.training), environments, time.perf_counter() - started, lost)
 
 
 def rates(training: Training) -> list[float]:

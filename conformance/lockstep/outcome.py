@@ -8,15 +8,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from concord.conformance.causes import Cause
+from concord.conformance.codec import short
 from concord.conformance.comparison import Row, Verdict
 from concord.conformance.expectation import Array, Expectation, root_mean_square
 from concord.conformance.tolerance import rms_limit
 
 SECTIONS = ("losses", "gradients", "norm", "clipped", "rate", "moments", "parameters")
 """What each step is judged by, in the order of computation."""
-
-DIGITS = 4
-"""Significant digits of what is kept of each step."""
 
 MODES = ("resynchronised", "free-running")
 
@@ -150,14 +148,14 @@ class Recorder:
         worst = max(rows, key=lambda row: row.ratio)
         if not curve.worst or worst.ratio > max(curve.ratio):
             self.curves[section] = curve = Curve(section, curve.ratio, curve.difference, curve.envelope, worst.tensor.split(".", 2)[2], step)
-        curve.ratio.append(_short(worst.ratio))
+        curve.ratio.append(short(worst.ratio))
         names = [row.tensor for row in rows if row.deciding is not None]
         values, sigmas = (np.concatenate([table[name].reshape(-1).astype(np.float64) for name in names] or [np.zeros(0)]) for table in (expected.values, expected.sigmas))
         actual = np.concatenate([delivered[name].reshape(-1).astype(np.float64) for name in names] or [np.zeros(0)])
         known = np.isfinite(values) & np.isfinite(sigmas) & np.isfinite(actual)
         size = root_mean_square(values[known]) or 1.0
-        curve.difference.append(_short(root_mean_square(actual[known] - values[known]) / size))
-        curve.envelope.append(_short(rms_limit(int(known.sum())) * root_mean_square(sigmas[known]) / size))
+        curve.difference.append(short(root_mean_square(actual[known] - values[known]) / size))
+        curve.envelope.append(short(rms_limit(int(known.sum())) * root_mean_square(sigmas[known]) / size))
 
     def track(self) -> Track:
         """Return the track."""
@@ -168,11 +166,6 @@ class Recorder:
             failed, detail, stderr = self.failure
             status = status if self.diverged else failed
         return Track(self.backend, status, self.steps, self.diverged, tuple(self.curves.values()), self.losses, self.first, detail, stderr, self.seconds)
-
-
-def _short(value: float) -> float:
-    """Return a number with as many digits as are kept of it."""
-    return float(f"{value:.{DIGITS}g}")
 
 
 @dataclass(frozen=True)
@@ -205,6 +198,7 @@ class Lockstep:
         rates: the learning rate of each step.
         environments: what each backend says of itself.
         seconds: that it took in all.
+        lost: what of the recipe the precision does not hold as it is meant, a line each (SPEC OPT-11).
     """
 
     DERIVED: ClassVar = ("exit_code",)
@@ -217,6 +211,7 @@ class Lockstep:
     rates: list[float] = field(default_factory=list)
     environments: dict[str, dict[str, Any]] = field(default_factory=dict)
     seconds: float = 0.0
+    lost: list[str] = field(default_factory=list)
 
     @property
     def exit_code(self) -> int:

@@ -20,7 +20,7 @@ DRAWN = 400
 def page(data: Mapping[str, Any], read: Document) -> str:
     """Return the page of a record of lockstep."""
     found: Lockstep = read.outcome
-    sections = {**({"preflight": "Before the first step"} if found.differences else {}), **({"first": "First divergences"} if any(track.first for track in found.tracks) else {})}
+    sections = {**({"preflight": "Before the first step"} if found.differences or found.lost else {}), **({"first": "First divergences"} if any(track.first for track in found.tracks) else {})}
     return render(
         "lockstep.html",
         data,

@@ -11,19 +11,19 @@ from concord.conformance.lockstep.outcome import Difference
 from concord.spec.batch import round_inputs
 from concord.spec.deviations import Deviations
 from concord.spec.precision import precision
-from concord.spec.training.plan import Plan, plan
+from concord.spec.training.plan import StepPlan, plan
 
 FEW = 3
 """Names that are said of those that differ."""
 
 
-def right_plan(case: JudgedTraining) -> Plan:
+def right_plan(case: JudgedTraining) -> StepPlan:
     """Return what a backend is to do."""
     windows = [[round_inputs({}, batch, case.dtype)[1] for batch in window] for window in case.training.windows]
     return plan(case.config, replace(case.training, windows=windows), case.part)
 
 
-def differences(case: JudgedTraining, right: Plan, backend: str, found: Plan, deviations: Deviations) -> list[Difference]:
+def differences(case: JudgedTraining, right: StepPlan, backend: str, found: StepPlan, deviations: Deviations) -> list[Difference]:
     """Return what a backend is going to do otherwise.
 
     Args:
@@ -44,7 +44,7 @@ def differences(case: JudgedTraining, right: Plan, backend: str, found: Plan, de
     return [Difference(backend, subject, clause, text) for subject, clause, texts in checks for text in texts]
 
 
-def _batches(right: Plan, found: Plan) -> Iterator[str]:
+def _batches(right: StepPlan, found: StepPlan) -> Iterator[str]:
     wanted, got = ([(step, number, one) for step, window in enumerate(each.batches) for number, one in enumerate(window)] for each in (right, found))
     if [len(window) for window in right.batches] != [len(window) for window in found.batches]:
         yield f"steps accumulate {_sizes(found)} batches but must {_sizes(right)}"
@@ -56,7 +56,7 @@ def _batches(right: Plan, found: Plan) -> Iterator[str]:
         yield f"{len(wrong)} of {len(wanted)} batches are others: first batch {number + 1} of step {step + 1}: its digest is {theirs}{where}, but must be {wanted[wrong[0]][2]}"
 
 
-def _sizes(found: Plan) -> str:
+def _sizes(found: StepPlan) -> str:
     sizes = [len(window) for window in found.batches]
     return ", ".join(map(str, sizes[:FEW])) + (f", …, {sizes[-1]}" if len(sizes) > FEW else "")
 
@@ -71,7 +71,7 @@ def _masks(right: Mapping[str, str], found: Mapping[str, str]) -> Iterator[str]:
         yield f"it drops where nothing is to be dropped: {', '.join(extra[:FEW])}"
 
 
-def _rates(right: Plan, found: Plan, roundoff: float) -> Iterator[str]:
+def _rates(right: StepPlan, found: StepPlan, roundoff: float) -> Iterator[str]:
     if len(found.rates) != len(right.rates):
         yield f"there are {len(found.rates)} learning rates but must be {len(right.rates)}"
         return
@@ -80,7 +80,7 @@ def _rates(right: Plan, found: Plan, roundoff: float) -> Iterator[str]:
         yield f"the learning rate of {len(wrong)} of {len(right.rates)} steps is another: that of step {wrong[0] + 1} is {found.rates[wrong[0]]:.9g} but must be {right.rates[wrong[0]]:.9g}"
 
 
-def _decayed(right: Plan, found: Plan) -> Iterator[str]:
+def _decayed(right: StepPlan, found: StepPlan) -> Iterator[str]:
     for names, words in ((sorted({*found.decayed} - {*right.decayed}), "decay but must not"), (sorted({*right.decayed} - {*found.decayed}), "do not decay but must")):
         if names:
             yield f"{', '.join(names[:FEW])}{f' and {len(names) - FEW} more' if len(names) > FEW else ''} {words}"

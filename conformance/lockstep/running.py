@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 
-from concord.backends.interface import Run, Unsupported
+from concord.backends.interface import Run, Stepping, Unsupported
 from concord.backends.worker import WorkerFailure
 from concord.conformance.comparison import Verdict
 from concord.conformance.expectation import Array, Expectation, JudgedTraining
@@ -23,23 +22,9 @@ from concord.spec.batch import Batch
 from concord.spec.deviations import NONE, Deviations
 from concord.spec.precision import precision
 from concord.spec.training.optimizers import slots
-from concord.spec.training.plan import Plan
 
 Tell = Callable[[str, int], None]
 """Takes the name of a backend and how many steps it has made."""
-
-
-class Session(Protocol):
-    """Training that is held open in a backend."""
-
-    def load(self, state: Mapping[str, Array], step: int) -> None:
-        """Go on from ``parameters.<name>`` and ``<slot>.<name>`` as they are after so many steps; slots that are missing are as at the start."""
-
-    def step(self, window: Sequence[Batch], report: bool = False) -> Mapping[str, Array]:
-        """Make the next step of a window of batches; return ``losses.<n>`` and ``norm``, or everything that is reported of a step."""
-
-    def plan(self, windows: Sequence[Sequence[Batch]]) -> Plan:
-        """Return what is going to be done with these batches from the first step on, as the backend itself has it."""
 
 
 @dataclass
@@ -53,7 +38,7 @@ class Entrant:
     """
 
     name: str
-    session: Session
+    session: Stepping
     deviations: Deviations = field(default_factory=lambda: NONE)
     resumed: int = 0
 

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.spec.arithmetic import Arithmetic
+from concord.spec.config import EncoderConfig
+from concord.spec.parameters import parameters, shape_of
 from concord.spec.precision import round_to_bits
 from concord.spec.tape import Node, Values
 from concord.spec.training.recipe import Recipe
@@ -35,6 +37,12 @@ def slots(recipe: Recipe) -> tuple[str, ...]:
         "largest_second_moment": recipe.amsgrad,
     }
     return tuple(slot for slot in SLOTS[recipe.algorithm] if kept[slot])
+
+
+def state_shapes(config: EncoderConfig, recipe: Recipe, part: str = "model") -> dict[str, tuple[int, ...]]:
+    """Return the shape of everything that a recipe keeps for the trained parameters of a part, as ``<slot>.<canonical name>``."""
+    trained = {name: shape_of(config, entry) for name, entry in parameters(config, part).items() if entry.trainable}
+    return {f"{slot}.{name}": shape for slot in slots(recipe) for name, shape in trained.items()}
 
 
 class Optimizer:

@@ -24,7 +24,7 @@ CONSTANTS = ("momentum", "dampening", "beta1", "beta2", "epsilon", "weight_decay
 
 
 @dataclass(frozen=True)
-class Plan:
+class StepPlan:
     """What is going to be done.
 
     Attributes:
@@ -75,7 +75,7 @@ def constants(recipe: Recipe) -> dict[str, float]:
     return {name: float(getattr(recipe, name)) for name in CONSTANTS if used[name]}
 
 
-def plan(config: EncoderConfig, training: Training, part: str = "model", masked: int = 1) -> Plan:
+def plan(config: EncoderConfig, training: Training, part: str = "model", masked: int = 1) -> StepPlan:
     """Return what training is to do (SPEC OPT-1, OPT-6, OPT-9, OPT-10, DRP-3).
 
     Args:
@@ -87,7 +87,7 @@ def plan(config: EncoderConfig, training: Training, part: str = "model", masked:
         for number, batch in enumerate(window)
         for tap, keep in masks(config, training, step, number, batch, part).items()
     }
-    return Plan(
+    return StepPlan(
         [[digest(batch.arrays().values()) for batch in window] for window in training.windows],
         drawn,
         [learning_rate(training.recipe, step) for step in range(len(training.windows))],

@@ -151,14 +151,21 @@ class Lost(NamedTuple):
     Attributes:
         name: of the field.
         stated: what it is in the recipe.
+        dtype: the precision.
         rounded: what the precision makes of it.
         consequence: what training then does.
     """
 
     name: str
     stated: float
+    dtype: str
     rounded: float
     consequence: str
+
+    @property
+    def text(self) -> str:
+        """It in a line."""
+        return f"{self.name} is {self.stated:g} but {self.rounded:.6g} in {self.dtype}: {self.consequence} [clause=OPT-11]"
 
 
 def rounded_hyperparameters(recipe: Recipe, dtype: str) -> list[Lost]:
@@ -189,7 +196,7 @@ def rounded_hyperparameters(recipe: Recipe, dtype: str) -> list[Lost]:
         elif name in ("learning_rate", "weight_decay", "clip_epsilon") and stated and not rounded:
             consequence = "it has no effect"
         if consequence:
-            found.append(Lost(name, stated, rounded, consequence))
+            found.append(Lost(name, stated, dtype, rounded, consequence))
     return found
 
 

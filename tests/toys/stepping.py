@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from concord.conformance.expectation import JudgedTraining
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import Batch
-from concord.spec.training.plan import Plan, plan
+from concord.spec.training.plan import StepPlan, plan
 from concord.spec.training.trajectory import Trajectory
 
 Array = NDArray[Any]
 
 
 class Stepping:
-    """A :class:`concord.conformance.lockstep.Session` of the reference.
+    """A :class:`concord.backends.interface.Stepping` of the reference.
 
     Args:
         case: the training that it makes.
@@ -43,6 +43,6 @@ class Stepping:
         self.state, self.steps = trajectory.state(), trajectory.steps
         return found if report else {name: array for name, array in found.items() if name == "norm" or name.startswith("losses.")}
 
-    def plan(self, windows: Sequence[Sequence[Batch]]) -> Plan:
+    def plan(self, windows: Sequence[Sequence[Batch]]) -> StepPlan:
         """Say what is going to be done."""
         return plan(self.case.config, replace(self.case.training, windows=windows), self.case.part)

@@ -18,7 +18,7 @@ Array = NDArray[Any]
 
 
 class Faulty:
-    """A :class:`concord.conformance.lockstep.Session` of the reference with a fault."""
+    """A :class:`concord.backends.interface.Stepping` of the reference with a fault."""
 
     def __init__(self, case: JudgedTraining, change: Change, resume: int = 0) -> None:
         self.trajectory = FaultyTrajectory(case, Arithmetic(case.dtype, shuffle=5), change, resume)
