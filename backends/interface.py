@@ -247,10 +247,6 @@ UNSUPPORTED_REASONS = "cannot express this by its library layers: "
 """What stands before the reasons, which are divided by semicolons."""
 
 
-def _nothing(request: Request) -> list[str]:
-    return []
-
-
 @dataclass(frozen=True)
 class Implementation:
     """One way in which a backend computes the model.
@@ -265,7 +261,7 @@ class Implementation:
     """
 
     parts: Mapping[str, Callable[..., Any]]
-    unsupported_reasons: Callable[[Request], list[str]] = _nothing
+    unsupported_reasons: Callable[[Request], list[str]] = lambda request: []
     undelivered: tuple[str, ...] = ()
     known_deviations: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
     context: Callable[[Request], AbstractContextManager[Any]] = nullcontext

@@ -74,6 +74,19 @@ def collecting(problems: list[str]) -> Iterator[None]:
         problems += error.problems
 
 
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Say where that is in which something is refused within, but for what says it already.
+
+    Raises:
+        SpecError: of the same kind.
+    """
+    try:
+        yield
+    except SpecError as error:
+        raise type(error)([problem if problem.startswith(where) else f"{where}: {problem}" for problem in error.problems]) from None
+
+
 def collect(*steps: Callable[[], Any]) -> list[Any]:
     """Return the result of each step, or raise what is wrong with all of them at once.
 

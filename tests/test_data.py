@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,7 +22,7 @@ from concord.spec.errors import SpecError
 from concord.training import beginning, data
 from concord.training.data import corpus as corpora
 from concord.training.data import tokenizers
-from concord.training.data.lines import LONGEST, SHOWN
+from concord.training.data.lines import LONGEST, SHOWN, numbered
 from concord.training.data.samples import SEPARATOR
 from tests.toys.mutations import mutated
 from tests.toys.surroundings import PATIENCE, ROOT
@@ -129,7 +130,7 @@ def test_bad_lines_are_named_by_file_and_line_or_skipped_and_counted(tmp_path: P
         f"{path}:3: has 1 columns but must have 3: text_a, text_b, label",
         f"{path}:4: is no text in utf-8: invalid start byte at byte 0",
         f"{path}:5: 'text_a' is empty",
-        f"{path}:7: has {LONGEST + 2} bytes but must have at most {LONGEST}",
+        f"{path}:7: has {LONGEST + 1} bytes but must have at most {LONGEST}",
     ]
     assert refusal(data.read, path) == problems
     found = data.read(path, on_error="skip")
@@ -375,3 +376,11 @@ def test_a_folder_is_read_by_its_splits_in_whatever_layout(tmp_path: Path) -> No
         (tmp_path / f"{split}.txt").write_text(f"{text}{SEPARATOR}x\n")
     found = beginning.samples(beginning.files(tmp_path, layout="sep"))
     assert {split: [(sample.text_a, sample.label) for sample in some.samples] for split, some in found.items()} == {"train": [("b c", "x")], "dev": [("d", "x")]}
+
+
+@pytest.mark.parametrize("ending", [b"", b"\n", b"\r\n"])
+def test_longest_line_is_taken_however_it_ends(ending: bytes) -> None:
+    for size, taken in ((LONGEST, 1), (LONGEST + 1, 0), (LONGEST + 2, 0), (LONGEST + 3, 0)):
+        complaints = data.Complaints()
+        assert len([text for _, text in numbered(BytesIO(b"x" * size + ending), "toy", complaints) if len(text) == size]) == taken
+        assert complaints.listed() == ([] if taken else [f"toy:1: has {size} bytes but must have at most {LONGEST}"])

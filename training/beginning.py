@@ -21,7 +21,7 @@ from concord.spec.precision import precision
 from concord.spec.training.recipe import RATES, Recipe
 from concord.training.checkpoint import Checkpoint, Progress
 from concord.training.data import Corpus, Labels, Samples, TextEncoder, batches, encode, fitted, read
-from concord.training.data.samples import SPLITS, divided
+from concord.training.data.samples import SPLITS, by_split
 from concord.training.ordinary import Source
 from concord.training.plan import Files, Plan
 
@@ -64,7 +64,7 @@ def files(data: Path, dev: Path | None = None, test: Path | None = None, layout:
     Raises:
         SpecError: if the folder has no training samples.
     """
-    found = divided(data) | {name: path for name, path in (("dev", dev), ("test", test)) if path is not None}
+    found = by_split(data) | {name: path for name, path in (("dev", dev), ("test", test)) if path is not None}
     return Files(**{name: str(path.absolute()) for name, path in found.items()}, layout=layout, columns=columns, on_error=on_error)
 
 

@@ -24,7 +24,6 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
     "dampening": (0.0,),
     "weight_decay": (0.0,),
     "first_step": (0, 1),
-    "warmup_steps": (0,),
     "final_share": (0.0, 0.1),
     "nesterov": (False, True),
     "bias_correction": (False, True),

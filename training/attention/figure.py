@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.spec.errors import SpecError
+from concord.spec.errors import refuse
 from concord.training import figures
 from concord.training.attention.maps import LEAK, Array, Maps, Reading
 
@@ -31,8 +31,7 @@ def chosen(reading: Reading, layer: int | None, head: int | None) -> tuple[list[
     problems = [
         f"--{name} is {value} but must be from 0 to {len(there) - 1}" for name, value, there in (("layer", layer, layers), ("head", head, heads)) if value is not None and value not in there
     ]
-    if problems:
-        raise SpecError(problems)
+    refuse(problems)
     return list(layers if layer is None else [layer]), list(heads if head is None else [head])
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from concord.spec.errors import collect
 from concord.training.data.encoder import TextEncoder
-from concord.training.data.samples import Samples, divided, read
+from concord.training.data.samples import Samples, by_split, read
 
 Key = tuple[str, str | None]
 
@@ -84,7 +84,7 @@ def within(paths: Iterable[Path]) -> list[Path]:
     Raises:
         SpecError: for a folder without.
     """
-    return [file for path in paths for file in divided(path).values()]
+    return [file for path in paths for file in by_split(path).values()]
 
 
 def gather(paths: Sequence[Path], layout: str | None, columns: Sequence[str] | None, on_error: str) -> list[Samples]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.spec.config import EncoderConfig
-from concord.spec.errors import SpecError
+from concord.spec.errors import SpecError, located
 from concord.spec.files import read_as, read_text, write_text
 from concord.training.data import tokenizers
 from concord.training.data.labels import Labels
@@ -120,10 +120,8 @@ class TextEncoder:
         Raises:
             SpecError: if the file cannot be read, or is no vocabulary.
         """
-        try:
+        with located(str(path)):
             tokenizer = tokenizers.from_vocabulary(tokenization, tokenizers.read_vocabulary(path), lowercase)
-        except SpecError as error:
-            raise SpecError([problem if problem.startswith(str(path)) else f"{path}: {problem}" for problem in error.problems]) from None
         return cls(tokenizer, text_for(config, max_tokens))
 
     @classmethod
@@ -135,10 +133,8 @@ class TextEncoder:
         """
         text = read_as(folder / TEXT_FILE, Text, written_by="'concord train'")
         tokenizer = tokenizers.from_json(read_text(folder / TOKENIZER_FILE), str(folder / TOKENIZER_FILE))
-        try:
+        with located(str(folder / TEXT_FILE)):
             return cls(tokenizer, text)
-        except SpecError as error:
-            raise SpecError([f"{folder / TEXT_FILE}: {problem}" for problem in error.problems]) from None
 
     def files(self) -> dict[str, str]:
         """Return the texts of those files by name."""

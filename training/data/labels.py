@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from concord.spec.config import EncoderConfig
-from concord.spec.errors import SpecError
+from concord.spec.errors import SpecError, located
 from concord.spec.files import read_as, write_text
 
 
@@ -78,10 +78,8 @@ class Labels:
         Raises:
             SpecError: if it cannot be read, or holds no labels.
         """
-        try:
+        with located(str(path)):
             return cls(tuple(read_as(path, _File, written_by="'concord train'").names))
-        except SpecError as error:
-            raise SpecError([problem if problem.startswith(str(path)) else f"{path}: {problem}" for problem in error.problems]) from None
 
 
 @dataclass

@@ -80,12 +80,14 @@ def numbered(stream: BinaryIO, name: str, complaints: Complaints) -> Iterator[tu
         number += 1
         length = len(line)
         while not line.endswith(b"\n") and (rest := stream.readline(LONGEST)):
-            line, length = rest, length + len(rest)
-        if length > LONGEST + 1:
+            line, length = line[-1:] + rest, length + len(rest)  # of a long one what may be its end
+        bare = line.removesuffix(b"\n").removesuffix(b"\r")
+        length -= len(line) - len(bare)
+        if length > LONGEST:
             complaints.add(f"{name}:{number}", f"has {length} bytes but must have at most {LONGEST}")
             continue
         try:
-            text = (line.removeprefix(MARK) if number == 1 else line).removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+            text = (bare.removeprefix(MARK) if number == 1 else bare).decode("utf-8")
         except UnicodeDecodeError as error:
             complaints.add(f"{name}:{number}", f"is no text in utf-8: {error.reason} at byte {error.start}")
         else:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from concord.spec.config import EncoderConfig
-from concord.spec.errors import SpecError, optional
+from concord.spec.errors import SpecError, located, optional
 from concord.spec.files import parse_json
 from concord.training.data import tokenizers
 from concord.training.data.encoder import TEXT_FILE, TOKENIZER_FILE, Encoded, TextEncoder
@@ -110,10 +110,8 @@ def _of_vocabulary(content: bytes, settings: Mapping[str, Any]) -> Tokenizer:
     except UnicodeDecodeError as error:
         raise SpecError(f"{VOCABULARY}: is no text in utf-8: {error.reason} at byte {error.start}") from None
     lowercase = settings.get("do_lower_case", True) is not False
-    try:
+    with located(VOCABULARY):
         found = tokenizers.from_vocabulary("wordpiece", [line.removesuffix("\r") for line in lines], lowercase)
-    except SpecError as error:
-        raise SpecError([f"{VOCABULARY}: {problem}" for problem in error.problems]) from None
     accents, chinese = settings.get("strip_accents"), settings.get("tokenize_chinese_chars", True)
     found.normalizer = normalizers.BertNormalizer(clean_text=True, handle_chinese_chars=chinese is not False, strip_accents=accents, lowercase=lowercase)
     found.add_special_tokens([token for token in (*tokenizers.SPECIAL, MASK) if found.token_to_id(token) is not None])

@@ -125,7 +125,7 @@ def splits(folder: Path) -> dict[str, Path]:
     return {split: found[split] for split in SPLITS if split in found}
 
 
-def divided(path: Path) -> dict[str, Path]:
+def by_split(path: Path) -> dict[str, Path]:
     """Return the files of a folder by split (:func:`splits`); of a file, or a dataset, itself as ``train``.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from concord.conformance import record
+from concord.conformance import codec, record
 from concord.conformance.layout import render
 from concord.training import figures
 from concord.training.experiments.cells import Experiment, Trained
@@ -195,7 +195,5 @@ def page(data: Mapping[str, Any]) -> str:
 
 def trained_from(run: Mapping[str, Any]) -> Trained:
     """Return what a run came to from data."""
-    from concord.conformance import codec
-
     trained: Trained = codec.restored(Trained, dict(run))
     return trained
