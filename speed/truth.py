@@ -44,6 +44,9 @@ PROBE = 2
 CHUNK = 512
 """Tokens of a batch of training whose gradients are computed at a time: adding up those of single samples takes longer than computing them."""
 
+ROOM = 1_250_000
+"""Those tokens times width times layers, at most, unless a single sample has more: what a backward pass needs of all layers is in memory at once."""
+
 SHADOWS = 4
 """Rounded runs that say how far a correct one may lie off: sums in orders drawn at random, every second one as fused kernels round."""
 
@@ -92,8 +95,8 @@ def derive(work: Workload, shadows: int = SHADOWS, rules: str | None = None) -> 
     """
     config, target = work.preset.config, precision(work.dtype)
     batches = batches_of(config, work.lengths, work.preset.tokens, SEED, work.recipe)
-    weights, most = round_inputs(initialize(config, SEED), batches[0], work.dtype)[0], max(1, CHUNK // work.preset.tokens) if work.recipe else 1
-    windows = [samples(config, batch, most) for batch in batches]
+    weights = round_inputs(initialize(config, SEED), batches[0], work.dtype)[0]
+    windows = [samples(config, batch, _most(work) if work.recipe else 1) for batch in batches]
 
     def outcome(arithmetic: Callable[[], Arithmetic]) -> dict[str, Array]:
         if work.recipe:
@@ -112,6 +115,12 @@ def derive(work: Workload, shadows: int = SHADOWS, rules: str | None = None) -> 
         least = target.unit_roundoff / np.sqrt(3) * float(np.sqrt(np.mean(np.square(stored, dtype=np.float64))))  # the result itself is rounded
         sigmas[name] = float(np.hypot(np.sqrt(squares[name]), least)) + target.smallest_normal
     return Expected(values, sigmas)
+
+
+def _most(work: Workload) -> int:
+    """Return how many samples of a workload are differentiated at a time."""
+    tokens, config = work.preset.tokens, work.preset.config
+    return max(1, min(CHUNK // tokens, ROOM // (tokens * config.d_model * config.num_layers)))
 
 
 def samples(config: EncoderConfig, batch: Batch, most: int = 1) -> list[Batch]:
