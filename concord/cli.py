@@ -23,6 +23,7 @@ from rich.text import Text
 from concord import (
     DISTRIBUTION,
     backends,
+    certifying,
     describing,
     experimenting,
     family,
@@ -397,6 +398,9 @@ app.command()(predicting.predict)
 app.command()(running.run)
 app.command()(train.train)
 app.command()(port.port)
+app.command()(certifying.certify)
+app.command()(certifying.verify)
+app.command()(certifying.diff)
 app.command()(reducing.reduce)
 app.command()(train.curves)
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from concord import options, writing
+from concord import certifying, options, writing
+from concord.spec.errors import SpecError
 from concord.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -31,11 +32,20 @@ def port(
     table: Annotated[Path | None, typer.Option("--table", metavar="FILE.toml", parser=writing.path, help="Names and layouts of SRC, in place of its format's.")] = None,
     taps: Annotated[bool, typer.Option("--taps", help="Every tap is an output of an ONNX graph.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a checkpoint that is there.")] = False,
+    certificate: Annotated[Path | None, typer.Option("--certificate", metavar="FILE", parser=writing.path, help="Prove that DST is SRC, as 'concord certify' does, and write the certificate as JSON.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", parser=writing.path, help="The certificate as a page.")] = None,
+    texts: Annotated[Path | None, typer.Option("--texts", metavar="FILE", parser=writing.path, help="Texts to run DST on for the certificate.")] = None,
 ) -> None:
     """Write a checkpoint of one format as one of another, bit for bit."""
     from concord import porting  # its containers are read by what few commands need
 
     console = Terminal()
+    proof = certificate or html
+    if proof and to == porting.registry.ONNX:
+        raise SpecError("--certificate is about two checkpoints that can be read, but a graph of ONNX is written alone")
+    if texts is not None and not proof:
+        raise SpecError("--texts is given but neither --certificate nor --html is: it is what they run DST on")
+    certifying.check_outputs([certificate, html], [source, output], [texts, table])
     if format_of == "auto" and table is None:
         found = porting.recognise(source)
         console.print(f"{source}: {found.format}: {found.why}", highlight=False, soft_wrap=True)
@@ -44,6 +54,11 @@ def port(
     _show(checkpoint, console)
     porting.write(checkpoint, output, to, force, taps)
     console.print(f"{output}: {to}, written", highlight=False, soft_wrap=True)
+    if proof:
+        from concord.porting.certificate import Asked
+
+        rows = certifying.rows_of(source, format_of, table, texts)
+        certifying.issue(Asked(source, output, format_of, to, table, texts=rows), certificate, html)
 
 
 def _show(checkpoint: Checkpoint, console: Console) -> None:

@@ -122,6 +122,10 @@ def page(data: dict[str, Any]) -> str:
         from concord.training.experiments.results import page as of_experiment
 
         return of_experiment(data)
+    if data["kind"] == "certificate":
+        from concord.porting.certificate.page import page as of_certificate
+
+        return of_certificate(data)
     from concord.conformance.html import page as of_outcome
 
     return of_outcome(data)

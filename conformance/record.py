@@ -48,7 +48,7 @@ class Document:
     """A record that was read.
 
     Attributes:
-        kind: What wrote it: check, golden, fuzz, mutants, lockstep, criteria, speed, attention or experiment.
+        kind: What wrote it: check, golden, fuzz, mutants, lockstep, criteria, speed, attention, experiment or certificate.
         title: What was run, in words.
         written: When the record was made: ISO 8601, UTC.
         exit_code: What the command exits with: 0, 1 or 3.
@@ -160,7 +160,7 @@ def record(outcome: Any, kind: str, title: str = "", complete: bool = False) -> 
 
     Args:
         outcome: a :class:`Report`, ``Findings``, ``Matrix`` or ``Lockstep``; or data of another kind, with an exit code.
-        kind: ``"check"``, ``"golden"``, ``"fuzz"``, ``"mutants"``, ``"lockstep"``, ``"criteria"``, ``"speed"``, ``"attention"`` or ``"experiment"``.
+        kind: ``"check"``, ``"golden"``, ``"fuzz"``, ``"mutants"``, ``"lockstep"``, ``"criteria"``, ``"speed"``, ``"attention"``, ``"experiment"`` or ``"certificate"``.
         title: what was run, in words.
         complete: whether to keep the full row of every tensor of a check; otherwise only of those that do not agree.
     """
@@ -352,9 +352,9 @@ def schema() -> dict[str, Any]:
     for kind, body in bodies.items():
         properties = {**head, "kind": {**head["kind"], "const": kind}, "limits": limits, **body["properties"], **(layout["properties"] if body is report else {})}
         definitions[kind] = {**body, "required": [*head, "limits", *body["required"]], "properties": properties}
-    for kind, guide in (("criteria", "README.md"), ("speed", "docs/guides/speed.md"), *((kind, "docs/guides/looking.md") for kind in ("attention", "experiment"))):
+    for kind, guide in (("criteria", "README.md"), ("speed", "docs/guides/speed.md"), *((kind, "docs/guides/looking.md") for kind in ("attention", "experiment")), ("certificate", "docs/guides/porting.md")):
         definitions[kind] = {"description": f"See {guide}.", "type": "object", "required": list(head), "properties": {**head, "kind": {**head["kind"], "const": kind}}}
-    kinds = [{"$ref": f"#/$defs/{kind}"} for kind in (*bodies, "criteria", "speed", "attention", "experiment")]
+    kinds = [{"$ref": f"#/$defs/{kind}"} for kind in (*bodies, "criteria", "speed", "attention", "experiment", "certificate")]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A record of Concord", "description": "What --json writes. What is empty is left out.",
         "oneOf": kinds, "$defs": dict(sorted(definitions.items())),

@@ -40,16 +40,20 @@ class Recognition:
     why: str
 
 
-def recognise(path: Path) -> Recognition:
+def recognise(path: Path, table: Path | None = None) -> Recognition:
     """Say which format a path holds, and how that is known; no weights are read.
 
     Args:
         path: a folder, or the file of weights in it.
+        table: somebody's own, that says names and layouts: only the kind of file is looked for.
 
     Raises:
         SpecError: if there is nothing, or nothing that is known.
     """
     folder = folders.folder_of(path)
+    if table is not None:
+        form = _by_container(path, folder)
+        return Recognition(form.name, f"it is such a file; {table.name} says names and layouts")
     if (folder / checkpoints.CONTENTS).exists() and (folder / checkpoints.CONFIG).exists():
         return Recognition(OWN, f"{checkpoints.CONTENTS} and {checkpoints.CONFIG} are those of this project's own checkpoints")
     if (folder / sentences.MODULES).exists():
@@ -111,7 +115,7 @@ def read(path: Path, format: str = AUTO, table: Path | None = None) -> Checkpoin
     """
     own = tables.read(table) if table else None
     folder = folders.folder_of(path)
-    form = _by_container(path, folder) if own and format == AUTO else known(recognise(path).format if format == AUTO else format)
+    form = known(recognise(path, table).format if format == AUTO else format)
     if form.name == SENTENCES:
         folder, more = sentences.inner(folder)
     else:

@@ -279,6 +279,7 @@ def test_the_example_of_the_joining_guide_runs(tmp_path: Path) -> None:
 TOLERANCES = r"\b(rtol|atol|rel_tol|abs_tol|reltol|abstol|allclose|isclose|assert_allclose|approx|assert_almost_equal|assert_array_almost_equal)\b|\btolerances?\s*=\s*[\d.]"
 BY_HAND = {
     "conformance/criteria.py": "the field's usual criteria, whose misses and false alarms are counted; no verdict rests on them",
+    "porting/comparison/words.py": "a factor is recognised, to say in words where it may come from; no verdict rests on it",
     "tests/test_criteria.py": "the same",
     "tests/test_faults.py": "operations on the tape against NumPy's and differences of them",
     "tests/test_spec_config.py": "the largest number of a precision, as a textbook prints it",

@@ -12,6 +12,8 @@ from concord.porting.stored import Stored
 class Container(Protocol):
     """A kind of file: a module of this package."""
 
+    __name__: str
+
     def is_one(self, path: Path) -> bool:
         """Say whether a file is of this kind, by its first bytes; nothing else of it is read."""
 

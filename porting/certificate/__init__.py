@@ -1,0 +1,8 @@
+"""Certificates of ports: what was ported, how that is known, and proof that it would be known if it were wrong."""
+
+from concord.porting.certificate.certificate import Certificate, Item
+from concord.porting.certificate.making import Asked, certify
+from concord.porting.certificate.sealed import read, recorded, seal
+from concord.porting.certificate.verifying import verify
+
+__all__ = ["Asked", "Certificate", "Item", "certify", "read", "recorded", "seal", "verify"]

@@ -1,0 +1,260 @@
+"""What a certificate says, as data: the keys of its JSON are the fields here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from concord.conformance.campaign import FAILED_WORKER, NOT_JUDGED
+
+Status = Literal["proven", "failed", "not applicable", "unverified"]
+"""What an item came to."""
+
+PROVEN: Final = "proven"
+FAILED: Final = "failed"
+NOT_APPLICABLE: Final = "not applicable"
+UNVERIFIED: Final = "unverified"
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a checkpoint.
+
+    Attributes:
+        sha256: of its bytes.
+        size: how many they are.
+    """
+
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two checkpoints.
+
+    Attributes:
+        path: as it was given.
+        format: one of :func:`concord.porting.formats`.
+        recognised: how that was known, in words.
+        part: of the model that it has.
+        config: the member of the family that it is.
+        files: every file that lies there, by name.
+        carried: the files beside the weights that belong to the model, by name, and the SHA-256 of each: labels and tokenizer.
+    """
+
+    path: str
+    format: str
+    recognised: str
+    part: str
+    config: Mapping[str, Any]
+    files: Mapping[str, File]
+    carried: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stand:
+    """How a parameter lies in one of the two.
+
+    Attributes:
+        foreign: its name there.
+        transform: how it is laid out there, one of :data:`concord.spec.sources.layouts.WEIGHT_LAYOUTS`.
+        dtype: there.
+        sha256: of its bits in the canonical layout.
+    """
+
+    foreign: str
+    transform: str
+    dtype: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A line of the ledger: a parameter.
+
+    Attributes:
+        name: the canonical one.
+        shape: the canonical one.
+        source, target: how it lies in each; null: it is not there.
+        difference: what differs, in words, and its likely cause; empty: nothing.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    source: Stand | None = None
+    target: Stand | None = None
+    difference: str = ""
+
+
+@dataclass(frozen=True)
+class Other:
+    """A line of the ledger: a tensor that is no parameter, or a parameter that is in no file.
+
+    Attributes:
+        side: ``"source"`` or ``"target"``.
+        foreign: its name in the file; empty: it is in none.
+        name: the canonical name of the parameter that it belongs to; empty: none.
+        status: ignored, tied, added or computed.
+        reason: why.
+        dtype: its type.
+        shape: in the file.
+        sha256: of its bytes there.
+    """
+
+    side: str
+    foreign: str
+    status: str
+    reason: str
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: str
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Item:
+    """A claim, and what it came to.
+
+    Attributes:
+        name: what is claimed.
+        status: proven, failed, not applicable or unverified.
+        reason: how that is known, or why it is not.
+        backend: that computed it; empty: none.
+        dtype: in which precision.
+        worst: the largest error, in tolerances: up to 1 is rounding.
+        tensor: where that is.
+    """
+
+    name: str
+    status: Status
+    reason: str
+    backend: str = ""
+    dtype: str = ""
+    worst: float | None = None
+    tensor: str = ""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run of the target, or of the source in its own framework, judged.
+
+    Attributes:
+        backend: that computed it.
+        case: the inputs.
+        dtype: the precision.
+        status: what the judge says, or why there was nothing to judge.
+        tensors: how many were judged.
+        worst: the largest error of each kind of tensor, in tolerances.
+        words: where it left its tolerance first and what explains that, or what went wrong.
+        side: ``"target"`` or ``"source"``.
+    """
+
+    backend: str
+    case: str
+    dtype: str
+    status: str
+    tensors: int = 0
+    worst: Mapping[str, float] = field(default_factory=dict)
+    words: str = ""
+    side: str = "target"
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What came of one kind of change to tensors.
+
+    Attributes:
+        kind: of change.
+        made: how many were made.
+        same: how many of them change no bit: there is nothing to notice.
+        by_bits: of the others, how many the comparison of bits notices.
+        run: of how many the outputs were computed.
+        by_outputs: how many of these the judge of the outputs notices.
+        equivalent: how many of these compute the same, for a reason that was worked out before.
+        unseen: the others, by tensor: outputs did not show them, and nobody has worked out why.
+        contradicted: changes that were said to compute the same, and do not.
+    """
+
+    kind: str
+    made: int
+    same: int
+    by_bits: int
+    run: int
+    by_outputs: int
+    equivalent: int
+    unseen: tuple[str, ...] = ()
+    contradicted: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """Proof that the certificate would have failed.
+
+    Attributes:
+        tried: by kind of change.
+        reasons: why changes compute the same, and of how many of those that were run that was said.
+        seed: of the choice of those whose outputs were computed, where not all were.
+        case: the inputs on which they were.
+    """
+
+    tried: tuple[Tried, ...]
+    reasons: Mapping[str, int]
+    seed: int
+    case: str
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A certificate of a port.
+
+    Attributes:
+        verdict: in a sentence.
+        source, target: the two checkpoints.
+        asked: what it was made with; made again with the same, it must say the same.
+        items: every claim.
+        parameters: the ledger, in the order of computation.
+        others: the rest of the ledger.
+        inputs: what the target was run on: what each name means.
+        runs: of the target, and of the source in its own framework.
+        errors: the largest error of each tensor of the target over all inputs, in tolerances, by backend and precision.
+        sensitivity: proof that it could have failed.
+        environments: what each backend said of itself.
+    """
+
+    verdict: str
+    source: Side
+    target: Side
+    asked: Mapping[str, Any]
+    items: tuple[Item, ...]
+    parameters: tuple[Parameter, ...]
+    others: tuple[Other, ...]
+    inputs: Mapping[str, str]
+    runs: tuple[Ran, ...]
+    errors: Mapping[tuple[str, str], Any]
+    sensitivity: Sensitivity
+    environments: Mapping[str, Any]
+
+    @property
+    def exit_code(self) -> int:
+        """0: nothing failed; 1: something did; 3: a backend that was to compute the target crashed or is missing, or none judged anything."""
+        if any(item.status == FAILED for item in self.items):
+            return 1
+        lost = any(run.status in (*FAILED_WORKER, NOT_JUDGED) for run in self.runs)
+        return 3 if lost or not any(run.tensors for run in self.runs if run.side == "target") else 0
+
+
+def verdict(items: tuple[Item, ...], sensitivity: Sensitivity) -> str:
+    """Return what items come to, in a sentence."""
+    failed = [item for item in items if item.status == FAILED]
+    if failed:
+        named = list(dict.fromkeys(item.name for item in failed))
+        return f"The port is wrong: {', '.join(named)} failed."
+    open_ = list(dict.fromkeys(item.name for item in items if item.status == UNVERIFIED))
+    proven = sum(item.status == PROVEN for item in items)
+    noticed = sum(tried.by_bits for tried in sensitivity.tried)
+    made = sum(tried.made - tried.same for tried in sensitivity.tried)
+    rest = f"; not verified: {', '.join(open_)}" if open_ else ""
+    begin = "Nothing is known to be wrong, but what the target computes was not judged" if "outputs" in open_ else "The target is the source"
+    return f"{begin}: {proven} of {len(items)} claims are proven and none failed{rest}. Of {made} changes that were made to try it, it notices {noticed}."

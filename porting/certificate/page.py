@@ -1,0 +1,45 @@
+"""A certificate as a page: one file that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from concord.conformance import codec
+from concord.conformance.layout import render
+from concord.porting.certificate.certificate import FAILED, NOT_APPLICABLE, PROVEN, UNVERIFIED, Certificate
+
+TONES = {PROVEN: "good", FAILED: "bad", NOT_APPLICABLE: "none", UNVERIFIED: "broken"}
+SIGNS = {PROVEN: "✓", FAILED: "✗", NOT_APPLICABLE: "–", UNVERIFIED: "?"}
+
+WORST_FIRST = (FAILED, UNVERIFIED, PROVEN, NOT_APPLICABLE)
+
+
+def page(data: Mapping[str, Any]) -> str:
+    """Return a record of a certificate as HTML."""
+    found: Certificate = codec.restored(Certificate, {key: value for key, value in data.items() if key in codec.hints_of(Certificate)})
+    counts = {status: sum(item.status == status for item in found.items) for status in WORST_FIRST}
+    errors = [(f"{backend} {dtype}", worst) for backend, by_dtype in data.get("errors", {}).items() for dtype, worst in by_dtype.items()]
+    tensors = list(dict.fromkeys(name for _, worst in errors for name in worst))
+    tried = found.sensitivity.tried
+    sections = {"items": "What is claimed", "sensitivity": "It could have failed", "ledger": "Every tensor", "errors": "Errors", "files": "Files", "about": "What it was made with"}
+    return render(
+        "certificate.html",
+        data,
+        Path(__file__).parent / "templates",
+        headline=found.verdict,
+        tone={0: "good", 1: "bad"}.get(found.exit_code, "broken"),
+        compared=[
+            f"Compared: {found.source.path} ({found.source.format}) and {found.target.path} ({found.target.format}): "
+            f"{', '.join(f'{count} {status}' for status, count in counts.items() if count)} of {len(found.items)} claims."
+        ],
+        sections=sections,
+        found=found,
+        items=sorted(found.items, key=lambda item: WORST_FIRST.index(item.status)),
+        tones=TONES,
+        signs=SIGNS,
+        totals={name: sum(getattr(one, name) for one in tried) for name in ("made", "same", "by_bits", "run", "by_outputs", "equivalent")},
+        errors=errors,
+        tensors=tensors,
+    )

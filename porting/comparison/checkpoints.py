@@ -1,0 +1,135 @@
+"""Two checkpoints, tensor by tensor: two tensors are in memory at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from concord.porting.checkpoint import Checkpoint, LazyTensor
+from concord.porting.comparison.kinds import Difference, classify, digest
+from concord.porting.comparison.words import cause, say
+from concord.spec.config import EncoderConfig
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A parameter that both checkpoints have.
+
+    Attributes:
+        name: the canonical one.
+        difference: of the second from the first.
+        words: the same in words.
+        cause: what is likely to have caused it; empty: nobody can say.
+        other: the parameter of the first whose bits the second has here; empty: none, or its own.
+        dtypes: of the first and of the second.
+    """
+
+    name: str
+    difference: Difference
+    words: str
+    cause: str = ""
+    other: str = ""
+    dtypes: tuple[str, str] = ("", "")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a comparison of two checkpoints came to.
+
+    Attributes:
+        same: how many parameters have the same bits.
+        pairs: those of both that have not, in the order of computation.
+        missing: those of the first that the second lacks.
+        extra: those that the second alone has.
+        config: fields of the configuration that differ, and their values.
+        parts: of the model that each has.
+    """
+
+    DERIVED: ClassVar = ("exit_code", "summary")
+
+    same: int
+    pairs: tuple[Pair, ...]
+    missing: tuple[str, ...]
+    extra: tuple[str, ...]
+    config: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    parts: tuple[str, str] = ("", "")
+
+    @property
+    def exit_code(self) -> int:
+        """0: the same bits, names and configuration; 1: not."""
+        return 1 if self.pairs or self.missing or self.extra or self.config else 0
+
+    @property
+    def summary(self) -> str:
+        """What it came to, in a sentence."""
+        counts = Counter("swapped" if pair.other else pair.difference.kind for pair in self.pairs)
+        said = [f"{self.same} of {self.same + len(self.pairs)} parameters have the same bits", *(f"{count} {kind}" for kind, count in counts.items())]
+        said += [f"{len(self.missing)} missing in B"] * bool(self.missing) + [f"{len(self.extra)} in B alone"] * bool(self.extra)
+        said.append(f"{len(self.config)} options differ" if self.config else "the same configuration")
+        return "; ".join(said)
+
+
+def compare(first: Checkpoint, second: Checkpoint, progress: Callable[[int], None] = lambda done: None) -> Comparison:
+    """Compare two checkpoints.
+
+    Args:
+        progress: takes how many parameters have been looked at.
+    """
+    common = [name for name in first.tensors if name in second.tensors]
+    digests = {name: (tensor.dtype, digest(tensor.bits())) for name, tensor in first.tensors.items()}
+    pairs = []
+    for number, name in enumerate(common, start=1):
+        found = _pair(name, first, second, digests)
+        if found is not None:
+            pairs.append(found)
+        progress(number)
+    missing, extra = ([name for name in one.tensors if name not in other.tensors] for one, other in ((first, second), (second, first)))
+    differing = differences(first.config, second.config)
+    return Comparison(len(common) - len(pairs), tuple(pairs), tuple(missing), tuple(extra), differing, (first.part, second.part))
+
+
+def differences(first: EncoderConfig, second: EncoderConfig) -> dict[str, tuple[str, str]]:
+    """Return the options in which two configurations differ, and their values as text."""
+    mine, other = first.as_dict(), second.as_dict()
+    return {key: (str(mine.get(key)), str(other.get(key))) for key in {**mine, **other} if mine.get(key) != other.get(key)}
+
+
+def _pair(name: str, first: Checkpoint, second: Checkpoint, digests: Mapping[str, tuple[str, str]]) -> Pair | None:
+    """Return how a parameter differs; None: not at all."""
+    mine, theirs = first.tensors[name], second.tensors[name]
+    found = (theirs.dtype, digest(theirs.bits()))
+    if found == digests[name] and mine.shape == theirs.shape:
+        return None
+    dtypes = (mine.dtype, theirs.dtype)
+    others = [other for other, key in digests.items() if key == found and other != name and first.tensors[other].shape == theirs.shape]
+    if others:
+        other = next((one for one in others if one.rpartition(".")[2] == name.rpartition(".")[2]), others[0])
+        why = "names were mapped to each other the wrong way" if _same_layer(name, other) else "tensors of one layer were taken for those of another"
+        return Pair(name, Difference("different"), f"it is A's {other}, bit for bit", why, other, dtypes)
+    difference = classify(mine.read(), theirs.read(), first.config.num_heads, head_axis(name))
+    square = len(mine.shape) == 2 and mine.shape[0] == mine.shape[1]
+    return Pair(name, difference, said(difference, mine, theirs), cause(name, difference, first.config, square), "", dtypes)
+
+
+def said(difference: Difference, mine: LazyTensor, theirs: LazyTensor) -> str:
+    """Return how two tensors differ, in words, and their dtypes if these do."""
+    dtypes = "" if mine.dtype == theirs.dtype else f" ({mine.dtype} in A, {theirs.dtype} in B)"
+    return f"{say(difference, (mine.shape, theirs.shape))}{dtypes}"
+
+
+def _same_layer(name: str, other: str) -> bool:
+    layers = [one.split(".")[1] if one.startswith("layers.") else "" for one in (name, other)]
+    return layers[0] == layers[1]
+
+
+def head_axis(name: str) -> int | None:
+    """Return the axis of a parameter along which the blocks of attention heads stand, in the canonical layout; None: it has none."""
+    _, inside, rest = name.rpartition("attention.")
+    place, _, leaf = rest.partition(".")
+    if not inside or place not in ("query", "key", "value", "output"):
+        return None
+    if place == "output":
+        return 0 if leaf == "weight" else None
+    return 1 if leaf == "weight" else 0

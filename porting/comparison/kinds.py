@@ -1,0 +1,293 @@
+"""In which way one tensor differs from another: looked for from what porting does wrong most often to what nobody can name."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.spec.precision import precision
+from concord.spec.sources.layouts import contiguous
+
+Array = NDArray[Any]
+
+Kind = Literal[
+    "same", "same numbers", "transposed", "heads permuted", "heads interleaved", "rows shifted", "rows permuted", "rows missing", "rounded", "scaled",
+    "offset", "all the same", "rounding", "some rows", "another shape", "different",
+]  # fmt: skip
+"""How a tensor differs from another; see :data:`MEANINGS`."""
+
+MEANINGS: dict[str, str] = {
+    "same": "the same bits",
+    "same numbers": "the same numbers in another dtype",
+    "transposed": "its rows are the other's columns",
+    "heads permuted": "the blocks that belong to attention heads stand in another order",
+    "heads interleaved": "the elements of attention heads take turns in one, and stand together in the other",
+    "rows shifted": "row i is the other's row i - N",
+    "rows permuted": "it has the same rows in another order",
+    "rows missing": "one of them has further rows",
+    "rounded": "it is the other in a lower precision",
+    "scaled": "it is the other times a number",
+    "offset": "it is the other plus a number",
+    "all the same": "all its numbers are one and the same: it was never loaded",
+    "rounding": "it differs in the last digits alone",
+    "some rows": "few of its rows differ",
+    "another shape": "their shapes have nothing to do with each other",
+    "different": "nothing of all that",
+}
+
+FARTHEST = 8
+"""Rows by which tables are shifted at most."""
+
+LOWER = ("bfloat16", "float16", "float32")
+"""Precisions that tensors are rounded to."""
+
+LAST_DIGITS = 8
+"""Units in the last place of float32, of a tensor's largest number, that count as rounding."""
+
+FEW_ROWS = 0.25
+"""Share of rows up to which it is some rows that differ."""
+
+WHOLE = 2**22
+"""Numbers up to which all of a tensor is looked at for what is dear to find; of a larger one so many, from its beginning."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """In which way a tensor differs.
+
+    Attributes:
+        kind: one of :data:`Kind`.
+        by: how far: rows that it is shifted by, the number it is scaled by or that is added.
+        precision: that it is rounded to.
+        swapped: which of the two is the lower one, or has the further rows: ``"first"`` or ``"second"``.
+        order: which of the other's heads stands where.
+        rows: the first rows that differ.
+        elements: how many numbers differ, of ``size``.
+        size: how many there are.
+        largest: the largest difference.
+        relative: the root mean square of the differences, by that of the first one's numbers.
+    """
+
+    kind: Kind
+    by: float = 0.0
+    precision: str = ""
+    swapped: str = ""
+    order: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+    elements: int = 0
+    size: int = 0
+    largest: float = 0.0
+    relative: float = field(default=0.0)
+
+
+def digest(bits: Array) -> str:
+    """Return the SHA-256 of a tensor's bits, in C order."""
+    found = contiguous(np.asarray(bits))
+    return hashlib.sha256(found.data.cast("B") if found.size else b"").hexdigest()
+
+
+def classify(first: Array, second: Array, heads: int = 1, head_axis: int | None = None) -> Difference:
+    """Say in which way a tensor differs from another, whose bits are not the same or whose dtype is another.
+
+    Args:
+        first, second: numbers in canonical layout; bfloat16 as float32.
+        heads: of the model.
+        head_axis: the axis along which the blocks of heads stand; None: there are none.
+    """
+    if first.shape != second.shape:
+        return _of_shapes(first, second)
+    if _equal(first, second):
+        return Difference("same numbers" if first.dtype != second.dtype else "same", size=first.size)
+    return next(found for look in _LOOKS for found in [look(_Two(first, second, heads, head_axis))] if found)
+
+
+@dataclass(frozen=True)
+class _Two:
+    """Two tensors of one shape, the heads of the model and the axis along which their blocks stand."""
+
+    first: Array
+    second: Array
+    heads: int
+    axis: int | None
+
+
+def _of_shapes(first: Array, second: Array) -> Difference:
+    if first.ndim == 2 and first.shape == second.shape[::-1] and _equal(first.T, second):
+        return Difference("transposed", size=first.size)
+    if first.ndim == second.ndim and first.ndim > 0 and first.shape[1:] == second.shape[1:]:
+        rows = min(len(first), len(second))
+        if rows and _equal(first[:rows], second[:rows]):
+            return Difference("rows missing", by=abs(len(first) - len(second)), swapped="first" if len(first) > rows else "second", size=rows)
+        for shift in range(1, min(FARTHEST, rows - 1) + 1):
+            longer, shorter = (first, second) if len(first) >= len(second) else (second, first)
+            if len(longer) - shift >= len(shorter) and _equal(longer[shift : shift + len(shorter)], shorter):
+                return Difference("rows shifted", by=-shift if longer is first else shift, size=first.size)
+    return Difference("another shape", size=first.size)
+
+
+def _transposed(two: _Two) -> Difference | None:
+    first, second = two.first, two.second
+    square = first.ndim == 2 and first.shape[0] == first.shape[1]
+    return Difference("transposed", size=first.size) if square and _equal(first.T, second) else None
+
+
+def _heads(two: _Two) -> Difference | None:
+    first, second = two.first, two.second
+    heads, axis = two.heads, two.axis
+    if axis is None or heads < 2 or first.shape[axis] % heads:
+        return None
+    mine, other = (np.split(array, heads, axis) for array in (first, second))
+    order = _order([digest(block) for block in other], [digest(block) for block in mine])
+    if order:
+        return Difference("heads permuted", order=tuple(order), size=first.size)
+    width = first.shape[axis] // heads
+    for outer, inner in ((heads, width), (width, heads)):
+        split = (*first.shape[:axis], outer, inner, *first.shape[axis + 1 :])
+        if _equal(first.reshape(split).swapaxes(axis, axis + 1).reshape(first.shape), second):
+            return Difference("heads interleaved", size=first.size)
+    return None
+
+
+def _order(found: Sequence[str], wanted: Sequence[str]) -> list[int]:
+    """Return where each of the found ones stands among the wanted, or nothing if they are not the same ones."""
+    if sorted(found) != sorted(wanted):
+        return []
+    places: dict[str, list[int]] = {}
+    for place, key in enumerate(wanted):
+        places.setdefault(key, []).append(place)
+    return [places[key].pop(0) for key in found]
+
+
+def _shifted(two: _Two) -> Difference | None:
+    first, second = two.first, two.second
+    if first.ndim != 2:
+        return None
+    for shift in range(1, min(FARTHEST, len(first) - 2) + 1):
+        if _equal(first[:-shift], second[shift:]):
+            return Difference("rows shifted", by=shift, size=first.size)
+        if _equal(first[shift:], second[:-shift]):
+            return Difference("rows shifted", by=-shift, size=first.size)
+    return None
+
+
+def _reordered(two: _Two) -> Difference | None:
+    first, second = two.first, two.second
+    if first.ndim != 2 or len(first) < 2 or first.dtype != second.dtype:
+        return None
+    moved = np.flatnonzero((first != second).any(1))
+    mine, other = ([digest(array[row]) for row in moved] for array in (first, second))
+    if sorted(mine) != sorted(other):
+        return None
+    return Difference("rows permuted", by=len(moved), rows=tuple(moved[:5].tolist()), size=first.size)
+
+
+def _rounded(two: _Two) -> Difference | None:
+    first, second = two.first, two.second
+    for name in LOWER:
+        target = precision(name)
+        if _equal(target.round(first), second) and np.isfinite(second).all():
+            return Difference("rounded", precision=name, swapped="second", **_sizes(first, second))
+        if _equal(target.round(second), first) and np.isfinite(first).all():
+            return Difference("rounded", precision=name, swapped="first", **_sizes(first, second))
+    return None
+
+
+def _constant(two: _Two) -> Difference | None:
+    first, second = two.first, two.second
+    if second.size > 1 and (second == second.flat[0]).all():
+        return Difference("all the same", by=float(second.flat[0]), swapped="second", **_sizes(first, second))
+    if first.size > 1 and (first == first.flat[0]).all():
+        return Difference("all the same", by=float(first.flat[0]), swapped="first", **_sizes(first, second))
+    return None
+
+
+def _scaled(two: _Two) -> Difference | None:
+    first, second = two.first, two.second
+    mine, other = _wide(first), _wide(second)
+    squares = float(mine @ mine)
+    by = float(mine @ other) / squares if squares else 0.0
+    if first.size < 2 or by == 0.0 or not np.isfinite(by) or abs(by - 1) < 1e-6:
+        return None
+    return Difference("scaled", by=by, **_sizes(first, second)) if _near(mine * by, other, first, second) else None
+
+
+def _offset(two: _Two) -> Difference | None:
+    first, second = two.first, two.second
+    mine, other = _wide(first), _wide(second)
+    by = float(np.median(other - mine))
+    if first.size < 2 or by == 0.0 or not np.isfinite(by):
+        return None
+    largest = float(max(np.max(abs(mine)), np.max(abs(other))))
+    return Difference("offset", by=by, **_sizes(first, second)) if abs(by) > 1e-5 * largest and _near(mine + by, other, first, second, largest) else None
+
+
+def _rounding(two: _Two) -> Difference | None:
+    first, second = two.first, two.second
+    return Difference("rounding", **_sizes(first, second)) if _near(_wide(first), _wide(second), first, second) else None
+
+
+def _rows(two: _Two) -> Difference | None:
+    first, second = two.first, two.second
+    if first.ndim != 2:
+        return None
+    apart = np.flatnonzero((first != second).any(1))
+    if len(apart) > FEW_ROWS * len(first):
+        return None
+    return Difference("some rows", by=len(apart), rows=tuple(apart[:5].tolist()), **_sizes(first, second))
+
+
+def _other(two: _Two) -> Difference:
+    first, second = two.first, two.second
+    return Difference("different", **_sizes(first, second))
+
+
+_LOOKS: tuple[Callable[[_Two], Difference | None], ...] = (
+    _transposed, _heads, _shifted, _reordered, _rounded, _constant, _scaled, _offset, _rounding, _rows, _other,
+)  # fmt: skip
+
+
+def _equal(first: Array, second: Array) -> bool:
+    return first.shape == second.shape and all(np.array_equal(one, other) for one, other in _strips(first, second))
+
+
+def _strips(first: Array, second: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield pieces of two arrays: most that differ do so in the first."""
+    if first.ndim == 0:
+        yield first, second
+        return
+    step = max(1, WHOLE // max(first[:1].size, 1))
+    for begin in range(0, len(first), step):
+        yield first[begin : begin + step], second[begin : begin + step]
+
+
+def _wide(array: Array) -> NDArray[np.float64]:
+    """Return the numbers in float64, of a large tensor the first ones."""
+    return np.ascontiguousarray(array.reshape(-1)[:WHOLE], np.float64)
+
+
+def _near(mine: Array, other: Array, first: Array, second: Array, scale: float | None = None) -> bool:
+    """Say whether numbers are the same but for their last digits."""
+    digits = max(precision(array.dtype.name).unit_roundoff for array in (first, second))
+    size = np.maximum(abs(mine), abs(other)) if scale is None else scale
+    with np.errstate(all="ignore"):
+        return bool((abs(mine - other) <= LAST_DIGITS * digits * size).all())
+
+
+def _sizes(first: Array, second: Array) -> dict[str, Any]:
+    """Return how large the differences are."""
+    count, largest, squares, whole = 0, 0.0, 0.0, 0.0
+    with np.errstate(all="ignore"):
+        for one, other in _strips(first, second):
+            wide = one.astype(np.float64)
+            apart = other.astype(np.float64) - wide
+            count += int(np.count_nonzero(one != other))
+            largest = max(largest, float(np.max(abs(apart), initial=0.0)))
+            squares += float(np.square(apart).sum())
+            whole += float(np.square(wide).sum())
+        relative = float(np.sqrt(squares / whole)) if whole else float("inf")
+    return {"elements": count, "size": first.size, "largest": largest, "relative": relative}

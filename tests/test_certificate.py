@@ -1,0 +1,298 @@
+"""Certificates of ports: what is right is proven, what is wrong fails by its name, and what nobody looked at is not called proven."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from concord import porting, spec
+from concord.cli import app
+from concord.conformance import record
+from concord.conformance.campaign import Settings
+from concord.porting import certificate as certificates
+from concord.porting.certificate import Asked, Certificate, certify, evidence, inputs, ledger, sensitivity
+from concord.porting.certificate.changes import changes
+from concord.porting.certificate.page import page
+from concord.porting.comparison import compare
+from concord.spec.errors import SpecError
+from concord.spec.precision import precision
+
+SIZES = {"vocab_size": 11, "d_model": 6, "num_heads": 2, "d_ff": 7, "num_classes": 3, "num_layers": 1, "max_positions": 5}
+CONFIG = spec.variant("bert", **SIZES)
+WEIGHTS = {name: array.astype(np.float32) for name, array in spec.initialize(CONFIG, seed=3).items()}
+QUERY, KEY, POSITION = "layers.0.attention.query.weight", "layers.0.attention.key.weight", "embeddings.position.weight"
+TOY = "tests.toys.numpy_backend:"
+Array = np.ndarray[Any, Any]
+
+
+def folder(path: Path, form: str, weights: dict[str, Array] | None = None) -> Path:
+    porting.write(porting.from_weights(CONFIG, weights or WEIGHTS), path, form)
+    return path
+
+
+def asked(source: Path, target: Path, backend: str = "NumpyBackend") -> Asked:
+    return Asked(source, target, backends=(TOY + backend,), home=TOY + "NumpyBackend", dtypes=("float32",), settings=Settings(asked=(TOY + backend,)))
+
+
+def statuses(found: Certificate) -> dict[str, str]:
+    return {item.name: item.status for item in found.items}
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Certificate]:
+    place = tmp_path_factory.mktemp("right")
+    found = certify(asked(folder(place / "a", "concord"), folder(place / "b", "torch-safetensors")))
+    (place / "cert.json").write_text(record.text(certificates.recorded(found)))
+    return place, found
+
+
+def test_a_right_port_is_proven_and_what_nobody_looked_at_is_not(right: tuple[Path, Certificate]) -> None:
+    _, found = right
+    assert statuses(found) == {
+        **dict.fromkeys(("same bits", "every tensor accounted for", "configuration", "round trip", "round trip back", "outputs", "taps", "loss", "gradients"), "proven"),
+        **dict.fromkeys(("would notice, by bits", "would notice, by outputs"), "proven"),
+        **dict.fromkeys((f"{evidence.HOME}{kind}" for kind in ("outputs", "taps", "loss", "gradients")), "proven"),
+        **dict.fromkeys(("labels", "tokenizer"), "not applicable"),
+        **dict.fromkeys(("optimizer step",), "unverified"),
+    }
+    assert all(item.reason for item in found.items)
+    assert found.exit_code == 0
+    assert "none failed; not verified: optimizer step." in found.verdict
+    assert set(found.inputs) == {"sentences", "awkward rows", "one token", "longest input"} == {run.case for run in found.runs} - {"optimizer step"}
+    assert all(one.source and one.target and one.source.sha256 == one.target.sha256 for one in found.parameters)
+    assert {one.name for one in found.parameters} == set(WEIGHTS)
+    worst = found.errors[TOY + "NumpyBackend", "float32"]
+    assert {"logits", "loss", f"gradients.{QUERY}"} <= worst.keys()
+    assert all(0 <= value <= 1 for value in worst.values())
+
+
+def rolled(weights: dict[str, Array], name: str) -> dict[str, Array]:
+    return {**weights, name: np.roll(weights[name], 3, 1)}
+
+
+WRONG: dict[str, tuple[Callable[[dict[str, Array]], dict[str, Array]], tuple[str, ...], str]] = {
+    "transposed": (lambda w: {**w, QUERY: w[QUERY].T.copy()}, (QUERY,), "transposed"),
+    "swapped": (lambda w: {**w, QUERY: w[KEY], KEY: w[QUERY]}, (QUERY, KEY), f"it is A's {KEY}, bit for bit"),
+    "heads": (lambda w: rolled(w, QUERY), (QUERY,), "heads permuted"),
+    "bfloat16": (lambda w: {**w, QUERY: precision("bfloat16").round(w[QUERY])}, (QUERY,), "rounded to bfloat16"),
+    "shifted": (lambda w: {**w, POSITION: np.roll(w[POSITION], 2, 0)}, (POSITION,), "counted from the padding id"),
+    "one bit": (lambda w: {**w, POSITION: np.nextafter(w[POSITION], np.float32(9), where=np.arange(30).reshape(5, 6) == 7, out=w[POSITION].copy())}, (POSITION,), "last digits"),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_wrong_port_fails_by_the_tensors_name(mistake: str) -> None:
+    change, names, words = WRONG[mistake]
+    source, target = porting.from_weights(CONFIG, WEIGHTS), porting.from_weights(CONFIG, change(WEIGHTS))
+    rows = ledger.parameters(source, target, ledger.stands(source), ledger.stands(target), compare(source, target))
+    side = certificates.certificate.Side("", "concord", "", "model", {}, {})
+    item = next(item for item in ledger.items(source, target, (side, side), rows, ()) if item.name == "same bits")
+    assert item.status == "failed"
+    assert all(f"{name}: " in item.reason for name in names)
+    assert words in item.reason
+
+
+def test_a_wrong_port_is_run_too_and_judged_by_the_source(tmp_path: Path) -> None:
+    source, target = folder(tmp_path / "a", "concord"), folder(tmp_path / "b", "paddle", {**WEIGHTS, QUERY: WEIGHTS[QUERY].T.copy()})
+    found = certify(asked(source, target))
+    said = statuses(found)
+    assert (said["same bits"], said["outputs"], said["taps"], said["round trip"]) == ("failed", "failed", "failed", "proven")
+    assert found.exit_code == 1
+    assert found.verdict.startswith("The port is wrong: same bits")
+
+
+def test_a_framework_that_computes_something_else_fails_where_it_does(tmp_path: Path) -> None:
+    found = certify(asked(folder(tmp_path / "a", "concord"), folder(tmp_path / "b", "torch"), "ReturnsNaN"))
+    outputs = next(item for item in found.items if item.name == "outputs")
+    assert (statuses(found)["same bits"], outputs.status, statuses(found)["gradients"], found.exit_code) == ("proven", "failed", "unverified", 1)
+    assert "first logits on sentences: first at logits" in outputs.reason
+
+
+@pytest.mark.parametrize("backend", ["ExitsAtOnce", "SaysUnsupported"])
+def test_what_was_not_computed_is_unverified(tmp_path: Path, backend: str) -> None:
+    found = certify(asked(folder(tmp_path / "a", "concord"), folder(tmp_path / "b", "torch-safetensors"), backend))
+    said = statuses(found)
+    assert {said[kind] for kind in evidence.KINDS} == {"unverified"}
+    assert (said["same bits"], found.exit_code) == ("proven", 3)
+    assert "was not judged" in found.verdict
+    assert all(item.reason for item in found.items)
+
+
+def test_a_part_that_is_missing_in_the_target_fails(tmp_path: Path) -> None:
+    target = porting.from_weights(CONFIG, {name: array for name, array in WEIGHTS.items() if not name.startswith(("pooler", "classifier"))}, "encoder")
+    porting.write(target, tmp_path / "b", "torch-safetensors")
+    found = certify(asked(folder(tmp_path / "a", "concord"), tmp_path / "b"))
+    said = statuses(found)
+    assert (said["same bits"], said["configuration"], said["outputs"]) == ("failed", "failed", "unverified")
+    assert "pooler.weight: missing in the target" in next(item.reason for item in found.items if item.name == "same bits")
+
+
+def test_labels_and_tokenizer_have_to_come_along(tmp_path: Path) -> None:
+    files = {"vocab.txt": b"[PAD]\n", "labels.json": b'{"names": ["a", "b", "c"]}'}
+    source = dataclasses.replace(porting.from_weights(CONFIG, WEIGHTS, files=files), labels=("a", "b", "c"))
+    target = dataclasses.replace(source, files={"vocab.txt": b"[UNK]\n"}, labels=("a", "c", "b"))
+    sides = [certificates.certificate.Side("", "", "", "model", {}, {}, {name: ledger.digest_of(content) for name, content in one.files.items()}) for one in (source, target)]
+    for other, side, status in ((source, sides[0], "proven"), (target, sides[1], "failed")):
+        items = {item.name: item for item in ledger.items(source, other, (sides[0], side), (), ())}
+        assert (items["labels"].status, items["tokenizer"].status) == (status, status)
+
+
+@pytest.mark.parametrize("variant", spec.variants())
+def test_every_change_is_noticed_but_those_that_are_none(variant: str) -> None:
+    config = spec.variant(variant, **{**SIZES, "num_layers": 2, "max_positions": 9})
+    weights = {name: array.astype(np.float32) for name, array in spec.initialize(config, seed=5).items()}
+    checkpoint = porting.from_weights(config, weights)
+    batch = inputs.of(config, "model", None, 0).batches["sentences"]
+    found = sensitivity.prove(checkpoint, ledger.stands(checkpoint), evidence.Model(config, weights, "model"), batch, "sentences", 0, lambda done, total: None)
+    assert [(one.kind, one.unseen, one.contradicted) for one in found.tried if one.unseen or one.contradicted] == []
+    assert all(one.by_bits == one.made - one.same and one.run == one.made - one.same for one in found.tried)
+    assert {item.status for item in sensitivity.items(found)} == {"proven"}
+    assert sum(one.by_outputs for one in found.tried) > 50
+
+
+def test_a_certificate_that_notices_nothing_fails() -> None:
+    blind = certificates.certificate.Tried("transposed", 3, 1, 1, 2, 1, 0, unseen=("a",))
+    items = {item.name: item for item in sensitivity.items(certificates.certificate.Sensitivity((blind,), {}, 0, "sentences"))}
+    assert (items["would notice, by bits"].status, items["would notice, by outputs"].status) == ("failed", "unverified")
+    wrong = dataclasses.replace(blind, contradicted=("b",))
+    assert {item.name: item.status for item in sensitivity.items(certificates.certificate.Sensitivity((wrong,), {}, 0, ""))}["would notice, by outputs"] == "failed"
+
+
+def test_tensors_that_are_alike_leave_nothing_to_notice() -> None:
+    same = {name: np.zeros_like(array) for name, array in WEIGHTS.items()}
+    checkpoint = porting.from_weights(CONFIG, same)
+    batch = inputs.of(CONFIG, "model", None, 0).batches["sentences"]
+    found = sensitivity.prove(checkpoint, ledger.stands(checkpoint), evidence.Model(CONFIG, same, "model"), batch, "", 0, lambda done, total: None)
+    swapped = next(one for one in found.tried if one.kind.startswith("swapped"))
+    assert (swapped.made, swapped.same, swapped.by_bits) == (17, 17, 0)
+    assert {change.kind for change in changes(CONFIG, "model", checkpoint.tensors, batch, {})} == {one.kind for one in found.tried}
+
+
+def test_outputs_are_sampled_where_a_model_is_too_large_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sensitivity, "WORK", 0.0)
+    checkpoint = porting.from_weights(CONFIG, WEIGHTS)
+    model, batch = evidence.Model(CONFIG, WEIGHTS, "model"), inputs.of(CONFIG, "model", None, 0).batches["sentences"]
+    found = sensitivity.prove(checkpoint, ledger.stands(checkpoint), model, batch, "", 7, lambda done, total: None)
+    assert sum(one.run for one in found.tried) == sensitivity.AT_LEAST
+    assert sum(one.by_bits for one in found.tried) == sum(one.made - one.same for one in found.tried) > sensitivity.AT_LEAST
+    assert "not run" in next(item.reason for item in sensitivity.items(found) if item.name == "would notice, by outputs")
+
+
+def test_large_models_say_what_is_spared() -> None:
+    model = dataclasses.replace(evidence.Model(CONFIG, WEIGHTS, "model"))
+    given = inputs.of(CONFIG, "model", None, 0)
+    assert (list(evidence.spared(model, given, ("float64",))), evidence.steps_problem(model)) == ([], "")
+    large = evidence.Model(CONFIG, {"embeddings.token.weight": np.broadcast_to(np.float32(0), (50_000_000,))}, "model")
+    assert {item.status for item in evidence.spared(large, given, ("float64",))} == {"unverified"}
+    assert "50,000,000 parameters" in evidence.steps_problem(large)
+    runs = [(job.case, job.dtype, job.gradients) for job in evidence.jobs(large, large, given, ("float64", "float32"), step=False)]
+    assert ("longest input", "float64", False) not in runs
+    assert [case for case, _, gradients in runs if gradients] == ["sentences", "sentences"]
+
+
+@pytest.mark.parametrize("variant", spec.variants())
+@pytest.mark.parametrize("part", ["model", "encoder", "attention"])
+def test_inputs_are_those_that_ports_get_wrong(variant: str, part: str) -> None:
+    config = spec.variant(variant, **{**SIZES, "max_positions": 13})
+    given = inputs.of(config, part, None, 0)
+    for batch in given.batches.values():
+        spec.validate_batch(config, batch, part)
+    if part == "attention":
+        assert "sentences" in given.left_out
+        return
+    ids = given.batches["awkward rows"].input_ids
+    assert ids is not None
+    real = ids != config.pad_id
+    assert sorted(real.sum(1).tolist())[:2] == [0, 1]
+    assert not real[3, 0]
+    assert len(set(ids[1][real[1]])) == 1
+    longest = given.batches["longest input"].input_ids
+    assert longest is not None
+    assert longest.shape[1] == config.max_positions - config.position_start
+
+
+def test_texts_take_the_place_of_what_is_drawn() -> None:
+    given = inputs.of(CONFIG, "model", [([3, 4, 5], [0, 0, 1]), ([6], [0])], 0)
+    assert given.batches["sentences"].required("input_ids").tolist() == [[3, 4, 5], [6, 0, 0]]
+    assert given.batches["sentences"].required("segment_ids").tolist() == [[0, 0, 1], [0, 0, 0]]
+    assert given.tried["sentences"] == "2 texts that were given"
+    assert "11 tokens" in inputs.of(CONFIG, "model", [([*range(1, 10), 1, 2], [0] * 11)], 0).left_out["sentences"]
+
+
+def test_a_certificate_is_read_back_and_no_byte_may_be_another(right: tuple[Path, Certificate], tmp_path: Path) -> None:
+    place, found = right
+    _, back = certificates.read(place / "cert.json")
+    assert json.dumps(certificates.recorded(back)["items"]) == json.dumps(certificates.recorded(found)["items"])
+    assert (back.parameters, back.sensitivity) == (found.parameters, found.sensitivity)
+    content = (place / "cert.json").read_bytes()
+    other = tmp_path / "other.json"
+    for place_of in range(0, len(content), max(1, len(content) // 97)):
+        other.write_bytes(content[:place_of] + bytes([content[place_of] ^ 1]) + content[place_of + 1 :])
+        with pytest.raises(SpecError):
+            certificates.read(other)
+    other.write_bytes(content.replace(b'"kind"', b' "kind"', 1))
+    with pytest.raises(SpecError, match="not laid out as it was written"):
+        certificates.read(other)
+    other.write_bytes(b'{"kind": "check"}')
+    with pytest.raises(SpecError, match="holds no certificate"):
+        certificates.read(other)
+
+
+def test_verifying_makes_it_again(right: tuple[Path, Certificate]) -> None:
+    place, found = right
+    again = certificates.verify(found)
+    assert (again.problems, again.exit_code) == ((), 0)
+    forged = dataclasses.replace(found, items=tuple(dataclasses.replace(item, status="proven") for item in found.items))
+    assert any("optimizer step" in problem and "was proven, is unverified" in problem for problem in certificates.verify(forged).problems)
+    assert place.exists()
+
+
+def test_the_commands_reject_altered_files(right: tuple[Path, Certificate], tmp_path: Path) -> None:
+    run, (_, found) = CliRunner(), right
+    source, target, path = folder(tmp_path / "a", "concord"), folder(tmp_path / "b", "torch-safetensors"), tmp_path / "b" / "certificate.json"
+    moved = dataclasses.replace(found, source=dataclasses.replace(found.source, path=str(source)), target=dataclasses.replace(found.target, path=str(target)))
+    path.write_text(record.text(certificates.recorded(moved)))
+
+    def verified(*more: str) -> tuple[int, str]:
+        outcome = run.invoke(app, ["verify", str(path), "--files", *more])
+        return outcome.exit_code, outcome.output.replace("\n", " ")
+
+    code, said = verified()
+    assert (code, f"{len(found.source.files) + len(found.target.files)} files have the bytes that it states; nothing was computed" in said) == (0, True)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"unverified", b"provenprov", 1))
+    assert (verified()[0], "its digest is" in verified()[1]) == (1, True)
+    path.write_bytes(content)
+    weights = target / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    assert (verified()[0], "model.safetensors was altered" in verified()[1]) == (1, True)
+    (target / "model.safetensors").unlink()
+    (target / "extra.bin").write_bytes(b"")
+    said = verified("--target", str(target))[1]
+    assert "model.safetensors is gone" in said
+    assert "extra.bin was not there" in said
+
+
+def test_a_certificate_is_written_beside_the_weights_alone(tmp_path: Path) -> None:
+    source, target = folder(tmp_path / "a", "concord"), folder(tmp_path / "b", "torch-safetensors")
+    outcome = CliRunner().invoke(app, ["certify", str(source), str(target), "--certificate", str(target / "proof.json")])
+    assert outcome.exit_code == 2 or isinstance(outcome.exception, SpecError)
+    assert not (target / "proof.json").exists()
+
+
+def test_the_page_says_it_all(right: tuple[Path, Certificate]) -> None:
+    _, found = right
+    text = page(certificates.recorded(found))
+    assert found.verdict.split(";")[0] in text
+    for name in (*WEIGHTS, *(item.name for item in found.items)):
+        assert name in text.replace("<wbr>", "").replace("&#39;", "'")
+    for tried in found.sensitivity.tried:
+        assert tried.kind in text
+    assert f'<td class="number">{sum(tried.by_bits for tried in found.sensitivity.tried)}</td>' in text
