@@ -19,7 +19,7 @@ import pytest
 from tests.toys.surroundings import PATIENCE, ROOT
 
 PARTS = ("spec", "backends", "conformance", "training", "porting", "speed")
-TAKEN = (*PARTS, "porting", "tests")
+TAKEN = (*PARTS, "tests")
 """What somebody else's project may have for itself."""
 
 SMALL = ("--case", "bert-single", "--backend", "torch")
