@@ -149,14 +149,21 @@ def gather(
 
 
 def at_home(source: Model, given: Inputs, backend: str, dtypes: Sequence[str], settings: Settings, progress: Callable[[str, str], None]) -> Evidence:
-    """Run the source in its own framework, on the sentences, and judge it as the target is: what both are within tolerance of is the same."""
+    """Run the source in its own framework, on the sentences, and judge it as the target is: what both are within tolerance of is the same.
+
+    Of a large model no gradients are asked for: they are judged in the target.
+    """
     name, batch = next(iter(given.batches.items()))
-    jobs = [Ported("source", name, dtype, source.part, source.config, source.weights, batch, source=source) for dtype in dtypes]
+    gradients = source.count <= SMALL
+    jobs = [Ported("source", name, dtype, source.part, source.config, source.weights, batch, gradients=gradients, source=source) for dtype in dtypes]
     report = conduct(jobs, (backend,), settings, progress)
     reading = _Reading(output_name(source.config, source.part), True, "")
-    items = (item for dtype in dtypes for item in reading.items(report, backend, dtype) if item.name != STEP)
+    kinds = ("outputs", "taps", "loss", "gradients") if gradients else ("outputs", "taps")
+    items = [dataclasses.replace(item, name=HOME + item.name) for dtype in dtypes for item in reading.items(report, backend, dtype) if item.name in kinds]
+    if not gradients:
+        items.append(Item(f"{HOME}gradients", UNVERIFIED, f"the model has {source.count:,} parameters; gradients are judged in the target alone"))
     runs = tuple(dataclasses.replace(reading.ran(result), side="source") for result in report.results)
-    return Evidence(tuple(dataclasses.replace(item, name=HOME + item.name) for item in items), runs, {}, {name: _environment(said) for name, said in report.environments.items()})
+    return Evidence(tuple(items), runs, {}, {name: _environment(said) for name, said in report.environments.items()})
 
 
 def digits(value: float) -> float:
