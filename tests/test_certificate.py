@@ -194,7 +194,9 @@ def test_large_models_say_what_is_spared() -> None:
     assert "50,000,000 parameters" in evidence.steps_problem(large)
     runs = [(job.case, job.dtype, job.gradients) for job in evidence.jobs(large, large, given, ("float64", "float32"), step=False)]
     assert ("longest input", "float64", False) not in runs
-    assert [case for case, _, gradients in runs if gradients] == ["sentences", "sentences"]
+    assert [(case, dtype) for case, dtype, gradients in runs if gradients] == [("sentences", "float32")]
+    medium = evidence.Model(CONFIG, {"embeddings.token.weight": np.broadcast_to(np.float32(0), (20_000_000,))}, "model")
+    assert [job.dtype for job in evidence.jobs(medium, medium, given, ("float64", "float32"), step=True) if job.gradients and job.training is None] == ["float64", "float32"]
 
 
 @pytest.mark.parametrize("variant", spec.variants())

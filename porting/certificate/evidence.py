@@ -32,8 +32,8 @@ SMALL = 2_000_000
 """Parameters up to which everything is judged on every input, and end to end too; of a larger model gradients on the sentences alone,
 and the longest input in float32, each step by itself (:func:`spared`)."""
 
-LARGEST_STEP = 40_000_000
-"""Parameters up to which an optimizer step is judged: every sample of rounding moves all of them."""
+MEDIUM = 40_000_000
+"""Parameters up to which an optimizer step is judged, every sample of whose rounding moves all of them, and gradients in every precision, not in the last alone."""
 
 STEP = "optimizer step"
 
@@ -73,15 +73,15 @@ def jobs(source: Model, target: Model, given: Inputs, dtypes: Sequence[str], ste
     """Return the runs of the target."""
     found: list[Job] = []
     small = source.count <= SMALL
-    for name, batch in given.batches.items():
-        gradients = small or name == next(iter(given.batches))
-        tried = [dtype for dtype in dtypes if small or (name, dtype) != (LONG, "float64")]
-        found += [Ported("target", name, dtype, target.part, target.config, target.weights, batch, gradients=gradients, end_to_end=small or name != LONG, source=source) for dtype in tried]
     first = next(iter(given.batches.values()))
+    for name, batch in given.batches.items():
+        for dtype in dtypes:
+            if small or (name, dtype) != (LONG, "float64"):
+                gradients = small or (batch is first and dtype in _differentiated(source, dtypes))
+                found.append(Ported("target", name, dtype, target.part, target.config, target.weights, batch, gradients=gradients, end_to_end=small or name != LONG, source=source))
     if step:
         training = Training(RECIPE, [[first]], reported=(0,))
-        for dtype in dtypes:
-            found.append(_step(source, target, first, training, dtype))
+        found += [_step(source, target, first, training, dtype) for dtype in dtypes]
     return found
 
 
@@ -90,6 +90,11 @@ def _step(source: Model, target: Model, batch: Batch, training: Training, dtype:
         return of_training(JudgedTraining(source.config, source.weights, training, source.part, dtype, deviations))
 
     return Ported("target", STEP, dtype, target.part, target.config, target.weights, batch, expected, training=training, source=source)
+
+
+def _differentiated(source: Model, dtypes: Sequence[str]) -> Sequence[str]:
+    """Return the precisions in which gradients are judged."""
+    return dtypes if source.count <= MEDIUM else dtypes[-1:]
 
 
 def spared(source: Model, given: Inputs, dtypes: Sequence[str]) -> Iterator[Item]:
@@ -101,14 +106,16 @@ def spared(source: Model, given: Inputs, dtypes: Sequence[str]) -> Iterator[Item
         yield Item(f"input: {LONG}", UNVERIFIED, f"in float64 it is not run: the judge computes in a wider type, and the model has {source.count:,} parameters; float32 is", dtype="float64")
     if names[1:]:
         yield Item("gradients on other inputs", UNVERIFIED, f"the model has {source.count:,} parameters; gradients are judged on {names[0]} alone, not on {', '.join(names[1:])}")
+    for dtype in set(dtypes) - set(_differentiated(source, dtypes)):
+        yield Item("gradients", UNVERIFIED, f"the model has {source.count:,} parameters; gradients are judged in {dtypes[-1]} alone", dtype=dtype)
 
 
 def steps_problem(source: Model) -> str:
     """Return why no optimizer step is judged; empty: one is."""
     if source.part not in OF_IDS:
         return f"the part {source.part} is not trained alone"
-    if source.count > LARGEST_STEP:
-        return f"the model has {source.count:,} parameters; how far a step may lie from the oracle's is derived for at most {LARGEST_STEP:,}"
+    if source.count > MEDIUM:
+        return f"the model has {source.count:,} parameters; how far a step may lie from the oracle's is derived for at most {MEDIUM:,}"
     return ""
 
 
@@ -136,7 +143,9 @@ def gather(
     problem = steps_problem(source)
     report = conduct(jobs(source, target, given, dtypes, not problem), backends, settings, progress)
     reading = _Reading(output_name(source.config, source.part), explain, problem)
-    items = tuple(item for backend in backends for dtype in dtypes for item in reading.items(report, backend, dtype))
+    left_out = tuple(spared(source, given, dtypes))
+    already = {(item.name, item.dtype) for item in left_out}
+    items = tuple(item for backend in backends for dtype in dtypes for item in reading.items(report, backend, dtype) if (item.name, dtype) not in already)
     runs = tuple(reading.ran(result) for result in report.results)
     errors: dict[tuple[str, str], dict[str, float]] = {}
     for result in report.results:
@@ -144,8 +153,7 @@ def gather(
             if row.status in ("agrees", "diverges"):
                 worst = errors.setdefault((result.backend, result.dtype), {})
                 worst[row.tensor] = max(worst.get(row.tensor, 0.0), digits(row.ratio))
-    items += tuple(spared(source, given, dtypes))
-    return Evidence(items, runs, errors, {name: _environment(said) for name, said in report.environments.items()})
+    return Evidence((*items, *left_out), runs, errors, {name: _environment(said) for name, said in report.environments.items()})
 
 
 def at_home(source: Model, given: Inputs, backend: str, dtypes: Sequence[str], settings: Settings, progress: Callable[[str, str], None]) -> Evidence:
