@@ -54,13 +54,22 @@ def inside(folder: Path, name: str, where: str) -> Path:
     """Return a file of a folder by a name that a file gives.
 
     Raises:
-        SpecError: if the name leads out of the folder.
+        SpecError: if the name leads out of the folder, or is none that a file can have.
     """
     parts = PurePosixPath(name).parts
     path = folder.joinpath(*parts)
-    if PurePosixPath(name).is_absolute() or ".." in parts or not name.isprintable() or not stays(path, folder):
+    if PurePosixPath(name).is_absolute() or ".." in parts or not name.isprintable() or not stays(path, folder) or _too_long(path):
         raise SpecError(f"{where}: names {name[:80]!r} but all its files must lie in {folder}")
     return path
+
+
+def _too_long(path: Path) -> bool:
+    """Say whether the system cannot even look for a file of that name."""
+    try:
+        path.exists()
+    except OSError:
+        return True
+    return False
 
 
 def carried(folder: Path, more: tuple[str, ...] = ()) -> dict[str, bytes]:

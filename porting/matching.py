@@ -19,6 +19,9 @@ from concord.spec.sources.table import LARGEST_TABLE, POSITIONS, Binding
 MOST = 20
 """Lines about the tensors of a file; the first say enough."""
 
+MOST_LAYERS, MOST_HEADS = 1 << 12, 1 << 17
+"""Layers of a model, and heads of all of them together: of more the names are not even listed, which would take all memory."""
+
 
 @dataclass(frozen=True)
 class Names:
@@ -73,6 +76,9 @@ def match(found: Mapping[str, Stored], configs: Mapping[str, EncoderConfig], nam
     Raises:
         WeightsError: listing every tensor that is missing, unexpected, misshapen or of no floating-point type, for the part that fits best.
     """
+    for config in configs.values():
+        if config.num_layers > MOST_LAYERS or config.num_layers * config.num_heads > MOST_HEADS:
+            raise WeightsError(f"the configuration has {config.num_layers} layers of {config.num_heads} heads but at most {MOST_LAYERS} layers, and {MOST_HEADS} heads in all, are looked for [source={names.title}]")
     tried = [_Matching(found, config, part, names) for part, config in configs.items()]
     best = min(tried, key=lambda one: len(one.problems))  # of equals the most complete part
     if best.problems:

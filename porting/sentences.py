@@ -33,4 +33,7 @@ def inner(folder: Path) -> tuple[Path, dict[str, bytes]]:
     configs = [f"{place}/{folders.CONFIG}" for place in places[1:]]
     found = {name: folders.inside(folder, name, str(where)) for name in configs}
     there = tuple(name for name, path in found.items() if path.exists())
-    return folders.inside(folder, places[0], str(where)), folders.carried(folder, there)
+    first = folders.inside(folder, places[0], str(where))
+    if not first.is_dir():
+        raise SpecError(f"{where}: names {places[0][:80]!r} but there is no such folder in {folder}")
+    return first, folders.carried(folder, there)

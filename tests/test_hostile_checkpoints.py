@@ -7,34 +7,20 @@ import json
 import os
 import pickle
 import shutil
-import time
 import zipfile
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from concord import porting, spec
+from concord import porting
 from concord.porting import registry
 from concord.porting.containers.bundle import index, messages
-from concord.porting.faults.files import FIRST, sharded
+from concord.porting.faults.files import FIRST
 from concord.spec.errors import SpecError
-from tests.toys.spoiling import bounded, campaign, forked
-
-SIZES = {"vocab_size": 29, "d_model": 14, "num_heads": 2, "d_ff": 17, "num_classes": 3, "num_layers": 1, "max_positions": 13}
-CONFIG = spec.variant("bert", **SIZES)
-WEIGHTS = {name: array.astype(np.float32) for name, array in spec.initialize(CONFIG, seed=3).items()}
-
-SHARDS = "hugging-face in two files"
-
-FORMATS = ("concord", "hugging-face", SHARDS, "torch", "paddle", "keras-h5", "keras", "hugging-face-tf", "tensorflow", "google-bert", "jax-msgpack", "hugging-face-flax")
-"""Two of each kind of file, where there are two ways to it."""
-
-EACH = 10_000
-"""Spoilt files of each format in the long campaign."""
+from tests.toys.checkpoints import SHARDS, written
+from tests.toys.spoiling import bounded, forked
 
 
 @pytest.fixture(autouse=True)
@@ -45,58 +31,6 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> None:
     for container in {form.container for form in registry.FORMATS.values()}:
         if hasattr(container, "located"):
             monkeypatch.setattr(container, "located", forked)
-
-
-def written(format: str, folder: Path) -> None:
-    """Write a right checkpoint."""
-    form = registry.known("hugging-face" if format == SHARDS else format)
-    porting.write(porting.from_weights(CONFIG, WEIGHTS), folder / "in", form.name)
-    if format == SHARDS:
-        sharded(lambda _, shards: shards)(folder / "in", form)
-    for path in (folder / "in").iterdir():
-        path.rename(folder / path.name)
-    (folder / "in").rmdir()
-
-
-def read(folder: Path) -> None:
-    """Read all that there is to read, which leaves the folder as it was."""
-    before = sorted(folder.iterdir())
-    try:
-        checkpoint = porting.read(folder)
-        checkpoint.checked()
-        for entry in checkpoint.ledger:
-            assert len(entry.sha256) == 64
-    finally:
-        assert sorted(folder.iterdir()) == before
-
-
-def weights_of(format: str, folder: Path) -> list[str]:
-    """Return the files that are spoilt: those with weights, and the index of several."""
-    written(format, folder / "names")
-    return [path.name for path in (folder / "names").iterdir() if not path.name.endswith("config.json") and path.suffix != ".toml"]
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_spoilt_checkpoint_is_read_or_refused(format: str, tmp_path: Path) -> None:
-    (tmp_path / "names").mkdir()
-    (tmp_path / "here").mkdir()
-    tally = campaign(partial(written, format), read, 25, tmp_path / "here", names=weights_of(format, tmp_path))
-    assert tally.wrong == []
-    assert tally.counts["refused"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("format", FORMATS)
-def test_thousands_of_spoilt_checkpoints_are_read_or_refused(format: str, tmp_path: Path) -> None:
-    (tmp_path / "names").mkdir()
-    (tmp_path / "here").mkdir()
-    started = time.monotonic()
-    tally = campaign(partial(written, format), read, EACH, tmp_path / "here", first=1000, names=weights_of(format, tmp_path))
-    print(f"{format}: {dict(tally.counts)} in {time.monotonic() - started:.0f} s")
-    assert tally.wrong == []
-
-
-# Made by hand.
 
 
 def laughs(times: int = 40) -> bytes:
@@ -252,6 +186,26 @@ def test_a_link_out_of_the_folder_is_not_carried_over(name: str, tmp_path: Path)
     (source / name).unlink()
     (source / name).symlink_to(source / name)
     assert porting.read(source).tensors, "a link to itself leads nowhere"
+
+
+@pytest.mark.parametrize(("where", "said"), [("3", "no such folder"), ("config.json", "no such folder"), ("..", "must lie in"), ("/", "must lie in"), ("é" * 400, "must lie in")], ids=["missing", "a file", "above", "root", "too long"])
+def test_a_list_of_modules_does_not_lead_out_of_the_folder(where: str, said: str, tmp_path: Path) -> None:
+    written(registry.SENTENCES, tmp_path)
+    modules = json.loads((tmp_path / "modules.json").read_text())
+    modules[0]["path"] = where
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(SpecError, match=said) as caught:
+        porting.read(tmp_path)
+    assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize("sizes", [{"num_hidden_layers": 10_000_000}, {"num_hidden_layers": 2000, "num_attention_heads": 1000, "hidden_size": 1000}])
+def test_a_configuration_of_more_layers_than_there_is_memory_for_is_refused(sizes: dict[str, int], tmp_path: Path) -> None:
+    written("hugging-face", tmp_path)
+    stated = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(stated | sizes))
+    with bounded(), pytest.raises(SpecError, match=f"has {sizes['num_hidden_layers']} layers of"):
+        porting.read(tmp_path)
 
 
 @pytest.mark.parametrize("where", ["/dev/zero", "../secret", "link", "pipe", "circle", ".", ""])

@@ -18,6 +18,7 @@ import pytest
 from concord import porting, spec
 from concord.spec import folders
 from concord.spec.errors import SpecError
+from tests.toys.copies import in_a_copy
 
 SIZES = {"vocab_size": 29, "d_model": 14, "num_heads": 2, "d_ff": 17, "num_classes": 3, "num_layers": 1, "max_positions": 13}
 CONFIG = spec.variant("bert", **SIZES)
@@ -51,29 +52,21 @@ def each_line(act: Callable[[str], None]) -> Iterator[None]:
 
 def killed(at: int, act: Callable[[], None]) -> list[str]:
     """Do something in a copy of this process that is killed before a line, counted from 0; return the files of all lines if it is not."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        lines: list[str] = []
+    lines: list[str] = []
 
-        def count(name: str) -> None:
-            if len(lines) == at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            lines.append(name)
+    def count(name: str) -> None:
+        if len(lines) == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        lines.append(name)
 
-        try:
-            with each_line(count):
-                act()
-            with os.fdopen(writing, "w") as pipe:
-                pipe.write("\n".join(lines))
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        said = pipe.read()
-    status = os.waitpid(child, 0)[1]
+    def told() -> bytes:
+        with each_line(count):
+            act()
+        return "\n".join(lines).encode()
+
+    said, status = in_a_copy(told)
     assert os.WIFSIGNALED(status) == (not said)
-    return said.splitlines()
+    return said.decode().splitlines()
 
 
 def bits(path: Path) -> dict[str, bytes]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -48,8 +48,8 @@ def read(path: Path) -> dict[str, Stored]:
     return mapped(path, located(path, look))
 
 
-def look(path: Path) -> list[Found]:
-    """Return the datasets of a file, and where their numbers lie; for :func:`concord.porting.located.located`.
+def look(path: Path | IO[bytes]) -> list[Found]:
+    """Return the datasets of a file, which may be open already, and where their numbers lie; for :func:`concord.porting.located.located`.
 
     Raises:
         Refused: if it has links that lead elsewhere, or datasets that cannot be mapped.

@@ -51,11 +51,11 @@ def look(path: Path) -> list[Found]:
         if len(names) != 1:
             raise Refused(f"the archive has {len(names)} members that are called {WEIGHTS} but must have one")
         begin, length = member_place(names[0], content)
-    with tempfile.NamedTemporaryFile(suffix=".h5") as copy:
+    with tempfile.TemporaryFile() as copy:  # without a name: nothing is left of it if this process is ended
         for place in range(begin, begin + length, 1 << 24):
             copy.write(content[place : min(place + (1 << 24), begin + length)])
         copy.flush()
-        found = h5.look(Path(copy.name))
+        found = h5.look(copy)
     return [Found(**{**vars(one), "begin": one.begin + begin}) for one in found]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from random import Random
 from typing import Any
 
@@ -15,13 +16,30 @@ NASTY: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def mutated(content: bytes, name: str, random: Random) -> bytes:
-    """Return the content of a file, spoilt once or a few times."""
-    ways = WAYS.get(name.rpartition(".")[2], ())
+def mutated(content: bytes, name: str, random: Random, every: Mapping[str, Sequence[Callable[[bytes, Random], bytes]]] | None = None) -> bytes:
+    """Return the content of a file, spoilt once or a few times.
+
+    Args:
+        every: the ways in which a file is spoilt from within, by how its name ends.
+    """
+    ways = (WAYS if every is None else every).get(name.rpartition("/")[2].rpartition(".")[2], ())
     for _ in range(random.choice((1, 1, 1, 2, 5))):
         way = random.choice(ways) if ways and random.random() < 0.75 else random.choice(BYTES)
         content = way(content, random)
     return content
+
+
+def or_flipped(way: Callable[[bytes, Random], bytes]) -> Callable[[bytes, Random], bytes]:
+    """Return a way for what a library takes apart; what is spoilt already, or cannot be put together again, is flipped."""
+
+    @wraps(way)
+    def tried(content: bytes, random: Random) -> bytes:
+        try:
+            return way(content, random)
+        except Exception:  # noqa: BLE001 - whatever the library raises
+            return flipped(content, random)
+
+    return tried
 
 
 # Bytes.

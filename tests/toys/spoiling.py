@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,13 +17,20 @@ from random import Random
 
 from concord.porting.located import Found, answer, understood
 from concord.spec.errors import SpecError
+from tests.toys.containers import EVERY
+from tests.toys.copies import in_a_copy
 from tests.toys.mutations import mutated
 
 SECONDS = 20
 """Of the processor, that one spoilt file may take; a right one takes less than one."""
 
+PATIENCE = 300
+"""Seconds that it may take where it waits for something."""
+
 MEMORY = 1 << 30
 """Bytes beyond those at the start that may be held."""
+
+ENDED = "its process ended"
 
 PLACES = ("source=", "parameter=")
 """What else says where: of a checkpoint, of which there is one, the tensor."""
@@ -35,23 +43,41 @@ class Tally:
 
 
 @contextmanager
+def temporary(folder: Path) -> Iterator[None]:
+    """Have temporary files lie in a folder, where what is left of them is seen."""
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    folder.mkdir()
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+
+
+@contextmanager
 def bounded() -> Iterator[None]:
     """Have what takes too long or holds too much fail, and not the machine."""
     limits = resource.getrlimit(resource.RLIMIT_AS)
     held = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") if sys.platform == "linux" else 0
-    before = signal.signal(signal.SIGPROF, _late)
+    before = {kind: signal.signal(kind, _late) for kind in (signal.SIGPROF, signal.SIGALRM)}
     try:
         if held:
             resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY, limits[1]))
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def _late(*_: object) -> None:
-    raise TimeoutError(f"it took more than {SECONDS} s")
+    raise TimeoutError(f"it took more than {SECONDS} s of the processor, or {PATIENCE} s")
+
+
+def there(folder: Path) -> set[str]:
+    """Return all that lies in a folder, in whatever folder of it."""
+    return {str(path) for path in folder.rglob("*")}
 
 
 def campaign(make: Callable[[Path], None], read: Callable[[Path], object], times: int, folder: Path, first: int = 0, names: Sequence[str] = ()) -> Tally:
@@ -61,25 +87,30 @@ def campaign(make: Callable[[Path], None], read: Callable[[Path], object], times
         make: writes right files into a folder.
         read: reads it.
         times: how often.
+        folder: an empty one, in which the reader gets another; nothing may come or go in it.
         first: seed, the next is one more.
         names: of the files that are spoilt; by default all.
     """
-    make(folder)
-    right = {path.name: path.read_bytes() for path in folder.iterdir()}
-    read(folder)  # what is right is read
+    here = folder / "here"
+    here.mkdir()
+    make(here)
+    right = {str(path.relative_to(here)): path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    read(here)  # what is right is read
     tally = Tally()
-    with bounded():
+    with bounded(), temporary(folder / "temporary"):
+        before = there(folder)
         for seed in range(first, first + times):
             random = Random(seed)
             name = random.choice(sorted(names or right))
-            (folder / name).write_bytes(mutated(right[name], name, random))
+            (here / name).write_bytes(mutated(right[name], name, random, EVERY))
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
+            signal.setitimer(signal.ITIMER_REAL, PATIENCE)
             try:
-                read(folder)
+                read(here)
                 tally.counts["read"] += 1
             except SpecError as error:
-                tally.counts["refused"] += 1
-                lines = [line for line in error.problems if "\n" in line or not any(where in line for where in (str(folder), name, *PLACES))]
+                tally.counts["refused: its process ended" if ENDED in str(error) else "refused"] += 1
+                lines = [line for line in error.problems if "\n" in line or not any(where in line for where in (str(here), name, *PLACES))]
                 tally.wrong += [f"{seed} {name}: not one line that names the file: {line[:200]!r}" for line in lines[:1]]
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt):
@@ -92,29 +123,25 @@ def campaign(make: Callable[[Path], None], read: Callable[[Path], object], times
                 tally.wrong.append(f"{seed} {name}: {type(error).__name__}: {str(error)[:150]} at {' '.join(frames[-4:])}")
             finally:
                 signal.setitimer(signal.ITIMER_PROF, 0)
-                (folder / name).write_bytes(right[name])
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                (here / name).write_bytes(right[name])
+            if new := there(folder) ^ before:
+                tally.wrong.append(f"{seed} {name}: has come or gone: {sorted(new)[:3]}")
+                before = there(folder)
     return tally
 
 
 def forked(path: Path, look: Callable[[Path], list[Found]]) -> list[Found]:
     """Look at a file as :func:`concord.porting.located.located` does, in a process that is a copy of this one, which is quicker."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            signal.signal(signal.SIGPROF, signal.SIG_DFL)
-            signal.setitimer(signal.ITIMER_PROF, SECONDS)
-            os.close(reading)
-            with os.fdopen(writing, "w") as pipe:
-                pipe.write(json.dumps(answer(path, look)))
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        said = pipe.read()
-    status = os.waitpid(child, 0)[1]
+
+    def looked() -> bytes:
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        return json.dumps(answer(path, look)).encode()
+
+    said, status = in_a_copy(looked)
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
         _late()
     if not said:
-        raise SpecError(f"{path}: cannot be read as a file of tensors: its process ended with {status}")
+        raise SpecError(f"{path}: cannot be read as a file of tensors: {ENDED} with {status}")
     return understood(json.loads(said), path)

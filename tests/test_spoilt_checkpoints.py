@@ -1,0 +1,111 @@
+"""Checkpoints that are spoilt, thousands of each kind: read, or refused in lines that name the file, in bounded time and memory, and nothing is written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+
+from concord.porting import registry
+from concord.porting.containers import orbax
+from tests.toys.checkpoints import OLD_TORCH, SHARDS, read, read_as_it_is, written
+from tests.toys.restoring import Restorer
+from tests.toys.spoiling import Tally, campaign, forked
+
+INDEX = "model.safetensors.index.json"
+
+FILES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "safetensors, this project's own": ("concord", ("weights.safetensors",)),
+    "safetensors": ("hugging-face", ("model.safetensors",)),
+    "safetensors in two files": (SHARDS, ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")),
+    "torch": ("torch", ("model.pt",)),
+    "torch, by names of Hugging Face": ("hugging-face-bin", ("pytorch_model.bin",)),
+    "torch before 1.6": (OLD_TORCH, ("model.pt",)),
+    "paddle": ("paddle", ("model.pdparams",)),
+    "h5": ("keras-h5", ("model.weights.h5",)),
+    "h5 of Keras 2": ("hugging-face-tf", ("tf_model.h5",)),
+    "keras": ("keras", ("model.keras",)),
+    "TensorFlow": ("tensorflow", ("model.ckpt.index",)),
+    "TensorFlow 1": ("google-bert", ("bert_model.ckpt.index", "bert_model.ckpt.data-00000-of-00001")),
+    "msgpack": ("jax-msgpack", ("model.msgpack",)),
+    "msgpack, by names of Hugging Face": ("hugging-face-flax", ("flax_model.msgpack",)),
+    "config.json": ("hugging-face", ("config.json",)),
+    "config.toml": ("torch-safetensors", ("config.toml",)),
+    "config.toml, this project's own": ("concord", ("config.toml",)),
+    "contents.json": ("concord", ("contents.json",)),
+    "the index of several files": (SHARDS, (INDEX,)),
+    "modules.json": (registry.SENTENCES, ("modules.json",)),
+    "what is carried over": ("torch-safetensors", ("labels.json", "tokenizer.json", "vocab.txt")),
+}
+"""Each kind of file: a format that has it, and what it is called there."""
+
+ORBAX = "jax-orbax"
+
+UNREAD = ("ocdbt.process", "commit_success")
+"""What of a folder of Orbax nobody reads."""
+
+EACH, FOLDERS = 10_000, 10_000
+"""Spoilt files of each kind in the long campaign, and spoilt folders of Orbax."""
+
+
+@pytest.fixture(autouse=True)
+def copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at files in copies of this process, which is quicker."""
+    import h5py  # noqa: F401 - once, and not in each of them
+
+    for container in {form.container for form in registry.FORMATS.values()}:
+        if hasattr(container, "located"):
+            monkeypatch.setattr(container, "located", forked)
+
+
+@pytest.fixture
+def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Restore folders of Orbax in one process."""
+    with Restorer() as restorer:
+        monkeypatch.setattr(orbax, "_ask", restorer.ask)
+        yield
+
+
+def spoilt(kind: str, times: int, folder: Path, first: int = 0) -> Tally:
+    format, names = FILES[kind]
+    reader: Callable[[Path], None] = read_as_it_is if format == "concord" else read
+    return campaign(partial(written, format, carried=kind == "what is carried over"), reader, times, folder, first=first, names=names)
+
+
+def told(kind: str, tally: Tally, started: float) -> None:
+    print(f"{kind}: {dict(tally.counts)} in {time.monotonic() - started:.0f} s")
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_spoilt_checkpoint_is_read_or_refused(kind: str, tmp_path: Path) -> None:
+    tally = spoilt(kind, 15, tmp_path)
+    assert tally.wrong == []
+    assert tally.counts["refused"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FILES)
+def test_thousands_of_spoilt_checkpoints_are_read_or_refused(kind: str, tmp_path: Path) -> None:
+    started = time.monotonic()
+    tally = spoilt(kind, EACH, tmp_path, first=1000)
+    told(kind, tally, started)
+    assert tally.wrong == []
+
+
+@pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize("times", [8, pytest.param(FOLDERS, marks=pytest.mark.slow)])
+def test_a_spoilt_folder_of_orbax_is_read_or_refused(times: int, tmp_path: Path) -> None:
+    started = time.monotonic()
+    right, here = tmp_path / "right", tmp_path / "spoilt"
+    for folder in (right, here):
+        folder.mkdir()
+    written(ORBAX, right)
+    names = [str(path.relative_to(right)) for path in right.rglob("*") if path.is_file() and not any(part in str(path) for part in UNREAD)]
+    tally = campaign(lambda folder: copytree(right, folder, dirs_exist_ok=True) and None, read, times, here, first=1000, names=names)
+    told(ORBAX, tally, started)
+    assert tally.wrong == []
+    assert tally.counts["refused"]
