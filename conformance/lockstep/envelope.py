@@ -49,9 +49,13 @@ class Envelope:
         self.truth.load(state, steps)
         self.others = []
 
-    def step(self, window: Sequence[Batch]) -> Expectation:
-        """Return what a step of these batches yields in correct training, as ``steps.<number>.<name>``."""
-        return self.around(self.advance(window), window)
+    def step(self, window: Sequence[Batch], last: bool = False) -> Expectation:
+        """Return what a step of these batches yields in correct training, as ``steps.<number>.<name>``.
+
+        Args:
+            last: whether no step follows: nothing is kept of it, so that one training at a time is in memory.
+        """
+        return self.around(self.advance(window), window, last)
 
     def advance(self, window: Sequence[Batch]) -> dict[str, Array]:
         """Make the oracle's step, and return its tensors."""
@@ -60,17 +64,18 @@ class Envelope:
         self.elements = (self.truth.a.elements - before) // max(len(window), 1)
         return values
 
-    def around(self, values: Mapping[str, Array], window: Sequence[Batch]) -> Expectation:
+    def around(self, values: Mapping[str, Array], window: Sequence[Batch], last: bool = False) -> Expectation:
         """Return the step that the oracle has made, and how far correct training may lie from it."""
-        prefix = f"steps.{self.truth.steps - 1}."
-        self.others = self.others or list(self.beginning())
+        prefix, rounded = f"steps.{self.truth.steps - 1}.", 0
+        if not last:
+            self.others = self.others or list(self.beginning())
         found = {name: Sigma(value, self.case.dtype) for name, value in values.items()}
         turned: list[dict[str, Array]] = []
         with np.errstate(all="ignore"):
-            for other in self.others:
+            for other in self.others or self.beginning():
                 other.step(window, self.taking(other.a, prefix, found, turned))
+                rounded += not isinstance(other.a, MonteCarlo) and not other.a.corner
             jumps = {name: abs(array - turned[1][name]) for name, array in turned[0].items()} if turned else {}
-            rounded = sum(not isinstance(other.a, MonteCarlo) and not other.a.corner for other in self.others)
             sigmas = {name: found.pop(name).result(rounded, jumps.get(name, 0.0), self.count) for name in values}
         return expectation(self.case, dict(values), sigmas)
 
@@ -195,7 +200,7 @@ def of_training(case: JudgedTraining) -> Expectation:
 def _of_training(case: JudgedTraining) -> Expectation:
     envelope, values, sigmas = Envelope(case), dict[str, Array](), dict[str, Array]()
     for step, window in enumerate(case.training.windows):
-        expected = envelope.step(window)
+        expected = envelope.step(window, last=step == len(case.training.windows) - 1)
         reported = [name for name in expected.values if case.training.reports(step, name.split(".", 2)[2])]
         values |= {name: expected.values[name] for name in reported}
         sigmas |= {name: expected.sigmas[name] for name in reported}

@@ -33,7 +33,7 @@ SMALL = 2_000_000
 and the longest input in float32, each step by itself (:func:`spared`)."""
 
 MEDIUM = 40_000_000
-"""Parameters up to which an optimizer step is judged, every sample of whose rounding moves all of them, and gradients in every precision, not in the last alone."""
+"""Parameters up to which an optimizer step is judged in the last precision, every sample of whose rounding moves all of them, and gradients in all precisions."""
 
 STEP = "optimizer step"
 
@@ -81,7 +81,7 @@ def jobs(source: Model, target: Model, given: Inputs, dtypes: Sequence[str], ste
                 found.append(Ported("target", name, dtype, target.part, target.config, target.weights, batch, gradients=gradients, end_to_end=small or name != LONG, source=source))
     if step:
         training = Training(RECIPE, [[first]], reported=(0,))
-        found += [_step(source, target, first, training, dtype) for dtype in dtypes]
+        found += [_step(source, target, first, training, dtype) for dtype in _stepped(source, dtypes)]
     return found
 
 
@@ -97,6 +97,11 @@ def _differentiated(source: Model, dtypes: Sequence[str]) -> Sequence[str]:
     return dtypes if source.count <= MEDIUM else dtypes[-1:]
 
 
+def _stepped(source: Model, dtypes: Sequence[str]) -> Sequence[str]:
+    """Return the precisions in which an optimizer step is judged."""
+    return dtypes if source.count <= SMALL else dtypes[-1:]
+
+
 def spared(source: Model, given: Inputs, dtypes: Sequence[str]) -> Iterator[Item]:
     """Yield what is not judged of a model of real size, and why."""
     if source.count <= SMALL:
@@ -108,6 +113,8 @@ def spared(source: Model, given: Inputs, dtypes: Sequence[str]) -> Iterator[Item
         yield Item("gradients on other inputs", UNVERIFIED, f"the model has {source.count:,} parameters; gradients are judged on {names[0]} alone, not on {', '.join(names[1:])}")
     for dtype in set(dtypes) - set(_differentiated(source, dtypes)):
         yield Item("gradients", UNVERIFIED, f"the model has {source.count:,} parameters; gradients are judged in {dtypes[-1]} alone", dtype=dtype)
+    for dtype in () if steps_problem(source) else set(dtypes) - set(_stepped(source, dtypes)):
+        yield Item(STEP, UNVERIFIED, f"the model has {source.count:,} parameters; a step is judged in {dtypes[-1]} alone", dtype=dtype)
 
 
 def steps_problem(source: Model) -> str:
