@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,11 @@ from concord.describing import Columns, Layout, OnError, columns_of
 from concord.spec.errors import SpecError, optional
 from concord.spec.training.dropout import GENERATORS
 from concord.spec.training.recipe import recipes
+
+if TYPE_CHECKING:
+    from concord.conformance.expectation import JudgedTraining
+    from concord.training.checkpoint import Checkpoint
+    from concord.training.data import Corpus
 
 Lockstep = Annotated[bool, typer.Option("--lockstep", help="Train the same batches in every framework instead, and judge each step against the oracle.")]
 Case = Annotated[str | None, typer.Option("--case", metavar="C", autocompletion=options.among(lambda: lockstepping.CASES), help="With --lockstep: model, recipe and batches by name: standard.")]
@@ -68,14 +73,28 @@ def train(
 ) -> None:  # fmt: skip
     """Train a model in one framework, or in lockstep in several; a run that was killed goes on with the same bits."""
     how = (device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision, deterministic)
+
+    def begin(name: str, **plan: Any) -> tuple[Checkpoint, dict[str, Corpus]]:
+        """Return a run on the samples before its first step, and these."""
+        with optional("concord train", "training"):
+            from concord.training import beginning
+            from concord.training.plan import Plan
+        assert data is not None
+        planned = Plan(backend=name, files=beginning.files(data, dev, test, layout, columns_of(columns), on_error), bucketed=bucketed, pad_to=pad_to, dtype=dtype, **plan)
+        model, recipe = fitting.described(variant, config, recipe_name, changes or [])
+        recipe = beginning.changed_recipe(recipe, learning_rate, schedule, warmup, dropout, accumulation)
+        return beginning.begin(model, recipe, planned, beginning.Texts(tokenization=tokenization, vocabulary=vocabulary, file=vocab_file, tokens=tokens), seed)
+
     if lockstep:
-        lockstepping.refuse_ordinary(context)
-        made = (case, variant, config, recipe_name, changes or [], steps, batch, tokens, seed, dtype)
+        lockstepping.refuse_ordinary(context, data is not None)
+
+        def made() -> JudgedTraining:
+            if data is None or case is not None:
+                return lockstepping.chosen(case, variant, config, recipe_name, changes or [], steps, batch, tokens, seed, dtype, data)
+            return lockstepping.on_samples(*begin("", batch=batch or lockstepping.BATCH, steps=steps or lockstepping.STEPS))
+
         raise typer.Exit(lockstepping.run(made, backend, how, free_running, stop_first, json, html))
     lockstepping.refuse_alone(case, free_running, stop_first, json)
-    with optional("concord train", "training"):
-        from concord.training import beginning
-        from concord.training.plan import Plan
     writing.check(html, curves_file)
     given: dict[str, Any] = {"epochs": epochs, "steps": steps, "minutes": minutes, "patience": patience}
     settings = options.settings(backend, *how)
@@ -86,15 +105,10 @@ def train(
         if data is None:
             raise SpecError("--data is not given: what is the model to be trained on? (--resume DIR goes on with a run)")
         fitting.refuse_used(out)
-        samples = beginning.files(data, dev, test, layout, columns_of(columns), on_error)
-        plan = Plan(
-            backend=name, files=samples, batch=32 if batch is None else batch, bucketed=bucketed, pad_to=pad_to, dropout_by=dropout_by, log_every=log_every, evaluate_every=evaluate_every,
-            save_every=save_every, best_by=best_by, threads=threads, dtype=dtype, implementation=settings.implementation, execution=settings.execution, device=settings.device,
-            precision=precision, deterministic=deterministic, **given,
+        start, corpora = begin(
+            name, batch=32 if batch is None else batch, dropout_by=dropout_by, log_every=log_every, evaluate_every=evaluate_every, save_every=save_every, best_by=best_by,
+            threads=threads, implementation=settings.implementation, execution=settings.execution, device=settings.device, precision=precision, deterministic=deterministic, **given,
         )  # fmt: skip
-        model, recipe = fitting.described(variant, config, recipe_name, changes or [])
-        recipe = beginning.changed_recipe(recipe, learning_rate, schedule, warmup, dropout, accumulation)
-        start, corpora = beginning.begin(model, recipe, plan, beginning.Texts(tokenization=tokenization, vocabulary=vocabulary, file=vocab_file, tokens=tokens), seed)
     fitting.run(start, corpora, resume or out, settings, tensorboard)
     fitting.compare([resume or out], curves_file, html)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from concord import backends
-from concord.training import checkpoint
+from concord import backends, lockstepping
+from concord.spec import variant
+from concord.spec.training.recipe import recipe
+from concord.training import beginning, checkpoint
 from concord.training.log import read_log
+from concord.training.plan import Plan
 from tests.toys.surroundings import toy
 
 Invoke = Callable[..., tuple[int, str, list[str]]]
@@ -96,6 +100,25 @@ def test_what_cannot_be_trained_is_refused_in_lines(invoke: Invoke, tmp_path: Pa
         "--out is given but --lockstep is too: it leaves no run that is evaluated, kept or gone on with",
     ]
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.xdist_group("torch")
+def test_lockstep_takes_the_batches_that_ordinary_training_takes(invoke: Invoke, tmp_path: Path) -> None:
+    data, path = write_pairs(tmp_path), tmp_path / "steps.json"
+    sizes = [f"--set={name}={value}" for name, value in (("d_model", 6), ("num_heads", 2), ("d_ff", 5), ("num_layers", 1), ("max_positions", 13))]
+    given = ["--lockstep", "--variant", "bert", *sizes, "--data", data, "--vocabulary", "11", "--batch", "7", "--steps", "2", "--accumulation", "2", "--warmup", "1", "--seed", "3", "--threads", "1"]
+    code, said, errors = invoke("train", *given, "--backend", "torch", "--json", path)
+    assert (code, errors) == (0, [])
+    assert json.loads(path.read_text())["tracks"][0]["steps"] == 2, said
+    plan = Plan(backend="", files=beginning.files(data), batch=7, steps=2)
+    model = variant("bert", d_model=6, num_heads=2, d_ff=5, num_layers=1, max_positions=13)
+    start, corpora = beginning.begin(model, beginning.changed_recipe(recipe("adamw"), warmup=1, accumulation=2), plan, beginning.Texts(vocabulary=11), seed=3)
+    windows = lockstepping.on_samples(start, corpora).training.windows
+    assert [len(window) for window in windows] == [2, 2]
+    first = [batch for _, batch in itertools.islice(beginning.source(start, corpora).epoch(0), 4)]
+    assert [batch.required("input_ids").tolist() for window in windows for batch in window] == [batch.required("input_ids").tolist() for batch in first]
+    code, _, errors = invoke("train", "--lockstep", "--case", "standard", "--data", data)
+    assert (code, errors) == (2, ["concord: error: --case standard has batches and a recipe of its own: --data, --batch, --tokens and --set are for --variant and --config"])
 
 
 @pytest.mark.clause("OPT-11")

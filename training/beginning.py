@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,16 @@ def source(start: Checkpoint, corpora: Mapping[str, Corpus]) -> Source:
         epoch=lambda epoch: ((numbers.tolist(), batch) for numbers, batch in batches(corpora["train"], config, plan.batch, seed, epoch, plan.bucketed, **padded)),
         **others,
     )
+
+
+def windows(start: Checkpoint, corpora: Mapping[str, Corpus]) -> Iterator[list[Batch]]:
+    """Yield the batches of each step of a run, epoch after epoch without end; the last step of one may have fewer."""
+    assert start.recipe is not None
+    of_epoch = source(start, corpora).epoch
+    for epoch in count():
+        rest = (batch for _, batch in of_epoch(epoch))
+        while window := list(islice(rest, start.recipe.accumulation)):
+            yield window
 
 
 def ordered(corpus: Corpus, config: EncoderConfig, multiple: int) -> list[Batch]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -11,13 +13,17 @@ from concord.conformance.report import indented, number
 
 STYLES = {"agrees": "green", "diverges": "bold red", "undetermined": "yellow", "unsupported": "dim", "absent": "dim"}
 
+WIDE = 118
+"""Columns of a terminal from which each backend has a line."""
+
 
 def show(found: Lockstep, console: Console, title: str) -> None:
     """Print differences of the preflight, the table, and what diverged."""
     for difference in found.differences:
         console.print(Text(f"{difference.backend}, before the first step: {difference.subject} ({difference.clause})", style="bold red"))
         console.print(indented(f"  {difference.text}"))
-    console.print(table(found, title))
+    console.print(title, style="bold", highlight=False, markup=False)
+    console.print(table(found, console.width))
     console.print(explanation(found), style="dim")
     for track in found.tracks:
         for line, style in lines(track):
@@ -25,20 +31,29 @@ def show(found: Lockstep, console: Console, title: str) -> None:
     console.print(f"{found.seconds:.0f} s in all", highlight=False)
 
 
-def table(found: Lockstep, title: str) -> Table:
-    """Return the largest errors in tolerances, by section."""
-    drawn = Table(title=title, title_justify="left", title_style="bold", padding=(0, 1), expand=False)
-    drawn.add_column("backend", overflow="fold")
-    for name in ("", "steps", "diverge"):
-        drawn.add_column(name, justify="right" if name else "left", no_wrap=True)
+def table(found: Lockstep, width: int) -> Table:
+    """Return the largest errors in tolerances, by section.
+
+    Args:
+        width: columns of the terminal: below :data:`WIDE` backends stand side by side, and what is said of each below each other.
+    """
     sections = [section for section in SECTIONS if any(curve.section == section for track in found.tracks for curve in track.curves)]
-    for section in sections:
-        drawn.add_column(section, justify="right", no_wrap=True)
-    for track in found.tracks:
-        worst = {curve.section: max(curve.ratio, default=0.0) for curve in track.curves}
-        cells = [Text(number(worst[section]) if section in worst else "–", style="bold red" if worst.get(section, 0.0) > 1 else "") for section in sections]
-        drawn.add_row(track.backend, Text(track.status, style=STYLES.get(track.status, "bold magenta")), str(track.steps), str(track.diverged), *cells)
+    headings = ["backend", "", "steps", "diverge", *sections]
+    columns = [[Text(track.backend), Text(track.status, style=STYLES.get(track.status, "bold magenta")), Text(str(track.steps)), Text(str(track.diverged)), *_errors(track, sections)] for track in found.tracks]
+    wide = width >= WIDE
+    rows: list[list[Text]] = columns if wide else [[Text(heading), *entries] for heading, *entries in zip(headings, *columns, strict=True)][1:]
+    drawn = Table(padding=(0, 1), expand=False)
+    for place, heading in enumerate(headings if wide else ["", *(track.backend for track in found.tracks)]):
+        words = place < (2 if wide else 1)
+        drawn.add_column(heading, justify="left" if words else "right", no_wrap=place > 0 and wide, overflow="fold")
+    for row in rows:
+        drawn.add_row(*row)
     return drawn
+
+
+def _errors(track: Track, sections: Sequence[str]) -> list[Text]:
+    worst = {curve.section: max(curve.ratio, default=0.0) for curve in track.curves}
+    return [Text(number(worst[section]) if section in worst else "–", style="bold red" if worst.get(section, 0.0) > 1 else "") for section in sections]
 
 
 def explanation(found: Lockstep) -> str:
