@@ -11,6 +11,9 @@ from rich.table import Table
 
 from concord.backends.wire import legible
 
+LONGEST = 4000
+"""Characters of a problem that are printed."""
+
 
 class Terminal(Console):
     """A console to which names and reasons are text: brackets are no markup, and what is not printable is written out."""
@@ -54,6 +57,6 @@ def figures(console: Terminal, headings: Sequence[str], rows: Sequence[Sequence[
 
 
 def complain(problem: str) -> None:
-    """Print a problem as one line on standard error."""
-    line = legible(problem).replace("\n", "\\n")
+    """Print a problem as one line on standard error; of a very long one, such as a name that a file was given to do harm, its beginning and its end."""
+    line = legible(problem if len(problem) <= LONGEST else f"{problem[: LONGEST - 200]} … {problem[-200:]}").replace("\n", "\\n")
     print(f"concord: error: {line}", file=sys.stderr)

@@ -25,10 +25,10 @@ def inner(folder: Path) -> tuple[Path, dict[str, bytes]]:
     said = [module for module in modules if isinstance(module, dict)] if isinstance(modules, list) else []
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in said]
     if not kinds or kinds[0] != "Transformer":
-        raise SpecError(f"{where}: lists {', '.join(kinds) or 'no modules'} but must list a Transformer first")
+        raise SpecError(f"{where}: lists {_brief(kinds) or 'no modules'} but must list a Transformer first")
     others = [kind for kind in kinds[1:] if kind not in BEHIND]
     if others:
-        raise SpecError(f"{where}: lists {', '.join(others)} but the family has {' and '.join(BEHIND)} alone behind a Transformer")
+        raise SpecError(f"{where}: lists {_brief(others)} but the family has {' and '.join(BEHIND)} alone behind a Transformer")
     places = [str(module.get("path", "")) for module in said]
     configs = [f"{place}/{folders.CONFIG}" for place in places[1:]]
     found = {name: folders.inside(folder, name, str(where)) for name in configs}
@@ -37,3 +37,7 @@ def inner(folder: Path) -> tuple[Path, dict[str, bytes]]:
     if not first.is_dir():
         raise SpecError(f"{where}: names {places[0][:80]!r} but there is no such folder in {folder}")
     return first, folders.carried(folder, there)
+
+
+def _brief(kinds: list[str]) -> str:
+    return ", ".join(kind if kind.isidentifier() else repr(kind[:40]) for kind in kinds[:10])

@@ -142,6 +142,7 @@ MADE: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "an array that does not follow": ("jax-msgpack", lambda: b"\x81\xa1a\xc9\xff\xff\xff\xff\x01", "4294967295 bytes follow, but it ends before"),
     "dictionaries in each other": ("jax-msgpack", lambda: nested(100_000), "lies more than"),
     "a shape of many axes": ("jax-msgpack", lambda: array(b"\xdd" + (100_000).to_bytes(4, "big") + b"\xce\xff\xff\xff\xff" * 100_000), "an array has shape"),
+    "a shape of two lines": ("jax-msgpack", lambda: array(b"\xa3a\nb"), "an array has shape 'a\\nb'"),
     "a shape below zero": ("jax-msgpack", lambda: array(b"\x92\xff\xff", b"\0" * 4), "an array has shape"),
     "a name that is there twice": ("jax-msgpack", lambda: b"\x82\xa1a\xc0\xa1a\xc0", "is there twice"),
     "one block again and again": ("tensorflow", lambda: table(1000), "its blocks have more bytes than it"),
@@ -197,6 +198,16 @@ def test_a_list_of_modules_does_not_lead_out_of_the_folder(where: str, said: str
     with pytest.raises(SpecError, match=said) as caught:
         porting.read(tmp_path)
     assert len(caught.value.problems) == 1
+
+
+def test_of_a_name_without_end_its_beginning_is_told(tmp_path: Path, invoke: Callable[..., tuple[int, str, list[str]]]) -> None:
+    (tmp_path / "source").mkdir()
+    written("hugging-face", tmp_path / "source")
+    (tmp_path / "source" / "model.safetensors").write_bytes(header(json.dumps({"x" * 1_000_000: {}})))
+    code, _, lines = invoke("port", tmp_path / "source", "-o", tmp_path / "out", "--to", "concord")
+    assert (code, len(lines)) == (2, 1)
+    assert lines[0].endswith("must have dtype, shape and data_offsets")
+    assert len(lines[0]) < 5000
 
 
 @pytest.mark.parametrize("sizes", [{"num_hidden_layers": 10_000_000}, {"num_hidden_layers": 2000, "num_attention_heads": 1000, "hidden_size": 1000}])

@@ -141,7 +141,7 @@ def _array(data: mmap.mmap, shape: Any, dtype: Any, content: Any) -> Stored:
         begin, end = content
         if size(dtype, tuple(shape)) == end - begin:
             return Stored(dtype, tuple(shape), Slice(data, begin, dtype, tuple(shape)))
-    raise ValueError(f"an array has shape {str(shape)[:60]} and dtype {str(dtype)[:20]!r}, and not the bytes for them")
+    raise ValueError(f"an array has shape {repr(shape)[:60]} and dtype {str(dtype)[:20]!r}, and not the bytes for them")
 
 
 _OTHERS: dict[int, Callable[[_Walk, int], Any]] = {
@@ -199,7 +199,7 @@ def _joined(entries: Mapping[Any, Any]) -> Stored:
         raise ValueError("an array of pieces has no shape, or no pieces")
     dtype, count = chunks[0].dtype, sum(math.prod(piece.shape) for piece in chunks)
     if count != math.prod(shape) or any(piece.dtype != dtype for piece in chunks):
-        raise ValueError(f"an array of pieces has shape {str(shape)[:60]} but {count} elements")
+        raise ValueError(f"an array of pieces has shape {repr(shape)[:60]} but {count} elements")
 
     def bits() -> Bits:
         return np.concatenate([piece.bits().reshape(-1) for piece in chunks]).reshape(shape)

@@ -109,7 +109,7 @@ def _torch(name: str, call: Call) -> Found:
     if len(call.arguments) > 6 and isinstance(call.arguments[6], Name):  # _rebuild_tensor_v3, of storages that have no dtype
         dtype = call.arguments[6].name
     if dtype not in NUMPY:
-        raise Refused(f"{name!r} has a storage of {_brief(kind)}, which is of no known dtype")
+        raise Refused(f"{name!r} has a storage of {_brief(kind)[:60]!r}, which is of no known dtype")
     if not are_sizes([begin, count]) or not are_sizes(shape) or not are_sizes(stride) or len(shape) != len(stride):
         raise Refused(f"{name!r} has a shape, stride or offset that is none")
     last = begin + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
