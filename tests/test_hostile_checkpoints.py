@@ -20,17 +20,12 @@ from concord.porting.containers.bundle import index, messages
 from concord.porting.faults.files import FIRST
 from concord.spec.errors import SpecError
 from tests.toys.checkpoints import SHARDS, written
-from tests.toys.spoiling import bounded, forked
+from tests.toys.spoiling import bounded, look_in_copies
 
 
 @pytest.fixture(autouse=True)
 def copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look at files in copies of this process, which is quicker."""
-    import h5py  # noqa: F401 - once, and not in each of them
-
-    for container in {form.container for form in registry.FORMATS.values()}:
-        if hasattr(container, "located"):
-            monkeypatch.setattr(container, "located", forked)
+    look_in_copies(monkeypatch)
 
 
 def laughs(times: int = 40) -> bytes:

@@ -16,9 +16,12 @@ import numpy as np
 import pytest
 
 from concord import porting, spec
+from concord.porting import registry
+from concord.porting.containers import orbax
 from concord.spec import folders
 from concord.spec.errors import SpecError
 from tests.toys.copies import in_a_copy
+from tests.toys.spoiling import look_in_copies
 
 SIZES = {"vocab_size": 29, "d_model": 14, "num_heads": 2, "d_ff": 17, "num_classes": 3, "num_layers": 1, "max_positions": 13}
 CONFIG = spec.variant("bert", **SIZES)
@@ -27,8 +30,11 @@ OLD, NEW = ({name: array.astype(np.float32) for name, array in spec.initialize(C
 LINES = ("spec/folders.py", "spec/files.py", "porting/writing.py", "porting/containers/", "/shutil.py", "/pathlib.py")
 """The files whose lines are moments at which the process is killed."""
 
-SPREAD = 6
-"""How many of them are tried, from the first to the last, besides all of those where a folder gets its name."""
+SPREAD, MANY = 6, 50
+"""How many of them are tried, from the first to the last, besides all of those where a folder gets its name; and how many in the slow suite."""
+
+NATIVE = [form.name for form in registry.FORMATS.values() if (form.backend or form.name == registry.OWN) and form.container is not orbax]
+"""This project's own formats that this process writes: Orbax writes in another, into a folder that is given its name as the others are."""
 
 
 @contextmanager
@@ -76,8 +82,9 @@ def bits(path: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("force", [False, True])
-@pytest.mark.parametrize("format", ["concord", "tensorflow", pytest.param("keras", marks=pytest.mark.slow)])
-def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new_one(tmp_path: Path, format: str, force: bool) -> None:
+@pytest.mark.parametrize(("format", "spread"), [("concord", SPREAD), ("tensorflow", SPREAD), *(pytest.param(format, MANY, marks=pytest.mark.slow) for format in NATIVE)])
+def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new_one(tmp_path: Path, format: str, spread: int, force: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    look_in_copies(monkeypatch)
     old, new = ({name: array.tobytes() for name, array in weights.items()} for weights in (OLD, NEW))
 
     def write() -> None:
@@ -96,7 +103,7 @@ def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new_one(tmp_path: Path, 
     assert bits(tmp_path / "out") == new
     naming = [number for number, name in enumerate(lines) if name.endswith("spec/folders.py")]
     seen = set()
-    for moment in sorted({*map(int, np.linspace(0, len(lines) - 1, SPREAD)), *naming}):
+    for moment in sorted({*map(int, np.linspace(0, len(lines) - 1, spread)), *naming}):
         prepared()
         assert killed(moment, write) == []
         left = bits(tmp_path / "out") if (tmp_path / "out").exists() else None

@@ -14,7 +14,7 @@ from concord.porting import registry
 from concord.porting.containers import orbax
 from tests.toys.checkpoints import OLD_TORCH, SHARDS, read, read_as_it_is, written
 from tests.toys.restoring import Restorer
-from tests.toys.spoiling import Tally, campaign, forked
+from tests.toys.spoiling import Tally, campaign, look_in_copies
 
 INDEX = "model.safetensors.index.json"
 
@@ -54,12 +54,7 @@ EACH, FOLDERS = 10_000, 10_000
 
 @pytest.fixture(autouse=True)
 def copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look at files in copies of this process, which is quicker."""
-    import h5py  # noqa: F401 - once, and not in each of them
-
-    for container in {form.container for form in registry.FORMATS.values()}:
-        if hasattr(container, "located"):
-            monkeypatch.setattr(container, "located", forked)
+    look_in_copies(monkeypatch)
 
 
 @pytest.fixture
