@@ -261,7 +261,7 @@ class _Reading:
         cases = list(dict.fromkeys(result.case for result, _ in judged))
         few, lost_digits = (sum(row.status == status for _, row in rows) for status in ("undelivered", "undetermined"))
         more = f"; {few} are not handed out" * bool(few) + f"; of {lost_digits} rounding leaves nothing to judge" * bool(lost_digits)
-        return make(kind, PROVEN, f"{len(judged)} tensors within their tolerances on {', '.join(cases)}{more}", **found)
+        return make(kind, PROVEN, f"{len(judged)} {'tensor within its tolerance' if len(judged) == 1 else 'tensors within their tolerances'} on {', '.join(cases)}{more}", **found)
 
     def why(self, result: Result, row: Row) -> str:
         """Return where a run went wrong, and what explains that if it is asked for."""

@@ -28,11 +28,12 @@ def page(data: Mapping[str, Any]) -> str:
         "certificate.html",
         data,
         Path(__file__).parent / "templates",
-        headline=found.verdict,
+        headline=f"{found.verdict.partition(';')[0].rstrip('.')}.",
         tone={0: "good", 1: "bad"}.get(found.exit_code, "broken"),
         compared=[
             f"Compared: {found.source.path} ({found.source.format}) and {found.target.path} ({found.target.format}): "
-            f"{', '.join(f'{count} {status}' for status, count in counts.items() if count)} of {len(found.items)} claims."
+            f"{', '.join(f'{count} {status}' for status, count in counts.items() if count)} of {len(found.items)} claims.",
+            *(rest.strip()[:1].upper() + rest.strip()[1:] for rest in [found.verdict.partition(";")[2]] if rest),
         ],
         sections=sections,
         found=found,
