@@ -73,7 +73,7 @@ FORMATS = {
         Format(ONNX, "an ONNX graph, written alone", onnx, ("model.onnx",)),
         Format(SENTENCES, "a folder of sentence-transformers with a BERT in it", safetensors, ("model.safetensors", safetensors.INDEX), BERT),
         Format("hugging-face", "Hugging Face BERT on PyTorch, safetensors in one file or several", safetensors, ("model.safetensors", safetensors.INDEX), BERT),
-        Format("hugging-face-bin", "Hugging Face BERT on PyTorch, in PyTorch's own file", torch, ("pytorch_model.bin",), BERT),
+        Format("hugging-face-bin", "Hugging Face BERT on PyTorch, in PyTorch's own file or files", torch, ("pytorch_model.bin", torch.INDEX), BERT),
         Format("hugging-face-tf", "Hugging Face BERT on TensorFlow", h5_weights, ("tf_model.h5",), f"{BERT}-tf"),
         Format("hugging-face-flax", "Hugging Face BERT on Flax", msgpack, ("flax_model.msgpack",), f"{BERT}-flax"),
         Format("paddlenlp", "PaddleNLP's BERT", paddle, ("model_state.pdparams",), "bert-paddlenlp"),

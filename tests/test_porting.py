@@ -15,8 +15,9 @@ from safetensors.numpy import save_file
 from concord import conformance, porting, spec
 from concord.backends.interface import Run
 from concord.porting import registry
+from concord.porting.containers import safetensors, torch
 from concord.porting.located import answer, understood
-from concord.porting.stored import narrowed
+from concord.porting.stored import in_memory, narrowed
 from concord.spec.errors import SpecError, WeightsError
 from concord.spec.sources import table
 
@@ -82,15 +83,18 @@ def test_names_of_older_versions_are_read(tmp_path: Path) -> None:
     assert sum(entry.reason == "under an older name" for entry in read.ledger) == 10
 
 
-def test_several_files_are_read_through_their_index(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("container", "stem"), [(safetensors, "model"), (torch, "pytorch_model")])
+def test_several_files_are_read_through_their_index(tmp_path: Path, container: Any, stem: str) -> None:
     tensors = named()
     hugging_face(tmp_path, tensors)
     (tmp_path / "model.safetensors").unlink()
-    shards = {name: f"model-0000{1 + n % 2}-of-00002.safetensors" for n, name in enumerate(tensors)}
+    ending = Path(container.INDEX.removesuffix(".index.json")).suffix
+    shards = {name: f"{stem}-0000{1 + n % 2}-of-00002{ending}" for n, name in enumerate(tensors)}
     for shard in set(shards.values()):
-        save_file({name: tensors[name] for name in tensors if shards[name] == shard}, tmp_path / shard)
-    index = tmp_path / "model.safetensors.index.json"
+        container.write(tmp_path / shard, {name: in_memory(tensors[name]) for name in tensors if shards[name] == shard})
+    index = tmp_path / container.INDEX
     index.write_text(json.dumps({"weight_map": shards}))
+    assert porting.recognise(tmp_path).format == ("hugging-face" if container is safetensors else "hugging-face-bin")
     assert porting.read(tmp_path).weights().keys() == WEIGHTS.keys()
     for outside in ("../model.safetensors", "/etc/passwd", ".."):
         index.write_text(json.dumps({"weight_map": {**shards, "classifier.bias": outside}}))

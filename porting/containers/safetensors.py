@@ -1,6 +1,6 @@
 """Safetensors: eight bytes with the length of a JSON header, the header, and the tensors behind it; memory-mapped.
 
-Written by https://huggingface.co/docs/safetensors. A checkpoint in several files (shards) has an index beside them that says which tensor is in which.
+Written by https://huggingface.co/docs/safetensors. A checkpoint may lie in several (:mod:`concord.porting.containers.shards`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from concord.porting.links import stays
+from concord.porting.containers import shards
 from concord.porting.stored import NUMPY, Slice, Stored, are_sizes, size
 from concord.spec.errors import SpecError
-from concord.spec.files import MOST_PROBLEMS, opened, parse_json, read_json, writing
+from concord.spec.files import MOST_PROBLEMS, opened, parse_json, writing
 
 CODES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
@@ -27,13 +27,13 @@ CODES = {
 LONGEST_HEADER = 1 << 24
 """Bytes of a header: of some 100,000 tensors. The format's own library reads six times as many, which may take gigabytes."""
 
-INDEX = "model.safetensors.index.json"
+INDEX = f"model.safetensors{shards.INDEX}"
 """The index of a checkpoint in several files, beside them."""
 
 
 def is_one(path: Path) -> bool:
     """Say whether a file, or the index of several, is of this kind."""
-    return path.name.endswith((".safetensors", ".safetensors.index.json")) and path.is_file()
+    return path.name.endswith((".safetensors", f".safetensors{shards.INDEX}")) and path.is_file()
 
 
 def read(path: Path) -> dict[str, Stored]:
@@ -46,7 +46,7 @@ def read(path: Path) -> dict[str, Stored]:
         SpecError: if it is no such file: cut off, tensors that overlap, lie beyond its end or leave gaps, a header of unknown dtypes or
             shapes; an index whose files lie elsewhere, lack a tensor or have others.
     """
-    return _indexed(path) if path.name.endswith(".index.json") else _single(path)
+    return shards.read(path, _single) if shards.is_index(path) else _single(path)
 
 
 def _single(path: Path) -> dict[str, Stored]:
@@ -105,28 +105,6 @@ def _covered(path: Path, spans: list[tuple[int, int, str]], total: int) -> Itera
         reached = max(reached, end)
     if reached != total:
         yield f"{path}: its tensors end at byte {reached} but its data at byte {total}"
-
-
-def _indexed(path: Path) -> dict[str, Stored]:
-    content = read_json(path)
-    shards = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
-        raise SpecError(f"{path}: 'weight_map' must say for each tensor which file has it")
-    names = sorted(set(shards.values()))
-    outside = [name for name in names if Path(name).name != name or name in (".", "..", "") or not name.isprintable()]
-    outside += [name for name in names if name not in outside and not stays(path.parent / name, path.parent)]
-    if outside:
-        raise SpecError([f"{path}: names the file {name[:80]!r} but all must lie beside it" for name in outside[:MOST_PROBLEMS]])
-    found: dict[str, Stored] = {}
-    problems = []
-    for name in names:
-        inside = _single(path.parent / name)
-        problems += [f"{path}: says that {tensor!r} is in {name} but it is not" for tensor, shard in shards.items() if shard == name and tensor not in inside]
-        problems += [f"{path.parent / name}: has {tensor!r} but the index does not say so" for tensor in inside if shards.get(tensor) != name]
-        found.update(inside)
-    if problems:
-        raise SpecError(problems[:MOST_PROBLEMS])
-    return {tensor: found[tensor] for tensor in shards}
 
 
 def write(path: Path, tensors: Mapping[str, Stored]) -> None:

@@ -12,12 +12,16 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from concord.porting.containers import shards
 from concord.porting.located import located, mapped
 from concord.porting.pickles.reader import look
 from concord.porting.pickles.tensors import STORAGES
 from concord.porting.stored import Stored, elements
 from concord.spec.errors import SpecError
 from concord.spec.files import opened, refusing
+
+INDEX = f"pytorch_model.bin{shards.INDEX}"
+"""The index of a checkpoint in several files, beside them."""
 
 ROOT = "archive"
 
@@ -29,7 +33,9 @@ WRAPPERS = ("state_dict", "model_state_dict", "model")
 
 
 def is_one(path: Path) -> bool:
-    """Say whether a file is PyTorch's, by its name and its first bytes: an archive, or a pickle."""
+    """Say whether a file is PyTorch's, by its name and its first bytes: an archive, or a pickle; or by its name the index of several."""
+    if path.name.endswith(f".bin{shards.INDEX}"):
+        return path.is_file()
     if not path.name.endswith((".pt", ".pth", ".bin", ".ckpt")) or not path.is_file():
         return False
     with opened(path) as file:
@@ -37,11 +43,15 @@ def is_one(path: Path) -> bool:
 
 
 def read(path: Path) -> dict[str, Stored]:
-    """Return the tensors of a file; nothing of its pickle is run.
+    """Return the tensors of a file, or of all files that an index names; nothing of their pickles is run.
 
     Raises:
-        SpecError: if it is no pickle of tensors, or would have code run.
+        SpecError: if it is no pickle of tensors, or would have code run; if an index and its files do not agree.
     """
+    return shards.read(path, _single) if shards.is_index(path) else _single(path)
+
+
+def _single(path: Path) -> dict[str, Stored]:
     return unwrapped(mapped(path, located(path, look)))
 
 
