@@ -17,7 +17,7 @@ from concord.porting.stored import Stored
 from concord.spec import checkpoints
 from concord.spec.config import from_toml
 from concord.spec.errors import SpecError
-from concord.spec.files import LARGEST, read_bytes, read_text
+from concord.spec.files import LARGEST, read_bytes, read_json, read_text
 from concord.spec.sources import table as tables
 from concord.spec.sources.schema import CheckpointTable, Table
 
@@ -25,6 +25,9 @@ ALIKE = 0.5
 """Share of a table's names that a file must have to be taken for one of that source."""
 
 AUTO = "auto"
+
+KIND = "model_type"
+"""The key of a configuration by which Hugging Face knows what a model is."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,17 @@ def recognise(path: Path, table: Path | None = None) -> Recognition:
         native = next((form for form in fitting if form.backend), None)
         if native:
             return Recognition(native.name, f"{checkpoints.CONFIG} states a configuration of the family, and {weights.name} holds {native.meaning}")
-    return _by_names(weights, [form for form in fitting if form.source], (folder / checkpoints.CONFIG).exists())
+    known_by_names = [form for form in fitting if form.source]
+    return _by_names(weights, [form for form in known_by_names if _may_be(form, folder)] or known_by_names, (folder / checkpoints.CONFIG).exists())
+
+
+def _may_be(form: Format, folder: Path) -> bool:
+    """Say whether the configuration beside the weights is one of a format's: bare models of several kinds have the same names."""
+    path = folder / form.configuration
+    stated = read_json(path) if path.exists() else {}
+    said = stated.get(KIND) if isinstance(stated, dict) else None
+    table = form.table
+    return said is None or table is None or any(said in part.checkpoint.requires.get(KIND, (said,)) for part in table.parts.values())
 
 
 def _by_names(weights: Path, fitting: list[Format], own: bool) -> Recognition:

@@ -297,6 +297,27 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(("kind", "format"), [("bert", "hugging-face"), ("roberta", "hugging-face-roberta"), ("xlm-roberta", "hugging-face-roberta")])
+def test_bare_models_of_the_same_names_are_told_apart_by_their_kind(tmp_path: Path, kind: str, format: str) -> None:
+    config = CONFIG if kind == "bert" else spec.variant("roberta", **SIZES)
+    weights = {name: array.astype(np.float32) for name, array in spec.initialize(config, seed=3).items() if not name.startswith(("pooler", "classifier"))}
+    porting.write(porting.from_weights(config, weights, "encoder"), tmp_path / "bare", format)
+    content = {name.partition(".")[2]: tensor for name, tensor in safetensors.read(tmp_path / "bare/model.safetensors").items()}
+    stated = json.loads((tmp_path / "bare/config.json").read_text())
+    safetensors.write(tmp_path / "bare/model.safetensors", {name: in_memory(tensor.bits().copy()) for name, tensor in content.items()})
+    (tmp_path / "bare/config.json").write_text(json.dumps({**stated, "model_type": kind}))
+    assert porting.recognise(tmp_path / "bare").format == format
+    read = porting.read(tmp_path / "bare")
+    assert (read.part, read.config.position_start) == ("encoder", 0 if kind == "bert" else 2)
+    assert {name: array.tobytes() for name, array in read.weights().items()} == {name: array.tobytes() for name, array in weights.items()}
+    porting.write(read, tmp_path / "again", format)
+    assert json.loads((tmp_path / "again/config.json").read_text())["model_type"] == kind
+    (tmp_path / "bare/config.json").write_text(json.dumps({**stated, "model_type": kind, "pad_token_id": 3}))
+    if kind != "bert":
+        with pytest.raises(SpecError, match="POS-6"):
+            porting.read(tmp_path / "bare")
+
+
 @pytest.mark.parametrize("variant", spec.variants())
 def test_all_pairs_of_native_formats_come_back_bit_for_bit(tmp_path: Path, variant: str) -> None:
     config = spec.variant(variant, **SIZES)
