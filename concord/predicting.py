@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from concord.training.metrics import Metrics, Predict
     from concord.training.prediction import Bad, InOrder, Model, Prediction
 
-Checkpoint = Annotated[Path, typer.Argument(metavar="CHECKPOINT", parser=writing.path, help="A checkpoint, or a run, of which the best.")]
+Checkpoint = Annotated[Path, typer.Argument(metavar="CHECKPOINT", parser=writing.path, help="A checkpoint of any format, with a tokenizer, or a run, of which the best.")]
 Backend = Annotated[str | None, typer.Option("--backend", metavar="B", autocompletion=options.among(backends.names), help="torch, tf, paddle, jax, an installed plugin, or package.module:Class.")]
 Size = Annotated[int, typer.Option("--batch", metavar="N", help="Samples in a batch.")]
 
@@ -64,7 +64,7 @@ def evaluate(
     writing.check(json, read=data)
     at, model, samples = options.collect(
         lambda: place(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision, dtype, batch),
-        lambda: prediction.model_of(checkpoint),
+        lambda: _model_of(checkpoint),
         lambda: read(*data, layout=layout, columns=columns_of(columns), on_error=on_error),
     )
     corpus = encode(samples, model.encoder, model.labels, cache_folder(cache), lambda text: Terminal(stderr=True).print(text, soft_wrap=True))
@@ -109,7 +109,7 @@ def predict(
     writing.check(out, read=[texts])
     at, model, complaints = options.collect(
         lambda: place(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision, dtype, batch),
-        lambda: prediction.model_of(checkpoint),
+        lambda: _model_of(checkpoint),
         lambda: prediction.InOrder(on_error),
     )
     samples = _single(model, text, text_b) if texts is None else _read(texts, layout, columns, complaints)
@@ -193,6 +193,43 @@ def _computing(model: Model, backend: str, where: Places, settings: Settings) ->
 
 def _tell(tell: Reached, name: str, done: int) -> None:
     tell(name, done, "")
+
+
+def _model_of(folder: Path) -> Model:
+    """Return what a checkpoint predicts with: one that was trained here, or one of any format with a classifier and a tokenizer.
+
+    Raises:
+        SpecError: if it cannot be read, or lacks one of these.
+    """
+    from concord.training import checkpoint, prediction
+    from concord.training.data.encoder import TEXT_FILE
+    from concord.training.data.ready import VOCABULARIES
+
+    if checkpoint.steps(folder):
+        return prediction.model_of(folder)
+    if folder.is_dir() and ((folder / TEXT_FILE).exists() or not any((folder / name).exists() for name in VOCABULARIES)):
+        return prediction.model_of(folder)
+    return _ported(folder)
+
+
+def _ported(path: Path) -> Model:
+    """Return the classifier of a checkpoint that came from elsewhere."""
+    from concord import porting
+    from concord.porting.folder import folder_of
+    from concord.spec.errors import located
+    from concord.training import prediction
+    from concord.training.data import Labels
+    from concord.training.data.ready import text_encoder
+
+    found = porting.read(path)
+    if found.part != "model":
+        raise SpecError(f"{path}: has no classifier: 'concord run --texts' says what the {found.part} computes")
+    with located(str(path)):
+        encoder = text_encoder(folder_of(path), found.files, found.config)
+    if encoder is None:
+        raise SpecError(f"{path}: has no tokenizer: it lacks tokenizer.json and vocab.txt")
+    labels = Labels(found.labels or tuple(str(number) for number in range(max(found.config.num_classes, 2))))
+    return prediction.Model(folder_of(path), found.config, dict(found.weights()), labels, encoder, step=0)
 
 
 def _remark(model: Model, size: int) -> None:

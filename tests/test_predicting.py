@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import sys
@@ -12,12 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from concord import spec
+from concord import porting, spec
 from concord.spec.batch import Batch
 from concord.spec.errors import SpecError
 from concord.training import checkpoint, data, prediction
 from concord.training.data import tokenizers
+from concord.training.data.ready import text_encoder
 from concord.training.metrics import losses, predicted, probabilities
 from tests.test_data import VOCABULARY, refusal, written
 from tests.toys.mutations import mutated
@@ -159,7 +162,7 @@ def test_spoilt_texts_are_predicted_or_refused(invoke: Invoke, tmp_path: Path, s
         (("predict", "model", "", "--backend", NUMPY), ["'text_a' is empty"]),
         (("predict", "model", "a\udcff", "--backend", NUMPY), ["'a\\udcff' is no text: surrogates not allowed at character 1"]),
         (("predict", "model", "--texts", "none", "--backend", NUMPY), ["none: no such file"]),
-        (("predict", "none", "a", "--backend", "troch"), ["unknown backend 'troch': did you mean 'torch'?", "none: no such folder"]),
+        (("predict", "none", "a", "--backend", "troch"), ["unknown backend 'troch': did you mean 'torch'?", "none: no such file or folder"]),
         (("predict", "model", "a", "--backend", NUMPY, "--dtype", "float46", "--batch", "0"), ["unknown dtype 'float46': did you mean 'float64' or 'float16'", "--batch is 0 but must be at least 1"]),
         (("evaluate", "model", "--data", "none.tsv", "--backend", NUMPY), ["none.tsv: no such file"]),
         (("evaluate", "model", "--data", "dev.tsv", "--backend", NUMPY), ["dev.tsv:1: label is 'ugly' but must be one of 'bad', 'good', 'so so'"]),
@@ -208,6 +211,39 @@ def test_an_evaluation_is_what_the_predictions_come_to(invoke: Invoke, tmp_path:
     assert f"accuracy {found['accuracy']:.4f}, macro F1 {found['macro_f1']:.4f}, loss {found['loss']:.4f}" in output
     assert f"left out: {path}:31: has 1 columns but must have 2: text_a, label" in output
     assert list((tmp_path / "cache" / "concord" / "corpora").iterdir())
+
+
+@pytest.mark.parametrize("format", ["hugging-face", "concord"])
+def test_a_checkpoint_from_elsewhere_predicts_with_its_own_tokenizer(invoke: Invoke, tmp_path: Path, format: str) -> None:
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefg"]
+    config = spec.variant("bert", vocab_size=len(vocabulary), d_model=6, num_heads=2, d_ff=7, num_layers=1, max_positions=13, num_classes=3)
+    weights = {name: array.astype(np.float32) for name, array in spec.initialize(config, seed=3).items()}
+    ported = porting.from_weights(config, weights, files={"vocab.txt": "\n".join(vocabulary).encode()})
+    porting.write(dataclasses.replace(ported, labels=("no", "maybe", "yes")), tmp_path / "there", format)
+    code, said, problems = invoke("predict", tmp_path / "there", "a b z", "c", "--backend", NUMPY)
+    assert (code, problems) == (0, [])
+    found = json.loads(said)
+    ids, segments = np.array([[2, 4, 5, 1, 3, 6, 3]]), np.array([[0, 0, 0, 0, 0, 1, 1]])
+    logits = spec.reference(config, weights, Batch(input_ids=ids, segment_ids=segments, labels=np.array([0]))).logits[0]
+    expected = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    assert list(found["probabilities"]) == ["no", "maybe", "yes"]
+    assert np.abs(np.array(list(found["probabilities"].values())) - expected).max() < 2.0**-20
+    assert found["label"] == ("no", "maybe", "yes")[int(logits.argmax())]
+    (tmp_path / "there/vocab.txt").unlink()
+    assert invoke("predict", tmp_path / "there", "a", "--backend", NUMPY)[0] == 2
+
+
+def test_marks_that_cannot_be_put_around_samples_are_refused() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3, "a": 4, "b": 5}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 1), trim_offsets=False, add_prefix_space=False)
+    config = spec.variant("bert", vocab_size=6, max_positions=11)
+    with pytest.raises(SpecError, match="other marks around two texts"):
+        text_encoder(Path(), {"tokenizer.json": tokenizer.to_str().encode()}, config)
+    tokenizer.post_processor = processors.BertProcessing(("</s>", 2), ("<s>", 1))
+    made = text_encoder(Path(), {"tokenizer.json": tokenizer.to_str().encode()}, config)
+    assert made is not None
+    assert made.encode("a b", "a").ids.tolist() == [1, 4, 5, 2, 4, 2]
 
 
 def test_samples_that_the_loss_leaves_out_do_not_count(tmp_path: Path, small: Config) -> None:

@@ -13,14 +13,20 @@ from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, located, optional
 from concord.spec.files import parse_json
 from concord.training.data import tokenizers
-from concord.training.data.encoder import TEXT_FILE, TOKENIZER_FILE, Encoded, TextEncoder
+from concord.training.data.encoder import TEXT_FILE, TOKENIZER_FILE, Encoded, Text, TextEncoder
 
 with optional("Texts for a checkpoint", "training"):
     from tokenizers import Tokenizer, normalizers, processors
 
 VOCABULARY, SETTINGS, SENTENCES = "vocab.txt", "tokenizer_config.json", "sentence_bert_config.json"
 
+VOCABULARIES = (TOKENIZER_FILE, VOCABULARY)
+"""Files that a tokenizer is made of."""
+
 MASK = "[MASK]"
+
+PROBES = (("a b", None), ("a b", "b"))
+"""Texts that show what marks a tokenizer puts where."""
 
 
 class Encodes(Protocol):
@@ -101,6 +107,32 @@ def encoder_of(folder: Path, files: Mapping[str, bytes], config: EncoderConfig, 
             _mark(tokenizer, TOKENIZER_FILE)
         return Ready(tokenizer, longest)
     return Ready(_of_vocabulary(files[VOCABULARY], settings), longest) if VOCABULARY in files else None
+
+
+def text_encoder(folder: Path, files: Mapping[str, bytes], config: EncoderConfig) -> TextEncoder | None:
+    """Return an encoder that makes the same ids as a checkpoint's own tokenizer; None: it has none.
+
+    Args:
+        folder, files: as for :func:`encoder_of`.
+
+    Raises:
+        SpecError: as :func:`encoder_of`; and if its marks are not one before the first text and one after each.
+    """
+    own = encoder_of(folder, files, config)
+    if own is None or isinstance(own, TextEncoder):
+        return own
+    assert isinstance(own, Ready)
+    probes = [own.encode(*probe) for probe in PROBES]
+    pair, padding, unknown = probes[-1], own.tokenizer.id_to_token(config.pad_id), getattr(own.tokenizer.model, "unk_token", None)
+    if padding is None or unknown is None:
+        raise SpecError(f"its tokenizer has no token of id {config.pad_id}, which is padding" if padding is None else "its tokenizer says no token for what it does not know")
+    segments = (int(pair.segment_ids[0]), int(pair.segment_ids[-1]), 0)
+    made = TextEncoder(own.tokenizer, Text(own.max_tokens, segments, padding, unknown, pair.tokens[0], pair.tokens[-1]))
+    for probe, wanted in zip(PROBES, probes, strict=True):
+        found = made.encode(*probe)
+        if (found.ids.tolist(), found.segment_ids.tolist()) != (wanted.ids.tolist(), wanted.segment_ids.tolist()):
+            raise SpecError(f"its tokenizer puts other marks around {'two texts' if probe[1] else 'a text'} than one before the first and one after each: 'concord run --texts' takes it as it is")
+    return made
 
 
 def _of_vocabulary(content: bytes, settings: Mapping[str, Any]) -> Tokenizer:
