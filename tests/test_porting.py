@@ -318,6 +318,24 @@ def test_bare_models_of_the_same_names_are_told_apart_by_their_kind(tmp_path: Pa
             porting.read(tmp_path / "bare")
 
 
+@pytest.mark.parametrize(("variant", "format"), [("bert", "hugging-face"), ("roberta", "hugging-face-roberta"), ("distilbert", "hugging-face-distilbert")])
+def test_other_heads_are_left_out_or_refused(tmp_path: Path, variant: str, format: str) -> None:
+    config = spec.variant(variant, **{**SIZES, **({"num_segments": 0} if variant == "distilbert" else {})})
+    weights = {name: array.astype(np.float32) for name, array in spec.initialize(config, seed=3).items() if not name.startswith(("pooler", "classifier"))}
+    porting.write(porting.from_weights(config, weights, "encoder"), tmp_path / "bare", format)
+    path = tmp_path / "bare/model.safetensors"
+    bare = {name: in_memory(tensor.bits().copy()) for name, tensor in safetensors.read(path).items()}
+
+    def headed(head: str) -> porting.Checkpoint:
+        safetensors.write(path, {**bare, f"{head}.weight": in_memory(np.ones((2, config.d_model), np.float32)), f"{head}.bias": in_memory(np.ones(2, np.float32))})
+        return porting.read(tmp_path / "bare")
+
+    read = headed("qa_outputs")
+    assert (read.part, [entry.foreign for entry in read.ledger if "question answering" in entry.reason]) == ("encoder", ["qa_outputs.bias", "qa_outputs.weight"])
+    with pytest.raises(SpecError, match=r"classifier|pooler"):  # of tokens: its name is that of a classifier of texts
+        headed("classifier")
+
+
 @pytest.mark.parametrize("variant", spec.variants())
 def test_all_pairs_of_native_formats_come_back_bit_for_bit(tmp_path: Path, variant: str) -> None:
     config = spec.variant(variant, **SIZES)
