@@ -50,6 +50,7 @@ class _Open:
         pass
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("mode", MODES)
 def test_backend_agrees_in_lockstep(worker: Worker, mode: str, dtype: str) -> None:

@@ -296,7 +296,6 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(container, "located", lambda path, look: understood(answer(path, look), path))
 
 
-@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(("kind", "format"), [("bert", "hugging-face"), ("roberta", "hugging-face-roberta"), ("xlm-roberta", "hugging-face-roberta")])
 def test_bare_models_of_the_same_names_are_told_apart_by_their_kind(tmp_path: Path, kind: str, format: str) -> None:
     config = CONFIG if kind == "bert" else spec.variant("roberta", **SIZES)
@@ -336,6 +335,7 @@ def test_other_heads_are_left_out_or_refused(tmp_path: Path, variant: str, forma
         headed("classifier")
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("variant", spec.variants())
 def test_all_pairs_of_native_formats_come_back_bit_for_bit(tmp_path: Path, variant: str) -> None:
     config = spec.variant(variant, **SIZES)
