@@ -156,6 +156,7 @@ def verify(
     certificate: Annotated[Path, typer.Argument(metavar="CERT", parser=writing.path, help="What 'concord certify' wrote.")],
     source: Annotated[Path | None, typer.Option("--source", metavar="SRC", parser=writing.path, help="Where the source lies now.")] = None,
     target: Annotated[Path | None, typer.Option("--target", metavar="DST", parser=writing.path, help="Where the target lies now.")] = None,
+    backend: Annotated[list[str] | None, typer.Option("--backend", metavar="B", help="A backend of the certificate that is imported though nothing offers it; may be repeated.")] = None,
     files: Annotated[bool, typer.Option("--files", help="Look at the files alone, and compute nothing.")] = False,
     python: options.Python = None,
     ssh: options.Ssh = None,
@@ -177,7 +178,7 @@ def verify(
         raise typer.Exit(1) from None
     settings = options.settings(None, "cpu", "explicit", "eager", python, ssh, time_limit, memory_limit, threads)
     with telling() as tell:
-        found = certificates.verify(stated, source, target, settings, files, tell)
+        found = certificates.verify(stated, source, target, settings, files, tell, backend or ())
     for problem in found.problems:
         console.print(problem, style="red", highlight=False, markup=False, soft_wrap=True)
     if found.again is not None:

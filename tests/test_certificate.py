@@ -249,10 +249,13 @@ def test_a_certificate_is_read_back_and_no_byte_may_be_another(right: tuple[Path
 
 def test_verifying_makes_it_again(right: tuple[Path, Certificate]) -> None:
     place, found = right
-    again = certificates.verify(found)
+    with pytest.raises(SpecError, match=r"say --backend tests\.toys"):
+        certificates.verify(found)
+    toy = (TOY + "NumpyBackend",)
+    again = certificates.verify(found, named=toy)
     assert (again.problems, again.exit_code) == ((), 0)
     forged = dataclasses.replace(found, items=tuple(dataclasses.replace(item, status="proven") for item in found.items))
-    assert any("optimizer step" in problem and "was proven, is unverified" in problem for problem in certificates.verify(forged).problems)
+    assert any("optimizer step" in problem and "was proven, is unverified" in problem for problem in certificates.verify(forged, named=toy).problems)
     assert place.exists()
 
 

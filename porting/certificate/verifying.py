@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from concord import backends
 from concord.conformance.campaign import Settings
 from concord.porting.certificate.certificate import Certificate, File, Item, Side
 from concord.porting.certificate.ledger import files_of
 from concord.porting.certificate.making import Asked, certify
+from concord.spec.errors import SpecError
 
 
 @dataclass(frozen=True)
@@ -33,17 +35,24 @@ class Verified:
         return 1 if self.problems else self.again.exit_code if self.again else 0
 
 
-def verify(found: Certificate, source: Path | None = None, target: Path | None = None, settings: Settings | None = None, files_alone: bool = False, tell: Callable[[str], None] = lambda text: None) -> Verified:
+def verify(
+    found: Certificate, source: Path | None = None, target: Path | None = None, settings: Settings | None = None,
+    files_alone: bool = False, tell: Callable[[str], None] = lambda text: None, named: Collection[str] = (),
+) -> Verified:  # fmt: skip
     """Look at a certificate's files, and make it again.
 
     Args:
+        named: backends that may be imported though nothing here offers them: a file does not say what code is imported.
         source, target: where the checkpoints lie now; by default where they lay.
         settings: where and how backends run; by default as it states.
         files_alone: whether to stop when the files have been looked at.
 
     Raises:
-        SpecError: if a checkpoint is not there or cannot be read.
+        SpecError: if a checkpoint is not there or cannot be read, or a backend is neither known nor named.
     """
+    strange = [] if files_alone else [name for name in dict.fromkeys((*found.asked["backends"], found.asked["home"])) if name not in (*backends.names(), *named)]
+    if strange:
+        raise SpecError([f"the certificate names backend {name!r}, which is not known here; to have it imported, say --backend {name}" for name in strange])
     paths = source or Path(found.source.path), target or Path(found.target.path)
     tell("reading files")
     problems = [problem for path, side in zip(paths, (found.source, found.target), strict=True) for problem in _files(files_of(path), side, path)]
@@ -69,9 +78,9 @@ def _asked(found: Certificate, source: Path, target: Path, settings: Settings) -
     texts = [(ids, segments) for ids, segments in said["texts"]] if said.get("texts") else None
     how = dataclasses.replace(settings, **{key: said[key] for key in ("device", "implementation", "execution", "precision", "deterministic")})
     table = Path(said["source_table"]) if said.get("source_table") else None
-    backends = tuple(said["backends"])
-    how = dataclasses.replace(how, asked=backends)
-    return Asked(source, target, said["source_format"], said["target_format"], table, backends, said["home"], texts, tuple(said["dtypes"]), said["seed"], how)
+    chosen = tuple(said["backends"])
+    how = dataclasses.replace(how, asked=chosen)
+    return Asked(source, target, said["source_format"], said["target_format"], table, chosen, said["home"], texts, tuple(said["dtypes"]), said["seed"], how)
 
 
 def _differing(one: Certificate, other: Certificate) -> Iterator[str]:
