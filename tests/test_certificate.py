@@ -251,6 +251,8 @@ def test_verifying_makes_it_again(right: tuple[Path, Certificate]) -> None:
     place, found = right
     with pytest.raises(SpecError, match=r"say --backend tests\.toys"):
         certificates.verify(found)
+    with pytest.raises(SpecError, match="does not say what it was made with"):
+        certificates.verify(dataclasses.replace(found, asked={"seed": 0}))
     toy = (TOY + "NumpyBackend",)
     again = certificates.verify(found, named=toy)
     assert (again.problems, again.exit_code) == ((), 0)

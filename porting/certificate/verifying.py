@@ -42,24 +42,25 @@ def verify(
     """Look at a certificate's files, and make it again.
 
     Args:
-        named: backends that may be imported though nothing here offers them: a file does not say what code is imported.
         source, target: where the checkpoints lie now; by default where they lay.
         settings: where and how backends run; by default as it states.
         files_alone: whether to stop when the files have been looked at.
+        named: backends that may be imported though nothing here offers them: a file does not say what code is imported.
 
     Raises:
         SpecError: if a checkpoint is not there or cannot be read, or a backend is neither known nor named.
     """
-    strange = [] if files_alone else [name for name in dict.fromkeys((*found.asked["backends"], found.asked["home"])) if name not in (*backends.names(), *named)]
+    paths = source or Path(found.source.path), target or Path(found.target.path)
+    asked = _asked(found, *paths, settings or Settings())
+    strange = [] if files_alone else [name for name in dict.fromkeys((*asked.backends, asked.home)) if name not in (*backends.names(), *named)]
     if strange:
         raise SpecError([f"the certificate names backend {name!r}, which is not known here; to have it imported, say --backend {name}" for name in strange])
-    paths = source or Path(found.source.path), target or Path(found.target.path)
     tell("reading files")
     problems = [problem for path, side in zip(paths, (found.source, found.target), strict=True) for problem in _files(files_of(path), side, path)]
     count = len(found.source.files) + len(found.target.files)
     if problems or files_alone:
         return Verified(count, tuple(problems))
-    again = certify(_asked(found, *paths, settings or Settings()), tell)
+    again = certify(asked, tell)
     return Verified(count, tuple(_differing(found, again)), again)
 
 
@@ -74,13 +75,21 @@ def _files(now: Mapping[str, File], side: Side, path: Path) -> Iterator[str]:
 
 
 def _asked(found: Certificate, source: Path, target: Path, settings: Settings) -> Asked:
+    """Return what a certificate was made with.
+
+    Raises:
+        SpecError: if it does not say that.
+    """
     said = found.asked
-    texts = [(ids, segments) for ids, segments in said["texts"]] if said.get("texts") else None
-    how = dataclasses.replace(settings, **{key: said[key] for key in ("device", "implementation", "execution", "precision", "deterministic")})
-    table = Path(said["source_table"]) if said.get("source_table") else None
-    chosen = tuple(said["backends"])
-    how = dataclasses.replace(how, asked=chosen)
-    return Asked(source, target, said["source_format"], said["target_format"], table, chosen, said["home"], texts, tuple(said["dtypes"]), said["seed"], how)
+    try:
+        texts = [([int(one) for one in ids], [int(one) for one in segments]) for ids, segments in said["texts"]] if said.get("texts") else None
+        how = dataclasses.replace(settings, **{key: said[key] for key in ("device", "implementation", "execution", "precision", "deterministic")})
+        table = Path(said["source_table"]) if said.get("source_table") else None
+        chosen = tuple(map(str, said["backends"]))
+        how = dataclasses.replace(how, asked=chosen)
+        return Asked(source, target, said["source_format"], said["target_format"], table, chosen, str(said["home"]), texts, tuple(said["dtypes"]), int(said["seed"]), how)
+    except (KeyError, TypeError, ValueError) as error:
+        raise SpecError(f"the certificate's 'asked' does not say what it was made with: {type(error).__name__}: {error}") from None
 
 
 def _differing(one: Certificate, other: Certificate) -> Iterator[str]:
