@@ -23,6 +23,7 @@ from concord.porting.certificate.page import page
 from concord.porting.comparison import compare
 from concord.spec.errors import SpecError
 from concord.spec.precision import precision
+from tests.toys.surroundings import ROOT
 
 SIZES = {"vocab_size": 11, "d_model": 6, "num_heads": 2, "d_ff": 7, "num_classes": 3, "num_layers": 1, "max_positions": 5}
 CONFIG = spec.variant("bert", **SIZES)
@@ -245,6 +246,15 @@ def test_a_certificate_is_read_back_and_no_byte_may_be_another(right: tuple[Path
     other.write_bytes(b'{"kind": "check"}')
     with pytest.raises(SpecError, match="holds no certificate"):
         certificates.read(other)
+
+
+def test_certificates_among_the_documents_are_whole_and_have_their_pages() -> None:
+    paths = sorted((ROOT / "docs/certificates").glob("*.json"))
+    assert paths
+    for path in paths:
+        data, found = certificates.read(path)
+        assert found.exit_code == 0
+        assert path.with_suffix(".html").read_text() == page(data)
 
 
 def test_verifying_makes_it_again(right: tuple[Path, Certificate]) -> None:
