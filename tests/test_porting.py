@@ -331,6 +331,9 @@ def test_other_heads_are_left_out_or_refused(tmp_path: Path, variant: str, forma
 
     read = headed("qa_outputs")
     assert (read.part, [entry.foreign for entry in read.ledger if "question answering" in entry.reason]) == ("encoder", ["qa_outputs.bias", "qa_outputs.weight"])
+    pretraining = {"bert": "cls.predictions", "roberta": "lm_head", "distilbert": "vocab_transform"}[variant]
+    read = headed(pretraining)
+    assert (read.part, [entry.foreign for entry in read.ledger if "pretraining" in entry.reason]) == ("encoder", [f"{pretraining}.bias", f"{pretraining}.weight"])
     with pytest.raises(SpecError, match=r"classifier|pooler"):  # of tokens: its name is that of a classifier of texts
         headed("classifier")
 
