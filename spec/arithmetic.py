@@ -36,7 +36,7 @@ class Arithmetic(Softmax):
             infinity, from which a quotient may come back looking sound.
         cut: whether factors of products are cut off where the precision shortens them (TF32), instead of rounded.
         way: one of :data:`concord.spec.softmax.WAYS`, in which attention weights and their derivative are computed; with another than the
-            first, :attr:`closed`, the derivative of a layer norm is that of its closed form.
+            first, :attr:`closed`, the derivative of a layer norm is that of its closed form, and decay is a product (SPEC OPT-6).
 
     Every operation takes and returns :class:`Node` objects of this arithmetic; constants are Python floats. Arrays
     may have :attr:`lead` leading axes that are not part of a tensor's shape.

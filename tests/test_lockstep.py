@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,11 @@ from concord.conformance.lockstep import Entrant, JudgedTraining, Lockstep, free
 from concord.conformance.lockstep.cases import standard
 from concord.conformance.lockstep.conduct import about, rates
 from concord.conformance.lockstep.preflight import differences, right_plan
+from concord.conformance.scoring import judge_tensor
+from concord.conformance.tolerance import Sigma, exact, samples, shadows
 from concord.spec.arithmetic import Arithmetic
+from concord.spec.montecarlo import MonteCarlo
+from concord.spec.training.optimizers import Optimizer
 from concord.spec.training.recipe import Recipe, rounded_hyperparameters
 from concord.spec.training.trajectory import Training
 from tests.toys.stepping import Stepping
@@ -175,3 +180,29 @@ def test_standard_case_meets_what_training_branches_on() -> None:
     table = moments["second_moment.embeddings.token.weight"]
     assert (table == 0).all(-1).sum() > 10
     assert 0 < max(values.max() for name, values in moments.items() if name.endswith("key.bias")) < 1e-25
+
+
+DECAYS: dict[str, Any] = {
+    "product": lambda weights, rate: weights * np.float32(1 - rate * 0.01),
+    "difference": lambda weights, rate: weights - weights * np.float32(rate * 0.01),
+    "with the rate last": lambda weights, rate: weights - np.float32(rate) * (np.float32(0.01) * weights),
+    "by a hundredth more": lambda weights, rate: weights - weights * np.float32(rate * 0.0101),
+}
+
+
+def test_decay_that_is_rounded_alike_in_every_step_stays_in_the_envelope() -> None:
+    rates = [0.001 * (1 - step / 1999) for step in range(1999)]
+    weights = np.random.default_rng(7).normal(0, 0.02, (3, 389)).astype(np.float32)
+    weights[0, 0] = 0.0626  # just above a power of two, where a product is rounded most, as are few others of its row
+    recipe = Recipe(algorithm="sgd", learning_rate=0.001, weight_decay=0.01, decay_form="times_rate")
+
+    def trained(arithmetic: Arithmetic) -> Any:
+        optimizer, still = Optimizer(arithmetic, recipe, {"w": "table"}), arithmetic.leaf(np.zeros(weights.shape))
+        return reduce(lambda before, rate: optimizer.update({"w": before}, {"w": still}, rate)["w"], rates, arithmetic.leaf(weights)).value
+
+    value, rounded = trained(exact("float32")), list(shadows("float32"))
+    sigma = Sigma(value, "float32")
+    for arithmetic in (*samples("float32", weights.size), *rounded):
+        (sigma.sample if isinstance(arithmetic, MonteCarlo) else sigma.shadow)(trained(arithmetic))
+    found = {name: judge_tensor(reduce(left, rates, weights), value, sigma.result(len(rounded)), "float32").ratio for name, left in DECAYS.items()}
+    assert {name for name, ratio in found.items() if ratio > 1} == {"by a hundredth more"}, found

@@ -126,7 +126,8 @@ class Optimizer:
         direct = {"sgd": self.sgd, "adam": self.adam, "rmsprop": self.rmsprop}[recipe.algorithm]
         if decays and recipe.decay_form in ("times_rate", "alone"):
             share = recipe.weight_decay * (rate if recipe.decay_form == "times_rate" else 1.0)
-            decayed = a.subtract(parameter, a.scale(parameter, share))
+            # Both ways are right; a product drifts where it is rounded the same way in every step, as just above a power of two.
+            decayed = a.scale(parameter, 1 - share) if a.closed else a.subtract(parameter, a.scale(parameter, share))
         else:
             decayed = parameter
         return a.subtract(decayed, direct(name, gradient, rate))
