@@ -202,7 +202,7 @@ def golden(
 @app.command()
 def mutants(
     backend: Annotated[list[str] | None, typer.Option("--backend", metavar="B", help="torch, tf, paddle or jax; may be repeated. Default: all that are installed.")] = None,
-    mutant: Annotated[list[str] | None, typer.Option("--mutant", metavar="M", help="A mutant by name; may be repeated. Default: all.")] = None,
+    mutant: Annotated[list[str] | None, typer.Option("--mutant", metavar="M", help="A mutant by name, or a group of them; may be repeated. Default: all.")] = None,
     listed: Annotated[bool, typer.Option("--list", help="Say what each mutant is, and run none.")] = False,
     criteria: Annotated[bool, typer.Option("--criteria", help="Compare the judge with usual criteria: what each finds of the mutants, and flags of right variations and random cases.")] = False,
     markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", parser=writing.path, help="With --criteria: put the table between its markers in FILE.")] = None,

@@ -17,11 +17,11 @@ from concord import backends, spec
 from concord.backends.interface import Request, Run, Unsupported
 from concord.backends.worker import Worker, WorkerFailure
 from concord.cli import main
-from concord.conformance.faults.catalogue import ALL, FAULTS, GROUPS, Fault
+from concord.conformance.faults.catalogue import ALL, FAULTS, GROUPS, KNOWN, Fault
 from concord.conformance.faults.fault import REFUSED
 from concord.conformance.faults.products import EMULATIONS
 from concord.conformance.judging import judge
-from concord.conformance.mutants.matrix import Finding, Hunt, Matrix, plugin
+from concord.conformance.mutants.matrix import Finding, Hunt, Matrix, chosen, plugin
 from concord.conformance.mutants.table import show
 from concord.spec.cases import SCENARIOS, Case, build_case, scenarios_of
 from concord.spec.errors import SpecError
@@ -275,6 +275,13 @@ def test_command_shows_the_matrix(invoke: Callable[..., tuple[Any, str, str]], o
     assert data["findings"][0]["row"]["local"]["breakdown"]["worst"]
     assert "missing: the backend returned no such tensor" in (page := (tmp_path / "matrix.html").read_text())
     assert 'class="heat"' in page
+
+
+def test_a_group_is_all_of_its_mutants_each_once() -> None:
+    found = chosen(["last_batch_dropped", "data", "mask_missing"])
+    assert found[0].name == "last_batch_dropped"
+    assert {mutant.name for mutant in found} == {"mask_missing", *(fault.name for fault in KNOWN.values() if fault.group == "data")}
+    assert len(found) == len({mutant.name for mutant in found}) > 9
 
 
 def test_command_refuses_all_unknown_names_at_once(invoke: Callable[..., tuple[Any, str, str]]) -> None:

@@ -20,7 +20,7 @@ from concord.conformance.faults.catalogue import KNOWN, TrainingFault
 from concord.conformance.faults.fault import REFUSED, Fault
 from concord.conformance.mutants.trained import divergence_of, shown
 from concord.spec.cases import Case, build_case
-from concord.spec.errors import SpecError, unknown
+from concord.spec.errors import SpecError, unknowns
 
 SAID = ("group", "what", "input", "variant", "scenario", "equivalent", "clause", "cause", "source")
 """What is said of a mutant in a record."""
@@ -111,22 +111,25 @@ def mutable(names: Sequence[str] | None) -> list[str]:
     Raises:
         SpecError: listing every unknown name, with the nearest names.
     """
-    problems = [str(unknown("backend", name, list(backends.BUILT_IN))) for name in names or [] if name not in backends.BUILT_IN]
+    problems = unknowns("backend", names or [], backends.BUILT_IN)
     if problems:
         raise SpecError(problems)
     return list(names or backends.BUILT_IN)
 
 
 def chosen(names: Sequence[str] | None) -> list[AnyFault]:
-    """Return mutants by name, all by default.
+    """Return mutants by name, or all of a group by its name; all by default.
 
     Raises:
         SpecError: listing every unknown name, with the nearest names.
     """
-    problems = [str(unknown("mutant", name, list(KNOWN))) for name in names or [] if name not in KNOWN]
+    groups: dict[str, list[str]] = {}
+    for name, mutant in KNOWN.items():
+        groups.setdefault(mutant.group, []).append(name)
+    problems = unknowns("mutant", names or [], [*KNOWN, *groups])
     if problems:
         raise SpecError(problems)
-    return [KNOWN[name] for name in names or KNOWN]
+    return [KNOWN[name] for name in dict.fromkeys(name for asked in names or KNOWN for name in groups.get(asked, [asked]))]
 
 
 Progress = Callable[[str, str], None]
