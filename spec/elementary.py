@@ -23,6 +23,9 @@ _SATURATED = 6.7
 _FEW = 1 << 16
 """Products of that many numbers, and fewer, are not worth being split."""
 
+_FEW_ROWS = 8
+"""Nor are those of that many rows, and fewer: splitting what they are multiplied with would take longer than the products."""
+
 
 def erf(x: Values) -> Values:
     """Error function of each element, to within a few units in the last place of the type."""
@@ -65,17 +68,18 @@ def contract(subscripts: str, a: Values, b: Values) -> Values:
 def _multiply(left: Values, right: Values) -> Values:
     """Return the products of stacks of matrices, (N, R, I) and (N, I, C) to (N, R, C)."""
     wide = np.result_type(left, right)
-    if wide != EXTENDED or EXTENDED is np.float64 or left.size * right.shape[-1] <= _FEW:
+    if wide != EXTENDED or EXTENDED is np.float64 or left.size * right.shape[-1] <= _FEW or left.shape[-2] <= _FEW_ROWS:
         return _plainly(left, right)
     if not (np.isfinite(left).all() and np.isfinite(right).all()):
         return _plainly(left, right)
     left, right = _balanced(left, right)
     # Each factor is the sum of parts of so few bits that float64 products of them are exact.
     bits = (53 - max(math.ceil(math.log2(left.shape[-1])), 1)) // 2
-    lefts, rights = _parts(left, -1, bits), _parts(right, -2, bits)
+    count = math.ceil(66 / bits)
+    lefts, rights = _parts(left, -1, bits, count), _parts(right, -2, bits, count)
     total = np.zeros((*left.shape[:-1], right.shape[-1]), EXTENDED)
     for i, part in enumerate(lefts):
-        for other in rights[: len(lefts) - i]:
+        for other in rights[: count - i]:
             total += np.matmul(part, other)
     return total
 
@@ -83,8 +87,8 @@ def _multiply(left: Values, right: Values) -> Values:
 def _balanced(left: Values, right: Values) -> tuple[Values, Values]:
     """Scale what meets in a product by powers of two, so that both factors are of one size: parts have as many bits as the largest along an axis needs."""
     sizes = [np.frexp(abs(array).max(axis))[1] for array, axis in ((left, -2), (right, -1))]  # (N, I)
-    shift = (sizes[1] - sizes[0]) // 2
-    return np.ldexp(left, shift[..., None, :]), np.ldexp(right, -shift[..., :, None])
+    scale = np.ldexp(EXTENDED(1), (sizes[1] - sizes[0]) // 2)
+    return left * scale[..., None, :], right * (1 / scale)[..., :, None]
 
 
 def _plainly(left: Values, right: Values) -> Values:
@@ -92,15 +96,25 @@ def _plainly(left: Values, right: Values) -> Values:
     return product
 
 
-def _parts(values: Values, axis: int, bits: int) -> list[NDArray[np.float64]]:
-    """Return float64 arrays of so many bits each, from the leading ones on, whose sum is the array to 64 bits of the largest along an axis."""
-    scale = np.frexp(abs(values).max(axis, keepdims=True))[1]  # numbers are below 2^scale
-    parts, rest = [], values
-    for place in range(1, math.ceil(66 / bits) + 1):
-        unit = np.ldexp(EXTENDED(1), scale - place * bits)
-        part = np.rint(rest / unit) * unit
-        parts.append(part.astype(np.float64))
-        rest = rest - part
+def _parts(values: Values, axis: int, bits: int, count: int) -> list[NDArray[np.float64]]:
+    """Return at most so many float64 arrays of so many bits each, from the leading ones on, whose sum is the array to 64 bits of the largest along an axis.
+
+    Those that are zero are left out: what a precision has rounded has few bits.
+    """
+    rest = values.astype(np.float64)
+    low = (values - rest).astype(np.float64)
+    scale = np.frexp(abs(rest).max(axis, keepdims=True))[1]  # numbers are at most 2^scale
+    parts: list[NDArray[np.float64]] = []
+    for place in range(1, count + 1):
+        # Nothing is left of a sum with this number below the unit of a part, 2^(scale - place bits).
+        above = np.ldexp(1.5, scale - place * bits + 52)
+        part = rest + above
+        part -= above
+        rest -= part
+        if place == 1:
+            rest += low  # of which no more is lost than of the last part
+        if place == 1 or part.any():
+            parts.append(part)
     return parts
 
 
