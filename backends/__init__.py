@@ -5,11 +5,12 @@ Nothing here imports a framework; that happens in a worker process (:mod:`concor
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from concord.backends.interface import Backend, Request, Run, Unsupported
-from concord.spec.errors import UnknownNameError, unknown
+from concord.spec.errors import SpecError, UnknownNameError, unknown
 
 if TYPE_CHECKING:
     from concord.backends.worker import Worker, WorkerFailure
@@ -50,6 +51,22 @@ def resolve(name: str) -> str:
     if "." in name:
         raise UnknownNameError(f"unknown backend {name!r}: must be a name, or a class as package.module:Class; {SEARCHED}")
     raise unknown("backend", name, names())
+
+
+def check_offered(found: Iterable[str], where: str, named: Collection[str] = ()) -> None:
+    """Refuse backends that a file names and nothing here offers: a file does not say what code is imported.
+
+    Args:
+        found: the names in the file.
+        where: what the file is, for the message.
+        named: those that the user names too, and so may be imported.
+
+    Raises:
+        SpecError: with a line for each.
+    """
+    strange = [name for name in dict.fromkeys(found) if name not in (*names(), *named)]
+    if strange:
+        raise SpecError([f"{where} names backend {name!r}, which is not known here; to have it imported, say --backend {name}" for name in strange])
 
 
 def open(name: str, device: str = "cpu", **settings: Any) -> Worker:

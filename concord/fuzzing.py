@@ -212,12 +212,10 @@ class Replay:
         """The backends that failed.
 
         Raises:
-            SpecError: for one that is not known: a file does not say what code is imported.
+            SpecError: for one that is not known.
         """
         found = list(dict.fromkeys(about.backend for _, about in self.found))
-        strange = [name for name in found if name not in backends.names()]
-        if strange:
-            raise SpecError([f"found.json names backend {name!r}, which is not known here; to have it imported, say --backend {name}" for name in strange])
+        backends.check_offered(found, "found.json")
         return found
 
     def tell(self, report: campaign.Report, console: Console) -> None:

@@ -9,8 +9,10 @@ import pytest
 
 from concord import spec
 from concord.spec.errors import SpecError, UnknownNameError, WeightsError
+from concord.spec.files import parse_toml
 from concord.spec.sources import table
 from concord.spec.sources.names import fill, problem
+from concord.spec.sources.parse import parse
 
 SIZES = {"vocab_size": 29, "d_model": 14, "num_heads": 2, "d_ff": 17, "num_classes": 3, "num_layers": 2, "max_positions": 13}
 PARTS = [(source, part) for source in table.sources() for part in table.load(source).parts]
@@ -125,6 +127,36 @@ def test_a_wrong_table_is_refused_with_everything_that_is_wrong(tmp_path: Path) 
     path.write_text(text.replace('{i}.attention.query.weight"', '{i}.attention.quarry.weight"'))
     with pytest.raises(SpecError, match=r"'parts.encoder.weights' lacks 'layers.0.attention.query.weight'"):
         table.read(path)
+
+
+def test_what_one_part_ignores_another_that_is_like_it_ignores_too() -> None:
+    entry = table.load("distilbert-hugging-face").parts
+    assert set(entry["model"].checkpoint.ignored) < set(entry["encoder"].checkpoint.ignored)
+    assert set(entry["encoder"].checkpoint.ignored) - set(entry["model"].checkpoint.ignored) == {"qa_outputs.*"}
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("encoder.checkpoint.ignored", "'parts.encoder.checkpoint.ignored' is 3 but must be a table"),
+        ("encoder.checkpoint", "'parts.encoder.checkpoint' is 3 but must be a table"),
+        ("encoder.without", "'parts.encoder.without' is 3 but must be left out"),
+        ("model.checkpoint", "'parts.model.checkpoint' is 3 but must be a table"),
+        ("model.weights", "'parts.model.weights' is 3 but must be a table"),
+        ("model", "'parts.model' is 3 but must be a table"),
+    ],
+)
+@pytest.mark.parametrize("like", [None, "bert-hugging-face"])
+def test_a_part_that_is_like_no_table_is_refused_in_a_line(place: str, said: str, like: str | None) -> None:
+    data = parse_toml((table.TABLES / "distilbert-hugging-face.toml").read_text(), "wrong.toml")
+    *path, last = place.split(".")
+    inner = data["parts"]
+    for key in path:
+        inner = inner[key]
+    inner[last] = 3
+    with pytest.raises(SpecError) as raised:
+        parse(table._whole({**data, **({"like": like} if like else {})}), "wrong.toml")
+    assert any(said in problem for problem in raised.value.problems)
 
 
 @pytest.mark.parametrize(("source", "part"), PARTS)

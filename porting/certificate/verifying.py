@@ -52,9 +52,8 @@ def verify(
     """
     paths = source or Path(found.source.path), target or Path(found.target.path)
     asked = _asked(found, *paths, settings or Settings())
-    strange = [] if files_alone else [name for name in dict.fromkeys((*asked.backends, asked.home)) if name not in (*backends.names(), *named)]
-    if strange:
-        raise SpecError([f"the certificate names backend {name!r}, which is not known here; to have it imported, say --backend {name}" for name in strange])
+    if not files_alone:
+        backends.check_offered((*asked.backends, asked.home), "the certificate", named)
     tell("reading files")
     problems = [problem for path, side in zip(paths, (found.source, found.target), strict=True) for problem in _files(files_of(path), side, path)]
     count = len(found.source.files) + len(found.target.files)

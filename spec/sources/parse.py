@@ -57,11 +57,21 @@ def _spread(data: Mapping[str, Any]) -> dict[str, Any]:
     for name, part in parts.items():
         found[name] = part
         if isinstance(part, Mapping) and isinstance(model := found.get(str(part.get("like"))), Mapping):
-            own = {key: value for key, value in part.items() if key not in ("like", "without")}
-            kept = {key: value for key, value in dict(model.get("weights", {})).items() if key not in part.get("without", ())}
-            checkpoint = {**model.get("checkpoint", {}), **part.get("checkpoint", {})}
-            found[name] = {**inherited(model), "weights": kept, **own, "checkpoint": checkpoint}
+            left, weights = part.get("without", []), model.get("weights", {})
+            plain = isinstance(left, list) and isinstance(weights, Mapping)
+            kept = {key: value for key, value in weights.items() if key not in left} if plain else weights
+            own = {key: value for key, value in part.items() if key not in ("like", *(["without"] if plain else []))}
+            found[name] = {**inherited(model), "weights": kept, **own, "checkpoint": _both(model.get("checkpoint", {}), part.get("checkpoint", {}))}
     return {**data, "parts": found}
+
+
+def _both(one: Any, other: Any) -> Any:
+    """Return what files have of a part and of the one that it is like: what is ignored in either, and of everything else its own."""
+    if not isinstance(one, Mapping) or not isinstance(other, Mapping):
+        return other  # complained of later
+    ignored = [part["ignored"] for part in (one, other) if "ignored" in part]
+    merged = {"ignored": {name: why for part in ignored for name, why in part.items()}} if ignored and all(isinstance(part, Mapping) for part in ignored) else {}
+    return {**one, **other, **merged}
 
 
 def inherited(part: Mapping[str, Any]) -> dict[str, Any]:

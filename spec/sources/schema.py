@@ -23,7 +23,8 @@ position table is computed in float32 and files do not hold it. Below ``[parts.<
 ``gradients``   ``under``: a prefix of all their names; ``inputs``: the source's input = ``{ sum_of, layout }``
 ``unchecked``   the source's output, or a prefix that ends in ``/`` = why it is not checked
 ``checkpoint``  what files of weights have besides (:class:`CheckpointTable`); a published source's files of tensors have nothing of it
-``like``        another part above: what this one does not state is as there, but for the weights in the list ``without`` and for runs
+``like``        another part above: what this one does not state is as there, but for the weights in the list ``without`` and for runs;
+                what it states in ``checkpoint.ignored`` is ignored besides what is there
 ``runs``        a list of ``{ label, fields, outputs, gradients, only }``: what was run on the same weights and inputs;
                 ``gradients`` replaces the names of some weights' gradients; ``only``: the run checks its own
                 outputs and nothing else, and exists where the file has them; a format of checkpoints has none

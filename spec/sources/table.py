@@ -69,8 +69,8 @@ def _whole(data: dict[str, Any]) -> dict[str, Any]:
     parts = {name: inherited(part) for name, part in other["parts"].items()}
     for name, part in data["parts"].items():
         before = parts.get(name, {})
-        both = {**before.get("checkpoint", {}), **part.get("checkpoint", {})}
-        parts[name] = {**before, **part, "checkpoint": both}
+        own = part.get("checkpoint", {}) if isinstance(part, dict) else None
+        parts[name] = {**before, **part, "checkpoint": {**before.get("checkpoint", {}), **own}} if isinstance(own, dict) else part  # complained of later
     return {**data, "parts": parts}
 
 
