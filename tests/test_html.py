@@ -260,7 +260,7 @@ def test_every_kind_of_record_has_a_page() -> None:
         assert outline.wrong == []
         script_of(outline)
         kinds[data["kind"]] = said(writing.page(data))
-    assert kinds.keys() == {"fuzz", "speed", "criteria", "lockstep"}
+    assert kinds.keys() == {"fuzz", "speed", "criteria", "lockstep", "mutants"}
     found = Finding("gelu_quick", "torch", "found", "logits", 500.0, "bert-ragged", "float64", row=reports.row("logits", "HED-3", 500.0))
     kinds["mutants"] = said(page(record.record(Matrix([found], (), {"torch": "2.0"}), "mutants")))
     for name, sentence in (("fuzz", "nothing was found in 1 000 random cases."), ("mutants", "Injected bugs that were found: torch 1 of 1."), ("criteria", "The derived tolerances miss"), ("speed", "all of programs that conformed"), ("lockstep", "torch, tf, paddle and jax agree with the oracle at each of 200 steps.")):
