@@ -195,7 +195,7 @@ def samples(dtype: str, elements: int, count: int = SAMPLES) -> Iterator[MonteCa
     """Yield Monte Carlo arithmetics, as many side by side as may be.
 
     Args:
-        elements: that a sample computes on the way forward.
+        elements: that a sample holds on the way forward.
         count: how many samples they are together.
     """
     together = int(min(max(SIDE_BY_SIDE // max(elements, 1), 1), count))
@@ -222,9 +222,9 @@ class Sigma:
 
     def sample(self, values: Array) -> None:
         """Take up samples, (n, …) or, where noise reached none, (1, …)."""
-        if len(values) == 1 and np.array_equal(values[0], self.value, equal_nan=True):
-            return
         errors = values - self.value
+        if len(values) == 1 and not errors.any():
+            return
         found = (np.sqrt(np.square(errors).sum(0)) if len(values) > 1 else abs(errors[0])).astype(self.storage)
         with self.busy:
             if self.finite is not None:
@@ -285,7 +285,7 @@ def _estimate(case: JudgedProblem, forced: Forced | None) -> Expectation:
     runs = [*samples(case.dtype, elements), *rounded]
     steps = Steps("deriving tolerances end to end" if forced is None else "deriving tolerances of each step", len(runs))
     with np.errstate(all="ignore"):
-        if elements > SIDE_BY_SIDE:
+        if elements > SIDE_BY_SIDE // 2:  # each sample by itself
             with ThreadPoolExecutor(max_workers=TOGETHER) as pool:
                 list(pool.map(take_up, runs))
         else:

@@ -356,6 +356,7 @@ class Arithmetic(Softmax):
     def _record(self, value: Any, *operands: tuple[Node, Pullback]) -> Node:
         value = np.asarray(value)
         if not self.recording:
+            self.elements = max(self.elements, value.size // 2)  # with no tape there are but a few tensors at a time
             return Node(value, value.shape[self.lead :])
         for operand, _ in operands:
             if not operand.taped:  # where an input is used first, its gradient is complete last

@@ -55,6 +55,9 @@ def logistic(x: Values) -> Values:
 
 def contract(subscripts: str, a: Values, b: Values) -> Values:
     """Contract two arrays over the indices that the result lacks, by one matrix product; no index may appear twice in one of them."""
+    if _comes_out_turned(subscripts):
+        index_a, index_b, index = subscripts.replace("->", ",").split(",")
+        subscripts, a, b = f"{index_b},{index_a}->{index}", b, a
     order_a, order_b, result, restore = _plan(subscripts)
     sizes = dict(zip(subscripts.split(",")[0], a.shape, strict=True)) | dict(zip(subscripts.split("->")[0].split(",")[1], b.shape, strict=True))
     batch, rows, inner, columns = (math.prod(sizes[i] for i in group) for group in result)
@@ -129,6 +132,14 @@ def _plan(subscripts: str) -> tuple[list[int], list[int], tuple[str, str, str, s
     columns = "".join(i for i in index_b if i not in index_a)
     order_a, order_b = [index_a.index(i) for i in batch + rows + inner], [index_b.index(i) for i in batch + inner + columns]
     return order_a, order_b, (batch, rows, inner, columns), [(batch + rows + columns).index(i) for i in result]
+
+
+@functools.lru_cache(maxsize=256)
+def _comes_out_turned(subscripts: str) -> bool:
+    """Return whether the product has to be turned round, and that of the exchanged factors has not: whoever reads it next would copy it."""
+    index_a, index_b, index = subscripts.replace("->", ",").split(",")
+    restores = [_plan(each)[3] for each in (subscripts, f"{index_b},{index_a}->{index}")]
+    return [restore == sorted(restore) for restore in restores] == [False, True]
 
 
 def count_terms(subscripts: str, shape_a: tuple[int, ...]) -> int:

@@ -65,7 +65,7 @@ class Model:
         self.dropout: Dropout = lambda site, shape: None
 
     def observe(self, observer: Observer, gradients: bool, part: str) -> int:
-        """Hand on every tap, and every gradient if they are wanted; return how many elements the forward pass computed."""
+        """Hand on every tap, and every gradient if they are wanted; return how many elements the forward pass has to hold."""
         self.observer = observer
         self.watched = set(trainable(self.config, part)) if gradients else set()
         self.a.recording = gradients or self.a.keeping
