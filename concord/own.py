@@ -21,7 +21,7 @@ from concord.spec.errors import BatchError, SpecError, optional, unknown
 from concord.spec.files import opened, read_arrays
 from concord.spec.parameters import Weights, parameters
 from concord.spec.precision import PRECISIONS
-from concord.spec.tensors import inputs
+from concord.spec.tensors import POOLED, inputs
 from concord.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -38,8 +38,11 @@ TOKENS = 11
 ALIASES = {"token_type_ids": "segment_ids", "attention_mask": "key_mask"}
 """What inputs are called elsewhere, to what they are called here."""
 
-PARTS = ("model", "encoder")
+PARTS = ("model", "pooled", "encoder")
 """The parts of the model that a checkpoint can hold."""
+
+JUDGED = {"pooled": "the embedding of each text, from ids to the pooled vector", "encoder": "the encoder, from ids to the last layer's output"}
+"""What is judged of a checkpoint without a classifier."""
 
 MOST_SHOWN = 5
 """Texts of which it is said one by one that they were cut off."""
@@ -180,9 +183,13 @@ def _part(found: Checkpoint, asked: str, remarks: list[str]) -> str:
     """Return the part that is judged."""
     if asked not in PARTS:
         raise SpecError(f"--part is {asked!r} but must be {' or '.join(PARTS)}: so a checkpoint can be run")
-    if found.part == "encoder":
-        remarks.append("it has no classifier: what is judged is the encoder, from ids to the last layer's output")
-    return found.part if asked == "model" else asked
+    part = found.part if asked == "model" else asked
+    lacking = [name for name in parameters(found.config, part) if name not in found.tensors]
+    if lacking:
+        raise SpecError(f"--part is {asked!r} but the checkpoint is the part {found.part!r}, without {', '.join(lacking[:5])}")
+    if found.part != "model":
+        remarks.append(f"it has no classifier: what is judged is {JUDGED[part]}")
+    return part
 
 
 def _drawn(config: EncoderConfig, part: str) -> Batch:
@@ -324,7 +331,7 @@ class _Texts:
     def batch(self, encoded: Sequence[Encoded], labels: NDArray[np.int64] | None) -> Batch:
         """Return texts side by side, filled up with padding."""
         config = self.config
-        tokens = config.max_positions if config.pooling == "flatten" and self.part == "model" else max(len(one.ids) for one in encoded)
+        tokens = config.max_positions if config.pooling == "flatten" and self.part in POOLED else max(len(one.ids) for one in encoded)
         ids, segments = np.full((len(encoded), tokens), config.pad_id, np.int64), np.zeros((len(encoded), tokens), np.int64)
         for row, one in enumerate(encoded):
             ids[row, : len(one.ids)], segments[row, : len(one.ids)] = one.ids, one.segment_ids

@@ -223,7 +223,7 @@ def _ported(path: Path) -> Model:
 
     found = porting.read(path)
     if found.part != "model":
-        raise SpecError(f"{path}: has no classifier: 'concord run --texts' says what the {found.part} computes")
+        raise SpecError(f"{path}: has no classifier: 'concord run --texts' says what the part {found.part!r} computes")
     with located(str(path)):
         encoder = text_encoder(folder_of(path), found.files, found.config)
     if encoder is None:

@@ -18,8 +18,8 @@ CARRIED = (
 )  # fmt: skip
 """Files beside the weights that are carried over as they are."""
 
-SENTENCES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
-"""The same of a folder of sentence-transformers."""
+SENTENCES = ("sentence_bert_config.json", "config_sentence_transformers.json")
+"""The same of a folder of sentence-transformers: how long texts may be, and what is put before them. Other projects' folders do not have them."""
 
 TRAINING = ("recipe.toml", "progress.json", "state.safetensors")
 """What this project's own checkpoints have to go on training with."""
@@ -97,10 +97,19 @@ def stated(folder: Path, required: str) -> tuple[Path, dict[str, Any]]:
     path = next((folder / name for name in CONFIGS if (folder / name).exists()), None)
     if path is None:
         raise SpecError(f"{folder / CONFIG}: no such file: {required} needs the configuration beside the weights")
+    return path, json_object(path)
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        SpecError: if it cannot be read, or is none.
+    """
     content = read_json(path)
     if not isinstance(content, dict):
         raise SpecError(f"{path}: holds a {type(content).__name__} but must hold a JSON object")
-    return path, content
+    return content
 
 
 def labels(files: Mapping[str, bytes], stated: Mapping[str, Any]) -> tuple[str, ...] | None:

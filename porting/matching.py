@@ -191,7 +191,8 @@ class _Matching:
                     return Entry(native, self.owner.get(original), "tied", f"a copy of {original!r}, bit for bit", stored.dtype, stored.shape, stored)
                 untied = f"; it is no copy of {original!r}"
         for pattern, reason in self.rules.ignored.items():
-            if fnmatchcase(native, self._renamed(pattern, self.prefix)):
+            # Heads stand beside the bare model: they have no prefix, whatever it has.
+            if any(fnmatchcase(native, spelled) for spelled in (self._renamed(pattern, self.prefix), pattern)):
                 return Entry(native, None, "ignored", f"{reason}{untied}", stored.dtype, stored.shape, stored)
         return None
 

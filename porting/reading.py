@@ -12,7 +12,7 @@ from concord.porting import sentences
 from concord.porting.checkpoint import Checkpoint
 from concord.porting.matching import match
 from concord.porting.naming import PARTS, likeness, of_table
-from concord.porting.registry import FORMATS, OWN, SENTENCES, Format, known
+from concord.porting.registry import FORMATS, OWN, Format, known
 from concord.porting.stored import Stored
 from concord.spec import checkpoints
 from concord.spec.config import from_toml
@@ -60,8 +60,11 @@ def recognise(path: Path, table: Path | None = None) -> Recognition:
     if (folder / checkpoints.CONTENTS).exists() and (folder / checkpoints.CONFIG).exists():
         return Recognition(OWN, f"{checkpoints.CONTENTS} and {checkpoints.CONFIG} are those of this project's own checkpoints")
     if (folder / sentences.MODULES).exists():
-        return Recognition(SENTENCES, f"{sentences.MODULES} lists modules of sentence-transformers")
-    candidates = [form for form in FORMATS.values() if form.name not in (OWN, SENTENCES)]
+        inner = sentences.inner(folder)
+        of_modules = [form for form in FORMATS.values() if form.modules]
+        form = next((form for form in of_modules if _may_be(form, inner)), of_modules[0])
+        return Recognition(form.name, f"{sentences.MODULES} lists modules of sentence-transformers")
+    candidates = [form for form in FORMATS.values() if form.name != OWN and not form.modules]
     weights = _weights(candidates, path, folder)
     fitting = [form for form in candidates if form.container.is_one(weights)]
     if (folder / checkpoints.CONFIG).exists():
@@ -129,32 +132,43 @@ def read(path: Path, format: str = AUTO, table: Path | None = None) -> Checkpoin
     own = tables.read(table) if table else None
     folder = folders.folder_of(path)
     form = known(recognise(path, table).format if format == AUTO else format)
-    if form.name == SENTENCES:
-        folder, more = sentences.inner(folder)
-    else:
-        more = {}
+    if form.modules and own is None:
+        return _of_modules(form, path, folder)
     weights = path if folders.is_weights(path) else _weights([form], path, folder)
     if form.name == OWN:
         return _own(folder, form)
-    found = form.container.read(weights)
-    read_in = _of_source(found, own or form.table, folder) if own or form.table else _native(found, form, folder)  # type: ignore[arg-type]
-    return dataclasses.replace(read_in, files={**read_in.files, **more})
+    found, rules = form.container.read(weights), own or form.table
+    return _of_source(found, rules, folder, {}) if rules else _native(found, form, folder)
 
 
 def _by_container(path: Path, folder: Path) -> Format:
     """Return a format whose container a file has, where somebody's own table says the rest."""
-    candidates = [form for form in FORMATS.values() if form.source and form.name != SENTENCES]
+    candidates = [form for form in FORMATS.values() if form.source and not form.modules]
     weights = _weights(candidates, path, folder)
     return next(form for form in candidates if form.container.is_one(weights))
 
 
-def _of_source(found: dict[str, Stored], table: Table, folder: Path) -> Checkpoint:
-    """Return what the tensors of a source are, by its table and its own configuration."""
+def _of_modules(form: Format, path: Path, folder: Path) -> Checkpoint:
+    """Return a folder of sentence-transformers: the model in it, with what the modules behind it say."""
+    assert form.table is not None
+    inner = sentences.inner(folder)
+    said = sentences.words(folder, tables.part_of(form.table).options["pooling"].values)
+    weights = path if folders.is_weights(path) else _weights([form], path, inner)
+    read_in = _of_source(form.container.read(weights), form.table, inner, said)
+    return dataclasses.replace(read_in, files={**folders.carried(folder), **read_in.files})
+
+
+def _of_source(found: dict[str, Stored], table: Table, folder: Path, more: dict[str, Any]) -> Checkpoint:
+    """Return what the tensors of a source are, by its table and its own configuration.
+
+    Args:
+        more: what other files than that of the configuration say.
+    """
     path, stated = folders.stated(folder, table.source)
     configs, refused = {}, []
     for part, entry in table.parts.items():
         try:
-            configs[part] = tables.configure(table, _sized(stated, found, entry.checkpoint), part, str(path))
+            configs[part] = tables.configure(table, {**_sized(stated, found, entry.checkpoint), **more}, part, str(path))
         except SpecError as error:  # parts of a source may have configurations of their own
             refused.append(error)
     if not configs:
@@ -177,7 +191,8 @@ def _native(found: dict[str, Stored], form: Format, folder: Path) -> Checkpoint:
     if not path.exists():
         raise SpecError(f"{path}: no such file: a file of weights of {form.name} needs the configuration of the family beside it")
     config = from_toml(read_text(path), str(path))
-    matched = match(found, dict.fromkeys(PARTS, config), form.names)
+    stated = checkpoints.part_of(folder)
+    matched = match(found, dict.fromkeys((stated,) if stated else PARTS, config), form.names)
     files = folders.carried(folder)
     return Checkpoint(config, matched.part, matched.tensors, matched.ledger, files, folders.labels(files, {}))
 

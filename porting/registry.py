@@ -29,6 +29,7 @@ class Format:
         backend: whose model names its tensors; empty, without a source too: the specification does.
         spelled: what the container makes of a backend's name.
         configuration: the file with the configuration in a source's words.
+        modules: whether the folder is one of sentence-transformers, which lists modules (:mod:`concord.porting.sentences`).
     """
 
     name: str
@@ -39,6 +40,7 @@ class Format:
     backend: str = ""
     spelled: Callable[[str], str] = lambda name: name
     configuration: str = CONFIG
+    modules: bool = False
 
     @cached_property
     def table(self) -> Table | None:
@@ -53,8 +55,8 @@ class Format:
         return of_backend(self.backend, self.spelled) if self.backend else canonical()
 
 
-OWN, SENTENCES, KERAS, ONNX = "concord", "sentence-transformers", "keras", "onnx"
-"""The two formats whose folders say themselves what they are, the one whose file says how its model is made, and the one that is a graph."""
+OWN, KERAS, ONNX = "concord", "keras", "onnx"
+"""The format whose folder says itself what it is, the one whose file says how its model is made, and the one that is a graph."""
 
 BERT = "bert-hugging-face"
 
@@ -71,7 +73,9 @@ FORMATS = {
         Format("jax-msgpack", "the state of this project's Flax model, in Flax' own file", msgpack, ("model.msgpack",), backend="jax"),
         Format("jax-orbax", "the state of this project's Flax model, in a folder of Orbax", orbax, ("model.orbax",), backend="jax"),
         Format(ONNX, "an ONNX graph, written alone", onnx, ("model.onnx",)),
-        Format(SENTENCES, "a folder of sentence-transformers with a BERT in it", safetensors, ("model.safetensors", safetensors.INDEX), BERT),
+        Format("sentence-transformers", "a folder of sentence-transformers with a BERT in it", safetensors, ("model.safetensors", safetensors.INDEX), f"sentence-{BERT}", modules=True),
+        Format("sentence-transformers-roberta", "the same with a RoBERTa or XLM-R", safetensors, ("model.safetensors", safetensors.INDEX), "sentence-roberta-hugging-face", modules=True),
+        Format("sentence-transformers-distilbert", "the same with a DistilBERT", safetensors, ("model.safetensors", safetensors.INDEX), "sentence-distilbert-hugging-face", modules=True),
         Format("hugging-face", "Hugging Face BERT on PyTorch, safetensors in one file or several", safetensors, ("model.safetensors", safetensors.INDEX), BERT),
         Format("hugging-face-bin", "Hugging Face BERT on PyTorch, in PyTorch's own file or files", torch, ("pytorch_model.bin", torch.INDEX), BERT),
         Format("hugging-face-roberta", "Hugging Face RoBERTa or XLM-R on PyTorch, safetensors in one file or several", safetensors, ("model.safetensors", safetensors.INDEX), "roberta-hugging-face"),

@@ -2,42 +2,122 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from concord.porting import folder as folders
+from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
-from concord.spec.files import read_json
+from concord.spec.files import parse_json, read_json
 
-MODULES = "modules.json"
+MODULES, LENGTHS = "modules.json", "sentence_bert_config.json"
 
-BEHIND = ("Pooling", "Normalize")
-"""The modules that may follow a Transformer; what they say is carried over."""
+POOLING, NORMALIZE = "pooling_mode", "normalize"
+"""The words of what the modules behind a model say: how the vectors of tokens become one, and whether it is divided by its length."""
+
+CHAINS = (("Transformer", "Pooling"), ("Transformer", "Pooling", "Normalize"))
+"""The modules that a folder may have."""
+
+OLDER = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""What was said before there was :data:`POOLING`, each true or false. Every version reads it, and so it is what is written."""
+
+WRITTEN = 4
+"""How many of those every version knows."""
+
+POOLER, ARGUMENTS = "pooler.*", "model_args"
+"""How a table calls the pooler that models of its kind have and nobody uses, and the key of :data:`LENGTHS` with the arguments of the model's class."""
+
+NOT_REFUSED = "--from hugging-face, or that of its kind, reads the bare encoder"
 
 
-def inner(folder: Path) -> tuple[Path, dict[str, bytes]]:
-    """Return the folder of the model, and what the other modules say, by name.
+def inner(folder: Path) -> Path:
+    """Return the folder of the model.
 
     Raises:
         SpecError: if there are other modules than the family has, or they lie elsewhere.
     """
+    return _places(folder)[0]
+
+
+def words(folder: Path, poolings: Iterable[str]) -> dict[str, Any]:
+    """Return what the modules behind the model say, by :data:`POOLING` and :data:`NORMALIZE`.
+
+    Args:
+        poolings: the words for a pooling that the family has.
+
+    Raises:
+        SpecError: as :func:`inner`, and for a pooling that the family does not have, several, or one that leaves out a prompt.
+    """
+    places = _places(folder)
+    problems = []
+    where = places[1] / folders.CONFIG
+    said = folders.json_object(where)
+    modes = _modes(said)
+    if len(modes) != 1 or modes[0] not in list(poolings):
+        problems.append(f"{where}: pools by {' and '.join(_brief(mode) for mode in modes)} but the family by one of {', '.join(poolings)}; {NOT_REFUSED}")
+    if said.get("include_prompt", True) is not True:
+        problems.append(f"{where}: 'include_prompt' is {_brief(said['include_prompt'])} but must be true: the family pools every token; {NOT_REFUSED}")
+    for place in places[2:]:
+        named = folders.json_object(place / folders.CONFIG) if (place / folders.CONFIG).exists() else {}
+        problems += [f"{place / folders.CONFIG}: {key!r} is {_brief(named[key])} but must be \"sentence_embedding\"" for key in ("module_input_name", "module_output_name") if named.get(key, "sentence_embedding") != "sentence_embedding"]
+    if problems:
+        raise SpecError(problems)
+    return {POOLING: modes[0], NORMALIZE: len(places) > 2}
+
+
+def files(said: Mapping[str, Any], config: EncoderConfig, carried: bytes | None, bare: bool) -> dict[str, bytes]:
+    """Return what makes a folder one of sentence-transformers, by name.
+
+    Args:
+        said: by :data:`POOLING` and :data:`NORMALIZE`, in the words of a table.
+        carried: :data:`LENGTHS`, if it was carried over.
+        bare: whether the file of weights has no pooler though models of its kind have one: then the library is told not to make one.
+    """
+    kinds = CHAINS[said[NORMALIZE] == "true"]
+    places = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds) if number)]
+    modules = [{"idx": number, "name": str(number), "path": place, "type": f"sentence_transformers.models.{kind}"} for number, (place, kind) in enumerate(zip(places, kinds, strict=True))]
+    pooling = {"word_embedding_dimension": config.d_model, **{key: mode == said[POOLING] for key, mode in list(OLDER.items())[:WRITTEN]}}
+    lengths = {"max_seq_length": config.max_positions - config.position_start, "do_lower_case": False} if carried is None else parse_json(carried, LENGTHS)
+    if bare and isinstance(lengths, dict):
+        before = lengths.get(ARGUMENTS)
+        lengths[ARGUMENTS] = {**(before if isinstance(before, dict) else {}), "add_pooling_layer": False}
+    made = {MODULES: modules, f"{places[1]}/{folders.CONFIG}": pooling, LENGTHS: lengths}
+    return {name: (json.dumps(content, indent=2) + "\n").encode() for name, content in made.items()}
+
+
+def _places(folder: Path) -> list[Path]:
+    """Return the folders of the modules."""
     where = folder / MODULES
     modules = read_json(where)
-    said = [module for module in modules if isinstance(module, dict)] if isinstance(modules, list) else []
-    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in said]
-    if not kinds or kinds[0] != "Transformer":
-        raise SpecError(f"{where}: lists {_brief(kinds) or 'no modules'} but must list a Transformer first")
-    others = [kind for kind in kinds[1:] if kind not in BEHIND]
-    if others:
-        raise SpecError(f"{where}: lists {_brief(others)} but the family has {' and '.join(BEHIND)} alone behind a Transformer")
-    places = [str(module.get("path", "")) for module in said]
-    configs = [f"{place}/{folders.CONFIG}" for place in places[1:]]
-    found = {name: folders.inside(folder, name, str(where)) for name in configs}
-    there = tuple(name for name, path in found.items() if path.exists())
-    first = folders.inside(folder, places[0], str(where))
-    if not first.is_dir():
-        raise SpecError(f"{where}: names {places[0][:80]!r} but there is no such folder in {folder}")
-    return first, folders.carried(folder, there)
+    said = [module if isinstance(module, dict) else {} for module in modules] if isinstance(modules, list) else []
+    kinds = tuple(str(module.get("type", "")).rpartition(".")[2] for module in said)
+    if kinds not in CHAINS:
+        listed = ", ".join(kind if kind.isidentifier() else repr(kind[:40]) for kind in kinds[:10]) or "no modules"
+        raise SpecError(f"{where}: lists {listed} but must list {' or '.join(', '.join(chain) for chain in CHAINS)}; {NOT_REFUSED}")
+    names = [str(module.get("path", "")) for module in said]
+    places = [folders.inside(folder, name, str(where)) for name in names]
+    for place in places[1:]:
+        folders.inside(folder, str((place / folders.CONFIG).relative_to(folder)), str(where))
+    if not places[0].is_dir():
+        raise SpecError(f"{where}: names {names[0][:80]!r} but there is no such folder in {folder}")
+    return places
 
 
-def _brief(kinds: list[str]) -> str:
-    return ", ".join(kind if kind.isidentifier() else repr(kind[:40]) for kind in kinds[:10])
+def _modes(said: Mapping[str, Any]) -> list[Any]:
+    """Return how a module pools; several are put side by side."""
+    if POOLING in said:
+        return said[POOLING] if isinstance(said[POOLING], list) else [said[POOLING]]
+    return [mode for key, mode in OLDER.items() if said.get(key)] or ["mean"]
+
+
+def _brief(value: Any) -> str:
+    return json.dumps(value)[:60]

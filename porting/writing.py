@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from concord.porting import folder as folders
+from concord.porting import sentences
 from concord.porting.checkpoint import Checkpoint, LazyTensor
 from concord.porting.containers import keras
 from concord.porting.matching import piece
 from concord.porting.onnx import graph
-from concord.porting.registry import KERAS, ONNX, OWN, SENTENCES, Format, known
+from concord.porting.registry import FORMATS, KERAS, ONNX, OWN, Format, known
 from concord.porting.stored import Stored
 from concord.spec import checkpoints
 from concord.spec.errors import SpecError
@@ -46,6 +47,7 @@ def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False, 
         raise SpecError(f"taps are outputs of {ONNX} alone; {form.name} holds weights")
     if problem := _in_the_way(path, force):
         raise SpecError(problem)
+    _check_part(checkpoint, form)
     files, tensors = _files(checkpoint, form), prepared(checkpoint, form)
     with new_folder(path, replace=force) as folder:
         if form.name == ONNX:
@@ -85,8 +87,6 @@ def prepared(checkpoint: Checkpoint, form: Format) -> dict[str, Stored]:
     """
     if form.table is not None and checkpoint.source == form.table.source:
         return _as_they_were(checkpoint)
-    if checkpoint.part not in form.names.parts:
-        raise SpecError(f"the part {checkpoint.part!r} cannot be written as {form.name}, which has {' or '.join(form.names.parts)}")
     places = dict(form.names.places(checkpoint.config, checkpoint.part))
     shape = tuple(checkpoint.tensors[POSITIONS].shape) if POSITIONS in checkpoint.tensors else ()
     buffer = form.names.of(checkpoint.part).positions
@@ -100,6 +100,16 @@ def prepared(checkpoint: Checkpoint, form: Format) -> dict[str, Stored]:
         if name in checkpoint.carried:
             places[name] = _placed(kept, checkpoint.carried[name].shape, checkpoint.config.num_heads)
     return {native: piece(every[name], place, number, checkpoint.config.num_heads) for name, place in places.items() for number, native in enumerate(place.names)}
+
+
+def _check_part(checkpoint: Checkpoint, form: Format) -> None:
+    """Refuse a part of the model that a format does not have, and say how a folder of sentence-transformers goes without its pooling."""
+    if checkpoint.part in form.names.parts:
+        return
+    modules = any(other.modules and other.source == checkpoint.source for other in FORMATS.values())
+    bare = next((other.name for other in FORMATS.values() if other.source == checkpoint.words), "")
+    hint = f"; read with --from {bare} it is an encoder, without its pooling" if modules else ""
+    raise SpecError(f"the part {checkpoint.part!r} cannot be written as {form.name}, which has {' or '.join(form.names.parts)}{hint}")
 
 
 def _placed(native: Native, shape: tuple[int, ...], heads: int) -> Binding:
@@ -139,8 +149,12 @@ def _natives(tensor: LazyTensor) -> list[str]:
 def _files(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
     """Return every file but the weights."""
     if form.table is not None:
-        return {**_carried(checkpoint, form), form.configuration: _json(configuration(checkpoint, form.table))}
+        said = configuration(checkpoint, form.table)
+        modules = _modules(checkpoint, form.table, said) if form.modules else {}
+        return {**_carried(checkpoint, form), **modules, form.configuration: _json(said)}
     files = {checkpoints.CONFIG: checkpoint.config.to_toml().encode(), **_carried(checkpoint, form)}
+    if form.backend:
+        files[checkpoints.PART] = _json(asdict(checkpoints.Part(checkpoints.PART_FORMAT, checkpoint.part)))
     if folders.CONFIG in checkpoint.files:
         files[f"{checkpoint.words}{folders.FOREIGN}"] = checkpoint.files[folders.CONFIG]
     if checkpoint.labels and "labels.json" not in files:
@@ -148,7 +162,14 @@ def _files(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
     return files
 
 
-CLASSES = {"model": "TextClassifier", "encoder": "Encoder", "stack": "EncoderStack", "attention": "AttentionAlone"}
+def _modules(checkpoint: Checkpoint, table: Table, said: dict[str, Any]) -> dict[str, bytes]:
+    """Return the files of modules that stand behind a model; what they say is taken out of its configuration."""
+    behind = {key: said.pop(key) for key in (sentences.POOLING, sentences.NORMALIZE)}
+    bare = checkpoint.source != table.source and sentences.POOLER in tables.part_of(table, checkpoint.part).checkpoint.ignored
+    return sentences.files(behind, checkpoint.config, checkpoint.files.get(sentences.LENGTHS), bare)
+
+
+CLASSES = {"model": "TextClassifier", "pooled": "PooledEncoder", "encoder": "Encoder", "stack": "EncoderStack", "attention": "AttentionAlone"}
 """The classes of ``concord.backends.tf.model``, by the part that each is."""
 
 
@@ -165,10 +186,8 @@ def _carried(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
     """Return the files that a format takes as they are."""
     own: tuple[str, ...] = folders.TRAINING if form.name == OWN else ()
     own += tuple(name for name in checkpoint.files if name.endswith(folders.FOREIGN) and not form.source)
-    sentences = [name for name in checkpoint.files if name in folders.SENTENCES or "/" in name] if form.name == SENTENCES else []
-    kept = (*folders.CARRIED, *own, *sentences)
-    left = () if form.name == SENTENCES else folders.SENTENCES
-    return {name: checkpoint.files[name] for name in kept if name in checkpoint.files and name not in left}
+    lengths = folders.SENTENCES if form.modules or not form.source else ()
+    return {name: checkpoint.files[name] for name in (*folders.CARRIED, *own, *lengths) if name in checkpoint.files}
 
 
 def configuration(checkpoint: Checkpoint, table: Table) -> dict[str, Any]:

@@ -203,7 +203,7 @@ def completed(config: EncoderConfig, batch: Batch, part: str = "model", drawn: b
         return batch
     classes = [label for label in range(max(config.num_classes, 2)) if label != config.ignore_label]
     numbers = np.arange(len(main)) if drawn else np.zeros(len(main), np.int64)
-    shape = (*main.shape[:2], config.d_model)
+    shape = resolve(table["cotangent"].shape, axis_sizes(config, batch=len(main), tokens=main.shape[1], query=main.shape[1])) if "cotangent" in missing else ()
     cotangent = np.random.default_rng(len(main)).standard_normal(shape).astype(np.float32).astype(np.float64) if drawn else np.zeros(shape)
     values: dict[str, Any] = {"labels": np.asarray(classes, np.int64)[numbers % len(classes)], "cotangent": cotangent}
     if made is not None:

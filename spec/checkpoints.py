@@ -16,6 +16,11 @@ CONTENTS, CONFIG, WEIGHTS = "contents.json", "config.toml", "weights.safetensors
 
 FORMAT: Literal["concord.checkpoint/1"] = "concord.checkpoint/1"
 
+PART = "part.json"
+"""The file that says which part of the model the weights beside it are, where they are a backend's own."""
+
+PART_FORMAT: Literal["concord.part/1"] = "concord.part/1"
+
 
 @dataclass(frozen=True)
 class Contents:
@@ -29,6 +34,32 @@ class Contents:
     format: Literal["concord.checkpoint/1"]
     sha256: dict[str, str]
     part: str = "model"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which part of the model weights are: those of some have the same names.
+
+    Attributes:
+        part: one of :data:`concord.spec.tensors.PARTS`.
+    """
+
+    format: Literal["concord.part/1"]
+    part: str
+
+
+def part_of(folder: Path) -> str | None:
+    """Return which part of the model the weights in a folder are; None: nobody says.
+
+    Raises:
+        SpecError: if the file that says so cannot be read, or names a part that no model has.
+    """
+    if not (folder / PART).exists():
+        return None
+    part = read_as(folder / PART, Part, written_by="'concord port'").part
+    if part not in PARTS:
+        raise SpecError(f"{folder / PART}: 'part' is {part[:80]!r} but must be one of {', '.join(PARTS)}")
+    return part
 
 
 def read_contents(folder: Path) -> Contents:

@@ -19,7 +19,7 @@ from concord.porting import registry
 from concord.porting.containers.bundle import index, messages
 from concord.porting.faults.files import FIRST
 from concord.spec.errors import SpecError
-from tests.toys.checkpoints import SHARDS, written
+from tests.toys.checkpoints import SENTENCES, SHARDS, written
 from tests.toys.spoiling import bounded, look_in_copies
 
 
@@ -186,7 +186,7 @@ def test_a_link_out_of_the_folder_is_not_carried_over(name: str, tmp_path: Path)
 
 @pytest.mark.parametrize(("where", "said"), [("3", "no such folder"), ("config.json", "no such folder"), ("..", "must lie in"), ("/", "must lie in"), ("é" * 400, "must lie in")], ids=["missing", "a file", "above", "root", "too long"])
 def test_a_list_of_modules_does_not_lead_out_of_the_folder(where: str, said: str, tmp_path: Path) -> None:
-    written(registry.SENTENCES, tmp_path)
+    written(SENTENCES, tmp_path)
     modules = json.loads((tmp_path / "modules.json").read_text())
     modules[0]["path"] = where
     (tmp_path / "modules.json").write_text(json.dumps(modules))

@@ -175,7 +175,7 @@ def test_options_about_a_checkpoint_need_one_and_exclude_standard_cases(invoke: 
     assert code == 2
     assert [line.partition(" is given beside")[0].split()[-1] for line in said] == ["--variant", "--case"]
     code, _, said = invoke("check", "--checkpoint", folder, "--part", "stack", "--backend", NUMPY)
-    assert (code, "--part is 'stack' but must be model or encoder" in said[-1]) == (2, True)
+    assert (code, "--part is 'stack' but must be model or pooled or encoder" in said[-1]) == (2, True)
 
 
 # Files alone.

@@ -135,22 +135,6 @@ def test_all_that_is_wrong_with_tensors_is_told_at_once(tmp_path: Path) -> None:
     ]
 
 
-def test_a_sentence_transformers_folder_is_read_with_its_pooling(tmp_path: Path) -> None:
-    hugging_face(tmp_path, {name.removeprefix("bert."): array for name, array in named().items() if "classifier" not in name})
-    (tmp_path / "1_Pooling").mkdir()
-    (tmp_path / "1_Pooling/config.json").write_text('{"pooling_mode_mean_tokens": true}')
-    modules = [{"path": "", "type": "sentence_transformers.models.Transformer"}, {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
-    (tmp_path / "modules.json").write_text(json.dumps(modules))
-    assert porting.recognise(tmp_path).format == "sentence-transformers"
-    assert json.loads(porting.read(tmp_path).files["1_Pooling/config.json"]) == {"pooling_mode_mean_tokens": True}
-    (tmp_path / "modules.json").write_text(json.dumps([*modules, {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}]))
-    with pytest.raises(SpecError, match="lists Dense"):
-        porting.read(tmp_path)
-    (tmp_path / "modules.json").write_text(json.dumps([modules[0], {**modules[1], "path": "../elsewhere"}]))
-    with pytest.raises(SpecError, match="must lie in"):
-        porting.read(tmp_path)
-
-
 def header(**entries: object) -> bytes:
     text = json.dumps(entries).encode()
     return len(text).to_bytes(8, "little") + text
@@ -285,7 +269,7 @@ def test_a_table_of_ones_own_is_read(tmp_path: Path) -> None:
 
 ORBAX = "jax-orbax"
 NATIVE = [name for name, form in registry.FORMATS.items() if not form.source and name not in (ORBAX, registry.ONNX)]
-SOURCES = [(name, part) for name, form in registry.FORMATS.items() if form.source and name != registry.SENTENCES for part in form.names.parts if part in ("model", "encoder")]
+SOURCES = [(name, part) for name, form in registry.FORMATS.items() if form.source for part in form.names.parts if part in ("model", "encoder", "pooled")]
 
 
 @pytest.fixture
@@ -342,13 +326,14 @@ def test_other_heads_are_left_out_or_refused(tmp_path: Path, variant: str, forma
 @pytest.mark.parametrize("variant", spec.variants())
 def test_all_pairs_of_native_formats_come_back_bit_for_bit(tmp_path: Path, variant: str) -> None:
     config = spec.variant(variant, **SIZES)
-    weights = {name: array.astype(np.float32) for name, array in spec.initialize(config, seed=7).items()}
+    part = "pooled" if variant == "sentence-bert" else "model"
+    weights = {name: array.astype(np.float32) for name, array in spec.initialize(config, seed=7, part=part).items()}
     wanted = {name: array.tobytes() for name, array in weights.items()}
     for one in NATIVE:
-        porting.write(porting.from_weights(config, weights), tmp_path / one, one)
+        porting.write(porting.from_weights(config, weights, part), tmp_path / one, one)
         assert porting.recognise(tmp_path / one).format == one
         read = porting.read(tmp_path / one)
-        assert (read.config, read.part, bits(read)) == (config, "model", wanted)
+        assert (read.config, read.part, bits(read)) == (config, part, wanted)
         for other in NATIVE:
             porting.write(read, tmp_path / f"{one}-{other}", other)
             assert bits(porting.read(tmp_path / f"{one}-{other}")) == wanted, (one, other)

@@ -16,7 +16,7 @@ from concord.spec.sources.parse import parse
 
 SIZES = {"vocab_size": 29, "d_model": 14, "num_heads": 2, "d_ff": 17, "num_classes": 3, "num_layers": 2, "max_positions": 13}
 PARTS = [(source, part) for source in table.sources() for part in table.load(source).parts]
-SOURCES = ["bert-google", "bert-hugging-face", "bert-hugging-face-flax", "bert-hugging-face-tf", "bert-paddlenlp", "bert-pytorch", "distilbert-hugging-face", "keras-attention", "nndl-paddle", "nndl-paddle-api", "roberta-hugging-face", "sentence-bert-hugging-face", "tf1-text-classifier", "vanilla-encoder"]
+SOURCES = ["bert-google", "bert-hugging-face", "bert-hugging-face-flax", "bert-hugging-face-tf", "bert-paddlenlp", "bert-pytorch", "distilbert-hugging-face", "keras-attention", "nndl-paddle", "nndl-paddle-api", "roberta-hugging-face", "sentence-bert-hugging-face", "sentence-distilbert-hugging-face", "sentence-roberta-hugging-face", "tf1-text-classifier", "vanilla-encoder"]
 
 
 def config_for(source: str, part: str) -> spec.EncoderConfig:
@@ -127,6 +127,13 @@ def test_a_wrong_table_is_refused_with_everything_that_is_wrong(tmp_path: Path) 
     path.write_text(text.replace('{i}.attention.query.weight"', '{i}.attention.quarry.weight"'))
     with pytest.raises(SpecError, match=r"'parts.encoder.weights' lacks 'layers.0.attention.query.weight'"):
         table.read(path)
+
+
+def test_a_table_that_is_like_another_has_its_other_parts_too(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('source = "mine"\nvariant = "bert"\nlike = "bert-hugging-face"\n[parts.model.checkpoint]\nprefixes = []\n')
+    mine, bert = table.read(tmp_path / "mine.toml"), table.load("bert-hugging-face")
+    assert (mine.parts["model"].checkpoint.prefixes, mine.parts["encoder"].checkpoint) == ((), bert.parts["encoder"].checkpoint)
+    assert (table.words(mine), table.words(table.load("sentence-bert-hugging-face"))) == ("bert-hugging-face", "bert-hugging-face")
 
 
 def test_what_one_part_ignores_another_that_is_like_it_ignores_too() -> None:

@@ -10,9 +10,8 @@ from shutil import copytree
 
 import pytest
 
-from concord.porting import registry
 from concord.porting.containers import orbax
-from tests.toys.checkpoints import OLD_TORCH, SHARDS, read, read_as_it_is, written
+from tests.toys.checkpoints import OLD_TORCH, SENTENCES, SHARDS, read, read_as_it_is, written
 from tests.toys.restoring import Restorer
 from tests.toys.spoiling import Tally, campaign, look_in_copies
 
@@ -38,7 +37,8 @@ FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     "config.toml, this project's own": ("concord", ("config.toml",)),
     "contents.json": ("concord", ("contents.json",)),
     "the index of several files": (SHARDS, (INDEX,)),
-    "modules.json": (registry.SENTENCES, ("modules.json",)),
+    "modules.json": (SENTENCES, ("modules.json", "1_Pooling/config.json")),
+    "part.json": ("torch-safetensors", ("part.json",)),
     "what is carried over": ("torch-safetensors", ("labels.json", "tokenizer.json", "vocab.txt")),
 }
 """Each kind of file: a format that has it, and what it is called there."""

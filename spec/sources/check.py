@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from concord.spec.config import FIELDS, EncoderConfig, variant, variants
+from concord.spec.errors import SpecError
 from concord.spec.parameters import parameters
 from concord.spec.sources.layouts import WEIGHT_LAYOUTS
 from concord.spec.sources.names import fill
@@ -22,7 +23,11 @@ def check(table: Table, where: str) -> list[str]:
             problems.append(f"{where}: 'parts.{name}' must be one of {', '.join(PARTS)}")
             continue
         # Two layers, so that names that forget the layer's number collide.
-        config = variant(table.variant, num_layers=2)
+        try:
+            config = variant(table.variant, **{**{field: value for field, value in part.constants.items() if field in FIELDS}, "num_layers": 2})
+        except SpecError as error:
+            problems += [f"{where}: 'parts.{name}.constants': {problem}" for problem in error.problems]
+            continue
         problems += [f"{where}: 'parts.{name}.{problem}" for problem in _part_problems(part, config)]
         if table.part_key is not None and not part.kind:
             problems.append(f"{where}: 'parts.{name}.kind' is missing but must say how {table.part_key!r} begins")

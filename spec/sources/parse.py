@@ -39,7 +39,7 @@ def parse(data: Mapping[str, Any], where: str) -> Table:
     problems: list[str] = []
     top = _Section(_spread(data), where, "", problems)
     parts = top.each("parts", _part)
-    table = Table(top.text("source"), top.text("variant"), top.optional_text("part_key"), parts, _deviations(top), _training(top) if "training" in top.data else None, top.text("like", ""))
+    table = Table(top.text("source"), top.text("variant"), top.optional_text("part_key"), parts, _deviations(top), _training(top) if "training" in top.data else None, top.text("like", ""), top.text("words", ""))
     top.finish()
     if not problems and not parts:
         problems.append(f"{where}: 'parts' is empty but must hold at least one part")
@@ -160,7 +160,8 @@ def _output(section: _Section) -> Output:
 
 
 def _option(section: _Section) -> Option:
-    return Option(section.text("key"), section.plain("values"))
+    absent = {section.text("absent"): None} if "absent" in section.data else {}
+    return Option(section.text("key"), {**section.plain("values"), **absent})
 
 
 def _input_gradient(section: _Section) -> InputGradient:

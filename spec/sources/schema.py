@@ -2,7 +2,8 @@
 
 A table is one TOML file for a published source or the format of its checkpoints. At the top: ``source``, its name; ``variant``, the member of the family
 that gives every configuration field that the source does not state; ``like``, another table, for the same configuration
-in another kind of file: what a part does not state is as there; ``part_key``, the key of the source's configuration
+in another kind of file: what a part does not state is as there; ``words``, another table, in whose words the configuration is though
+the parts are others; ``part_key``, the key of the source's configuration
 that tells which part was run, where there are several; ``deviations``, a list of
 ``{ name, value, reason }``, where the source's framework could not do what it says (:mod:`concord.spec.deviations`); ``training``, how
 the source trains: ``constants``, field of a recipe (:class:`concord.spec.training.recipe.Recipe`) = value; ``fields``, field = the source's key, ``key.0`` for
@@ -12,7 +13,8 @@ position table is computed in float32 and files do not hold it. Below ``[parts.<
 ==============  =====================================================================================================
 ``kind``        how the value of ``part_key`` begins for this part
 ``fields``      configuration field = the source's key; each must be there
-``options``     configuration field = ``{ key, values }``: the source's word to ours, where the source has the key
+``options``     configuration field = ``{ key, values, absent }``: the source's word to ours, where the source has the key;
+                ``absent``, which may be left out: its word where our configuration does not have the field
 ``constants``   configuration field = value
 ``weights``     canonical parameter = ``{ name, layout }``
 ``positions``   ``output``: where a file keeps the position table of a source that has no such parameter
@@ -52,7 +54,7 @@ class Native:
 
 @dataclass(frozen=True)
 class Option:
-    """A configuration key of a source whose words are not ours: ``values`` maps its word to our value."""
+    """A configuration key of a source whose words are not ours: ``values`` maps its word to our value, None: the field is absent."""
 
     key: str
     values: Mapping[str, Any]
@@ -169,3 +171,4 @@ class Table:
     deviations: Deviations
     training: TrainingTable | None
     like: str = ""
+    words: str = ""

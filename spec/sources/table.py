@@ -75,8 +75,8 @@ def _whole(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def words(table: Table) -> str:
-    """Return whose words the configuration of a source is in: its own, or those of the table that it is like."""
-    return table.like or table.source
+    """Return whose words the configuration of a source is in: its own, or those of another table that it says or is like."""
+    return table.words or table.like or table.source
 
 
 def part_of(table: Table, part: str | None = None) -> PartTable:

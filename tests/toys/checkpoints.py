@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 import struct
@@ -26,11 +27,10 @@ SHARDS, OLD_TORCH = "hugging-face in two files", "torch before 1.6"
 
 CARRIED = {"labels.json": b'{"format": "concord.labels/1", "names": ["a", "b", "c"]}', "tokenizer.json": b'{"version": "1.0"}', "vocab.txt": b"[PAD]\na\n"}
 
-POOLING = "1_Pooling"
+POOLED = {name: array for name, array in WEIGHTS.items() if not name.startswith(("pooler", "classifier"))}
+"""Those of the same sizes that a sentence embedding is made with."""
 
-MODULES = [{"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"} for number, (path, kind) in enumerate([("", "Transformer"), (POOLING, "Pooling")])]
-
-SENTENCES = {"modules.json": json.dumps(MODULES).encode(), f"{POOLING}/config.json": b'{"word_embedding_dimension": 14, "pooling_mode_cls_token": true}'}
+SENTENCES = "sentence-transformers"
 
 
 def form_of(format: str) -> registry.Format:
@@ -45,8 +45,8 @@ def written(format: str, folder: Path, carried: bool = False) -> None:
         carried: whether with what is carried over beside the weights.
     """
     form = form_of(format)
-    files = {**(CARRIED if carried else {}), **(SENTENCES if form.name == registry.SENTENCES else {})}
-    porting.write(porting.from_weights(CONFIG, WEIGHTS, files=files), folder / "in", form.name)
+    model = (dataclasses.replace(CONFIG, pooler="none"), POOLED, "pooled") if form.modules else (CONFIG, WEIGHTS, "model")
+    porting.write(porting.from_weights(*model, CARRIED if carried else {}), folder / "in", form.name)
     if format == SHARDS:
         sharded(lambda _, shards: shards)(folder / "in", form)
     if format == OLD_TORCH:
