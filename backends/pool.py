@@ -10,10 +10,8 @@ itself. What stands above a pool may be any executor: a thread, a process, Dask.
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +19,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from multiprocessing.connection import wait as wait_for
 from typing import TypeVar
 
+from concord.backends import heaps
 from concord.backends.worker import Worker, WorkerFailure
 
 T = TypeVar("T")
@@ -34,9 +33,6 @@ HOPELESS = ("absent", "broken", "timed out")
 
 GLANCE = 0.2
 """Seconds between two looks at whether to end: Ctrl-C does not wake a thread that waits without end, if another one gets the signal."""
-
-M_ARENA_MAX = -8
-"""The number by which ``malloc.h`` calls the largest number of heaps."""
 
 Opening = Callable[[Callable[[Worker], None]], Worker]
 """Starts a worker; what it is given is called with the worker as soon as there is a process, so that it can be ended while it starts."""
@@ -145,7 +141,7 @@ class Pool:
     """
 
     def __init__(self, width: int | None = None, halted: Callable[[], bool] = lambda: False) -> None:
-        share_heaps()
+        heaps.share()
         self.halted, self.stopped, self._looked = halted, False, 0.0
         self._seats: list[Seat] = []
         self._threads = ThreadPoolExecutor(width or os.cpu_count() or 1)
@@ -201,14 +197,6 @@ class Pool:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def share_heaps() -> None:
-    """Let the threads of this process share a few heaps: glibc gives each one of its own, and each keeps what it once held."""
-    if sys.platform == "linux":
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
-        if mallopt:
-            mallopt(M_ARENA_MAX, 2)
 
 
 def end_with_parent() -> None:

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from concord.backends import SEARCHED
+from concord.backends import SEARCHED, heaps
 from concord.backends.bench import Bench
 from concord.backends.interface import Backend, Run, Unsupported
 from concord.backends.training_sessions import TRAINING, TrainingSessions
@@ -45,8 +45,17 @@ def serve(channel: Any, target: str) -> None:
     if status != "ok":
         return
     bench, sessions = Bench(backend), TrainingSessions(backend)
-    for operation, header, arrays in channel:
-        channel.send(_answer(lambda: _perform(backend, bench, sessions, operation, (header, arrays))))  # noqa: B023 - answered at once
+
+    def attend(operation: str, header: str, arrays: bytes) -> int:
+        answer = _answer(lambda: _perform(backend, bench, sessions, operation, (header, arrays)))
+        channel.send(answer)
+        return max(len(arrays), len(answer[2]))
+
+    for message in channel:
+        size = attend(*message)
+        del message  # it may hold gigabytes, and the next may be long in coming
+        if size > heaps.LARGE:
+            heaps.give_back()
 
 
 def _construct(target: str) -> tuple[str, Any]:

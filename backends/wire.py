@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -82,7 +83,9 @@ def encode_request(request: Request) -> Message:
 
 def decode_request(message: Message) -> Request:
     """Return the request of a message."""
-    return request_of(json.loads(message[0]), load(message[1]))
+    request = request_of(json.loads(message[0]), load(message[1]))
+    exact, others = narrower(request.weights, request.dtype)
+    return dataclasses.replace(request, weights={**others, **{name: array.astype(np.float64) for name, array in exact.items()}}) if exact else request
 
 
 def request_of(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Request:
@@ -96,6 +99,12 @@ def request_of(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) ->
         training=decode_training(header, arrays),
         **settings,
     )
+
+
+def narrower(weights: Weights, dtype: str) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+    """Return the weights that a precision holds exactly and in more bytes, which are sent as they are and widened on arrival, and the others."""
+    fewer = {name for name, array in weights.items() if dtype == "float64" and array.dtype.kind == "f" and array.dtype.itemsize < 8}
+    return {name: array for name, array in weights.items() if name in fewer}, {name: array for name, array in weights.items() if name not in fewer}
 
 
 def in_order(weights: Weights, config: EncoderConfig, part: str = "model") -> Weights:

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load
 
-from concord.backends import machine
+from concord.backends import heaps, machine
 from concord.backends.interface import Request, Run, Unsupported
 from concord.backends.process import ROOT, Process
 from concord.backends.process import WorkerFailure as WorkerFailure
 from concord.backends.training_sessions import RemoteSession, opened
-from concord.backends.wire import check_description, decode_run, encode_request, received
+from concord.backends.wire import check_description, decode_run, encode_request, narrower, received
 from concord.spec.batch import Batch, round_inputs
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
@@ -241,11 +241,14 @@ class Worker(Process):
         """Return a request as a message."""
         request.validate(where=f"backend={self.name}")
         # Rounded once, here (SPEC PRC-2): no framework's own conversion from float64 can round twice.
-        weights, batch = round_inputs(request.weights, request.batch, request.dtype)
-        return encode_request(dataclasses.replace(request, weights=weights, batch=batch))
+        exact, others = narrower(request.weights, request.dtype)
+        rounded, batch = round_inputs(others, request.batch, request.dtype)
+        return encode_request(dataclasses.replace(request, weights={**exact, **rounded}, batch=batch))
 
     def _send(self, operation: str, header: str, arrays: bytes) -> tuple[str, bytes]:
         status, header, arrays = self.exchange((operation, header, arrays))
+        if len(arrays) > heaps.LARGE:
+            heaps.give_back()
         if status == "ok":
             return header, arrays
         message = self._read(lambda: received(header)["message"])

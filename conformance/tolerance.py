@@ -19,6 +19,7 @@ delivers them. Decision 10 gives the reasons, the record of the campaign that co
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -84,6 +85,11 @@ def end_to_end(case: JudgedProblem) -> Expectation:
     """Return what a correct run yields from the inputs."""
     case = _without_deviations(case, 0.0)
     return _kept(f"end to end {case.key}", lambda: _estimate(case, None))
+
+
+def keeping(limit: int) -> contextlib.AbstractContextManager[None]:
+    """Keep so many bytes of what was derived for a while, of large cases too: for who judges several runs of one."""
+    return _estimates.keeping(limit)
 
 
 def outline(case: JudgedProblem) -> Expectation:

@@ -119,6 +119,16 @@ def test_weights_reach_a_worker_rounded_once_and_bit_for_bit(numpy_worker: Worke
     assert 0 < first[1] < spec.precision(dtype).smallest_normal
 
 
+def test_weights_in_fewer_bytes_than_the_precision_are_sent_so_and_arrive_widened(numpy_worker: Worker, small: SmallConfig) -> None:
+    wide = request_for(small(), dtype="float64")
+    rounded = {name: array.astype(np.float32) for name, array in wide.weights.items()}
+    narrow = dataclasses.replace(wide, weights=rounded)
+    assert len(wire.encode_request(narrow)[1]) < 0.7 * len(wire.encode_request(wide)[1])
+    widened = dataclasses.replace(wide, weights={name: array.astype(np.float64) for name, array in rounded.items()})
+    assert_same_bits(dict(wire.decode_request(wire.encode_request(narrow)).weights), dict(widened.weights))
+    assert run_of(numpy_worker, narrow).output.tobytes() == run_of(numpy_worker, widened).output.tobytes()
+
+
 def test_a_run_says_who_made_it_whatever_the_backend_says(numpy_worker: Worker, small: SmallConfig) -> None:
     run = run_of(numpy_worker, request_for(small(), dtype="bfloat16"))
     assert (run.backend, run.dtype, run.requested) == (toy("NumpyBackend"), "bfloat16", ("taps", "gradients"))

@@ -7,6 +7,7 @@ import pytest
 
 from concord.backends.interface import Run
 from concord.conformance import tolerance
+from concord.conformance.cache import Cache
 from concord.conformance.expectation import Expectation, JudgedProblem
 from concord.conformance.judging import judge
 from concord.conformance.scoring import independent_elements, judge_tensor
@@ -168,6 +169,23 @@ def test_an_estimate_is_made_once_for_equal_content():
     assert first is second
     other = {**case.weights, "pooler.bias": case.weights["pooler.bias"] + 2.0**-20}
     assert tolerance.end_to_end(JudgedProblem(case.config, other, case.batch)) is not first
+
+
+def test_what_is_too_large_to_be_kept_is_kept_for_a_while():
+    cache, made = Cache(), []
+    make = lambda: made.append(np.zeros(2 * Cache.LARGEST, np.uint8)) or made[-1]  # noqa: E731 - counted
+    assert cache.get("a", make) is not cache.get("a", make)
+    with cache.keeping(5 * Cache.LARGEST):
+        assert cache.get("a", make) is cache.get("a", make)
+        cache.get("b", make), cache.get("c", make)
+        assert cache.get("c", make) is made[-1]
+        assert len(made) == 5
+        cache.get("a", make)  # the limit holds two
+        assert len(made) == 6
+    with cache.keeping(0):
+        pass
+    cache.get("c", make)
+    assert len(made) == 7
 
 
 def test_sigma_follows_the_unit_roundoff():

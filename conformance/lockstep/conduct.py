@@ -12,8 +12,8 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
+from concord.backends import heaps
 from concord.backends.interface import Request, Unsupported
-from concord.backends.pool import share_heaps
 from concord.backends.worker import WorkerFailure
 from concord.conformance import codec
 from concord.conformance.campaign import Settings, environment_of
@@ -103,7 +103,7 @@ def conduct(
     """
     if case.training.dropout_by != "spec":
         raise SpecError(f"dropout by {case.training.dropout_by!r} cannot be judged: the oracle does not know what a framework drops, and it must be 'spec' [clause=DRP-3]")
-    share_heaps()
+    heaps.share()
     started, cores = time.perf_counter(), os.cpu_count() or 1
     # More threads than cores wait for each other: small products take ten times as long.
     share = max(1, cores // (len(names) + 1))

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from concord.conformance import tolerance
 from concord.conformance.campaign import Settings
 from concord.porting.certificate import evidence, inputs, ledger, sensitivity
 from concord.porting.certificate.certificate import FAILED, NOT_APPLICABLE, UNVERIFIED, Certificate, Item, Sensitivity, Side, Stand, verdict
@@ -22,6 +23,9 @@ DTYPES = ("float64", "float32")
 
 FRAMEWORKS = {"torch": "torch", "paddle": "paddle", "h5": "tf", "h5_weights": "tf", "keras": "tf", "bundle": "tf", "msgpack": "jax", "orbax": "jax", "safetensors": "torch"}
 """The backend that the files of a container are made for, where their format does not say it itself."""
+
+KEPT = 400 << 20
+"""Bytes of tolerances that are kept from the source's runs for the target's."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +99,9 @@ def certify(asked: Asked, tell: Tell = lambda text: None) -> Certificate:
     items = [*ledger.items(source, target, sides, parameters, others), *ledger.round_trips(source, target, sides, mine, theirs, tell)]
     backends, home = asked.backends or (backend_of(sides[1].format),), asked.home or backend_of(sides[0].format)
     model, given = evidence.Model(source.config, source.weights(), source.part), inputs.of(source.config, source.part, asked.texts, asked.seed)
-    found = _computed(asked, model, target, given, backends, tell, explain=not any(item.status == FAILED for item in items))
-    origin = evidence.at_home(model, given, home, asked.dtypes, asked.settings, lambda backend, done: tell(f"the source in {backend}: {done}"))
+    with tolerance.keeping(KEPT):  # both are judged on the sentences, from the inputs on
+        origin = evidence.at_home(model, given, home, asked.dtypes, asked.settings, lambda backend, done: tell(f"the source in {backend}: {done}"))
+        found = _computed(asked, model, target, given, backends, tell, explain=not any(item.status == FAILED for item in items))
     tell("changing tensors, to see what is noticed")
     shown = _sensitivity(asked, source, mine, model, given, tell)
     items += [*found.items, *_left_out(given), *origin.items, *_unheard(sides[0]), *sensitivity.items(shown)]
