@@ -28,6 +28,7 @@ from execnet import gateway_base, gateway_bootstrap, gateway_io
 
 import concord
 from concord.backends import machine
+from concord.backends.parcel import Parcel, parcel_of
 from concord.backends.wire import legible
 
 ROOT = Path(concord.__file__).resolve().parent.parent
@@ -225,21 +226,41 @@ class Process:
         """Bytes that it holds; 0 for a process on another host."""
         return machine.resident(self._process.pid) if self.local and self._process else 0
 
-    def exchange(self, message: Any) -> Any:
-        """Send a message and wait for the answer.
+    def exchange(self, message: Any, parcel: Parcel | None = None) -> Any:
+        """Send a message, and a parcel after it, and wait for the answer.
 
         Raises:
             WorkerFailure: if there is none. The process is ended then.
         """
+        with self._speaking():
+            self._channel.send(message)
+            for piece in parcel.pieces() if parcel else ():
+                self._channel.send(piece)
+            return self._receive()
+
+    def parcel(self, size: int) -> Parcel:
+        """Return the parcel that follows an answer.
+
+        Raises:
+            WorkerFailure: if it does not come. The process is ended then.
+        """
+        with self._speaking():
+            return parcel_of(size, self._receive)
+
+    def _receive(self) -> Any:
+        while not self._silent:
+            with contextlib.suppress(self._channel.TimeoutError):
+                return self._channel.receive(timeout=1.0)
+        raise EOFError
+
+    @contextlib.contextmanager
+    def _speaking(self) -> Iterator[None]:
+        """Watch the process while messages are exchanged, and say how it ended if it does meanwhile."""
         if self.dead:
             raise self.dead
         try:
             with self._watched():
-                self._channel.send(message)
-                while not self._silent:
-                    with contextlib.suppress(self._channel.TimeoutError):
-                        return self._channel.receive(timeout=1.0)
-                raise EOFError
+                yield
         except (EOFError, OSError):
             raise self._fail(*self._how_it_ended()) from None
         except self._channel.RemoteError as error:

@@ -17,6 +17,7 @@ from typing import Any
 from concord.backends import SEARCHED, heaps
 from concord.backends.bench import Bench
 from concord.backends.interface import Backend, Run, Unsupported
+from concord.backends.parcel import Parcel, parcel_of
 from concord.backends.training_sessions import TRAINING, TrainingSessions
 from concord.backends.wire import decode_request, encode_run, pack
 from concord.spec.errors import SpecError
@@ -24,7 +25,7 @@ from concord.spec.errors import SpecError
 LINE = 1000
 """Characters of an error that are told in one line."""
 
-Reply = tuple[str, str, bytes]
+Reply = tuple[str, str, Parcel]
 """Status, JSON and arrays. Status: ``ok``, ``unsupported``, ``refused``, ``error``, ``absent`` or ``broken``."""
 
 
@@ -32,29 +33,31 @@ def serve(channel: Any, target: str) -> None:
     """Answer requests.
 
     Args:
-        channel: of execnet. Every message is ``(operation, header, arrays)``; every answer a :data:`Reply`.
+        channel: of execnet. Every message is ``(operation, header, size)``, every answer ``(status, header, size)``, each with a
+            parcel of so many bytes after it (:mod:`concord.backends.parcel`).
         target: the backend's class, ``"package.module:Class"``.
     """
     started = time.perf_counter()
     status, payload = _construct(target)
     if not isinstance(payload, dict):
         backend, payload = payload, {}
-        status, described, _ = _answer(lambda: ("ok", json.dumps(backend.describe()), b""))
+        status, described, _ = _answer(lambda: ("ok", json.dumps(backend.describe()), Parcel(b"")))
         payload, status = json.loads(described), "ok" if status == "ok" else "broken"
-    channel.send((status, json.dumps({"describe": payload, "import_seconds": time.perf_counter() - started}), b""))
+    channel.send((status, json.dumps({"describe": payload, "import_seconds": time.perf_counter() - started}), 0))
     if status != "ok":
         return
     bench, sessions = Bench(backend), TrainingSessions(backend)
 
-    def attend(operation: str, header: str, arrays: bytes) -> int:
-        answer = _answer(lambda: _perform(backend, bench, sessions, operation, (header, arrays)))
-        channel.send(answer)
-        return max(len(arrays), len(answer[2]))
-
-    for message in channel:
-        size = attend(*message)
-        del message  # it may hold gigabytes, and the next may be long in coming
-        if size > heaps.LARGE:
+    for operation, header, size in channel:
+        given = parcel_of(size, channel.receive)
+        status, said, answer = _answer(lambda: _perform(backend, bench, sessions, operation, header, given))  # noqa: B023 - answered at once
+        large = max(size, answer.size) > heaps.LARGE
+        if large:
+            heaps.give_back()  # before the asker holds the answer too
+        channel.send((status, said, answer.size))
+        for piece in answer.pieces():
+            channel.send(piece)
+        if large:
             heaps.give_back()
 
 
@@ -73,34 +76,37 @@ def _construct(target: str) -> tuple[str, Any]:
         return "broken", {"message": _told(error)}
 
 
-def _perform(backend: Backend, bench: Bench, sessions: TrainingSessions, operation: str, message: tuple[str, bytes]) -> Reply:
+def _perform(backend: Backend, bench: Bench, sessions: TrainingSessions, operation: str, header: str, given: Parcel) -> Reply:
     if operation.startswith(TRAINING):
-        return "ok", *sessions.perform(operation, message)
+        return _packed(*sessions.perform(operation, (header, given.take())))
     if operation not in ("run", "round_trip"):
-        return "ok", *bench.perform(operation, message[0])
-    request = decode_request(message)
+        return _packed(*bench.perform(operation, header))
+    request = decode_request((header, given.take()))
     request.validate(where=f"backend={backend.name}")
     if operation == "round_trip":
-        return "ok", "{}", pack(backend.round_trip(request))  # type: ignore[attr-defined]
+        return _packed("{}", pack(backend.round_trip(request)))  # type: ignore[attr-defined]
     run = backend.run(request)
     if not isinstance(run, Run):
         raise TypeError(f"run() returned a {type(run).__name__} but must return a Run")
     run.info["peak_memory_bytes"] = peak_memory()
-    header, arrays = encode_run(run)
-    return "ok", header, arrays
+    return _packed(*encode_run(run))
+
+
+def _packed(header: str, arrays: bytes) -> Reply:
+    return "ok", header, Parcel(arrays)
 
 
 def _answer(function: Callable[[], Reply]) -> Reply:
     try:
         return function()
     except Unsupported as error:
-        return "unsupported", json.dumps({"message": str(error)}), b""
+        return "unsupported", json.dumps({"message": str(error)}), Parcel(b"")
     except SpecError as error:
-        return "refused", json.dumps({"message": str(error)}), b""
+        return "refused", json.dumps({"message": str(error)}), Parcel(b"")
     except MemoryError:
         raise
     except Exception as error:
-        return "error", json.dumps({"message": _told(error)}), b""
+        return "error", json.dumps({"message": _told(error)}), Parcel(b"")
 
 
 def _told(error: Exception) -> str:

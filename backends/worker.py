@@ -19,6 +19,7 @@ from safetensors.numpy import load
 
 from concord.backends import heaps, machine
 from concord.backends.interface import Request, Run, Unsupported
+from concord.backends.parcel import Parcel
 from concord.backends.process import ROOT, Process
 from concord.backends.process import WorkerFailure as WorkerFailure
 from concord.backends.training_sessions import RemoteSession, opened
@@ -207,7 +208,7 @@ class Worker(Process):
             SpecError: for a configuration or sizes that do not fit.
             WorkerFailure: if the worker gave no answer.
         """
-        header, arrays = self._send(operation, json.dumps(asked), b"")
+        header, arrays = self._send(operation, json.dumps(asked), Parcel(b""))
         return self._read(lambda: (received(header), load(arrays)))
 
     def train(self, request: Request) -> RemoteSession:
@@ -228,14 +229,17 @@ class Worker(Process):
 
     def _arrays(self, operation: str, header: str, arrays: bytes) -> tuple[str, bytes]:
         """Exchange messages, and make sure that the answer's arrays can be read."""
-        answer = self._send(operation, header, arrays)
+        answer = self._send(operation, header, Parcel(arrays))
         self._read(lambda: (received(answer[0]), load(answer[1])))
         return answer
 
     def _ask(self, operation: str, request: Request) -> tuple[str, bytes]:
         if self.dead:
             raise self.dead
-        return self._send(operation, *self._message(request))
+        header, arrays = self._message(request)
+        parcel = Parcel(arrays)
+        del arrays  # they are gone once they are sent
+        return self._send(operation, header, parcel)
 
     def _message(self, request: Request) -> tuple[str, bytes]:
         """Return a request as a message."""
@@ -245,12 +249,13 @@ class Worker(Process):
         rounded, batch = round_inputs(others, request.batch, request.dtype)
         return encode_request(dataclasses.replace(request, weights={**exact, **rounded}, batch=batch))
 
-    def _send(self, operation: str, header: str, arrays: bytes) -> tuple[str, bytes]:
-        status, header, arrays = self.exchange((operation, header, arrays))
-        if len(arrays) > heaps.LARGE:
+    def _send(self, operation: str, header: str, parcel: Parcel) -> tuple[str, bytes]:
+        status, header, size = self.exchange((operation, header, parcel.size), parcel)
+        answer = self.parcel(size)
+        if max(parcel.size, size) > heaps.LARGE:
             heaps.give_back()
         if status == "ok":
-            return header, arrays
+            return header, answer.take()
         message = self._read(lambda: received(header)["message"])
         if status == "unsupported":
             raise Unsupported(message)

@@ -14,7 +14,7 @@ from rich.text import Text
 from concord import backends, options, writing
 from concord.conformance import codec, record
 from concord.progress import telling
-from concord.spec.errors import SpecError, unknown
+from concord.spec.errors import SpecError, unknowns
 from concord.spec.files import write_text
 from concord.spec.precision import PRECISIONS
 from concord.terminal import Terminal
@@ -136,7 +136,7 @@ def _place(checkpoint: Path) -> Path:
 def _dtypes(asked: list[str] | None) -> tuple[str, ...]:
     from concord.porting.certificate.making import DTYPES
 
-    wrong = [str(unknown("dtype", name, list(PRECISIONS))) for name in asked or [] if name not in PRECISIONS]
+    wrong = unknowns("dtype", asked or [], PRECISIONS)
     if wrong:
         raise SpecError(wrong)
     return tuple(options.once(asked) or DTYPES)

@@ -17,7 +17,7 @@ from concord.porting.checkpoint import Checkpoint
 from concord.porting.folder import folder_of
 from concord.spec.batch import Batch, completed, example_batch, from_arrays, validate_batch
 from concord.spec.config import EncoderConfig
-from concord.spec.errors import BatchError, SpecError, optional, unknown
+from concord.spec.errors import BatchError, SpecError, optional, unknowns
 from concord.spec.files import opened, read_arrays
 from concord.spec.parameters import Weights, parameters
 from concord.spec.precision import PRECISIONS
@@ -149,7 +149,7 @@ def jobs(given: Given, part: str, dtypes: Sequence[str], gradients: bool = True,
     Raises:
         SpecError: as :func:`load`, and for an unknown precision.
     """
-    problems = [str(unknown("dtype", name, list(PRECISIONS))) for name in dtypes if name not in PRECISIONS]
+    problems = unknowns("dtype", dtypes, PRECISIONS)
     if problems:
         raise SpecError(problems)
     found = load(given, part, gradients)

@@ -29,7 +29,7 @@ from concord.spec.tensors import clause_of, output_name
 Array = NDArray[np.floating]
 
 NEAR = 0.5
-"""Share of a tolerance from which on it is derived again from the run's own taps."""
+"""Share of a tolerance from which on it is derived again: from the run's own taps, with all samples."""
 
 ZERO = 2.0**-24
 """Share of sigma up to which a gradient is zero but for the oracle's own rounding; then rounding is all that there is to judge."""
@@ -193,10 +193,15 @@ class _Judging:
         """Judge each step by itself."""
         forced = self.forced(shapes)
         sound = all(np.isfinite(tap).all() for tap in forced.taps.values())
-        if not self.half and not tolerance.is_large(self.case):
-            found = self.locally(names, tolerance.local(self.case, forced), sound)
-            if all(judgement.ratio <= NEAR for judgement in found.values()):
+        if not self.half:
+            large = tolerance.is_large(self.case)
+            first = tolerance.local_exactly(self.case, forced, brief=True) if large else tolerance.local(self.case, forced)
+            found = self.locally(names, first, sound)
+            # Few samples do not say what rounding decides.
+            sure = not large or not (first.undecided_rows or any(judgement.status == "undetermined" for judgement in found.values()))
+            if sure and all(judgement.ratio <= NEAR for judgement in found.values()):
                 return found
+            del first  # the next takes as much memory
         return self.locally(names, tolerance.local_exactly(self.case, forced), sound)
 
     def locally(self, names: Sequence[str], expectation: Expectation, sound: bool) -> dict[str, Judgement]:

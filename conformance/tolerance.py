@@ -50,6 +50,9 @@ R = 4.0
 SAMPLES = 16
 """Samples of Monte Carlo arithmetic."""
 
+FEW = 4
+"""Samples of a first look, which takes one shadow: whatever comes near its tolerance by it is judged by all samples and shadows."""
+
 ALIKE = 2.0**-20
 """Share of a tensor's largest number by which declared deviations may change the truth of a case whose sigma is a first look at a run."""
 
@@ -109,7 +112,8 @@ def local(case: JudgedProblem, forced: Forced) -> Expectation:
 
     How far a step may err is taken from the same step of the reference, which is at hand for all runs of a case. In the
     half precisions, where a correct run may be far from the reference, for a run that comes near its tolerance by
-    this, and for a case that is too large to be kept, it has to be derived from the run's own taps: :func:`local_exactly`.
+    this, and for a case that is too large to be kept, it has to be derived from the run's own taps: :func:`local_exactly`,
+    of a case that is too large by a first look, if that is enough.
 
     Args:
         forced: tensors of the run; those that are missing are computed from the ones before.
@@ -122,9 +126,13 @@ def local(case: JudgedProblem, forced: Forced) -> Expectation:
     return _expectation(case, {name: values[name] for name in sigmas}, sigmas)
 
 
-def local_exactly(case: JudgedProblem, forced: Forced) -> Expectation:
-    """Return the same as :func:`local`, with tolerances that are derived from the run's own taps too."""
-    return _estimate(case, forced)
+def local_exactly(case: JudgedProblem, forced: Forced, brief: bool = False) -> Expectation:
+    """Return the same as :func:`local`, with tolerances that are derived from the run's own taps too.
+
+    Args:
+        brief: whether a first look is enough.
+    """
+    return _estimate(case, forced, brief)
 
 
 def is_large(case: JudgedProblem) -> bool:
@@ -186,12 +194,17 @@ def exact(dtype: str) -> Arithmetic:
     return Arithmetic("extended" if dtype == "float64" else "float64")
 
 
-def shadows(dtype: str) -> Iterator[Arithmetic]:
+def shadows(dtype: str, brief: bool = False) -> Iterator[Arithmetic]:
     """Yield arithmetics that round as correct runs of a precision may: in admissible ways and orders, and as fused kernels do.
 
     Sums run as they stand in the first, in orders drawn at random in the others. In TF32 the last two cut factors of products off.
+
+    Args:
+        brief: whether a first look is enough: the first alone.
     """
     yield Arithmetic(dtype, strict=True)
+    if brief:
+        return
     yield Arithmetic(dtype, shuffle=1, fused=True, strict=True, way="logarithm")
     yield Arithmetic(dtype, shuffle=2, strict=True, cut=True)
     yield Arithmetic(dtype, shuffle=3, fused=True, strict=True, cut=True, way="output")
@@ -264,7 +277,7 @@ class Sigma:
         return sigma.astype(self.storage)
 
 
-def _estimate(case: JudgedProblem, forced: Forced | None) -> Expectation:
+def _estimate(case: JudgedProblem, forced: Forced | None, brief: bool = False) -> Expectation:
     """Return values and sigmas: from the inputs, or of each step from forced taps."""
     # Gradients by taps are judged locally alone, and only where they are delivered.
     judged = {f"gradients.taps.{name}" for name in forced.gradients} if forced else set()
@@ -278,7 +291,7 @@ def _estimate(case: JudgedProblem, forced: Forced | None) -> Expectation:
 
     elements = case.observe(exact(case.dtype), store, forced)
     found = {name: Sigma(value, case.dtype) for name, value in values.items()}
-    rounded = list(shadows(case.dtype))
+    rounded, count = list(shadows(case.dtype, brief)), FEW if brief else SAMPLES
 
     def take_up(arithmetic: Arithmetic) -> None:
         def reduce(name: str, array: Array) -> None:
@@ -288,8 +301,8 @@ def _estimate(case: JudgedProblem, forced: Forced | None) -> Expectation:
         case.observe(arithmetic, reduce, forced)
         steps.step()
 
-    runs = [*samples(case.dtype, elements), *rounded]
-    steps = Steps("deriving tolerances end to end" if forced is None else "deriving tolerances of each step", len(runs))
+    runs = [*samples(case.dtype, elements, count), *rounded]
+    steps = Steps("deriving tolerances end to end" if forced is None else f"deriving tolerances of each step{', a first look' if brief else ''}", len(runs))
     with np.errstate(all="ignore"):
         if elements > SIDE_BY_SIDE // 2:  # each sample by itself
             with ThreadPoolExecutor(max_workers=TOGETHER) as pool:
@@ -298,7 +311,7 @@ def _estimate(case: JudgedProblem, forced: Forced | None) -> Expectation:
             for run in runs:
                 take_up(run)
         jumps = _jumps(case) if forced is None else {}
-        sigmas = {name: found.pop(name).result(len(rounded), jumps.get(name, 0.0)) for name in values}
+        sigmas = {name: found.pop(name).result(len(rounded), jumps.get(name, 0.0), count) for name in values}
     return _expectation(case, values, sigmas, shapes)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from concord.spec.errors import SpecError, unknown
+from concord.spec.errors import SpecError, unknowns
 
 Deviations = Mapping[str, float]
 """Name of a deviation (:data:`KNOWN_DEVIATIONS`) to its value."""
@@ -66,7 +66,7 @@ def declared(entries: Sequence[Mapping[str, Any]]) -> Deviations:
     for entry in entries:
         name, value, reason = (entry.get(key) for key in ("name", "value", "reason"))
         if not isinstance(name, str) or name not in KNOWN_DEVIATIONS:
-            problems.append(str(unknown("deviation", str(name), list(KNOWN_DEVIATIONS))))
+            problems += unknowns("deviation", [str(name)], KNOWN_DEVIATIONS)
         elif isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= LARGEST:
             problems.append(f"deviation {name!r} has value {repr(value)[:40]} but must have a number between -{LARGEST:g} and {LARGEST:g} [clause=PRC-4]")
         elif not (isinstance(reason, str) and reason):

@@ -15,7 +15,7 @@ from typing import Any
 from concord.backends.interface import WORKLOAD_KINDS
 from concord.spec.batch import batch_of_lengths
 from concord.spec.config import EncoderConfig, from_toml, variant
-from concord.spec.errors import SpecError, unknown
+from concord.spec.errors import SpecError, unknown, unknowns
 from concord.spec.files import read_text
 from concord.spec.parameters import parameters, shape_of
 from concord.spec.training.recipe import Recipe
@@ -207,8 +207,7 @@ def workload(preset: str | Preset, kind: str = "inference", padding: str = "full
     Raises:
         SpecError: listing every unknown name, with the nearest.
     """
-    wanted = (("kind", kind, WORKLOAD_KINDS), ("lengths", padding, LENGTHS))
-    problems = [str(unknown(what, given, list(known))) for what, given, known in wanted if given not in known]
+    problems = [*unknowns("kind", [kind], WORKLOAD_KINDS), *unknowns("lengths", [padding], LENGTHS)]
     try:
         model = named(preset) if isinstance(preset, str) else preset
     except SpecError as error:

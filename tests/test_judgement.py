@@ -64,6 +64,25 @@ def sound():
     return case, run_of(case)
 
 
+def test_a_large_case_is_judged_by_a_first_look_where_that_is_enough(sound, monkeypatch):
+    case, run = sound
+    usual, looks, exactly = verdict_of(case, run), [], tolerance.local_exactly
+    monkeypatch.setattr(tolerance, "is_large", lambda case: True)
+    monkeypatch.setattr(tolerance, "local_exactly", lambda case, forced, brief=False: looks.append(brief) or exactly(case, forced, brief))
+    first = verdict_of(case, run)
+    assert (first.status, looks) == ("agrees", [True])
+    for row, same in zip(first.table, usual.table, strict=True):
+        assert (row.tensor, row.status) == (same.tensor, same.status)
+    run.taps["layers.0.norm1"] = run.taps["layers.0.norm1"].copy()
+    run.taps["layers.0.norm1"][2, 5, 7] += row_of(usual, "layers.0.norm1").tolerance * 1.5
+    wrong = verdict_of(case, run)
+    assert (wrong.first_divergence.tensor, wrong.first_divergence.beyond, looks) == ("layers.0.norm1", 1, [True, True, False])
+
+
+def row_of(verdict, tensor):
+    return next(row for row in verdict.table if row.tensor == tensor)
+
+
 def test_verdict_says_where_and_by_how_much(sound):
     case, run = sound
     run.taps["layers.1.norm1"] = run.taps["layers.1.norm1"].copy()

@@ -13,8 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 from concord import backends, spec
-from concord.backends import wire
+from concord.backends import parcel, wire
 from concord.backends.interface import Request, Run, Unsupported
+from concord.backends.parcel import Parcel
 from concord.backends.worker import Worker
 from concord.spec.batch import round_inputs
 from tests.toys.small import request_for, run_of
@@ -119,6 +120,26 @@ def test_weights_reach_a_worker_rounded_once_and_bit_for_bit(numpy_worker: Worke
     assert 0 < first[1] < spec.precision(dtype).smallest_normal
 
 
+def test_what_is_long_is_sent_in_pieces(numpy_worker: Worker, small: SmallConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = request_for(small())
+    whole = run_of(numpy_worker, request)
+    monkeypatch.setattr(parcel, "PIECE", 1009)
+    assert run_of(numpy_worker, request).output.tobytes() == whole.output.tobytes()
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 14, 15])
+def test_a_parcel_arrives_whole_and_is_used_once(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parcel, "PIECE", 7)
+    content = bytes(range(size))
+    pieces = Parcel(content).pieces()
+    found = parcel.parcel_of(size, lambda: next(pieces))
+    assert found.size == size
+    assert found.take() == content
+    assert next(pieces, None) is None
+    with pytest.raises(IndexError):
+        found.take()
+
+
 def test_weights_in_fewer_bytes_than_the_precision_are_sent_so_and_arrive_widened(numpy_worker: Worker, small: SmallConfig) -> None:
     wide = request_for(small(), dtype="float64")
     rounded = {name: array.astype(np.float32) for name, array in wide.weights.items()}
@@ -192,12 +213,19 @@ def test_bad_input_is_refused_before_it_is_sent(numpy_worker: Worker, small: Sma
     assert f"backend={toy('NumpyBackend')}" in problem
 
 
+def sent_unchecked(worker: Worker, request: Request) -> tuple[str, str, int]:
+    """Return what a worker answers to a request that nobody looked at before."""
+    header, arrays = wire.encode_request(request)
+    answer: tuple[str, str, int] = worker.exchange(("run", header, len(arrays)), Parcel(arrays))
+    return answer
+
+
 @pytest.mark.clause("INP-1", "INP-2", "INP-3", "INP-4", "WGT-1", "WGT-2", "WGT-3")
 def test_bad_input_is_refused_by_every_backend_that_gets_it(worker: Worker, small: SmallConfig) -> None:
     for part, change, message in BAD.values():
         request = change(request_for(small("vanilla-encoder"), part))
-        status, header, arrays = worker.exchange(("run", *wire.encode_request(request)))
-        assert (status, arrays) == ("refused", b"")
+        status, header, size = sent_unchecked(worker, request)
+        assert (status, size) == ("refused", 0)
         assert message in json.loads(header)["message"]
         assert f"backend={worker.name}" in header
     assert run_of(worker, request_for(small("vanilla-encoder"))).output.shape == (3, 3)
@@ -207,7 +235,7 @@ def test_bad_input_reaches_no_computation(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("TOY_NOTES", str(tmp_path))
     with backends.open(toy("NumpyBackend"), threads=1) as worker:
         for part, change, _ in BAD.values():
-            assert worker.exchange(("run", *wire.encode_request(change(request_for(small("vanilla-encoder"), part)))))[0] == "refused"
+            assert sent_unchecked(worker, change(request_for(small("vanilla-encoder"), part)))[0] == "refused"
     assert not (tmp_path / "ran").exists()
 
 

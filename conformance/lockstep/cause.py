@@ -22,13 +22,10 @@ from concord.conformance.lockstep.hypotheses import STAGES, Hypothesis, hypothes
 from concord.conformance.lockstep.outcome import section_of
 from concord.conformance.lockstep.recovered import recovered
 from concord.conformance.scoring import judge_tensor
-from concord.conformance.tolerance import Sigma, exact, samples, shadows
+from concord.conformance.tolerance import FEW, Sigma, exact, samples, shadows
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import Batch
 from concord.spec.montecarlo import MonteCarlo
-
-FEW = 4
-"""Samples that the tolerance of a hypothesis is taken from."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +138,7 @@ class Question:
     def tolerance(self, change: Change, values: Mapping[str, Array]) -> dict[str, Array]:
         """Return how far a correct computation with a fault may lie from values: as far as rounding takes it, from a state that is off by as much as any may be."""
         found = {name: Sigma(value, self.case.dtype) for name, value in values.items()}
-        for arithmetic in (*samples(self.case.dtype, 1, FEW), next(iter(shadows(self.case.dtype)))):
+        for arithmetic in (*samples(self.case.dtype, 1, FEW), *shadows(self.case.dtype, brief=True)):
             for name, array in self.made(change, arithmetic).items():
                 (found[name].sample if isinstance(arithmetic, MonteCarlo) else found[name].shadow)(array)
         own = {name: sigma.result(1, 0.0, FEW) for name, sigma in found.items()}

@@ -9,16 +9,13 @@ import numpy as np
 
 from concord.conformance.cache import Cache
 from concord.conformance.expectation import Array, Expectation, JudgedTraining, least_sigma
-from concord.conformance.tolerance import SAMPLES, Sigma, Z, difference, exact, samples, shadows
+from concord.conformance.tolerance import FEW, SAMPLES, Sigma, Z, difference, exact, samples, shadows
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import Batch
 from concord.spec.deviations import Deviations
 from concord.spec.montecarlo import MonteCarlo
 from concord.spec.precision import precision
 from concord.spec.training.trajectory import Trajectory
-
-FEW = 4
-"""Samples of a first look."""
 
 SIMILAR = 2.0**-10
 """Share of a tensor's largest number by which deviations may change a step for which a first look takes another's sigma."""
@@ -90,7 +87,7 @@ class Envelope:
 
     def beginning(self) -> Iterator[Trajectory]:
         """Yield the trajectories from which sigma is taken, where the oracle's began."""
-        kept = list(shadows(self.case.dtype))[: 1 if self.brief else None]
+        kept = shadows(self.case.dtype, self.brief)
         corner = Z * precision(self.case.dtype).unit_roundoff
         # Every ReLU input within rounding of zero, on the one side and on the other.
         corners = [Arithmetic(corner=corner), Arithmetic(corner=-corner)] if self.case.config.rectifies and not self.brief else []
