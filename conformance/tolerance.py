@@ -28,6 +28,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.backends import heaps
 from concord.conformance.cache import Cache
 from concord.conformance.expectation import Expectation, Forced, JudgedProblem, is_gradient, is_tap_gradient, least_sigma
 from concord.conformance.watching import Steps
@@ -52,6 +53,9 @@ SAMPLES = 16
 
 FEW = 4
 """Samples of a first look, which takes one shadow: whatever comes near its tolerance by it is judged by all samples and shadows."""
+
+SEVERAL = 8
+"""Samples of a first look at a case that is too large to be kept: of its millions of elements some have four small samples."""
 
 ALIKE = 2.0**-20
 """Share of a tensor's largest number by which declared deviations may change the truth of a case whose sigma is a first look at a run."""
@@ -290,8 +294,9 @@ def _estimate(case: JudgedProblem, forced: Forced | None, brief: bool = False) -
             values[name] = array
 
     elements = case.observe(exact(case.dtype), store, forced)
+    alone = elements > SIDE_BY_SIDE // 2  # each sample by itself
     found = {name: Sigma(value, case.dtype) for name, value in values.items()}
-    rounded, count = list(shadows(case.dtype, brief)), FEW if brief else SAMPLES
+    rounded, count = list(shadows(case.dtype, brief)), SEVERAL if brief else SAMPLES
 
     def take_up(arithmetic: Arithmetic) -> None:
         def reduce(name: str, array: Array) -> None:
@@ -299,12 +304,14 @@ def _estimate(case: JudgedProblem, forced: Forced | None, brief: bool = False) -
                 (found[name].sample if isinstance(arithmetic, MonteCarlo) else found[name].shadow)(array)
 
         case.observe(arithmetic, reduce, forced)
+        if alone:
+            heaps.give_back()
         steps.step()
 
     runs = [*samples(case.dtype, elements, count), *rounded]
     steps = Steps("deriving tolerances end to end" if forced is None else f"deriving tolerances of each step{', a first look' if brief else ''}", len(runs))
     with np.errstate(all="ignore"):
-        if elements > SIDE_BY_SIDE // 2:  # each sample by itself
+        if alone:
             with ThreadPoolExecutor(max_workers=TOGETHER) as pool:
                 list(pool.map(take_up, runs))
         else:
