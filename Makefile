@@ -51,8 +51,9 @@ $(VENV)/installed: pyproject.toml setup.py $(CONSTRAINTS)
 readme-criteria: $(VENV)/installed ## write the README's comparison with usual criteria anew
 	$(RUN)/concord mutants --criteria --json conformance/results/criteria.json --markdown README.md
 
-speed-measured: $(VENV)/installed ## write docs/guides/speed-measured.md anew
+speed-measured: $(VENV)/installed ## write docs/guides/speed-measured.md and speed-training.md anew
 	$(RUN)/concord speed --json conformance/results/speed.json --markdown docs/guides/speed-measured.md
+	$(RUN)/concord speed --kind training --preset nndl --preset minilm --json conformance/results/speed-training.json --markdown docs/guides/speed-training.md
 
 speed: $(VENV)/installed ## measure the frameworks side by side, into speed.json and speed.html
 	$(RUN)/concord speed --json speed.json --html speed.html
