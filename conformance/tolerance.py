@@ -52,10 +52,10 @@ SAMPLES = 16
 """Samples of Monte Carlo arithmetic."""
 
 FEW = 4
-"""Samples of a first look, which takes one shadow: whatever comes near its tolerance by it is judged by all samples and shadows."""
+"""Samples of a first look at a step of training, which takes one shadow: what comes near its tolerance by it is judged by all samples and shadows."""
 
 SEVERAL = 8
-"""Samples of a first look at a case that is too large to be kept: of its millions of elements some have four small samples."""
+"""Samples of a first look at a case that is too large to be kept, with one shadow: of its millions of elements some have four small samples."""
 
 ALIKE = 2.0**-20
 """Share of a tensor's largest number by which declared deviations may change the truth of a case whose sigma is a first look at a run."""
