@@ -222,6 +222,11 @@ def _show(found: Comparison, console: Any) -> None:
     """Print every difference, and what they come to."""
     for key, (mine, other) in found.config.items():
         console.print(f"configuration: {key} is {mine} in A and {other} in B", highlight=False, markup=False, soft_wrap=True)
+    for name, words in found.files.items():
+        console.print(f"{name}: {words}", style="red", highlight=False, markup=False, soft_wrap=True)
+    for names, where in zip(found.alone, ("A", "B"), strict=True):
+        if names:
+            console.print(f"beside the weights of {where} alone: {', '.join(names)}", highlight=False, markup=False, soft_wrap=True)
     for names, where in ((found.missing, "missing in B"), (found.extra, "in B alone")):
         for name in names[:MOST]:
             console.print(f"{name}: {where}", style="red", highlight=False, markup=False, soft_wrap=True)

@@ -12,9 +12,12 @@ from concord.porting.links import stays
 from concord.spec.errors import SpecError
 from concord.spec.files import LARGEST, parse_json, read_bytes, read_json
 
+LABELS = "labels.json"
+"""The names of classes, where no configuration says them."""
+
 CARRIED = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
-    "text.json", "labels.json",
+    "text.json", LABELS,
 )  # fmt: skip
 """Files beside the weights that are carried over as they are."""
 
@@ -118,8 +121,8 @@ def labels(files: Mapping[str, bytes], stated: Mapping[str, Any]) -> tuple[str, 
     Raises:
         SpecError: if they are not numbered from 0 on.
     """
-    if "labels.json" in files:
-        content = parse_json(files["labels.json"], "labels.json")
+    if LABELS in files:
+        content = parse_json(files[LABELS], LABELS)
         names = content.get("names") if isinstance(content, dict) else None
         return tuple(map(str, names)) if isinstance(names, list) else None
     by_number = stated.get("id2label")

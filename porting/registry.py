@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from concord.porting.containers import Container, bundle, h5, h5_weights, keras, msgpack, onnx, orbax, paddle, safetensors, torch
-from concord.porting.folder import CONFIG
+from concord.porting.folder import CARRIED, CONFIG, SENTENCES
 from concord.porting.matching import Names
 from concord.porting.naming import canonical, keras_path, of_backend, of_table, tensorflow_key
 from concord.spec import checkpoints
@@ -53,6 +53,11 @@ class Format:
         if self.table is not None:
             return of_table(self.table)
         return of_backend(self.backend, self.spelled) if self.backend else canonical()
+
+    @property
+    def companions(self) -> tuple[str, ...]:
+        """Files beside the weights that it takes as they are: the tokenizer and labels; what other projects' folders have no place for only if it is none."""
+        return (*CARRIED, *(SENTENCES if self.modules or not self.source else ()))
 
 
 OWN, KERAS, ONNX = "concord", "keras", "onnx"

@@ -12,7 +12,7 @@ from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
 from concord.spec.files import parse_json, read_json
 
-MODULES, LENGTHS = "modules.json", "sentence_bert_config.json"
+MODULES, LENGTHS, PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
 
 POOLING, NORMALIZE = "pooling_mode", "normalize"
 """The words of what the modules behind a model say: how the vectors of tokens become one, and whether it is divided by its length."""

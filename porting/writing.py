@@ -157,8 +157,8 @@ def _files(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
         files[checkpoints.PART] = _json(asdict(checkpoints.Part(checkpoints.PART_FORMAT, checkpoint.part)))
     if folders.CONFIG in checkpoint.files:
         files[f"{checkpoint.words}{folders.FOREIGN}"] = checkpoint.files[folders.CONFIG]
-    if checkpoint.labels and "labels.json" not in files:
-        files["labels.json"] = folders.labels_file(checkpoint.labels)
+    if checkpoint.labels and folders.LABELS not in files:
+        files[folders.LABELS] = folders.labels_file(checkpoint.labels)
     return files
 
 
@@ -186,8 +186,7 @@ def _carried(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
     """Return the files that a format takes as they are."""
     own: tuple[str, ...] = folders.TRAINING if form.name == OWN else ()
     own += tuple(name for name in checkpoint.files if name.endswith(folders.FOREIGN) and not form.source)
-    lengths = folders.SENTENCES if form.modules or not form.source else ()
-    return {name: checkpoint.files[name] for name in (*folders.CARRIED, *own, *lengths) if name in checkpoint.files}
+    return {name: checkpoint.files[name] for name in (*form.companions, *own) if name in checkpoint.files}
 
 
 def configuration(checkpoint: Checkpoint, table: Table) -> dict[str, Any]:

@@ -135,14 +135,34 @@ def test_a_part_that_is_missing_in_the_target_fails(tmp_path: Path) -> None:
     assert "pooler.weight: missing in the target" in next(item.reason for item in found.items if item.name == "same bits")
 
 
-def test_labels_and_tokenizer_have_to_come_along(tmp_path: Path) -> None:
-    files = {"vocab.txt": b"[PAD]\n", "labels.json": b'{"names": ["a", "b", "c"]}'}
-    source = dataclasses.replace(porting.from_weights(CONFIG, WEIGHTS, files=files), labels=("a", "b", "c"))
-    target = dataclasses.replace(source, files={"vocab.txt": b"[UNK]\n"}, labels=("a", "c", "b"))
-    sides = [certificates.certificate.Side("", "", "", "model", {}, {}, {name: ledger.digest_of(content) for name, content in one.files.items()}) for one in (source, target)]
-    for other, side, status in ((source, sides[0], "proven"), (target, sides[1], "failed")):
-        items = {item.name: item for item in ledger.items(source, other, (sides[0], side), (), ())}
-        assert (items["labels"].status, items["tokenizer"].status) == (status, status)
+LENGTHS = "sentence_bert_config.json"
+BESIDE = {"vocab.txt": b"[PAD]\na\n", "tokenizer.json": b'{"version": 1}', "labels.json": b'{"names": ["a", "b", "c"]}', LENGTHS: b'{"max_seq_length": 7}'}
+
+
+@pytest.mark.parametrize(
+    ("format", "change", "status", "words"),
+    [
+        ("torch", {}, "proven", "the same bytes: vocab.txt, tokenizer.json, sentence_bert_config.json"),
+        ("torch", {"vocab.txt": b"[PAD]\nb\n"}, "failed", "vocab.txt: line 2 is \"a\" in the source and \"b\" in the target"),
+        ("torch", {"vocab.txt": None, LENGTHS: None}, "failed", "vocab.txt is missing in the target; sentence_bert_config.json is missing in the target"),
+        ("torch", {"tokenizer.json": b'{\n"version": 1}'}, "proven", "the same bytes: vocab.txt, sentence_bert_config.json; the same entries: tokenizer.json"),
+        ("torch", {LENGTHS: b'{"max_seq_length": 5}'}, "failed", "sentence_bert_config.json: max_seq_length is 7 in the source and 5 in the target"),
+        ("hugging-face", {LENGTHS: None}, "proven", "the same bytes: vocab.txt, tokenizer.json"),
+    ],
+)
+def test_the_tokenizer_has_to_come_along(format: str, change: dict[str, bytes | None], status: str, words: str) -> None:
+    files = {name: content for name, content in {**BESIDE, **change}.items() if content is not None}
+    source, target = (dataclasses.replace(porting.from_weights(CONFIG, WEIGHTS, files=there), labels=("a", "b", "c")) for there in (BESIDE, files))
+    sides = [certificates.certificate.Side("", format, "", "model", {}, {}, {name: ledger.digest_of(content) for name, content in one.files.items()}) for one in (source, target)]
+    items = {item.name: item for item in ledger.items(source, target, (sides[0], sides[1]), (), ())}
+    assert (items["labels"].status, items["tokenizer"].status, items["tokenizer"].reason) == ("proven", status, words)
+
+
+def test_labels_have_to_come_along() -> None:
+    source, target = (dataclasses.replace(porting.from_weights(CONFIG, WEIGHTS), labels=names) for names in (("a", "b", "c"), ("a", "c", "b")))
+    side = certificates.certificate.Side("", "torch", "", "model", {}, {})
+    items = {item.name: item for item in ledger.items(source, target, (side, side), (), ())}
+    assert (items["labels"].status, items["tokenizer"].status) == ("failed", "not applicable")
 
 
 @pytest.mark.parametrize("variant", spec.variants())

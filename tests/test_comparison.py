@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from concord import porting, spec
 from concord.cli import app
-from concord.porting.comparison import compare
+from concord.porting.comparison import Comparison, classify, compare
 from concord.porting.comparison.kinds import MEANINGS
 from concord.spec.precision import precision
 
@@ -43,6 +44,11 @@ WRONG: dict[str, tuple[str, Callable[[Array], Array], str, str]] = {
     "shifted": (POSITION, lambda a: np.concatenate([a[-2:], a[:-2]]), "rows are shifted by 2", "counted from the padding id"),
     "shifted the other way": (POSITION, lambda a: np.concatenate([a[1:], a[:1]]), "row i of B is row i + 1 of A", "counted from 1"),
     "reordered": (TOKEN, lambda a: a[np.r_[0, 3, 2, 1, 4:29]], "2 rows stand in another order, the first at 1, 3", "vocabulary was reordered"),
+    "reordered units": ("layers.0.feed_forward.inner.weight", lambda a: a[:, ::-1], "16 columns stand in another order, the first at 0, 1", "model computes the same if all"),
+    "reordered units of a vector": ("layers.1.feed_forward.inner.bias", lambda a: a[::-1], "elements stand in another order", "model computes the same if all"),
+    "reordered classes": ("classifier.weight", lambda a: a[:, [0, 2, 1]], "2 columns stand in another order, the first at 1, 2", "the classes were reordered"),
+    "reordered segments": ("embeddings.segment.weight", lambda a: a[::-1], "2 rows stand in another order", "sorted or mapped anew"),
+    "four bits": (TOKEN, lambda a: np.round(a * 7 / abs(a).max()) * (abs(a).max() / 7), "B has at most 14 different numbers in all", "quantised to 4 bits"),
     "bfloat16": (QUERY, lambda a: precision("bfloat16").round(a), "rounded to bfloat16", "saved in"),
     "float16": (QUERY, lambda a: precision("float16").round(a), "rounded to float16", "saved in"),
     "scaled": (TOKEN, lambda a: a * np.float32(np.sqrt(14)), "B is A times 3.7416", "the root of d_model"),
@@ -66,6 +72,16 @@ def test_a_mistake_has_a_name_and_a_cause(mistake: str) -> None:
     assert cause in pair.cause
     assert bool(pair.cause) == bool(cause)
     assert pair.difference.kind in MEANINGS
+
+
+@pytest.mark.parametrize(("axis", "among"), [(1, "each row"), (0, "each column")])
+def test_what_was_quantised_by_rows_or_columns_is_told(axis: int, among: str) -> None:
+    array = np.random.default_rng(1).normal(size=(97, 101)).astype(np.float32)
+    steps = abs(array).max(axis, keepdims=True) / 7
+    found, back = (classify(*pair) for pair in ((array, np.round(array / steps) * steps), (np.round(array / steps) * steps, array)))
+    assert (found.kind, found.among, found.swapped, back.swapped) == ("quantised", among, "second", "first")
+    assert 8 < found.by <= 15
+    assert classify(array, array + np.float32(0.01) * array[::-1]).kind == "different"
 
 
 def test_tensors_in_each_others_place_are_named() -> None:
@@ -95,6 +111,48 @@ def test_rows_that_one_alone_has_and_options_are_named() -> None:
     assert found.missing == ("pooler.weight", "pooler.bias", "classifier.weight", "classifier.bias")
     assert "4 missing in B" in found.summary
     assert found.exit_code == 1
+
+
+def beside(first: dict[str, bytes], second: dict[str, bytes], labels: tuple[str, str] = ("abc", "abc")) -> Comparison:
+    mine, other = (dataclasses.replace(porting.from_weights(CONFIG, WEIGHTS, files=files), labels=tuple(names)) for files, names in zip((first, second), labels, strict=True))
+    return compare(mine, other)
+
+
+def test_what_lies_beside_the_weights_is_compared_by_what_it_says() -> None:
+    cased = {"tokenizer.json": b'{"normalizer": {"lowercase": true, "strip": null}, "marks": [1, 2]}', "vocab.txt": b"a\nb\nc", "merges.txt": b"a"}
+    found = beside(cased, {"tokenizer.json": b'{"marks": [1, 2, 3], "normalizer": {"lowercase": false}}', "vocab.txt": b"a\nc\nb", "text.json": b"{}"}, ("abc", "acb"))
+    assert found.files == {
+        "labels": '1 is "b" in A and "c" in B; 2 is "c" in A and "b" in B',
+        "tokenizer.json": "normalizer.lowercase is true in A and false in B; normalizer.strip is null in A and absent in B; marks[2] is absent in A and 3 in B",
+        "vocab.txt": 'line 2 is "b" in A and "c" in B; line 3 is "c" in A and "b" in B',
+    }
+    assert (found.exit_code, found.alone) == (1, (("merges.txt",), ("text.json",)))
+    assert found.summary.endswith("the same configuration; labels, tokenizer.json, vocab.txt differ")
+
+
+def test_what_says_the_same_in_other_bytes_is_the_same() -> None:
+    lengths, prompts = "sentence_bert_config.json", "config_sentence_transformers.json"
+    mine = {"tokenizer.json": b'{"a": 1, "b": 2}', lengths: b'{"max_seq_length": 7}', prompts: b'{"__version__": {"pytorch": "1"}, "prompts": {}}'}
+    found = beside(mine, {"tokenizer.json": b'{"b":2,"a":1}', lengths: b'{"max_seq_length": 7, "model_args": {}}', prompts: b'{"prompts": {}}'})
+    assert (found.files, found.exit_code) == ({}, 0)
+    assert beside(mine, {}).exit_code == 0  # one that has no tokenizer says nothing else
+    token = beside({"vocab.json": b'{"__version__": 1, "model_args": 2}'}, {"vocab.json": b'{"__version__": 2, "model_args": 2}'})
+    assert token.files == {"vocab.json": "__version__ is 1 in A and 2 in B"}  # a token, there
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "words"),
+    [
+        (b"\xff\xfe", b"{}", "all of it is 2 bytes in A and 0 entries in B"),
+        (b"[" * 900 + b"1" + b"]" * 900, b"[" * 900 + b"2" + b"]" * 900, "... is 1 in A and 2 in B"),
+        (b"[" * 100_000, b"[]", "all of it is 100000 bytes in A and 0 entries in B"),
+        (b'{"a\\nb": "' + b"x" * 99 + b'"}', b'{"a\\nb": [1]}', "'a\\nb' is \"" + "x" * 56 + "... in A and 1 entries in B"),
+    ],
+)
+def test_files_beside_the_weights_that_cannot_be_understood_are_told_in_a_line(mine: bytes, other: bytes, words: str) -> None:
+    said = beside({"tokenizer.json": mine}, {"tokenizer.json": other}).files["tokenizer.json"]
+    assert said.endswith(words)
+    assert "\n" not in said
 
 
 def test_the_command_compares_formats(tmp_path: Path) -> None:

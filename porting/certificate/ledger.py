@@ -9,10 +9,12 @@ from pathlib import Path
 
 from concord.porting.certificate.certificate import FAILED, NOT_APPLICABLE, PROVEN, UNVERIFIED, File, Item, Other, Parameter, Side, Stand
 from concord.porting.checkpoint import Checkpoint, LazyTensor
+from concord.porting.comparison.beside import differing
 from concord.porting.comparison.checkpoints import Comparison, differences
 from concord.porting.comparison.kinds import digest
-from concord.porting.folder import CARRIED, folder_of
+from concord.porting.folder import CARRIED, LABELS, SENTENCES, folder_of
 from concord.porting.reading import AUTO, read, recognise
+from concord.porting.registry import known
 from concord.porting.writing import write
 from concord.spec.errors import SpecError
 from concord.spec.files import find, sha256_of
@@ -42,10 +44,10 @@ def files_of(path: Path) -> dict[str, File]:
 
 def side_of(path: Path, format: str, table: Path | None, checkpoint: Checkpoint) -> Side:
     """Return what is known of one of the two checkpoints."""
-    known = recognise(path, table) if format == AUTO else None
-    why = known.why if known else "it was said with --from"
-    carried = {name: digest_of(content) for name, content in checkpoint.files.items() if name in CARRIED}
-    return Side(str(path), known.format if known else format, why, checkpoint.part, checkpoint.config.as_dict(), files_of(path), carried)
+    seen = recognise(path, table) if format == AUTO else None
+    why = seen.why if seen else "it was said with --from"
+    carried = {name: digest_of(content) for name, content in checkpoint.files.items() if name in (*CARRIED, *SENTENCES)}
+    return Side(str(path), seen.format if seen else format, why, checkpoint.part, checkpoint.config.as_dict(), files_of(path), carried)
 
 
 def digest_of(content: bytes) -> str:
@@ -113,12 +115,21 @@ def _carried(source: Checkpoint, target: Checkpoint, mine: Side, theirs: Side) -
     else:
         same = source.labels == target.labels
         yield Item("labels", PROVEN if same else FAILED, f"{len(source.labels or ())} names, the same on both sides" if same else f"{source.labels} in the source and {target.labels} in the target")
-    tokenizer = {name: key for name, key in mine.carried.items() if name != "labels.json"}
-    wrong = [name for name, key in tokenizer.items() if theirs.carried.get(name) != key]
-    if not tokenizer:
+    takes = known(theirs.format).companions
+    there = [name for name in source.files if name in takes and name != LABELS]
+    apart = differing(source, target, ("the source", "the target"))
+    wrong = [*(f"{name} is missing in the target" for name in there if name not in target.files), *(f"{name}: {apart[name]}" for name in there if name in apart)]
+    if not there:
         yield Item("tokenizer", NOT_APPLICABLE, "the source has none")
     else:
-        yield Item("tokenizer", FAILED if wrong else PROVEN, f"missing or different in the target: {', '.join(wrong)}" if wrong else f"the same bytes: {', '.join(tokenizer)}")
+        yield Item("tokenizer", FAILED if wrong else PROVEN, "; ".join(wrong) or _alike(there, mine, theirs))
+
+
+def _alike(names: list[str], mine: Side, theirs: Side) -> str:
+    """Return which files have the same bytes, and which say the same otherwise."""
+    same = [name for name in names if mine.carried[name] == theirs.carried[name]]
+    rest = [name for name in names if name not in same]
+    return "; ".join(f"{what}: {', '.join(found)}" for what, found in (("the same bytes", same), ("the same entries", rest)) if found)
 
 
 def round_trips(source: Checkpoint, target: Checkpoint, sides: tuple[Side, Side], mine: dict[str, Stand], theirs: dict[str, Stand], tell: Callable[[str], None]) -> Iterator[Item]:

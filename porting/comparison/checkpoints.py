@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from concord.porting.checkpoint import Checkpoint, LazyTensor
+from concord.porting.comparison.beside import alone, differing
 from concord.porting.comparison.kinds import Difference, classify, digest
 from concord.porting.comparison.words import cause, say
 from concord.spec.config import EncoderConfig
@@ -45,6 +46,8 @@ class Comparison:
         extra: those that the second alone has.
         config: fields of the configuration that differ, and their values.
         parts: of the model that each has.
+        files: those beside the weights that both have and that do not say the same, and in what, in words; ``labels`` too.
+        alone: such files that the first alone has, and the second.
     """
 
     DERIVED: ClassVar = ("exit_code", "summary")
@@ -55,11 +58,13 @@ class Comparison:
     extra: tuple[str, ...]
     config: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     parts: tuple[str, str] = ("", "")
+    files: Mapping[str, str] = field(default_factory=dict)
+    alone: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
     @property
     def exit_code(self) -> int:
-        """0: the same bits, names and configuration; 1: not."""
-        return 1 if self.pairs or self.missing or self.extra or self.config else 0
+        """0: the same bits, names and configuration, and what both have beside the weights says the same; 1: not."""
+        return 1 if self.pairs or self.missing or self.extra or self.config or self.files else 0
 
     @property
     def summary(self) -> str:
@@ -67,7 +72,9 @@ class Comparison:
         counts = Counter("swapped" if pair.other else pair.difference.kind for pair in self.pairs)
         said = [f"{self.same} of {self.same + len(self.pairs)} parameters have the same bits", *(f"{count} {kind}" for kind, count in counts.items())]
         said += [f"{len(self.missing)} missing in B"] * bool(self.missing) + [f"{len(self.extra)} in B alone"] * bool(self.extra)
-        said.append(f"{len(self.config)} options differ" if self.config else "the same configuration")
+        options = f"{len(self.config)} options differ" if len(self.config) > 1 else "1 option differs"
+        said.append(options if self.config else "the same configuration")
+        said += [f"{', '.join(self.files)} {'differ' if len(self.files) > 1 else 'differs'}"] * bool(self.files)
         return "; ".join(said)
 
 
@@ -86,8 +93,8 @@ def compare(first: Checkpoint, second: Checkpoint, progress: Callable[[int], Non
             pairs.append(found)
         progress(number)
     missing, extra = ([name for name in one.tensors if name not in other.tensors] for one, other in ((first, second), (second, first)))
-    differing = differences(first.config, second.config)
-    return Comparison(len(common) - len(pairs), tuple(pairs), tuple(missing), tuple(extra), differing, (first.part, second.part))
+    options, parts = differences(first.config, second.config), (first.part, second.part)
+    return Comparison(len(common) - len(pairs), tuple(pairs), tuple(missing), tuple(extra), options, parts, differing(first, second), (alone(first, second), alone(second, first)))
 
 
 def differences(first: EncoderConfig, second: EncoderConfig) -> dict[str, tuple[str, str]]:

@@ -16,8 +16,8 @@ from concord.spec.sources.layouts import contiguous
 Array = NDArray[Any]
 
 Kind = Literal[
-    "same", "same numbers", "transposed", "heads permuted", "heads interleaved", "rows shifted", "rows permuted", "rows missing", "rounded", "scaled",
-    "offset", "all the same", "rounding", "some rows", "another shape", "different",
+    "same", "same numbers", "transposed", "heads permuted", "heads interleaved", "rows shifted", "rows permuted", "columns permuted", "elements permuted",
+    "rows missing", "rounded", "scaled", "offset", "all the same", "rounding", "some rows", "quantised", "another shape", "different",
 ]  # fmt: skip
 """How a tensor differs from another; see :data:`MEANINGS`."""
 
@@ -29,6 +29,8 @@ MEANINGS: dict[str, str] = {
     "heads interleaved": "the elements of attention heads take turns in one, and stand together in the other",
     "rows shifted": "row i is the other's row i - N",
     "rows permuted": "it has the same rows in another order",
+    "columns permuted": "it has the same columns in another order",
+    "elements permuted": "it is a vector, and has the same numbers in another order",
     "rows missing": "one of them has further rows",
     "rounded": "it is the other in a lower precision",
     "scaled": "it is the other times a number",
@@ -36,6 +38,7 @@ MEANINGS: dict[str, str] = {
     "all the same": "all its numbers are one and the same: it was never loaded",
     "rounding": "it differs in the last digits alone",
     "some rows": "few of its rows differ",
+    "quantised": "it has few different numbers, in all or in each of its rows or columns, near the many of the other",
     "another shape": "their shapes have nothing to do with each other",
     "different": "nothing of all that",
 }
@@ -52,6 +55,12 @@ LAST_DIGITS = 8
 FEW_ROWS = 0.25
 """Share of rows up to which it is some rows that differ."""
 
+LEVELS = 256
+"""Different numbers that what went through 8 bits or fewer has, at most."""
+
+ALIKE = 0.5
+"""Root mean square of the differences, by that of the numbers, up to which few numbers may be the many of the other, quantised."""
+
 WHOLE = 2**22
 """Numbers up to which all of a tensor is looked at for what is dear to find; of a larger one so many, from its beginning."""
 
@@ -62,11 +71,12 @@ class Difference:
 
     Attributes:
         kind: one of :data:`Kind`.
-        by: how far: rows that it is shifted by, the number it is scaled by or that is added.
+        by: how far: rows that it is shifted by, the number it is scaled by or that is added; how many rows, columns or elements; how many levels.
         precision: that it is rounded to.
         swapped: which of the two is the lower one, or has the further rows: ``"first"`` or ``"second"``.
+        among: where so few levels are: in ``"all"``, in ``"each row"`` or in ``"each column"``.
         order: which of the other's heads stands where.
-        rows: the first rows that differ.
+        rows: the first rows, columns or elements that differ.
         elements: how many numbers differ, of ``size``.
         size: how many there are.
         largest: the largest difference.
@@ -77,6 +87,7 @@ class Difference:
     by: float = 0.0
     precision: str = ""
     swapped: str = ""
+    among: str = ""
     order: tuple[int, ...] = ()
     rows: tuple[int, ...] = ()
     elements: int = 0
@@ -177,13 +188,18 @@ def _shifted(two: _Two) -> Difference | None:
 
 def _reordered(two: _Two) -> Difference | None:
     first, second = two.first, two.second
-    if first.ndim != 2 or len(first) < 2 or first.dtype != second.dtype:
+    if first.dtype != second.dtype or not 1 <= first.ndim <= 2:
         return None
-    moved = np.flatnonzero((first != second).any(1))
-    mine, other = ([digest(array[row]) for row in moved] for array in (first, second))
-    if sorted(mine) != sorted(other):
-        return None
-    return Difference("rows permuted", by=len(moved), rows=tuple(moved[:5].tolist()), size=first.size)
+    for axis, kind in enumerate(_PERMUTED[first.ndim]):
+        mine, other = contiguous(np.moveaxis(first, axis, 0)), contiguous(np.moveaxis(second, axis, 0))
+        moved = np.flatnonzero((mine != other).reshape(len(mine), -1).any(1))
+        if sorted(digest(mine[place]) for place in moved) == sorted(digest(other[place]) for place in moved):
+            return Difference(kind, by=len(moved), rows=tuple(moved[:5].tolist()), size=first.size)
+    return None
+
+
+_PERMUTED: dict[int, tuple[Kind, ...]] = {1: ("elements permuted",), 2: ("rows permuted", "columns permuted")}
+"""What is permuted along each axis, by the number of axes."""
 
 
 def _rounded(two: _Two) -> Difference | None:
@@ -241,13 +257,31 @@ def _rows(two: _Two) -> Difference | None:
     return Difference("some rows", by=len(apart), rows=tuple(apart[:5].tolist()), **_sizes(first, second))
 
 
+def _quantised(two: _Two) -> Difference | None:
+    sizes = _sizes(two.first, two.second)
+    if two.first.ndim != 2 or sizes["relative"] > ALIKE:
+        return None
+    for low, high, which in ((two.second, two.first, "second"), (two.first, two.second, "first")):
+        for axis, among in ((None, "all"), (0, "each row"), (1, "each column")):
+            few, many = _levels(low, axis), _levels(high, axis)
+            if few <= LEVELS and 2 * few < many:
+                return Difference("quantised", by=few, swapped=which, among=among, **sizes)
+    return None
+
+
+def _levels(array: Array, axis: int | None) -> int:
+    """Return how many different numbers a matrix has, or the most that one of its rows (axis 0) or columns (axis 1) has."""
+    ordered = np.sort(array.reshape(1, -1)[:, :WHOLE] if axis is None else np.moveaxis(array, axis, 0), axis=1)
+    return int(np.count_nonzero(np.diff(ordered, axis=1), axis=1).max(initial=0)) + 1
+
+
 def _other(two: _Two) -> Difference:
     first, second = two.first, two.second
     return Difference("different", **_sizes(first, second))
 
 
 _LOOKS: tuple[Callable[[_Two], Difference | None], ...] = (
-    _transposed, _heads, _shifted, _reordered, _rounded, _constant, _scaled, _offset, _rounding, _rows, _other,
+    _transposed, _heads, _shifted, _reordered, _rounded, _constant, _scaled, _offset, _rounding, _rows, _quantised, _other,
 )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def say(found: Difference, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> s
         "heads permuted": f"heads permuted: B's heads are A's {', '.join(map(str, found.order[:16]))}{' …' if len(found.order) > 16 else ''}",
         "heads interleaved": "heads interleaved: what stands together for each head in A takes turns in B, or the other way about",
         "rows shifted": f"rows are shifted by {abs(found.by):g}: row i of B is row i {'-' if found.by > 0 else '+'} {abs(found.by):g} of A",
-        "rows permuted": f"{found.by:g} rows stand in another order, the first at {', '.join(map(str, found.rows))}",
+        **{f"{what} permuted": f"{found.by:g} {what} stand in another order, the first at {', '.join(map(str, found.rows))}" for what in ("rows", "columns", "elements")},
         "rows missing": f"{which} has {found.by:g} more rows; all others are the same",
         "rounded": f"{which} is rounded to {found.precision}: {size}",
         "scaled": f"B is A times {found.by:.9g}",
@@ -39,6 +39,7 @@ def say(found: Difference, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> s
         "all the same": f"all numbers of {which} are {found.by:g}",
         "rounding": f"the same but for the last digits: {size}",
         "some rows": f"{found.by:g} rows differ, the first at {', '.join(map(str, found.rows))}: {size}",
+        "quantised": f"{which} has at most {found.by:g} different numbers in {found.among}: {size}",
         "another shape": f"has shape {shapes[0]} in A and {shapes[1]} in B",
         "different": f"different: {size}",
     }
@@ -59,8 +60,12 @@ def _causes(name: str, found: Difference, config: EncoderConfig, square: bool) -
         yield f"a kernel of (out, in) was taken for one of (in, out), or the other way about{'; no shape shows it, since it is square' if square else ''}"
     elif found.kind in USUAL:
         yield USUAL[found.kind]
+    elif found.kind.endswith("permuted"):
+        yield from _of_order(name, found)
     elif found.kind.startswith("rows"):
         yield from _of_rows(name, found)
+    elif found.kind == "quantised":
+        yield f"it was quantised to {max(math.ceil(math.log2(found.by)), 1)} bits, and back"
     elif found.kind == "rounded":
         yield f"the file was saved in, or went through, {found.precision}"
     elif found.kind == "scaled":
@@ -73,10 +78,27 @@ def _causes(name: str, found: Difference, config: EncoderConfig, square: bool) -
         yield "the row of padding was zeroed, or trained"
 
 
+HIDDEN = (
+    ("feed_forward.inner.weight", "columns permuted"),
+    ("feed_forward.inner.bias", "elements permuted"),
+    ("feed_forward.outer.weight", "rows permuted"),
+)
+"""Where the units between the two feed-forward layers stand."""
+
+
+def _of_order(name: str, found: Difference) -> Iterator[str]:
+    if "token" in name and found.kind == "rows permuted":
+        yield "the vocabulary was reordered"
+    elif name.startswith("classifier") and found.kind != "rows permuted":
+        yield "the classes were reordered"
+    elif any(name.endswith(end) and found.kind == kind for end, kind in HIDDEN):
+        yield "the units between the two feed-forward layers were reordered: the model computes the same if all of the layer's tensors were"
+    else:
+        yield "they were sorted or mapped anew"
+
+
 def _of_rows(name: str, found: Difference) -> Iterator[str]:
-    if found.kind == "rows permuted":
-        yield "the vocabulary was reordered" if "token" in name else "the rows were sorted or mapped anew"
-    elif found.kind == "rows missing":
+    if found.kind == "rows missing":
         yield "the table was padded to a round number of rows, or tokens were added" if "token" in name else "the table was cut off or made longer"
     elif name == POSITIONS and abs(found.by) == 2:
         yield "positions counted from the padding id: the first token has position 2"
