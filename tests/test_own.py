@@ -20,6 +20,7 @@ from concord.spec.errors import SpecError
 from concord.spec.reference import compute
 from concord.speed import Workload
 from concord.speeding import own_model
+from concord.training.data.ready import encoder_of, text_encoder
 from tests.toys.ready import CONFIG, SENTENCES, WORDS, hugging_face, texts
 from tests.toys.surroundings import toy
 
@@ -86,6 +87,35 @@ def test_a_limit_beside_the_tokenizer_is_kept(tmp_path: Path) -> None:
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 8}))
     (batch,) = load(Given(folder, texts=texts(tmp_path / "t.txt"))).batches.values()
     assert batch.input_ids.shape == (5, 8)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 5}))  # sentence-transformers does not ask it then
+    (batch,) = load(Given(folder, texts=tmp_path / "t.txt")).batches.values()
+    assert batch.input_ids.shape == (5, 8)
+
+
+def test_a_prompt_and_small_letters_are_those_of_sentence_transformers(tmp_path: Path) -> None:
+    folder = hugging_face(tmp_path / "bert")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
+    path = texts(tmp_path / "t.txt", "THE Cat")
+    ids = lambda: next(iter(load(Given(folder, texts=path)).batches.values())).input_ids.tolist()  # noqa: E731
+    assert ids() == [[ID[word] for word in ("[CLS]", "[UNK]", "[UNK]", "[SEP]")]]
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
+    assert ids() == [[ID[word] for word in ("[CLS]", "the", "cat", "[SEP]")]]
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "Dog: ", "passage": ""}, "default_prompt_name": None}))
+    assert ids() == [[ID[word] for word in ("[CLS]", "the", "cat", "[SEP]")]]
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "Dog, "}, "default_prompt_name": "query"}))
+    assert ids() == [[ID[word] for word in ("[CLS]", "dog", ",", "the", "cat", "[SEP]")]]
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {}, "default_prompt_name": "query"}))
+    assert "'default_prompt_name' is \"query\" but must be the name of one of its 'prompts'" in refusal(ids)
+
+
+def test_tokens_of_a_prompt_lie_in_no_text(tmp_path: Path) -> None:
+    files = {"vocab.txt": "\n".join(WORDS).encode(), "config_sentence_transformers.json": b'{"prompts": {"query": "dog, "}, "default_prompt_name": "query"}'}
+    encoder = encoder_of(tmp_path, files, CONFIG)
+    assert encoder is not None
+    found = encoder.encode("the cat", "ran")
+    assert (found.tokens, found.offsets) == (("[CLS]", "dog", ",", "the", "cat", "[SEP]", "ran", "[SEP]"), (None, None, None, (0, 0, 3), (0, 4, 7), None, (1, 0, 3), None))
+    with pytest.raises(SpecError, match="'dog, ' is put before every text"):
+        text_encoder(tmp_path, files, CONFIG)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +19,10 @@ from concord.training.data.encoder import TEXT_FILE, TOKENIZER_FILE, Encoded, Te
 with optional("Texts for a checkpoint", "training"):
     from tokenizers import Tokenizer, normalizers, processors
 
-VOCABULARY, SETTINGS, SENTENCES = "vocab.txt", "tokenizer_config.json", "sentence_bert_config.json"
+VOCABULARY, SETTINGS = "vocab.txt", "tokenizer_config.json"
+
+SENTENCES, PROMPTS = "sentence_bert_config.json", "config_sentence_transformers.json"
+"""What a folder of sentence-transformers says besides: how long texts may be, whether in small letters, and what is put before each."""
 
 VOCABULARIES = (TOKENIZER_FILE, VOCABULARY)
 """Files that a tokenizer is made of."""
@@ -42,10 +46,11 @@ class Ready:
     Args:
         tokenizer: of ``tokenizers``, with its template of marks.
         max_tokens: of a sample, marks included.
+        prompt: what is put before the first text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, max_tokens: int) -> None:
-        self.tokenizer, self.max_tokens = tokenizer, max_tokens
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int, prompt: str = "") -> None:
+        self.tokenizer, self.max_tokens, self.prompt = tokenizer, max_tokens, prompt
         tokenizer.no_padding()
         tokenizer.no_truncation()
 
@@ -65,15 +70,20 @@ class Ready:
             found = self._encoded(a, b)
             self.tokenizer.no_truncation()
         kept = self._lengths(found)
-        offsets = tuple(None if text is None else (text, *place) for text, place in zip(found.sequence_ids, found.offsets, strict=True))
+        offsets = tuple(self._place(text, *place) for text, place in zip(found.sequence_ids, found.offsets, strict=True))
         cut = (whole[0] - kept[0], whole[1] - kept[1])
         return Encoded(np.array(found.ids, np.int64), np.array(found.type_ids, np.int64), tuple(found.tokens), offsets, cut)
 
     def _encoded(self, a: str, b: str | None) -> Any:
         try:
-            return self.tokenizer.encode(a, b)
+            return self.tokenizer.encode(self.prompt + a, b)
         except TypeError:
             raise SpecError(f"{(b or '' if a.isprintable() else a)[:40]!r} is no text: it holds a lone surrogate") from None
+
+    def _place(self, text: int | None, start: int, end: int) -> tuple[int, int, int] | None:
+        """Return where a token lies in the text that was given; None: it is a mark, or of the prompt."""
+        before = len(self.prompt) if text == 0 else 0
+        return None if text is None or (end <= before and before) else (text, max(start - before, 0), end - before)
 
     @staticmethod
     def _lengths(found: Any) -> tuple[int, int]:
@@ -99,14 +109,43 @@ def encoder_of(folder: Path, files: Mapping[str, bytes], config: EncoderConfig, 
     if TEXT_FILE in files and TOKENIZER_FILE in files:
         own = TextEncoder.read(folder)
         return own if max_tokens is None else TextEncoder(own.tokenizer, dataclasses.replace(own.text, max_tokens=max_tokens))
-    said = [length for length in (settings.get("model_max_length"), sentences.get("max_seq_length")) if isinstance(length, int) and length > 0]
-    longest = min([room, *said]) if max_tokens is None else max_tokens
+    longest = _longest(sentences, settings, room) if max_tokens is None else max_tokens
+    tokenizer = _tokenizer(files, settings)
+    if tokenizer is None:
+        return None
+    if sentences.get("do_lower_case") is True:
+        before = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *before])
+    return Ready(tokenizer, longest, _prompt(_object(files, PROMPTS)))
+
+
+def _longest(sentences: Mapping[str, Any], settings: Mapping[str, Any], room: int) -> int:
+    """Return how many tokens a sample may have: what a folder of sentence-transformers says goes before what the tokenizer says."""
+    said = (sentences.get("max_seq_length"), settings.get("model_max_length"))
+    return min(room, next((length for length in said if type(length) is int and length > 0), room))
+
+
+def _prompt(said: Mapping[str, Any]) -> str:
+    """Return what is put before every text, unless somebody asks for another.
+
+    Raises:
+        SpecError: if it is no text.
+    """
+    name, prompts = said.get("default_prompt_name"), said.get("prompts")
+    prompt = prompts.get(name) if isinstance(prompts, dict) and isinstance(name, str) else "" if name is None else None
+    if not isinstance(prompt, str):
+        raise SpecError(f"{PROMPTS}: 'default_prompt_name' is {json.dumps(name)[:60]} but must be the name of one of its 'prompts'")
+    return prompt
+
+
+def _tokenizer(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> Tokenizer | None:
+    """Return a checkpoint's own tokenizer; None: it has none."""
     if TOKENIZER_FILE in files:
-        tokenizer = tokenizers.from_json(files[TOKENIZER_FILE].decode(errors="replace"), TOKENIZER_FILE)
-        if tokenizer.post_processor is None:
-            _mark(tokenizer, TOKENIZER_FILE)
-        return Ready(tokenizer, longest)
-    return Ready(_of_vocabulary(files[VOCABULARY], settings), longest) if VOCABULARY in files else None
+        found = tokenizers.from_json(files[TOKENIZER_FILE].decode(errors="replace"), TOKENIZER_FILE)
+        if found.post_processor is None:
+            _mark(found, TOKENIZER_FILE)
+        return found
+    return _of_vocabulary(files[VOCABULARY], settings) if VOCABULARY in files else None
 
 
 def text_encoder(folder: Path, files: Mapping[str, bytes], config: EncoderConfig) -> TextEncoder | None:
@@ -122,6 +161,8 @@ def text_encoder(folder: Path, files: Mapping[str, bytes], config: EncoderConfig
     if own is None or isinstance(own, TextEncoder):
         return own
     assert isinstance(own, Ready)
+    if own.prompt:
+        raise SpecError(f"{PROMPTS}: {own.prompt[:40]!r} is put before every text: 'concord run --texts' does so")
     probes = [own.encode(*probe) for probe in PROBES]
     pair, padding, unknown = probes[-1], own.tokenizer.id_to_token(config.pad_id), getattr(own.tokenizer.model, "unk_token", None)
     if padding is None or unknown is None:
