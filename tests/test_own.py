@@ -96,7 +96,11 @@ def test_a_prompt_and_small_letters_are_those_of_sentence_transformers(tmp_path:
     folder = hugging_face(tmp_path / "bert")
     (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
     path = texts(tmp_path / "t.txt", "THE Cat")
-    ids = lambda: next(iter(load(Given(folder, texts=path)).batches.values())).input_ids.tolist()  # noqa: E731
+
+    def ids() -> list[list[int]]:
+        (batch,) = load(Given(folder, texts=path)).batches.values()
+        return batch.required("input_ids").tolist()
+
     assert ids() == [[ID[word] for word in ("[CLS]", "[UNK]", "[UNK]", "[SEP]")]]
     (folder / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
     assert ids() == [[ID[word] for word in ("[CLS]", "the", "cat", "[SEP]")]]

@@ -42,8 +42,8 @@ def differing(first: Checkpoint, second: Checkpoint, sides: tuple[str, str] = ("
 
 
 def alone(first: Checkpoint, second: Checkpoint) -> tuple[str, ...]:
-    """Return the files that the first has and the second has not."""
-    return tuple(name for name in BESIDE if name in first.files and name not in second.files)
+    """Return the files that the first has and the second has not; ``labels`` too."""
+    return (*(["labels"] if first.labels and not second.labels else []), *(name for name in BESIDE if name in first.files and name not in second.files))
 
 
 def _read(name: str, content: bytes) -> Any:

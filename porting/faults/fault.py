@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,8 +21,8 @@ from concord.porting.writing import write
 
 HUB = "https://github.com/"
 
-GROUPS = ("names", "layouts", "tensors", "numbers", "configuration", "files")
-"""What is wrong: which tensor is which, how it is laid out, which there are, what is in it, what is said of the model, and how it lies in files."""
+GROUPS = ("names", "layouts", "tensors", "numbers", "configuration", "companions", "files")
+"""What is wrong: which tensor is which, how it is laid out, which there are, what is in it, what is said of the model, what lies beside it, and how it lies in files."""
 
 Outcome = Literal["refused", "named", "harmless"]
 """What must come of it: it is not read, and why is said; it is read, and where it goes wrong is said; nothing is wrong, and nobody is alarmed."""
@@ -37,6 +38,19 @@ SIZES: Mapping[str, int] = {"vocab_size": 29, "d_model": 14, "num_heads": 2, "d_
 """Of the checkpoint that a fault is put into: a prime, or twice a prime, for each axis, so that only what is square looks like its transpose."""
 
 SEED = 3
+
+LABELS = ("no", "maybe", "yes")
+
+TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "", *(f"t{number}" for number in range(5, SIZES["vocab_size"])))
+
+COMPANIONS: Mapping[str, bytes] = {
+    "vocab.txt": "\n".join((*TOKENS, "")).encode(),
+    "tokenizer.json": b'{"version": "1.0", "normalizer": {"type": "BertNormalizer", "lowercase": true}}',
+    "tokenizer_config.json": b'{"do_lower_case": true, "model_max_length": 13}',
+    "sentence_bert_config.json": b'{"max_seq_length": 13, "do_lower_case": false}',
+    "config_sentence_transformers.json": b'{"__version__": {"pytorch": "2.13.0"}, "prompts": {"query": "t5"}, "default_prompt_name": "query"}',
+}
+"""What lies beside the weights, as far as a format has it there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +88,7 @@ class ConversionFault:
         """Write the right checkpoint, a BERT with random weights in float32."""
         model = spec.variant("bert", **{**SIZES, **self.sizes})
         weights = {name: array.astype(np.float32) for name, array in spec.initialize(model, seed=SEED).items()}
-        write(from_weights(model, weights), folder, self.format)
+        write(dataclasses.replace(from_weights(model, weights, files=COMPANIONS), labels=LABELS), folder, self.format)
 
     def spoil(self, folder: Path) -> None:
         """Make the right checkpoint into the wrong one."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from concord.backends.interface import Run
 from concord.conformance import judge
 from concord.porting.checkpoint import Checkpoint
+from concord.porting.comparison.beside import alone, differing
 from concord.porting.faults.fault import ConversionFault, Outcome
 from concord.porting.reading import AUTO, read
 from concord.spec.arithmetic import Arithmetic
@@ -66,8 +67,15 @@ def compared(right: Checkpoint, wrong: Checkpoint) -> Finding:
     verdict = judge(right.config, weights, batch, run_of(wrong, batch), right.part, end_to_end=False)
     first = verdict.first_divergence
     if first is None:
-        return Finding("harmless", tuple(entry.reason for entry in wrong.ledger if entry.reason))
+        beside = _beside(right, wrong)
+        return Finding("named", beside) if beside else Finding("harmless", tuple(entry.reason for entry in wrong.ledger if entry.reason))
     return Finding("named", (str(verdict.cause.text if verdict.cause else ""), first.note), first.tensor)
+
+
+def _beside(right: Checkpoint, wrong: Checkpoint) -> tuple[str, ...]:
+    """Return what lies beside the weights and is not the same, in lines."""
+    apart = differing(right, wrong, ("the right one", "the wrong one"))
+    return tuple(f"{name}: {words}" for name, words in {**apart, **dict.fromkeys(alone(right, wrong), "only the right one has it")}.items())
 
 
 def run_of(checkpoint: Checkpoint, batch: Batch) -> Run:

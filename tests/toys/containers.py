@@ -31,7 +31,7 @@ def pointed_elsewhere(content: bytes, random: Random) -> bytes:
     if not words:
         return flipped(content, random)
     place, other = random.choice(words), random.choice(words)
-    value = random.choice((content[other : other + 8], random.choice(HUGE).to_bytes(8, "little"), (len(content) - random.randrange(64)).to_bytes(8, "little")))
+    value = random.choice((content[other : other + 8], random.choice(HUGE).to_bytes(8, "little"), max(len(content) - random.randrange(64), 0).to_bytes(8, "little")))
     return content[:place] + value + content[place + 8 :]
 
 
