@@ -54,19 +54,20 @@ def refuse_used(out: Path) -> None:
         raise SpecError(f"{out}: holds a run already; --resume {out} goes on with it, --out names another folder")
 
 
-def described(variant: str | None, config: Path | None, named: str, changes: Sequence[str]) -> tuple[EncoderConfig, Recipe]:
+def described(variant: str | None, config: Path | None, named: str, changes: Sequence[str], pretrained: EncoderConfig | None = None) -> tuple[EncoderConfig, Recipe]:
     """Return the model and the recipe that the options describe.
 
     Args:
         named: a known recipe, or a TOML file.
-        changes: as ``NAME=VALUE``: fields of either.
+        changes: as ``NAME=VALUE``: fields of either; of the recipe alone, where the model has weights already.
+        pretrained: the model of a checkpoint.
 
     Raises:
         SpecError: listing what is unknown or wrong.
     """
-    if (variant is None) == (config is None):
-        raise SpecError("give either --variant or --config")
-    model = spec.variant(variant) if variant else from_toml(read_text(config), str(config)) if config else None
+    if (variant is not None) + (config is not None) + (pretrained is not None) != 1:
+        raise SpecError("give one of --variant, --config and --checkpoint")
+    model = spec.variant(variant) if variant else from_toml(read_text(config), str(config)) if config else pretrained
     assert model is not None
     how = checkpoint.read_recipe(Path(named)) if named.endswith(".toml") else recipe(named)
     of_recipe = [field.name for field in fields(Recipe)]
@@ -76,6 +77,8 @@ def described(variant: str | None, config: Path | None, named: str, changes: Seq
         if not equals or name not in (*FIELDS, *of_recipe):
             raise unknown("field in --set NAME=VALUE:", name, [*FIELDS, *of_recipe])
         chosen[name] = _value(value)
+    if pretrained is not None and (fixed := [name for name in chosen if name in FIELDS]):
+        raise SpecError([f"--set {name} is given but --checkpoint is too: the checkpoint says what the model is" for name in fixed])
     return model.replace(**{n: v for n, v in chosen.items() if n in FIELDS}), how.replace(**{n: v for n, v in chosen.items() if n not in FIELDS})
 
 

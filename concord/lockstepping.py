@@ -95,9 +95,7 @@ def refuse_ordinary(context: typer.Context, data: bool) -> None:
         SpecError: naming each.
     """
     refused = ORDINARY if data else {**WITH_DATA, **ORDINARY}
-    sources = {each.name: context.get_parameter_source(str(each.name)) for each in context.command.params}
-    asked = [each for each in context.command.params if each.name in refused and (source := sources[each.name]) and source.name == "COMMANDLINE"]
-    problems = [f"{each.opts[0]} is given but --lockstep is too: {refused[str(each.name)]}" for each in asked]
+    problems = [f"{option} is given but --lockstep is too: {why}" for option, why in options.typed(context, refused)]
     if problems:
         raise SpecError(problems)
 

@@ -67,6 +67,12 @@ MOST_MEMORY = 2.0**30
 """MiB of the largest limit that may be given: a pebibyte, more than any machine has."""
 
 
+def typed(context: typer.Context, among: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return those of some options that stand on the command line, as they are written there, and what is said of each."""
+    sources: dict[str, Any] = {str(each.name): context.get_parameter_source(str(each.name)) for each in context.command.params}
+    return [(each.opts[0], among[str(each.name)]) for each in context.command.params if each.name in among and (source := sources[str(each.name)]) and source.name == "COMMANDLINE"]
+
+
 def settings(
     asked: list[str] | None,
     device: str | Sequence[str] = "cpu",

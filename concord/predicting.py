@@ -214,20 +214,14 @@ def _model_of(folder: Path) -> Model:
 
 def _ported(path: Path) -> Model:
     """Return the classifier of a checkpoint that came from elsewhere."""
-    from concord import porting
     from concord.porting.folder import folder_of
-    from concord.spec.errors import located
+    from concord.pretrained import published
     from concord.training import prediction
     from concord.training.data import Labels
-    from concord.training.data.ready import text_encoder
 
-    found = porting.read(path)
+    found, encoder = published(path)
     if found.part != "model":
         raise SpecError(f"{path}: has no classifier: 'concord run --texts' says what the part {found.part!r} computes")
-    with located(str(path)):
-        encoder = text_encoder(folder_of(path), found.files, found.config)
-    if encoder is None:
-        raise SpecError(f"{path}: has no tokenizer: it lacks tokenizer.json and vocab.txt")
     labels = Labels(found.labels or tuple(str(number) for number in range(max(found.config.num_classes, 2))))
     return prediction.Model(folder_of(path), found.config, dict(found.weights()), labels, encoder, step=0)
 

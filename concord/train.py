@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from concord import fitting, lockstepping, options, spec, writing
+from concord import fitting, lockstepping, options, pretrained, spec, writing
 from concord.describing import Columns, Layout, OnError, columns_of
 from concord.spec.errors import SpecError, optional
 from concord.spec.training.dropout import GENERATORS
@@ -24,6 +24,7 @@ FreeRunning = Annotated[bool, typer.Option("--free-running", help="With --lockst
 StopFirst = Annotated[bool, typer.Option("--stop-first", help="With --lockstep: leave a backend out after its first divergence.")]
 Variant = Annotated[str | None, typer.Option("--variant", metavar="V", autocompletion=options.among(spec.variants), help="The member of the family; --set changes its sizes.")]
 Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", parser=writing.path, help="Instead: a model of your own, as TOML.")]
+Pretrained = Annotated[Path | None, typer.Option("--checkpoint", metavar="PATH", parser=writing.path, help="Instead: go on from the weights of a checkpoint of any format, or of a run, and with its tokenizer.")]
 Changes = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Another value for a field of the configuration or the recipe; may be repeated.")]
 Data = Annotated[Path | None, typer.Option("--data", metavar="PATH", parser=writing.path, help="Training samples, or a folder with train, dev and test.")]
 Dev = Annotated[Path | None, typer.Option("--dev", metavar="PATH", parser=writing.path, help="Samples to evaluate on.")]
@@ -31,7 +32,7 @@ Test = Annotated[Path | None, typer.Option("--test", metavar="PATH", parser=writ
 Vocabulary = Annotated[int | None, typer.Option("--vocabulary", metavar="N", help="Tokens that are learnt at most. Default: as many as the model has.")]
 VocabFile = Annotated[Path | None, typer.Option("--vocab-file", metavar="FILE", parser=writing.path, help="A vocab.txt to take instead.")]
 Tokens = Annotated[int | None, typer.Option("--tokens", metavar="N", help="Tokens of a sample; longer ones are cut. Default: as many as the model has positions for.")]
-RecipeName = Annotated[str, typer.Option("--recipe", metavar="R", autocompletion=options.among(recipes), help="A known recipe, or a TOML file.")]
+RecipeName = Annotated[str | None, typer.Option("--recipe", metavar="R", autocompletion=options.among(recipes), help="A known recipe, or a TOML file. Default: adamw; with --checkpoint hugging-face.")]
 LearningRate = Annotated[float | None, typer.Option("--learning-rate", metavar="X", help="At its height.")]
 Schedule = Annotated[str | None, typer.Option("--schedule", metavar="S", help="constant, linear, cosine or inverse_square_root.")]
 Warmup = Annotated[int | None, typer.Option("--warmup", metavar="N", help="Steps until the learning rate is at its height.")]
@@ -58,11 +59,10 @@ Tensorboard = Annotated[Path | None, typer.Option("--tensorboard", metavar="DIR"
 
 def train(
     context: typer.Context, lockstep: Lockstep = False, case: Case = None, free_running: FreeRunning = False, stop_first: StopFirst = False, json: options.Json = None,
-    backend: options.Backends = None, variant: Variant = None, config: Config = None, changes: Changes = None, data: Data = None, dev: Dev = None,
+    backend: options.Backends = None, variant: Variant = None, config: Config = None, checkpoint: Pretrained = None, changes: Changes = None, data: Data = None, dev: Dev = None,
     test: Test = None, layout: Layout = None, columns: Columns = None, on_error: OnError = "fail", tokenization: options.Tokenization = "characters",
-    vocabulary: Vocabulary = None, vocab_file: VocabFile = None, tokens: Tokens = None, recipe_name: RecipeName = "adamw",
-    learning_rate: LearningRate = None, schedule: Schedule = None, warmup: Warmup = None, dropout: Dropout = None,
-    dropout_by: DropoutBy = "spec",
+    vocabulary: Vocabulary = None, vocab_file: VocabFile = None, tokens: Tokens = None, recipe_name: RecipeName = None,
+    learning_rate: LearningRate = None, schedule: Schedule = None, warmup: Warmup = None, dropout: Dropout = None, dropout_by: DropoutBy = "spec",
     accumulation: Accumulation = None, batch: Batch = None, bucketed: Bucketed = True, pad_to: PadTo = 16, epochs: Epochs = None, steps: Steps = None,
     minutes: Minutes = None, patience: Patience = None, log_every: LogEvery = 20, evaluate_every: EvaluateEvery = None,
     save_every: SaveEvery = None, best_by: BestBy = "accuracy", seed: Seed = 0, out: Out = Path("concord-run"), resume: Resume = None,
@@ -72,6 +72,7 @@ def train(
     time_limit: options.TimeLimit = options.DEFAULT_TIME_LIMIT, memory_limit: options.MemoryLimit = None, threads: options.Threads = None,
 ) -> None:  # fmt: skip
     """Train a model in one framework, or in lockstep in several; a run that was killed goes on with the same bits."""
+    recipe_name = recipe_name or ("adamw" if checkpoint is None else "hugging-face")
     how = (device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision, deterministic)
 
     def begin(name: str, **plan: Any) -> tuple[Checkpoint, dict[str, Corpus]]:
@@ -81,10 +82,14 @@ def train(
             from concord.training.plan import Plan
         assert data is not None
         planned = Plan(backend=name, files=beginning.files(data, dev, test, layout, columns_of(columns), on_error), bucketed=bucketed, pad_to=pad_to, dtype=dtype, **plan)
-        model, recipe = fitting.described(variant, config, recipe_name, changes or [])
+        begun = pretrained.start_of(checkpoint) if checkpoint else None
+        model, recipe = fitting.described(variant, config, recipe_name, changes or [], begun.config if begun else None)
         recipe = beginning.changed_recipe(recipe, learning_rate, schedule, warmup, dropout, accumulation)
-        return beginning.begin(model, recipe, planned, beginning.Texts(tokenization=tokenization, vocabulary=vocabulary, file=vocab_file, tokens=tokens), seed)
+        start, corpora = beginning.begin(model, recipe, planned, beginning.Texts(tokenization=tokenization, vocabulary=vocabulary, file=vocab_file, tokens=tokens), seed, begun)
+        pretrained.tell(checkpoint, begun, start)
+        return start, corpora
 
+    pretrained.refuse(context, checkpoint, data)
     if lockstep:
         lockstepping.refuse_ordinary(context, data is not None)
 

@@ -9,19 +9,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
-from concord.spec.errors import SpecError, collect
+from concord.spec.errors import SpecError, collect, refuse
 from concord.spec.parameters import initialize, parameters
 from concord.spec.precision import precision
 from concord.spec.training.recipe import RATES, Recipe
 from concord.training.checkpoint import Checkpoint, Progress
 from concord.training.data import Corpus, Labels, Samples, TextEncoder, batches, encode, fitted, read
+from concord.training.data.encoder import unfit
 from concord.training.data.samples import SPLITS, by_split
 from concord.training.ordinary import Source
 from concord.training.plan import Files, Plan
@@ -56,6 +57,41 @@ class Texts:
     tokens: int | None = None
 
 
+@dataclass(frozen=True)
+class Pretrained:
+    """A model that training goes on from.
+
+    Attributes:
+        config: as its checkpoint says; what the data decide, :func:`begin` changes.
+        weights: by canonical name, those of its part.
+        encoder: that makes ids of texts as its tokenizer does.
+        names: of its classes; None: nobody has named them.
+        part: one of :data:`PARTS`.
+    """
+
+    PARTS: ClassVar = ("model", "pooled", "encoder")
+
+    config: EncoderConfig
+    weights: Mapping[str, NDArray[Any]]
+    encoder: TextEncoder
+    names: tuple[str, ...] | None
+    part: str
+
+    @property
+    def own(self) -> Labels:
+        """Its classes; where nobody has named them, their numbers."""
+        return Labels(self.names or tuple(str(number) for number in range(max(self.config.num_classes, 2))))
+
+    def labels(self, found: Labels) -> Labels:
+        """Return the classes of a model that goes on: its own, if samples have no others; else those of the samples."""
+        return self.own if self.part == "model" and set(found.names) <= set(self.own.names) else found
+
+    def kept(self, config: EncoderConfig, labels: Labels) -> dict[str, NDArray[Any]]:
+        """Return the weights that a model takes over: all, but for a classifier of other classes."""
+        known = parameters(config)
+        return {name: array for name, array in self.weights.items() if name in known and (labels == self.own or not name.startswith("classifier."))}
+
+
 def files(data: Path, dev: Path | None = None, test: Path | None = None, layout: str | None = None, columns: list[str] | None = None, on_error: str = "fail") -> Files:
     """Return where samples come from.
 
@@ -80,7 +116,7 @@ def samples(where: Files) -> dict[str, Samples]:
     return dict(zip(paths, found, strict=True))
 
 
-def begin(config: EncoderConfig, recipe: Recipe, plan: Plan, texts: Texts, seed: int = 0) -> tuple[Checkpoint, dict[str, Corpus]]:
+def begin(config: EncoderConfig, recipe: Recipe, plan: Plan, texts: Texts, seed: int = 0, pretrained: Pretrained | None = None) -> tuple[Checkpoint, dict[str, Corpus]]:
     """Return a run before its first step, and its samples.
 
     Args:
@@ -88,6 +124,7 @@ def begin(config: EncoderConfig, recipe: Recipe, plan: Plan, texts: Texts, seed:
         recipe: a schedule that ends does so with the run.
         plan: with files.
         seed: of weights, order and dropout.
+        pretrained: what the run goes on from; then vocabulary and padding are its own, and only what it lacks is drawn.
 
     Raises:
         SpecError: listing what is wrong with samples, model or recipe.
@@ -95,18 +132,31 @@ def begin(config: EncoderConfig, recipe: Recipe, plan: Plan, texts: Texts, seed:
     assert plan.files is not None
     found = samples(plan.files)
     labels = Labels.of(sample.label for sample in found["train"].samples)
-    if texts.file is not None:
-        encoder = TextEncoder.from_vocabulary(texts.file, config, texts.tokenization, texts.tokens)
+    encoder = _encoder(config, texts, found["train"], pretrained)
+    if pretrained is None:
+        config = fitted(config, encoder, labels)
     else:
-        encoder = TextEncoder.learn(found["train"].texts(), config, texts.tokenization, texts.vocabulary, texts.tokens)
-    config = fitted(config, encoder, labels)
+        labels = pretrained.labels(labels)
+        config = config.replace(num_classes=labels.num_classes(config))
+        refuse(unfit(config, encoder, labels))
     corpora = {split: encode(some, encoder, labels) for split, some in found.items()}
     if not (plan.epochs or plan.steps or plan.minutes):
         plan = replace(plan, epochs=USUAL_EPOCHS)
     recipe = fitted_recipe(recipe, plan, counted(corpora["train"], plan.batch))
     plan = replace(plan, samples=digest(corpora["train"]))
-    weights = {name: precision(plan.dtype).round(array) for name, array in first_weights(config, seed).items()}
+    begun = first_weights(config, seed) | (pretrained.kept(config, labels) if pretrained else {})
+    weights = {name: precision(plan.dtype).round(array) for name, array in begun.items()}
     return Checkpoint(config, weights, labels, encoder, recipe, progress=Progress(seed=seed, plan=plan)), corpora
+
+
+def _encoder(config: EncoderConfig, texts: Texts, samples: Samples, pretrained: Pretrained | None) -> TextEncoder:
+    """Return what makes ids of texts."""
+    if pretrained is not None:
+        own = pretrained.encoder
+        return own if texts.tokens is None else TextEncoder(own.tokenizer, replace(own.text, max_tokens=texts.tokens))
+    if texts.file is not None:
+        return TextEncoder.from_vocabulary(texts.file, config, texts.tokenization, texts.tokens)
+    return TextEncoder.learn(samples.texts(), config, texts.tokenization, texts.vocabulary, texts.tokens)
 
 
 def first_weights(config: EncoderConfig, seed: int) -> dict[str, NDArray[np.float64]]:
