@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from concord.backends import heaps
 from concord.conformance.cache import Cache
 from concord.conformance.expectation import Array, Expectation, JudgedTraining, least_sigma
-from concord.conformance.tolerance import FEW, SAMPLES, Sigma, Z, difference, exact, samples, shadows
+from concord.conformance.tolerance import FEW, SAMPLES, SIDE_BY_SIDE, Sigma, Z, difference, exact, samples, shadows
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import Batch
 from concord.spec.deviations import Deviations
@@ -50,7 +51,7 @@ class Envelope:
         """Return what a step of these batches yields in correct training, as ``steps.<number>.<name>``.
 
         Args:
-            last: whether no step follows: nothing is kept of it, so that one training at a time is in memory.
+            last: whether no step follows from it: nothing is kept, so that one training at a time is in memory.
         """
         return self.around(self.advance(window), window, last)
 
@@ -58,7 +59,8 @@ class Envelope:
         """Make the oracle's step, and return its tensors."""
         prefix, values, before = f"steps.{self.truth.steps}.", dict[str, Array](), self.truth.a.elements
         self.truth.step(window, lambda name, array: values.__setitem__(prefix + name, array))
-        self.elements = (self.truth.a.elements - before) // max(len(window), 1)
+        # What a sample holds: of a batch on its way forward, or of the model, if that is more.
+        self.elements = max((self.truth.a.elements - before) // max(len(window), 1), sum(array.size for array in self.case.weights.values()))
         return values
 
     def around(self, values: Mapping[str, Array], window: Sequence[Batch], last: bool = False) -> Expectation:
@@ -72,6 +74,9 @@ class Envelope:
             for other in self.others or self.beginning():
                 other.step(window, self.taking(other.a, prefix, found, turned))
                 rounded += not isinstance(other.a, MonteCarlo) and not other.a.corner
+                del other  # before the next one is begun
+                if self.elements > SIDE_BY_SIDE:
+                    heaps.give_back()
             jumps = {name: abs(array - turned[1][name]) for name, array in turned[0].items()} if turned else {}
             sigmas = {name: found.pop(name).result(rounded, jumps.get(name, 0.0), self.count) for name in values}
         return expectation(self.case, dict(values), sigmas)
@@ -92,10 +97,14 @@ class Envelope:
         # Every ReLU input within rounding of zero, on the one side and on the other.
         corners = [Arithmetic(corner=corner), Arithmetic(corner=-corner)] if self.case.config.rectifies and not self.brief else []
         for arithmetic in (*samples(self.case.dtype, self.elements, self.count), *kept, *corners):
-            trajectory = self.case.trajectory(arithmetic)
-            if self.start is not None:
-                trajectory.load(*self.start)
-            yield trajectory
+            yield self.begun(arithmetic)
+
+    def begun(self, arithmetic: Arithmetic) -> Trajectory:
+        """Return a trajectory in some arithmetic, where the oracle's began."""
+        trajectory = self.case.trajectory(arithmetic)
+        if self.start is not None:
+            trajectory.load(*self.start)
+        return trajectory
 
     def taking(self, arithmetic: Arithmetic, prefix: str, found: Mapping[str, Sigma], turned: list[dict[str, Array]]) -> Callable[[str, Array], None]:
         """Return what takes up the tensors of a step in one arithmetic."""
@@ -160,9 +169,9 @@ class Envelopes:
 
     def around(self) -> list[Expectation]:
         """Return what that step yields, and how far correct training may lie from it, for each backend by its deviations."""
-        found = {"": self.common.around(self.values, self.window)}
+        found = {"": self.common.around(self.values, self.window, last=self.again)}
         for key, theirs in self.theirs.items():
-            found[key] = self.forked[key].around(theirs, self.window) if key in self.forked else self.like(found[""], self.cases[key], theirs)
+            found[key] = self.forked[key].around(theirs, self.window, last=self.again) if key in self.forked else self.like(found[""], self.cases[key], theirs)
         self.own = {} if self.again else self.forked
         return [found[key] for key in self.judged]
 
@@ -176,7 +185,7 @@ class Envelopes:
         if key not in self.full:
             envelope = Envelope(self.cases.get(key, self.case))
             envelope.load(state, steps)
-            self.full[key] = envelope.step(window)
+            self.full[key] = envelope.step(window, last=True)
         return self.full[key]
 
 

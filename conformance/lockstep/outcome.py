@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -117,6 +118,14 @@ class Track:
         return (self.first.step, self.first.row.tensor.split(".", 2)[2], self.first.row.clause, self.first.row.ratio) if self.first else None
 
 
+def of_all(counts: list[int], roots: list[float]) -> float:
+    """Return the root mean square of numbers of which there are so many of each root mean square."""
+    largest, total = max(roots), sum(counts)
+    if not (total and largest):
+        return 0.0
+    return largest * math.sqrt(sum(count * (root / largest) ** 2 for count, root in zip(counts, roots, strict=True)) / total)
+
+
 class Recorder:
     """A track while it grows."""
 
@@ -149,13 +158,16 @@ class Recorder:
         if not curve.worst or worst.ratio > max(curve.ratio):
             self.curves[section] = curve = Curve(section, curve.ratio, curve.difference, curve.envelope, worst.tensor.split(".", 2)[2], step)
         curve.ratio.append(short(worst.ratio))
-        names = [row.tensor for row in rows if row.deciding is not None]
-        values, sigmas = (np.concatenate([table[name].reshape(-1).astype(np.float64) for name in names] or [np.zeros(0)]) for table in (expected.values, expected.sigmas))
-        actual = np.concatenate([delivered[name].reshape(-1).astype(np.float64) for name in names] or [np.zeros(0)])
-        known = np.isfinite(values) & np.isfinite(sigmas) & np.isfinite(actual)
-        size = root_mean_square(values[known]) or 1.0
-        curve.difference.append(short(root_mean_square(actual[known] - values[known]) / size))
-        curve.envelope.append(short(rms_limit(int(known.sum())) * root_mean_square(sigmas[known]) / size))
+        counts, sizes, errors, limits = [0], [0.0], [0.0], [0.0]
+        for name in (row.tensor for row in rows if row.deciding is not None):
+            value, sigma, actual = (table[name].reshape(-1).astype(np.float64, copy=False) for table in (expected.values, expected.sigmas, delivered))
+            known = np.isfinite(value) & np.isfinite(sigma) & np.isfinite(actual)
+            counts.append(int(known.sum()))
+            for roots, found in ((sizes, value[known]), (errors, actual[known] - value[known]), (limits, sigma[known])):
+                roots.append(root_mean_square(found))
+        size = of_all(counts, sizes) or 1.0
+        curve.difference.append(short(of_all(counts, errors) / size))
+        curve.envelope.append(short(rms_limit(sum(counts)) * of_all(counts, limits) / size))
 
     def track(self) -> Track:
         """Return the track."""
