@@ -12,6 +12,7 @@ from concord import options, spec, writing
 from concord.conformance.report import within
 from concord.ending import halting
 from concord.progress import bars
+from concord.spec import runs
 from concord.spec.config import FIELDS, EncoderConfig, from_toml
 from concord.spec.errors import SpecError, unknown
 from concord.spec.files import parse_toml, read_text, write_bytes
@@ -50,7 +51,7 @@ def refuse_used(out: Path) -> None:
     Raises:
         SpecError: if there is one.
     """
-    if checkpoint.steps(out):
+    if runs.steps(out):
         raise SpecError(f"{out}: holds a run already; --resume {out} goes on with it, --out names another folder")
 
 

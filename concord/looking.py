@@ -16,8 +16,9 @@ from concord.terminal import Terminal
 
 if TYPE_CHECKING:
     from concord.training.attention import Reading
+    from concord.training.positions import Form
 
-Checkpoint = Annotated[Path | None, typer.Option("--checkpoint", metavar="DIR", parser=writing.path, help="A model that was trained: a checkpoint, or a run, of which the best.")]
+Checkpoint = Annotated[Path | None, typer.Option("--checkpoint", metavar="DIR", parser=writing.path, help="A model: a checkpoint of any format, or a run, of which the best.")]
 Variant = Annotated[str | None, typer.Option("--variant", metavar="V", autocompletion=options.among(spec.variants), help="Instead: an example of a variant, with random weights, narrow, and its layers and heads.")]
 Svg = Annotated[Path | None, typer.Option("--svg", metavar="FILE", parser=writing.path, help="Write a figure as SVG, whose text stays text.")]
 Png = Annotated[Path | None, typer.Option("--png", metavar="FILE", parser=writing.path, help="Write a figure as PNG.")]
@@ -57,7 +58,7 @@ def attention(
     writing.check(json, html, svg, png)
     figures.check_matplotlib(svg, png)
     reading, names, settings, _ = options.collect(
-        lambda: _reading(checkpoint, text_a, text_b, variant, tokens, seed),
+        lambda: reading_of(checkpoint, text_a, text_b, variant, tokens, seed),
         lambda: options.names(backend, python, ssh),
         lambda: options.settings(backend, device or "cpu", implementation, execution, python, ssh, time_limit, None, threads, precision),
         lambda: refuse(unknowns("dtype", [dtype], PRECISIONS)),
@@ -90,7 +91,7 @@ def positions(
     figures.check_matplotlib(html, svg, png)
     if (checkpoint is None) == (variant is None):
         raise SpecError("give either --checkpoint or --variant")
-    forms = tables.of_checkpoint(checkpoint) if checkpoint is not None else tables.of_variant(variant or "")
+    forms = forms_of(checkpoint) if checkpoint is not None else tables.of_variant(variant or "")
     console = Terminal()
     headings, rows = tables.table_of(forms)
     table = Table(*headings, title="Products of two positions by their distance, as shares of that at distance 0", title_justify="left", title_style="bold")
@@ -101,13 +102,26 @@ def positions(
     figures.write(console, lambda say: tables.figure(forms), svg, png, [form.name for form in forms])
 
 
-def _reading(checkpoint: Path | None, text_a: str | None, text_b: str | None, variant: str | None, tokens: int | None, seed: int) -> Reading:
+def forms_of(path: Path) -> list[Form]:
+    """Return the tables of a checkpoint's positions."""
+    from concord import porting
+    from concord.porting.folder import name_of
+    from concord.spec.sources.table import POSITIONS
+    from concord.training.positions import of_model
+
+    found = porting.read(path)
+    return of_model(name_of(path), found.config, {name: tensor.read() for name, tensor in found.tensors.items() if name == POSITIONS})
+
+
+def reading_of(checkpoint: Path | None, text_a: str | None, text_b: str | None, variant: str | None, tokens: int | None, seed: int) -> Reading:
     """Return what is looked at: texts that a checkpoint reads, or an example of a variant.
 
     Raises:
         SpecError: if neither or both are asked for, or an option belongs to the other.
     """
-    from concord.training.attention import example, of_checkpoint
+    from concord.porting.folder import name_of
+    from concord.pretrained import reads
+    from concord.training.attention import example, of_texts
 
     if (checkpoint is None) == (variant is None):
         raise SpecError("give either --checkpoint with --text-a, or --variant")
@@ -117,4 +131,7 @@ def _reading(checkpoint: Path | None, text_a: str | None, text_b: str | None, va
         wrong.append("--checkpoint is given but --text-a is not: what is the model to read?")
     if wrong:
         raise SpecError(wrong)
-    return of_checkpoint(checkpoint, text_a or "", text_b) if checkpoint is not None else example(variant or "", tokens, seed)
+    if checkpoint is None:
+        return example(variant or "", tokens, seed)
+    found, encoder = reads(checkpoint)
+    return of_texts(name_of(checkpoint), found.config, found.weights(), encoder, text_a or "", text_b, found.part)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from concord import porting
 from concord.conformance.campaign import Job
 from concord.porting.checkpoint import Checkpoint
-from concord.porting.folder import folder_of
+from concord.porting.folder import folder_of, name_of
 from concord.spec.batch import Batch, completed, example_batch, from_arrays, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import BatchError, SpecError, optional, unknowns
@@ -80,7 +80,7 @@ class Given:
     @property
     def name(self) -> str:
         """What results are gathered under."""
-        return legible(folder_of(self.checkpoint).resolve().name)
+        return legible(name_of(self.checkpoint))
 
 
 @dataclass(frozen=True)

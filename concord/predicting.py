@@ -201,11 +201,12 @@ def _model_of(folder: Path) -> Model:
     Raises:
         SpecError: if it cannot be read, or lacks one of these.
     """
-    from concord.training import checkpoint, prediction
+    from concord.spec import runs
+    from concord.training import prediction
     from concord.training.data.encoder import TEXT_FILE
     from concord.training.data.ready import VOCABULARIES
 
-    if checkpoint.steps(folder):
+    if runs.steps(folder):
         return prediction.model_of(folder)
     if folder.is_dir() and ((folder / TEXT_FILE).exists() or not any((folder / name).exists() for name in VOCABULARIES)):
         return prediction.model_of(folder)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
 from concord import options, porting
 from concord.porting.folder import folder_of
+from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, located
 from concord.terminal import Terminal
 
@@ -16,6 +18,12 @@ if TYPE_CHECKING:
     from concord.training.beginning import Pretrained
     from concord.training.checkpoint import Checkpoint
     from concord.training.data import TextEncoder
+    from concord.training.data.ready import Encodes
+
+READERS = ("model", "pooled", "encoder")
+"""The parts of a model that take ids."""
+
+Encoder = TypeVar("Encoder")
 
 OWN_OPTIONS = {
     "variant": "the checkpoint says what the model is",
@@ -28,16 +36,33 @@ OWN_OPTIONS = {
 
 
 def published(path: Path) -> tuple[porting.Checkpoint, TextEncoder]:
-    """Return a checkpoint of any format, and an encoder that makes of texts what its tokenizer does.
+    """Return a checkpoint of any format, or a run's best, and an encoder that makes of texts what its tokenizer does.
 
     Raises:
-        SpecError: if it cannot be read, has no tokenizer, or one that puts other marks around texts.
+        SpecError: if it cannot be read, takes no texts, has no tokenizer, or one that puts other marks around texts.
     """
     from concord.training.data.ready import text_encoder
 
+    return _with(path, text_encoder)
+
+
+def reads(path: Path) -> tuple[porting.Checkpoint, Encodes]:
+    """Return a checkpoint of any format, or a run's best, and its own tokenizer, whatever marks that puts around texts.
+
+    Raises:
+        SpecError: if it cannot be read, takes no texts, or has no tokenizer.
+    """
+    from concord.training.data.ready import encoder_of
+
+    return _with(path, encoder_of)
+
+
+def _with(path: Path, make: Callable[[Path, Mapping[str, bytes], EncoderConfig], Encoder | None]) -> tuple[porting.Checkpoint, Encoder]:
     found = porting.read(path)
+    if found.part not in READERS:
+        raise SpecError(f"{path}: holds the part {found.part!r} but must hold one of {', '.join(READERS)}: nothing else takes texts")
     with located(str(path)):
-        encoder = text_encoder(folder_of(path), found.files, found.config)
+        encoder = make(folder_of(path), found.files, found.config)
     if encoder is None:
         raise SpecError(f"{path}: has no tokenizer: it lacks tokenizer.json and vocab.txt")
     return found, encoder
@@ -49,12 +74,9 @@ def start_of(path: Path) -> Pretrained:
     Raises:
         SpecError: if it cannot be read, has no tokenizer, or is no model that takes ids.
     """
-    from concord.training import checkpoint
     from concord.training.beginning import Pretrained
 
-    found, encoder = published(checkpoint.place(path) if checkpoint.steps(path) else path)
-    if found.part not in Pretrained.PARTS:
-        raise SpecError(f"{path}: holds the part {found.part!r} but must hold one of {', '.join(Pretrained.PARTS)}: nothing else takes texts")
+    found, encoder = published(path)
     return Pretrained(found.config, found.weights(), encoder, found.labels, found.part)
 
 

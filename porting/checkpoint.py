@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -87,6 +88,7 @@ class Checkpoint:
         files: what is carried over as it is, by name: the tokenizer's files, labels, ``config.json``.
         labels: the names of the classes, if somebody gave them any.
         source: the name of the table that its own names come from; empty: they are those of a backend or of the specification.
+        training: files with what training goes on from, by name: they are copied into another checkpoint of this project's own.
         carried: parameters of the whole model that this part does not have but its file had, such as a pooler without a classifier.
         words: the name of the table in whose words ``config.json`` is; empty: there is none.
     """
@@ -100,6 +102,7 @@ class Checkpoint:
     source: str = ""
     words: str = ""
     carried: Mapping[str, LazyTensor] = field(default_factory=dict)
+    training: Mapping[str, Path] = field(default_factory=dict)
 
     def weights(self) -> dict[str, NDArray[Any]]:
         """Read all parameters, by canonical name; the dtypes are the file's (:meth:`LazyTensor.read`).

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from concord.porting.containers import orbax
 from concord.porting.links import stays
+from concord.spec import runs
 from concord.spec.errors import SpecError
 from concord.spec.files import LARGEST, parse_json, read_bytes, read_json
 
@@ -38,14 +40,21 @@ FOREIGN = ".config.json"
 
 
 def folder_of(path: Path) -> Path:
-    """Return the folder of a checkpoint, which may be named by what its weights lie in.
+    """Return the folder of a checkpoint, which may be named by what its weights lie in, or by the run whose best one it is.
 
     Raises:
         SpecError: if there is nothing of that name.
     """
     if not path.exists():
         raise SpecError(f"{path}: no such file or folder")
-    return path.absolute().parent if is_weights(path) else path
+    if is_weights(path):
+        return path.absolute().parent
+    return runs.place(path) if runs.steps(path) else path
+
+
+def name_of(path: Path) -> str:
+    """Return what a checkpoint is called: as its folder, or run, is, by whatever link that was named."""
+    return Path(os.path.abspath(path.parent if path.exists() and is_weights(path) else path)).name
 
 
 def is_weights(path: Path) -> bool:
@@ -75,17 +84,26 @@ def _too_long(path: Path) -> bool:
     return False
 
 
-def carried(folder: Path, more: tuple[str, ...] = ()) -> dict[str, bytes]:
+def carried(folder: Path) -> dict[str, bytes]:
     """Return the files that are carried over, by name.
 
     Raises:
         SpecError: if one cannot be read, is larger than any such file is, or is a link that leads out of the folder.
     """
     foreign = sorted(path.name for path in folder.iterdir() if path.name.endswith(FOREIGN))
-    there = [name for name in (*CARRIED, *SENTENCES, *foreign, *more) if (folder / name).exists()]
-    if wrong := [f"{folder / name}: is a link that leads out of the folder: what it leads to would be written into others" for name in there if not stays(folder / name, folder)]:
+    return {name: read_bytes(path, LARGEST) for name, path in lying(folder, (*CARRIED, *SENTENCES, *foreign)).items()}
+
+
+def lying(folder: Path, names: Iterable[str]) -> dict[str, Path]:
+    """Return where files of a folder lie, those of them that are there.
+
+    Raises:
+        SpecError: if one is a link that leads out of the folder.
+    """
+    there = {name: folder / name for name in names if (folder / name).exists()}
+    if wrong := [f"{path}: is a link that leads out of the folder: what it leads to would be written into others" for path in there.values() if not stays(path, folder)]:
         raise SpecError(wrong)
-    return {name: read_bytes(folder / name, LARGEST) for name in there}
+    return there
 
 
 def stated(folder: Path, required: str) -> tuple[Path, dict[str, Any]]:

@@ -206,6 +206,5 @@ def _own(folder: Path, form: Format) -> Checkpoint:
         raise SpecError(problems)
     config = from_toml(read_text(folder / checkpoints.CONFIG), str(folder / checkpoints.CONFIG))
     matched = match(form.container.read(folder / checkpoints.WEIGHTS), {contents.part: config}, form.names)
-    trained = tuple(name for name in folders.TRAINING if name in contents.sha256)
-    files = folders.carried(folder, trained)
-    return Checkpoint(config, matched.part, matched.tensors, matched.ledger, files, folders.labels(files, {}))
+    files, training = folders.carried(folder), folders.lying(folder, (name for name in folders.TRAINING if name in contents.sha256))
+    return Checkpoint(config, matched.part, matched.tensors, matched.ledger, files, folders.labels(files, {}), training=training)

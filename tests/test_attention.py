@@ -14,19 +14,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from concord import spec
+from concord import looking, spec
 from concord.conformance import record
 from concord.conformance.campaign import Settings
 from concord.spec.batch import batch_of_lengths
 from concord.terminal import Terminal
 from concord.training import checkpoint, figures
-from concord.training.attention import Maps, Reading, example, look, of_checkpoint
+from concord.training.attention import Maps, Reading, example, look
 from concord.training.attention.figure import figure
 from concord.training.attention.page import page
 from concord.training.attention.record import LOWEST, NONE, ZERO, as_data, codes_of_errors, codes_of_weights
 from concord.training.data import TextEncoder
 from tests.conftest import small_config
 from tests.test_html import Outline, said
+from tests.toys.ready import hugging_face
 from tests.toys.surroundings import toy
 
 Invoke = Callable[..., tuple[int, str, list[str]]]
@@ -157,10 +158,24 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_checkpoint_reads_a_pair_token_by_token(run_folder: Path) -> None:
-    found = of_checkpoint(run_folder, "天气好", "很好吗")
+    found = looking.reading_of(run_folder, "天气好", "很好吗", None, None, 0)
     assert found.tokens == ("[CLS]", "天", "气", "好", "[SEP]", "很", "好", "吗", "[SEP]")
     assert found.segments == [0] * 5 + [1] * 4
     assert found.batch.required("segment_ids").tolist() == [[0] * 5 + [1] * 4]
+
+
+def test_somebody_elses_model_reads_by_its_own_tokenizer(invoke: Invoke, tmp_path: Path) -> None:
+    for part, kept in (("model", "classifier.weight"), ("encoder", "layers.1.norm2.weight")):
+        path = hugging_face(tmp_path / part, part)
+        found = looking.reading_of(path, "The cats sat", "who?", None, None, 0)
+        assert found.tokens == ("[CLS]", "the", "cat", "##s", "sat", "[SEP]", "who", "?", "[SEP]")
+        assert (found.segments, found.part, kept in found.weights) == ([0] * 6 + [1] * 3, part, True)
+        code, output, lines = invoke("attention", "--checkpoint", path, "--text-a", "The cats sat", "--backend", RIGHT, "--json", tmp_path / "x.json")
+        assert (code, lines) == (0, []), output
+        assert json.loads((tmp_path / "x.json").read_text())["tokens"][1:4] == ["the", "cat", "##s"]
+    (path / "vocab.txt").unlink()
+    code, _, lines = invoke("attention", "--checkpoint", path, "--text-a", "The cats sat", "--backend", RIGHT)
+    assert (code, lines) == (2, [f"concord: error: {path}: has no tokenizer: it lacks tokenizer.json and vocab.txt"])
 
 
 def test_chinese_tokens_stand_in_the_figure_as_text(run_folder: Path, invoke: Invoke, tmp_path: Path) -> None:

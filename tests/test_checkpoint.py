@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from concord import spec
+from concord.spec import runs
 from concord.spec.errors import SpecError
 from concord.spec.folders import write_folder
 from concord.spec.parameters import shape_of
@@ -98,8 +99,8 @@ def test_run_gives_its_best_or_last_whole_checkpoint(small: Callable[..., spec.E
         checkpoint.read(tmp_path)
     for step in (5, 7, 100_000_007):
         progress = dataclasses.replace(given.progress, step=step, best=Best(5, 0.5, 0.75))
-        checkpoint.write(checkpoint.step_folder(tmp_path, step), dataclasses.replace(given, progress=progress))
-    checkpoint.step_folder(tmp_path, 100_000_009).mkdir()
+        checkpoint.write(runs.step_folder(tmp_path, step), dataclasses.replace(given, progress=progress))
+    runs.step_folder(tmp_path, 100_000_009).mkdir()
     write_folder(tmp_path / ".concord-0011223344556677", {"config.toml": b""})
     assert [checkpoint.read(tmp_path, which).progress.step for which in ("best", "last")] == [5, 100_000_007]
     checkpoint.tidy(tmp_path, {5, 100_000_007})
@@ -109,21 +110,22 @@ def test_run_gives_its_best_or_last_whole_checkpoint(small: Callable[..., spec.E
 WRITER = """
 import dataclasses, sys
 from pathlib import Path
+from concord.spec import runs
 from concord.training import checkpoint
 run = Path(sys.argv[1])
 given = checkpoint.read(run, "last")
 for step in range(given.progress.step + 1, 10_000):
-    checkpoint.write(checkpoint.step_folder(run, step), dataclasses.replace(given, progress=dataclasses.replace(given.progress, step=step)))
+    checkpoint.write(runs.step_folder(run, step), dataclasses.replace(given, progress=dataclasses.replace(given.progress, step=step)))
     checkpoint.tidy(run, {step})
     print(step, flush=True)
 """
 
 
 def test_kill_leaves_the_last_whole_checkpoint(small: Callable[..., spec.EncoderConfig], tmp_path: Path) -> None:
-    checkpoint.write(checkpoint.step_folder(tmp_path, 7), trained(small()))
+    checkpoint.write(runs.step_folder(tmp_path, 7), trained(small()))
     generator = np.random.default_rng(2)
     for _ in range(2):
-        before = checkpoint.steps(tmp_path)[-1]
+        before = runs.steps(tmp_path)[-1]
         with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}) as writing:
             assert writing.stdout is not None
             done = [int(writing.stdout.readline()) for _ in range(3)]

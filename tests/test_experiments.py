@@ -13,9 +13,10 @@ from concord import spec
 from concord.backends import BUILT_IN
 from concord.conformance import record
 from concord.conformance.campaign import Settings
+from concord.spec import runs
 from concord.spec.errors import SpecError
 from concord.spec.training.recipe import recipe
-from concord.training import checkpoint, figures
+from concord.training import figures
 from concord.training.beginning import Texts, files
 from concord.training.checkpoint import Best
 from concord.training.experiments import EXPERIMENTS, Cell, Experiment, Trained, cells, conduct, ways
@@ -157,4 +158,4 @@ def test_experiments_are_listed_and_refused_in_words(invoke: Invoke, data: Path,
     assert set(BUILT_IN) >= {"torch"}
     assert Cell("a, b", 1, small_config(), Path()).name == "a, b, seed 1"
     assert not (tmp_path / "out").exists()
-    assert checkpoint.steps(tmp_path / "out") == []
+    assert runs.steps(tmp_path / "out") == []

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from concord import spec
+from concord.spec import runs
 from concord.spec.errors import SpecError
 from concord.spec.training.recipe import Recipe
 from concord.spec.training.schedules import learning_rate
@@ -79,7 +80,7 @@ def test_training_makes_the_steps_of_its_recipe_and_keeps_the_best(tmp_path: Pat
     best = last.progress.best
     assert best is not None
     assert (best.step, (best.accuracy, -best.loss)) == max(found.items(), key=lambda item: item[1])
-    assert checkpoint.steps(tmp_path) == sorted({best.step, 11})
+    assert runs.steps(tmp_path) == sorted({best.step, 11})
     ids = hashlib.sha256().hexdigest()
     for epoch in range(4):
         names = [name for name, _ in batches(epoch)][: 4 if epoch == 3 else 5]
@@ -120,7 +121,7 @@ def test_patience_minutes_and_epochs_end_a_run(tmp_path: Path) -> None:
 def test_loss_that_is_not_finite_ends_a_run_and_leaves_its_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as refused:
         fit(Trainable(infinite=5), beginning(), SOURCE, tmp_path)
-    last = checkpoint.step_folder(tmp_path, 4)
+    last = runs.step_folder(tmp_path, 4)
     assert refused.value.problems == [f"the loss of step 6 is inf: training has diverged at a learning rate of 0.0127; the last checkpoint is {last}"]
     assert checkpoint.read(tmp_path, "last").progress.step == 4
 

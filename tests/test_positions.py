@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from concord import spec
-from concord.training import checkpoint
-from concord.training.positions import TABLE, Form, of_checkpoint, of_variant, page, shown_columns
+from concord import porting, spec
+from concord.looking import forms_of
+from concord.spec.sources.table import POSITIONS
+from concord.training.positions import Form, of_variant, page, shown_columns
 from tests.conftest import small_config
 from tests.test_html import Outline, said
 
@@ -56,10 +57,10 @@ def test_columns_of_a_wide_table_are_neighbours_in_pairs() -> None:
 def test_a_learned_table_is_that_of_the_checkpoint(tmp_path: Path) -> None:
     config = small_config("bert")
     weights = spec.initialize(config, seed=3)
-    checkpoint.write(tmp_path / "run", checkpoint.Checkpoint(config, weights))
-    forms = of_checkpoint(tmp_path / "run")
-    np.testing.assert_array_equal(forms[0].table, weights[TABLE])
-    assert forms[0].name == "run: learned"
+    porting.write(porting.from_weights(config, weights), tmp_path / "bert", "hugging-face")
+    forms = forms_of(tmp_path / "bert")
+    np.testing.assert_array_equal(forms[0].table, weights[POSITIONS])
+    assert forms[0].name == "bert: learned"
     assert len(forms) == 5
 
 

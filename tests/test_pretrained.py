@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from concord import porting
+from concord.porting import folder as folders
 from concord.pretrained import start_of
+from concord.spec import runs
 from concord.spec.errors import SpecError
 from concord.spec.training.recipe import recipe
 from concord.training import beginning, checkpoint
@@ -96,8 +98,27 @@ def test_a_run_goes_on_from_a_checkpoint_and_another_from_the_run(invoke: Invoke
     assert (code, errors[0].startswith(f"{run}: part model, 41 of 41 parameters taken; nothing drawn anew")) == (0, True)
     code, said, _ = invoke("evaluate", second, "--data", data / "train.tsv", "--backend", "torch", "--json", tmp_path / "found.json")
     assert (code, json.loads((tmp_path / "found.json").read_text())["samples"]) == (0, 31), said
-    porting.write(porting.read(checkpoint.place(second)), tmp_path / "back", "hugging-face")
+    assert invoke("port", second, "-o", tmp_path / "back", "--to", "hugging-face")[0] == 0
     assert porting.read(tmp_path / "back").labels == ("so so", "no", "yes")
+    assert invoke("diff", second, tmp_path / "back")[0] == 0
+
+
+@pytest.mark.xdist_group("torch")
+def test_what_training_goes_on_from_is_copied_however_large_it_is(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, data, run = hugging_face(tmp_path / "bert", **NAMES), samples(tmp_path / "data"), tmp_path / "run"
+    assert invoke("train", "--backend", "torch", "--threads", "1", "--data", data, "--checkpoint", path, "--out", run, "--steps", "2", "--batch", "7")[0] == 0
+    monkeypatch.setattr(folders, "LARGEST", (runs.place(run) / "state.safetensors").stat().st_size - 1)
+    porting.write(porting.read(run), tmp_path / "copy", "concord")
+    first, copy = checkpoint.read(run), checkpoint.read(tmp_path / "copy")
+    assert (copy.progress, copy.recipe, copy.labels) == (first.progress, first.recipe, first.labels)
+    assert {name: array.tobytes() for name, array in copy.state.items()} == {name: array.tobytes() for name, array in first.state.items()}
+    porting.write(porting.read(run), tmp_path / "paddle", "paddle")
+    assert not (tmp_path / "paddle/state.safetensors").exists()
+    state = runs.place(run) / "state.safetensors"
+    state.rename(tmp_path / "elsewhere")
+    state.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SpecError, match="is a link that leads out of the folder"):
+        porting.read(run)
 
 
 @pytest.mark.xdist_group("torch")

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from concord import backends
+from concord.spec import runs
 from concord.spec.files import TEMPORARY
 from concord.training import checkpoint
 from tests.toys.surroundings import ROOT
@@ -43,7 +44,7 @@ def write_samples(folder: Path) -> Path:
 
 def command(backend: str, samples: Path, run: Path) -> list[str]:
     """Return what begins a run, or goes on with it."""
-    if checkpoint.steps(run):
+    if runs.steps(run):
         return ["--resume", str(run)]
     sizes = {"d_model": 6, "num_heads": 2, "d_ff": 7, "num_layers": 1, "max_positions": 11}
     named = [word for name, value in sizes.items() for word in ("--set", f"{name}={value}")]
@@ -110,7 +111,7 @@ def endure(backend: str, folder: Path, kills: int, seed: int) -> None:
     generator, survived, number = np.random.default_rng(seed), 0, 0
     while survived < kills:
         run, number = folder / f"run{number}", number + 1
-        while survived < kills and not (checkpoint.steps(run) and checkpoint.read(run, "last").progress.ended):
+        while survived < kills and not (runs.steps(run) and checkpoint.read(run, "last").progress.ended):
             if kill(start(backend, samples, run), run, MOMENTS[survived % len(MOMENTS)], generator):
                 survived += 1
                 lost = max((row["step"] for row in logged(run)), default=0) - checkpoint.read(run, "last").progress.step

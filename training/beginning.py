@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,10 +66,8 @@ class Pretrained:
         weights: by canonical name, those of its part.
         encoder: that makes ids of texts as its tokenizer does.
         names: of its classes; None: nobody has named them.
-        part: one of :data:`PARTS`.
+        part: of the model that it has: all of it, or what takes ids and has no classifier.
     """
-
-    PARTS: ClassVar = ("model", "pooled", "encoder")
 
     config: EncoderConfig
     weights: Mapping[str, NDArray[Any]]

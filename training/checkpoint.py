@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -22,11 +20,12 @@ from numpy.typing import NDArray
 from concord.backends.wire import in_order, pack
 from concord.spec.checkpoints import CONFIG, CONTENTS, FORMAT, WEIGHTS, Contents, corrupt, read_contents
 from concord.spec.config import EncoderConfig, from_toml
-from concord.spec.errors import SpecError, collecting, refuse
+from concord.spec.errors import collecting, refuse
 from concord.spec.fields import to_toml
 from concord.spec.files import TEMPORARY, parse_toml, read_arrays, read_as, read_text
 from concord.spec.folders import write_folder
 from concord.spec.parameters import Weights, validate_weights
+from concord.spec.runs import PROGRESS, STEP, place, step_folder
 from concord.spec.training.optimizers import state_shapes
 from concord.spec.training.recipe import Recipe, recipe_from_mapping
 from concord.training.plan import Plan
@@ -137,7 +136,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
     """
     checkpoint.validate()
     files = {CONFIG: checkpoint.config.to_toml().encode(), WEIGHTS: pack(checkpoint.weights)}
-    files["progress.json"] = _json(asdict(checkpoint.progress))
+    files[PROGRESS] = _json(asdict(checkpoint.progress))
     if checkpoint.labels is not None:
         files["labels.json"] = checkpoint.labels.to_json().encode()
     if checkpoint.encoder is not None:
@@ -179,7 +178,7 @@ def read(folder: Path, which: Literal["best", "last"] = "best") -> Checkpoint:
 
     take(CONFIG, "config", lambda path: from_toml(read_text(path), str(path)))
     take(WEIGHTS, "weights", read_arrays)
-    take("progress.json", "progress", lambda path: read_as(path, Progress))
+    take(PROGRESS, "progress", lambda path: read_as(path, Progress))
     take("recipe.toml", "recipe", read_recipe)
     take("state.safetensors", "state", read_arrays)
     if "labels.json" in files or "text.json" in files:
@@ -203,42 +202,6 @@ def read_recipe(path: Path) -> Recipe:
 
 
 # Runs: folders of checkpoints.
-
-STEP = re.compile(r"step-(\d{8,})")
-
-
-def step_folder(run: Path, step: int) -> Path:
-    """Return where a run keeps the checkpoint of a step."""
-    return run / f"step-{step:08d}"
-
-
-def steps(run: Path) -> list[int]:
-    """Return the steps of which a run has a whole checkpoint, in ascending order.
-
-    Raises:
-        SpecError: if it cannot be read.
-    """
-    try:
-        names = os.listdir(run) if run.is_dir() else []
-    except OSError as error:
-        raise SpecError(f"{run}: cannot be read: {error.strerror}") from None
-    return sorted(int(match[1]) for name in names if (match := STEP.fullmatch(name)) and (run / name / CONTENTS).is_file())
-
-
-def place(folder: Path, which: Literal["best", "last"] = "best") -> Path:
-    """Return the folder of a checkpoint: of a run's, the best or the last.
-
-    Raises:
-        SpecError: if there is none.
-    """
-    if (folder / CONTENTS).exists():
-        return folder
-    whole = steps(folder)
-    if not whole:
-        raise SpecError(f"{folder}: {'is neither a checkpoint nor a run that has one' if folder.is_dir() else 'no such folder'}")
-    last = step_folder(folder, whole[-1])
-    best = read_as(last / "progress.json", Progress).best if which == "best" else None
-    return step_folder(folder, best.step) if best is not None and best.step in whole else last
 
 
 def tidy(run: Path, keep: set[int]) -> None:

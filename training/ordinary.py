@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from concord.backends.interface import Request
 from concord.backends.worker import Worker
+from concord.spec import runs
 from concord.spec.batch import Batch
 from concord.spec.errors import SpecError
 from concord.spec.files import section, write_text
@@ -125,7 +126,7 @@ class Fitting:
         if not math.isfinite(loss):
             raise SpecError(
                 f"the loss of step {done.step + 1} is {loss}: training has diverged at a learning rate of {learning_rate(self.recipe, done.step):.3g}; "
-                f"the last checkpoint is {checkpoint.step_folder(self.run, self.saved)}"
+                f"the last checkpoint is {runs.step_folder(self.run, self.saved)}"
             )
         norm = float(found["norm"]) if "norm" in found else None
         tokens = sum(int((batch.required("input_ids") != self.start.config.pad_id).sum()) for batch in batches)
@@ -203,7 +204,7 @@ class Fitting:
         if self.saved == self.progress.step:
             return
         self.progress = replace(self.progress, logs=self.log.lengths())
-        checkpoint.write(checkpoint.step_folder(self.run, self.progress.step), self.checkpoint())
+        checkpoint.write(runs.step_folder(self.run, self.progress.step), self.checkpoint())
         self.saved = self.progress.step
         checkpoint.tidy(self.run, {self.saved, *([self.progress.best.step] if self.progress.best else [])})
 
@@ -238,9 +239,9 @@ def fit(
         SpecError: if a loss is not finite, or something cannot be written; the last checkpoint is whole.
         WorkerFailure, Unsupported: as :meth:`concord.backends.worker.Worker.train` and its session do.
     """
-    checkpoint.tidy(run, set(checkpoint.steps(run)))
-    if not start.progress.step and not checkpoint.steps(run):
-        checkpoint.write(checkpoint.step_folder(run, 0), start)
+    checkpoint.tidy(run, set(runs.steps(run)))
+    if not start.progress.step and not runs.steps(run):
+        checkpoint.write(runs.step_folder(run, 0), start)
     with Log(run, start.progress.logs, start.progress.step, tensorboard) as log:
         fitting = Fitting(worker, start, source, run, log)
         last = fitting.go(halted, reached)

@@ -16,7 +16,8 @@ from concord.conformance.layout import render
 from concord.spec import positions
 from concord.spec.config import CHOICES, EncoderConfig, variant
 from concord.spec.parameters import Weights, initialize
-from concord.training import checkpoint, figures
+from concord.spec.sources.table import POSITIONS
+from concord.training import figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.floating]
 
-TABLE = "embeddings.position.weight"
 GRID = (64, 256)
 """Rows and columns of the table on the page."""
 
@@ -71,22 +71,20 @@ def of_variant(name: str, seed: int = 0) -> list[Form]:
     if config.positions == "sinusoidal":
         return _forms(config, name, positions.sinusoid(config))
     small = config.padded_by(0, vocab_size=2, num_layers=1, d_ff=1)
-    return _forms(config, f"{name}: learned, as it is drawn before training", initialize(small, seed)[TABLE])
+    return _forms(config, f"{name}: learned, as it is drawn before training", initialize(small, seed)[POSITIONS])
 
 
-def of_checkpoint(folder: Path) -> list[Form]:
-    """Return the table of a checkpoint, then every form that a sinusoid of its size may have.
+def of_model(name: str, config: EncoderConfig, weights: Weights) -> list[Form]:
+    """Return the table of a model, then every form that a sinusoid of its size may have.
 
-    Raises:
-        SpecError: if the folder is no checkpoint.
+    Args:
+        name: of the model.
     """
-    model = checkpoint.read(folder)
-    name = folder.resolve().name
-    return _forms(model.config, f"{name}: learned" if model.config.positions == "learned" else name, _stored(model.weights, model.config))
+    return _forms(config, f"{name}: learned" if config.positions == "learned" else name, _stored(weights, config))
 
 
 def _stored(weights: Weights, config: EncoderConfig) -> Array:
-    return np.asarray(weights[TABLE], np.float64) if TABLE in weights else positions.sinusoid(config)
+    return np.asarray(weights[POSITIONS], np.float64) if POSITIONS in weights else positions.sinusoid(config)
 
 
 def _forms(config: EncoderConfig, name: str, table: Array) -> list[Form]:

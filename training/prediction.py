@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from concord.backends.interface import Request, Unsupported
 from concord.backends.interface import Settings as Computing
 from concord.backends.worker import Worker
+from concord.spec import runs
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
@@ -51,7 +52,7 @@ def model_of(folder: Path) -> Model:
     Raises:
         SpecError: if it cannot be read, or was not trained on texts.
     """
-    found, place = checkpoint.read(folder), checkpoint.place(folder)
+    found, place = checkpoint.read(folder), runs.place(folder)
     if found.encoder is None or found.labels is None:
         raise SpecError(f"{folder}: was not trained on texts: it lacks tokenizer.json and text.json, or names of classes")
     return Model(place, found.config, dict(found.weights), found.labels, found.encoder, found.progress.step)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +19,16 @@ from concord.conformance.campaign import Job, Report, Settings, conduct
 from concord.conformance.comparison import Verdict
 from concord.conformance.expectation import JudgedProblem
 from concord.conformance.views import tail
-from concord.spec.batch import Batch, batch_of_lengths
+from concord.spec.batch import Batch, batch_of_lengths, completed
 from concord.spec.config import EncoderConfig, variant
 from concord.spec.errors import SpecError
 from concord.spec.masks import real_tokens, visible_keys
 from concord.spec.parameters import Weights, initialize
 from concord.spec.tensors import taps
-from concord.training import checkpoint
+from concord.training.data.encoder import TextEncoder
+
+if TYPE_CHECKING:
+    from concord.training.data.ready import Encodes
 
 Array = NDArray[np.floating]
 
@@ -45,6 +48,7 @@ class Reading:
         batch: its one sample.
         tokens: what each token is called, T.
         parts: to which of the texts of a pair each token belongs, 0 or 1, padding to either: T.
+        part: of the model that there is (:data:`concord.spec.tensors.PARTS`).
     """
 
     title: str
@@ -53,6 +57,7 @@ class Reading:
     batch: Batch
     tokens: tuple[str, ...]
     parts: tuple[int, ...]
+    part: str = "model"
 
     def __post_init__(self) -> None:
         shape = self.batch.required("input_ids").shape
@@ -80,7 +85,7 @@ class Reading:
     def names(self) -> list[str]:
         """The taps that hold the weights by which values are summed, one for each layer: those of padded queries may have been overwritten (SPEC MSK-8)."""
         last = "masked_weights" if self.config.query_mask == "overwrite" else "weights"
-        return [name for name in taps(self.config) if name.startswith("layers.") and name.endswith(f".attention.{last}")]
+        return [name for name in taps(self.config, self.part) if name.startswith("layers.") and name.endswith(f".attention.{last}")]
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,27 +149,27 @@ def example(name: str, tokens: int | None = None, seed: int = 0) -> Reading:
     return Reading(f"{name}, random weights, seed {seed}", config, initialize(config, seed), batch, names, tuple(parts.tolist()))
 
 
-def of_checkpoint(folder: Path, a: str, b: str | None = None) -> Reading:
-    """Return a text, or a pair, as the model of a checkpoint sees it.
+def of_texts(name: str, config: EncoderConfig, weights: Weights, encoder: Encodes, a: str, b: str | None = None, part: str = "model") -> Reading:
+    """Return a text, or a pair, as a model sees it.
+
+    Args:
+        name: of the model.
+        part: of it that there is.
 
     Raises:
-        SpecError: if the folder is no checkpoint, or does not say how texts are encoded.
+        SpecError: if a text has more tokens than the model has positions, or none.
     """
-    model = checkpoint.read(folder)
-    encoder, config = model.encoder, model.config
-    if encoder is None:
-        raise SpecError(f"{folder}: does not say how texts are encoded: it has no tokenizer.json and text.json")
     found = encoder.encode(a, b)
-    tokens = config.max_positions - config.position_start if config.pooling == "flatten" else len(found.tokens)
+    tokens = config.max_positions - config.position_start if config.pooling == "flatten" and part == "model" else len(found.tokens)
     more = tokens - len(found.tokens)
+    padding, segment = (encoder.text.padding, encoder.text.segments[2]) if isinstance(encoder, TextEncoder) else ("padding", 0)
     second = next((place for place, offset in enumerate(found.offsets) if offset is not None and offset[0] == 1), tokens)
     batch = Batch(
         input_ids=np.pad(found.ids, (0, more), constant_values=config.pad_id)[None],
-        segment_ids=np.pad(found.segment_ids, (0, more), constant_values=encoder.text.segments[2])[None] if config.num_segments else None,
-        labels=np.zeros(1, np.int64),
+        segment_ids=np.pad(found.segment_ids, (0, more), constant_values=segment)[None] if config.num_segments else None,
     )
     parts = tuple(int(place >= second) for place in range(tokens))
-    return Reading(f"{folder.resolve().name}: {a}{'' if b is None else f' | {b}'}", config, model.weights, batch, (*found.tokens, *[encoder.text.padding] * more), parts)
+    return Reading(f"{name}: {a}{'' if b is None else f' | {b}'}", config, weights, completed(config, batch, part), (*found.tokens, *[padding] * more), parts, part)
 
 
 def look(reading: Reading, names: Sequence[str], settings: Settings, dtype: str = "float32", progress: Callable[[str, str], None] = lambda backend, done: None) -> Maps:
@@ -173,9 +178,9 @@ def look(reading: Reading, names: Sequence[str], settings: Settings, dtype: str 
     Args:
         progress: as :func:`concord.conformance.campaign.conduct` takes it.
     """
-    large = tolerance.is_large(JudgedProblem(reading.config, reading.weights, reading.batch, dtype=dtype, gradients=False))
+    large = tolerance.is_large(JudgedProblem(reading.config, reading.weights, reading.batch, reading.part, dtype=dtype, gradients=False))
     # A large case is not kept: end to end it is estimated once, for the errors of the weights.
-    job = _Looking("text", "text", dtype, "model", reading.config, reading.weights, reading.batch, end_to_end=not large, gradients=False, names=tuple(reading.names))
+    job = _Looking("text", "text", dtype, reading.part, reading.config, reading.weights, reading.batch, end_to_end=not large, gradients=False, names=tuple(reading.names))
     report = conduct([job], names, settings, progress)
     sides, notes = [], []
     tails = [tail(result.backend) for result in report.results]

@@ -20,6 +20,7 @@ from concord.backends.pool import Pool, Seat
 from concord.backends.worker import Worker, WorkerFailure
 from concord.conformance.campaign import Settings
 from concord.conformance.fuzz.sets import Dask, dask
+from concord.spec import runs
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
 from concord.spec.files import read_json, write_text
@@ -155,7 +156,7 @@ def outcome(cell: Cell) -> Trained | None:
     Raises:
         SpecError: if its files are corrupt.
     """
-    if not checkpoint.steps(cell.folder):
+    if not runs.steps(cell.folder):
         return None
     log = read_log(cell.folder)
     found = summary(cell.folder, log)
@@ -179,7 +180,7 @@ def train(experiment: Experiment, cell: Cell, worker: Worker, halted: Halted = l
     Raises:
         SpecError, WorkerFailure, Unsupported: as :func:`concord.training.ordinary.fit` does.
     """
-    if checkpoint.steps(cell.folder):
+    if runs.steps(cell.folder):
         start = checkpoint.read(cell.folder, "last")
         corpora = again(start)
     else:
