@@ -233,7 +233,7 @@ def test_truncation_keeps_both_texts(small: Config) -> None:
         assert (len(found.ids) <= 11, found.truncated) == (True, truncated)
     assert encoder.encode("abcdefgh" * 2).truncated == (7, 0)
     assert refusal(encoder_of, small(), max_tokens=14) == ["'max_tokens' is 14 but must be at most 13: so many positions has the model [clause=INP-2]"]
-    assert refusal(encoder_of, small(), max_tokens=4) == ["'max_tokens' is 4 but must be at least 5: two texts of a token, and three special ones"]
+    assert refusal(encoder_of, small(), max_tokens=4) == ["'max_tokens' is 4 but must be at least 5: two texts of a token, and 3 special ones"]
 
 
 def test_many_texts_are_encoded_as_each_by_itself(small: Config) -> None:

@@ -19,8 +19,8 @@ from concord import porting, spec
 from concord.spec.batch import Batch
 from concord.spec.errors import SpecError
 from concord.training import checkpoint, data, prediction
-from concord.training.data import tokenizers
-from concord.training.data.ready import text_encoder
+from concord.training.data import TextEncoder, tokenizers
+from concord.training.data.ready import encoder_of, text_encoder
 from concord.training.metrics import losses, predicted, probabilities
 from tests.test_data import VOCABULARY, refusal, written
 from tests.toys.mutations import mutated
@@ -233,10 +233,32 @@ def test_a_checkpoint_from_elsewhere_predicts_with_its_own_tokenizer(invoke: Inv
     assert invoke("predict", tmp_path / "there", "a", "--backend", NUMPY)[0] == 2
 
 
+def test_texts_are_those_of_a_roberta() -> None:
+    letters = {letter: 4 + number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE({"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, **letters}, []))  # as theirs are: of bytes, and it says no unknown token
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=True, add_prefix_space=False)
+    tokenizer.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>"])
+    config = spec.variant("roberta", vocab_size=260, max_positions=41)
+    files = {"tokenizer.json": tokenizer.to_str().encode()}
+    made, own = text_encoder(Path(), files, config), encoder_of(Path(), files, config)
+    assert isinstance(made, TextEncoder)
+    assert own is not None
+    assert (made.text.between, made.text.unknown, made.text.max_tokens) == (1, "<unk>", 39)
+    for pair in (("café, 天气", None), ("a b", "naïve"), ("", "x")):
+        ours, theirs = made.encode(*pair), own.encode(*pair)
+        (ids, border, cut), = made.encode_many([pair])
+        assert (ours.ids.tolist(), ids.tolist(), ours.segment_ids.tolist()) == (theirs.ids.tolist(), theirs.ids.tolist(), [0] * len(theirs.ids))
+        assert (cut, border) == (0, len(theirs.ids) if pair[1] is None else len(made.encode(pair[0]).ids) + 1)
+    long = made.encode("a" * 99, "b" * 99)
+    assert (len(long.ids), long.ids.tolist().count(2), sum(long.truncated)) == (39, 3, 198 - 35)
+    assert TextEncoder(made.tokenizer, made.text).encode("a </s> b").ids.tolist().count(2) == 1
+
+
 def test_marks_that_cannot_be_put_around_samples_are_refused() -> None:
     tokenizer = Tokenizer(models.WordLevel({"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3, "a": 4, "b": 5}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 1), trim_offsets=False, add_prefix_space=False)
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", "<s> $A </s> <s> $B </s>", [("<s>", 1), ("</s>", 2)])
     config = spec.variant("bert", vocab_size=6, max_positions=11)
     with pytest.raises(SpecError, match="other marks around two texts"):
         text_encoder(Path(), {"tokenizer.json": tokenizer.to_str().encode()}, config)

@@ -1,4 +1,4 @@
-"""Texts and pairs of texts as ids: ``[CLS] a [SEP] b [SEP]``, segment ids, and truncation that keeps both."""
+"""Texts and pairs of texts as ids: ``[CLS] a [SEP] b [SEP]``, or with RoBERTa's second mark between them; segment ids, and truncation that keeps both."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 TOKENIZER_FILE, TEXT_FILE = "tokenizer.json", "text.json"
 
+MOST_BETWEEN = 4
+"""Marks that may stand between two texts besides the one after the first."""
+
 AT_ONCE = 512
 """Texts that are encoded at once."""
 
@@ -39,6 +42,7 @@ class Text:
         unknown: the token in place of those that the vocabulary does not have.
         first: the token before the first text.
         separator: the token after each text.
+        between: how many more of it stand between two texts: RoBERTa has one.
     """
 
     max_tokens: int
@@ -47,6 +51,7 @@ class Text:
     unknown: str = "[UNK]"
     first: str = "[CLS]"
     separator: str = "[SEP]"
+    between: int = 0
     format: Literal["concord.text/1"] = "concord.text/1"
 
 
@@ -88,8 +93,10 @@ class TextEncoder:
         problems = [f"the tokenizer's vocabulary lacks {name!r}" for name in dict.fromkeys(names) if tokenizer.token_to_id(name) is None]
         if len(set(names)) < len(names):
             problems.append(f"special tokens are {', '.join(names)} but must be four")
-        if text.max_tokens < 5:
-            problems.append(f"'max_tokens' is {text.max_tokens} but must be at least 5: two texts of a token, and three special ones")
+        if not 0 <= text.between <= MOST_BETWEEN:
+            problems.append(f"'between' is {text.between} but must be at least 0 and at most {MOST_BETWEEN}")
+        elif text.max_tokens < 5 + text.between:
+            problems.append(f"'max_tokens' is {text.max_tokens} but must be at least {5 + text.between}: two texts of a token, and {3 + text.between} special ones")
         if min(text.segments) < 0 or max(text.segments) > 127:
             problems.append(f"'segments' are {', '.join(map(str, text.segments))} but must lie in [0, 128)")
         if problems:
@@ -168,6 +175,11 @@ class TextEncoder:
             segments += [self.text.segments[number]] * (length + 1)
             tokens += [*(text[start:end] for start, end in found.offsets[:length]), self.text.separator]
             offsets += [*((number, start, end) for start, end in found.offsets[:length]), None]
+            if number == 0 and b is not None:
+                ids += [self.separator_id] * self.text.between
+                segments += [self.text.segments[0]] * self.text.between
+                tokens += [self.text.separator] * self.text.between
+                offsets += [None] * self.text.between
         cut = [len(found.ids) - length for (*_, found), length in zip(parts, lengths, strict=False)]
         return Encoded(np.array(ids, np.int64), np.array(segments, np.int64), tuple(tokens), tuple(offsets), (cut[0], sum(cut[1:])))
 
@@ -175,7 +187,7 @@ class TextEncoder:
         """Encode many, without tokens as text.
 
         Yields:
-            Ids (T,); how many of them belong to the first text, with ``[CLS]`` and its ``[SEP]``; how many tokens were cut off.
+            Ids (T,); how many of them belong to the first text, with ``[CLS]`` and what stands before the second; how many tokens were cut off.
 
         Raises:
             SpecError: as :meth:`encode`.
@@ -187,8 +199,9 @@ class TextEncoder:
                 parts = [first.ids] if b is None else [first.ids, next(seconds).ids]
                 lengths = self.room(*map(len, parts))
                 kept = [self._plain(np.array(ids[:length], np.int64)) for ids, length in zip(parts, lengths, strict=False)]
-                joined = [[self.first_id], kept[0], [self.separator_id], *((kept[1], [self.separator_id]) if b is not None else ())]
-                yield np.concatenate([np.asarray(ids, np.int64) for ids in joined]), len(kept[0]) + 2, sum(map(len, parts)) - sum(map(len, kept))
+                before = 1 + (self.text.between if b is not None else 0)
+                joined = [[self.first_id], kept[0], [self.separator_id] * before, *((kept[1], [self.separator_id]) if b is not None else ())]
+                yield np.concatenate([np.asarray(ids, np.int64) for ids in joined]), len(kept[0]) + 1 + before, sum(map(len, parts)) - sum(map(len, kept))
 
     def room(self, a: int, b: int | None = None) -> tuple[int, int]:
         """Return how many tokens of two texts are kept: the longer one is cut first, and neither below half of the room.
@@ -199,7 +212,7 @@ class TextEncoder:
         """
         if b is None:
             return min(a, self.text.max_tokens - 2), 0
-        room = self.text.max_tokens - 3
+        room = self.text.max_tokens - 3 - self.text.between
         second = min(b, max(room // 2, room - a))
         return min(a, room - second), second
 

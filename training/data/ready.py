@@ -14,7 +14,7 @@ from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, located, optional
 from concord.spec.files import parse_json
 from concord.training.data import tokenizers
-from concord.training.data.encoder import TEXT_FILE, TOKENIZER_FILE, Encoded, Text, TextEncoder
+from concord.training.data.encoder import MOST_BETWEEN, TEXT_FILE, TOKENIZER_FILE, Encoded, Text, TextEncoder
 
 with optional("Texts for a checkpoint", "training"):
     from tokenizers import Tokenizer, normalizers, processors
@@ -27,7 +27,12 @@ SENTENCES, PROMPTS = "sentence_bert_config.json", "config_sentence_transformers.
 VOCABULARIES = (TOKENIZER_FILE, VOCABULARY)
 """Files that a tokenizer is made of."""
 
+MARKS = "special_tokens_map.json"
+
 MASK = "[MASK]"
+
+UNKNOWN = ("[UNK]", "<unk>")
+"""What the token for what is not known is called, where nothing says so."""
 
 PROBES = (("a b", None), ("a b", "b"))
 """Texts that show what marks a tokenizer puts where."""
@@ -155,7 +160,7 @@ def text_encoder(folder: Path, files: Mapping[str, bytes], config: EncoderConfig
         folder, files: as for :func:`encoder_of`.
 
     Raises:
-        SpecError: as :func:`encoder_of`; and if its marks are not one before the first text and one after each.
+        SpecError: as :func:`encoder_of`; and if its marks are not one before the first text, one after each, and the same between two.
     """
     own = encoder_of(folder, files, config)
     if own is None or isinstance(own, TextEncoder):
@@ -164,16 +169,24 @@ def text_encoder(folder: Path, files: Mapping[str, bytes], config: EncoderConfig
     if own.prompt:
         raise SpecError(f"{PROMPTS}: {own.prompt[:40]!r} is put before every text: 'concord run --texts' does so")
     probes = [own.encode(*probe) for probe in PROBES]
-    pair, padding, unknown = probes[-1], own.tokenizer.id_to_token(config.pad_id), getattr(own.tokenizer.model, "unk_token", None)
+    pair, padding, unknown = probes[-1], own.tokenizer.id_to_token(config.pad_id), _unknown(own.tokenizer, files)
     if padding is None or unknown is None:
-        raise SpecError(f"its tokenizer has no token of id {config.pad_id}, which is padding" if padding is None else "its tokenizer says no token for what it does not know")
+        raise SpecError(f"its tokenizer has no token of id {config.pad_id}, which is padding" if padding is None else "its tokenizer has no token for what it does not know")
     segments = (int(pair.segment_ids[0]), int(pair.segment_ids[-1]), 0)
-    made = TextEncoder(own.tokenizer, Text(own.max_tokens, segments, padding, unknown, pair.tokens[0], pair.tokens[-1]))
+    marks = pair.offsets.count(None)
+    made = TextEncoder(own.tokenizer, Text(own.max_tokens, segments, padding, unknown, pair.tokens[0], pair.tokens[-1], between=min(max(marks - 3, 0), MOST_BETWEEN)))
     for probe, wanted in zip(PROBES, probes, strict=True):
         found = made.encode(*probe)
         if (found.ids.tolist(), found.segment_ids.tolist()) != (wanted.ids.tolist(), wanted.segment_ids.tolist()):
-            raise SpecError(f"its tokenizer puts other marks around {'two texts' if probe[1] else 'a text'} than one before the first and one after each: 'concord run --texts' takes it as it is")
+            raise SpecError(f"its tokenizer puts other marks around {'two texts' if probe[1] else 'a text'} than one before the first, one after each and the same between two: 'concord run --texts' takes it as it is")
     return made
+
+
+def _unknown(tokenizer: Tokenizer, files: Mapping[str, bytes]) -> str | None:
+    """Return the token for what a tokenizer does not know: one that is made of bytes knows everything, and yet has one."""
+    said = [_object(files, name).get("unk_token") for name in (SETTINGS, MARKS)]
+    names = (getattr(tokenizer.model, "unk_token", None), *(one.get("content") if isinstance(one, dict) else one for one in said), *UNKNOWN)
+    return next((name for name in names if isinstance(name, str) and tokenizer.token_to_id(name) is not None), None)
 
 
 def _of_vocabulary(content: bytes, settings: Mapping[str, Any]) -> Tokenizer:
