@@ -23,7 +23,7 @@ CARRIED = (
 )  # fmt: skip
 """Files beside the weights that are carried over as they are."""
 
-SENTENCES = ("sentence_bert_config.json", "config_sentence_transformers.json")
+LENGTHS, PROMPTS = SENTENCES = ("sentence_bert_config.json", "config_sentence_transformers.json")
 """The same of a folder of sentence-transformers: how long texts may be, and what is put before them. Other projects' folders do not have them."""
 
 TRAINING = ("recipe.toml", "progress.json", "state.safetensors")

@@ -12,7 +12,7 @@ from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
 from concord.spec.files import parse_json, read_json
 
-MODULES, LENGTHS, PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
+MODULES = "modules.json"
 
 POOLING, NORMALIZE = "pooling_mode", "normalize"
 """The words of what the modules behind a model say: how the vectors of tokens become one, and whether it is divided by its length."""
@@ -34,7 +34,7 @@ WRITTEN = 4
 """How many of those every version knows."""
 
 POOLER, ARGUMENTS = "pooler.*", "model_args"
-"""How a table calls the pooler that models of its kind have and nobody uses, and the key of :data:`LENGTHS` with the arguments of the model's class."""
+"""How a table calls the pooler that models of its kind have and nobody uses, and the key of :data:`concord.porting.folder.LENGTHS` with the arguments of the model's class."""
 
 NOT_REFUSED = "--from hugging-face, or that of its kind, reads the bare encoder"
 
@@ -79,18 +79,18 @@ def files(said: Mapping[str, Any], config: EncoderConfig, carried: bytes | None,
 
     Args:
         said: by :data:`POOLING` and :data:`NORMALIZE`, in the words of a table.
-        carried: :data:`LENGTHS`, if it was carried over.
+        carried: :data:`concord.porting.folder.LENGTHS`, if it was carried over.
         bare: whether the file of weights has no pooler though models of its kind have one: then the library is told not to make one.
     """
     kinds = CHAINS[said[NORMALIZE] == "true"]
     places = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds) if number)]
     modules = [{"idx": number, "name": str(number), "path": place, "type": f"sentence_transformers.models.{kind}"} for number, (place, kind) in enumerate(zip(places, kinds, strict=True))]
     pooling = {"word_embedding_dimension": config.d_model, **{key: mode == said[POOLING] for key, mode in list(OLDER.items())[:WRITTEN]}}
-    lengths = {"max_seq_length": config.max_positions - config.position_start, "do_lower_case": False} if carried is None else parse_json(carried, LENGTHS)
+    lengths = {"max_seq_length": config.max_positions - config.position_start, "do_lower_case": False} if carried is None else parse_json(carried, folders.LENGTHS)
     if bare and isinstance(lengths, dict):
         before = lengths.get(ARGUMENTS)
         lengths[ARGUMENTS] = {**(before if isinstance(before, dict) else {}), "add_pooling_layer": False}
-    made = {MODULES: modules, f"{places[1]}/{folders.CONFIG}": pooling, LENGTHS: lengths}
+    made = {MODULES: modules, f"{places[1]}/{folders.CONFIG}": pooling, folders.LENGTHS: lengths}
     return {name: (json.dumps(content, indent=2) + "\n").encode() for name, content in made.items()}
 
 

@@ -170,7 +170,7 @@ def _modules(checkpoint: Checkpoint, table: Table, said: dict[str, Any]) -> dict
     """Return the files of modules that stand behind a model; what they say is taken out of its configuration."""
     behind = {key: said.pop(key) for key in (sentences.POOLING, sentences.NORMALIZE)}
     bare = checkpoint.source != table.source and sentences.POOLER in tables.part_of(table, checkpoint.part).checkpoint.ignored
-    return sentences.files(behind, checkpoint.config, checkpoint.files.get(sentences.LENGTHS), bare)
+    return sentences.files(behind, checkpoint.config, checkpoint.files.get(folders.LENGTHS), bare)
 
 
 CLASSES = {"model": "TextClassifier", "pooled": "PooledEncoder", "encoder": "Encoder", "stack": "EncoderStack", "attention": "AttentionAlone"}

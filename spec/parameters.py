@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,7 +105,7 @@ PROFILES: dict[str, str] = {
 """How :func:`initialize` may draw weights (SPEC WGT-5)."""
 
 
-def initialize(config: EncoderConfig, seed: int = 0, profile: str = "generic", part: str = "model") -> dict[str, NDArray[np.float64]]:
+def initialize(config: EncoderConfig, seed: int = 0, profile: str = "generic", part: str = "model", names: Collection[str] | None = None) -> dict[str, NDArray[np.float64]]:
     """Draw weights for conformance runs, none of them at a value that hides an error (SPEC WGT-5).
 
     Each parameter has a stream of its own, so that a change of one leaves the others alone. The values are float32
@@ -115,6 +115,7 @@ def initialize(config: EncoderConfig, seed: int = 0, profile: str = "generic", p
         seed: of the random streams.
         profile: one of :data:`PROFILES`.
         part: one of :data:`concord.spec.tensors.PARTS`.
+        names: of the parameters that are wanted; None: all.
 
     Returns:
         Canonical name to float64 array, in the shapes of :func:`shape_of`.
@@ -126,6 +127,8 @@ def initialize(config: EncoderConfig, seed: int = 0, profile: str = "generic", p
         raise unknown("weights profile", profile, list(PROFILES))
     drawn = {}
     for name, parameter in parameters(config, part).items():
+        if names is not None and name not in names:
+            continue
         generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
         shape = shape_of(config, parameter)
         values = _profiled(config, name, _draw(config, parameter, generator.standard_normal(shape)), profile)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice
@@ -142,8 +142,9 @@ def begin(config: EncoderConfig, recipe: Recipe, plan: Plan, texts: Texts, seed:
         plan = replace(plan, epochs=USUAL_EPOCHS)
     recipe = fitted_recipe(recipe, plan, counted(corpora["train"], plan.batch))
     plan = replace(plan, samples=digest(corpora["train"]))
-    begun = first_weights(config, seed) | (pretrained.kept(config, labels) if pretrained else {})
-    weights = {name: precision(plan.dtype).round(array) for name, array in begun.items()}
+    kept = pretrained.kept(config, labels) if pretrained else {}
+    begun = {**first_weights(config, seed, without=kept), **kept}
+    weights = {name: precision(plan.dtype).round(begun[name]) for name in parameters(config)}
     return Checkpoint(config, weights, labels, encoder, recipe, progress=Progress(seed=seed, plan=plan)), corpora
 
 
@@ -157,15 +158,18 @@ def _encoder(config: EncoderConfig, texts: Texts, samples: Samples, pretrained: 
     return TextEncoder.learn(samples.texts(), config, texts.tokenization, texts.vocabulary, texts.tokens)
 
 
-def first_weights(config: EncoderConfig, seed: int) -> dict[str, NDArray[np.float64]]:
+def first_weights(config: EncoderConfig, seed: int, without: Collection[str] = ()) -> dict[str, NDArray[np.float64]]:
     """Return weights to begin with: drawn as for conformance (SPEC WGT-5), but with biases of 0 and gains of 1.
 
     Tables that a norm follows begin as small as BERT's: their scale does not matter to the norm, and small ones move on with few steps. So do
     queries and keys: every token is attended to alike at first, and none by chance.
+
+    Args:
+        without: parameters that somebody has already.
     """
-    kinds = {name: entry.kind for name, entry in parameters(config).items()}
+    kinds = {name: entry.kind for name, entry in parameters(config).items() if name not in without}
     neutral = {"bias": 0.0, "offset": 0.0, "gain": 1.0}
-    drawn = {name: np.full_like(array, neutral[kinds[name]]) if kinds[name] in neutral else array for name, array in initialize(config, seed).items()}
+    drawn = {name: np.full_like(array, neutral[kinds[name]]) if kinds[name] in neutral else array for name, array in initialize(config, seed, names=kinds).items()}
     small = [name for name, kind in kinds.items() if kind == "table" or (kind == "positions" and config.positions == "learned")]
     small = [*(small if config.embedding_norm else []), *(name for name in kinds if name.endswith(("query.weight", "key.weight")))]
     return drawn | {name: drawn[name] * (SMALL / drawn[name].std()) for name in small}

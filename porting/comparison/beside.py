@@ -8,8 +8,8 @@ from itertools import zip_longest
 from typing import Any
 
 from concord.porting.checkpoint import Checkpoint
-from concord.porting.folder import CARRIED, LABELS, SENTENCES
-from concord.porting.sentences import ARGUMENTS, LENGTHS, PROMPTS
+from concord.porting.folder import CARRIED, LABELS, LENGTHS, PROMPTS, SENTENCES
+from concord.porting.sentences import ARGUMENTS
 from concord.spec.errors import SpecError
 from concord.spec.files import parse_json
 

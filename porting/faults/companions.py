@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from concord.porting.faults.fault import HUB, LABELS, TOKENS, ConversionFault, Edit, stated
+from concord.porting.folder import LENGTHS, PROMPTS
 from concord.porting.registry import Format
 
 TRANSFORMERS = "huggingface/transformers"
-
-SENTENCES, PROMPTS = "sentence_bert_config.json", "config_sentence_transformers.json"
 
 
 def fault(name: str, what: str, edit: Edit, expected: Any, says: str, source: str, **fields: Any) -> ConversionFault:
@@ -60,7 +59,7 @@ FAULTS = (
     fault("letters_kept_large", "The tokenizer of a model of small letters keeps large ones.", entries("tokenizer.json", normalizer={"type": "BertNormalizer", "lowercase": False}), "named", "normalizer.lowercase is true in the right one and false in the wrong one", "huggingface/tokenizers/issues/695"),
     fault("accents_kept", "The tokenizer keeps accents, as an older version did.", entries("tokenizer.json", normalizer={"type": "BertNormalizer", "lowercase": True, "strip_accents": False}), "named", "normalizer.strip_accents is absent", f"{TRANSFORMERS}/issues/2917"),
     fault("texts_cut_shorter", "Texts may be shorter than before.", entries("tokenizer_config.json", model_max_length=7), "named", "model_max_length is 13 in the right one and 7 in the wrong one", "huggingface/text-embeddings-inference/issues/146", clause="INP-2"),
-    fault("letters_of_sentences_made_small", "What a folder of sentence-transformers does to letters before its tokenizer was taken for what the tokenizer does.", entries(SENTENCES, do_lower_case=True), "named", "do_lower_case is false", "vllm-project/vllm/pull/11815", format="torch"),
+    fault("letters_of_sentences_made_small", "What a folder of sentence-transformers does to letters before its tokenizer was taken for what the tokenizer does.", entries(LENGTHS, do_lower_case=True), "named", "do_lower_case is false", "vllm-project/vllm/pull/11815", format="torch"),
     fault("prompt_forgotten", "The text that was put before each text is not put there any more.", entries(PROMPTS, default_prompt_name=None), "named", 'default_prompt_name is "query"', "", format="torch"),
     fault("tokenizer_saved_anew", "The tokenizer was saved by another version, which writes the same entries otherwise.", rewritten("tokenizer.json", lambda content: json.dumps(json.loads(content), indent=4, sort_keys=True).encode()), "harmless", "", ""),
     fault("versions_of_another_machine", "The versions of libraries that wrote the folder are others.", entries(PROMPTS, __version__={"pytorch": "1.6.0"}), "harmless", "", "", format="torch"),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from concord import spec
 from concord.porting.checkpoint import from_weights
-from concord.porting.folder import CONFIGS
+from concord.porting.folder import CONFIGS, LENGTHS, PROMPTS
 from concord.porting.registry import Format, known
 from concord.porting.stored import Stored, in_memory
 from concord.porting.writing import write
@@ -47,8 +47,8 @@ COMPANIONS: Mapping[str, bytes] = {
     "vocab.txt": "\n".join((*TOKENS, "")).encode(),
     "tokenizer.json": b'{"version": "1.0", "normalizer": {"type": "BertNormalizer", "lowercase": true}}',
     "tokenizer_config.json": b'{"do_lower_case": true, "model_max_length": 13}',
-    "sentence_bert_config.json": b'{"max_seq_length": 13, "do_lower_case": false}',
-    "config_sentence_transformers.json": b'{"__version__": {"pytorch": "2.13.0"}, "prompts": {"query": "t5"}, "default_prompt_name": "query"}',
+    LENGTHS: b'{"max_seq_length": 13, "do_lower_case": false}',
+    PROMPTS: b'{"__version__": {"pytorch": "2.13.0"}, "prompts": {"query": "t5"}, "default_prompt_name": "query"}',
 }
 """What lies beside the weights, as far as a format has it there."""
 

@@ -204,7 +204,7 @@ class TextEncoder:
                 yield np.concatenate([np.asarray(ids, np.int64) for ids in joined]), len(kept[0]) + 1 + before, sum(map(len, parts)) - sum(map(len, kept))
 
     def room(self, a: int, b: int | None = None) -> tuple[int, int]:
-        """Return how many tokens of two texts are kept: the longer one is cut first, and neither below half of the room.
+        """Return how many tokens of two texts are kept: the longer one is cut first, and neither below half of the room, as ``longest_first`` of ``tokenizers`` does.
 
         Args:
             a: tokens of the first text.
@@ -213,8 +213,10 @@ class TextEncoder:
         if b is None:
             return min(a, self.text.max_tokens - 2), 0
         room = self.text.max_tokens - 3 - self.text.between
-        second = min(b, max(room // 2, room - a))
-        return min(a, room - second), second
+        if a + b <= room:
+            return a, b
+        shorter = min(a, b, room // 2)
+        return (shorter, room - shorter) if a <= b else (room - shorter, shorter)
 
     def _divided(self, texts: list[str]) -> list[Any]:
         try:
