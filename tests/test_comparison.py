@@ -135,6 +135,8 @@ def test_what_says_the_same_in_other_bytes_is_the_same() -> None:
     mine = {"tokenizer.json": b'{"a": 1, "b": 2}', lengths: b'{"max_seq_length": 7}', prompts: b'{"__version__": {"pytorch": "1"}, "prompts": {}}'}
     found = beside(mine, {"tokenizer.json": b'{"b":2,"a":1}', lengths: b'{"max_seq_length": 7, "model_args": {}}', prompts: b'{"prompts": {}}'})
     assert (found.files, found.exit_code) == ({}, 0)
+    assert beside({"vocab.txt": "a\u2028\nb\n".encode()}, {"vocab.txt": "a\u2028\r\nb".encode()}).files == {}
+    assert beside({"vocab.txt": "a\u2028\nb\n".encode()}, {"vocab.txt": "a\u2028\nc\n".encode()}).files == {"vocab.txt": 'line 2 is "b" in A and "c" in B'}
     assert beside(mine, {}).exit_code == 0  # one that has no tokenizer says nothing else
     token = beside({"vocab.json": b'{"__version__": 1, "model_args": 2}'}, {"vocab.json": b'{"__version__": 2, "model_args": 2}'})
     assert token.files == {"vocab.json": "__version__ is 1 in A and 2 in B"}  # a token, there

@@ -49,7 +49,7 @@ def alone(first: Checkpoint, second: Checkpoint) -> tuple[str, ...]:
 def _read(name: str, content: bytes) -> Any:
     """Return what a file says: entries, or lines; of what cannot be understood its bytes."""
     try:
-        found = parse_json(content, name) if name.endswith(".json") else content.decode().splitlines()
+        found = parse_json(content, name) if name.endswith(".json") else [line.removesuffix("\r") for line in content.decode().removesuffix("\n").split("\n")]
     except (SpecError, UnicodeDecodeError):
         return content
     return {key: value for key, value in found.items() if key not in SILENT.get(name, ())} if isinstance(found, dict) else found
