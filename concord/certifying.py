@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from concord.porting.certificate import Certificate
     from concord.porting.comparison import Comparison
 
+QUIET = 2.0
+"""Seconds that most comparisons of two checkpoints take, and say nothing of."""
+
 MOST = 40
 """Tensors that differ of which there is a row."""
 
@@ -214,7 +217,7 @@ def _counted(total: int) -> Iterator[Any]:
     """Show how many tensors have been compared."""
     from concord.progress import bars
 
-    with bars(["tensors"], total) as reached:
+    with bars(["tensors"], total, quiet=QUIET) as reached:
         yield lambda done: reached("tensors", done, "")
 
 
