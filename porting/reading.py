@@ -62,7 +62,9 @@ def recognise(path: Path, table: Path | None = None) -> Recognition:
     if (folder / sentences.MODULES).exists():
         inner = sentences.inner(folder)
         of_modules = [form for form in FORMATS.values() if form.modules]
-        form = next((form for form in of_modules if _may_be(form, inner)), of_modules[0])
+        named = (path,) if folders.is_weights(path) else ()
+        there = [form for form in of_modules if any(place.exists() and form.container.is_one(place) for place in named or [inner / name for name in form.weights])] or of_modules
+        form = next((form for form in there if _may_be(form, inner)), there[0])
         return Recognition(form.name, f"{sentences.MODULES} lists modules of sentence-transformers")
     candidates = [form for form in FORMATS.values() if form.name != OWN and not form.modules]
     weights = _weights(candidates, path, folder)

@@ -52,6 +52,19 @@ def test_a_sentence_embedding_comes_back_with_its_pooling(tmp_path: Path, kind: 
     assert (read.part, bits(read)) == ("pooled", bits(wanted))
 
 
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_folder_with_pytorchs_own_file_is_read_too(tmp_path: Path, kind: str) -> None:
+    wanted, one = pooled(kind), tmp_path / "one"
+    porting.write(wanted, one, f"{folder_of(kind)}-bin")
+    assert (one / "pytorch_model.bin").exists()
+    read = porting.read(one)
+    assert (porting.recognise(one).format, read.part, bits(read)) == (f"{folder_of(kind)}-bin", "pooled", bits(wanted))
+    porting.write(porting.from_weights(read.config, {name: array + 1 for name, array in read.weights().items()}, "pooled"), tmp_path / "other", folder_of(kind))
+    (tmp_path / "other/model.safetensors").rename(one / "model.safetensors")
+    assert porting.recognise(one).format == folder_of(kind)  # as the library, which looks for this file first
+    assert bits(porting.read(one / "pytorch_model.bin")) == bits(wanted)
+
+
 @pytest.mark.parametrize(
     ("said", "pooling"),
     [

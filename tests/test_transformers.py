@@ -206,9 +206,10 @@ def test_what_is_written_embeds_sentences_with_the_same_bits(place: Place, tmp_p
     assert (porting.recognise(tmp_path / "one").format, read.part) == (format, "pooled")
     porting.write(read, tmp_path / "native", "jax-msgpack")
     porting.write(porting.read(tmp_path / "native"), tmp_path / "back", format)
+    porting.write(porting.read(tmp_path / "native"), tmp_path / "older", f"{format}-bin")
     batch = batch_for(read)
-    first, back = (place.embeddings(tmp_path / name, batch, read.config.pad_id) for name in ("one", "back"))
-    assert first.tobytes() == back.tobytes()
+    first, back, older = (place.embeddings(tmp_path / name, batch, read.config.pad_id) for name in ("one", "back", "older"))
+    assert first.tobytes() == back.tobytes() == older.tobytes()
     assert judged(read, batch, first) < 1
 
 
