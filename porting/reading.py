@@ -10,6 +10,7 @@ from typing import Any
 from concord.porting import folder as folders
 from concord.porting import sentences
 from concord.porting.checkpoint import Checkpoint
+from concord.porting.containers import safetensors, torch
 from concord.porting.matching import match
 from concord.porting.naming import PARTS, likeness, of_table
 from concord.porting.registry import FORMATS, OWN, Format, known
@@ -28,6 +29,9 @@ AUTO = "auto"
 
 KIND = "model_type"
 """The key of a configuration by which Hugging Face knows what a model is."""
+
+HUB = (("model.safetensors", safetensors.INDEX), ("pytorch_model.bin", torch.INDEX), ("tf_model.h5",), ("flax_model.msgpack",))
+"""What Hugging Face's files of weights are called, one file or the index of several: folders of its hub have them side by side. The first that is there is read, as by transformers."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +64,10 @@ def recognise(path: Path, table: Path | None = None) -> Recognition:
     if (folder / checkpoints.CONTENTS).exists() and (folder / checkpoints.CONFIG).exists():
         return Recognition(OWN, f"{checkpoints.CONTENTS} and {checkpoints.CONFIG} are those of this project's own checkpoints")
     if (folder / sentences.MODULES).exists():
+        form = _of_sentences(path, folder)
         inner = sentences.inner(folder)
-        of_modules = [form for form in FORMATS.values() if form.modules]
-        named = (path,) if folders.is_weights(path) else ()
-        there = [form for form in of_modules if any(place.exists() and form.container.is_one(place) for place in named or [inner / name for name in form.weights])] or of_modules
-        form = next((form for form in there if _may_be(form, inner)), there[0])
-        return Recognition(form.name, f"{sentences.MODULES} lists modules of sentence-transformers")
+        others = "" if folders.is_weights(path) else _beside(inner / form.weights[0], inner)
+        return Recognition(form.name, f"{sentences.MODULES} lists modules of sentence-transformers{others}")
     candidates = [form for form in FORMATS.values() if form.name != OWN and not form.modules]
     weights = _weights(candidates, path, folder)
     fitting = [form for form in candidates if form.container.is_one(weights)]
@@ -74,7 +76,17 @@ def recognise(path: Path, table: Path | None = None) -> Recognition:
         if native:
             return Recognition(native.name, f"{checkpoints.CONFIG} states a configuration of the family, and {weights.name} holds {native.meaning}")
     known_by_names = [form for form in fitting if form.source]
-    return _by_names(weights, [form for form in known_by_names if _may_be(form, folder)] or known_by_names, (folder / checkpoints.CONFIG).exists())
+    found = _by_names(weights, [form for form in known_by_names if _may_be(form, folder)] or known_by_names, (folder / checkpoints.CONFIG).exists())
+    return Recognition(found.format, found.why + ("" if folders.is_weights(path) else _beside(weights, folder)))
+
+
+def _of_sentences(path: Path, folder: Path) -> Format:
+    """Return the format of a folder of sentence-transformers: by the file that is named, else as that library chooses, safetensors first."""
+    inner = sentences.inner(folder)
+    candidates = [form for form in FORMATS.values() if form.modules]
+    named = [path] if folders.is_weights(path) else []
+    there = [form for form in candidates if any(place.exists() and form.container.is_one(place) for place in named or [inner / name for name in form.weights])]
+    return next((form for form in there if _may_be(form, inner)), (there or candidates)[0])
 
 
 def _may_be(form: Format, folder: Path) -> bool:
@@ -110,12 +122,24 @@ def _weights(candidates: list[Format], path: Path, folder: Path) -> Path:
         raise SpecError(f"{path}: is no file of weights that is known")
     named = dict.fromkeys(folder / name for form in candidates for name in form.weights if (folder / name).exists())
     others = sorted(entry for entry in folder.iterdir() if not named and any(form.container.is_one(entry) for form in candidates))
-    there = [*named] or others
+    there = _of_hub([*named]) or others
     if not there:
         raise SpecError(f"{folder}: has no file of weights that is known")
     if len(there) > 1:
         raise SpecError(f"{folder}: has {', '.join(entry.name for entry in there[:5])}; name the one to read, or its format with --from")
     return there[0]
+
+
+def _of_hub(there: list[Path]) -> list[Path]:
+    """Return what is to be read of the files that a folder has: of Hugging Face's own, which hold the same, the first; of others, all."""
+    kinds = [[path for path in there if path.name in kind] for kind in HUB]
+    return next(filter(None, kinds), there) if sum(map(len, kinds)) == len(there) else there
+
+
+def _beside(weights: Path, folder: Path) -> str:
+    """Say which of Hugging Face's files lie beside the one that is read."""
+    others = [name for kind in HUB for name in kind if weights.name not in kind and (folder / name).exists()]
+    return f"; {', '.join(others)} beside it {'is' if len(others) == 1 else 'are'} not read" if others else ""
 
 
 def read(path: Path, format: str = AUTO, table: Path | None = None) -> Checkpoint:

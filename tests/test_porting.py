@@ -83,6 +83,35 @@ def test_names_of_older_versions_are_read(tmp_path: Path) -> None:
     assert sum(entry.reason == "under an older name" for entry in read.ledger) == 10
 
 
+def test_of_the_files_of_a_folder_of_the_hub_the_first_is_read_as_by_transformers(tmp_path: Path) -> None:
+    wanted, others = {}, ["hugging-face", "hugging-face-bin", "hugging-face-tf", "hugging-face-flax"]
+    for number, form in enumerate(others):
+        weights = {name: array + number for name, array in WEIGHTS.items()}
+        porting.write(porting.from_weights(CONFIG, weights), tmp_path / form, form)
+        wanted[registry.FORMATS[form].weights[0]] = bits(porting.from_weights(CONFIG, weights))
+    folder = tmp_path / others[0]
+    for form in others[1:]:
+        name = registry.FORMATS[form].weights[0]
+        (tmp_path / form / name).rename(folder / name)
+    while wanted:
+        name, first = next(iter(wanted.items()))
+        found = porting.recognise(folder)
+        assert (found.format, bits(porting.read(folder))) == (others.pop(0), first)
+        assert all(other in found.why for other in wanted)
+        assert bits(porting.read(folder / name)) == first
+        (folder / name).unlink()
+        del wanted[name]
+
+
+def test_of_two_files_that_say_nothing_of_each_other_one_must_be_named(tmp_path: Path) -> None:
+    for form in ("torch", "torch-safetensors"):
+        porting.write(porting.from_weights(CONFIG, WEIGHTS), tmp_path / form, form)
+    (tmp_path / "torch/model.pt").rename(tmp_path / "torch-safetensors/model.pt")
+    with pytest.raises(SpecError, match=r"model\.safetensors, model\.pt; name the one to read"):
+        porting.read(tmp_path / "torch-safetensors")
+    assert bits(porting.read(tmp_path / "torch-safetensors/model.pt")) == bits(porting.from_weights(CONFIG, WEIGHTS))
+
+
 @pytest.mark.parametrize(("container", "stem"), [(safetensors, "model"), (torch, "pytorch_model")])
 def test_several_files_are_read_through_their_index(tmp_path: Path, container: Any, stem: str) -> None:
     tensors = named()

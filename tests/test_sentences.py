@@ -61,7 +61,9 @@ def test_a_folder_with_pytorchs_own_file_is_read_too(tmp_path: Path, kind: str) 
     assert (porting.recognise(one).format, read.part, bits(read)) == (f"{folder_of(kind)}-bin", "pooled", bits(wanted))
     porting.write(porting.from_weights(read.config, {name: array + 1 for name, array in read.weights().items()}, "pooled"), tmp_path / "other", folder_of(kind))
     (tmp_path / "other/model.safetensors").rename(one / "model.safetensors")
-    assert porting.recognise(one).format == folder_of(kind)  # as the library, which looks for this file first
+    found = porting.recognise(one)
+    assert found.format == folder_of(kind)  # as the library, which looks for this file first
+    assert "pytorch_model.bin beside it is not read" in found.why
     assert bits(porting.read(one / "pytorch_model.bin")) == bits(wanted)
 
 
