@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -31,17 +32,23 @@ COMPILED = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_C
 SHARED = "CONCORD_TESTS_SHARED"
 """The variable of the environment that names the folder in which the processes of a session keep what all of them need."""
 
+STOPPING = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+"""What Python does with signals that tests send. A shell starts what runs in the background, and ``nohup`` whatever it runs, so that they are ignored, by children too."""
+
 kept = pytest.StashKey[str]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let all processes of a session share what they derive, and JAX what it compiles: most of what they do otherwise is to do the same again."""
+    """Let all processes of a session share what they derive, and JAX what it compiles: most of what they do otherwise is to do the same again. Let signals arrive."""
     if not hasattr(config, "workerinput"):
         config.stash[kept] = folder = tempfile.mkdtemp(prefix="concord-tests-")
         os.environ[SHARED] = folder
         if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
             os.environ.update(COMPILED, JAX_COMPILATION_CACHE_DIR=f"{folder}/jax")
     tolerance._estimates = SharedCache(Path(os.environ[SHARED]))
+    for number, action in STOPPING.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, action)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at marks
