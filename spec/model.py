@@ -53,6 +53,7 @@ class Model:
     ) -> None:
         self.config, self.batch, self.dtype, self.a = config, batch, dtype, arithmetic
         self.forced, self.deviations = forced, deviations
+        arithmetic.narrow_bias_gradients = bool(deviations.get("narrow_bias_gradients"))
         self.weights = weights if isinstance(weights, Leaves) else Leaves(arithmetic, weights)
         self.given = {n: arithmetic.leaf(x) for n, x in batch.arrays().items() if np.issubdtype(x.dtype, np.floating)}
         self.rows: dict[str, NDArray[np.int64]] = {}

@@ -13,7 +13,7 @@ from concord.conformance.expectation import Forced, JudgedProblem
 from concord.conformance.judging import judge
 from concord.conformance.tolerance import Z
 from concord.spec.cases import build_case, standard_cases
-from concord.spec.deviations import declared
+from concord.spec.deviations import KNOWN_DEVIATIONS, declared
 from concord.spec.reference import reference
 from tests.toys.surroundings import quick_case, sample_of
 
@@ -339,6 +339,43 @@ def test_deviation_agrees_only_if_it_is_declared(dtype):
     sound = run_of(case, dtype)
     sound.info["deviations"] = [FLOOR]
     assert verdict_of(case, sound).first_divergence.tensor == "layers.0.attention.weights", "it was declared and is not there"
+
+
+BY_TRAINING = {"optimizer_constant_bits"}
+VALUES = {"softmax_floor": -0.5, "log_softmax_floor": -0.5, "norm_epsilon_bits": 2.0, "gelu_constant_bits": 2.0, "padding_left_out": 1.0, "narrow_bias_gradients": 1.0}
+
+
+@pytest.mark.clause("PRC-4")
+@pytest.mark.parametrize("name", sorted(KNOWN_DEVIATIONS.keys() - BY_TRAINING))
+def test_every_deviation_changes_what_the_reference_computes(name):
+    """One that nothing follows would judge whoever declares it by what it said it does not do."""
+    case = build_case("bert", "ragged", options={"norm_epsilon": 0.3})
+    others = {"softmax_floor": -0.5} if name == "padding_left_out" else {}
+
+    def bits(deviations):
+        truth = reference(case.config, case.weights, case.batch, gradients=True, dtype="bfloat16", arithmetic="bfloat16", deviations=deviations)
+        return {tensor: array.tobytes() for tensor, array in (truth.taps | {f"gradients.{n}": g for n, g in truth.gradients.items()}).items()}
+
+    assert bits({**others, name: VALUES[name]}) != bits(others)
+
+
+@pytest.mark.clause("PRC-2", "PRC-4")
+def test_bias_gradients_summed_in_bfloat16_agree_only_if_that_is_declared():
+    """What is less than half of a sum's last bit is lost, however often it comes."""
+    config = spec.variant("bert", vocab_size=23, max_positions=41, d_model=10, num_heads=2, d_ff=17, num_layers=1, num_classes=3)
+    batch = spec.example_batch(config, batch=17, tokens=41, seed=0, part="attention")
+    cotangent = np.full_like(batch.cotangent, 2.0**-8 - 2.0**-14)
+    cotangent[0, 0] = 1.0
+    batch = dataclasses.replace(batch, cotangent=cotangent)
+    case = JudgedProblem(config, spec.initialize(config, seed=0, part="attention"), batch, "attention", "bfloat16")
+    bias = "attention.output.bias"
+    narrow = {"narrow_bias_gradients": 1.0}
+    truth = reference(config, case.weights, batch, gradients=True, part="attention", dtype="bfloat16", arithmetic="bfloat16", deviations=narrow)
+    assert truth.gradients[bias].tolist() == [1.0] * 10
+    run = Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", "bfloat16", {"undelivered_taps": []})
+    assert verdict_of(case, run).first_divergence.tensor == f"gradients.{bias}"
+    run.info["deviations"] = [{"name": "narrow_bias_gradients", "value": 1, "reason": "the kernel adds term by term"}]
+    assert verdict_of(case, run).passed
 
 
 @pytest.mark.clause("PRC-4")
