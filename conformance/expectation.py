@@ -214,12 +214,17 @@ class Expectation:
 
     @functools.cached_property
     def undecided_rows(self) -> dict[str, NDArray[np.bool_]]:
-        """In which rows of each layer norm rounding leaves no digit, (…, 1): where sigma is not small, nor a number. Norms without one are left out."""
+        """In which rows of each layer norm rounding leaves no digit, (…, 1): where sigma is not small, nor a number. Norms without one are left out.
+
+        So with vectors that are divided by their length, but for one that is zero whatever is rounded: it is divided by epsilon.
+        """
         found = {}
         for name, value in self.values.items():
             if "norm" in name.rpartition(".")[2] and not is_gradient(name):
                 size, noise = (np.max(abs(array), axis=-1, keepdims=True) for array in (value, self.sigmas[name]))
                 rows = ~(noise <= UNDECIDED * size)
+                if name == "normalized":
+                    rows &= ~((size == 0) & self.settled(name).all(-1, keepdims=True))
                 if rows.any():
                     found[name] = rows
         return found
