@@ -68,20 +68,6 @@ def widened(bits: Bits, dtype: str) -> Bits:
     return np.asarray((bits.astype(np.uint32) << np.uint32(16)).view(np.float32))
 
 
-def narrowed(array: Bits, dtype: str) -> Bits:
-    """Return the bits of numbers: the way back of :func:`widened`.
-
-    Raises:
-        ValueError: if the dtype does not hold one of them exactly.
-    """
-    if dtype != "bfloat16":
-        return array.astype(NUMPY[dtype], copy=False)
-    whole = np.asarray(array, np.float32).view(np.uint32)
-    if (whole & np.uint32(0xFFFF)).any():
-        raise ValueError("not all numbers are numbers of bfloat16")
-    return (whole >> np.uint32(16)).astype(np.uint16)
-
-
 @dataclass(frozen=True)
 class Stored:
     """A tensor of a file.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -349,8 +349,3 @@ def _of_bits(seen: _Seen) -> Iterator[Relation]:
         if 2.0**-bits > 2 * seen.unit and (round_to_bits(values, bits) == values).all() and values.size > 3:
             yield Relation("bits", f"has no more than {bits} significant bits", None, {"bits": bits})
             return
-
-
-def names_of(relations: Sequence[Relation | None]) -> tuple[str, ...]:
-    """Return the kinds of relations."""
-    return tuple(relation.kind for relation in relations if relation)

@@ -18,7 +18,7 @@ from concord.conformance.faults.operations import Array
 
 HUB = "https://github.com/"
 VECTOR = 4
-INNER, ACTIVATION, WEIGHTS, SCORES = "*.feed_forward.inner", "*.feed_forward.activation", "*.attention.weights", "*.attention.scores"
+ACTIVATION, WEIGHTS, SCORES = "*.feed_forward.activation", "*.attention.weights", "*.attention.scores"
 NORMS = ("embeddings.norm", "*.norm1", "*.norm2", "final_norm")
 
 
@@ -105,10 +105,6 @@ def tail_dropped(m: Context, gradient: Array) -> Array:
     return m.o.where(np.arange(width) < width // VECTOR * VECTOR, gradient, gradient * 0.0)
 
 
-def last_query_dropped(m: Context, gradient: Array) -> Array:
-    return m.o.where(m.flags(gradient, 2, -1), gradient * 0.0, gradient)
-
-
 def first_head_alone(m: Context, gradient: Array) -> Array:
     return m.o.where(m.flags(gradient, 2, 0), gradient, gradient * 0.0)
 
@@ -127,10 +123,6 @@ def unbiased(m: Context, y: Array) -> Array:
     """Divide by D - 1 in the derivative."""
     width = tuple(y.shape)[-1]
     return m.norm(m.source(), variance=lambda variance: m.o.value_of(variance, variance * (width / (width - 1.0))))
-
-
-def without_epsilon(m: Context, y: Array) -> Array:
-    return m.norm(m.source(), deviation=lambda variance: m.o.value_of(m.deviation(variance), m.o.sqrt(variance)))
 
 
 def rows_dropped(m: Context, y: Array) -> Array:

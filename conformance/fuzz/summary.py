@@ -18,8 +18,6 @@ from concord.conformance.tolerance import R, Z
 WIDE = 140
 """Columns of a terminal from which counts and errors stand in one table."""
 
-COUNTED = ("agrees", "diverges", "undetermined", "unsupported")
-
 Column = tuple[str, Callable[[Tally], Text]]
 
 

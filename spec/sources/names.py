@@ -10,9 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-VARIABLES = ("i", "h", "n", "run")
-"""Every placeholder variable."""
-
 _PLACEHOLDER = re.compile(r"\{(_?)(\d*)(i|h|n|run)(?:([+-]\d+))?\}")
 
 
