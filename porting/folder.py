@@ -26,7 +26,7 @@ CARRIED = (
 LENGTHS, PROMPTS = SENTENCES = ("sentence_bert_config.json", "config_sentence_transformers.json")
 """The same of a folder of sentence-transformers: how long texts may be, and what is put before them. Other projects' folders do not have them."""
 
-TRAINING = ("recipe.toml", "progress.json", "state.safetensors")
+TRAINING = ("recipe.toml", runs.PROGRESS, "state.safetensors")
 """What this project's own checkpoints have to go on training with."""
 
 CONFIG = "config.json"

@@ -10,7 +10,6 @@ from typing import Any
 from concord.porting import folder as folders
 from concord.porting import sentences
 from concord.porting.checkpoint import Checkpoint
-from concord.porting.containers import safetensors, torch
 from concord.porting.matching import match
 from concord.porting.naming import PARTS, likeness, of_table
 from concord.porting.registry import FORMATS, OWN, Format, known
@@ -30,7 +29,7 @@ AUTO = "auto"
 KIND = "model_type"
 """The key of a configuration by which Hugging Face knows what a model is."""
 
-HUB = (("model.safetensors", safetensors.INDEX), ("pytorch_model.bin", torch.INDEX), ("tf_model.h5",), ("flax_model.msgpack",))
+HUB = tuple(dict.fromkeys(form.weights for form in FORMATS.values() if form.name.startswith("hugging-face")))
 """What Hugging Face's files of weights are called, one file or the index of several: folders of its hub have them side by side. The first that is there is read, as by transformers."""
 
 
@@ -64,10 +63,9 @@ def recognise(path: Path, table: Path | None = None) -> Recognition:
     if (folder / checkpoints.CONTENTS).exists() and (folder / checkpoints.CONFIG).exists():
         return Recognition(OWN, f"{checkpoints.CONTENTS} and {checkpoints.CONFIG} are those of this project's own checkpoints")
     if (folder / sentences.MODULES).exists():
-        form = _of_sentences(path, folder)
         inner = sentences.inner(folder)
-        others = "" if folders.is_weights(path) else _beside(inner / form.weights[0], inner)
-        return Recognition(form.name, f"{sentences.MODULES} lists modules of sentence-transformers{others}")
+        form = _of_sentences(path, inner)
+        return Recognition(form.name, f"{sentences.MODULES} lists modules of sentence-transformers{_beside(path, inner / form.weights[0])}")
     candidates = [form for form in FORMATS.values() if form.name != OWN and not form.modules]
     weights = _weights(candidates, path, folder)
     fitting = [form for form in candidates if form.container.is_one(weights)]
@@ -77,12 +75,11 @@ def recognise(path: Path, table: Path | None = None) -> Recognition:
             return Recognition(native.name, f"{checkpoints.CONFIG} states a configuration of the family, and {weights.name} holds {native.meaning}")
     known_by_names = [form for form in fitting if form.source]
     found = _by_names(weights, [form for form in known_by_names if _may_be(form, folder)] or known_by_names, (folder / checkpoints.CONFIG).exists())
-    return Recognition(found.format, found.why + ("" if folders.is_weights(path) else _beside(weights, folder)))
+    return Recognition(found.format, found.why + _beside(path, weights))
 
 
-def _of_sentences(path: Path, folder: Path) -> Format:
-    """Return the format of a folder of sentence-transformers: by the file that is named, else as that library chooses, safetensors first."""
-    inner = sentences.inner(folder)
+def _of_sentences(path: Path, inner: Path) -> Format:
+    """Return the format of a folder of sentence-transformers with its model in ``inner``: by the file that is named, else as that library chooses, safetensors first."""
     candidates = [form for form in FORMATS.values() if form.modules]
     named = [path] if folders.is_weights(path) else []
     there = [form for form in candidates if any(place.exists() and form.container.is_one(place) for place in named or [inner / name for name in form.weights])]
@@ -136,9 +133,11 @@ def _of_hub(there: list[Path]) -> list[Path]:
     return next(filter(None, kinds), there) if sum(map(len, kinds)) == len(there) else there
 
 
-def _beside(weights: Path, folder: Path) -> str:
-    """Say which of Hugging Face's files lie beside the one that is read."""
-    others = [name for kind in HUB for name in kind if weights.name not in kind and (folder / name).exists()]
+def _beside(path: Path, weights: Path) -> str:
+    """Say which of Hugging Face's files lie beside the one that is read, if nobody named it."""
+    if folders.is_weights(path):
+        return ""
+    others = [name for kind in HUB for name in kind if weights.name not in kind and weights.with_name(name).exists()]
     return f"; {', '.join(others)} beside it {'is' if len(others) == 1 else 'are'} not read" if others else ""
 
 
