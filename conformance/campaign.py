@@ -247,9 +247,9 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0: all agree; 1: something diverges, or differs when it is run again; 3: a backend that was asked for gave no result, or a run was not judged, or none."""
+        """0: all agree; 1: something diverges, or differs when it is run again; 3: a backend that was asked for gave no result, or something was judged nowhere."""
         found = {result.status for result in self.results}
-        if found & {*FAILED_WORKER, NOT_JUDGED} or not found & {"agrees", "diverges", "nondeterministic", "undetermined"}:
+        if found & {*FAILED_WORKER, NOT_JUDGED, "undetermined"} or not found & {"agrees", "diverges", "nondeterministic"}:
             return 3
         return 1 if found & {"diverges", "nondeterministic", "refused"} else 0
 

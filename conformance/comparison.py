@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -21,8 +21,40 @@ Array = NDArray[np.floating]
 NOT_DELIVERED = "not delivered"
 """Note of a tensor that a backend neither delivers nor says that it has not."""
 
+DECLARED = "declared by the backend"
+"""Note of a tensor of which a backend says beforehand that it has not."""
+
+STEP_SECTIONS = ("losses", "gradients", "norm", "clipped", "rate", "moments", "parameters")
+"""What a step of training is judged by, in the order of computation."""
+
 Z_BINS = tuple(2.0**i for i in range(-8, 9))
 """Edges of the bins in which the errors of a tensor's elements are counted, in sigma."""
+
+
+def section_of(tensor: str) -> str:
+    """Return to which section of a run a tensor belongs: ``"forward"`` or ``"gradients"``; of a step of training, one of :data:`STEP_SECTIONS`."""
+    if is_gradient(tensor):
+        return "gradients"
+    kind, *names = tensor.split(".")
+    if kind != "steps":
+        return "forward"
+    return names[1] if names[1] in STEP_SECTIONS else "moments"
+
+
+def conclude(statuses: Iterable[tuple[str, str]]) -> tuple[str, tuple[str, ...]]:
+    """Return what the judgements of tensors come to, and the sections that none of them judged.
+
+    It agrees only if no tensor diverges and each section has one that was judged: what nobody looked at does not agree.
+
+    Args:
+        statuses: of each tensor, its section and its status; what the run said beforehand that it lacks is not among them.
+    """
+    sections: dict[str, set[str]] = {}
+    for section, status in statuses:
+        sections.setdefault(section, set()).add(status)
+    unjudged = tuple(section for section, found in sections.items() if not found & {"agrees", "diverges"})
+    diverges = any("diverges" in found for found in sections.values())
+    return "diverges" if diverges else "undetermined" if unjudged or not sections else "agrees", unjudged
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,15 +184,23 @@ class Verdict:
 
         return "\n".join(verdict_lines(self))
 
+    @functools.cached_property
+    def _conclusion(self) -> tuple[str, tuple[str, ...]]:
+        return conclude((section_of(row.tensor), row.status) for row in self.table if row.note != DECLARED)
+
     @property
     def status(self) -> str:
-        """``"agrees"``, ``"diverges"``, or ``"undetermined"`` if the precision determines nothing."""
-        found = {row.status for row in self.table}
-        return "diverges" if "diverges" in found else "agrees" if "agrees" in found else "undetermined"
+        """``"agrees"``, ``"diverges"``, or ``"undetermined"`` if a section of the run was judged nowhere (:func:`conclude`)."""
+        return self._conclusion[0]
+
+    @property
+    def unjudged(self) -> tuple[str, ...]:
+        """The sections that were judged nowhere."""
+        return self._conclusion[1]
 
     @property
     def passed(self) -> bool:
-        """Whether no tensor diverges and at least one was judged."""
+        """Whether no tensor diverges and each section was judged."""
         return self.status == "agrees"
 
     @property

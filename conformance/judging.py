@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from concord.backends.interface import Run
 from concord.conformance import tolerance
 from concord.conformance.breakdown import axes_of, break_down
-from concord.conformance.comparison import NOT_DELIVERED, Judgement, Row, Verdict
+from concord.conformance.comparison import DECLARED, NOT_DELIVERED, Judgement, Row, Verdict
 from concord.conformance.diagnosis import diagnose
 from concord.conformance.expectation import Expectation, Forced, JudgedProblem, is_gradient, is_tap_gradient, root_mean_square
 from concord.conformance.scoring import judge_tensor, scores_of
@@ -152,7 +152,7 @@ class _Judging:
             return Row(name, clause, status, note=note, size=math.prod(shape), axes=axes_of(self.case, name, len(shape)))
 
         if actual is None:
-            note = NOT_DELIVERED if self.declared is None else "declared by the backend"
+            note = NOT_DELIVERED if self.declared is None else DECLARED
             return fault(note, "undelivered") if self.may_lack(name) else fault("missing: the backend returned no such tensor")
         if actual.shape != shape:
             return fault(f"has shape {actual.shape} but must be {shape}")

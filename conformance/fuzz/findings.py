@@ -286,7 +286,7 @@ class Findings:
     def exit_code(self) -> int:
         """0: nothing found; 1: something diverges; 3: a backend crashed or is missing, or nothing was judged."""
         found = {status for tally in self.tallies.values() for status in tally.statuses}
-        if self.owed or found & set(FAILED_WORKER) or not found & {"agrees", "diverges", "undetermined"}:
+        if self.owed or found & set(FAILED_WORKER) or not found & {"agrees", "diverges"}:
             return 3
         return 1 if found & {"diverges", "refused"} else 0
 

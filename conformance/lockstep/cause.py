@@ -14,12 +14,12 @@ from concord.conformance.causes import Cause
 from concord.conformance.causes.hypothesis import INAPPLICABLE
 from concord.conformance.causes.reading import CLEAR
 from concord.conformance.causes.search import EDGE, MOST_NAMED, MUCH_BETTER
+from concord.conformance.comparison import section_of
 from concord.conformance.expectation import Array, Expectation, JudgedTraining, digest, root_mean_square
 from concord.conformance.faults.training.fault import Change
 from concord.conformance.faults.training.tape import FaultyTrajectory
 from concord.conformance.lockstep.envelope import expectation
 from concord.conformance.lockstep.hypotheses import STAGES, Hypothesis, hypotheses
-from concord.conformance.lockstep.outcome import section_of
 from concord.conformance.lockstep.recovered import recovered
 from concord.conformance.scoring import judge_tensor
 from concord.conformance.tolerance import FEW, Sigma, exact, samples, shadows

@@ -10,20 +10,11 @@ import numpy as np
 
 from concord.conformance.causes import Cause
 from concord.conformance.codec import short
-from concord.conformance.comparison import Row, Verdict
+from concord.conformance.comparison import Row, Verdict, section_of
 from concord.conformance.expectation import Array, Expectation, root_mean_square
 from concord.conformance.tolerance import rms_limit
 
-SECTIONS = ("losses", "gradients", "norm", "clipped", "rate", "moments", "parameters")
-"""What each step is judged by, in the order of computation."""
-
 MODES = ("resynchronised", "free-running")
-
-
-def section_of(tensor: str) -> str:
-    """Return to which of :data:`SECTIONS` a tensor of a step belongs."""
-    name = tensor.split(".")[2]
-    return name if name in SECTIONS else "moments"
 
 
 @dataclass(frozen=True)

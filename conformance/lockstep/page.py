@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from concord.conformance import drawing
+from concord.conformance.comparison import STEP_SECTIONS
 from concord.conformance.html import joined
 from concord.conformance.layout import render
-from concord.conformance.lockstep.outcome import SECTIONS, Curve, Lockstep
+from concord.conformance.lockstep.outcome import Curve, Lockstep
 from concord.conformance.lockstep.report import explanation
 from concord.conformance.record import Document
 from concord.spec.precision import precision
@@ -29,7 +30,7 @@ def page(data: Mapping[str, Any], read: Document) -> str:
         compared=[compared(found)],
         sections={**sections, "errors": "Errors over the steps", "about": "What was trained"},
         found=found,
-        figures=[figure(found, section) for section in SECTIONS if any(curve.section == section for track in found.tracks for curve in track.curves)],
+        figures=[figure(found, section) for section in STEP_SECTIONS if any(curve.section == section for track in found.tracks for curve in track.curves)],
         explanation=explanation(found),
     )
 

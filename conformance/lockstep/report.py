@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from concord.conformance.lockstep.outcome import SECTIONS, Lockstep, Track
+from concord.conformance.comparison import STEP_SECTIONS
+from concord.conformance.lockstep.outcome import Lockstep, Track
 from concord.conformance.report import indented, number
 
 STYLES = {"agrees": "green", "diverges": "bold red", "undetermined": "yellow", "unsupported": "dim", "absent": "dim"}
@@ -37,7 +38,7 @@ def table(found: Lockstep, width: int) -> Table:
     Args:
         width: columns of the terminal: below :data:`WIDE` backends stand side by side, and what is said of each below each other.
     """
-    sections = [section for section in SECTIONS if any(curve.section == section for track in found.tracks for curve in track.curves)]
+    sections = [section for section in STEP_SECTIONS if any(curve.section == section for track in found.tracks for curve in track.curves)]
     headings = ["backend", "", "steps", "diverge", *sections]
     columns = [[Text(track.backend), Text(track.status, style=STYLES.get(track.status, "bold magenta")), Text(str(track.steps)), Text(str(track.diverged)), *_errors(track, sections)] for track in found.tracks]
     wide = width >= WIDE
