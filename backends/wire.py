@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from concord.spec.deviations import declared
 from concord.spec.errors import SpecError
 from concord.spec.files import section
 from concord.spec.parameters import Weights, parameters, shape_of
-from concord.spec.tensors import output_name, resolve, sizes_of, taps
+from concord.spec.precision import precision
+from concord.spec.tensors import from_output_on, output_name, resolve, sizes_of, taps
 from concord.spec.training.recipe import recipe_from_mapping
 from concord.spec.training.trajectory import Training
 
@@ -29,6 +31,9 @@ SETTINGS = ("part", "dtype", "implementation", "execution", "device", "taps", "g
 LATER = ("precision", "deterministic", "tap_gradients")
 """Settings that a header may lack: cases were exported without them once."""
 
+
+LONGEST_NAME = 80
+"""Characters of a name that a message shows."""
 
 LONGEST, DEEPEST = 1 << 24, 32
 """Characters, and levels of nesting, that JSON from another process may have."""
@@ -165,17 +170,41 @@ def split_gradients(arrays: Mapping[str, NDArray[Any]]) -> tuple[dict[str, NDArr
 
 
 def misfits(run: Run, config: EncoderConfig, batch: Batch, part: str) -> list[str]:
-    """Return what is wrong with the types and shapes of a run's tensors, each under the name that a verdict gives it."""
+    """Return what keeps a run from being judged: names that nobody knows, and wrong types and shapes.
+
+    Each tensor goes by the name that a verdict gives it; those with the same problem share a line. Output and loss may
+    be wider than the run, all else has the dtype in which the precision is stored (SPEC PRC-2).
+    """
     given = batch.arrays()
     sizes = sizes_of(config, given)
-    wanted = {name: resolve(tensor.shape, sizes) for name, tensor in taps(config, part, given).items()}
+    wanted = {name: resolve(tensor.shape, sizes) for name, tensor in taps(config, part).items()}
     wanted |= {f"gradients.taps.{name}": shape for name, shape in wanted.items()}
     wanted |= {f"gradients.{name}": shape_of(config, parameter) for name, parameter in parameters(config, part).items()}
     wanted |= {f"gradients.inputs.{name}": array.shape for name, array in given.items()}
     gradients = {**run.gradients, **{f"taps.{name}": array for name, array in run.tap_gradients.items()}}
-    found = {**run.taps, **run.results(output_name(config, part)), **{f"gradients.{name}": array for name, array in gradients.items()}}
-    problems = [f"{name!r} has shape {array.shape} but must be {wanted[name]}" for name, array in found.items() if name in wanted and array.shape != wanted[name]]
-    return problems + [f"{name!r} has dtype {array.dtype} but must be a floating-point type" for name, array in found.items() if array.dtype.kind != "f"]
+    found = [*run.taps.items(), *run.results(output_name(config, part)).items(), *((f"gradients.{name}", array) for name, array in gradients.items())]
+    storage, problems = precision(run.dtype).storage, dict[str, list[str]]()
+    may_be_wider = {*from_output_on(config, part)}
+    for name, array in found:
+        wider = name in may_be_wider and array.dtype.kind == "f" and array.dtype.itemsize > storage.itemsize
+        if name not in wanted:
+            nearest = get_close_matches(name, wanted, 1)
+            problem = f"named like nothing that part {part!r} has{f': did you mean {nearest[0]!r}?' if nearest else ''}"
+        elif array.shape != wanted[name]:
+            problem = f"of shape {array.shape} but must be {wanted[name]}"
+        elif array.dtype != storage and not wider:
+            problem = f"of dtype {array.dtype} but must be {storage} in a {run.dtype} run"
+        else:
+            continue
+        if name not in problems.setdefault(problem, []):  # the output is a tap too
+            problems[problem].append(name)
+    return [f"{_listed(names)} {'is' if len(names) == 1 else 'are'} {problem}" for problem, names in problems.items()]
+
+
+def _listed(names: Sequence[str], most: int = 3) -> str:
+    """Return names as they stand in a line: the first few, shortened, and how many more there are."""
+    said = ", ".join(repr(legible(name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}…")) for name in names[:most])
+    return said + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def check_info(info: Any) -> None:

@@ -263,12 +263,16 @@ def export_case(
     batch: options.Samples = None,
     max_tokens: options.MaxTokens = None,
     show_tokens: options.ShowTokens = False,
+    uncomputed_padding: Annotated[bool, typer.Option("--uncomputed-padding", help="For runs that do not compute rows of padding: no loss depends on one.")] = False,
 ) -> None:
     """Write standard cases, or a model of your own, as files, to be run anywhere."""
     writing.check_folder(directory)
     own = options.given(checkpoint, form, table, texts, inputs, batch, max_tokens, {"--variant": variant, "--case": case})
-    written = dump.export_cases(directory, _jobs(own, options.once(variant), options.once(dtype) or DTYPES, part, case, forward_only, show_tokens))
-    Terminal().print(f"{len(written)} cases written to {directory}; put run.safetensors beside each case.json", highlight=False)
+    jobs = _jobs(own, options.once(variant), options.once(dtype) or DTYPES, part, case, forward_only, show_tokens)
+    usable = [left for job in jobs if (left := job.independent() if uncomputed_padding else job)]
+    written = dump.export_cases(directory, usable)
+    without = f"; {len(jobs) - len(usable)} left out, since padding decides each sample" if len(usable) < len(jobs) else ""
+    Terminal().print(f"{len(written)} cases written to {directory}; put run.safetensors beside each case.json{without}", highlight=False)
 
 
 @app.command()

@@ -17,15 +17,16 @@ from numpy.typing import NDArray
 from concord import backends
 from concord.backends.interface import Run, Unsupported, variety
 from concord.backends.pool import Pool
-from concord.backends.wire import misfits
 from concord.backends.worker import TIME_LIMIT, Worker, WorkerFailure
 from concord.conformance.comparison import Row, Verdict
 from concord.conformance.diagnosis.campaign import Conclusion, conclude
-from concord.conformance.judging import Derivation, Published, judge
+from concord.conformance.judging import Derivation, Misfit, Published, judge
 from concord.conformance.pace import Pace
+from concord.conformance.padding import independent_batch
 from concord.conformance.watching import told
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
+from concord.spec.deviations import UNCOMPUTED_PADDING, declared
 from concord.spec.errors import SpecError
 from concord.spec.parameters import Weights
 from concord.spec.tensors import output_name
@@ -37,10 +38,6 @@ FAILED_WORKER = ("missing", "broken", "crashed", "timed out", "out of memory", "
 
 NOT_JUDGED = "not judged"
 """The status of a run that Concord failed to judge: no backend owes it."""
-
-
-class Misfit(SpecError):
-    """What a backend returned cannot be what was asked for; nothing can be derived from it."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +79,30 @@ class Job:
             rules: the precision or mode whose rounding is allowed for, where it is not that of ``dtype``.
 
         Raises:
-            Misfit: if tensors are to be derived from those of the run, whose types or shapes are wrong. Where none are,
-                a tensor of a wrong shape diverges.
+            Misfit: for tensors that nobody knows, or of wrong shapes or types.
         """
-        wrong = misfits(run, self.config, self.batch, self.part) if self.derive else []
-        if wrong:
-            raise Misfit(wrong)
         return judge(self.config, self.weights, self.batch, run, self.part, self.expectation, self.derive, rules, self.end_to_end)
+
+
+    def judgeable(self, run: Run) -> Job:
+        """Return the job by which a run is judged: one that declares that it does not compute rows of padding, on a loss that does not depend on them.
+
+        Raises:
+            Unsupported: if nothing would be left.
+        """
+        if self.expectation or not declared(run.info.get("deviations", [])).get(UNCOMPUTED_PADDING):
+            return self
+        left = self.independent()
+        if left is None:
+            raise Unsupported("each sample depends on rows of padding, which it declares not to compute")
+        return left
+
+    def independent(self) -> Job | None:
+        """Return the job with a loss that does not depend on rows of padding; None: no sample would be left."""
+        batch = independent_batch(self.config, self.batch, self.part)
+        if batch is None:
+            return None
+        return self if batch is self.batch else dataclasses.replace(self, batch=batch)
 
 
 @dataclass(frozen=True)
@@ -339,6 +353,8 @@ class Crew:
         try:
             self.seat.renew()
             run = self.run(job, self.settings.precision)
+            if (judgeable := job.judgeable(run)) is not job:
+                job, run = judgeable, self.run(judgeable, self.settings.precision)
             again, differing = self.repeat(job, run)
         except Unsupported as reason:
             return result("unsupported", str(reason))
@@ -356,7 +372,7 @@ class Crew:
                 if verdict.status != "diverges" and (later := job.judge(other, self.settings.rules(job.dtype))).status == "diverges":
                     verdict, attribution = later, f"diverges only when it is run again: run {number} of {self.settings.repeat}; the first agrees"
         except Misfit as error:
-            return result("error", f"its answer cannot be judged: {error.problems[0]}", stderr="\n".join(error.problems))
+            return result("broken", f"its answer cannot be judged: {'; '.join(error.problems)}")
         except Exception as error:  # what was delivered is in order: whatever is raised then is Concord's own
             return result(NOT_JUDGED, _fault("judging", error), stderr=traceback.format_exc())
         order = {row.tensor: place for place, row in enumerate(verdict.table)}
@@ -413,6 +429,7 @@ class Crew:
         if precision == settings.precision and "precision_switches" in made.info:
             self.note("precision_switches", made.info["precision_switches"])
         stated = self.environments[self.label].get("deviations", [])
+        made.info.setdefault("deviations", stated)
         self.note("deviations", [*stated, *(entry for entry in made.info.get("deviations", []) if entry not in stated)])  # those of an optimizer, say
         return made
 

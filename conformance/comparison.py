@@ -15,6 +15,7 @@ from concord.conformance.causes import Cause
 from concord.conformance.diagnosis import Diagnosis
 from concord.conformance.expectation import JudgedProblem, is_gradient, is_tap_gradient
 from concord.conformance.tolerance import Z, rms_limit
+from concord.spec.deviations import KNOWN_DEVIATIONS
 
 Array = NDArray[np.floating]
 
@@ -172,11 +173,13 @@ class Verdict:
         table: one row for each expected tensor, in the order of computation.
         search: finds what is known of the first divergence.
         case: what was judged, where each step was.
+        recognise: finds the deviation with whose declaration it would agree.
     """
 
     table: list[Row]
     search: Callable[[], Diagnosis | None] = field(default=lambda: None, repr=False, compare=False)
     case: JudgedProblem | None = field(default=None, repr=False, compare=False)
+    recognise: Callable[[], str] = field(default=lambda: "", repr=False, compare=False)
 
     def __str__(self) -> str:
         """Return what the terminal says: how near it came, or the first divergence in words."""
@@ -212,6 +215,19 @@ class Verdict:
     def diagnosis(self) -> Diagnosis | None:
         """What is known of the first divergence (:mod:`concord.conformance.diagnosis`); None where it was not judged locally."""
         return self.search()
+
+    @functools.cached_property
+    def undeclared(self) -> str:
+        """The deviation (:data:`concord.spec.deviations.KNOWN_DEVIATIONS`) with whose declaration it would not diverge; empty if there is none."""
+        return self.recognise()
+
+    @property
+    def alone(self) -> tuple[str, str]:
+        """What alone differs in a run that does not declare it, and how to declare it; empty if there is no such thing."""
+        if not self.undeclared:
+            return "", ""
+        known = KNOWN_DEVIATIONS[self.undeclared]
+        return known.alone, f"if this is meant, declare `{self.undeclared}` among its deviations (SPEC {known.clause}, docs/guides/joining.md): {known.meaning}"
 
     def revise(self, diagnosis: Diagnosis) -> None:
         """Put what all cases together say in place of what this one says by itself."""

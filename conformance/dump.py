@@ -17,7 +17,7 @@ from concord.backends.wire import check_info, encode_request, request_of, split_
 from concord.conformance.campaign import Job, Report, Result, Settings
 from concord.conformance.judging import judge
 from concord.spec.batch import completed
-from concord.spec.errors import BatchError, SpecError, WeightsError
+from concord.spec.errors import BatchError, SpecError, WeightsError, located
 from concord.spec.files import find, read_arrays, read_as, section
 from concord.spec.folders import write_folder
 from concord.spec.parameters import trainable
@@ -153,6 +153,9 @@ def read_run(folder: Path, dtype: str, gradients: bool = True) -> Run:
     missing = [name for name in ("output", "loss") if name not in arrays and (gradients or name == "output")]
     if missing:
         raise SpecError(f"{path}: lacks {', '.join(map(repr, missing))}")
+    strange = [name for name in arrays if name not in ("output", "loss") and not name.startswith(("taps/", "gradients/"))]
+    if strange:
+        raise SpecError([f"{path}: {name!r} must be output, loss, taps/NAME or gradients/NAME" for name in strange])
     about = read_as(about_path, About) if os.path.lexists(about_path) else About()
     try:
         check_info(about.info)
@@ -193,5 +196,6 @@ def _judge_dump(folder: Path) -> tuple[Result, dict[str, Any]]:
         return Result("dump", group, case, request.dtype, "missing", f"{path}: no such file", part=request.part), {}
     run = read_run(folder, request.dtype, request.gradients)
     run.requested = tuple(name for name in ("taps", "gradients") if getattr(request, name))
-    verdict = judge(request.config, request.weights, request.batch, run, request.part)
+    with located(str(path)):
+        verdict = judge(request.config, request.weights, request.batch, run, request.part)
     return Result(run.backend, group, case, run.dtype, verdict.status, verdict=verdict, part=request.part), run.info

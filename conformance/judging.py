@@ -5,28 +5,37 @@ from __future__ import annotations
 import fnmatch
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from concord.backends.interface import Run
+from concord.backends.wire import misfits
 from concord.conformance import tolerance
 from concord.conformance.breakdown import axes_of, break_down
 from concord.conformance.comparison import DECLARED, NOT_DELIVERED, Judgement, Row, Verdict
 from concord.conformance.diagnosis import diagnose
 from concord.conformance.expectation import Expectation, Forced, JudgedProblem, is_gradient, is_tap_gradient, root_mean_square
-from concord.conformance.scoring import judge_tensor, scores_of
+from concord.conformance.padding import blind_samples, uncomputed
+from concord.conformance.scoring import OUT_OF_RANGE, judge_tensor, scores_of
 from concord.conformance.tolerance import Z
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
-from concord.spec.deviations import Deviations, declared, in_precision
+from concord.spec.deviations import KNOWN_DEVIATIONS, UNCOMPUTED_PADDING, WIDER_OUTPUT, Deviations, declared, in_precision
+from concord.spec.errors import SpecError
 from concord.spec.parameters import Weights, trainable
-from concord.spec.precision import Precision, precision
-from concord.spec.tensors import clause_of, output_name
+from concord.spec.precision import precision
+from concord.spec.tensors import clause_of, from_output_on, output_name
 
 Array = NDArray[np.floating]
+
+WIDER = "holds numbers that the precision has not: it was computed in a wider one"
+"""Note of a tensor that has more digits than its run."""
+
+PADDING = "rows of padding, which the run declares not to compute"
+"""Why elements are not judged where a run declares that."""
 
 NEAR = 0.5
 """Share of a tolerance from which on it is derived again: from the run's own taps, with all samples."""
@@ -69,23 +78,69 @@ def judge(
 
     Raises:
         SpecError: for a deviation that cannot be understood.
+        Misfit: for tensors that nobody knows, or of wrong shapes or types.
     """
+    wrong = [] if run.steps else misfits(run, config, batch, part)  # of a step the expectation says what is right
+    if wrong:
+        raise Misfit(wrong)
     dtype = dtype or run.dtype
     wanted = "gradients" in run.requested and (expectation is not None or bool(run.gradients))
     deviations = in_precision(declared(run.info.get("deviations", [])), dtype)
     case = JudgedProblem(config, weights, batch, part, dtype, deviations, wanted, tuple(run.info.get("unrounded_taps", ())))
-    return _Judging(case, run, derive).verdict(expectation, expectation is None and bool(run.taps), end_to_end)
+
+    def verdict(declaring: Deviations) -> Verdict:
+        followed = {name: value for name, value in declaring.items() if not KNOWN_DEVIATIONS[name].excuses}
+        judging = _Judging(replace(case, deviations=followed), run, derive, {name for name, value in declaring.items() if value and name not in followed})
+        return judging.verdict(expectation, expectation is None and bool(run.taps), end_to_end)
+
+    found = verdict(deviations)
+    if found.status != "diverges":
+        return found
+
+    def would_agree(name: str) -> bool:
+        """Return whether the run would agree if it declared a deviation; tried only where its worst elements lie where that shows."""
+        return name not in deviations and _shows(case, name, found) and verdict({**deviations, name: 1.0}).status != "diverges"
+
+    names = [name for name, known in KNOWN_DEVIATIONS.items() if known.alone]
+    return replace(found, recognise=lambda: next((name for name in names if would_agree(name)), ""))
+
+
+def _shows(case: JudgedProblem, deviation: str, verdict: Verdict) -> bool:
+    """Return whether the worst elements of the first divergence lie where a deviation shows."""
+    first = verdict.first_divergence
+    assert first is not None
+    if deviation == WIDER_OUTPUT:
+        return first.note == WIDER and first.tensor in from_output_on(case.config, case.part)
+    if first.deciding is None or first.deciding.breakdown is None or first.axes[:1] != ("batch",):
+        return False
+    if deviation == UNCOMPUTED_PADDING:
+        where = uncomputed(case.config, case.batch, case.part, first.tensor, first.axes)
+    else:
+        where = blind_samples(case.config, case.batch).reshape(-1, *[1] * (len(first.axes) - 1))
+    shape = [max(sizes) for sizes in zip(np.shape(where), *(np.add(one.index, 1) for one in first.deciding.breakdown.worst), strict=True)]
+    return bool(all(np.broadcast_to(where, shape)[one.index] for one in first.deciding.breakdown.worst))
+
+
+class Misfit(SpecError):
+    """What a run holds cannot be what was asked for; nothing can be judged."""
 
 
 class _Judging:
-    """One run before its judge."""
+    """One run before its judge.
 
-    def __init__(self, case: JudgedProblem, run: Run, derive: Derivation | None) -> None:
-        self.case, self.run = case, run
+    Args:
+        excuses: what the run declares that the judge leaves out (:attr:`concord.spec.deviations.KnownDeviation.excuses`).
+    """
+
+    def __init__(self, case: JudgedProblem, run: Run, derive: Derivation | None, excuses: Set[str] = frozenset()) -> None:
+        self.case, self.run, self.excuses = case, run, excuses
         self.output = output_name(case.config, case.part)
         self.delivered = {**run.results(self.output), **run.taps, **{f"gradients.{name}": array for name, array in run.gradients.items()}}
         self.delivered |= {f"gradients.taps.{name}": array for name, array in run.tap_gradients.items()}
         self.delivered |= run.steps
+        for name, array in self.delivered.items():
+            if array.ndim and np.any(excused := self.excused(name, array.ndim)):  # what is not finite would spread to what is judged
+                self.delivered[name] = np.where(excused & ~np.isfinite(array), array.dtype.type(0), array)
         if derive:
             self.delivered = derive(self.delivered)
         self.declared = run.info.get("undelivered_taps")
@@ -156,14 +211,20 @@ class _Judging:
             return fault(note, "undelivered") if self.may_lack(name) else fault("missing: the backend returned no such tensor")
         if actual.shape != shape:
             return fault(f"has shape {actual.shape} but must be {shape}")
-        problem = _precision_problem(actual, precision(self.case.dtype))
-        if problem:
-            return fault(problem)
+        target = precision(self.case.dtype)
+        if name not in self.may_be_wider and (self.half or actual.dtype != target.storage) and not target.holds(actual):
+            return fault(WIDER)
         result = self.run.results(self.output).get(name)
         tap = self.run.taps.get(name)
-        if result is not None and tap is not None and not np.array_equal(result, tap, equal_nan=True):
+        if result is not None and tap is not None and not np.array_equal(target.round(result), target.round(tap), equal_nan=True):
             return fault(f"the run's {'output' if name == self.output else 'loss'} is not its tap of this name")
         return None
+
+    @functools.cached_property
+    def may_be_wider(self) -> frozenset[str]:
+        """The tensors that may have more digits than the run: output and loss, where other activations show its precision, or the run declares it."""
+        results = frozenset(from_output_on(self.case.config, self.case.part))
+        return results if WIDER_OUTPUT in self.excuses or self.run.taps.keys() - results else frozenset()
 
     def may_lack(self, name: str) -> bool:
         """Return whether a tensor may be missing: a tap that was declared away, or any if the backend does not say which it has not."""
@@ -221,6 +282,12 @@ class _Judging:
         lenient = name in expectation.singular
         return self.judged(name, expectation, sigma, sound and not lenient, lenient)
 
+    def excused(self, name: str, rank: int) -> NDArray[np.bool_] | bool:
+        """Return which elements of a tensor are not judged, since the run declares that it does not compute them."""
+        if UNCOMPUTED_PADDING not in self.excuses:
+            return False
+        return uncomputed(self.case.config, self.case.batch, self.case.part, name, axes_of(self.case, name, rank))
+
     def judged(self, name: str, expectation: Expectation, sigma: Array, strict: bool, lenient: bool, deciding: bool = True) -> Judgement:
         """Judge one tensor; of a table's gradient the rows that are used, if the others are zero.
 
@@ -230,6 +297,9 @@ class _Judging:
         actual, value = self.delivered[name], expectation.values[name]
         if name in expectation.undecided_rows:
             sigma = np.where(expectation.undecided_rows[name], np.nan, sigma)
+        excused, why = self.excused(name, value.ndim), OUT_OF_RANGE
+        if np.any(excused):
+            sigma, why = np.where(excused, np.nan, sigma), PADDING
         rows = expectation.rows.get(name)
         if rows is not None:
             others = np.ones(len(actual), bool)
@@ -238,7 +308,7 @@ class _Judging:
                 rows, (value, sigma) = None, expectation.whole(name, actual.shape)
             else:
                 actual = actual[rows]
-        found = judge_tensor(actual, value, sigma, self.case.dtype, strict, lenient)
+        found = judge_tensor(actual, value, sigma, self.case.dtype, strict, lenient, why)
         if deciding and found.status == "diverges":
             axes = axes_of(self.case, name, value.ndim)
             axes = axes if rows is None else (f"{axes[0]} in use", *axes[1:])
@@ -274,15 +344,3 @@ def _is_noise(value: Array, sigma: Array) -> bool:
     """
     size, noise = root_mean_square(value), root_mean_square(sigma)
     return noise * ZERO < size < noise
-
-
-def _precision_problem(actual: Array, target: Precision) -> str | None:
-    """Say what shows that a tensor was not computed in the precision that was asked for (SPEC PRC-3)."""
-    if actual.dtype != target.storage:
-        return f"has dtype {actual.dtype} but must be {target.storage} for a {target.name} run"
-    if target.unit_roundoff <= target.accumulation:
-        return None
-    finite = actual[np.isfinite(actual)]
-    if (target.round(finite) != finite).any():
-        return f"holds numbers that {target.name} has not: it was computed in a wider precision"
-    return None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 if TYPE_CHECKING:
+    from concord.backends.interface import Run
     from concord.backends.worker import Worker
     from concord.conformance.campaign import Job
 
@@ -79,9 +80,15 @@ class Workers:
         from concord.conformance.report import divergence_lines
 
         settings = self.settings
-        problem = (job.config, job.weights, job.batch, job.part, job.dtype)
+
+        def made(job: Job) -> Run:
+            problem = (job.config, job.weights, job.batch, job.part, job.dtype)
+            return self.get(backend).run(*problem, settings.implementation, settings.execution, job.training is None, self.gradients, training=job.training)
+
         try:
-            run = self.get(backend).run(*problem, settings.implementation, settings.execution, job.training is None, self.gradients, training=job.training)
+            run = made(job)
+            if (judgeable := job.judgeable(run)) is not job:
+                job, run = judgeable, made(judgeable)
         except Unsupported as reason:
             pytest.skip(f"unsupported: {reason}")
         except WorkerFailure as failure:

@@ -126,6 +126,7 @@ class StoredVerdict:
         table: the place in ``tables`` of the tensors that ``measures`` speaks of.
         measures: what is kept of every tensor.
         tensors: the tensors that do not agree, in full; in a complete record all.
+        undeclared: the deviation with whose declaration the run would not diverge; absent if there is none.
     """
 
     worst: float
@@ -134,6 +135,7 @@ class StoredVerdict:
     first_divergence: str | None = None
     diagnosis: Diagnosis | None = None
     tensors: tuple[Row, ...] = ()
+    undeclared: str = ""
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,7 @@ def _result(result: Result, tables: dict[Key, int], complete: bool) -> dict[str,
         first_divergence=verdict.first_divergence.tensor if verdict.first_divergence else None,
         diagnosis=verdict.diagnosis,
         tensors=tuple(row for row in rows if complete or row.status != "agrees"),
+        undeclared=verdict.undeclared,
     )
     return {**data, "verdict": codec.plain(stored)}
 
@@ -322,7 +325,7 @@ def _restored(data: dict[str, Any], tables: Sequence[Table]) -> Result:
         judged = (judgement(measures.local, place), judgement(measures.end_to_end, place))
         return full.get(name) or Row(name, table.clauses[place], measures.status[place], *judged, "", table.sizes[place], axes)
 
-    verdict = Verdict([row(place) for place in range(len(table.tensors))])
+    verdict = Verdict([row(place) for place in range(len(table.tensors))], recognise=lambda: stored.undeclared)
     if stored.diagnosis:
         verdict.revise(stored.diagnosis)
     return dataclasses.replace(result, verdict=verdict)

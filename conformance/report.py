@@ -15,7 +15,7 @@ from rich.text import Text
 
 from concord.backends.interface import UNSUPPORTED_REASONS
 from concord.conformance.campaign import FAILED_WORKER, NOT_JUDGED, Report, Result
-from concord.conformance.comparison import Row, Verdict
+from concord.conformance.comparison import Row, Verdict, section_of
 from concord.conformance.diagnosis.replacement import role_of
 from concord.spec.deviations import KNOWN_DEVIATIONS
 from concord.spec.errors import SpecError
@@ -137,17 +137,36 @@ def around(path: Path, name: str) -> tuple[str, str]:
 def divergence_lines(result: Result) -> list[str]:
     """Say where a run first diverged, why if that is known, and what became of it at the end."""
     assert result.verdict is not None
-    return [f"{result.backend} diverges: {result.case}, {result.dtype}", *_divergence(result.verdict, result.backend, result.attribution)]
+    alone, _ = result.verdict.alone
+    head = f"{result.backend} diverges: {result.case}, {result.dtype}"
+    return [f"{head}: {alone}" if alone else head, *_divergence(result.verdict, result.backend, result.attribution)]
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:
     """Say what came of judging one run."""
     if verdict.status == "diverges":
-        return ["diverges", *_divergence(verdict, "the run")]
+        alone, _ = verdict.alone
+        return [f"diverges: {alone}" if alone else "diverges", *_divergence(verdict, "the run")]
     judged = [row for row in verdict.table if row.status == "agrees"]
     worst = max(judged, key=lambda row: row.ratio, default=None)
     near = f": of {len(judged)} tensors {worst.tensor} comes nearest to its tolerance, {number(worst.ratio)}" if worst else ""
-    return [f"{verdict.status}{near}", *([verdict.unchecked] if verdict.unchecked else [])]
+    return [f"{verdict.status}{near}", *_unjudged(verdict), *([verdict.unchecked] if verdict.unchecked else [])]
+
+
+def _unjudged(verdict: Verdict) -> list[str]:
+    """Say which sections of a run were judged nowhere, why, and what to do about it."""
+    lines = []
+    for section in verdict.unjudged:
+        rows = [row for row in verdict.table if section_of(row.tensor) == section]
+        why = next((note for row in rows if (note := row.deciding.note if row.deciding else row.note)), "")
+        if all(row.status == "undelivered" for row in rows):
+            advice = "deliver them, or leave them out with --forward-only" if section == "gradients" else "deliver the output"
+        elif all(row.local is None for row in rows):
+            advice = "deliver activations: each step is then judged by itself"
+        else:
+            advice = "the precision does not determine it with these weights and inputs"
+        lines.append(f"{section} not judged{f' ({why})' if why else ''}: {advice}")
+    return lines
 
 
 def _divergence(verdict: Verdict, name: str, attribution: str = "") -> list[str]:
@@ -155,6 +174,7 @@ def _divergence(verdict: Verdict, name: str, attribution: str = "") -> list[str]
     assert row is not None
     clause = verdict.diagnosis.clause if verdict.diagnosis else row.clause
     lines = [f"  first at {row.tensor} (SPEC {clause}){_where(row, name)}"]
+    lines += [f"  {verdict.alone[1]}"] if verdict.undeclared else []
     lines += [f"  {line}" for line in verdict.diagnosis.lines] if verdict.diagnosis else []
     lines += [f"  {attribution}"] if attribution else []
     lines += _arrival(verdict, row)
@@ -201,8 +221,9 @@ def failures(report: Report, details: int = 4) -> RenderableType:
         if len(findings) > details:
             more = sum(map(len, list(findings.values())[details:]))
             lines.append(Text(f"{name}: {more} more runs diverge first at {len(findings) - details} other tensors (--html and --json show them all)", style="red"))
+        lines += _counted(name, (line for r in select(report, backend=name) if r.verdict for line in _unjudged(r.verdict)))
         lines += _explanations(name, [r for r in select(report, backend=name) if r.detail])
-        lines += _unchecked(name, select(report, backend=name))
+        lines += _counted(name, (r.verdict.unchecked for r in select(report, backend=name) if r.verdict and r.verdict.unchecked))
     return Group(*lines)
 
 
@@ -217,10 +238,9 @@ def _named(results: Sequence[Result], most: int = 4) -> str:
     return ", ".join(named[:most]) + (f" and {len(named) - most} more runs" if len(named) > most else "")
 
 
-def _unchecked(name: str, results: Sequence[Result]) -> list[Text]:
-    """Say what a backend did not deliver, unless it says itself what it has not; once for all of its runs."""
-    said = Counter(r.verdict.unchecked for r in results if r.verdict and r.verdict.unchecked)
-    return [Text(f"{name}: {text} [{count} runs]", style="yellow") for text, count in said.most_common(3)]
+def _counted(name: str, texts: Iterable[str]) -> list[Text]:
+    """Say what holds of several runs of a backend once, and of how many."""
+    return [Text(f"{name}: {text} [{count} run{'' if count == 1 else 's'}]", style="yellow") for text, count in Counter(texts).most_common(3)]
 
 
 def reasons(detail: str) -> list[str]:

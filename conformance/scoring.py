@@ -19,7 +19,13 @@ LOWEST = int(np.log2(Z_BINS[0]))
 """The exponent of the first edge of :data:`concord.conformance.comparison.Z_BINS`, of which each is twice the one before."""
 
 
-def judge_tensor(actual: Array, value: Array, sigma: Array, dtype: str, strict: bool = True, lenient: bool = False) -> Judgement:
+OUT_OF_RANGE = "out of range"
+"""Why elements are not judged, where nothing else says it."""
+
+
+def judge_tensor(
+    actual: Array, value: Array, sigma: Array, dtype: str, strict: bool = True, lenient: bool = False, why: str = OUT_OF_RANGE
+) -> Judgement:
     """Judge one tensor.
 
     Args:
@@ -29,8 +35,9 @@ def judge_tensor(actual: Array, value: Array, sigma: Array, dtype: str, strict: 
         dtype: the precision or mode.
         strict: whether an element that is not finite in the oracle must not be in the backend.
         lenient: whether an element that is finite in the oracle need not be in the backend.
+        why: elements may not be determined.
     """
-    return _plainly(actual, value, sigma, dtype) or _carefully(actual, value, sigma, dtype, strict, lenient)
+    return _plainly(actual, value, sigma, dtype) or _carefully(actual, value, sigma, dtype, strict, lenient, why)
 
 
 def _plainly(actual: Array, value: Array, sigma: Array, dtype: str) -> Judgement | None:
@@ -66,14 +73,14 @@ def _plainly(actual: Array, value: Array, sigma: Array, dtype: str) -> Judgement
     )
 
 
-def _carefully(actual: Array, value: Array, sigma: Array, dtype: str, strict: bool, lenient: bool) -> Judgement:
+def _carefully(actual: Array, value: Array, sigma: Array, dtype: str, strict: bool, lenient: bool, why: str) -> Judgement:
     """Judge a tensor of which some elements may not be finite, or not determined."""
     actual = actual.astype(value.dtype)
     scores = scores_of(actual, value, sigma, strict, lenient)
     known, finite = ~np.isnan(scores), np.isfinite(value)
     judged, wrongly_finite = known & finite, known & ~finite
     if not known.any():
-        return Judgement("undetermined", size=value.size, note=f"{dtype} does not determine it: out of range")
+        return Judgement("undetermined", size=value.size, note=f"{dtype} does not determine it: {why}" if why == OUT_OF_RANGE else why)
     scores = np.where(known, scores, 0.0)
     with np.errstate(all="ignore"):
         errors = np.where(judged, abs(actual - value), 0.0)
@@ -82,7 +89,7 @@ def _carefully(actual: Array, value: Array, sigma: Array, dtype: str, strict: bo
     z, beyond = float(scores[element]), int((scores > Z).sum())
     independent = independent_elements(value[judged], sigma[judged], dtype) if np.isfinite(rms) and rms > R else value.size
     counted = np.histogram(scores[judged], bins=[0.0, *Z_BINS, np.inf])[0] if judged.any() else [0] * (len(Z_BINS) + 1)
-    unjudged = f"{judged.size - judged.sum()} elements are undetermined: out of range" if not judged.all() else ""
+    unjudged = f"{judged.size - judged.sum()} elements are not judged: {why}" if not judged.all() else ""
     infinite = unjudged if np.isfinite(actual[judged]).all() else "not finite"
     return Judgement(
         status="diverges" if beyond or rms > rms_limit(independent) else "agrees",

@@ -242,7 +242,9 @@ class Arithmetic(Softmax):
     def replace(self, a: Node, keep: NDArray[np.bool_], value: float) -> Node:
         """Put a constant wherever ``keep`` is False; no gradient flows there."""
         keep = np.broadcast_to(keep, a.shape)
-        return self._record(np.where(keep, a.value, self._constant(value)), (a, lambda g: np.where(keep, g, 0)))
+        replaced = self._record(np.where(keep, a.value, self._constant(value)), (a, lambda g: np.where(keep, g, 0)))
+        replaced.constant = ~keep
+        return replaced
 
     def choose(self, keep: NDArray[np.bool_], a: Node, b: Node) -> Node:
         """Return ``a`` where ``keep`` is True, and ``b`` elsewhere."""
@@ -259,7 +261,10 @@ class Arithmetic(Softmax):
 
     def add_where(self, a: Node, keep: NDArray[np.bool_], value: float, rounded: str) -> Node:
         """Add a constant wherever ``keep`` is False, and round the sum as the precision ``rounded`` does (SPEC MSK-5)."""
-        return self._record(np.where(keep, a.value, self.round_sum(a.value, value, rounded)), (a, lambda g: g))
+        sums = self.round_sum(a.value, value, rounded)
+        added = self._record(np.where(keep, a.value, sums), (a, lambda g: g))
+        added.constant = ~keep & (sums == self._constant(value))
+        return added
 
     def freeze(self, a: Node, frozen: NDArray[np.bool_]) -> Node:
         """Return the same values; no gradient flows where ``frozen`` is True."""

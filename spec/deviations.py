@@ -31,17 +31,36 @@ class KnownDeviation:
         meaning: of its value.
         dtypes: the precisions in which it makes a difference; all, if there are none.
         rounds: whether it is in how numbers are rounded alone, so that the truth does not show it.
+        excuses: whether it changes nothing in the reference: the judge leaves out what it names.
+        alone: what is said of a run that would agree if it declared it.
     """
 
     clause: str
     meaning: str
     dtypes: tuple[str, ...] = ()
     rounds: bool = False
+    excuses: bool = False
+    alone: str = ""
+
+
+UNCOMPUTED_PADDING, WIDER_OUTPUT, BLIND_ROWS_ZERO = "uncomputed_padding", "wider_output", "blind_rows_zero"
 
 
 KNOWN_DEVIATIONS: dict[str, KnownDeviation] = {
     "softmax_floor": KnownDeviation("ATT-5", "softmax clips each entry less the largest at this number, so that no weight falls below its exponential"),
     "padding_left_out": KnownDeviation("ATT-5", "padded tokens are left out, but for a sample's first, so that the floor of softmax gives them no weight (value 1)"),
+    BLIND_ROWS_ZERO: KnownDeviation(
+        "MSK-5", "the attention weights of a query that sees no key are zero, as PyTorch's scaled_dot_product_attention has them (value 1)",
+        alone="only rows without a visible key differ",
+    ),
+    UNCOMPUTED_PADDING: KnownDeviation(
+        "MSK-4", "rows of padding are not computed, or are computed in another way, and hold anything (value 1)", excuses=True,
+        alone="only rows of padding differ",
+    ),
+    WIDER_OUTPUT: KnownDeviation(
+        "PRC-2", "the output, and the loss that follows it, have more digits than the run (value 1)", excuses=True,
+        alone="only the output is wider than the run",
+    ),
     "norm_epsilon_bits": KnownDeviation("NRM-2", "layer norm rounds its epsilon to so many significant bits, whatever the precision", ("float64",)),
     "gelu_constant_bits": KnownDeviation("FFN-2", "GELU rounds the constants sqrt(1/2) and 0.044715 to so many significant bits, whatever the precision", ("float64",)),
     "log_softmax_floor": KnownDeviation("LOS-1", "log-softmax clips each entry less the largest at this number, so that a loss saturates"),

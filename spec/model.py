@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
-from concord.spec.deviations import Deviations
+from concord.spec.deviations import BLIND_ROWS_ZERO, Deviations
 from concord.spec.leaves import Leaves
 from concord.spec.masks import mask_constant, real_tokens, visible_keys
 from concord.spec.parameters import Weights, trainable
@@ -280,7 +280,10 @@ class Model:
             else:
                 scores = a.add_where(scores, visible, constant, rounded=self.dtype)
             scores = self.tap(f"{name}.masked_scores", scores)
-        weights = self.tap(f"{name}.weights", a.softmax(scores, self.softmax_floor(key_mask), visible, sums))
+        weights = a.softmax(scores, self.softmax_floor(key_mask), visible, sums)
+        if visible is not None and self.deviations.get(BLIND_ROWS_ZERO):
+            weights = a.replace(weights, np.asarray(visible.any(-1, keepdims=True)), 0.0)
+        weights = self.tap(f"{name}.weights", weights)
         if config.query_mask == "overwrite" and query_mask is not None:
             weights = self.tap(f"{name}.masked_weights", a.replace(weights, query_mask[:, None, :, None], constant))
             sums = None  # of weights that are none no more

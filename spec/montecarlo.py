@@ -82,9 +82,13 @@ class MonteCarlo(Arithmetic):
         """Return given values in place of computed ones.
 
         Half precisions may hold on to wider values than those that they deliver, and so does what says so: there the given ones
-        are perturbed.
+        are perturbed, but for constants that absorb what they came from.
         """
-        return self._record(self.given_gradient(values) if self._half or unrounded else self.leaf(values).value, (a, lambda g: g))
+        given = self.leaf(values).value
+        if self._half or unrounded:
+            perturbed = self.settle(given)
+            given = perturbed if a.constant is None else np.where(a.constant, given, perturbed)
+        return self._record(given, (a, lambda g: g))
 
     def uncertain(self, a: Node, size: Values) -> Node:
         """Perturb an input by what it may differ from the one that is given."""

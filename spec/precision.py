@@ -45,6 +45,11 @@ class Precision:
         with np.errstate(over="ignore"):
             return given.astype(np.float16).astype(np.float32) if self.name == "float16" else given.astype(self.storage)
 
+    def holds(self, values: Array) -> bool:
+        """Whether the precision has each of these numbers; what is not finite is no question of digits."""
+        finite = values[np.isfinite(values)]
+        return bool((self.round(finite) == finite).all())
+
     def round_factor(self, values: Array, cut: bool = False) -> Array:
         """Shorten a factor of a matrix product, where the precision does that (TF32).
 

@@ -27,9 +27,10 @@ class Node:
 
     Attributes:
         completed: called once the gradient is the sum of everything that flows back; it may put another in its place.
+        constant: where it is a constant that absorbs whatever it came from, to its last digit (SPEC MSK-5); None: nowhere.
     """
 
-    __slots__ = ("completed", "gradient", "operands", "shape", "taped", "value")
+    __slots__ = ("completed", "constant", "gradient", "operands", "shape", "taped", "value")
 
     def __init__(self, value: Values, shape: tuple[int, ...], operands: Sequence[tuple[Node, Pullback]] = (), taped: bool = True) -> None:
         self.value = value
@@ -38,6 +39,7 @@ class Node:
         self.taped = taped
         self.gradient: Values | None = None
         self.completed: Callable[[Node], None] | None = None
+        self.constant: NDArray[np.bool_] | None = None
 
 
 class RowSums:

@@ -130,6 +130,16 @@ def output_name(config: EncoderConfig, part: str = "model") -> str:
     return [name for name in taps(config, part) if name != "loss"][-1]
 
 
+def from_output_on(config: EncoderConfig, part: str = "model") -> list[str]:
+    """Return the names of a part's result and of the taps that follow it, the loss last: what a run may hand out in a wider type.
+
+    Raises:
+        UnknownNameError: for an unknown part, with the nearest names.
+    """
+    names = list(taps(config, part))
+    return names[names.index(output_name(config, part)) :]
+
+
 def axis_sizes(config: EncoderConfig, **lengths: int) -> dict[str, int]:
     """Return the size of every axis name; ``lengths`` gives batch, tokens, query and key where they apply."""
     return {

@@ -27,9 +27,12 @@ Invoke = Callable[..., tuple[int, str, list[str]]]
 def test_a_class_agrees_in_every_precision(invoke: Invoke, part: str) -> None:
     dtypes = options("--dtype", ["float64", "float32", "bfloat16", "float16"])
     code, output, errors = invoke("check", "--backend", toy("NumpyBackend"), *dtypes, "--part", part, "--variant", "bert", "--variant", "keras-attention")
-    assert (code, errors) == (0, [])
+    assert errors == []
     assert " agree" in output.splitlines()[-2]
     assert "diverges" not in output
+    # Of gradients that leave the range of float16 nothing is judged, and what was not judged does not agree.
+    assert code == (3 if "undetermined" in output else 0)
+    assert ("gradients not judged (the forward pass is not finite)" in output or "out of range" in output) == (code == 3)
 
 
 def test_a_class_of_ones_own_is_found_in_the_folder_where_the_command_is_given(tmp_path: Path) -> None:
@@ -52,19 +55,34 @@ def verdicts() -> Report:
 FIRST = [
     ("WrongAfterTheFirstLayer", "bert-ragged", "float64", "layers.1.attention.scores", ""),
     ("ReturnsNaN", "bert-single", "bfloat16", "logits", "not finite"),
-    ("ReturnsAWrongShape", "bert-ragged", "float64", "logits", "has shape (3, 5) but must be (5, 3)"),
     ("ComputesInFloat32", "bert-ragged", "float64", "embeddings.sum", ""),
-    ("ComputesInFloat32", "bert-ragged", "bfloat16", "embeddings.sum", "holds numbers that bfloat16 has not: it was computed in a wider precision"),
-    ("ReturnsFloat32", "bert-single", "float64", "embeddings.token", "has dtype float32 but must be float64 for a float64 run"),
+    ("ComputesInFloat32", "bert-ragged", "bfloat16", "embeddings.sum", "holds numbers that the precision has not: it was computed in a wider one"),
+]
+
+BROKEN = [
+    ("ReturnsAWrongShape", "bert-ragged", "float64", "'logits' is of shape (3, 5) but must be (5, 3)"),
+    ("ReturnsFloat32", "bert-single", "float64", "more are of dtype float32 but must be float64 in a float64 run"),
 ]
 
 
 @pytest.mark.xdist_group("verdicts")
-@pytest.mark.parametrize(("name", "words"), [("LeavesOutATap", "layers.0.attention.weights"), ("LeavesOutGradients", "gradients")])
-def test_what_a_backend_leaves_out_is_said_and_not_held_against_it(verdicts: Report, name: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "words", "status"),
+    [("LeavesOutATap", "layers.0.attention.weights", "agrees"), ("LeavesOutGradients", "gradients", "undetermined")],
+)
+def test_what_a_backend_leaves_out_is_said(verdicts: Report, name: str, words: str, status: str) -> None:
+    """One activation of many is said; of gradients that were asked for none was judged."""
     results = [r for r in verdicts.results if r.backend == toy(name)]
-    assert {r.status for r in results} == {"agrees"}
+    assert {r.status for r in results} == {status}
     assert all(r.verdict is not None and words in r.verdict.unchecked for r in results)
+
+
+@pytest.mark.xdist_group("verdicts")
+@pytest.mark.parametrize(("name", "case", "dtype", "words"), BROKEN)
+def test_what_cannot_be_what_was_asked_for_is_broken(verdicts: Report, name: str, case: str, dtype: str, words: str) -> None:
+    (result,) = [r for r in verdicts.results if (r.backend, r.case, r.dtype) == (toy(name), case, dtype)]
+    assert (result.status, result.verdict) == ("broken", None)
+    assert words in result.detail
 
 
 @pytest.mark.xdist_group("verdicts")
@@ -92,7 +110,7 @@ def test_what_is_right_agrees_beside_what_is_wrong(verdicts: Report) -> None:
 def test_what_is_not_supported_says_why_and_is_no_failure(verdicts: Report) -> None:
     found = [r for r in verdicts.results if r.backend == toy("SaysUnsupported")]
     assert {(r.status, r.dtype, r.detail) for r in found} == {("unsupported", dtype, f"this toy has no {dtype} kernels") for dtype in ("float64", "bfloat16")}
-    assert verdicts.exit_code == 1  # because of the others
+    assert verdicts.exit_code == 3  # because of the others
 
 
 # A package.
@@ -226,8 +244,22 @@ def test_a_dump_without_its_taps_and_gradients_is_judged_by_its_output(invoke: I
         run = load_file(path)
         save_file({name: run[name] for name in ("output", "loss")}, path)
     code, output, _ = invoke("check", "--from-dump", dumps)
-    assert code == 0
+    assert code == 3  # gradients were wanted
     assert "not checked, since not delivered: " in " ".join(output.split())
+    for path in dumps.rglob("case.json"):
+        path.write_text(path.read_text().replace('"gradients": true', '"gradients": false'))
+    assert invoke("check", "--from-dump", dumps)[0] == 0
+
+
+@pytest.mark.parametrize("name", ["taps/encoder.layer.0", "tap/logits", "gradients/layers.0.gamma"])
+def test_a_dump_with_a_tensor_that_nobody_knows_is_refused(invoke: Invoke, dumps: Path, name: str) -> None:
+    path = next(dumps.rglob("run.safetensors"))
+    run = load_file(path)
+    save_file({**run, name: np.zeros(3, np.float32)}, path)
+    code, output, (line, *more) = invoke("check", "--from-dump", dumps)
+    assert (code, output, more) == (2, "", [])
+    assert str(path) in line
+    assert name.partition("/")[2] in line
 
 
 def test_a_case_without_a_run_is_missing_and_the_others_are_judged(invoke: Invoke, dumps: Path) -> None:

@@ -135,7 +135,7 @@ def test_what_nothing_was_said_of_is_not_checked(sound):
     del run.taps["layers.0.attention.weights"], run.info["undelivered_taps"]
     run.gradients.clear()
     verdict = verdict_of(case, run)
-    assert verdict.passed
+    assert (verdict.status, verdict.unjudged) == ("undetermined", ("gradients",))
     assert verdict.row("layers.0.attention.weights").status == "undelivered"
     assert verdict.unchecked == f"not checked, since not delivered: layers.0.attention.weights; all {len(spec.trainable(case.config))} gradients"
 
@@ -183,26 +183,19 @@ def test_result_without_its_tap_is_judged_as_the_result_that_it_is(sound):
     assert [row.tensor for row in wrong.table if row.local and row.local.status == "diverges"] == ["logits"]
 
 
-def test_wrong_shape_diverges(sound):
-    case, run = sound
-    run.taps["logits"] = run.taps["logits"].T
-    assert verdict_of(case, run).first_divergence.note == "has shape (3, 5) but must be (5, 3)"
-
-
 @pytest.mark.clause("PRC-3")
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_run_in_another_precision_than_asked_diverges(sound, dtype):
     case, run = sound
     run.dtype = dtype
-    note = verdict_of(case, run).first_divergence.note
-    assert "has dtype float32 but must be float64" in note or "computed in a wider precision" in note
+    assert "it was computed in a wider one" in verdict_of(case, run).first_divergence.note
 
 
 def test_out_of_range_is_undetermined():
     case = build_case("tf1-text-classifier", "ragged")
     verdict = verdict_of(case, run_of(case, "float16"))
-    assert verdict.status == "agrees"
-    assert verdict.row("layers.0.attention.context").note == "392 elements are undetermined: out of range"
+    assert (verdict.status, verdict.unjudged) == ("undetermined", ("gradients",))
+    assert verdict.row("layers.0.attention.context").note == "392 elements are not judged: out of range"
     assert verdict.row("gradients.layers.0.attention.key.weight").status == "undetermined"
     assert verdict.row("layers.0.attention.scores").status == "agrees"
 
@@ -353,11 +346,12 @@ def test_deviation_agrees_only_if_it_is_declared(dtype):
 
 
 BY_TRAINING = {"optimizer_constant_bits"}
-VALUES = {"softmax_floor": -0.5, "log_softmax_floor": -0.5, "norm_epsilon_bits": 2.0, "gelu_constant_bits": 2.0, "padding_left_out": 1.0, "narrow_bias_gradients": 1.0}
+BY_THE_JUDGE = {name for name, known in KNOWN_DEVIATIONS.items() if known.excuses}  # tests/test_declarations.py
+VALUES = {"softmax_floor": -0.5, "log_softmax_floor": -0.5, "norm_epsilon_bits": 2.0, "gelu_constant_bits": 2.0}
 
 
 @pytest.mark.clause("PRC-4")
-@pytest.mark.parametrize("name", sorted(KNOWN_DEVIATIONS.keys() - BY_TRAINING))
+@pytest.mark.parametrize("name", sorted(KNOWN_DEVIATIONS.keys() - BY_TRAINING - BY_THE_JUDGE))
 def test_every_deviation_changes_what_the_reference_computes(name):
     """One that nothing follows would judge whoever declares it by what it said it does not do."""
     case = build_case("bert", "ragged", options={"norm_epsilon": 0.3})
@@ -367,7 +361,7 @@ def test_every_deviation_changes_what_the_reference_computes(name):
         truth = reference(case.config, case.weights, case.batch, gradients=True, dtype="bfloat16", arithmetic="bfloat16", deviations=deviations)
         return {tensor: array.tobytes() for tensor, array in (truth.taps | {f"gradients.{n}": g for n, g in truth.gradients.items()}).items()}
 
-    assert bits({**others, name: VALUES[name]}) != bits(others)
+    assert bits({**others, name: VALUES.get(name, 1.0)}) != bits(others)
 
 
 @pytest.mark.clause("PRC-2", "PRC-4")
@@ -424,7 +418,7 @@ def test_gradient_of_which_rounding_leaves_no_digit_is_undetermined_in_a_half_pr
     config = small("bert", pooling="first")
     weights, batch = spec.initialize(config), spec.example_batch(config, 7, 11)
     for name in ("query", "key"):
-        weights[f"layers.0.attention.{name}.weight"] *= 300.0  # a softmax with but one weight
+        weights[f"layers.0.attention.{name}.weight"] *= 3000.0  # a softmax with but one weight
     truth = reference(config, weights, batch, gradients=True, dtype="bfloat16", arithmetic="bfloat16")
     run = Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", "bfloat16")
     statuses = {row.tensor: row.status for row in judge(config, weights, batch, run).table}

@@ -1,0 +1,200 @@
+"""What a run declares that it does not compute, or computes otherwise: judged accordingly, recognised where it is not declared, and said."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from concord.conformance.campaign import Job
+from concord.conformance.judging import Misfit, judge
+from concord.conformance.padding import dependent_samples, independent_batch
+from concord.spec.cases import build_case
+from concord.spec.deviations import BLIND_ROWS_ZERO, UNCOMPUTED_PADDING, WIDER_OUTPUT
+from tests.toys.padded import BlindZero, OuterMask, Uninitialised, Unpadded, run_of
+
+PADDINGS = [OuterMask, Unpadded, Uninitialised]
+
+
+def verdict_of(case, run, batch=None):
+    return judge(case.config, case.weights, batch or case.batch, run, case.part)
+
+
+def declared(case, model, dtype="float32", **weights):
+    """Return the verdict on a run that declares not to compute padding, made as a campaign makes it."""
+    job = Job(case.variant, case.name, dtype, case.part, case.config, case.weights, case.batch)
+    judgeable = job.judgeable(run_of(case, model, dtype, declares=UNCOMPUTED_PADDING))
+    return judgeable.judge(run_of(case, model, dtype, judgeable.batch, UNCOMPUTED_PADDING, **weights))
+
+
+@pytest.mark.clause("MSK-4", "PRC-4")
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("model", PADDINGS)
+def test_padding_that_is_declared_not_to_be_computed_is_not_judged(model, dtype):
+    verdict = declared(build_case("bert", "ragged"), model, dtype)
+    assert verdict.passed, verdict.first_divergence
+    assert "rows of padding" in verdict.row("layers.1.norm2").local.note
+    assert verdict.row("gradients.pooler.weight").status == "agrees"
+
+
+@pytest.mark.parametrize("variant", ["vanilla-encoder", "sentence-bert"])
+def test_padding_may_be_left_out_of_parts_whose_loss_takes_every_row(variant):
+    part = "encoder" if variant == "vanilla-encoder" else "pooled"
+    assert declared(build_case(variant, "ragged", part), Unpadded).passed
+
+
+@pytest.mark.parametrize("model", PADDINGS)
+def test_a_bug_beside_padding_that_is_declared_is_found(model):
+    case = build_case("bert", "ragged")
+    name = "layers.1.feed_forward.outer.weight"
+    wrong = case.weights[name].copy()
+    wrong[3, 7] *= 1.001
+    verdict = declared(case, model, **{name: wrong})
+    assert verdict.first_divergence.tensor == "layers.1.feed_forward.outer"
+
+
+@pytest.mark.parametrize("model", PADDINGS)
+def test_padding_alone_is_recognised_and_said_first(model):
+    verdict = verdict_of(case := build_case("bert", "ragged"), run_of(case, model))
+    assert verdict.undeclared == UNCOMPUTED_PADDING
+    first, *rest = str(verdict).splitlines()
+    assert first == "diverges: only rows of padding differ"
+    assert any(UNCOMPUTED_PADDING in line and "joining.md" in line for line in rest)
+
+
+def test_a_bug_is_not_excused_as_padding():
+    case = build_case("bert", "ragged")
+    name = "layers.1.feed_forward.outer.weight"
+    wrong = case.weights[name].copy()
+    wrong[3, 7] *= 1.001
+    verdict = verdict_of(case, run_of(case, OuterMask, **{name: wrong}))
+    assert (verdict.status, verdict.undeclared) == ("diverges", "")
+
+
+@pytest.mark.clause("MSK-5", "PRC-4")
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("variant", ["bert", "nndl-paddle"])
+def test_blind_rows_that_are_zero_agree_if_they_are_declared(variant, dtype):
+    case = build_case(variant, "ragged")
+    undeclared = verdict_of(case, run_of(case, BlindZero, dtype))
+    assert (undeclared.status, undeclared.undeclared) == ("diverges", BLIND_ROWS_ZERO)
+    assert str(undeclared).splitlines()[0] == "diverges: only rows without a visible key differ"
+    assert verdict_of(case, run_of(case, BlindZero, dtype, declares=BLIND_ROWS_ZERO)).passed
+
+
+def test_blind_rows_that_are_declared_zero_and_are_not_diverge():
+    case = build_case("bert", "ragged")
+    run = run_of(case, OuterMask, declares=BLIND_ROWS_ZERO)
+    assert verdict_of(case, run).first_divergence.tensor == "layers.0.attention.masked_scores"
+
+
+def test_the_loss_of_a_run_without_padding_depends_on_no_row_of_it():
+    case = build_case("bert", "ragged")
+    real = (case.batch.input_ids != case.config.pad_id)[:, 0]
+    assert (dependent_samples(case.config, case.batch, "model") == ~real).all()
+    kept = independent_batch(case.config, case.batch, "model")
+    assert len(kept.input_ids) == real.sum() < len(real)
+    assert not dependent_samples(case.config, kept, "model").any()
+
+
+# Outputs that are wider than the run.
+
+
+def wide(case, dtype="bfloat16", taps=True, declares=""):
+    """Return a run whose output and loss have more digits than it."""
+    run = run_of(case, type("Plain", (OuterMask.__base__,), {}), dtype, declares=declares)
+    exact = run_of(case, OuterMask.__base__, "float32")
+    names = ("logits", "log_probabilities", "losses", "loss")
+    run.taps = {**run.taps, **{name: exact.taps[name] for name in names}} if taps else {}
+    pooled = run.taps["pooler.output"].astype(np.float64) if taps else None
+    if taps:  # what a classifier in float32 makes of the run's own vector
+        logits = (pooled @ case.weights["classifier.weight"] + case.weights["classifier.bias"]).astype(np.float32)
+        shifted = logits - logits.max(-1, keepdims=True)
+        log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+        losses = -log_probabilities[np.arange(len(logits)), case.batch.labels]
+        run.taps |= {"logits": logits, "log_probabilities": log_probabilities, "losses": losses, "loss": losses.mean()}
+        return dataclasses.replace(run, output=logits, loss=run.taps["loss"])
+    return dataclasses.replace(run, output=exact.output, loss=exact.loss)
+
+
+@pytest.mark.clause("PRC-2")
+def test_an_output_wider_than_its_run_agrees():
+    case = build_case("bert", "ragged")
+    assert verdict_of(case, wide(case)).passed
+
+
+@pytest.mark.clause("PRC-3")
+def test_an_output_that_alone_shows_the_precision_is_wider_only_if_that_is_declared():
+    case = build_case("bert", "ragged")
+    run = wide(case, taps=False)
+    run.gradients, run.requested = {}, ("taps",)
+    verdict = verdict_of(case, run)
+    assert verdict.first_divergence.tensor == "logits"
+    assert verdict.undeclared == WIDER_OUTPUT
+    run.info = {"deviations": [{"name": WIDER_OUTPUT, "value": 1, "reason": "logits are cast to float32"}]}
+    assert verdict_of(case, run).status != "diverges"
+
+
+def test_a_loss_as_a_number_of_python_is_taken():
+    case = build_case("bert", "ragged")
+    run = run_of(case, OuterMask.__base__)
+    run.loss = np.asarray(float(run.loss))
+    assert verdict_of(case, run).passed
+
+
+def test_an_output_alone_in_few_digits_says_what_to_deliver():
+    case = build_case("bert", "peaked")
+    run = run_of(case, OuterMask.__base__, "bfloat16")
+    run.taps, run.gradients, run.requested = {}, {}, ("taps",)
+    verdict = verdict_of(case, run)
+    assert (verdict.status, verdict.unjudged) == ("undetermined", ("forward",))
+    assert "deliver activations: each step is then judged by itself" in str(verdict)
+
+
+def test_gradients_that_never_come_are_not_judged_and_the_verdict_says_how_to_do_without():
+    case = build_case("bert", "ragged")
+    run = run_of(case, OuterMask.__base__)
+    run.gradients = {}
+    verdict = verdict_of(case, run)
+    assert (verdict.status, verdict.unjudged) == ("undetermined", ("gradients",))
+    assert "--forward-only" in str(verdict)
+    run.requested = ("taps",)
+    assert verdict_of(case, run).passed
+
+
+# What cannot be judged at all.
+
+
+def changed(**fields):
+    return lambda run: dataclasses.replace(run, **{name: make(getattr(run, name)) for name, make in fields.items()})
+
+
+MISFITS = {
+    "a name that nobody knows": (changed(taps=lambda taps: {**taps, "encoder.layer.0": taps["layers.0.norm2"]}), "'encoder.layer.0' is named like nothing"),
+    "a gradient that nobody knows": (changed(gradients=lambda found: {**found, "layers.0.norm2.gamma": found["layers.0.norm2.weight"]}), "did you mean 'gradients.layers.0.norm2"),
+    "a gradient by a tap that nobody knows": (changed(tap_gradients=lambda found: {"encoder.0": np.zeros(3, np.float32)}), "'gradients.taps.encoder.0' is named like nothing"),
+    "another shape": (changed(taps=lambda taps: {**taps, "layers.0.norm2": taps["layers.0.norm2"][:, 1:]}), "'layers.0.norm2' is of shape (5, 10, 14) but must be (5, 11, 14)"),
+    "another shape of the output": (changed(output=lambda output: output[None]), "'logits' is of shape"),
+    "another dtype": (changed(taps=lambda taps: {**taps, "layers.0.norm2": taps["layers.0.norm2"].astype(np.float64)}), "'layers.0.norm2' is of dtype float64 but must be float32 in a float32 run"),
+    "a narrower output": (changed(output=lambda output: output.astype(np.float16)), "'logits' is of dtype float16"),
+    "whole numbers": (changed(loss=lambda loss: loss.astype(np.int64)), "'loss' is of dtype int64"),
+}  # fmt: skip
+
+
+@pytest.mark.clause("PRC-2")
+@pytest.mark.parametrize("kind", MISFITS)
+def test_tensors_that_cannot_be_what_was_asked_for_are_bad_input(kind):
+    case = build_case("bert", "ragged")
+    spoil, words = MISFITS[kind]
+    with pytest.raises(Misfit) as refused:
+        verdict_of(case, spoil(run_of(case, OuterMask.__base__)))
+    assert words in str(refused.value)
+
+
+def test_the_same_problem_of_many_tensors_is_said_once():
+    case = build_case("bert", "ragged")
+    run = run_of(case, OuterMask.__base__)
+    run.taps = {name: tap.astype(np.float64) for name, tap in run.taps.items()}
+    with pytest.raises(Misfit) as refused:
+        verdict_of(case, run)
+    assert len(refused.value.problems) == 1
+    assert "more are of dtype float64" in str(refused.value)
