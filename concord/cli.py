@@ -39,7 +39,8 @@ from concord import (
     writing,
 )
 from concord.conformance import campaign, check_jobs, doctor, dump, published, record, report
-from concord.conformance.check import DTYPES, QUICK
+from concord.conformance.again import repeated
+from concord.conformance.check import DTYPES, QUICK, sequence
 from concord.conformance.faults.fault import Fault
 from concord.conformance.mutants import matrix
 from concord.conformance.mutants import table as mutants_table
@@ -80,7 +81,7 @@ def main() -> None:
 
 
 def _run(jobs: Sequence[campaign.Job], names: Sequence[str], settings: campaign.Settings) -> campaign.Report:
-    with counting(list(settings.places(names)), len(jobs)) as progress:
+    with counting(list(settings.places(names)), len(repeated(jobs, settings.repeat))) as progress:
         return campaign.conduct(jobs, names, settings, progress)
 
 
@@ -144,7 +145,7 @@ def check(
             options.given(checkpoint, form, table, texts, inputs, batch, max_tokens, {"--variant": variant, "--case": case}), options.once(variant), dtypes, part, case, forward_only, show_tokens
         ),
     )
-    result = _run(jobs, names, settings)
+    result = _run(jobs if checkpoint else sequence(jobs), names, settings)
     _finish(result, console, "check", json, html, "checkpoint" if checkpoint else "variant", _title(settings, jobs[0].part), markdown)
 
 

@@ -1,6 +1,7 @@
 """That they agree: cases, tolerances, verdicts, and the pytest suite itself."""
 
-from concord.conformance.campaign import Job, Repeats, Report, Result, Settings, conduct
+from concord.conformance.again import Repeats
+from concord.conformance.campaign import Job, Report, Result, Settings, conduct
 from concord.conformance.check import check_jobs
 from concord.conformance.comparison import Row, Verdict
 from concord.conformance.expectation import Expectation

@@ -9,15 +9,13 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from concord import backends
 from concord.backends.interface import Run, Unsupported, variety
 from concord.backends.pool import Pool
 from concord.backends.worker import TIME_LIMIT, Worker, WorkerFailure
+from concord.conformance.again import Kept, Repeats, Tensors, differing, repeated, said, tensors_of, worse
 from concord.conformance.comparison import Row, Verdict
 from concord.conformance.diagnosis.campaign import Conclusion, conclude
 from concord.conformance.judging import Derivation, Misfit, Published, judge
@@ -29,7 +27,6 @@ from concord.spec.config import EncoderConfig
 from concord.spec.deviations import UNCOMPUTED_PADDING, declared
 from concord.spec.errors import SpecError
 from concord.spec.parameters import Weights
-from concord.spec.tensors import output_name
 from concord.spec.training.trajectory import Training
 
 FAILED_WORKER = ("missing", "broken", "crashed", "timed out", "out of memory", "error")
@@ -52,6 +49,7 @@ class Job:
         end_to_end: whether to judge end to end too where that does not decide.
         training: what is done to the model, where it is not only run.
         gradients: whether gradients are computed and judged.
+        times: how often it runs, where it stands several times in a list of jobs.
     """
 
     group: str
@@ -66,6 +64,7 @@ class Job:
     end_to_end: bool = True
     training: Training | None = None
     gradients: bool = True
+    times: int = 1
 
     @property
     def name(self) -> str:
@@ -103,26 +102,6 @@ class Job:
         if batch is None:
             return None
         return self if batch is self.batch else dataclasses.replace(self, batch=batch)
-
-
-@dataclass(frozen=True)
-class Repeats:
-    """What came of running one job several times, on the same inputs and in the same process.
-
-    Attributes:
-        times: how often it ran, the first run included.
-        differing: the tensors that did not always have the same bits, in the order of computation.
-    """
-
-    DERIVED: ClassVar = ("equal",)
-
-    times: int
-    differing: tuple[str, ...] = ()
-
-    @property
-    def equal(self) -> bool:
-        """Whether every tensor had the same bits each time."""
-        return not self.differing
 
 
 @dataclass(frozen=True)
@@ -185,7 +164,7 @@ class Settings:
         threads: computing threads of each worker; by default one for each core.
         precision: one of :data:`concord.backends.interface.PRECISION_MODES`.
         deterministic: whether only deterministic kernels may run.
-        repeat: how often each job is run.
+        repeat: how often each job is run, at least; from 2 on what differs in its bits is *nondeterministic*.
         devices: on which each backend runs, if on several.
     """
 
@@ -275,6 +254,9 @@ Progress = Callable[[str, str], None]
 def conduct(jobs: Sequence[Job], names: Iterable[str], settings: Settings, progress: Progress = lambda backend, done: None) -> Report:
     """Run every job on every backend, as many backends at a time as there are cores, and judge the runs.
 
+    Args:
+        jobs: in the order in which they run. One that stands there several times has one result.
+
     Raises:
         UnknownNameError: for an unknown backend, before anything runs.
     """
@@ -282,12 +264,13 @@ def conduct(jobs: Sequence[Job], names: Iterable[str], settings: Settings, progr
     for name in chosen:
         backends.resolve(name)
     started = time.perf_counter()
+    turns = repeated(jobs, settings.repeat)
     environments: dict[str, dict[str, Any]] = {}
     places = settings.places(chosen)
     with Pool(width=len(places)) as pool:
         pace = Pace(places, lambda: pool.stopped)
         crews = [Crew(label, name, how, pool, environments, progress) for label, (name, how) in places.items()]
-        results = pool.map(lambda crew: crew.work(jobs, pace), crews)
+        results = pool.map(lambda crew: crew.work(turns, pace), crews)
     return Report([result for of_one in results for result in of_one], environments, settings, time.perf_counter() - started)
 
 
@@ -322,81 +305,101 @@ class Crew:
     def __init__(self, label: str, name: str, settings: Settings, pool: Pool, environments: dict[str, dict[str, Any]], progress: Progress = lambda backend, done: None) -> None:
         self.label, self.name, self.settings = label, name, settings
         self.environments, self.progress = environments, progress
+        self.kept: dict[int, Kept] = {}
+        self.turn = 0
         self.seat = pool.seat(partial(settings.open, name), started=self.started)
 
     def work(self, jobs: Sequence[Job], pace: Pace) -> list[Result]:
-        """Run and judge jobs, one after the other on the same worker: a backend that carries state from case to case is checked as it is."""
-        results: list[Result] = []
+        """Run and judge jobs, one after the other on the same worker: a backend that carries state is checked as it is."""
+        results: dict[int, Result] = {}
         started = time.perf_counter()
         try:
             for number, job in enumerate(jobs):
                 with pace.turn(self.label, number) as mine:
                     if not mine:
                         break
-                    results.append(self.attempt(job))
+                    results[id(job)] = self.attempt(job)
                 self.progress(self.label, job.name)
         finally:
             pace.leave(self.label)
             if self.label in self.environments:
                 self.note("run_seconds", time.perf_counter() - started)
             self.seat.close()
-        return results
+        return list(results.values())
 
     def attempt(self, job: Job) -> Result:
-        """Run a job and judge the run; what fails is a result too."""
-        started = time.perf_counter()
+        """Run a job and judge the run; what fails is a result too.
 
-        def result(status: str, detail: str = "", verdict: Verdict | None = None, stderr: str = "", **more: Any) -> Result:
-            seconds = time.perf_counter() - started
-            return Result(self.label, job.group, job.case, job.dtype, status, detail, verdict, seconds, stderr, job.part, **more)
+        Returns:
+            What came of all its runs so far, where it comes several times.
+        """
+        self.turn += 1
+        before = self.kept.pop(id(job), None)
+        if before is None:
+            self.seat.renew()
+        now = before if before and before.first is None else self._made(job, before)
+        if before and before.result.status == "diverges" and now.result.verdict is None:
+            now = dataclasses.replace(before, first=None)  # a failure does not cover what is wrong
+        if now.times < job.times:
+            self.kept[id(job)] = now
+        return now.result
+
+    def _made(self, job: Job, before: Kept | None) -> Kept:
+        """Run a job, and judge the run unless it is the first one again, bit for bit."""
+        started = time.perf_counter()
+        again = before.words(job, self.turn) if before else ""
+
+        def kept(
+            status: str, detail: str = "", verdict: Verdict | None = None, stderr: str = "", first: Tensors | None = None, **more: Any
+        ) -> Kept:
+            seconds = time.perf_counter() - started + (before.result.seconds if before else 0)
+            detail = f"{detail} ({again})" if again and verdict is None else detail
+            made = (self.label, job.group, job.case, job.dtype, status, detail, verdict, seconds, stderr, job.part)
+            return Kept(Result(*made, **more), first, before.times + 1 if before else 1, self.turn)
 
         try:
-            self.seat.renew()
             run = self.run(job, self.settings.precision)
             if (judgeable := job.judgeable(run)) is not job:
                 job, run = judgeable, self.run(judgeable, self.settings.precision)
-            again, differing = self.repeat(job, run)
         except Unsupported as reason:
-            return result("unsupported", str(reason))
+            return kept("unsupported", str(reason))
         except SpecError as error:
-            return result("refused", error.problems[0])
+            return kept("refused", error.problems[0])
         except WorkerFailure as failure:
-            return result(self.settings.status_of(self.name, failure), failure.detail, stderr=failure.stderr)
+            return kept(self.settings.status_of(self.name, failure), failure.detail, stderr=failure.stderr)
         except Exception as error:
-            return result(NOT_JUDGED, _fault("running it", error), stderr=traceback.format_exc())
+            return kept(NOT_JUDGED, _fault("running it", error), stderr=traceback.format_exc())
+        found = tensors_of(job, run) if job.times > 1 else {}
+        first = found if before is None or before.first is None else before.first
+        others = differing(first, found)
         try:
-            with told(lambda text: self.progress(self.label, text)):
-                verdict = job.judge(run, self.settings.rules(job.dtype))
-            attribution = self.attribute(job, run, verdict)
-            for number, other in again.items():
-                if verdict.status != "diverges" and (later := job.judge(other, self.settings.rules(job.dtype))).status == "diverges":
-                    verdict, attribution = later, f"diverges only when it is run again: run {number} of {self.settings.repeat}; the first agrees"
+            verdict, attribution = self._judged(job, run, before, others, again)
         except Misfit as error:
-            return result("broken", f"its answer cannot be judged: {'; '.join(error.problems)}")
+            return kept("broken", f"its answer cannot be judged: {'; '.join(error.problems)}")
         except Exception as error:  # what was delivered is in order: whatever is raised then is Concord's own
-            return result(NOT_JUDGED, _fault("judging", error), stderr=traceback.format_exc())
-        order = {row.tensor: place for place, row in enumerate(verdict.table)}
-        differing = sorted(differing, key=lambda name: order.get(name, len(order)))
-        repeats = Repeats(self.settings.repeat, tuple(differing)) if self.settings.repeat > 1 else None
-        status = "nondeterministic" if differing and verdict.status != "diverges" else verdict.status
-        return result(status, verdict=verdict, attribution=attribution, repeats=repeats)
+            return kept(NOT_JUDGED, _fault("judging", error), stderr=traceback.format_exc())
+        repeats = before.repeats(others, verdict) if before else None
+        changes = self.settings.repeat > 1 and repeats is not None and not repeats.equal
+        status = "nondeterministic" if changes and verdict.status != "diverges" else verdict.status
+        return kept(status, verdict=verdict, first=first, attribution=attribution, repeats=repeats)
 
-    def repeat(self, job: Job, first: Run) -> tuple[dict[int, Run], list[str]]:
-        """Run a job as often as it is to be repeated.
+    def _judged(
+        self, job: Job, run: Run, before: Kept | None, others: set[str], again: str
+    ) -> tuple[Verdict, str]:
+        """Return a verdict on all runs of a job so far, and to what it is attributed.
 
-        Returns:
-            The runs that are not the first one again, bit for bit, by their number from 2, and the tensors that differ.
+        Args:
+            others: the tensors of this run that are not those of the first one, bit for bit.
+            again: which run this is, in words.
         """
-        expected = _named(job, first)
-        again, differing = {}, set()
-        for number in range(2, self.settings.repeat + 1):
-            run = self.run(job, self.settings.precision)
-            found = _named(job, run)
-            others = {name for name in {*expected, *found} if not _same_bits(expected.get(name), found.get(name))}
-            if others:
-                again[number] = run
-            differing |= others
-        return again, sorted(differing)
+        earlier = before.result.verdict if before else None
+        if before and earlier and (not others or earlier.status == "diverges"):
+            return earlier, before.result.attribution
+        with told(lambda text: self.progress(self.label, text)):
+            verdict = job.judge(run, self.settings.rules(job.dtype))
+        if before is None or earlier is None:
+            return verdict, self.attribute(job, run, verdict)
+        return (verdict, f"{said(verdict.status)} {again}") if worse(verdict, earlier) else (earlier, before.result.attribution)
 
     def attribute(self, job: Job, run: Run, verdict: Verdict) -> str:
         """Run what diverges in another precision once more in the strict one, and say so if it then agrees."""
@@ -449,14 +452,3 @@ class Crew:
 
 def _fault(doing: str, error: Exception) -> str:
     return f"a fault of Concord while {doing}: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-
-
-def _named(job: Job, run: Run) -> dict[str, NDArray[np.floating]]:
-    """Return every tensor of a run by the name that a verdict gives it."""
-    taps = {**run.taps, **run.results(output_name(job.config, job.part))}
-    by_taps = {f"taps.{name}": array for name, array in run.tap_gradients.items()}
-    return {**taps, **{f"gradients.{name}": array for name, array in {**run.gradients, **by_taps}.items()}, **run.steps}
-
-
-def _same_bits(a: NDArray[np.floating] | None, b: NDArray[np.floating] | None) -> bool:
-    return a is not None and b is not None and (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())

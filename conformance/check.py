@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from concord.conformance.again import repeated
 from concord.conformance.campaign import Job
 from concord.spec.cases import SCENARIOS, Case, standard_cases
 from concord.spec.config import variants as known_variants
@@ -51,3 +52,24 @@ def check_jobs(variants: Sequence[str] | None = None, dtypes: Sequence[str] = DT
 def job_of(case: Case, dtype: str) -> Job:
     """Return the job that runs a case in a precision."""
     return Job(case.variant, case.name, dtype, case.part, case.config, case.weights, case.batch)
+
+
+def sequence(jobs: Sequence[Job]) -> list[Job]:
+    """Return the jobs of a check in the order in which they run, where some stand twice (:attr:`Job.times`).
+
+    Of each variant the first case in the last precision runs twice in a row, and the smallest before all others
+    and again in its place. So what a backend keeps from an earlier run shows: from the same inputs, and from a
+    shorter or a longer text.
+    """
+    turns: list[Job] = []
+    for group in dict.fromkeys(job.group for job in jobs):
+        of_group = [job for job in jobs if job.group == group]
+        smallest = min(of_group, key=_size)
+        twice = next(job for job in of_group if job.dtype == of_group[-1].dtype)
+        turns += [smallest] if _size(smallest) < _size(of_group[0]) else []
+        turns += [each for job in of_group for each in ([job, job] if job is twice else [job])]
+    return repeated(turns)
+
+
+def _size(job: Job) -> int:
+    return sum(array.size for array in job.batch.arrays().values())

@@ -6,6 +6,7 @@ environment loads this module, so that what it needs is imported where it is use
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,9 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 if TYPE_CHECKING:
-    from concord.backends.interface import Run
     from concord.backends.worker import Worker
-    from concord.conformance.campaign import Job
+    from concord.conformance.campaign import Crew, Job
 
 T = TypeVar("T")
 
@@ -51,53 +51,50 @@ class Workers:
     """The backends under test, each started when it is first needed."""
 
     def __init__(self, config: pytest.Config) -> None:
+        from concord.backends.pool import Pool
         from concord.conformance.campaign import Settings
 
         self.asked = tuple(_option(config, "backend") or ())
         self.gradients = not _option(config, "forward_only")
         chosen = {name: _option(config, name) for name in ("device", "implementation", "execution")}
         self.settings = Settings(**chosen, asked=self.asked, threads=1)
-        self.seats: dict[str, Any] = {}
+        self.pool = Pool()
+        self.crews: dict[str, Crew] = {}
+
+    def crew(self, name: str) -> Crew:
+        """Return a backend at work; its worker starts when it is first needed, and again each time that it died."""
+        from concord.conformance.campaign import Crew
+
+        if name not in self.crews:
+            self.crews[name] = Crew(name, name, self.settings, self.pool, {})
+            self.crews[name].seat.refresh(None)
+        return self.crews[name]
 
     def get(self, name: str) -> Worker:
         """Return the worker of a backend: one that was asked for and is missing fails, another is skipped, visibly."""
-        from concord.backends.pool import Seat
         from concord.backends.worker import WorkerFailure
 
         try:
-            worker: Worker = self.seats.setdefault(name, Seat(partial(self.settings.open, name), restarts=None)).get()
+            return self.crew(name).seat.get()
         except WorkerFailure as failure:
             if failure.status == "absent" and name not in self.asked:
                 pytest.skip(f"{name} is absent: {failure.detail}")
             pytest.fail(f"{name} is {'missing' if failure.status == 'absent' else failure.status}: {failure.detail}", pytrace=False)
-        return worker
 
     def conform(self, backend: str, job: Job) -> None:
         """Run a job and fail with the first divergence in words."""
-        from concord.backends.interface import Unsupported
-        from concord.backends.worker import WorkerFailure
-        from concord.conformance.campaign import Result
         from concord.conformance.report import divergence_lines
 
-        settings = self.settings
-
-        def made(job: Job) -> Run:
-            problem = (job.config, job.weights, job.batch, job.part, job.dtype)
-            return self.get(backend).run(*problem, settings.implementation, settings.execution, job.training is None, self.gradients, training=job.training)
-
-        try:
-            run = made(job)
-            if (judgeable := job.judgeable(run)) is not job:
-                job, run = judgeable, made(judgeable)
-        except Unsupported as reason:
-            pytest.skip(f"unsupported: {reason}")
-        except WorkerFailure as failure:
-            pytest.fail("\n".join([f"{backend} {failure.status}: {failure.detail}", *(f"  | {line}" for line in failure.stderr.splitlines()[-3:])]), pytrace=False)
-        verdict = job.judge(run)
-        if verdict.status == "undetermined":
+        self.get(backend)
+        result = self.crew(backend).attempt(job if self.gradients else _forward(job))
+        if result.status == "unsupported":
+            pytest.skip(f"unsupported: {result.detail}")
+        if result.verdict is None:
+            pytest.fail("\n".join([f"{backend} {result.status}: {result.detail}", *(f"  | {line}" for line in result.stderr.splitlines()[-3:])]), pytrace=False)
+        if result.status == "undetermined":
             pytest.skip(f"{job.dtype} determines no tensor of this case")
-        if not verdict.passed:
-            pytest.fail("\n".join(divergence_lines(Result(backend, job.group, job.case, job.dtype, verdict.status, verdict=verdict))), pytrace=False)
+        if result.status != "agrees":
+            pytest.fail("\n".join(divergence_lines(result)), pytrace=False)
 
 
 @pytest.fixture(scope="session")
@@ -105,8 +102,7 @@ def concord_workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
     """The worker processes of the backends; each starts once, and ends with the session."""
     found = Workers(request.config)
     yield found
-    for seat in found.seats.values():
-        seat.end()
+    found.pool.close()
 
 
 @pytest.fixture
@@ -140,15 +136,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         names = asked("backend") or sorted(BUILT_IN)
         metafunc.parametrize("concord_backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names])
     if "concord_standard" in metafunc.fixturenames:
-        _parametrize(metafunc, "concord_standard", _standard(asked("variant"), asked("part") or ["model"], asked("dtype")))
+        _parametrize(metafunc, "concord_standard", _standard(asked("variant"), asked("part") or ["model"], asked("dtype"), asked("forward_only")))
     if "concord_golden" in metafunc.fixturenames:
         _parametrize(metafunc, "concord_golden", _published(asked("golden"), asked("variant")))
 
 
-def _standard(variants: list[str] | None, parts: list[str], dtypes: list[str] | None) -> list[Job]:
-    from concord.conformance.check import DTYPES, check_jobs
+def _standard(variants: list[str] | None, parts: list[str], dtypes: list[str] | None, forward_only: bool) -> list[Job]:
+    from concord.conformance.check import DTYPES, check_jobs, sequence
 
-    return [job for part in parts for job in _usable(check_jobs, variants, dtypes or DTYPES, part)]
+    found = [_usable(check_jobs, variants, dtypes or DTYPES, part) for part in parts]
+    return [job for of_part in found for job in sequence([_forward(job) for job in of_part] if forward_only else of_part)]
+
+
+def _forward(job: Job) -> Job:
+    """Return a job without gradients; itself if it has none."""
+    return dataclasses.replace(job, gradients=False) if job.gradients else job
 
 
 def _published(folders: list[str] | None, variants: list[str] | None) -> list[Job]:
@@ -173,7 +175,8 @@ def _usable(make: Callable[..., T], *arguments: Any) -> T:
 def _parametrize(metafunc: pytest.Metafunc, name: str, jobs: list[Job]) -> None:
     # Rounding is carried through all steps of a training run, which takes long.
     found = [pytest.param(job, marks=pytest.mark.slow) if job.training else job for job in jobs]
-    metafunc.parametrize(name, found, ids=[job.name for job in jobs], indirect=True)
+    names = [f"{job.name}-again" if any(job is earlier for earlier in jobs[:place]) else job.name for place, job in enumerate(jobs)]
+    metafunc.parametrize(name, found, ids=names, indirect=True)
 
 
 def _option(config: pytest.Config, name: str) -> Any:

@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     the mark says, on one by default; on the others it is slow. Which backends, :func:`turns` says. A case that no other variant has is for all;
     of a golden file, which holds the same in two precisions, those take turns too.
     """
-    functions: dict[str, dict[Any, dict[str, pytest.Function]]] = {}
+    functions: dict[str, dict[Any, dict[str, list[pytest.Function]]]] = {}
     counts: dict[str, int] = {}
     for item in items:
         mark = item.get_closest_marker("in_turn")
@@ -69,13 +69,16 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
             seat, entry = backend, tuple((name, id(value)) for name, value in item.callspec.params.items() if value != backend)
             if golden:
                 seat, entry = f"{backend} {golden.dtype}", (golden.group, golden.case)
-            functions.setdefault(function, {}).setdefault(entry, {})[seat] = item
+            entries = functions.setdefault(function, {})
+            entries[entry] = entries.pop(entry, {})  # one that comes again has the place of the last time
+            entries[entry].setdefault(seat, []).append(item)
             counts[function] = mark.args[0] if mark and mark.args else 1
     for function, entries in functions.items():
         for place, seats in enumerate(entries.values()):
             for seat in seats.keys() - turns(sorted(seats), place, counts[function]):
-                if not is_the_only_one(seats[seat].callspec.params.get("concord_standard")):
-                    seats[seat].add_marker("slow")
+                for item in seats[seat]:
+                    if not is_the_only_one(item.callspec.params.get("concord_standard")):
+                        item.add_marker("slow")
 
 
 def is_the_only_one(job: Job | None) -> bool:

@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from concord import spec
-from concord.conformance.check import check_jobs
+from concord.conformance.check import check_jobs, sequence
 from concord.conformance.expectation import Expectation
 from concord.conformance.tolerance import Z, expect
 from concord.spec.cases import LANDMARKS, LONG, OWN, SCENARIOS, Case, build_case, scenarios_of, standard_cases
@@ -401,6 +401,23 @@ def test_what_is_kept_from_an_earlier_call_shows(variant: str, kept: str) -> Non
         longer = case_of(variant, "long").config
         assert longer.max_positions > first.config.max_positions
         assert longer.max_positions == LONG + longer.position_start
+
+
+@pytest.mark.parametrize("variant", spec.variants())
+def test_a_check_runs_a_case_twice_and_the_shortest_text_before_and_after_longer_ones(variant: str) -> None:
+    jobs = check_jobs([variant])
+    run = [(job.case.removeprefix(f"{variant}-"), job.dtype) for job in sequence(jobs)]
+    twice, short = ("ragged", "float32"), ("single", "float32")
+    assert run == [short, run[1], twice, *((job.case.removeprefix(f"{variant}-"), job.dtype) for job in jobs[1:])]
+    assert {each: job.times for each, job in zip(run, sequence(jobs), strict=True) if job.times > 1} == {twice: 2, short: 2}
+    longer = case_of(variant, "full" if variant in WHOLE else "single")
+    model = case_of(variant, "single")
+    assert longer.config.replace(max_positions=model.config.max_positions) == model.config
+
+
+def test_cases_that_are_chosen_run_twice_too() -> None:
+    (alone,) = check_jobs(["bert"], ["float32"], cases=["bert-long"])
+    assert [(job.case, job.times) for job in sequence([alone])] == [("bert-long", 2)] * 2
 
 
 def test_the_long_text_uses_the_rows_at_which_numbers_end() -> None:

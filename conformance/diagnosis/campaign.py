@@ -42,6 +42,8 @@ class Judged(Protocol):
     def status(self) -> str: ...
     @property
     def verdict(self) -> Any: ...
+    @property
+    def attribution(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,10 @@ class _Together:
         return ""
 
     def condition(self) -> str:
-        """Say what only the wrong runs have in common, if there is one such thing."""
+        """Say what only the wrong runs have in common, or what one is attributed to: that no input tells."""
+        for run in self.wrong:
+            if run.attribution:
+                return f"{run.case} {run.attribution}"
         if len(self.passed) < 2:
             return ""
         for words, of in FEATURES:

@@ -1,0 +1,114 @@
+"""Backends that are right in a first run, and carry something wrong into a later one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from concord.backends.interface import Request, Run
+from concord.spec.tape import Node
+from concord.spec.tensors import output_name
+from tests.toys.numpy_backend import NumpyBackend, _reference_module
+
+POSITIONS = "embeddings.position.weight"
+
+
+def tokens_of(request: Request) -> int:
+    return request.batch.required("input_ids").shape[1]
+
+
+def model_of(request: Request) -> tuple[Any, ...]:
+    """Return what tells models apart: weights too."""
+    return (request.config, request.dtype, *(array.tobytes() for array in request.weights.values()))
+
+
+class AddsGradients(NumpyBackend):
+    """Keeps the model of the run before, with its gradients: those of the next run are added to them."""
+
+    model: tuple[Any, ...] = ()
+
+    def run(self, request: Request) -> Run:
+        run = super().run(request)
+        if self.model == model_of(request):
+            run = replace(run, gradients={name: array + self.gradients[name] for name, array in run.gradients.items()})
+        self.model, self.gradients = model_of(request), run.gradients
+        return run
+
+
+class KeepsItsMask(NumpyBackend):
+    """Makes a mask for each model and shape, once."""
+
+    def run(self, request: Request) -> Run:
+        kept = self.__dict__.setdefault("masks", {}).setdefault((model_of(request), tokens_of(request)), {})
+
+        class Masked(_reference_module.Model):  # type: ignore[name-defined, misc]
+            def dot_product(self, name: str, q: Node, k: Node, v: Node, key_mask: Any, query_mask: Any) -> Node:
+                return super().dot_product(name, q, k, v, *kept.setdefault(name, (key_mask, query_mask)))
+
+        right, _reference_module.Model = _reference_module.Model, Masked
+        try:
+            return super().run(request)
+        finally:
+            _reference_module.Model = right
+
+
+class CutsItsPositions(NumpyBackend):
+    """Makes a table of positions for each configuration, as long as its first text."""
+
+    def run(self, request: Request) -> Run:
+        length = self.__dict__.setdefault("lengths", {}).setdefault((request.config, request.dtype), tokens_of(request))
+        table = request.weights[POSITIONS].copy()
+        table[length + request.config.position_start :] = 0
+        return super().run(replace(request, weights={**request.weights, POSITIONS: table}))
+
+
+class ShiftsAfterALongerText(NumpyBackend):
+    """Has a buffer of positions for each configuration that grows with its texts, and reads it from its end."""
+
+    def run(self, request: Request) -> Run:
+        longest = self.__dict__.setdefault("longest", {})
+        key = (request.config, request.dtype)
+        longest[key] = max(longest.get(key, 0), tokens_of(request))
+        table = np.roll(request.weights[POSITIONS], tokens_of(request) - longest[key], axis=0)
+        return super().run(replace(request, weights={**request.weights, POSITIONS: table}))
+
+
+class KeepsItsOutput(NumpyBackend):
+    """Keeps its output by the shape of a text."""
+
+    def run(self, request: Request) -> Run:
+        run, name = super().run(request), output_name(request.config, request.part)
+        kept = self.__dict__.setdefault("kept", {}).setdefault((request.dtype, request.batch.required("input_ids").shape), run.output)
+        return replace(run, output=kept, taps={**run.taps, name: kept})
+
+
+class FailsAgain(NumpyBackend):
+    """Cannot run the same inputs twice."""
+
+    def run(self, request: Request) -> Run:
+        seen = self.__dict__.setdefault("seen", set())
+        inputs = (model_of(request), request.batch.required("input_ids").tobytes())
+        if inputs in seen:
+            raise ArithmeticError("it has been here")
+        seen.add(inputs)
+        return super().run(request)
+
+
+class LosesGradients(NumpyBackend):
+    """Hands out gradients once."""
+
+    def run(self, request: Request) -> Run:
+        run = super().run(request)
+        self.__dict__.setdefault("given", []).append(run)
+        return run if len(self.given) == 1 else replace(run, gradients={})
+
+
+class WrongThenFails(FailsAgain):
+    """Is wrong in its first run, and fails in the next."""
+
+    def run(self, request: Request) -> Run:
+        run = super().run(request)
+        run.taps["logits"][...] += 1
+        return run
