@@ -85,7 +85,7 @@ def test_a_large_case_is_judged_by_a_first_look_where_that_is_enough(sound, monk
     for row, same in zip(first.table, usual.table, strict=True):
         assert (row.tensor, row.status) == (same.tensor, same.status)
     run.taps["layers.0.norm1"] = run.taps["layers.0.norm1"].copy()
-    run.taps["layers.0.norm1"][2, 5, 7] += row_of(usual, "layers.0.norm1").tolerance * 1.5
+    run.taps["layers.0.norm1"][2, 5, 7] += 100 * max(row_of(found, "layers.0.norm1").tolerance for found in (usual, first))
     wrong = verdict_of(case, run)
     assert (wrong.first_divergence.tensor, wrong.first_divergence.beyond, looks) == ("layers.0.norm1", 1, [True, True, False])
 
