@@ -106,8 +106,8 @@ class Arithmetic(Softmax):
         """
         return self._kept(self.precision.round(values))
 
-    def vary_variance(self, variance: Node, mean: Node) -> Node:
-        """Return the variance of rows as another admissible way would yield it: here, as two passes do."""
+    def vary_variance(self, variance: Node, mean: Node, centered: Node) -> Node:
+        """Return the variance of rows, of which the mean and the differences from it are given, as admissible ways yield it: here, as two passes do."""
         return variance
 
     def round_sum(self, values: Values, value: float, rounded: str) -> Values:

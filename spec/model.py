@@ -215,7 +215,7 @@ class Model:
         # A derivative in closed form takes differences from the mean to add up to zero, whatever its rounding (ALG-5).
         differences = a.center(x, a.freeze(mean, np.ones(mean.shape, bool))) if a.closed else centered
         squares, count = a.sum(a.multiply(differences, differences), -1), config.d_model - (config.norm_variance == "unbiased")
-        variance = a.vary_variance(a.divide_by(squares, count), mean)  # (B, T, 1)
+        variance = a.vary_variance(a.divide_by(squares, count), mean, centered)  # (B, T, 1)
         epsilon = self.held(config.norm_epsilon, "norm_epsilon_bits")
         deviation = a.sqrt(a.shift(variance, epsilon)) if config.norm_epsilon_placement == "inside" else a.shift(a.sqrt(variance), epsilon)
         return a.add(a.multiply(a.divide(centered, deviation), self.weights[f"{name}.weight"]), self.weights[f"{name}.bias"])

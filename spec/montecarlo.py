@@ -7,6 +7,7 @@ that no noise has reached yet has a leading axis of size 1.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -49,8 +50,9 @@ class MonteCarlo(Arithmetic):
     Selections, masks and maxima add nothing.
 
     Attention weights may be computed from the logarithm of a row's sum, of whose rounding u_acc * |logarithm| each then has the
-    same share, and so may they be for the derivative; the row sums in it may be those of outputs and their gradients (SPEC ALG-1 to ALG-3).
-    The variance of a norm may be one of merged blocks, or Welford's, which errs by the rounding of a mean times the deviation (SPEC ALG-5).
+    same share, and so may they be for the derivative; the row sums in it may be those of outputs and their gradients, and what a row sums
+    to may flow back to its largest entry (SPEC ALG-1 to ALG-3). The variance of a norm may be one of merged blocks, or Welford's, which errs
+    by the rounding of a mean times the deviation, or one of a single pass over rows less one of their entries (SPEC ALG-5).
 
     In TF32 a factor x of a product is multiplied by ``1 + f * xi``, with f = 2^-11, in every first sample of two, and by
     ``1 - f * (1 + xi)`` in every second: a kernel may round its factors, or leave it to tensor cores, which read the upper 19 bits
@@ -179,6 +181,24 @@ class MonteCarlo(Arithmetic):
         """Perturb row sums by what those of other products may err (:meth:`Arithmetic.vary_row_sums`)."""
         return self.settle_sum(sums, lambda: np.square(self._one(products), dtype=np.float64).sum(-1, keepdims=True), products.shape[-1], wide=False)
 
+    def vary_largest(self, gradient: Values, x: Values, terms: Values, shares: Values) -> Values:
+        """Perturb the gradient of a row's largest entry by what the row may sum to (:meth:`Arithmetic.vary_largest`).
+
+        That flows back to the entry that is taken off: to the largest, and of a running maximum, from either end, to each that was the
+        largest so far. There it is the rounding of the sums of terms, and of shares of the whole, up to the next larger entry.
+        """
+        x, terms, shares = (self._one(values) for values in (x, terms, shares))
+        total = terms.sum(-1, keepdims=True, dtype=np.float64)
+        size = np.maximum(
+            _rounding_up_to_larger(x, terms, shares * total),
+            _rounding_up_to_larger(x[..., ::-1], terms[..., ::-1], (shares * total)[..., ::-1])[..., ::-1],
+        )
+        size = np.where(np.isfinite(size), size * self._roundoff, 0.0).reshape(-1)
+        places = np.flatnonzero(size)
+        perturbed = np.broadcast_to(gradient, (self.samples, *gradient.shape[1:])).reshape(self.samples, -1).copy()
+        perturbed[:, places] = self._perturbed(perturbed[:, places], self._of(size[None, places]))
+        return perturbed.reshape(self.samples, *gradient.shape[1:])
+
     def _row_noise(self, about: float, logarithms: Values) -> Values:
         """Return numbers about one, as far from it as the logarithm of a row's sum may err; where it says nothing, that one."""
         size = self._accumulation * np.where(np.isfinite(logarithms), abs(logarithms), 0.0)
@@ -206,9 +226,17 @@ class MonteCarlo(Arithmetic):
             (mean, lambda gradient: -back(gradient)),
         )
 
-    def vary_variance(self, variance: Node, mean: Node) -> Node:
-        """Perturb the variance of rows: of blocks that are merged, and by updates, it errs by the rounding of a mean times the deviation (ALG-5)."""
-        size = 2 * self._accumulation * abs(mean.value) * np.sqrt(variance.value)
+    def vary_variance(self, variance: Node, mean: Node, centered: Node) -> Node:
+        """Perturb the variance of rows as ways to compute it in one pass may err (ALG-5).
+
+        By updates, or of blocks that are merged, it errs by the rounding of a mean times the deviation. As a mean square less the square
+        of the mean, after one of the row's entries was taken off, it errs by the rounding of both.
+        """
+        squares = np.square(centered.value, dtype=np.float64)
+        shift = np.sqrt(np.square(squares).mean(-1, keepdims=True))  # the square of what the mean differs by from an entry
+        merged = 2 * abs(mean.value) * np.sqrt(variance.value)
+        shifted = math.sqrt(centered.shape[-1] / 3) * (variance.value + 3 * shift)
+        size = (self._accumulation * np.hypot(merged, shifted)).astype(variance.value.dtype)
         return self._record(np.maximum(self._perturbed(variance.value, self._of(size)), 0), (variance, lambda gradient: gradient))
 
     def _bias_pullback(self, bias: Node) -> Pullback:
@@ -285,3 +313,17 @@ class MonteCarlo(Arithmetic):
         count = shape[0] * shape[1]
         start = int(self._places.integers(PERIOD - count))
         return _uniform(self.precision.storage)[start : start + count].reshape(shape)
+
+
+def _rounding_up_to_larger(x: Values, *summed: Values) -> Values:
+    """Return how many unit roundoffs sums of each row may err, from its start as far as an entry stays the largest; 0 where one never is."""
+    size, shape = x.shape[-1], x.shape
+    count, power = np.arange(1, size + 1), np.zeros(shape)
+    for terms in summed:
+        total, squares = (np.cumsum(values, -1, dtype=np.float64) for values in (terms, np.square(terms, dtype=np.float64)))
+        power += count / 3 * np.square(total) + (count + 1) / 6 * np.maximum(squares - np.square(total) / count, 0)
+    largest = np.maximum.accumulate(x, -1)
+    ends = np.append(x[..., 1:] > largest[..., :-1], np.ones((*shape[:-1], 1), bool), -1)
+    end = np.minimum.accumulate(np.where(ends, count - 1, size)[..., ::-1], -1)[..., ::-1]
+    rounding: Values = np.sqrt(np.where(x == largest, np.take_along_axis(power, end, -1), 0.0))
+    return rounding

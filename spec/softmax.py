@@ -70,10 +70,11 @@ class Softmax(ABC):
 
         def pullback(gradient: Values) -> Values:
             again = self.vary_softmax(value, a.value, floor, logarithms)
-            inner = self._sum(self.step(gradient * again), (-1,), True, internal=True)
+            terms = self.step(gradient * again)
+            inner = self._sum(terms, (-1,), True, internal=True)
             if sums is not None and sums.products is not None:
                 inner = self.vary_row_sums(inner, sums.products)
-            return self.settle(again * self.step(gradient - inner))
+            return self.vary_largest(self.settle(again * self.step(gradient - inner)), a.value, terms, again)
 
         return self._record(value, (a, pullback))
 
@@ -105,7 +106,8 @@ class Softmax(ABC):
 
         def pullback(gradient: Values) -> Values:
             share = self.step(np.exp(value), FUNCTION)
-            return self.settle(gradient - self.step(share * self._sum(gradient, (-1,), True, internal=True)))
+            result = self.settle(gradient - self.step(share * self._sum(gradient, (-1,), True, internal=True)))
+            return self.vary_largest(result, a.value, gradient, share)
 
         return self._record(value, (a, pullback))
 
@@ -139,6 +141,15 @@ class Softmax(ABC):
             products: of outputs and their gradients, whose sums they are too.
         """
         return self._sum(products, (-1,), True, internal=True) if self.way == "output" else sums
+
+    def vary_largest(self, gradient: Values, x: Values, terms: Values, shares: Values) -> Values:  # noqa: ARG002 - what perturbs it needs them
+        """Return the gradient of a softmax, or of its logarithm, as another admissible way would yield it: here, as it is.
+
+        Args:
+            gradient: terms less shares times the row sum of the terms, so that each row sums to zero but for rounding.
+            x: what the softmax is of.
+        """
+        return gradient
 
     def _softmax_by_blocks(self, x: Values) -> Values:
         """Return the softmax by a running maximum: what came before is rescaled when a larger entry appears."""

@@ -79,27 +79,86 @@ def where_any(visible: Any, again: Values, weights: Values) -> Values:
     return again if visible is None else np.where(np.broadcast_to(visible, weights.shape).any(-1, keepdims=True), again, weights)
 
 
-def through_row_sums(weights: Values, gradient: Values) -> Values:
+def through_row_sums(weights: Values, gradient: Values, x: Values) -> Values:
     of_scores: Values = weights * (gradient - (gradient * weights).sum(-1, keepdims=True))
     return of_scores
 
 
-def multiplied_out(weights: Values, gradient: Values) -> Values:
+def multiplied_out(weights: Values, gradient: Values, x: Values) -> Values:
     product = gradient * weights
     of_scores: Values = product - weights * product.sum(-1, keepdims=True)
+    return of_scores
+
+
+def of_the_first(x: Values) -> Values:
+    """Return which entry of a row gets the gradient of its largest one: the first of equal ones (`torch.max(dim)`)."""
+    first: Values = (np.arange(x.shape[-1]) == x.argmax(-1)[..., None]).astype(x.dtype)
+    return first
+
+
+def of_each(x: Values) -> Values:
+    """Return the same where every one of equal ones gets it whole (`paddle.max`)."""
+    each: Values = (x == x.max(-1, keepdims=True)).astype(x.dtype)
+    return each
+
+
+def in_equal_shares(x: Values) -> Values:
+    """Return the same where equal ones share it (`torch.amax`, `jax.numpy.max`, `tf.reduce_max`)."""
+    shares: Values = of_each(x) / of_each(x).sum(-1, keepdims=True)
+    return shares
+
+
+def through_largest(share: Callable[[Values], Values]) -> Callable[[Values, Values, Values], Values]:
+    """Return a derivative step by step, which flows through the entry that was taken off too.
+
+    Args:
+        share: of the gradient of a row's largest entry, for each entry.
+    """
+
+    def backward(weights: Values, gradient: Values, x: Values) -> Values:
+        exponentials = np.exp(x - x.max(-1, keepdims=True))
+        total = exponentials.sum(-1, keepdims=True)
+        of_total = -(gradient * weights / total).sum(-1, keepdims=True)
+        of_shifted = (gradient / total + of_total) * exponentials
+        of_scores: Values = of_shifted - share(x) * of_shifted.sum(-1, keepdims=True)
+        return of_scores
+
+    return backward
+
+
+def through_running(weights: Values, gradient: Values, x: Values) -> Values:
+    """The derivative of a running softmax step by step, which flows through each entry that was the largest so far too."""
+    steps: list[tuple[Any, ...]] = []  # block, its exponentials, what was before it, and by what that was rescaled
+    largest, total, parts = np.full_like(x[..., :1], -np.inf), np.zeros_like(x[..., :1]), x[..., :0]
+    for block in blocks(x.shape[-1]):
+        now = np.maximum(largest, x[..., block].max(-1, keepdims=True))
+        rescaled, exponentials = np.exp(largest - now), np.exp(x[..., block] - now)
+        steps.append((block, exponentials, largest, total, parts, rescaled))
+        parts = np.concatenate([parts * rescaled, exponentials], -1)
+        total, largest = total * rescaled + exponentials.sum(-1, keepdims=True), now
+    of_scores, of_parts = np.zeros_like(x), gradient / total
+    of_total, of_largest = -(gradient * weights / total).sum(-1, keepdims=True), np.zeros_like(total)
+    for block, exponentials, before, total, parts, rescaled in reversed(steps):
+        of_block = (of_parts[..., block] + of_total) * exponentials
+        of_rescaled = ((of_parts[..., : block.start] * parts).sum(-1, keepdims=True) + of_total * total) * rescaled
+        of_largest = of_largest - of_block.sum(-1, keepdims=True) - of_rescaled
+        new = x[..., block].max(-1, keepdims=True) > before
+        of_scores[..., block] = of_block + in_equal_shares(x[..., block]) * np.where(new, of_largest, 0)
+        of_largest = of_rescaled + np.where(new, 0, of_largest)
+        of_parts, of_total = of_parts * rescaled, of_total * rescaled
     return of_scores
 
 
 def softmax(
     forward: Callable[[Values], Values] = by_reciprocal,
     weights: Callable[[Values], Values] | None = None,
-    backward: Callable[[Values, Values], Values] = through_row_sums,
+    backward: Callable[[Values, Values, Values], Values] = through_row_sums,
 ) -> type[Arithmetic]:
     """Return an arithmetic with a softmax of its own.
 
     Args:
         weights: computes the weights again for the backward pass; by default they are kept.
-        backward: takes weights and their gradient.
+        backward: takes weights, their gradient, and what they are the softmax of.
     """
 
     class Softmax(Arithmetic):
@@ -107,7 +166,7 @@ def softmax(
             value = self.settle(forward(a.value))
 
             def pullback(gradient: Values) -> Values:
-                return self.settle(backward(value if weights is None else where_any(visible, weights(a.value), value), gradient))
+                return self.settle(backward(value if weights is None else where_any(visible, weights(a.value), value), gradient, a.value))
 
             return self._record(value, (a, pullback))
 
@@ -356,11 +415,12 @@ class TanhByExponential(Arithmetic):
         return self._record(value, (a, lambda g: self.settle(g * (1 - value) * (1 + value))))
 
 
-def log_softmax(normalizer: bool) -> type[Arithmetic]:
+def log_softmax(normalizer: bool, share: Callable[[Values], Values] | None = None) -> type[Arithmetic]:
     """Return an arithmetic whose cross-entropy is one step: its gradient is softmax less what flows back.
 
     Args:
         normalizer: whether the largest entry is added to the logarithm of the sum first.
+        share: of the gradient of a row's largest entry, for each entry, where the gradient flows through that too.
     """
 
     class LogSoftmax(Arithmetic):
@@ -369,8 +429,13 @@ def log_softmax(normalizer: bool) -> type[Arithmetic]:
             exponentials = np.exp(a.value - largest)
             logarithm = np.log(exponentials.sum(-1, keepdims=True))
             value = self.settle(a.value - (largest + logarithm) if normalizer else (a.value - largest) - logarithm)
-            share = exponentials / exponentials.sum(-1, keepdims=True)
-            return self._record(value, (a, lambda g: self.settle(g - share * g.sum(-1, keepdims=True))))
+            chance = exponentials / exponentials.sum(-1, keepdims=True)
+
+            def pullback(gradient: Values) -> Values:
+                of_shifted = gradient - chance * gradient.sum(-1, keepdims=True)
+                return self.settle(of_shifted if share is None else of_shifted - share(a.value) * of_shifted.sum(-1, keepdims=True))
+
+            return self._record(value, (a, pullback))
 
     return LogSoftmax
 

@@ -25,14 +25,22 @@ def size(x: Array, axis: int) -> int:
     return int(tuple(x.shape)[axis])
 
 
-def running(m: Context, scores: Array, values: Array | None) -> Array:
+def kept(m: Context, x: Array) -> Array:
+    return x
+
+
+def detached(m: Context, x: Array) -> Array:
+    return m.o.stop_gradient(x)
+
+
+def running(m: Context, scores: Array, values: Array | None, taken_off: Edit = detached) -> Array:
     """Softmax of scores in blocks of keys (B, H, Q, S), or the sum of values that it weights (B, H, Q, K)."""
     largest: Array = None
     total: Array = None
     found: Array = None
     for block in blocks(size(scores, 3)):
         part = scores[:, :, :, block]
-        top = m.o.stop_gradient(m.o.max(part, 3))
+        top = taken_off(m, m.o.max(part, 3))
         now = top if largest is None else m.o.where(top > largest, top, largest)
         exponentials = m.o.exp(part - now)
         summed = m.o.sum(exponentials, 3)
@@ -51,8 +59,8 @@ def by_logarithm(m: Context, y: Array) -> Array:
     return m.o.exp(m.o.log_softmax(m.unnormalised, 3))
 
 
-def by_reciprocal(m: Context, y: Array) -> Array:
-    exponentials = m.o.exp(m.unnormalised - m.o.stop_gradient(m.o.max(m.unnormalised, 3)))
+def by_reciprocal(m: Context, y: Array, taken_off: Edit = detached) -> Array:
+    exponentials = m.o.exp(m.unnormalised - taken_off(m, m.o.max(m.unnormalised, 3)))
     return exponentials * (1.0 / m.o.sum(exponentials, 3))
 
 
@@ -119,6 +127,13 @@ def two_passes(m: Context, x: Array) -> tuple[Array, Array]:
     return mean, m.o.sum((x - mean) * (x - mean), -1)
 
 
+def one_pass(m: Context, x: Array) -> tuple[Array, Array]:
+    """Return the same from the mean square less the square of the mean, after the first entry was taken off."""
+    left = x - x[..., :1]
+    mean = m.o.mean(left, -1)
+    return x[..., :1] + mean, (m.o.mean(left * left, -1) - mean * mean) * float(size(x, -1))
+
+
 def times_reciprocal(x: Array, mean: Array, inverse: Array, gain: Array) -> Array:
     return (x - mean) * inverse * gain
 
@@ -173,9 +188,9 @@ def position_first(m: Context, y: Array) -> Array:
     return sum(terms[1:], start=terms[0])
 
 
-def log_softmax_from_normalizer(m: Context, y: Array) -> Array:
+def log_softmax_from_normalizer(m: Context, y: Array, taken_off: Edit = detached) -> Array:
     logits = m.now["logits"]
-    largest = m.o.stop_gradient(m.o.max(logits, 1))
+    largest = taken_off(m, m.o.max(logits, 1))
     return logits - (largest + m.o.log(m.o.sum(m.o.exp(logits - largest), 1)))
 
 
@@ -183,6 +198,8 @@ EDITS: dict[str, Change] = {
     "softmax_running": edited(lambda m, y: running(m, m.unnormalised, None), WEIGHTS),
     "softmax_by_logarithm": edited(by_logarithm, WEIGHTS),
     "softmax_by_reciprocal": edited(by_reciprocal, WEIGHTS),
+    "softmax_through_largest": edited(lambda m, y: by_reciprocal(m, y, kept), WEIGHTS),
+    "softmax_running_through_largest": edited(lambda m, y: running(m, m.unnormalised, None, kept), WEIGHTS),
     "softmax_recomputed": edited(recomputed, WEIGHTS),
     "attention_in_blocks": edited(attention_in_blocks, CONTEXT),
     "scale_of_query": edited(scaled(-0.5, 0.0), SCORES),
@@ -190,11 +207,13 @@ EDITS: dict[str, Change] = {
     "norm_two_passes": edited(norm(two_passes), *NORMS),
     "norm_welford": edited(norm(welford), *NORMS),
     "norm_merged": edited(norm(merged), *NORMS),
+    "norm_one_pass": edited(norm(one_pass), *NORMS),
     "norm_gain_first": edited(norm(welford, gain_first), *NORMS),
     "norm_multiplied_out": edited(norm(two_passes, multiplied_out), *NORMS),
     "gelu_sigmoid": edited(gelu_sigmoid, "*.feed_forward.activation"),
     "bias_first": edited(in_halves, *LINEAR),
     "embeddings_position_first": edited(position_first, "embeddings.sum"),
     "log_softmax_from_normalizer": edited(log_softmax_from_normalizer, "log_probabilities"),
+    "log_softmax_through_largest": edited(lambda m, y: log_softmax_from_normalizer(m, y, kept), "log_probabilities"),
 }
 """Right variations that can be injected into the frameworks, by their name in the catalogue."""

@@ -55,6 +55,39 @@ def merged(x: Values) -> tuple[Values, Values]:
     return mean, squares
 
 
+def one_pass(shift: Callable[[Values], Values]) -> Statistics:
+    """Return statistics in one pass: the sum of squares less the square of the sum, after a number was taken off.
+
+    Args:
+        shift: gives that number for each row, (…, 1).
+    """
+
+    def statistics(x: Values) -> tuple[Values, Values]:
+        taken_off, count = shift(x), x.dtype.type(x.shape[-1])
+        left = x - taken_off
+        total = left.sum(-1, keepdims=True)
+        return taken_off + total / count, np.square(left).sum(-1, keepdims=True) - total * total / count
+
+    return statistics
+
+
+def unshifted(x: Values) -> Values:
+    return np.zeros_like(x[..., :1])
+
+
+def zero_or_first(x: Values) -> Values:
+    """Zero where it lies between a row's entries; else the first of them."""
+    around = (x.min(-1, keepdims=True) <= 0) & (x.max(-1, keepdims=True) >= 0)
+    return np.where(around, unshifted(x), x[..., :1])
+
+
+def farthest(x: Values) -> Values:
+    """The entry of a row that is farthest from its mean."""
+    place = abs(x - x.mean(-1, keepdims=True)).argmax(-1)[..., None]
+    entry: Values = np.take_along_axis(x, place, -1)
+    return entry
+
+
 Normalized = Callable[[Values, Values, Values, Values, Values], Values]
 """Takes rows, their mean and deviation, gain and offset."""
 
