@@ -25,6 +25,9 @@ NOT_DELIVERED = "not delivered"
 DECLARED = "declared by the backend"
 """Note of a tensor of which a backend says beforehand that it has not."""
 
+UNUSED = "the model does not go on with this activation"
+"""Note of a gradient by a tap that is zero where what lies before the tap has the gradient that flows past it."""
+
 STEP_SECTIONS = ("losses", "gradients", "norm", "clipped", "rate", "moments", "parameters")
 """What a step of training is judged by, in the order of computation."""
 
@@ -107,7 +110,7 @@ class Row:
         tensor: its name.
         clause: the clause of SPEC.md that defines it.
         status: ``"agrees"``, ``"diverges"``, ``"undetermined"`` or ``"undelivered"`` (the backend has no such tensor, or says nothing
-            of it: it was not checked).
+            of it, or it is the gradient by a tap that the model does not go on with: it was not checked).
         local: the error of this step alone: against the reference from the run's own preceding taps. It
             decides. None where a run delivers no taps, or is compared with published tensors.
         end_to_end: the error of all steps up to here: against the reference from the inputs. It decides where no other does.

@@ -6,7 +6,7 @@ import fnmatch
 import functools
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -141,6 +141,11 @@ class Forced:
 
     taps: Mapping[str, Array]
     gradients: Mapping[str, Array]
+
+    def without(self, taps: Collection[str]) -> Forced:
+        """Return the same without some taps and the gradients by them."""
+        taken, gradients = ({name: array for name, array in arrays.items() if name not in taps} for arrays in (self.taps, self.gradients))
+        return Forced(taken, gradients)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from concord.backends.interface import Run
 from concord.backends.wire import misfits
 from concord.conformance import tolerance
 from concord.conformance.breakdown import axes_of, break_down
-from concord.conformance.comparison import DECLARED, NOT_DELIVERED, Judgement, Row, Verdict
+from concord.conformance.comparison import DECLARED, NOT_DELIVERED, UNUSED, Judgement, Row, Verdict
 from concord.conformance.diagnosis import diagnose
 from concord.conformance.expectation import Expectation, Forced, JudgedProblem, is_gradient, is_tap_gradient, root_mean_square
 from concord.conformance.padding import blind_samples, uncomputed
@@ -144,6 +144,7 @@ class _Judging:
         if derive:
             self.delivered = derive(self.delivered)
         self.declared = run.info.get("undelivered_taps")
+        self.unused: frozenset[str] = frozenset()  # taps that the model turned out not to go on with
 
     def verdict(self, expectation: Published | None, local: bool, end_to_end: bool) -> Verdict:
         """Judge every requested tensor, in one way or both."""
@@ -156,6 +157,8 @@ class _Judging:
         del expected  # the other way takes as much memory
         by_step = self.local(sound, shapes) if local else {}
         self.case.forget()
+        for name in (f"gradients.taps.{tap}" for tap in self.unused):
+            faults[name] = Row(name, wanted[name], "undelivered", note=UNUSED, size=math.prod(shapes[name]), axes=axes_of(self.case, name, len(shapes[name])))
         table = [faults[name] or self.row(name, clause, by_step.get(name), from_inputs.get(name), len(shapes[name])) for name, clause in wanted.items()]
         table += [Row(name, clause_of(self.case.config, name, self.case.part), "undelivered", note=NOT_DELIVERED) for name in self.without_gradients()]
         verdict = Verdict(table, case=self.case if local else None)
@@ -244,15 +247,44 @@ class _Judging:
         return target.unit_roundoff > target.accumulation
 
     def forced(self, shapes: Mapping[str, tuple[int, ...]]) -> Forced:
-        """Return the run's tensors that others can be recomputed from."""
+        """Return the run's tensors that others can be recomputed from: the model goes on with them."""
         sound = {name: array for name, array in self.delivered.items() if array is not None and shapes.get(name) == array.shape}
         taps = {name: array for name, array in sound.items() if name in self.run.taps and name != "loss"}
         gradients = {name.removeprefix("gradients.taps."): array for name, array in sound.items() if is_tap_gradient(name)}
-        return Forced(taps, gradients)
+        return Forced(taps, gradients).without(self.unused)
 
     def local(self, names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Judgement]:
-        """Judge each step by itself."""
+        """Judge each step by itself; what the model does not go on with has no gradient to be judged."""
         forced = self.forced(shapes)
+        found, _ = self.by_step(names, forced)
+        zero = frozenset(tap for tap, gradient in forced.gradients.items() if not gradient.any())
+        if all(found[name].status != "diverges" for name in (f"gradients.taps.{tap}" for tap in zero) if name in found):
+            return found
+        self.unused = self.passed_by(names, forced, zero)
+        return self.by_step(names, forced.without(self.unused))[0] if self.unused else found
+
+    def passed_by(self, names: Sequence[str], forced: Forced, zero: frozenset[str]) -> frozenset[str]:
+        """Return the taps that the model does not go on with: a gradient that would flow through them alone is right all the same, or there is none.
+
+        Args:
+            zero: taps whose gradient is zero. One that is cut off leaves none to what lies before it.
+        """
+        passing = forced.without(zero)
+        found, expectation = self.by_step(names, passing)
+        gradients = [name for name in found if is_gradient(name)]
+
+        def is_passed_by(tap: str) -> bool:
+            stopped = tolerance.plain(self.case, Forced(passing.taps, {**passing.gradients, tap: forced.gradients[tap]})).values
+            other = replace(expectation, values={**expectation.values, **stopped})
+            behind = [name for name in gradients if not np.array_equal(stopped[name], expectation.values[name], equal_nan=True)]
+            return not behind or any(found[name].status == "agrees" and self.locally_at(name, other, sound=True).status == "diverges" for name in behind)
+
+        return frozenset(filter(is_passed_by, zero))
+
+    def by_step(self, names: Sequence[str], forced: Forced) -> tuple[dict[str, Judgement], Expectation]:
+        """Judge each step by itself, from these tensors of the run; return by what, too."""
+        skipped = {name for name in names if is_tap_gradient(name) and name.removeprefix("gradients.taps.") not in forced.gradients}
+        names = [name for name in names if name not in skipped]
         sound = all(np.isfinite(tap).all() for tap in forced.taps.values())
         if not self.half:
             large = tolerance.is_large(self.case)
@@ -261,9 +293,10 @@ class _Judging:
             # Few samples do not say what rounding decides.
             sure = not large or not (first.undecided_rows or any(judgement.status == "undetermined" for judgement in found.values()))
             if sure and all(judgement.ratio <= NEAR for judgement in found.values()):
-                return found
+                return found, first
             del first  # the next takes as much memory
-        return self.locally(names, tolerance.local_exactly(self.case, forced), sound)
+        exactly = tolerance.local_exactly(self.case, forced)
+        return self.locally(names, exactly, sound), exactly
 
     def locally(self, names: Sequence[str], expectation: Expectation, sound: bool) -> dict[str, Judgement]:
         return {name: self.locally_at(name, expectation, sound) for name in names}

@@ -106,9 +106,9 @@ def outline(case: JudgedProblem) -> Expectation:
     return _expectation(case, {}, {}, shapes)
 
 
-def plain(case: JudgedProblem) -> Expectation:
-    """Return what the oracle yields from the inputs, without saying how far a run may lie from it."""
-    return _expectation(case, _values(case, None), {})
+def plain(case: JudgedProblem, forced: Forced | None = None) -> Expectation:
+    """Return what the oracle yields, from the inputs or of each step from forced taps, without saying how far a run may lie from it."""
+    return _expectation(case, _values(case, forced), {})
 
 
 def local(case: JudgedProblem, forced: Forced) -> Expectation:

@@ -14,6 +14,7 @@ from concord.backends.interface import Request, Run
 from concord.backends.worker import Worker
 from concord.conformance.campaign import Settings, conduct
 from concord.conformance.check import check_jobs
+from concord.conformance.comparison import UNUSED
 from concord.conformance.judging import judge
 from concord.spec.cases import Case, build_case
 from concord.spec.errors import SpecError
@@ -148,6 +149,16 @@ def test_gradients_of_taps_change_nothing_else(worker: Worker) -> None:
     assert without.tap_gradients == {}
     for name, array in {**run.taps, **run.gradients}.items():
         assert np.array_equal(array, {**without.taps, **without.gradients}[name]), name
+
+
+@pytest.mark.clause("GRD-6")
+@pytest.mark.parametrize("backend", EACH_BACKEND)
+def test_weights_that_are_an_output_alone_have_no_gradient_that_could_be_wrong(open_worker: Callable[[str], Worker], backend: str) -> None:
+    case = case_of("bert")
+    verdict = judge(case.config, case.weights, case.batch, run_of(open_worker(f"tests.toys.aside:{backend}"), case, "float32", tap_gradients=True))
+    assert verdict.status == "agrees", verdict.first_divergence
+    weights = [row for row in verdict.table if row.tensor.startswith("gradients.taps.") and row.tensor.endswith("attention.weights")]
+    assert {row.note for row in weights} <= {UNUSED}
 
 
 def test_gradients_of_taps_come_beside_the_others() -> None:

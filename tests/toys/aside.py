@@ -1,0 +1,25 @@
+"""The built-in backends with attention weights that are an output alone: ``tests.toys.aside:NAME``, a class for each of them."""
+
+import importlib
+from typing import Any
+
+from concord.backends import BUILT_IN
+from concord.backends.interface import Request
+
+
+def __getattr__(name: str) -> type:
+    if name not in BUILT_IN:
+        raise AttributeError(name)
+    adapter: Any = importlib.import_module(f"concord.backends.{name}.adapter").Adapter
+
+    class Aside(adapter):  # type: ignore[misc]
+        """Delivers weights with which the model does not go on, as beside a fused kernel that keeps its own."""
+
+        def trace(self, request: Request) -> Any:
+            def beside(record: Any, tap: str, tensor: Any) -> Any:
+                recorded = record(tap, tensor)
+                return tensor if tap.endswith("attention.weights") else recorded
+
+            return lambda model, inputs, record: lambda tap, tensor: beside(record, tap, tensor)
+
+    return Aside
