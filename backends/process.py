@@ -29,7 +29,7 @@ from execnet import gateway_base, gateway_bootstrap, gateway_io
 import concord
 from concord.backends import machine
 from concord.backends.parcel import Parcel, parcel_of
-from concord.backends.wire import legible
+from concord.spec.text import legible
 
 ROOT = Path(concord.__file__).resolve().parent.parent
 """The folder that a worker imports this package from: a checkout, or where it is installed."""

@@ -21,6 +21,7 @@ from concord.spec.files import section
 from concord.spec.parameters import Weights, parameters, shape_of
 from concord.spec.precision import precision
 from concord.spec.tensors import from_output_on, output_name, resolve, sizes_of, taps
+from concord.spec.text import legible, shown
 from concord.spec.training.recipe import recipe_from_mapping
 from concord.spec.training.trajectory import Training
 
@@ -31,9 +32,6 @@ SETTINGS = ("part", "dtype", "implementation", "execution", "device", "taps", "g
 LATER = ("precision", "deterministic", "tap_gradients")
 """Settings that a header may lack: cases were exported without them once."""
 
-
-LONGEST_NAME = 80
-"""Characters of a name that a message shows."""
 
 LONGEST, DEEPEST = 1 << 24, 32
 """Characters, and levels of nesting, that JSON from another process may have."""
@@ -61,13 +59,6 @@ def _legibly(value: Any, left: int = DEEPEST) -> Any:
     if isinstance(value, dict):
         return {legible(key): _legibly(entry, left - 1) for key, entry in value.items()}
     return [_legibly(entry, left - 1) for entry in value] if isinstance(value, list) else value
-
-
-def legible(text: str) -> str:
-    """Return a text with what cannot be shown, such as control characters and lone surrogates, written out as Python would."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode() for char in text)
 
 
 def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
@@ -203,7 +194,7 @@ def misfits(run: Run, config: EncoderConfig, batch: Batch, part: str) -> list[st
 
 def _listed(names: Sequence[str], most: int = 3) -> str:
     """Return names as they stand in a line: the first few, shortened, and how many more there are."""
-    said = ", ".join(repr(legible(name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}…")) for name in names[:most])
+    said = ", ".join(repr(shown(name, 80)) for name in names[:most])
     return said + (f" and {len(names) - most} more" if len(names) > most else "")
 
 

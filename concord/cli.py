@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -437,13 +437,13 @@ def doctor_command(
     with console.status("starting each backend to ask it", spinner="line"):
         diagnoses = doctor.diagnose(names, settings)
     for diagnosis in diagnoses:
-        console.print(f"\n{diagnosis.backend}: {diagnosis.status}", style="bold", highlight=False)
+        console.print(Group("", f"{diagnosis.backend}: {diagnosis.status}"), style="bold", highlight=False)
         table = _facts(diagnosis.facts)
         for advice in diagnosis.advice:
             table.add_row("advice", Text(advice), style="yellow")
         console.print(table, highlight=False)
     for line in doctor.conclusions(diagnoses, settings):
-        console.print(f"\n{line}", style="yellow", highlight=False)
+        console.print(Group("", line), style="yellow", highlight=False)
     raise typer.Exit(0 if all(d.status == "ready" or (d.status == "absent" and not backend) for d in diagnoses) else 3)
 
 

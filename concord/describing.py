@@ -103,7 +103,8 @@ def _show(found: Description, console: Console) -> None:
     row(f"truncated at {found.max_tokens}", lambda file: _share(file.truncated, file.samples))
     row("unknown tokens", lambda file: f"{file.unknown:.2%}")
     console.print(table)
-    console.print(f"\ntokens of a sample, by {found.tokenization}, with the special ones, before anything is cut off:", highlight=False)
+    console.print()
+    console.print(f"tokens of a sample, by {found.tokenization}, with the special ones, before anything is cut off:", highlight=False)
     most = max(count for *_, count in found.lengths)
     for low, high, count in found.lengths:
         console.print(f"{low:>8} to {high - 1:<8} {count:>8}  {'█' * -(-count * BAR // most)}", highlight=False)

@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
-from concord.backends.wire import legible
+from concord.spec.text import shown
 
-LONGEST = 4000
-"""Characters of a problem that are printed."""
+NARROWEST, USUAL = 20, 80
+"""Columns below which nothing can be read, and those of a terminal that says nothing else of itself."""
+
+LONGEST_CELL = 100
+"""Characters of a cell that holds words."""
 
 
 class Terminal(Console):
-    """A console to which names and reasons are text: brackets are no markup, and what is not printable is written out."""
+    """A console to which names and reasons are text, each a line: brackets are no markup, and :func:`~concord.spec.text.shown` says what is seen."""
 
     def __init__(self, stderr: bool = False) -> None:
-        super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False)
+        sizes = {name: os.environ[name] for name in ("COLUMNS", "LINES") if re.fullmatch(r"[1-9][0-9]{0,4}", os.environ.get(name, ""))}
+        others = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False, _environ=others | sizes)
+        if self.width < NARROWEST:
+            self.width = USUAL
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a string as what is printed; tables measure it so too."""
+        return super().render_str(shown(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yield what is printed."""
-        for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=legible(segment.text))
+        if isinstance(renderable, Text) and (seen := shown(renderable.plain)) != renderable.plain:
+            renderable = Text(seen, renderable.style, end=renderable.end)
+        return super().render(renderable, options)
 
 
 def figures(console: Terminal, headings: Sequence[str], rows: Sequence[Sequence[str]], less: Sequence[str], texts: Collection[str], title: str | None = None) -> None:
@@ -37,6 +53,7 @@ def figures(console: Terminal, headings: Sequence[str], rows: Sequence[Sequence[
         texts: headings of columns that hold words.
         title: of the table.
     """
+    rows = [[shown(text, LONGEST_CELL) for text in row] for row in rows]
     columns = dict(zip(headings, zip(*rows, strict=True), strict=True))
     widths = {heading: max(map(len, [heading, *column])) for heading, column in columns.items()}
 
@@ -57,6 +74,5 @@ def figures(console: Terminal, headings: Sequence[str], rows: Sequence[Sequence[
 
 
 def complain(problem: str) -> None:
-    """Print a problem as one line on standard error; of a very long one, such as a name that a file was given to do harm, its beginning and its end."""
-    line = legible(problem if len(problem) <= LONGEST else f"{problem[: LONGEST - 200]} … {problem[-200:]}").replace("\n", "\\n")
-    print(f"concord: error: {line}", file=sys.stderr)
+    """Print a problem as one line on standard error."""
+    print(f"concord: error: {shown(problem)}", file=sys.stderr)

@@ -84,7 +84,7 @@ def matrix(report: Report, width: int, title: str, group: str = "variant") -> Ta
     if width >= NARROW:
         for name in names:
             for dtype in dtypes:
-                table.add_column(f"{name}\n{SHORT[dtype]}", justify="right", overflow="fold")
+                table.add_column(Group(name, SHORT[dtype]), justify="right", overflow="fold")
         for entry in groups:
             cells = (select(report, group=entry, backend=name, dtype=dtype) for name in names for dtype in dtypes)
             table.add_row(entry, *(_cell(results) for results in cells))
@@ -245,7 +245,7 @@ def _counted(name: str, texts: Iterable[str]) -> list[Text]:
 
 def reasons(detail: str) -> list[str]:
     """Return an explanation as lines: one for each reason where library layers cannot express something."""
-    before, marker, rest = detail.partition(UNSUPPORTED_REASONS)
+    before, marker, rest = detail.replace("\n", "; ").partition(UNSUPPORTED_REASONS)
     return rest.split("; ") if marker else [before]
 
 

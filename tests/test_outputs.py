@@ -283,4 +283,4 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 def test_a_terminal_shows_what_cannot_be_printed(wide: Terminal, capsys: pytest.CaptureFixture[str]) -> None:
     wide.print("a\x1b]0;title\x07[red]b[/red]\x9b\u202e\ttab", style="bold")
-    assert capsys.readouterr().out == "a\\x1b]0;title[red]b[/red]\\x9b\\u202e   tab\n"
+    assert capsys.readouterr().out == "a\\x1b]0;title\\x07[red]b[/red]\\x9b\\u202e tab\n"

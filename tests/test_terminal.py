@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
+import os
+import subprocess
+import sys
 
-from concord.terminal import Terminal, figures
+import pytest
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from concord.spec.text import LONGEST, LONGEST_WORD, legible, shortened, shown
+from concord.terminal import USUAL, Terminal, complain, figures
+
+HOSTILE = "\x1b[31mred\x9b2J\u202eleft\u2066\x00\nconcord: 7 agree\r\x07\u2028\ud800"
+SEEN = r"\x1b[31mred\x9b2J\u202eleft\u2066\x00\nconcord: 7 agree\r\x07\u2028\ud800"
 
 HEADINGS = ("run", "parameters", "best dev accuracy", "ended by")
 ROWS = [["first", "527 042", "71.69 %", "2 epochs"], ["second", "11", "–", "not over"]]
@@ -22,3 +33,54 @@ def test_table_of_figures_has_the_columns_that_fit_and_breaks_no_word(monkeypatc
     monkeypatch.setenv("COLUMNS", str(columns))
     figures(Terminal(), HEADINGS, ROWS, ("ended by",), ("run", "ended by"))
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == shown
+
+
+def test_text_is_legible_in_any_script() -> None:
+    usual = "Zürich – 北京 \u0646\u0635\u00a01\u202f000 ✓\n\tnext"
+    assert legible(usual) == usual
+    assert shown(HOSTILE) == SEEN
+    assert shown(SEEN) == SEEN
+
+
+@pytest.mark.parametrize("unit", ["x", "several words ", "中", "\x00", "a\n"])
+def test_text_of_a_megabyte_is_shortened(unit: str) -> None:
+    text = "head " + unit * (2**20 // len(unit)) + " tail"
+    cut = shortened(text)
+    assert len(cut) <= LONGEST
+    assert max(map(len, cut.split())) <= LONGEST_WORD
+    assert cut.startswith("head ")
+    assert cut.endswith(" tail")
+    assert "…" in cut
+    assert len(shown(text, 89)) <= 89 * len("\\x00")
+
+
+@pytest.mark.parametrize("way", ["string", "text", "cell", "heading", "title", "group", "problem"])
+def test_terminal_shows_no_control_characters_and_no_megabyte(way: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in (HOSTILE, f"before {'n' * 2**20} after"):
+        table = Table(name if way == "heading" else "heading", title=name if way == "title" else None)
+        table.add_row(name if way == "cell" else "cell")
+        printed = {"string": name, "text": Text(name), "group": Group(name)}.get(way, table)
+        if way == "problem":
+            complain(name)
+        else:
+            Terminal().print(printed)
+        out = "".join(capsys.readouterr())
+        assert len(out) < 8 * LONGEST
+        assert all(char == "\n" or char.isprintable() for char in out)
+        assert not any(line.startswith("concord: 7 agree") for line in out.splitlines())
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "-5", "nonsense", "²", "9" * 5000, "", " 80", str(2**40)])
+def test_terminal_of_nonsensical_size_is_readable(columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("LINES", columns)
+    console = Terminal()
+    console.print("one line")
+    assert capsys.readouterr().out == "one line\n"
+    assert console.width == USUAL
+
+
+def test_command_prints_whatever_columns_say() -> None:
+    done = subprocess.run([sys.executable, "-m", "concord", "variants"], env={**os.environ, "COLUMNS": "0", "LINES": "0"}, capture_output=True, text=True, timeout=100, check=True)
+    assert "vocab_size" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= USUAL

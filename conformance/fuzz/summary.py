@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -61,7 +61,7 @@ def _table(findings: Findings, columns: tuple[Column, ...], title: str) -> Table
     table.add_column("backend", overflow="fold")
     table.add_column("", no_wrap=True)
     for name, _ in columns:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(Group(*name.split("\n")), justify="right", no_wrap=True)
     for (backend, dtype), tally in sorted(findings.tallies.items()):
         table.add_row(backend, SHORT.get(dtype, dtype), *(cell(tally) for _, cell in columns))
     return table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -45,7 +45,7 @@ def matrix_table(matrix: Matrix, width: int) -> Table:
             Text(cell(f), style=STYLES.get(f.status, "bold red")) if (f := cells.get((name, backend))) else Text("") for backend in names
         ]
         shown_by = mutant.input if mutant.precisions else "none"
-        label = Text(name) if wide else Text(f"{name}\n").append(shown_by, style="dim")
+        label = Text(name) if wide else Group(Text(name), Text(shown_by, style="dim"))
         table.add_row(*([label, group, *found, shown_by] if wide else [label, *found]))
     return table
 
@@ -82,8 +82,8 @@ def catalogue(faults: Iterable[Fault | TrainingFault], width: int) -> Table:
             table.add_section()
         case = f"{fault.variant}-{fault.scenario}"
         more = [fault.clause, case, fault.source.removeprefix("https://github.com/")]
-        what = fault.what if width >= NARROW else "\n".join([fault.what, *filter(None, more)])
-        table.add_row(Text(fault.name), Text(what), *(more if width >= NARROW else []))
+        what = [fault.what] if width >= NARROW else [fault.what, *filter(None, more)]
+        table.add_row(Text(fault.name), Group(*what), *(more if width >= NARROW else []))
     return table
 
 
@@ -107,7 +107,7 @@ def show(matrix: Matrix, console: Console) -> None:
 
 def _explained(finding: Finding) -> str:
     mutant = KNOWN[finding.mutant]
-    detail = f": {finding.detail}" if finding.detail else ""
+    detail = f": {finding.detail.replace(chr(10), '; ')}" if finding.detail else ""
     where = f" ({finding.case}, {finding.dtype})" if finding.case else ""
     named = f" at {finding.tensor}, not {' or '.join(mutant.first)}" if finding.status == "misplaced" else ""
     return f"{finding.backend}: {finding.mutant} {finding.status}{named}{where}{detail}"

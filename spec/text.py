@@ -1,0 +1,41 @@
+"""Text from outside, such as names in a file, as it may be shown: characters that can be seen, and no more of them than one reads."""
+
+from __future__ import annotations
+
+import re
+
+LONGEST, LONGEST_WORD = 8000, 500
+"""Characters of a text, and of a word in it, that are shown."""
+
+
+def legible(text: str) -> str:
+    """Return a text with what cannot be seen, such as control characters, marks of direction and lone surrogates, written out as Python would."""
+    return re.sub(r"[^\n\t -~]", lambda found: _seen(found[0]), text)
+
+
+def _seen(char: str) -> str:
+    # Spaces of other widths are not printable to Python, but harm nobody.
+    return char if char.isprintable() or (char.isspace() and char > "\x9f" and char not in "\u2028\u2029") else char.encode("unicode_escape").decode()
+
+
+def shortened(text: str, most: int = LONGEST) -> str:
+    """Return the beginning and the end of a text that is too long, and of every word of it that is.
+
+    Args:
+        most: characters that it may have.
+    """
+    return _cut(re.sub(rf"\S{{{LONGEST_WORD + 1},}}", lambda found: _cut(found[0], LONGEST_WORD), text), most)
+
+
+def _cut(text: str, most: int) -> str:
+    end = (most - 1) // 4
+    return text if len(text) <= most else f"{text[: most - 1 - end]}…{text[len(text) - end :]}"
+
+
+def shown(text: str, most: int = LONGEST) -> str:
+    """Return a text from outside as one line of a terminal: shortened, legible, with its line breaks written out.
+
+    Args:
+        most: characters of it that are shown.
+    """
+    return legible(shortened(text, most)).replace("\n", "\\n")
