@@ -45,7 +45,7 @@ from concord.conformance.faults.fault import Fault
 from concord.conformance.mutants import matrix
 from concord.conformance.mutants import table as mutants_table
 from concord.conformance.watching import told
-from concord.ending import INTERRUPTED, end
+from concord.ending import end
 from concord.progress import bars, counting
 from concord.spec.errors import SpecError, optional
 from concord.speed.peers import PEERS
@@ -329,7 +329,7 @@ def fuzz(
         _finish(result, Terminal(), "check", json, html, "checkpoint", f"{len(jobs)} random inputs on the weights of {checkpoint}")
     if again is None:
         findings = fuzzing.run(plan, settings, sets, host, scheduler, out, json, html)
-        raise typer.Exit(INTERRUPTED if findings.interrupted else findings.exit_code)
+        raise typer.Exit(findings.exit_code)
     asked = options.once(backend) or again.backends
     names = asked if backend else list(dict.fromkeys([*asked, *names]))
     result = _run(again.jobs, names, dataclasses.replace(settings, asked=tuple(asked)))

@@ -21,6 +21,7 @@ from concord.conformance import campaign, dump
 from concord.conformance.fuzz import Findings, Plan, hunt, places, read_found, summary, write_failures
 from concord.conformance.fuzz.cases import PADDINGS, FuzzCase
 from concord.conformance.fuzz.findings import FAILED
+from concord.ending import halting
 from concord.progress import bars
 from concord.spec.errors import SpecError, unknowns
 from concord.spec.files import obstacle
@@ -120,20 +121,21 @@ def check_places(sets: int | None, hosts: Sequence[str] | None, scheduler: str |
 def run(
     chosen: Plan, settings: campaign.Settings, sets: int | None, hosts: Sequence[str] | None, scheduler: str | None, out: Path, json: Path | None, html: Path | None = None
 ) -> Findings:
-    """Hunt, print what was found, and write it.
+    """Hunt, print what was found, and write it; a signal ends the hunt, and the command once that is done.
 
     Raises:
         SpecError: if a scheduler does not answer, or something cannot be written.
     """
-    where = places(settings, chosen.names, 1 if sets is None else sets, hosts or (), scheduler)
-    chunks = "cases" if chosen.chunks is None else f"cases, {chosen.chunks} chunk{'' if chosen.chunks == 1 else 's'} of {chosen.chunk}"
-    with bars([place.name for place in where], chosen.cases, chunks) as reached:
-        findings = hunt(chosen, where, lambda name, done: reached(name, done, ""))
-    console = Terminal()
-    folders, problems = write_failures(out, findings, settings)
-    findings.plan, findings.folders = chosen, {name: str(path) for name, path in folders.items()}
-    title = f"Random cases, seed {chosen.seed}, {', '.join(chosen.dtypes)}"
-    writing.outcome(findings, "fuzz", title, console, json, html, lambda: summary.show(findings, console, settings, folders), problems=problems)
+    with halting() as stopped:
+        where = places(settings, chosen.names, 1 if sets is None else sets, hosts or (), scheduler)
+        chunks = "cases" if chosen.chunks is None else f"cases, {chosen.chunks} chunk{'' if chosen.chunks == 1 else 's'} of {chosen.chunk}"
+        with bars([place.name for place in where], chosen.cases, chunks) as reached:
+            findings = hunt(chosen, where, lambda name, done: reached(name, done, ""), stopped)
+        console = Terminal()
+        folders, problems = write_failures(out, findings, settings)
+        findings.plan, findings.folders = chosen, {name: str(path) for name, path in folders.items()}
+        title = f"Random cases, seed {chosen.seed}, {', '.join(chosen.dtypes)}"
+        writing.outcome(findings, "fuzz", title, console, json, html, lambda: summary.show(findings, console, settings, folders), problems=problems)
     return findings
 
 

@@ -34,8 +34,8 @@ def _of_findings(data: Mapping[str, Any], read: Document) -> str:
     headline = (
         f"{joined(failing)} failed in {wrong} run{'' if wrong == 1 else 's'} of {total}, in {len(found.failures)} way{'' if len(found.failures) == 1 else 's'}."
         if failing
-        else f"{joined(names)}: nothing was found in {total}."
-        if names
+        else f"{joined(found.judged)}: nothing was found in {total}."
+        if found.judged
         else "Nothing was judged."
     )
     versions = {name: found.environments.get(name, {}).get("version") for name in names}

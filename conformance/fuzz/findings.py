@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from concord.conformance.campaign import FAILED_WORKER, Result
-from concord.conformance.comparison import Z_BINS, Judgement, Row, Verdict
+from concord.conformance.comparison import Z_BINS, Judgement, Row, Verdict, conclude
 from concord.conformance.expectation import is_gradient
 from concord.conformance.fuzz.cases import FuzzCase
 from concord.conformance.fuzz.plan import Plan
@@ -284,11 +284,32 @@ class Findings:
 
     @property
     def exit_code(self) -> int:
-        """0: nothing found; 1: something diverges; 3: a backend crashed or is missing, or nothing was judged."""
+        """0: nothing found; 1: something diverges; 3: a backend crashed or is missing, or no case of it was judged."""
         found = {status for tally in self.tallies.values() for status in tally.statuses}
-        if self.owed or found & set(FAILED_WORKER) or not found & {"agrees", "diverges"}:
+        if self.owed or found & set(FAILED_WORKER) or self.unjudged or not self.judged:
             return 3
         return 1 if found & {"diverges", "refused"} else 0
+
+    @property
+    def judged(self) -> list[str]:
+        """The backends of which a case was judged."""
+        return [name for name in dict.fromkeys(backend for backend, _ in self.tallies) if name not in self.unjudged]
+
+    @property
+    def unjudged(self) -> tuple[str, ...]:
+        """The backends of which no case was judged."""
+        return conclude((backend, status) for (backend, _), tally in self.tallies.items() for status in tally.statuses)[1]
+
+    @property
+    def said_of_unjudged(self) -> list[str]:
+        """A line for each of those that did run: what its cases came to instead, and what to do."""
+        lines = []
+        for name in self.unjudged:
+            statuses = sum((tally.statuses for (backend, _), tally in self.tallies.items() if backend == name), Counter[str]())
+            counted = ", ".join(f"{statuses[status]} {status}" for status in ("unsupported", "undetermined") if statuses[status])
+            advice = "; a backend of a fixed architecture is judged on its own weights: --checkpoint PATH" if statuses["unsupported"] else ""
+            lines += [f"{name}: nothing was judged: of {statuses.total()} cases {counted}{advice}"] if counted else []
+        return lines
 
 
 def merged(chunks: Iterable[Findings]) -> Findings:

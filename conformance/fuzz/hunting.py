@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
+from hypothesis.errors import Flaky
+
 from concord.conformance.campaign import NOT_JUDGED, Result, Settings
 from concord.conformance.fuzz.cases import FuzzCase
 from concord.conformance.fuzz.findings import FAILED, NOT_THERE, Failure, Findings, Origin, Signature, failure_of, signature_of
-from concord.conformance.fuzz.plan import Failed, Plan, draw, files_elsewhere
+from concord.conformance.fuzz.plan import Failed, Plan, draw, drawn, files_elsewhere
 from concord.conformance.fuzz.station import RESTARTS, Station, borrow, give_back
 
 ATTEMPTS = {"diverges": 200, "error": 100, "refused": 100, "crashed": 25, "out of memory": 10, "timed out": 0}
@@ -59,11 +61,9 @@ class _Chunk:
     def __init__(self, plan: Plan, chunk: int, station: Station, progress: Callable[[], None]) -> None:
         self.plan, self.chunk, self.station, self.progress = plan, chunk, station, progress
         self.findings = Findings()
-        self.results: list[Result] = []  # of the case that was run last
         self.times: Counter[Signature] = Counter()
         self.known: set[Signature] = set()
         self.faults: set[str] = set()
-        self.smallest: FuzzCase | None = None
 
     def run(self) -> Findings:
         self.station.refresh()
@@ -94,12 +94,10 @@ class _Chunk:
 
     def case(self, index: int) -> None:
         """Run the case of a number, and make each new failure that it shows as small as can be."""
-        origin = Origin(self.plan.seed, index)
-        self.draw(index, lambda case: self.examine(case, origin))
-        while self.results:
-            result = self.results.pop(0)
+        origin, case = Origin(self.plan.seed, index), drawn(self.plan, index)
+        for result in self.examine(case, origin):
             if result.status in FAILED and signature_of(result) not in self.known:
-                self.pursue(result, origin)
+                self.pursue(result, case, origin)
                 if self.plan.stop_first:
                     raise Over
 
@@ -111,65 +109,62 @@ class _Chunk:
             self.faults.add(told)
             self.findings.note(f"{case} could not be judged: {told}")
 
-    def draw(self, index: int, look: Callable[[FuzzCase], None]) -> None:
-        draw(self.plan, index, look, lambda case: setattr(self, "smallest", case))
-
-    def examine(self, case: FuzzCase, origin: Origin) -> None:
-        """Run a case on every backend, and count what comes of it."""
+    def examine(self, case: FuzzCase, origin: Origin) -> list[Result]:
+        """Run a case on every backend, count what comes of it, and return it."""
         if self.over:
             raise Over
         results = self.station.attempt(case.job(_name(origin), self.plan.end_to_end))
         if self.station.stopped:  # the workers were ended in the middle of it
             raise Over
+        there = [result for result in results if result.status not in NOT_THERE]
         for result in results:
             if result.status in NOT_THERE:
                 self.dismiss(result)
-                continue
+        for result in there:
             if result.status == NOT_JUDGED:
                 self.fault(result.case, result.backend, result.detail)
-            self.results.append(result)
             self.findings.tally(result.backend, result.dtype).add(result.status, result.verdict, origin, case)
             if result.status in FAILED:
                 self.times[signature_of(result)] += 1
-        if not self.results:
+        if not there:
             self.findings.idle = not self.station.crews
             raise Over
         self.findings.cases += 1
         self.progress()
+        return there
 
     def dismiss(self, result: Result) -> None:
         self.station.dismiss(result.backend)
         self.findings.owed |= result.status != "absent"
         self.findings.note(f"{result.backend} is {result.status}: {result.detail}")
 
-    def pursue(self, result: Result, origin: Origin) -> None:
-        """Record a failure, with the smallest case that fails in the same way."""
+    def pursue(self, result: Result, case: FuzzCase, origin: Origin) -> None:
+        """Record a failure, with the smallest case that fails in the same way. Whatever becomes of the search, what was seen is recorded."""
         enough = sum(backend == result.backend for backend, *_ in self.known) >= SHRUNK
-        pursuit = _Pursuit(result, origin, self.station, lambda: enough or self.over)
-        with contextlib.suppress(Failed):
-            self.draw(origin.index, pursuit.look)
-        if self.smallest:
-            pursuit.attempt(self.smallest)  # hypothesis believes that it passes
-        self.known.add(pursuit.signature)
-        self.findings.failures.append(pursuit.failure)
+        pursuit = _Pursuit(result, case, origin, self.station, lambda: enough or self.over)
+        smallest: list[FuzzCase] = []
+        try:
+            with contextlib.suppress(Failed, Flaky):  # the latter: a backend that does not fail each time
+                draw(self.plan, origin.index, pursuit.look, smallest.append)
+            for passed in smallest:
+                pursuit.attempt(passed)  # hypothesis believes that it passes
+        finally:
+            self.known.add(pursuit.signature)
+            self.findings.failures.append(pursuit.failure)
 
 
 class _Pursuit:
     """A failure that is being made smaller, on the backend that failed."""
 
-    def __init__(self, result: Result, origin: Origin, station: Station, over: Callable[[], bool]) -> None:
+    def __init__(self, result: Result, case: FuzzCase, origin: Origin, station: Station, over: Callable[[], bool]) -> None:
         self.result, self.origin, self.station, self.over = result, origin, station, over
         self.signature = signature_of(result)
-        self.tried: dict[FuzzCase, bool] = {}
-        self.found_as: FuzzCase | None = None
-        self.case: FuzzCase | None = None  # the smallest so far
+        self.tried = {case: True}
+        self.found_as = self.case = case  # the latter: the smallest so far
         self.attempts = 0
 
     def look(self, case: FuzzCase) -> None:
         """Fail if a case fails in the same way as the first."""
-        if self.found_as is None:
-            self.found_as = self.case = case
-            self.tried[case] = True
         if self.attempt(case):
             _fail()
 
@@ -194,8 +189,6 @@ class _Pursuit:
     @property
     def failure(self) -> Failure:
         """What there is to say of it."""
-        assert self.case is not None
-        assert self.found_as is not None
         return failure_of(self.result, self.case, self.found_as, self.origin, self.attempts)
 
 

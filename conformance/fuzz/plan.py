@@ -74,11 +74,15 @@ class Failed(Exception):
 
 def sample(plan: Plan, indices: Iterable[int]) -> list[FuzzCase]:
     """Return the cases of a run with these numbers, without running them."""
-    drawn: list[FuzzCase] = []
     with files_elsewhere():
-        for index in indices:
-            draw(plan, index, drawn.append, lambda smallest: None)
-    return drawn
+        return [drawn(plan, index) for index in indices]
+
+
+def drawn(plan: Plan, index: int) -> FuzzCase:
+    """Return the case of a number, without running it."""
+    found: list[FuzzCase] = []
+    draw(plan, index, found.append, found.append)
+    return found[-1]
 
 
 def draw(plan: Plan, index: int, look: Callable[[FuzzCase], None], smallest: Callable[[FuzzCase], None]) -> None:

@@ -218,28 +218,23 @@ def places(settings: Settings, names: Sequence[str], sets: int = 1, hosts: Seque
     return [Process(name, chosen) for name, chosen in [*((f"set {i + 1}", settings) for i in range(sets)), *far]]
 
 
-def hunt(plan: Plan, where: Sequence[Place], progress: Progress = lambda place, done: None) -> Findings:
-    """Run the chunks of a plan wherever there is room, and merge what they find, in their order.
-
-    Ctrl-C ends the hunt, and what was found is returned. The places are closed.
+def hunt(plan: Plan, where: Sequence[Place], progress: Progress = lambda place, done: None, stopped: Callable[[], bool] = lambda: False) -> Findings:
+    """Run the chunks of a plan wherever there is room, and merge what they find, in their order. The places are closed.
 
     Args:
         where: see :func:`places`.
+        stopped: asked now and then; once it says True, the hunt ends with what it has found.
     """
     started = time.time()
-    work = _Work(plan, where, progress)
+    work = _Work(plan, where, progress, stopped)
     try:
         work.run()
-    except KeyboardInterrupt:
-        work.interrupted = True
-        work.halt()
-        work.drain()
     finally:
         for place in where:
             place.halt()
             place.close()
     findings = merged(found for _, found in sorted(work.found, key=lambda pair: pair[0]))
-    for note in work.notes:
+    for note in (*work.notes, *findings.said_of_unjudged):
         findings.note(note)
     findings.owed |= bool(work.notes)
     findings.interrupted = work.interrupted
@@ -250,8 +245,8 @@ def hunt(plan: Plan, where: Sequence[Place], progress: Progress = lambda place, 
 class _Work:
     """Chunks, and who runs them."""
 
-    def __init__(self, plan: Plan, where: Sequence[Place], progress: Progress) -> None:
-        self.plan, self.where, self.progress = plan, list(where), progress
+    def __init__(self, plan: Plan, where: Sequence[Place], progress: Progress, stopped: Callable[[], bool]) -> None:
+        self.plan, self.where, self.progress, self.stopped = plan, list(where), progress, stopped
         self.pending: dict[Future[Findings], tuple[Place, int]] = {}
         self.found: list[tuple[int, Findings]] = []
         self.notes: list[str] = []
@@ -279,7 +274,9 @@ class _Work:
                     break
 
     def collect(self) -> None:
-        # In short waits: Ctrl-C does not wake a thread that waits without end, if another one gets the signal.
+        if self.stopped() and not self.interrupted:
+            self.interrupted = True
+            self.halt()
         done, _ = wait(self.pending, timeout=0.2, return_when=FIRST_COMPLETED)
         for future in done:
             self.take(future, *self.pending.pop(future))
@@ -315,8 +312,3 @@ class _Work:
         self.ending = True
         for place in self.where:
             place.halt()
-
-    def drain(self) -> None:
-        """Wait for what is ending."""
-        while self.pending:
-            self.collect()

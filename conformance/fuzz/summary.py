@@ -93,7 +93,5 @@ def show(findings: Findings, console: Console, settings: Settings, folders: Mapp
             console.print(Text(f"  {command(folders[failure.name], failure.backend, settings)}"), soft_wrap=True)
     for note in findings.notes:
         console.print(Text(note, style="magenta"))
-    plural = "" if len(findings.failures) == 1 else "s"
-    console.print(
-        f"{findings.cases} random cases in {findings.seconds:.0f} s: {len(findings.failures)} failure{plural} found", style="bold", highlight=False
-    )
+    found = f"{len(findings.failures)} failure{'' if len(findings.failures) == 1 else 's'} found" if findings.judged or findings.failures else "nothing was judged"
+    console.print(f"{findings.cases} random cases in {findings.seconds:.0f} s: {found}", style="bold", highlight=False)
