@@ -46,19 +46,24 @@ def received(text: str) -> Any:
     if len(text) > LONGEST:
         raise SpecError(f"has {len(text)} characters but must have at most {LONGEST}")
     try:
-        return _legibly(json.loads(text))
+        return legibly(json.loads(text))
     except RecursionError:
         raise SpecError(f"is nested deeper than {DEEPEST} levels") from None
 
 
-def _legibly(value: Any, left: int = DEEPEST) -> Any:
+def legibly(value: Any, left: int = DEEPEST) -> Any:
+    """Return JSON data with every text of it legible.
+
+    Raises:
+        RecursionError: if it is nested deeper than so many levels.
+    """
     if isinstance(value, str):
         return legible(value)
     if isinstance(value, (dict, list)) and left == 0:
         raise RecursionError
     if isinstance(value, dict):
-        return {legible(key): _legibly(entry, left - 1) for key, entry in value.items()}
-    return [_legibly(entry, left - 1) for entry in value] if isinstance(value, list) else value
+        return {legible(key): legibly(entry, left - 1) for key, entry in value.items()}
+    return [legibly(entry, left - 1) for entry in value] if isinstance(value, list) else value
 
 
 def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:

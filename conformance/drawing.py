@@ -9,6 +9,8 @@ from itertools import groupby, pairwise
 
 from markupsafe import Markup, escape
 
+from concord.spec.text import shortened
+
 LEVELS = (0.03, 0.1, 0.3, 1.0, 10.0, 1e3, 1e6)
 """Upper ends of the levels of an error, in tolerances; the last level has none."""
 
@@ -63,7 +65,7 @@ def strips(blocks: Sequence[Sequence[Sequence[int | None]]], titles: Sequence[st
     paths = [f'<path class="{name}" d="{"".join(places)}"/>' for name, places in sorted(marks.items())]
     paths.append(_bounds(bounds, height))
     paths += [f'<path class="first" d="{"".join(frames)}"/>'] if frames else []
-    columns = (f'<rect x="{2 * place}" width="2" height="{height}"><title>{escape(title)}</title></rect>' for place, title in enumerate(titles))
+    columns = (f'<rect x="{2 * place}" width="2" height="{height}"><title>{escape(shortened(title))}</title></rect>' for place, title in enumerate(titles))
     return _svg("strips", width, height, label, [*paths, '<g class="over">', *columns, "</g>"])
 
 
@@ -96,7 +98,7 @@ def _bounds(bounds: Sequence[int], height: int) -> str:
 
 def _svg(name: str, width: int, height: int, label: str, content: Sequence[str]) -> Markup:
     """Return an image that is stretched to the room that it is given."""
-    opening = f'<svg class="{name}" viewBox="0 0 {width} {height}" preserveAspectRatio="none" role="img" aria-label="{escape(label)}">'
+    opening = f'<svg class="{name}" viewBox="0 0 {width} {height}" preserveAspectRatio="none" role="img" aria-label="{escape(shortened(label))}">'
     return Markup(opening + "".join(content) + "</svg>")  # everything foreign was escaped
 
 

@@ -18,7 +18,6 @@ from concord.conformance.report import WORST_FIRST, number, repeated, speaker_of
 from concord.conformance.views import (
     CaseResults,
     cases_of,
-    clean,
     gather,
     gravity,
     judged,
@@ -53,7 +52,6 @@ def page(data: Mapping[str, Any]) -> str:
     Args:
         data: what :func:`concord.conformance.record.record` or :func:`concord.conformance.record.read` returned.
     """
-    data = clean(data)
     read = record.document(data)
     if isinstance(read.outcome, Report):
         return _of_report(data, read, read.outcome)

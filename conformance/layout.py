@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 from bisect import bisect
 from collections.abc import Mapping, Sequence
@@ -13,10 +14,12 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
+from concord.backends.wire import legibly
 from concord.conformance import drawing
 from concord.conformance.breakdown import Breakdown, HeatMap
 from concord.conformance.report import SHORT, number
 from concord.conformance.views import SIGNS, TONES, beyond, largest, tail, word
+from concord.spec.text import legible, shortened
 
 FOLDER = Path(__file__).parent / "templates"
 
@@ -33,8 +36,9 @@ def render(template: str, data: Mapping[str, Any], *folders: Path, script: str =
             (what was compared, and by what), ``sections`` (identity to title).
     """
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([*folders, FOLDER]), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FileSystemLoader([*folders, FOLDER]), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_finalize
     )
+    environment.policies["json.dumps_function"] = lambda value, **options: json.dumps(legibly(value), **options)
     environment.filters.update(
         number=number,
         nine=lambda value: f"{value:.9g}",
@@ -49,13 +53,19 @@ def render(template: str, data: Mapping[str, Any], *folders: Path, script: str =
         beyond=beyond,
         largest=largest,
         tail=tail,
-        code=lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text)))),
+        code=lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(shortened(text))))),
         many=lambda count, noun: f"{count} {noun}{'' if count == 1 else 's'}",
     )
     style, shared = (Markup((FOLDER / name).read_text(encoding="utf-8")) for name in ("report.css", "page.js"))
     script = shared + Markup(script)
     seal = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return environment.get_template(template).render(data=data, style=style, script=script, seal=seal, shown=_Shown(), made_by=machine(data), **parts)
+    # What a page must not hold, or what changes how the rest of it is shown, is written out, wherever it comes from.
+    return legible(environment.get_template(template).render(data=data, style=style, script=script, seal=seal, shown=_Shown(), made_by=machine(data), **parts))
+
+
+def _finalize(value: Any) -> Any:
+    """Return what stands for a value on a page."""
+    return shortened(value) if type(value) is str else value  # markup is ours
 
 
 class _Shown:
@@ -128,8 +138,8 @@ def _ranges(places: list[int], most: int = 6) -> str:
 
 
 def _soft(name: str) -> Markup:
-    """Return a name that may be broken after a dot, colon or slash."""
-    return Markup("<wbr>").join(re.findall(r"[^.:/]*[.:/]|[^.:/]+", name))
+    """Return a name that may be broken after a dot, colon, slash or underscore."""
+    return Markup("<wbr>").join(re.findall(r"[^.:/_]*[.:/_]|[^.:/_]+", shortened(name)))
 
 
 def _percent(part: float, whole: float) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +13,6 @@ from concord.conformance.report import SHORT, WORST_FIRST, number
 
 SIGNS = {"agrees": "✓", "diverges": "✗", "undetermined": "?", "unsupported": "–", "absent": "–", "refused": "✗", "nondeterministic": "✗"}
 TONES = {"agrees": "good", "diverges": "bad", "nondeterministic": "bad", "unsupported": "quiet", "absent": "quiet", "undetermined": "quiet"}
-NUMBERS = (int, float, type(None))
-CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,17 +113,6 @@ def level(row: Row, way: str) -> int | None:
     if judgement is None:
         return len(drawing.LEVELS) if row.status == "diverges" and row.deciding is None else None
     return drawing.level(judgement.ratio, beyond=row.status == "diverges" and judgement is row.deciding)
-
-
-def clean(value: Any) -> Any:
-    """Return data without characters that a page must not hold, or that change how others are shown."""
-    if isinstance(value, str):
-        return CONTROL.sub("", value)
-    if isinstance(value, Mapping):
-        return {clean(key): clean(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [entry if type(entry) in NUMBERS else clean(entry) for entry in value]
-    return value
 
 
 def ordered(values: Iterable[str]) -> list[str]:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup, escape
 
+from concord.spec.text import shortened
+
 WIDTH = 640
 
 COLOURS = 8
@@ -25,8 +27,8 @@ def bars(rows: Sequence[tuple[str, float, float, float, str, int]], label: str) 
         width, start, end = (100 * x / longest for x in (value, low, high))
         line = f'<b style="left:{start:.2f}%;width:{end - start:.2f}%"></b>' if high > low else ""
         bar = f'<i class="f{colour % COLOURS}" style="width:{width:.2f}%"></i>{line}'
-        parts.append(f'<li><span>{escape(name)}</span><span class="bar">{bar}</span><span class="figure">{escape(words)}</span></li>')
-    return Markup(f'<ul class="bars" aria-label="{escape(label)}">{"".join(parts)}</ul>')
+        parts.append(f'<li><span>{escape(shortened(name))}</span><span class="bar">{bar}</span><span class="figure">{escape(shortened(words))}</span></li>')
+    return Markup(f'<ul class="bars" aria-label="{escape(shortened(label))}">{"".join(parts)}</ul>')
 
 
 def loglog(
@@ -63,7 +65,7 @@ def loglog(
         if joined:
             parts.append(f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in places)}" class="c{colour % COLOURS}"/>')
         for (x, y), (size, value) in zip(places, line, strict=True):
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" class="f{colour % COLOURS}"><title>{escape(name)}: {size:g}, {value:.3g}</title></circle>')
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" class="f{colour % COLOURS}"><title>{escape(shortened(name))}: {size:g}, {value:.3g}</title></circle>')
     parts.append(f'<text x="{(margin + WIDTH) / 2}" y="{height - 6}" text-anchor="middle">{escape(across)}</text>')
     parts.append(f'<text x="14" y="{height / 2}" text-anchor="middle" transform="rotate(-90 14 {height / 2})">{escape(up)}</text>')
     return _svg(WIDTH, height, label, parts)
@@ -83,4 +85,4 @@ def _power(exponent: int) -> str:
 
 
 def _svg(width: int, height: int, label: str, parts: Sequence[str]) -> Markup:
-    return Markup(f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>')
+    return Markup(f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(shortened(label))}">{"".join(parts)}</svg>')

@@ -25,7 +25,7 @@ from concord.conformance.html import FINDINGS, OPEN, headline, page
 from concord.conformance.layout import FOLDER
 from concord.conformance.mutants.matrix import Finding, Matrix
 from concord.conformance.report import failures
-from concord.conformance.views import cases_of, clean
+from concord.conformance.views import cases_of
 from tests.toys import reports
 from tests.toys.surroundings import ROOT, concord, options, toy
 
@@ -320,8 +320,13 @@ def test_whatever_a_backend_says_is_only_text() -> None:
     assert words.count('torch<script>alert("1")</script>&amp;') > 3
 
 
-def test_characters_that_change_others_are_taken_out() -> None:
-    assert clean({"a\x00": ["\x1b[1;31mred\x1b[0m\tand\nplain\r", ("\u202eright", 1, None)]}) == {"a": ["red\tand\nplain", ["right", 1, None]]}
+def test_characters_that_change_others_are_written_out_and_long_names_shortened() -> None:
+    wrong = reports.verdict(wrong=0, tensors=[("n" * 2**20, "EMB-6")])
+    report = Report([reports.result("\x1b[31mred\x00\u202e", None, wrong, case="c" * 2**20)], {}, Settings())
+    text = page(record.record(report, "check"))
+    assert r"\x1b[31mred\x00\u202e" in said(text)
+    assert all(char in "\n\t" or char.isprintable() or char.isspace() for char in text)
+    assert len(text) < 2**18
 
 
 # Words and drawings.

@@ -17,6 +17,7 @@ from markupsafe import Markup, escape
 
 from concord.spec.errors import optional
 from concord.spec.files import write_bytes
+from concord.spec.text import shortened
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -116,7 +117,7 @@ def inline(figure: Figure, label: str) -> Markup:
         text = text.replace(colour, f"var(--s{place})")
     for name, colour in (("ink", INK), ("muted", MUTED), ("line", LINE)):
         text = text.replace(colour, f"var(--{name})")
-    return Markup(text.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1))
+    return Markup(text.replace("<svg ", f'<svg role="img" aria-label="{escape(shortened(label))}" ', 1))
 
 
 def write(console: Any, figure: Callable[[Callable[[str], str]], Figure], svg_file: Path | None, png_file: Path | None, texts: Iterable[str] = ()) -> None:
