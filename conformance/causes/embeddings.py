@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,10 +57,13 @@ def of_tokens(question: Question, tap: str) -> Iterator[Hypothesis]:
         yield changed("embedding_scale_twice", "a multiplication by D instead of sqrt(D)", "EMB-2", multiplied(root))
     for shift in (1, -1, 2, -2):
         text = f"ids that are {abs(shift)} too {'low' if shift > 0 else 'high'} for the table's rows"
-        yield loaded("token_ids_shifted", text, "EMB-1", {name: np.roll(table, shift, axis=0)})
+        yield loaded("token_ids_shifted", text, "EMB-1", {name: partial(np.roll, table, shift, axis=0)})
+    yield loaded("token_rows_renormalised", "rows of the table that were shortened to length 1", "EMB-1", {name: partial(_shortened, table)})
+
+
+def _shortened(table: Array) -> Array:
     length = np.sqrt(np.square(table).sum(-1, keepdims=True))
-    shortened = np.where(length > 1, table / np.maximum(length, 1), table)
-    yield loaded("token_rows_renormalised", "rows of the table that were shortened to length 1", "EMB-1", {name: shortened})
+    return np.where(length > 1, table / np.maximum(length, 1), table)
 
 
 # Segments, and the sum.
@@ -69,19 +73,32 @@ def of_segments(question: Question, tap: str) -> Iterator[Hypothesis]:
     """Yield what may be wrong with segment vectors."""
     table, rows, last = "embeddings.segment.weight", question.config.num_segments, question.config.num_segments - 1
 
-    def segment(name: str, text: str, ids: Callable[[Rows], Rows]) -> Hypothesis:
-        return changed(name, text, "EMB-5", taken(table, lambda m: ids(m.batch.required("segment_ids"))))
+    def ids(names: Sequence[str], texts: Sequence[str], rows: tuple[int, ...]) -> Hypothesis:
+        change = taken(table, lambda m: np.array(rows)[m.batch.required("segment_ids")])
+        return changed(" or ".join(dict.fromkeys(names)), f"segment ids that are {' or '.join(texts)}", "EMB-5", change)
 
     yield changed("segments_ignored", "segment vectors that are zero", "EMB-5", multiplied(0.0))
-    yield segment("segment_ids_ignored", "segment ids that are all 0", lambda ids: 0 * ids)
-    if rows > 2:  # of two segments these say that ids are all the same, or in reverse order
-        yield segment("segment_ids_shifted", "segment ids that are 1 too low", lambda ids: np.maximum(ids - 1, 0))
-        yield segment("segment_ids_shifted", "segment ids that are 1 too high", lambda ids: np.minimum(ids + 1, last))
-    yield segment("segment_ids_inverted", "segment ids in reverse order", lambda ids: rows - 1 - ids)
+    right = np.arange(rows)
+    told: dict[tuple[int, ...], list[tuple[str, str]]] = {}  # of few segments two mistakes may be one
+    for name, text, taken_for in (
+        ("segment_ids_ignored", "all 0", 0 * right),
+        ("segment_ids_inverted", "in reverse order", right[::-1]),
+        ("segment_ids_shifted", "1 too low, 0 staying 0", np.maximum(right - 1, 0)),
+        ("segment_ids_shifted", f"1 too high, {last} staying {last}", np.minimum(right + 1, last)),
+        ("segment_ids_shifted", f"1 too low, 0 becoming {last}", np.roll(right, 1)),
+        ("segment_ids_shifted", f"1 too high, {last} becoming 0", np.roll(right, -1)),
+    ):
+        told.setdefault(tuple(taken_for.tolist()), []).append((name, text))
+    for row_of, mistakes in told.items():
+        if row_of != tuple(range(rows)):
+            names, texts = zip(*mistakes, strict=True)
+            yield ids(names, texts, row_of)
     for row in range(rows):
-        without = question.case.weights[table].copy()
-        without[row] = 0
-        yield loaded("segment_row_zero", f"a zero vector for segment {row}", "EMB-5", {table: without})
+        yield loaded("segment_row_zero", f"a zero vector for segment {row}", "EMB-5", {table: partial(_without_row, question.case.weights[table], row)})
+
+
+def _without_row(table: Array, row: int) -> Array:
+    return np.where(np.arange(len(table))[:, None] == row, 0.0, table)
 
 
 def of_sum(question: Question, tap: str) -> Iterator[Hypothesis]:
@@ -151,8 +168,12 @@ def of_positions(question: Question, tap: str) -> Iterator[Hypothesis]:
         for hypothesis in of_table(question.config, question.case.weights["embeddings.position.weight"].astype(np.float64)):
             yield hypothesis
             if question.case.dtype == "float64":  # a table that a framework made in its own default
-                single = {name: table.astype(np.float32).astype(np.float64) for name, table in hypothesis.weights.items()}
+                single = {name: partial(_single, made) for name, made in hypothesis.weights.items()}
                 yield dataclasses.replace(hypothesis, weights=single)
+
+
+def _single(made: Callable[[], Array]) -> Array:
+    return made().astype(np.float32).astype(np.float64)
 
 
 def text_of_start(start: int, shift: int) -> str:
@@ -166,7 +187,7 @@ def of_table(config: EncoderConfig, stored: Array) -> Iterator[Hypothesis]:
     """Yield other tables of sinusoids."""
 
     def table(name: str, text: str, clause: str, values: Array) -> Hypothesis:
-        return loaded(name, text, clause, {"embeddings.position.weight": values})
+        return loaded(name, text, clause, {"embeddings.position.weight": lambda: values})
 
     for field, values, clause in (
         ("position_layout", ("interleaved", "halves"), "POS-2"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,13 +43,17 @@ def of_parameters(question: Question, tap: str) -> Iterator[Hypothesis]:
     own = parameters_of(tap) if matches(tap, LINEAR) else owner(question.config.norm_sharing, tap) if matches(tap, NORMS) else tap
     names = [name for name in (f"{own}.weight", f"{own}.bias") if name in question.case.weights]
     for name in FORMATS.get(question.case.dtype, ()):
-        rounded = {parameter: rounding(name)(question.case.weights[parameter].astype(np.float64)) for parameter in names}
+        rounded = {parameter: partial(_shorter, name, question.case.weights[parameter]) for parameter in names}
         for parameter in names:
             text = f"`{parameter}` rounded to {SPELLED[name]}"
             yield loaded(f"weight_in_{name}", text, "PRC-2", {parameter: rounded[parameter]})
         if len(names) > 1:
             text = f"`{names[0]}` and `{names[1]}` rounded to {SPELLED[name]}"
             yield loaded(f"weight_in_{name}", text, "PRC-2", rounded)
+
+
+def _shorter(name: str, array: Array) -> Array:
+    return rounding(name)(array.astype(np.float64))
 
 
 def held_in(question: Question) -> str | None:

@@ -31,7 +31,7 @@ class Hypothesis:
         text: what would explain the tensor, in words that follow "is explained by".
         clause: of SPEC.md that it breaks.
         fields: of the configuration, that are others.
-        weights: that are others.
+        weights: that are others, each made when it is wanted: of a large model there is no room for all that may be tried.
         deviations: of :mod:`concord.spec.deviations` that nobody declared.
         change: what is made of a tap.
         on: patterns of the taps that ``change`` changes; by default the one in question.
@@ -44,7 +44,7 @@ class Hypothesis:
     text: str
     clause: str
     fields: Mapping[str, Any] = field(default_factory=dict)
-    weights: Mapping[str, Array] = field(default_factory=dict)
+    weights: Mapping[str, Callable[[], Array]] = field(default_factory=dict)
     deviations: Mapping[str, float] = field(default_factory=dict)
     change: Change | None = None
     on: tuple[str, ...] = ()
@@ -70,8 +70,8 @@ def changed(name: str, text: str, clause: str, change: Change, *on: str) -> Hypo
     return Hypothesis(name=name, text=text, clause=clause, change=change, on=on)
 
 
-def loaded(name: str, text: str, clause: str, weights: Mapping[str, Array]) -> Hypothesis:
-    """Return the hypothesis of other weights."""
+def loaded(name: str, text: str, clause: str, weights: Mapping[str, Callable[[], Array]]) -> Hypothesis:
+    """Return the hypothesis of other weights, given as what makes them."""
     return Hypothesis(name=name, text=text, clause=clause, weights=weights)
 
 

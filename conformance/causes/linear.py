@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,8 +55,8 @@ def of_bias(question: Question, own: str) -> Iterator[Hypothesis]:
     name = f"{own}.bias"
     if name in question.case.weights:
         bias = question.case.weights[name]
-        yield loaded("missing_bias", f"`{name}` left out", "WGT-2", {name: 0 * bias})
-        yield loaded("bias_twice", f"`{name}` added twice", "WGT-2", {name: 2 * bias})
+        yield loaded("missing_bias", f"`{name}` left out", "WGT-2", {name: lambda: 0 * bias})
+        yield loaded("bias_twice", f"`{name}` added twice", "WGT-2", {name: lambda: 2 * bias})
 
 
 def of_layout(question: Question, own: str) -> Iterator[Hypothesis]:
@@ -64,19 +65,25 @@ def of_layout(question: Question, own: str) -> Iterator[Hypothesis]:
     weight = question.case.weights[name]
     rows, columns = weight.shape
     if rows == columns:
-        yield loaded("transposed_weight", f"`{name}` transposed", "WGT-2", {name: weight.T})
+        yield loaded("transposed_weight", f"`{name}` transposed", "WGT-2", {name: lambda: weight.T})
     else:
-        read = {name: weight.reshape(-1).reshape(weight.shape, order="F")}
-        yield loaded("weight_in_wrong_order", f"`{name}` read in the wrong memory order", "WGT-2", read)
-        read = {name: weight.T.reshape(weight.shape)}
-        yield loaded("weight_in_wrong_order", f"`{name}` stored in the wrong memory order", "WGT-2", read)
+        for word, read in (("read", lambda: weight.reshape(-1).reshape(weight.shape, order="F")), ("stored", lambda: weight.T.reshape(weight.shape))):
+            yield loaded("weight_in_wrong_order", f"`{name}` {word} in the wrong memory order", "WGT-2", {name: read})
     if own == "classifier":
-        leaves = {n: question.case.weights[n][..., ::-1] for n in (name, "classifier.bias")}
-        yield loaded("classes_reversed", "classes in reverse order", "HED-3", leaves)
+        leaves = (name, "classifier.bias")
+        yield loaded("classes_reversed", "classes in reverse order", "HED-3", {n: partial(_reversed, question.case.weights[n]) for n in leaves})
         if question.config.pooling == "flatten":
             for shape in ((-1, question.config.d_model, columns), (question.config.d_model, -1, columns)):
-                swapped = weight.reshape(shape).swapaxes(0, 1).reshape(weight.shape)
+                swapped = partial(_swapped, weight, shape)
                 yield loaded("flatten_order", f"rows of `{name}` for features before tokens", "HED-1", {name: swapped})
+
+
+def _reversed(array: Array) -> Array:
+    return array[..., ::-1]
+
+
+def _swapped(weight: Array, shape: tuple[int, ...]) -> Array:
+    return weight.reshape(shape).swapaxes(0, 1).reshape(weight.shape)
 
 
 def of_other_layers(question: Question, own: str) -> Iterator[Hypothesis]:
@@ -89,11 +96,11 @@ def of_other_layers(question: Question, own: str) -> Iterator[Hypothesis]:
         same += [f"layers.{i}.{inside}" for i in range(question.config.num_layers) if f"layers.{i}.{inside}" != own]
     for other in same:
         found = {
-            f"{own}.{leaf}": weights[f"{other}.{leaf}"]
+            f"{own}.{leaf}": partial(weights.__getitem__, f"{other}.{leaf}")
             for leaf in ("weight", "bias")
             if f"{own}.{leaf}" in weights and f"{other}.{leaf}" in weights
         }
-        if f"{own}.weight" not in found or found[f"{own}.weight"].shape != weights[f"{own}.weight"].shape:
+        if f"{own}.weight" not in found or weights[f"{other}.weight"].shape != weights[f"{own}.weight"].shape:
             continue
         kind = "swapped_weights" if role and other.startswith(f"{layer}.") else "weights_of_another_layer"
         yield loaded(kind, f"the weights of `{other}` instead of its own", "WGT-1", found)
@@ -111,7 +118,7 @@ def of_heads_in_weights(question: Question, own: str, tap: str) -> Iterator[Hypo
     leaves = [f"{own}.weight", *([f"{own}.bias"] if outputs and f"{own}.bias" in weights else [])]
     for order in orders(heads):
         columns = numbers[list(order)].reshape(-1)
-        moved = {name: weights[name][..., columns] if outputs else weights[name][columns] for name in leaves}
+        moved = {name: partial(np.take, weights[name], columns, axis=-1 if outputs else 0) for name in leaves}
         yield loaded("heads_permuted", f"heads in the order {', '.join(map(str, order))}", "ATT-2", moved)
         if len(leaves) > 1:
             text = f"`{own}.weight` with heads in the order {', '.join(map(str, order))}"
@@ -132,12 +139,16 @@ def of_fused_weight(question: Question, own: str, tap: str) -> Iterator[Hypothes
     """Yield what a weight is that was cut out of a fused one in the wrong way."""
     config, weights, roles = question.config, question.case.weights, ("query", "key", "value")
     prefix, found = own.rpartition(".")[0], {}
+
+    def third(parts: list[Array]) -> Array:
+        split = [part.reshape(*part.shape[:-1], config.num_heads, config.head_dim) for part in parts]
+        fused = np.stack(split, axis=-2).reshape(*parts[0].shape[:-1], 3 * config.d_model)
+        return np.split(fused, 3, axis=-1)[roles.index(tap.rpartition(".")[2])]
+
     for leaf in ("weight", "bias"):
         parts = [weights[f"{prefix}.{role}.{leaf}"] for role in roles if f"{prefix}.{role}.{leaf}" in weights]
         if len(parts) == len(roles):
-            split = [part.reshape(*part.shape[:-1], config.num_heads, config.head_dim) for part in parts]
-            fused = np.stack(split, axis=-2).reshape(*parts[0].shape[:-1], 3 * config.d_model)
-            found[f"{own}.{leaf}"] = np.split(fused, 3, axis=-1)[roles.index(tap.rpartition(".")[2])]
+            found[f"{own}.{leaf}"] = partial(third, parts)
     text = "a fused weight that holds query, key and value head by head, cut into thirds"
     yield loaded("fused_weight", text, "WGT-1", found)
 

@@ -144,7 +144,7 @@ def of_gain_and_offset(question: Question, tap: str) -> Iterator[Hypothesis]:
     gain, offset = weights[f"{own}.weight"], weights[f"{own}.bias"]
 
     def norm(name: str, text: str, new_gain: np.ndarray, new_offset: np.ndarray, clause: str = "NRM-2") -> Hypothesis:
-        return loaded(name, text, clause, {f"{own}.weight": new_gain, f"{own}.bias": new_offset})
+        return loaded(name, text, clause, {f"{own}.weight": lambda: new_gain, f"{own}.bias": lambda: new_offset})
 
     yield norm("norm_gain_missing", f"gain 1 instead of `{own}.weight`", np.ones_like(gain), offset)
     yield norm("norm_offset_missing", f"offset 0 instead of `{own}.bias`", gain, np.zeros_like(offset))

@@ -76,7 +76,7 @@ class Question:
     @functools.cached_property
     def exact(self) -> Step:
         """The run without any mistake."""
-        return self.run(RIGHT, Exact(self.case.dtype), whole=self.parameter is not None)
+        return self.run(RIGHT, Exact(self.case.dtype, keeping=True), whole=self.parameter is not None)
 
     def values(self, hypothesis: Hypothesis) -> Array:
         """Return the tensor under a hypothesis, in exact arithmetic."""
@@ -91,7 +91,7 @@ class Question:
             case = dataclasses.replace(case, config=case.config.replace(**hypothesis.fields))
         if hypothesis.weights:
             target = precision(case.dtype)
-            case = dataclasses.replace(case, weights={**case.weights, **{name: target.round(w) for name, w in hypothesis.weights.items()}})
+            case = dataclasses.replace(case, weights={**case.weights, **{name: target.round(made()) for name, made in hypothesis.weights.items()}})
         if hypothesis.deviations:
             case = dataclasses.replace(case, deviations={**case.deviations, **hypothesis.deviations})
         step = Step(case, arithmetic, self.forced, self.tensor, hypothesis.changes, whole)
@@ -143,11 +143,12 @@ class Exact(Arithmetic):
     Args:
         dtype: the precision that it is the truth for.
         factors: the format that factors of products are rounded to first, if they are.
+        keeping: whether it is kept what depends on what, and every gradient.
     """
 
-    def __init__(self, dtype: str, factors: str | None = None) -> None:
+    def __init__(self, dtype: str, factors: str | None = None, keeping: bool = False) -> None:
         super().__init__("extended" if dtype == "float64" else "float64")
-        self.keeping = True
+        self.keeping = keeping
         self.round_factors = rounding(factors) if factors else None
 
     def settle(self, values: Array, *size: Any, **more: Any) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,7 +130,8 @@ class _Recovery:
         """Return that rows or columns have changed places, if that explains the tensor."""
         if len(set(source.tolist())) < len(source) or (source == np.arange(len(source))).all():
             return None
-        hypothesis = loaded("weight_permuted", f"{words} having changed places", "WGT-2", weights)
+        made = {name: partial(np.asarray, array) for name, array in weights.items()}
+        hypothesis = loaded("weight_permuted", f"{words} having changed places", "WGT-2", made)
         prediction = self.question.predict(hypothesis)
         return Reading(hypothesis, True) if within(self.question.actual - prediction.value, prediction.sigma) else None
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import time
+import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.causes import attention, embeddings, gradients, head, linear, losses, masks, norms, pooling
+from concord.conformance.causes.effort import Effort
 from concord.conformance.causes.formats import of_factors, of_parameters
 from concord.conformance.causes.hypothesis import INAPPLICABLE, Hypothesis
 from concord.conformance.causes.question import Prediction, Question
@@ -54,6 +54,17 @@ FAMILIES: tuple[tuple[tuple[str, ...], Family], ...] = (
     (("*",), of_tap),
 )
 """Which taps (patterns) may have which mistakes."""
+
+LIKELY = (
+    ("activation", "quick_gelu", "silu"),
+    ("norm_epsilon*", "norm_placement", "norm_variance"),
+    ("mask_*", "query_mask*", "pad_id"),
+    ("segment*", "token_padding*"),
+    ("missing_bias", "*_missing", "*_left_out", "*_skipped"),
+    ("transposed_weight", "weight_in_wrong_order", "swapped_weights", "heads_*", "fused_weight"),
+    ("*scale*",),
+)
+"""Kinds of mistakes (patterns of names) that people make most often, the most frequent first: they are tried first, and the rest after them."""
 
 READINGS = (of_format, of_limit, of_dropout, of_dropped_weights, of_weights, of_cancellation)
 """In the order in which they are tried; the first that says something is believed."""
@@ -116,14 +127,24 @@ def of_kind(question: Question, name: str) -> Iterator[Hypothesis]:
         yield from (hypothesis for hypothesis in hypotheses if hypothesis.name == name)
 
 
-def of(question: Question, judge: Callable[..., Any], deadline: float = math.inf) -> Cause | None:
+def likeliest_first(hypotheses: Iterable[Hypothesis]) -> list[Hypothesis]:
+    """Return hypotheses in the order in which they are tried: by :data:`LIKELY`, then as they come, and last what hardly anyone does."""
+
+    def place(one: Hypothesis) -> int:
+        found = (i for i, names in enumerate(LIKELY) if any(fnmatch.fnmatchcase(one.name, name) for name in names))
+        return len(LIKELY) + 1 if one.rare else next(found, len(LIKELY))
+
+    return sorted(hypotheses, key=place)
+
+
+def of(question: Question, judge: Callable[..., Any], effort: Effort | None = None) -> Cause | None:
     """Return the hypothesis that explains the tensor in question to within its tolerance.
 
-    Raises:
-        TimeoutError: at a deadline by :func:`time.monotonic`.
+    Args:
+        effort: what it may take: when that is spent, what was found by then is the answer, and not a sure one.
     """
     with np.errstate(all="ignore"):  # what is not finite is compared as such
-        return Search(question, judge, deadline).cause()
+        return Search(question, judge, effort or Effort()).cause()
 
 
 def explain(case: JudgedProblem, forced: Mapping[str, Array], tensor: str, actual: Array, judge: Callable[..., Any]) -> Cause | None:
@@ -142,16 +163,16 @@ def explain(case: JudgedProblem, forced: Mapping[str, Array], tensor: str, actua
 class Search:
     """One search for one tensor; see :func:`explain`."""
 
-    def __init__(self, question: Question, judge: Callable[..., Any], deadline: float) -> None:
-        self.question, self.judge, self.deadline = question, judge, deadline
+    def __init__(self, question: Question, judge: Callable[..., Any], effort: Effort) -> None:
+        self.question, self.judge, self.effort = question, judge, effort
         self.before = self.judged(question.actual, question.right)
 
     def cause(self) -> Cause | None:
-        for hypotheses in (self.simple(), self.unusual()):
+        for hypotheses in (likeliest_first(self.simple()), self.unusual()):
             found = self.explaining(hypotheses)
             if found:
                 return self.conclude(found)
-        for look in READINGS:
+        for look in READINGS if not self.effort.untried else ():
             for seen in look(self.question):
                 return Cause(seen.hypothesis.name, self.sentence([seen.hypothesis], seen.sure), seen.sure, (seen.hypothesis.clause,), (seen.hypothesis,))
         return None
@@ -177,9 +198,7 @@ class Search:
     def explaining(self, hypotheses: Iterable[Hypothesis]) -> list[Explanation]:
         """Return the hypotheses under which the tensor is right, and which do not leave it as it should be."""
         found: dict[str, Explanation] = {}
-        for hypothesis in hypotheses:
-            if time.monotonic() > self.deadline:
-                raise TimeoutError
+        for hypothesis in self.effort.among(hypotheses):
             try:
                 near = self.near(hypothesis, self.question.values(hypothesis))
                 prediction = self.question.predict(hypothesis) if near else None
@@ -220,7 +239,7 @@ class Search:
     def conclude(self, found: Sequence[Explanation]) -> Cause:
         best = min(found, key=lambda one: one.judgement.rms)
         kept = [one for one in found if one is best or one.judgement.rms < MUCH_BETTER * best.judgement.rms or one.judgement.ratio <= EDGE]
-        sure = len(found) == 1 and best.judgement.ratio <= EDGE and not best.hypothesis.rare
+        sure = len(found) == 1 and best.judgement.ratio <= EDGE and not best.hypothesis.rare and not self.effort.untried
         hypotheses = [one.hypothesis for one in kept]
         shown = [hypothesis for hypothesis in hypotheses if not hypothesis.rare] or hypotheses
         shown.sort(key=lambda hypothesis: not hypothesis.fields)  # an option that is wrong is the plainest reason

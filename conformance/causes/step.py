@@ -182,7 +182,7 @@ class Step(Model):
 
 def matches(tap: str, patterns: Iterable[str]) -> bool:
     """Return whether the name of a tap fits one of several patterns."""
-    return any(fnmatch.fnmatchcase(tap, pattern) for pattern in patterns)
+    return any(tap == pattern or ("*" in pattern and fnmatch.fnmatchcase(tap, pattern)) for pattern in patterns)
 
 
 def group_of(name: str) -> str:

@@ -6,10 +6,11 @@ for in one sample, first in the arithmetic of the run and then, where that comes
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 import functools
 import re
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,10 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.conformance.causes.effort import Effort
 from concord.conformance.causes.hypothesis import INAPPLICABLE, RIGHT, Hypothesis
 from concord.conformance.causes.question import Prediction, Question
-from concord.conformance.causes.search import MUCH_BETTER, Cause, Explanation, Search, mistakes_at
-from concord.conformance.causes.step import Step, group_of
+from concord.conformance.causes.search import MUCH_BETTER, Cause, Explanation, Search, likeliest_first, mistakes_at
+from concord.conformance.causes.step import Step, group_of, place_of
 from concord.conformance.expectation import JudgedProblem, is_gradient, root_mean_square
 from concord.conformance.faults.hypotheses import of_hidden
 from concord.conformance.tolerance import SAMPLES
@@ -37,6 +39,9 @@ LARGE_ERROR = 0.1
 
 MOST_NEAR = 5
 """How many hypotheses of a kind are held against the tensor with a tolerance of their own."""
+
+TRIAL = 0.6
+"""Share of the time for trying; what comes nearest is then held against the tensor with a tolerance of its own, which takes the rest."""
 
 MOSTLY = 0.75
 """Share of elements whose error a hypothesis at least halves that is worth that."""
@@ -65,19 +70,16 @@ def reaches_far(case: JudgedProblem, forced: Mapping[str, Array], tensor: str) -
     return any(group_of(name) != group_of(tensor) for name in hidden(case, forced, tensor))
 
 
-def of_whole(case: JudgedProblem, forced: Mapping[str, Array], tensor: str, actual: Array, judge: Callable[..., Any], deadline: float) -> Cause | None:
+def of_whole(case: JudgedProblem, forced: Mapping[str, Array], tensor: str, actual: Array, judge: Callable[..., Any], effort: Effort) -> Cause | None:
     """Return the mistake that explains a tensor before which nothing was delivered.
 
     Args:
         case, forced, tensor, actual, judge: as in :func:`concord.conformance.causes.explain`.
-        deadline: by :func:`time.monotonic`.
-
-    Raises:
-        TimeoutError: at the deadline.
+        effort: as in :func:`concord.conformance.causes.search.of`.
     """
     question = _Whole(case, forced, tensor, actual).of_one_sample()
     with np.errstate(all="ignore"):  # what is not finite is compared as such
-        return _Search(question, judge, deadline).cause()
+        return _Search(question, judge, effort).cause()
 
 
 class _Whole(Question):
@@ -93,8 +95,30 @@ class _Whole(Question):
         return Arithmetic(self.case.dtype if self.case.dtype in PRECISIONS else "float32")
 
     def values(self, hypothesis: Hypothesis) -> Array:
-        """Return the tensor under a hypothesis, rounded as the run is."""
-        return np.asarray(self._taken(self.run(hypothesis, self.arithmetic)), np.float64)
+        """Return the tensor under a hypothesis, rounded as the run is: what comes before the mistake is computed once for all."""
+        with contextlib.suppress(KeyError):  # it takes something of what is not computed again
+            return self._rounded(hypothesis, {name: array for name, array in self.ends.items() if place_of(group_of(name)) < self.place(hypothesis)})
+        return self._rounded(hypothesis, {})
+
+    def _rounded(self, hypothesis: Hypothesis, ends: Mapping[str, Array]) -> Array:
+        other = copy.copy(self)
+        other.forced = {**self.forced, **ends}
+        return np.asarray(self._taken(other.run(hypothesis, self.arithmetic)), np.float64)
+
+    @functools.cached_property
+    def ends(self) -> dict[str, Array]:
+        """What comes out of the embeddings and of each layer if nothing is wrong, by the tap."""
+        right, last = self.run(RIGHT, self.arithmetic).values, {}
+        for name in self.span:
+            last[group_of(name)] = name
+        return {name: right[name] for group, name in last.items() if group.startswith(("embeddings", "layers."))}
+
+    def place(self, hypothesis: Hypothesis) -> int:
+        """Return from which place on in the order of computation a hypothesis changes anything."""
+        if hypothesis.fields or hypothesis.deviations or hypothesis.factors:
+            return -1
+        touched = [*hypothesis.weights, *(name for name in self.span if hypothesis.changes(name))]
+        return min((place_of(group_of(name)) for name in touched), default=-1)
 
     def side_by_side(self, elements: int) -> int:
         """Return how large samples are to count: weights are squared for each group of them, and one sample has few numbers beside these."""
@@ -125,7 +149,8 @@ class _Search(Search):
 
     def cause(self) -> Cause | None:
         """Return the first kind of mistake that explains it: an option or one mistake in all layers, a weight of one layer, the table, one layer."""
-        for hypotheses in (self.everywhere(), self.somewhere(usual=True), of_hidden(self.question), self.somewhere(usual=False)):
+        stages = (likeliest_first(self.everywhere()), self.somewhere(usual=True), of_hidden(self.question), self.somewhere(usual=False))
+        for hypotheses in stages:
             found = self.explaining(hypotheses)
             if found:
                 return self.conclude(found)
@@ -134,9 +159,7 @@ class _Search(Search):
     def explaining(self, hypotheses: Iterable[Hypothesis]) -> list[Explanation]:
         """Return those that explain the tensor, among the few that come nearest to it: each tolerance takes many runs."""
         tried = []
-        for hypothesis in hypotheses:
-            if time.monotonic() > self.deadline:
-                raise TimeoutError
+        for hypothesis in self.effort.among(hypotheses, TRIAL):
             try:
                 value = self.question.values(hypothesis)
                 if self.near(hypothesis, value):
@@ -151,6 +174,9 @@ class _Search(Search):
         """Return those under which the tensor is right; of several that come to the same numbers, the first: they are one mistake in other words."""
         found: list[tuple[Explanation, Prediction]] = []
         for hypothesis in hypotheses:
+            if found and self.effort.spent():
+                self.effort.untried += 1
+                continue
             prediction = self.question.predict(hypothesis)
             if self.explains(prediction) and not any(self.judged(prediction.value, other).ratio <= SAME for _, other in found):
                 found.append((Explanation(hypothesis, self.judged(self.question.actual, prediction)), prediction))
@@ -224,6 +250,6 @@ def _in_all(ones: list[Hypothesis], places: list[str]) -> Hypothesis:
         return made(m, tap, y) if made else y
 
     text = LAYER.sub("layers.*", ones[0].text)
-    weights = {name: array for one in ones for name, array in one.weights.items()}
+    weights = {name: made for one in ones for name, made in one.weights.items()}
     return dataclasses.replace(ones[0], text=f"{text}, in every layer", weights=weights, change=change if by_tap else None, on=tuple(by_tap))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,6 +12,7 @@ import numpy as np
 
 from concord.conformance import tolerance
 from concord.conformance.causes import Cause, search
+from concord.conformance.causes.effort import Effort, one_thread
 from concord.conformance.causes.hypothesis import Hypothesis
 from concord.conformance.causes.question import Question
 from concord.conformance.diagnosis.diagnosis import Diagnosis
@@ -21,7 +21,7 @@ from concord.conformance.expectation import JudgedProblem, is_gradient
 from concord.spec.errors import SpecError
 
 BUDGET = 30.0
-"""Seconds that may be spent on one backend."""
+"""Seconds of the processor that may be spent on one backend."""
 
 MOST_PASSED = 8
 """In how many cases that passed a cause is tried: those of the same variant first."""
@@ -65,36 +65,38 @@ class Conclusion:
     text: str
 
 
+@one_thread()
 def conclude(results: Sequence[Judged]) -> list[Conclusion]:
     """Hold every cause against all cases of its backend, revise the diagnoses, and return what remains to be said."""
     found: list[Conclusion] = []
     for backend in dict.fromkeys(result.backend for result in results):
-        deadline = time.monotonic() + BUDGET
+        effort = Effort(BUDGET)
         runs = [result for result in results if result.backend == backend and result.verdict is not None]
         groups: dict[str, list[Judged]] = {}
         for run in runs:
             if run.status == "diverges" and run.verdict.diagnosis is not None:
                 groups.setdefault(role_of(run.verdict.diagnosis.tensor), []).append(run)
-            if time.monotonic() > deadline:
+            if effort.spent():
                 break
         for tensor, wrong in groups.items():
             passed = [run for run in runs if run.status == "agrees" and run.verdict.case is not None]
-            found.append(_Together(backend, tensor, wrong, passed, deadline).conclusion())
+            found.append(_Together(backend, tensor, wrong, passed, effort).conclusion())
     return found
 
 
 class _Together:
     """The runs of a backend that are first wrong at one tensor, and those that are right."""
 
-    def __init__(self, backend: str, tensor: str, wrong: list[Judged], passed: list[Judged], deadline: float) -> None:
-        self.backend, self.tensor, self.wrong, self.passed, self.deadline = backend, tensor, wrong, passed, deadline
+    def __init__(self, backend: str, tensor: str, wrong: list[Judged], passed: list[Judged], effort: Effort) -> None:
+        self.backend, self.tensor, self.wrong, self.passed, self.effort = backend, tensor, wrong, passed, effort
 
     def conclusion(self) -> Conclusion:
         """Revise the diagnoses of the wrong runs and say what holds of all."""
         named: dict[str, list[Hypothesis]] = {}
         for run in self.wrong:
-            for hypothesis in run.verdict.diagnosis.cause.hypotheses if run.verdict.diagnosis.cause else ():
-                named.setdefault(hypothesis.name, []).append(hypothesis)
+            cause = run.verdict.diagnosis.cause
+            for name, hypothesis in {one.name: one for one in reversed(cause.hypotheses)}.items() if cause else ():  # the first of each name
+                named.setdefault(name, []).append(hypothesis)
         condition = self.condition()
         refuted = {name: words for name, those in named.items() if (words := self.refutation(those, bool(condition)))}
         doubtful = {name for name, those in named.items() if len(those) < len(self.wrong)}
@@ -121,7 +123,7 @@ class _Together:
             return ""  # it is made in some cases only; a weight that is loaded wrongly is that of one model
         groups = {run.group for run in self.wrong}
         for run in sorted(self.passed, key=lambda run: run.group not in groups)[:MOST_PASSED]:
-            if time.monotonic() > self.deadline:
+            if self.effort.spent():
                 return ""
             if visible(run.verdict.case, self.wrong[0].verdict.diagnosis.tensor, those[0]):
                 return f"it would show in {run.case} in {run.dtype}, which is right"

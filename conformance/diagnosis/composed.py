@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.causes import Cause, linear, search
+from concord.conformance.causes.effort import Effort
 from concord.conformance.causes.hypothesis import Hypothesis, changed
 from concord.conformance.causes.question import Prediction, Question
 from concord.conformance.causes.reading import clear
@@ -29,18 +29,18 @@ class _Way:
     predict: Callable[[], Prediction]
 
 
-def compose(question: Question, region: Region, clause: str, exact: bool, deadline: float) -> Cause | None:
+def compose(question: Question, region: Region, clause: str, exact: bool, effort: Effort) -> Cause | None:
     """Return what explains a tensor where it is wrong, everything else being right.
 
     Args:
         region: where it is wrong.
         clause: of the step in question.
         exact: whether it is known already what it is there: then only known mistakes say more.
-        deadline: by :func:`time.monotonic`, after which no more is tried.
+        effort: what it may take: when that is spent, what was found by then is the answer.
     """
     found: list[_Way] = []
-    for way in _ways(question, region, clause, exact):
-        if time.monotonic() > deadline or len(found) >= search.MOST_NAMED:
+    for way in effort.among(_ways(question, region, clause, exact)):
+        if len(found) >= search.MOST_NAMED:
             break
         try:
             with np.errstate(all="ignore"):

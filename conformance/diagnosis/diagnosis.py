@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.causes import Cause, search, whole
+from concord.conformance.causes.effort import Effort, one_thread
 from concord.conformance.causes.question import Question
 from concord.conformance.causes.step import group_of
 from concord.conformance.diagnosis.backward import Backward, Bounds, shares
@@ -21,7 +21,6 @@ from concord.conformance.diagnosis.composed import compose
 from concord.conformance.diagnosis.description import Description, describe
 from concord.conformance.diagnosis.replacement import elsewhere, replace
 from concord.conformance.expectation import JudgedProblem, is_gradient
-from concord.conformance.tolerance import is_large
 from concord.conformance.watching import say
 from concord.spec.tensors import clause_of
 
@@ -32,13 +31,10 @@ CLAUSE = re.compile(r"\b[A-Z]{3}-\d+\b")
 
 
 LONGEST = 60.0
-"""Seconds that may be spent on single mistakes: a step of a large model takes long."""
-
-LONGEST_OF_WHOLE = 240.0
-"""Seconds that may be spent where nothing says in which layer a mistake lies."""
+"""Seconds of the processor that the search for a mistake may take: a step of a large model takes long, and all of it longer."""
 
 BUDGET = 10.0
-"""Seconds that may be spent on mistakes made in one place, and on other inputs."""
+"""Seconds of the processor that may be spent on mistakes made in one place, and on other inputs."""
 
 MOST_ELEMENTS = 2**22
 """Of larger tensors a cause is not tried in the whole run."""
@@ -87,6 +83,7 @@ class Diagnosis:
         return (*shown, *self.notes)
 
 
+@one_thread()
 def diagnose(
     case: JudgedProblem, forced: Mapping[str, Array], tensor: str, delivered: Mapping[str, Array], judge: Callable[..., Any], statuses: Mapping[str, str]
 ) -> Diagnosis:
@@ -100,15 +97,16 @@ def diagnose(
     question = Question(case, forced, tensor, delivered[tensor])
     usual = clause_of(case.config, tensor, case.part)
     notes: list[str] = []
-    cause, far = None, whole.reaches_far(case, forced, tensor)
+    cause, far, effort = None, whole.reaches_far(case, forced, tensor), Effort(LONGEST)
     if far:
-        say(f"looking for what explains {tensor}, {LONGEST_OF_WHOLE:.0f} s at most")
-        cause = _tried("the search for a cause in the whole model", notes, lambda: whole.of_whole(case, forced, tensor, delivered[tensor], judge, time.monotonic() + LONGEST_OF_WHOLE))
+        say(f"looking for what explains {tensor}, {LONGEST:.0f} s of the processor at most")
+        cause = _tried("the search for a cause in the whole model", notes, lambda: whole.of_whole(case, forced, tensor, delivered[tensor], judge, effort))
         if cause and cause.confident:
             return Diagnosis(tensor, _clauses(cause, None, ()), cause)
     with np.errstate(all="ignore"):  # what is not finite is compared as such
-        if cause is None and not (far and is_large(case)):  # of a large model that has been all that there is time for
-            cause = _tried("the search for a cause", notes, lambda: search.of(question, judge, time.monotonic() + LONGEST))
+        if cause is None and not effort.untried:
+            cause = _tried("the search for a cause", notes, lambda: search.of(question, judge, effort))
+        notes += [effort.text] if effort.untried else []
         if cause and not far:
             found = cause
             cause, told = _tried("trying the cause in the whole run", notes, lambda: _in_its_place(question, found, delivered, statuses)) or (cause, [])
@@ -116,7 +114,7 @@ def diagnose(
         seen, region = _tried("the description", notes, lambda: describe(question)) or (None, None)
         if cause is None and seen and region:
             where, exact = region, seen.exact
-            cause = _tried("the search in one place", notes, lambda: compose(question, where, usual, exact, time.monotonic() + BUDGET))
+            cause = _tried("the search in one place", notes, lambda: compose(question, where, usual, exact, Effort(BUDGET)))
         others = likely(question, seen, usual)
         if question.parameter:
             bounds, counted = _tried("placing it in the backward pass", notes, lambda: _backward(question, delivered, statuses)) or (None, "")
@@ -144,8 +142,6 @@ def _tried(what: str, notes: list[str], step: Callable[[], T]) -> T | None:
     """Return what a step of the search gives; where it fails that is said: a run that is wrong in an unforeseen way still has its verdict."""
     try:
         return step()
-    except TimeoutError:
-        notes.append(f"{what} was stopped when its time was over: not everything that is known was tried")
     except Exception as error:
         notes.append(f"{what} failed: {type(error).__name__}: {error}")
     return None

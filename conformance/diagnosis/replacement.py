@@ -41,7 +41,8 @@ class Replacement:
 
 def replace(question: Question, hypothesis: Hypothesis, delivered: Mapping[str, Array], statuses: Mapping[str, str]) -> Replacement:
     """Return what the whole run says of a hypothesis: every later step and every gradient recomputed with it."""
-    wrong, right = (_whole(question, of) for of in (hypothesis, RIGHT))
+    back = any(is_gradient(name) for name, status in statuses.items() if status in ("agrees", "diverges"))
+    wrong, right = (_whole(question, of, back) for of in (hypothesis, RIGHT))
     explained: list[str] = []
     unexplained: list[str] = []
     refuting: list[str] = []
@@ -59,10 +60,10 @@ def replace(question: Question, hypothesis: Hypothesis, delivered: Mapping[str, 
     return Replacement(tuple(explained), tuple(unexplained), tuple(refuting))
 
 
-def _whole(question: Question, hypothesis: Hypothesis) -> Step:
-    """Return the run with a hypothesis, to its end and back, each step of the run's own taps."""
+def _whole(question: Question, hypothesis: Hypothesis, back: bool) -> Step:
+    """Return the run with a hypothesis, to its end, and back if gradients are wanted, each step of the run's own taps."""
     other = copy.copy(question)
-    other.tensor = "gradients."  # no tap: nothing ends before the loss
+    other.tensor = "gradients." if back else ""  # no tap: nothing ends before the loss
     with contextlib.suppress(ZeroDivisionError):
         return other.run(hypothesis, Exact(question.case.dtype), whole=True)
     raise ValueError("it cannot be computed")

@@ -87,7 +87,7 @@ def _of_request(question: Question, fault: Fault) -> Iterator[Hypothesis]:
         return
     fields = {one.name: getattr(made.config, one.name) for one in dataclasses.fields(made.config)}
     fields = {name: value for name, value in fields.items() if value != getattr(asked.config, name)}
-    weights = {name: array for name, array in made.weights.items() if not np.array_equal(array, asked.weights[name])}
+    weights = {name: functools.partial(np.asarray, array) for name, array in made.weights.items() if not np.array_equal(array, asked.weights[name])}
     if fields or weights:
         yield Hypothesis(name=_name(fault), text=_said(fault), clause=fault.clause, fields=fields, weights=weights)
 
