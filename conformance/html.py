@@ -178,6 +178,7 @@ def _finding(result: Result) -> dict[str, Any]:
         "clause": diagnosis.clause if diagnosis else row.clause,
         "diagnosis": diagnosis,
         "seen": _seen(result),
+        "refuted": diagnosis.refuted if diagnosis else (),
         "at_the_end": _at_the_end(result, row),
         "end_to_end": there.ratio if row.local and there else None,
     }
@@ -210,8 +211,10 @@ def _findings(report: Report, anchors: Mapping[int, str]) -> list[dict[str, Any]
         found, tensor = [result for result, _ in entries], entries[0][1]
         speaker = speaker_of(found)
         others = [(result, anchors[id(result)]) for result in found if result is not speaker]
-        together = [one.text for one in report.conclusions if others and (one.backend, one.tensor) == (speaker.backend, tensor)]
-        told.append({**_finding(speaker), "anchor": anchors[id(speaker)], "results": found, "others": others, "together": together})
+        together = [one for one in report.conclusions if others and (one.backend, one.tensor) == (speaker.backend, tensor)]
+        finding = _finding(speaker)
+        refuted = dict.fromkeys([*finding["refuted"], *(text for one in together for text in one.refuted)])
+        told.append({**finding, "refuted": tuple(refuted), "anchor": anchors[id(speaker)], "results": found, "others": others, "together": [one.text for one in together]})
     return sorted(told, key=lambda finding: -len(finding["others"]))
 
 

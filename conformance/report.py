@@ -15,8 +15,10 @@ from rich.text import Text
 
 from concord.backends.interface import UNSUPPORTED_REASONS
 from concord.conformance.campaign import FAILED_WORKER, NOT_JUDGED, Report, Result
-from concord.conformance.comparison import Row, Verdict, section_of
+from concord.conformance.comparison import NOT_DELIVERED, Row, Verdict, section_of
+from concord.conformance.diagnosis.diagnosis import folded
 from concord.conformance.diagnosis.replacement import role_of
+from concord.conformance.wording import distinct
 from concord.spec.deviations import KNOWN_DEVIATIONS
 from concord.spec.errors import SpecError
 from concord.spec.files import read_text
@@ -134,19 +136,29 @@ def around(path: Path, name: str) -> tuple[str, str]:
     return found[1], found[2]
 
 
-def divergence_lines(result: Result) -> list[str]:
-    """Say where a run first diverged, why if that is known, and what became of it at the end."""
+def divergence_lines(result: Result, exported: bool = False) -> list[str]:
+    """Say where a run first diverged, why if that is known, what became of it at the end, and what to do next.
+
+    Args:
+        exported: whether ``concord export-case`` writes its case, under the name that it has here.
+    """
     assert result.verdict is not None
-    alone, _ = result.verdict.alone
-    head = f"{result.backend} diverges: {result.case}, {result.dtype}"
-    return [f"{head}: {alone}" if alone else head, *_divergence(result.verdict, result.backend, result.attribution)]
+    head = f"{result.backend} diverges: {result.case}, {result.dtype}{_alone(result.verdict)}"
+    reduce = f"concord reduce cases/{result.case}-{result.dtype} --backend {result.backend} -o smaller" if exported and result.seconds else ""
+    body = [*_divergence(result.verdict, result.backend, result.attribution), *_next_step(result.verdict, reduce)]
+    return [head, *body]
+
+
+def _alone(verdict: Verdict) -> str:
+    """Say what alone differs, where that is all that there is to mend."""
+    alone = verdict.alone[0] or ("the forward pass agrees, only gradients diverge" if _only_gradients(verdict) else "")
+    return f": {alone}" if alone else ""
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:
     """Say what came of judging one run."""
     if verdict.status == "diverges":
-        alone, _ = verdict.alone
-        return [f"diverges: {alone}" if alone else "diverges", *_divergence(verdict, "the run")]
+        return [f"diverges{_alone(verdict)}", *_divergence(verdict, "the run"), *_next_step(verdict)]
     judged = [row for row in verdict.table if row.status == "agrees"]
     worst = max(judged, key=lambda row: row.ratio, default=None)
     near = f": of {len(judged)} tensors {worst.tensor} comes nearest to its tolerance, {number(worst.ratio)}" if worst else ""
@@ -174,7 +186,6 @@ def _divergence(verdict: Verdict, name: str, attribution: str = "") -> list[str]
     assert row is not None
     clause = verdict.diagnosis.clause if verdict.diagnosis else row.clause
     lines = [f"  first at {row.tensor} (SPEC {clause}){_where(row, name)}"]
-    lines += [f"  {verdict.alone[1]}"] if verdict.undeclared else []
     lines += [f"  {line}" for line in verdict.diagnosis.lines] if verdict.diagnosis else []
     lines += [f"  {attribution}"] if attribution else []
     lines += _arrival(verdict, row)
@@ -182,11 +193,43 @@ def _divergence(verdict: Verdict, name: str, attribution: str = "") -> list[str]
     return [*lines, f"  {len(others)} of {len(verdict.table)} tensors lie beyond their tolerance"]
 
 
+def _only_gradients(verdict: Verdict) -> bool:
+    """Return whether gradients alone diverge, and the forward pass was judged."""
+    sections = {(section_of(row.tensor), row.status) for row in verdict.table}
+    return ("gradients", "diverges") in sections and ("forward", "agrees") in sections and ("forward", "diverges") not in sections
+
+
+def _next_step(verdict: Verdict, reduce: str = "") -> list[str]:
+    """Say in one line what to do next; nothing where all agrees.
+
+    Args:
+        reduce: the command that makes the case small, if there is one.
+    """
+    row, before = verdict.first_divergence, "  next: "
+    if row is None:
+        return []
+    if verdict.undeclared:
+        return [f"{before}{verdict.alone[1]}"]
+    if verdict.cause and verdict.cause.confident:
+        return [f"{before}mend this and run it again"]
+    if _only_gradients(verdict):
+        return [f"{before}{reduce or 'look at the derivative of this step'}; with --forward-only the rest is judged without gradients"]
+    earlier = verdict.table[: verdict.table.index(row)]
+    right = max((place for place, one in enumerate(earlier) if one.status == "agrees"), default=-1)
+    between = [one.tensor for one in earlier[right + 1 :] if one.note == NOT_DELIVERED]
+    if between:
+        after = f"{earlier[right].tensor} (right)" if right >= 0 else "the inputs"
+        return [f"{before}deliver {between[0]}, the first of {len(between)} missing between {after} and {row.tensor} (wrong)"]
+    clause = verdict.diagnosis.clause if verdict.diagnosis else row.clause
+    return [f"{before}{reduce or f'compare this step with SPEC {clause}'}"]
+
+
 def _where(row: Row, backend: str) -> str:
     if row.deciding is None:
         return f": {row.note}"
     element = f"element ({', '.join(map(str, row.element))})" if row.element else "the scalar"
-    values = f"{backend} {row.actual:.9g}, oracle {row.expected:.9g}, tolerance ±{row.tolerance:.2g}"
+    actual, expected = distinct(row.actual, row.expected, digits=9)
+    values = f"{backend} {actual}, oracle {expected}, tolerance ±{row.tolerance:.2g}"
     kind = "local error" if row.local else "end to end"
     note = f"; {row.note}" if row.note else ""
     return f", {element}: {values} ({number(row.ratio)} tolerances, {kind}; {row.beyond} of {row.size} elements beyond{note})"
@@ -203,8 +246,12 @@ def _arrival(verdict: Verdict, first: Row) -> list[str]:
     return [f"  at {end.tensor}, end to end: {number(at_the_end.ratio)} tolerances"]
 
 
-def failures(report: Report, details: int = 4) -> RenderableType:
-    """Return what went wrong, in words: each first divergence of a backend once, and each backend that gave no result."""
+def failures(report: Report, details: int = 4, exported: bool = False) -> RenderableType:
+    """Return what went wrong, in words: each first divergence of a backend once, and each backend that gave no result.
+
+    Args:
+        exported: as :func:`divergence_lines` takes it.
+    """
     lines: list[RenderableType] = []
     conclusions = report.conclusions
     for name in _ordered(r.backend for r in report.results):
@@ -213,10 +260,11 @@ def failures(report: Report, details: int = 4) -> RenderableType:
             if result.status == "diverges" and result.first_divergence:
                 findings.setdefault(role_of(result.first_divergence.tensor), []).append(result)
         for tensor, found in list(findings.items())[:details]:
-            head, *rest = divergence_lines(speaker_of(found))
+            head, *rest = divergence_lines(speaker_of(found), exported)
             lines += [Text(head, style="bold red"), *map(indented, rest)]
             if len(found) > 1:
-                lines += [indented(f"  {one.text}", style="bold") for one in conclusions if (one.backend, one.tensor) == (name, tensor)]
+                for one in (one for one in conclusions if (one.backend, one.tensor) == (name, tensor)):
+                    lines += [indented(f"  {line}", style="bold") for line in (one.text, *folded(one.refuted))]
                 lines.append(indented(f"  likewise in {_named([result for result in found if result is not speaker_of(found)])}"))
         if len(findings) > details:
             more = sum(map(len, list(findings.values())[details:]))
@@ -307,7 +355,7 @@ def show(report: Report, console: Console, title: str, group: str = "variant") -
     """Print table, failures and summary."""
     console.print(matrix(report, console.width, title, group))
     console.print("A cell is the worst error in tolerances over all tensors of all cases: up to 1 is rounding.", style="dim")
-    console.print(failures(report))
+    console.print(failures(report, exported=group in ("variant", "checkpoint")))
     for line in [*repetitions(report), *declarations(report)]:
         console.print(line, style="dim", highlight=False)
     for name, note in report.notes.items():

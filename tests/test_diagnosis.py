@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from functools import cache
 
@@ -10,13 +11,21 @@ import pytest
 
 from concord import spec
 from concord.backends.interface import Run
-from concord.conformance import codec
-from concord.conformance.campaign import Result
+from concord.conformance import codec, html
+from concord.conformance.campaign import Report, Result, Settings
+from concord.conformance.causes.question import Prediction, Question
+from concord.conformance.causes.reading import clear
 from concord.conformance.comparison import Verdict
 from concord.conformance.diagnosis.campaign import conclude
+from concord.conformance.diagnosis.description import describe
+from concord.conformance.diagnosis.regions import Region
+from concord.conformance.diagnosis.relations import relate
+from concord.conformance.expectation import JudgedProblem
 from concord.conformance.faults.catalogue import FAULTS
 from concord.conformance.faults.fault import Fault
 from concord.conformance.judging import judge
+from concord.conformance.record import record
+from concord.conformance.report import divergence_lines
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import Case, build_case
 from concord.spec.reference import compute
@@ -72,7 +81,7 @@ def test_a_cause_that_other_cases_refute_is_not_named():
     results = results_of(FAULTS["score_scale_missing"], "bert", ("ragged", "full", "long"))
     (conclusion,) = conclude(results)
     assert "scores without a scale (ATT-4) fits 3 of them" in conclusion.text
-    assert "not scores that are divided by sqrt(H) instead of sqrt(K): it explains 1 of 3 runs" in conclusion.text
+    assert conclusion.refuted == ("not scores that are divided by sqrt(H) instead of sqrt(K): it explains 1 of 3 runs",)
     assert {result.verdict.cause.hypothesis for result in results} == {"no_score_scale"}
 
 
@@ -130,3 +139,130 @@ def test_a_mistake_that_no_model_of_width_1_can_have_does_not_end_the_search(sma
     assert verdict.first_divergence.tensor == "gradients.final_norm.weight"
     assert not [note for note in verdict.diagnosis.notes if "failed" in note]
     assert verdict.diagnosis.text
+
+
+# Numbers that are none, and counts.
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_no_number_is_no_relation(seed):
+    """Infinities and NaN in the run, in the oracle and in sigma, in any places."""
+    random, case = np.random.default_rng(seed), build_case("bert", "ragged")
+    truth = compute(case.config, case.weights, case.batch, Arithmetic("float32"), False, dtype="float32")
+    tensor = list(truth.taps)[random.integers(len(truth.taps) - 1)]
+    actual = truth.taps[tensor].astype(np.float64) + 1e-3 * random.standard_normal(truth.taps[tensor].shape)
+    taps = {name: array.astype(np.float64) for name, array in truth.taps.items() if name != "loss"}
+    question = Question(JudgedProblem(case.config, case.weights, case.batch), taps, tensor, actual)
+    right = question.right
+    value, sigma = (np.array(np.broadcast_to(array, actual.shape), np.float64) for array in (right.value, right.sigma))
+    for array in (value, sigma, question.actual)[seed % 3 :]:
+        hit = random.random(array.shape) < random.choice([0.1, 0.6, 1.0])
+        array[hit] = random.choice([np.nan, np.inf, -np.inf], hit.sum())
+    question.__dict__["right"] = Prediction(value, sigma)
+    found = describe(question)
+    if found is not None:
+        seen = found[0]
+        assert not re.search(r"\b(nan|inf)\b", seen.text)
+        assert all(np.isfinite(number) for number in seen.numbers.values())
+
+
+def test_of_what_is_not_known_nothing_is_said():
+    case = build_case("bert", "ragged")
+    truth = compute(case.config, case.weights, case.batch, Arithmetic("float32"), False, dtype="float32")
+    taps = {name: array.astype(np.float64) for name, array in truth.taps.items() if name != "loss"}
+    question = Question(JudgedProblem(case.config, case.weights, case.batch), taps, "embeddings.sum", taps["embeddings.sum"] + 1)
+    question.__dict__["right"] = Prediction(question.right.value, np.full(question.actual.shape, np.nan))
+    everywhere = Region("", np.ones(question.actual.shape, bool), kind="everywhere")
+    assert relate(question, everywhere) is None
+    assert not clear(question.actual, 0 * question.actual, question.right.sigma)
+
+
+@pytest.mark.parametrize("offset", [3e-6, 4e-5, 0.25])
+def test_an_offset_is_never_zero_in_words(offset):
+    shifted = Unseen("", "", (), {"embeddings.position": edited(lambda run, name, y: y + offset)})
+    case = build_case("bert", "tiny" if offset < 1e-4 else "ragged")
+    found = judge(case.config, case.weights, case.batch, run_of(case, shifted), case.part, end_to_end=False).diagnosis
+    assert found.tensor == "embeddings.position"
+    assert re.search(rf"is {offset:g}\d* too large|is {1 / (1 / offset):.0e}", found.text) or " 0 too" not in found.text
+    assert " 0 too large" not in found.text
+
+
+def test_the_runs_that_a_cause_fits_are_counted():
+    """A run may have two explanations of one kind."""
+    results = results_of(FAULTS["score_scale_missing"], "bert", ("ragged", "full", "long"))
+    for result in results:
+        cause = result.verdict.cause
+        again = dataclasses.replace(cause.hypotheses[0], text="another of the same kind")
+        result.verdict.revise(dataclasses.replace(result.verdict.diagnosis, cause=dataclasses.replace(cause, hypotheses=(*cause.hypotheses, again))))
+    (conclusion,) = conclude(results)
+    assert "scores without a scale (ATT-4) fits 3 of them" in conclusion.text
+
+
+# What to do next.
+
+
+def lines_of(case: Case, run: Run, exported: bool = False) -> list[str]:
+    verdict = judge(case.config, case.weights, case.batch, run, case.part)
+    return divergence_lines(Result("toy", "bert", case.name, "float32", verdict.status, verdict=verdict, seconds=1.0), exported)
+
+
+def noisy(run: Run, tensor: str) -> Run:
+    kind, name = (run.gradients, tensor.removeprefix("gradients.")) if tensor.startswith("gradients.") else (run.taps, tensor)
+    kind[name] = (kind[name] + 1e-3 * abs(kind[name]).max() * np.random.default_rng(5).standard_normal(kind[name].shape)).astype(np.float32)
+    return dataclasses.replace(run, output=run.taps["logits"])
+
+
+def test_the_next_tap_to_deliver_is_named():
+    case = build_case("bert", "ragged")
+    run = noisy(ported(case, SOUND), "layers.1.norm1")
+    for name in ("layers.1.attention.output", "layers.1.residual1", "layers.0.norm1"):
+        del run.taps[name]
+    last = lines_of(case, run)[-1]
+    assert last == "  next: deliver layers.1.attention.output, the first of 2 missing between layers.1.attention.context (right) and layers.1.norm1 (wrong)"
+
+
+def test_a_case_that_has_all_taps_is_made_smaller():
+    case = build_case("bert", "ragged")
+    run = noisy(ported(case, SOUND), "layers.1.norm1")
+    assert lines_of(case, run, exported=True)[-1] == "  next: concord reduce cases/bert-ragged-float32 --backend toy -o smaller"
+    lines = lines_of(case, run)
+    clause = re.search(r"\(SPEC (\S+)\)", lines[1])[1]
+    assert lines[-1] == f"  next: compare this step with SPEC {clause}"
+
+
+def test_a_cause_that_is_sure_is_to_be_mended():
+    case = build_case("bert", "ragged")
+    assert lines_of(case, ported(case, option(activation="gelu_tanh")), exported=True)[-1] == "  next: mend this and run it again"
+
+
+def test_that_only_gradients_diverge_is_said_first():
+    case = build_case("bert", "ragged")
+    lines = lines_of(case, noisy(ported(case, SOUND), "gradients.layers.1.norm1.weight"))
+    assert lines[0].endswith(": the forward pass agrees, only gradients diverge")
+    assert lines[2].startswith("  first at gradients.layers.1.norm1.weight")
+    assert "--forward-only" in lines[-1]
+    both = noisy(noisy(ported(case, SOUND), "gradients.layers.1.norm1.weight"), "layers.1.norm1")
+    assert "the forward pass agrees" not in "\n".join(lines_of(case, both))
+
+
+def test_gradients_that_nobody_delivers_can_be_left_out():
+    case = build_case("bert", "ragged")
+    verdict = judge(case.config, case.weights, case.batch, dataclasses.replace(ported(case, SOUND), gradients={}), case.part)
+    assert verdict.status == "undetermined"
+    assert str(verdict).splitlines()[-1] == "  next: leave gradients out with --forward-only, or deliver them"
+
+
+def test_what_does_not_hold_is_folded():
+    def unnormed(run, name, y):
+        entered = run.taken["embeddings.sum"] if "0." in name else run.taken["layers.0.residual2"]
+        return run.a.reshape(run.linear(name, entered), y.shape)
+
+    case = build_case("bert-pytorch", "ragged")
+    verdict = judge(case.config, case.weights, case.batch, ported(case, step("*.value", unnormed)), case.part)
+    (refuted,) = verdict.diagnosis.refuted
+    assert refuted == "not norm_placement = post instead of pre: `layers.0.norm1` would be wrong too, and is right"
+    assert refuted not in str(verdict)
+    assert "  1 other explanation was tried and does not hold" in str(verdict).splitlines()
+    page = html.page(record(Report([Result("toy", "bert-pytorch", case.name, "float32", "diverges", verdict=verdict)], {}, Settings()), "check"))
+    folded = re.search(r"<details class=\"rows\"><summary>1 other explanation, tried and not true</summary>(.*?)</details>", page, re.DOTALL)
+    assert "norm_placement = post instead of pre" in folded[1]

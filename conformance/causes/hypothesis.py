@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.causes.step import Change, matches
+from concord.conformance.wording import instead
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import ConfigError, SpecError
 
@@ -94,7 +95,7 @@ def options(config: EncoderConfig, name: str, values: Sequence[Any], clause: str
             config.replace(**fields)
         except ConfigError:
             continue
-        yield Hypothesis(name=name, text=f"{name} = {_plain(value)} instead of {_plain(right)}", clause=clause, fields=fields)
+        yield Hypothesis(name=name, text=f"{name} = {instead(value, right, digits=12)}", clause=clause, fields=fields)
 
 
 def both(first: Hypothesis, second: Hypothesis) -> Hypothesis:
@@ -106,7 +107,3 @@ def both(first: Hypothesis, second: Hypothesis) -> Hypothesis:
         fields={**first.fields, **second.fields},
         weights={**first.weights, **second.weights},
     )
-
-
-def _plain(value: Any) -> str:
-    return "absent" if value is None else f"{value:.12g}" if isinstance(value, float) else str(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.causes.hypothesis import RIGHT, Hypothesis
-from concord.conformance.causes.step import Reached, Step, group_of
+from concord.conformance.causes.step import Reached, Step, group_of, matches
 from concord.conformance.expectation import JudgedProblem, is_gradient
 from concord.conformance.tolerance import Sigma, samples, shadows
 from concord.spec.arithmetic import Arithmetic
@@ -58,6 +58,10 @@ class Question:
     def parameter(self) -> str | None:
         """The parameter whose gradient is in question, if one is."""
         return self.tensor.removeprefix("gradients.") if is_gradient(self.tensor) else None
+
+    def is_tap(self, patterns: Iterable[str]) -> bool:
+        """Return whether the tensor in question is a tap, and no gradient by one, whose name fits one of several patterns."""
+        return self.parameter is None and matches(self.tensor, patterns)
 
     @functools.cached_property
     def span(self) -> tuple[str, ...]:

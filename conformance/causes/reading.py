@@ -37,8 +37,10 @@ def reading(name: str, text: str, clause: str, sure: bool = True) -> Reading:
 
 
 def within(error: Array, sigma: Array) -> bool:
-    """Return whether errors are rounding; where sigma is not finite nothing is known."""
+    """Return whether errors are rounding; where sigma is not finite nothing is known, and what is nowhere known is not said to be."""
     known = np.isfinite(sigma) & np.ones_like(error, bool)
+    if known.size and not known.any():
+        return False
     error, sigma = error[known], np.broadcast_to(sigma, known.shape)[known]
     if not np.isfinite(error).all():
         return False
@@ -49,7 +51,7 @@ def within(error: Array, sigma: Array) -> bool:
 def clear(before: Array, left: Array, sigma: Array) -> bool:
     """Return whether what is left of an error is rounding, and much smaller than it was."""
     scores = [root_mean_square(np.where(error != 0, error / sigma, 0.0)) for error in (before, left)]
-    return within(left, sigma) and scores[0] >= CLEAR * scores[1]
+    return within(left, sigma) and scores[0] > 0 and scores[0] >= CLEAR * scores[1]
 
 
 def root_mean_square(values: Array) -> float:

@@ -12,7 +12,7 @@ from concord.conformance.causes.hypothesis import loaded
 from concord.conformance.causes.linear import LINEAR, PROJECTIONS, parameters_of
 from concord.conformance.causes.question import Question
 from concord.conformance.causes.reading import Reading, clear, reading, within
-from concord.conformance.causes.step import matches
+from concord.conformance.wording import instead
 
 Array = NDArray[np.floating]
 
@@ -22,7 +22,7 @@ STRAIGHT = 1e-3
 
 def of_weights(question: Question) -> Iterator[Reading]:
     """Read off what is wrong with a weight or a bias."""
-    if not matches(question.tensor, LINEAR) or (question.config.qkv_activation == "relu" and matches(question.tensor, PROJECTIONS)):
+    if not question.is_tap(LINEAR) or (question.config.qkv_activation == "relu" and question.is_tap(PROJECTIONS)):
         return
     recovery = _Recovery(question)
     if recovery.usable:
@@ -69,10 +69,10 @@ class _Recovery:
         if row == len(self.weight):
             text = f"element {column} of `{self.name}.bias` being off by {change:.3g}"
             return reading("bias_element", text, "WGT-4", sure=False)  # or something added to it later
-        before = self.weight[row, column]
-        return reading(
-            "weight_element", f"`{self.name}.weight` at {(row, column)} being {before + change:.6g} instead of {before:.6g}", "WGT-4"
-        )
+        before = float(self.weight[row, column])
+        if before + change == before:
+            return None
+        return reading("weight_element", f"`{self.name}.weight` at {(row, column)} being {instead(before + change, before)}", "WGT-4")
 
     def columns(self) -> Reading | None:
         """Look for columns that have changed places, with their bias or without it."""

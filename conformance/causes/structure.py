@@ -13,7 +13,7 @@ from concord.conformance.causes.hypothesis import RIGHT, changed
 from concord.conformance.causes.norms import NORMS, RESIDUALS, normalised, owner, usual_deviation
 from concord.conformance.causes.question import Question
 from concord.conformance.causes.reading import Reading, clear, reading, root_mean_square, within
-from concord.conformance.causes.step import Step, matches
+from concord.conformance.causes.step import Step
 from concord.conformance.tolerance import R, Z
 from concord.spec.tape import Node
 from concord.spec.tensors import clause_of
@@ -53,7 +53,7 @@ def of_format(question: Question) -> Iterator[Reading]:
 def of_limit(question: Question) -> Iterator[Reading]:
     """Read off that whatever is beyond a limit was set to it."""
     right, actual, clause = question.right.value, question.actual, clause_of(question.config, question.tensor, question.case.part)
-    masked = matches(question.tensor, ("*.masked_scores", "*.masked_weights"))  # where a constant is no sign of a limit
+    masked = question.is_tap(("*.masked_scores", "*.masked_weights"))  # where a constant is no sign of a limit
     if masked or not (np.isfinite(right).all() and np.isfinite(actual).all()):
         return
     for text, limited in (("at least", np.maximum(right, actual.min())), ("at most", np.minimum(right, actual.max()))):
@@ -83,9 +83,9 @@ DROPPED = (
 
 def of_dropout(question: Question) -> Iterator[Reading]:
     """Read off that some numbers are 0 and the others are all enlarged by the same factor."""
-    if matches(question.tensor, DROPPED):
+    if question.is_tap(DROPPED):
         base: Array = np.zeros_like(question.actual)
-    elif matches(question.tensor, RESIDUALS):
+    elif question.is_tap(RESIDUALS):
         base = question.exact.entered[question.tensor.replace("residual", "norm")].value
     else:
         return
@@ -114,7 +114,7 @@ MOST_KEYS = 12
 
 def of_dropped_weights(question: Question) -> Iterator[Reading]:
     """Read off that each query's context is that of some keys alone, their weights all enlarged by the same factor."""
-    if not matches(question.tensor, ("*attention.context",)):
+    if not question.is_tap(("*attention.context",)):
         return
     tap, config, exact = question.tensor, question.config, question.exact
     prefix = tap.rpartition(".")[0]
@@ -145,7 +145,7 @@ def of_dropped_weights(question: Question) -> Iterator[Reading]:
 
 def of_cancellation(question: Question) -> Iterator[Reading]:
     """Read off that each row is stretched by a factor of its own, as large as rounding makes it in E[x²] - E[x]²."""
-    if not matches(question.tensor, NORMS) or question.parameter:
+    if not question.is_tap(NORMS):
         return
 
     def by_squares(m: Step, tap: str, y: Node) -> Node:

@@ -18,6 +18,7 @@ from concord.conformance.causes.question import Question
 from concord.conformance.diagnosis.diagnosis import Diagnosis
 from concord.conformance.diagnosis.replacement import role_of
 from concord.conformance.expectation import JudgedProblem, is_gradient
+from concord.conformance.wording import distinct
 from concord.spec.errors import SpecError
 
 BUDGET = 30.0
@@ -56,6 +57,7 @@ class Conclusion:
         clause: that it most likely breaks.
         cases: how many runs are first wrong there.
         text: sentences.
+        refuted: what single cases say and others refute, in sentences.
     """
 
     backend: str
@@ -63,6 +65,7 @@ class Conclusion:
     clause: str
     cases: int
     text: str
+    refuted: tuple[str, ...] = ()
 
 
 @one_thread()
@@ -108,8 +111,9 @@ class _Together:
         lines = [f"`{self.tensor}` is first wrong in {len(self.wrong)} run{'s' if len(self.wrong) > 1 else ''} (SPEC {clause})"]
         if best:
             lines.append(f"{named[best][0].text} ({named[best][0].clause}) fits {len(named[best])} of them")
-        lines += [f"not {named[name][0].text}: {words}" for name, words in list(refuted.items())[:2]]
-        return Conclusion(self.backend, self.tensor, clause, len(self.wrong), "; ".join([*lines, *([condition] if condition else [])]))
+        lines += [condition] if condition else []
+        told = tuple(f"not {named[name][0].text}: {words}" for name, words in refuted.items())
+        return Conclusion(self.backend, self.tensor, clause, len(self.wrong), "; ".join(lines), told)
 
     def refutation(self, those: Sequence[Hypothesis], conditional: bool) -> str:
         """Say which case refutes a hypothesis; nothing if none does.
@@ -144,7 +148,7 @@ class _Together:
             if low > max(right):
                 return f"it is wrong only where {words} {_limit(max(right), low)} or more"
             if high < min(right):
-                return f"it is wrong only where {words} {high:g} or less"
+                return f"it is wrong only where {words} {distinct(high, min(right))[0]} or less"
         dtypes = {run.dtype for run in self.wrong}
         if len(dtypes) == 1 and not dtypes & {run.dtype for run in self.passed}:
             return f"it is wrong only in {dtypes.pop()}"
@@ -176,15 +180,15 @@ def _revised(diagnosis: Diagnosis, refuted: Mapping[str, str], doubtful: Collect
     if cause is None or not any(one.name in refuted or one.name in doubtful for one in cause.hypotheses):
         return diagnosis
     kept = tuple(one for one in cause.hypotheses if one.name not in refuted)
-    notes = tuple(f"not {one.text}: {refuted[one.name]}" for one in cause.hypotheses if one.name in refuted)[:2]
+    told = (*(f"not {one.text}: {refuted[one.name]}" for one in cause.hypotheses if one.name in refuted), *diagnosis.refuted)
     if kept:
         names = " or ".join(dict.fromkeys(one.name for one in kept))
         sentence = search.sentence(diagnosis.tensor, kept, False)
-        return dataclasses.replace(diagnosis, cause=Cause(names, sentence, False, tuple(one.clause for one in kept), kept), notes=(*notes, *diagnosis.notes))
+        return dataclasses.replace(diagnosis, cause=Cause(names, sentence, False, tuple(one.clause for one in kept), kept), refuted=told)
     broken = {one.clause for one in cause.hypotheses}
     # What is left to name are the other clauses; those of the cause come last.
     clauses = (*(clause for clause in diagnosis.clauses if clause not in broken), *(clause for clause in diagnosis.clauses if clause in broken))
-    return dataclasses.replace(diagnosis, cause=None, clauses=clauses, notes=(*notes, *diagnosis.notes))
+    return dataclasses.replace(diagnosis, cause=None, clauses=clauses, refuted=told)
 
 
 Feature = Callable[[Judged], float | None]
@@ -218,5 +222,5 @@ def _limit(right: float, wrong: float) -> str:
     power = 2.0 ** math.ceil(math.log2(wrong)) if wrong > 0 else 0.0
     for limit in (power, power / 2):
         if right < limit <= wrong:
-            return f"{limit:g}"
-    return f"{wrong:g}"
+            return distinct(limit, right)[0]
+    return distinct(wrong, right)[0]

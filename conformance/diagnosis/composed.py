@@ -13,7 +13,6 @@ from concord.conformance.causes.effort import Effort
 from concord.conformance.causes.hypothesis import Hypothesis, changed
 from concord.conformance.causes.question import Prediction, Question
 from concord.conformance.causes.reading import clear
-from concord.conformance.causes.step import matches
 from concord.conformance.diagnosis.inputs import edited
 from concord.conformance.diagnosis.regions import Region
 
@@ -61,7 +60,7 @@ def _ways(question: Question, region: Region, clause: str, exact: bool) -> Itera
         for hypothesis in search.mistakes(question):
             if not hypothesis.rare:
                 yield _of_hypothesis(question, hypothesis)
-    if matches(question.tensor, linear.LINEAR) and not exact:
+    if question.is_tap(linear.LINEAR) and not exact:
         yield from (_of_hypothesis(question, hypothesis) for hypothesis in _of_other_inputs(question))
     for other in () if exact else edited(question):
         broken = "PRC-2" if "rounded to" in other.text else clause

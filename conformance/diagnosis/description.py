@@ -59,7 +59,7 @@ class Description:
             return f"`{self.tensor}` is wrong only {'' if self.where.startswith('where') else 'in '}{self.where} ({share}){there}"
         if self.what:
             return f"`{self.tensor}` {self.what} ({share} are wrong)"
-        size = f", by about {self.relative:.1g} of its size" if self.relative < 1 else ""
+        size = f", by about {self.relative:.1g} of its size" if 0 < self.relative < 1 else ""
         return f"`{self.tensor}` is wrong in {share}{size}, with no order that is known"
 
 
@@ -91,6 +91,7 @@ def describe(question: Question) -> tuple[Description, Region] | None:
         exact = bool(found and found.value is not None and _gives(question, region))
         if not exact and filled < FILLED / 2 and not found:
             region = Region("", np.ones(wrong.shape, bool), kind="everywhere")
+        shares = abs(question.actual - question.right.value)[wrong] / abs(question.right.value[wrong])
     seen = Description(
         question.tensor,
         region.text,
@@ -101,7 +102,7 @@ def describe(question: Question) -> tuple[Description, Region] | None:
         (found.numbers or {}) if found else {},
         int(wrong.sum()),
         wrong.size,
-        float(np.median(np.nan_to_num(abs(question.actual - question.right.value)[wrong] / abs(question.right.value[wrong]), nan=np.inf))),
+        float(np.median(np.nan_to_num(shares, nan=np.inf, posinf=np.inf))),
         exact,
     )
     return seen, region

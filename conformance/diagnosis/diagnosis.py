@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -56,6 +56,7 @@ class Diagnosis:
         cause: what explains it, if anything does.
         description: what is seen of it.
         notes: what else is to be said, in sentences.
+        refuted: what was tried and does not hold, and why, in sentences.
     """
 
     tensor: str
@@ -63,6 +64,7 @@ class Diagnosis:
     cause: Cause | None = None
     description: Description | None = None
     notes: tuple[str, ...] = ()
+    refuted: tuple[str, ...] = ()
 
     @property
     def clause(self) -> str:
@@ -72,10 +74,15 @@ class Diagnosis:
     @property
     def text(self) -> str:
         """All that is to be said, in sentences."""
-        return "; ".join(self.lines)
+        return "; ".join((*self.said, *self.refuted))
 
     @property
     def lines(self) -> tuple[str, ...]:
+        """The same for a terminal: of what was tried and does not hold, how much that is."""
+        return (*self.said, *folded(self.refuted))
+
+    @property
+    def said(self) -> tuple[str, ...]:
         """The cause if there is one, what is seen if the cause is not certain, and notes."""
         shown = [self.cause.text] if self.cause else []
         if self.description and not (self.cause and self.cause.confident):
@@ -97,6 +104,7 @@ def diagnose(
     question = Question(case, forced, tensor, delivered[tensor])
     usual = clause_of(case.config, tensor, case.part)
     notes: list[str] = []
+    refuted: list[str] = []
     cause, far, effort = None, whole.reaches_far(case, forced, tensor), Effort(LONGEST)
     if far:
         say(f"looking for what explains {tensor}, {LONGEST:.0f} s of the processor at most")
@@ -109,8 +117,7 @@ def diagnose(
         notes += [effort.text] if effort.untried else []
         if cause and not far:
             found = cause
-            cause, told = _tried("trying the cause in the whole run", notes, lambda: _in_its_place(question, found, delivered, statuses)) or (cause, [])
-            notes += told
+            cause, refuted = _tried("trying the cause in the whole run", notes, lambda: _in_its_place(question, found, delivered, statuses)) or (cause, [])
         seen, region = _tried("the description", notes, lambda: describe(question)) or (None, None)
         if cause is None and seen and region:
             where, exact = region, seen.exact
@@ -124,7 +131,13 @@ def diagnose(
             notes += [*([counted] if counted else []), *([bounds.text] if bounds and not (cause and cause.confident) else [])]
         cause = _believed(cause, seen)
         notes += [*elsewhere(tensor, statuses), *_without_effect(question, delivered)]
-    return Diagnosis(tensor, _clauses(cause, seen, tuple(dict.fromkeys(others))), cause, seen, tuple(notes))
+    return Diagnosis(tensor, _clauses(cause, seen, tuple(dict.fromkeys(others))), cause, seen, tuple(notes), tuple(refuted))
+
+
+def folded(refuted: Sequence[str]) -> list[str]:
+    """Return a line with the number of explanations that were tried and do not hold, if there are any."""
+    many = len(refuted) != 1
+    return [f"{len(refuted)} other explanation{'s' if many else ''} {'were' if many else 'was'} tried and {'do' if many else 'does'} not hold"] if refuted else []
 
 
 def _of_gradient(question: Question, seen: Description | None, bounds: Bounds | None, counted: bool, others: tuple[str, ...]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from concord.conformance.causes.hypothesis import RIGHT
 from concord.conformance.causes.question import Exact, Prediction, Question, rounding
 from concord.conformance.diagnosis.regions import WORDS
+from concord.spec.precision import precision
 from concord.spec.tape import Node
 from concord.spec.tensors import taps
 
@@ -92,7 +93,7 @@ def _edits(question: Question, name: str) -> Iterator[tuple[str, Array]]:
         yield f"`{name}` multiplied by {words}", factor * array
     for place, axis in enumerate(axes):
         if array.shape[place] > 1:
-            yield from _moves(name, array, place, WORDS.get(axis, axis))
+            yield from _moves(name, array, place, WORDS.get(axis, axis), -precision(question.case.dtype).largest / 2)
     for one in range(array.ndim):
         for other in range(one):
             if array.shape[one] == array.shape[other] > 1:
@@ -116,9 +117,9 @@ def _factors(question: Question) -> Iterator[tuple[float, str]]:
             yield factor, words
 
 
-def _moves(name: str, array: Array, place: int, word: str) -> Iterator[tuple[str, Array]]:
+def _moves(name: str, array: Array, place: int, word: str, lowest: float) -> Iterator[tuple[str, Array]]:
     size = array.shape[place]
-    nothing = -np.inf if name.endswith("scores") else 0.0  # what a softmax does not see
+    nothing = lowest if name.endswith("scores") else 0.0  # what a softmax does not see, and rounding leaves finite
     yield f"`{name}` of the {word} before", np.roll(array, 1, place)
     if size > 2:
         yield f"`{name}` of the {word} after", np.roll(array, -1, place)

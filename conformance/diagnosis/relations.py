@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from concord.conformance.causes.question import Question
 from concord.conformance.causes.reading import within
 from concord.conformance.diagnosis.regions import WORDS, Region, axes_of, inputs_of
+from concord.conformance.wording import distinct, multiple
 from concord.spec.precision import precision, round_to_bits
 
 Array = NDArray[np.floating]
@@ -59,10 +60,8 @@ def relate(question: Question, region: Region) -> Relation | None:
     seen = _Seen(question, region)
     if not region.flags.any():
         return None
-    for look in looks:
-        for relation in look(seen):
-            return relation
-    return None
+    found = (relation for look in looks for relation in look(seen))
+    return next((one for one in found if all(math.isfinite(number) for number in (one.numbers or {}).values())), None)
 
 
 class _Seen:
@@ -78,7 +77,8 @@ class _Seen:
 
     def is_(self, value: Array, factor: float = 1.0) -> bool:
         """Return whether the tensor is a value in the region, to within rounding."""
-        if value.shape != self.actual.shape:
+        known = self.where & np.isfinite(self.sigma)
+        if value.shape != self.actual.shape or not np.isfinite(value[known]).all():
             return False
         sigma = np.hypot(self.sigma * max(1.0, abs(factor)), self.unit * abs(value))[self.where]
         return within((self.actual - value)[self.where], sigma)
@@ -173,6 +173,8 @@ def _of_multiples(seen: _Seen) -> Iterator[Relation]:
         factors = factors if "," in named(float(factors[0]), seen.question) else None
     if factors is not None and abs(factors[0]) < LARGEST and seen.is_(factors[0] * seen.right, float(factors[0])):
         factor = float(factors[0])
+        if factor == 1:
+            return
         text = "has the wrong sign" if abs(factor + 1) < 1e-6 else f"is multiplied by {named(factor, seen.question)}"
         yield Relation("multiple", text, factor * seen.right, {"factor": factor})
 
@@ -189,8 +191,8 @@ def named(factor: float, question: Question) -> str:
     for name, value in known.items():
         for text, number in ((name, value), (f"1 / {name}", 1 / value)):
             if value != 1 and abs(abs(factor) / number - 1) < 1e-5:
-                return f"{factor:.6g}, {'-' if factor < 0 else ''}{text}"
-    return f"{factor:.6g}"
+                return f"{multiple(factor)}, {'-' if factor < 0 else ''}{text}"
+    return multiple(factor)
 
 
 def _beside(seen: _Seen) -> dict[str, Array]:
@@ -232,11 +234,12 @@ def _of_others(seen: _Seen) -> Iterator[Relation]:
         power = float(np.square(array[seen.where] / seen.sigma[seen.where]).sum())
         factor = float((error * array / np.square(seen.sigma))[seen.where].sum()) / power if power > 0 else 0.0
         if power > 0 and factor and seen.is_(seen.right + factor * array):
-            factor = round(factor, 4) if abs(factor - round(factor, 4)) < 1e-5 else factor
+            short = round(factor, 4)
+            factor = short if abs(factor - short) < 1e-5 * abs(short) else factor
             if name == "constant":
                 yield Relation("offset", f"is {abs(factor):.6g} too {'large' if factor > 0 else 'small'}", seen.right + factor, {"offset": factor})
             else:
-                how = {1.0: f"has {name} added once more", -1.0: f"lacks {name}"}.get(factor, f"has {factor:.6g} times {name} added")
+                how = {1.0: f"has {name} added once more", -1.0: f"lacks {name}"}.get(factor, f"has {multiple(factor)} times {name} added")
                 yield Relation("added", how, seen.right + factor * array, {"factor": factor})
 
 
@@ -260,7 +263,7 @@ def _of_mixtures(seen: _Seen) -> Iterator[Relation]:
         return
     value = sum(factor * array for factor, array in zip(factors, terms.values(), strict=True))
     if seen.is_(np.asarray(value)):
-        said = " + ".join(f"{factor:.5g} × {name}" for factor, name in zip(factors, terms, strict=True) if abs(factor) > 1e-5)
+        said = " + ".join(f"{multiple(factor, digits=5)} × {name}" for factor, name in zip(factors, terms, strict=True) if abs(factor) > 1e-5)
         yield Relation("mixture", f"is {said}", np.asarray(value))
 
 
@@ -282,7 +285,9 @@ def _of_rows_and_columns(seen: _Seen) -> Iterator[Relation]:
                 used = factor[np.broadcast_to(seen.where.any(axes, keepdims=True), factor.shape)]
                 if word == "row" and (read := _of_deviation(seen, used)):
                     yield Relation("deviation", f"{said}{read}", base + factor * gained)
-                yield Relation(f"{word} factors", f"{said}has each {word} multiplied by a factor of its own, from {used.min():.4g} to {used.max():.4g}", base + factor * gained)
+                least, most = distinct(float(used.min()), float(used.max()), digits=4)
+                own = f"has each {word} multiplied by a factor of its own, from {least} to {most}" if least != most else f"is multiplied by {least}"
+                yield Relation(f"{word} factors", f"{said}{own}", base + factor * gained)
     error = seen.actual - seen.right
     for axes, word in (((-1,), "row"), (rows, "column")):
         if math.prod(seen.right.shape[axis] for axis in axes) < 4:
@@ -295,7 +300,7 @@ def _of_rows_and_columns(seen: _Seen) -> Iterator[Relation]:
 def _of_deviation(seen: _Seen, factors: Array) -> str:
     """Say what the deviation of a norm must have been, if the factors of its rows show it: another factor, or another epsilon."""
     if np.ptp(factors) <= 1e-5 * abs(factors).max():
-        return f"is multiplied by {factors.mean():.7g}"
+        return f"is multiplied by {multiple(factors.mean(), digits=7)}"
     config, name = seen.question.config, seen.question.tensor
     source = seen.question.exact.inputs.get(name)
     if "norm" not in name or source is None or not seen.where.all():
@@ -306,7 +311,7 @@ def _of_deviation(seen: _Seen, factors: Array) -> str:
     deviation = usual / factors.reshape(variance.shape)
     for words, left in (("inside the root", np.square(deviation) - variance), ("outside the root", deviation - np.sqrt(variance))):
         if left.size > 1 and left.mean() > 0 and np.ptp(left) <= 1e-3 * left.mean():
-            return f"has the deviation of an epsilon of {left.mean():.4g} {words}"
+            return f"has the deviation of an epsilon of {distinct(float(left.mean()), config.norm_epsilon, digits=4)[0]} {words}"
     return ""
 
 

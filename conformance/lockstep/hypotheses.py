@@ -9,6 +9,7 @@ from typing import Any
 from concord.conformance.faults.training.catalogue import ALL
 from concord.conformance.faults.training.fault import Change, Place, Window
 from concord.conformance.faults.training.fault import recipe as by_recipe
+from concord.conformance.wording import instead
 from concord.spec.errors import ConfigError
 from concord.spec.training.recipe import CHOICES, KINDS_OF_PARAMETERS, RATES, Recipe
 
@@ -115,7 +116,7 @@ def hypotheses(recipe: Recipe, windows: int, step: int) -> Iterator[Hypothesis]:
         yield Hypothesis(fault.name, f"this: {what[0].lower()}{what[1:]}{_otherwise(recipe, fault.change)}", fault.clause, fault.change)
     for name, value, change in alternatives(recipe):
         if change.recipe and change.recipe(recipe) not in told:
-            yield Hypothesis(name, f"{name} = {plain(value)} instead of {plain(getattr(recipe, name))}", CLAUSE_OF[name], change)
+            yield Hypothesis(name, f"{name} = {instead(value, getattr(recipe, name))}", CLAUSE_OF[name], change)
     for other in range(windows):
         if other not in (step, step - 1, step + 1, 0):
             yield Hypothesis("data_of_other_step", f"the batches of step {other + 1} in place of its own", "OPT-10", Change(window=_of_step(other)))
@@ -173,10 +174,5 @@ def _of_step(step: int) -> Callable[[Place, Any], Window]:
 def _otherwise(recipe: Recipe, change: Change) -> str:
     """Say which fields of a recipe a fault makes others."""
     made = change.recipe(recipe) if change.recipe else recipe
-    said = [f"{name} = {plain(getattr(made, name))} instead of {plain(getattr(recipe, name))}" for name in differing(recipe, change) if name not in RATES]
+    said = [f"{name} = {instead(getattr(made, name), getattr(recipe, name))}" for name in differing(recipe, change) if name not in RATES]
     return f" ({', '.join(said)})" if said else ""
-
-
-def plain(value: Any) -> str:
-    """Return a value of a recipe as a person writes it."""
-    return f"{value:g}" if isinstance(value, float) else ", ".join(value) or "none" if isinstance(value, tuple) else str(value)

@@ -12,8 +12,9 @@ from concord.backends.optimizers import Optimizer, Tensor
 from concord.conformance.expectation import Array
 from concord.conformance.faults.training.fault import Change, Place, Tensors
 from concord.conformance.faults.training.fault import recipe as by_recipe
-from concord.conformance.lockstep.hypotheses import Hypothesis, plain
+from concord.conformance.lockstep.hypotheses import Hypothesis
 from concord.conformance.tolerance import exact
+from concord.conformance.wording import distinct, instead, multiple
 from concord.spec.errors import ConfigError
 from concord.spec.training.schedules import learning_rate
 
@@ -84,8 +85,10 @@ def _shares(question: Question) -> Iterator[Hypothesis]:
     if found is None:
         return
     factor = found[0] / right[0] if right[0] else math.nan
-    alike = all(plain(one) == plain(factor * share) for one, share in zip(found, right, strict=True))
-    told = f"gradients times {factor:.4g}" if alike else f"batches that count by {', '.join(f'{share:.4g}' for share in found)} instead of {', '.join(f'{share:.4g}' for share in right)}"
+    alike = all(f"{one:g}" == f"{factor * share:g}" for one, share in zip(found, right, strict=True))
+    shares = distinct(*map(float, (*found, *right)), digits=4)
+    counts, meant = (", ".join(some) for some in (shares[: len(found)], shares[len(found) :]))
+    told = f"gradients times {multiple(factor, digits=4)}" if alike else f"batches that count by {counts} instead of {meant}"
     yield Hypothesis("shares_of_batches", told, "OPT-10", Change(shares=lambda m, counts, shares: found if len(found) == len(counts) else shares))
 
 
@@ -104,7 +107,7 @@ def _limit(question: Question) -> Iterator[Hypothesis]:
         total = m.operations.square_root(sum(squares(name) for name in given)) * off
         return {name: gradient * found[0] for name, gradient in given.items()}, total
 
-    limit = f"clip_at = {found[0] * float(norm):.4g} instead of {plain(question.case.training.recipe.clip_at)}" if norm is not None and abs(off - 1) < 1e-4 else f"a norm that is {off:.4g} times what it should be, and gradients times {found[0]:.4g}"
+    limit = f"clip_at = {instead(found[0] * float(norm), question.case.training.recipe.clip_at, digits=4)}" if norm is not None and abs(off - 1) < 1e-4 else f"a norm that is {multiple(off, digits=4)} times what it should be, and gradients times {multiple(found[0], digits=4)}"
     yield Hypothesis("clip_at", limit, "OPT-7", Change(clip=clip))
 
 
@@ -135,7 +138,7 @@ def _averages(question: Question) -> Iterator[Hypothesis]:
             yield Hypothesis(f"weights_of_{slot}", told, clause, Change(optimizer=_weighing(slot, kept, fresh)))
             if slot in BETAS and 0 <= fresh <= 1:  # the correction for its bias knows of it too
                 beta = BETAS[slot]
-                yield Hypothesis(beta, f"{beta} = {1 - fresh:.4g} instead of {plain(getattr(recipe, beta))}", clause, by_recipe(**{beta: 1 - fresh}))
+                yield Hypothesis(beta, f"{beta} = {instead(1 - fresh, getattr(recipe, beta), digits=4)}", clause, by_recipe(**{beta: 1 - fresh}))
 
 
 def _weighing(slot: str, kept: float, fresh: float) -> type[Optimizer]:
@@ -174,11 +177,11 @@ def _movement(question: Question) -> Iterator[Hypothesis]:
     share = recipe.weight_decay * (rate if recipe.decay_form == "times_rate" else 1.0)
     reported = float(question.delivered.get(f"steps.{step}.rate", rate))
     moved_by = reported if reported != rate else found[0] * rate  # what it says is nearer than what parameters, rounded, show
-    yield Hypothesis("learning_rate", f"a learning rate of {moved_by:.4g} instead of {rate:.4g}", "OPT-9", Change(rate=lambda m: moved_by if m.step == step else learning_rate(m.recipe, m.step)))
+    yield Hypothesis("learning_rate", f"a learning rate of {instead(moved_by, rate, digits=4)}", "OPT-9", Change(rate=lambda m: moved_by if m.step == step else learning_rate(m.recipe, m.step)))
     if decoupled and share:
         decay = found[1] / share * recipe.weight_decay
         if decay >= 0:
-            yield Hypothesis("weight_decay", f"weight_decay = {decay:.4g} instead of {plain(recipe.weight_decay)}", "OPT-6", by_recipe(weight_decay=decay))
+            yield Hypothesis("weight_decay", f"weight_decay = {instead(decay, recipe.weight_decay, digits=4)}", "OPT-6", by_recipe(weight_decay=decay))
 
 
 def _epsilon(question: Question) -> Iterator[Hypothesis]:
@@ -199,7 +202,7 @@ def _epsilon(question: Question) -> Iterator[Hypothesis]:
     except (ConfigError, KeyError, ValueError):  # no such training, or other parameters than it has
         return
     value = 10.0**power
-    yield Hypothesis("epsilon", f"epsilon = {value:.4g} instead of {plain(recipe.epsilon)}", "OPT-3", by_recipe(epsilon=value))
+    yield Hypothesis("epsilon", f"epsilon = {instead(value, recipe.epsilon, digits=4)}", "OPT-3", by_recipe(epsilon=value))
 
 
 def _nearest(off: Callable[[float], Array], low: float, high: float) -> float:

@@ -1,0 +1,41 @@
+"""Numbers in sentences: two that differ never look the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+MOST_DIGITS = 17
+"""Significant digits that tell any two float64 numbers apart."""
+
+
+def distinct(*values: Any, digits: int = 6) -> tuple[str, ...]:
+    """Return values as a person writes them, with as many digits as tell apart those that differ.
+
+    Args:
+        values: numbers, or options of other kinds; None is absent.
+        digits: significant ones that a number has where that is enough.
+    """
+    different = len(set(values))
+    said = tuple(_said(value, digits) for value in values)
+    while len(set(said)) < different and digits < MOST_DIGITS:
+        digits += 1
+        said = tuple(_said(value, digits) for value in values)
+    return said
+
+
+def instead(made: Any, right: Any, digits: int = 6) -> str:
+    """Say what a value is, and what it should be."""
+    return " instead of ".join(distinct(made, right, digits=digits))
+
+
+def multiple(factor: float, digits: int = 6) -> str:
+    """Return a factor, told apart from 0, 1 and -1, which would say something else."""
+    return distinct(float(factor), 0.0, 1.0, -1.0, digits=digits)[0]
+
+
+def _said(value: Any, digits: int) -> str:
+    if value is None:
+        return "absent"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "none"
+    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,164 @@
+"""The search for a cause: in which order, how much of the processor it takes, and what it says when that is spent."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import re
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_info
+
+from concord.backends.interface import Run
+from concord.conformance.causes import effort, search, whole
+from concord.conformance.causes.hypothesis import INAPPLICABLE, Hypothesis
+from concord.conformance.causes.question import Question
+from concord.conformance.comparison import Verdict
+from concord.conformance.diagnosis import diagnosis
+from concord.conformance.expectation import JudgedProblem as Judged
+from concord.conformance.judging import judge
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.cases import Case, build_case
+from concord.spec.reference import compute
+from tests.toys.ports import SOUND, option, run_of
+
+
+def verdict_of(case: Case, run: Run) -> Verdict:
+    return judge(case.config, case.weights, case.batch, run, case.part)
+
+
+# How much it may take.
+
+
+class Ticking:
+    """A clock that goes on by a second each time it is asked."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1
+        return self.now
+
+
+def tanh_for_erf() -> tuple[Case, Run]:
+    case = build_case("bert", "ragged")
+    return case, run_of(case, option(activation="gelu_tanh"))
+
+
+def of_output_alone(run: Run) -> Run:
+    return Run(run.output, run.loss, {}, dict(run.gradients), "numpy", "float32")
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_a_search_that_is_cut_short_says_what_it_found_by_then(monkeypatch, bare):
+    case, run = tanh_for_erf()
+    monkeypatch.setattr(effort.time, "thread_time", Ticking())
+    monkeypatch.setattr(diagnosis, "LONGEST", 13.0)
+    found = verdict_of(case, of_output_alone(run) if bare else run).diagnosis
+    assert found.cause.hypothesis == "activation"
+    assert "activation = gelu_tanh instead of gelu_erf" in found.cause.text
+    assert not found.cause.confident
+    (note,) = (note for note in found.notes if "cut short" in note)
+    tried, known = map(int, re.search(r"cut short: (\d+) of (\d+) known explanations were tried", note).groups())
+    assert 1 < tried <= 13 < known
+
+
+def test_a_busy_machine_changes_nothing(monkeypatch):
+    """Seconds go by while others use the processor."""
+    case, run = tanh_for_erf()
+    ticking = Ticking()
+    monkeypatch.setattr(effort.time, "monotonic", lambda: 1000 * ticking())
+    found = verdict_of(case, run).diagnosis
+    assert found.cause.confident
+    assert not found.notes or not any("cut short" in note for note in found.notes)
+
+
+def test_what_people_do_most_often_is_tried_first():
+    names = [one.name for one in search.likeliest_first(Hypothesis(name=name, text=name, clause="", rare=name == "rare") for name in (
+        "rare", "elu", "score_scale_twice", "transposed_weight", "missing_bias", "segments_ignored", "mask_inverted", "norm_epsilon", "relu6", "activation",
+    ))]  # fmt: skip
+    assert names == [
+        "activation", "norm_epsilon", "mask_inverted", "segments_ignored", "missing_bias", "transposed_weight", "score_scale_twice", "elu", "relu6", "rare",
+    ]  # fmt: skip
+
+
+def test_a_search_multiplies_in_one_thread():
+    def threads() -> set[int]:
+        return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+    before = threads()
+    first, second = effort.one_thread(), effort.one_thread()
+    first.__enter__()
+    second.__enter__()
+    assert threads() == {1}
+    first.__exit__(None, None, None)
+    assert threads() == {1}  # the other search goes on
+    second.__exit__(None, None, None)
+    assert threads() == before
+
+
+def test_explanations_hold_no_arrays():
+    """Of a large model there is no room for all of them at once."""
+    case = build_case("bert", "ragged")
+    question = Question(Judged(case.config, case.weights, case.batch), {}, "logits", np.zeros(()))
+    for tap in ("embeddings.token", "embeddings.segment", "embeddings.norm", "layers.0.attention.query", "layers.0.feed_forward.inner", "logits"):
+        for hypothesis in search.mistakes_at(question, tap):
+            assert all(callable(made) for made in hypothesis.weights.values())
+
+
+@pytest.mark.parametrize("home", ["bert", "bert-pytorch", "nndl-paddle"])
+def test_what_comes_before_a_mistake_is_computed_once(home):
+    case = build_case(home, "ragged")
+    run = run_of(case, SOUND)
+    question = whole._Whole(Judged(case.config, case.weights, case.batch), {}, "logits", run.taps["logits"])
+    assert len(question.ends) == 1 + case.config.num_layers
+    places = set()
+    for tap in question.span:
+        for hypothesis in list(search.mistakes_at(question, tap))[::7]:
+            try:
+                plain = question._rounded(hypothesis, {})
+            except INAPPLICABLE:
+                continue
+            np.testing.assert_array_equal(question.values(hypothesis), plain)
+            places.add(question.place(hypothesis))
+    assert len(places) >= 3
+
+
+# Segments.
+
+
+@pytest.mark.parametrize(
+    ("row_of", "said"),
+    [
+        ((0, 0), "all 0 or 1 too low, 0 staying 0 (EMB-5)"),
+        ((1, 1), "1 too high, 1 staying 1 (EMB-5)"),
+        ((1, 0), "in reverse order or 1 too low, 0 becoming 1 or 1 too high, 1 becoming 0 (EMB-5)"),
+    ],
+)
+def test_shifted_ids_of_two_segments_are_named(row_of, said):
+    case = build_case("bert", "ragged")
+    batch = dataclasses.replace(case.batch, segment_ids=np.array(row_of)[case.batch.segment_ids])
+    run = run_of(dataclasses.replace(case, batch=batch), SOUND)
+    cause = verdict_of(case, run).cause
+    assert f"segment ids that are {said}" in cause.text
+    assert "segment_ids_shifted" in cause.hypothesis.split(" or ")
+
+
+# A run of which little was delivered, or whose gradients are wrong.
+
+
+@pytest.mark.parametrize("delivered", [(), ("embeddings.norm", "*.norm2"), ("*",)])
+@pytest.mark.parametrize("role", ["attention.query", "attention.context", "attention.weights", "residual1", "norm1", "feed_forward.inner"])
+def test_a_wrong_gradient_by_a_tap_ends_no_search(role, delivered):
+    case = build_case("bert", "ragged")
+    truth = compute(case.config, case.weights, case.batch, Arithmetic("float32", shuffle=5), True, dtype="float32")
+    random, name = np.random.default_rng(3), f"layers.1.{role}"
+    by_tap = {name: truth.tap_gradients[name] + abs(truth.tap_gradients[name]).max() * random.standard_normal(truth.tap_gradients[name].shape).astype(np.float32)}
+    taps = {tap: array for tap, array in truth.taps.items() if any(fnmatch.fnmatchcase(tap, pattern) for pattern in delivered)}
+    run = Run(truth.output, truth.loss, taps, dict(truth.gradients), "numpy", "float32", tap_gradients=by_tap)
+    found = verdict_of(case, run).diagnosis
+    if found is not None:
+        assert not [note for note in found.notes if "failed" in note]
+    assert found is not None or not taps

@@ -1,0 +1,63 @@
+"""Numbers in sentences: two that differ never look the same."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from concord.conformance import wording
+from concord.conformance.wording import distinct, instead, multiple
+
+ROOT = Path(wording.__file__).parent
+
+RANDOM = np.random.default_rng(7)
+NUMBERS = [float(x) for x in RANDOM.standard_normal(53) * 10.0 ** RANDOM.integers(-30, 31, 53)]
+
+
+@pytest.mark.parametrize("units", [1, 3, 1000, 10**9])
+def test_numbers_that_differ_look_different(units: int) -> None:
+    """The nearest neighbours that float64 has, and others."""
+    for number in NUMBERS:
+        other = number + units * math.ulp(number)
+        made, right = instead(other, number).split(" instead of ")
+        assert made != right
+        assert math.isclose(float(made), other, rel_tol=1e-5)
+        assert math.isclose(float(right), number, rel_tol=1e-5)
+
+
+def test_no_more_digits_are_said_than_tell_numbers_apart() -> None:
+    assert instead(1e-5, 1e-12) == "1e-05 instead of 1e-12"
+    assert instead(float(np.float32(0.1)), 0.1) == "0.100000001 instead of 0.1"
+    assert instead(-4294967295.0, -4294967296.0, digits=12) == "-4294967295 instead of -4294967296"
+    assert distinct(0.12345671, 0.12345672, 3.0) == ("0.12345671", "0.12345672", "3")
+    assert distinct(2.0, 2.0) == ("2", "2")
+
+
+def test_options_of_other_kinds_are_said_as_they_are() -> None:
+    assert instead(None, 3) == "absent instead of 3"
+    assert instead("gelu_tanh", "gelu_erf") == "gelu_tanh instead of gelu_erf"
+    assert instead((), ("gain", "bias")) == "none instead of gain, bias"
+
+
+@pytest.mark.parametrize("whole", [0.0, 1.0, -1.0])
+def test_a_factor_that_changes_something_is_told_from_one_that_does_not(whole: float) -> None:
+    for exponent in range(-50, 1):
+        factor = whole + 2.0**exponent
+        assert float(multiple(factor)) != whole or factor == whole
+    assert multiple(whole) == f"{whole:g}"
+
+
+def test_no_sentence_says_a_pair_of_numbers_in_another_way() -> None:
+    """What may be equal once it is rounded for print goes through one formatter."""
+    found = [
+        f"{path.name}: {line.strip()}"
+        for folder in ("causes", "diagnosis", "lockstep")
+        for path in sorted((ROOT / folder).glob("*.py"))
+        for line in path.read_text().splitlines()
+        if re.search(r"(instead of|multiplied by|times) \{[^}]*:\.\d+g\}|:\.\d+g\}[^{]*(instead of|times) ", line)
+    ]
+    assert not found
