@@ -237,6 +237,10 @@ def _show(found: Comparison, console: Any) -> None:
         console.print(f"{pair.name}: {pair.words}", style="red", highlight=False, markup=False, soft_wrap=True)
         if pair.cause:
             console.print(f"  likely: {pair.cause}", highlight=False, markup=False, soft_wrap=True)
+    for pair in found.others.pairs[:MOST]:
+        console.print(f"{pair.name}, which is no parameter: {pair.words}", style="red", highlight=False, markup=False, soft_wrap=True)
+    for name, why in list(found.others.apart.items())[:MOST]:
+        console.print(f"{name}, which is no parameter, was not compared: {why}", style="magenta", highlight=False, markup=False, soft_wrap=True)
     if len(found.pairs) > MOST:
         console.print(f"and {len(found.pairs) - MOST} more", highlight=False)
     console.print(found.summary, style="bold", highlight=False, markup=False, soft_wrap=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,15 +22,19 @@ Status = Literal["read", "ignored", "added", "tied", "computed"]
 copy; it was in no file, and follows from the configuration."""
 
 
+UNKNOWN = "as it is"
+"""The layout of a tensor that no table names."""
+
+
 @dataclass(frozen=True)
 class LazyTensor:
-    """A parameter in the canonical layout, read when it is asked for.
+    """A tensor in the canonical layout, read when it is asked for.
 
     Attributes:
         dtype: one of :data:`concord.porting.stored.NUMPY`, as the file has it.
         shape: the canonical one (SPEC WGT-2).
         foreign: its name in the file; where each head has one of its own, they are joined by ``" + "``.
-        transform: one of :data:`concord.spec.sources.layouts.WEIGHT_LAYOUTS`: how the file lays it out.
+        transform: one of :data:`concord.spec.sources.layouts.WEIGHT_LAYOUTS`: how the file lays it out; :data:`UNKNOWN`: nobody knows.
         bits: reads it in the canonical layout, as bits (:data:`concord.porting.stored.Bits`).
     """
 
@@ -89,7 +93,9 @@ class Checkpoint:
         labels: the names of the classes, if somebody gave them any.
         source: the name of the table that its own names come from; empty: they are those of a backend or of the specification.
         training: files with what training goes on from, by name: they are copied into another checkpoint of this project's own.
-        carried: parameters of the whole model that this part does not have but its file had, such as a pooler without a classifier.
+        others: tensors of the file that are no parameters of this part, such as a pooler without a classifier, by the name that kinds of file
+            share, in its layout; where none is known, by the name and in the layout of the file.
+        known: those of them that hold nothing but what the rest says: copies of others, the numbers of positions.
         words: the name of the table in whose words ``config.json`` is; empty: there is none.
     """
 
@@ -101,7 +107,8 @@ class Checkpoint:
     labels: tuple[str, ...] | None = None
     source: str = ""
     words: str = ""
-    carried: Mapping[str, LazyTensor] = field(default_factory=dict)
+    others: Mapping[str, LazyTensor] = field(default_factory=dict)
+    known: Set[str] = frozenset()
     training: Mapping[str, Path] = field(default_factory=dict)
 
     def weights(self) -> dict[str, NDArray[Any]]:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from concord.porting.checkpoint import Entry, LazyTensor
+from concord.porting.checkpoint import UNKNOWN, Entry, LazyTensor
+from concord.porting.holds import HOLDS, WHOLE
 from concord.porting.stored import FLOATS, Bits, Stored, in_memory
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import WeightsError
@@ -57,17 +58,19 @@ class Match:
         part: of the model that they are.
         tensors: the parameters, by canonical name in the order of computation.
         ledger: a line for each tensor of the file, then for what is in none.
-        carried: what the part does not have and the file has nevertheless, by canonical name.
+        others: the tensors that are no parameters of the part, as :attr:`concord.porting.Checkpoint.others`.
+        known: those of them that hold nothing but what the rest says, as :attr:`concord.porting.Checkpoint.known`.
     """
 
     part: str
     tensors: dict[str, LazyTensor]
     ledger: tuple[Entry, ...]
-    carried: dict[str, LazyTensor]
+    others: dict[str, LazyTensor]
+    known: frozenset[str]
 
 
 def match(found: Mapping[str, Stored], configs: Mapping[str, EncoderConfig], names: Names) -> Match:
-    """Say what the tensors of a file are; none of their numbers is read but those of copies.
+    """Say what the tensors of a file are; none of their numbers is read but those of copies, and those that a reason speaks of.
 
     Args:
         found: the tensors by their names in the file.
@@ -83,7 +86,7 @@ def match(found: Mapping[str, Stored], configs: Mapping[str, EncoderConfig], nam
     best = min(tried, key=lambda one: len(one.problems))  # of equals the most complete part
     if best.problems:
         raise WeightsError(best.problems[:MOST])
-    return Match(best.part, best.tensors, tuple(best.ledger()), best.carried)
+    return Match(best.part, best.tensors, tuple(best.ledger()), best.others, frozenset(best.known))
 
 
 class _Matching:
@@ -101,9 +104,12 @@ class _Matching:
         self.made: dict[str, Entry] = {}
         for name, parameter in parameters(config, part).items():
             self._take(name, shape_of(config, parameter))
-        self.carried, self.behind = self._carried()
-        self.others = {name: self._other(name) for name in found if name not in self.owner}
-        self.problems += [f"{name!r} is unexpected: the source has no such tensor in this configuration [{self.context}]" for name, what in self.others.items() if what is None]
+        self.others, self.behind = self._carried()
+        self.known: set[str] = set()
+        self.entries: dict[str, Entry] = {}
+        for native in found:
+            if native not in self.owner:
+                self._other(native)
 
     def _prefix(self) -> str:
         """Return the prefix with which most names are there."""
@@ -164,42 +170,66 @@ class _Matching:
             self.tensors[POSITIONS] = LazyTensor(stored.dtype, stored.shape, "", "table", stored.bits)
             self.made[POSITIONS] = Entry("", POSITIONS, "computed", "the file has no table of fixed positions: it follows from the configuration", stored.dtype, stored.shape, stored)
 
-    def _carried(self) -> tuple[dict[str, LazyTensor], set[str]]:
-        """Return what the whole model has and this part has not, where the file has it, and how the file calls it."""
+    def _carried(self) -> tuple[dict[str, LazyTensor], dict[str, str]]:
+        """Return what the whole model or another head has and this part has not, where the file has it, and what it is called there."""
         found: dict[str, LazyTensor] = {}
-        spelled = set()
+        spelled = {}
+        whole = parameters(self.config)
         for name, place in self.rules.carried.items():
-            shape = shape_of(self.config, parameters(self.config)[name])
             native = self._spelled(place.name)
-            if native in self.found:
-                spelled.add(native)
-                wrong = list(self._wrong(native, name, WEIGHT_LAYOUTS[place.layout].shape(shape, self.config.num_heads)))
-                self.problems += wrong
-                found |= {} if wrong else {name: _canonical(shape, [native], place.layout, [self.found[native]])}
+            if native not in self.found or (name not in whole and len(self.found[native].shape) != WEIGHT_LAYOUTS[place.layout].rank):
+                continue
+            spelled[native] = name
+            # The shapes of a head that the family does not have are the file's own.
+            layout = WEIGHT_LAYOUTS[place.layout]
+            shape = shape_of(self.config, whole[name]) if name in whole else layout.shape(self.found[native].shape, self.config.num_heads)
+            wrong = list(self._wrong(native, name, layout.shape(shape, self.config.num_heads)))
+            self.problems += wrong
+            found |= {} if wrong else {name: _canonical(shape, [native], place.layout, [self.found[native]])}
         return found, spelled
 
-    def _other(self, native: str) -> Entry | None:
-        """Return what becomes of a tensor that is no parameter's; None: nobody knows what it is."""
-        stored = self.found[native]
-        if native in self.behind:
-            return Entry(native, None, "ignored", f"stands behind the part {self.part!r}; it is carried over to files that have a place for it", stored.dtype, stored.shape, stored)
-        untied = ""
-        for name, owner in self.rules.tied.items():
-            original = self._spelled(owner)
-            if native == self._renamed(name, self.prefix) and original in self.found:
-                if stored.shape == self.found[original].shape and stored.sha256() == self.found[original].sha256():
-                    return Entry(native, self.owner.get(original), "tied", f"a copy of {original!r}, bit for bit", stored.dtype, stored.shape, stored)
-                untied = f"; it is no copy of {original!r}"
-        for pattern, reason in self.rules.ignored.items():
-            # Heads stand beside the bare model: they have no prefix, whatever it has.
-            if any(fnmatchcase(native, spelled) for spelled in (self._renamed(pattern, self.prefix), pattern)):
-                return Entry(native, None, "ignored", f"{reason}{untied}", stored.dtype, stored.shape, stored)
-        return None
+    def _other(self, native: str) -> None:
+        """Say what becomes of a tensor that is no parameter's."""
+        stored, name = self.found[native], self.behind.get(native, "")
+        original = self._original(native)
+        copied = bool(original) and stored.shape == self.found[original].shape and stored.dtype == self.found[original].dtype and stored.sha256() == self.found[original].sha256()
+        ignored = next((why for pattern, why in self.rules.ignored.items() if self._fits(native, pattern)), None)
+        if ignored is None and not name and not copied:
+            self.problems.append(f"{native!r} is unexpected: the source has no such tensor in this configuration [{self.context}]")
+            return
+        reason = ignored.reason if ignored else f"stands behind the part {self.part!r}"
+        if ignored and ignored.holds and (wrong := HOLDS[ignored.holds](native, self.found)):
+            self.problems.append(f"{native!r} {wrong}: otherwise it is not what it is said to be, {reason} [{self.context}]")
+            return
+        reason += f"; it is no copy of {original!r}" if original else ""
+        reason += "; it is carried over to files that have a place for it" if name else ""
+        name = name or self._plain(native)
+        self.others.setdefault(name, _canonical(stored.shape, [native], UNKNOWN, [stored]))
+        if copied:
+            self.entries[native] = Entry(native, self.owner.get(original), "tied", f"a copy of {original!r}, bit for bit", stored.dtype, stored.shape, stored)
+        else:
+            self.entries[native] = Entry(native, None, "ignored", reason, stored.dtype, stored.shape, stored)
+        if copied or (ignored and ignored.holds in WHOLE):
+            self.known.add(name)
+
+    def _original(self, native: str) -> str:
+        """Return what a tensor should be a copy of; empty: of nothing, or of nothing that is there."""
+        owners = [self._spelled(owner) for name, owner in self.rules.tied.items() if native == self._renamed(name, self.prefix)]
+        return next((owner for owner in owners if owner in self.found), "")
+
+    def _fits(self, native: str, pattern: str) -> bool:
+        """Say whether a name is one of a pattern. Heads stand beside the bare model: they have no prefix, whatever it has."""
+        return any(fnmatchcase(native, spelled) for spelled in (self._renamed(pattern, self.prefix), pattern))
+
+    def _plain(self, native: str) -> str:
+        """Return a name without the prefix of its file, unless another tensor has that name."""
+        plain = native.removeprefix(self.prefix)
+        return native if plain in self.found or plain in self.others else plain
 
     def ledger(self) -> Iterator[Entry]:
         """Yield a line for each tensor of the file, then for what is in none."""
         for native, stored in self.found.items():
-            other = self.others.get(native)
+            other = self.entries.get(native)
             reason = "under an older name" if native in self.older else ""
             yield other or Entry(native, self.owner[native], "read", reason, stored.dtype, stored.shape, stored)
         yield from self.made.values()
@@ -207,7 +237,7 @@ class _Matching:
 
 def _canonical(shape: tuple[int, ...], foreign: Sequence[str], layout: str, pieces: Sequence[Stored]) -> LazyTensor:
     def bits() -> Bits:
-        return WEIGHT_LAYOUTS[layout].canonical([piece.bits() for piece in pieces])
+        return pieces[0].bits() if layout == UNKNOWN else WEIGHT_LAYOUTS[layout].canonical([piece.bits() for piece in pieces])
 
     return LazyTensor(pieces[0].dtype, shape, " + ".join(foreign), layout, bits)
 

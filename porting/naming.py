@@ -11,7 +11,7 @@ from concord.spec.config import EncoderConfig
 from concord.spec.parameters import parameters, shape_of
 from concord.spec.sources.layouts import WEIGHT_LAYOUTS
 from concord.spec.sources.names import fill, variables
-from concord.spec.sources.schema import CheckpointTable, Table
+from concord.spec.sources.schema import CheckpointTable, Ignored, Table
 from concord.spec.sources.table import Binding, bindings
 
 LAYOUTS = {"table": "table", "positions": "table", "kernel": "in_out", "bias": "vector", "gain": "vector", "offset": "vector"}
@@ -20,7 +20,7 @@ LAYOUTS = {"table": "table", "positions": "table", "kernel": "in_out", "bias": "
 PARTS = ("model", "encoder", "pooled", "stack", "attention")
 """The parts of the model that have parameters, the most complete one first."""
 
-OPTIMIZER = CheckpointTable(ignored={"optimizer*": "belongs to the optimizer", "_metadata*": "belongs to the format"})
+OPTIMIZER = CheckpointTable(ignored={"optimizer*": Ignored("belongs to the optimizer"), "_metadata*": Ignored("belongs to the format")})
 """What files of backends' models may have besides parameters."""
 
 

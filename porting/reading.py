@@ -200,7 +200,7 @@ def _of_source(found: dict[str, Stored], table: Table, folder: Path, more: dict[
         raise refused[0]
     matched = match(found, configs, of_table(table))
     files = {**folders.carried(folder), folders.CONFIG: read_bytes(path, LARGEST)}
-    return Checkpoint(configs[matched.part], matched.part, matched.tensors, matched.ledger, files, folders.labels(files, stated), table.source, tables.words(table), matched.carried)
+    return Checkpoint(configs[matched.part], matched.part, matched.tensors, matched.ledger, files, folders.labels(files, stated), table.source, tables.words(table), matched.others, matched.known)
 
 
 def _sized(stated: dict[str, Any], found: dict[str, Stored], rules: CheckpointTable) -> dict[str, Any]:
@@ -219,7 +219,7 @@ def _native(found: dict[str, Stored], form: Format, folder: Path) -> Checkpoint:
     stated = checkpoints.part_of(folder)
     matched = match(found, dict.fromkeys((stated,) if stated else PARTS, config), form.names)
     files = folders.carried(folder)
-    return Checkpoint(config, matched.part, matched.tensors, matched.ledger, files, folders.labels(files, {}))
+    return Checkpoint(config, matched.part, matched.tensors, matched.ledger, files, folders.labels(files, {}), others=matched.others, known=matched.known)
 
 
 def _own(folder: Path, form: Format) -> Checkpoint:
@@ -232,4 +232,4 @@ def _own(folder: Path, form: Format) -> Checkpoint:
     config = from_toml(read_text(folder / checkpoints.CONFIG), str(folder / checkpoints.CONFIG))
     matched = match(form.container.read(folder / checkpoints.WEIGHTS), {contents.part: config}, form.names)
     files, training = folders.carried(folder), folders.lying(folder, (name for name in folders.TRAINING if name in contents.sha256))
-    return Checkpoint(config, matched.part, matched.tensors, matched.ledger, files, folders.labels(files, {}), training=training)
+    return Checkpoint(config, matched.part, matched.tensors, matched.ledger, files, folders.labels(files, {}), others=matched.others, known=matched.known, training=training)

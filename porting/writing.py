@@ -99,10 +99,11 @@ def prepared(checkpoint: Checkpoint, form: Format) -> dict[str, Stored]:
     homeless = [name for name in checkpoint.tensors if name not in places and not _follows(checkpoint, name)]
     if homeless:
         raise SpecError([f"{name!r} has no place in {form.name}: it would be lost" for name in homeless])
-    every = {**checkpoint.carried, **checkpoint.tensors}
+    others = {name: tensor for name, tensor in checkpoint.others.items() if name not in checkpoint.known}
+    every = {**others, **checkpoint.tensors}
     for name, kept in form.names.of(checkpoint.part).carried.items():
-        if name in checkpoint.carried:
-            places[name] = _placed(kept, checkpoint.carried[name].shape, checkpoint.config.num_heads)
+        if name in others:
+            places[name] = _placed(kept, others[name].shape, checkpoint.config.num_heads)
     return {native: piece(every[name], place, number, checkpoint.config.num_heads) for name, place in places.items() for number, native in enumerate(place.names)}
 
 
@@ -206,7 +207,7 @@ def configuration(checkpoint: Checkpoint, table: Table) -> dict[str, Any]:
     for key, other in entry.checkpoint.counts.items():
         names = checkpoint.labels or folders.unnamed(int(said[key]))
         found.pop(key, None)
-        if not before:
+        if other not in before:
             found |= {other: {str(number): name for number, name in enumerate(names)}, "label2id": {name: number for number, name in enumerate(names)}}
     return found
 

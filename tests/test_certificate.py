@@ -23,6 +23,7 @@ from concord.porting.certificate.page import page
 from concord.porting.comparison import compare
 from concord.spec.errors import SpecError
 from concord.spec.precision import precision
+from tests.toys.ready import headed
 from tests.toys.surroundings import ROOT
 
 SIZES = {"vocab_size": 11, "d_model": 6, "num_heads": 2, "d_ff": 7, "num_classes": 3, "num_layers": 1, "max_positions": 5}
@@ -156,6 +157,33 @@ def test_the_tokenizer_has_to_come_along(format: str, change: dict[str, bytes | 
     sides = [certificates.certificate.Side("", format, "", "model", {}, {}, {name: ledger.digest_of(content) for name, content in one.files.items()}) for one in (source, target)]
     items = {item.name: item for item in ledger.items(source, target, (sides[0], sides[1]), (), ())}
     assert (items["labels"].status, items["tokenizer"].status, items["tokenizer"].reason) == ("proven", status, words)
+
+
+def claim(source: Path, target: Path) -> certificates.certificate.Item:
+    one, other = porting.read(source), porting.read(target)
+    side = certificates.certificate.Side("", "torch", "", "encoder", {}, {})
+    return next(item for item in ledger.items(one, other, (side, side), (), ()) if item.name == certificates.certificate.OTHERS)
+
+
+def test_heads_that_the_family_does_not_have_are_a_claim_of_their_own(tmp_path: Path) -> None:
+    source = headed(tmp_path / "a")
+    porting.write(porting.read(source), tmp_path / "flax", "hugging-face-flax")
+    porting.write(porting.read(source), tmp_path / "own", "concord")
+    assert claim(source, tmp_path / "flax").status == "proven"
+    item = claim(source, tmp_path / "own")
+    assert (item.status, "bert.pooler.dense.weight: not compared: is in the source alone" in item.reason) == ("unverified", True)
+    item = claim(source, headed(tmp_path / "b", cls__predictions__bias=np.ones(25, np.float32)))
+    assert (item.status, "cls.predictions.bias: all numbers of B are 1" in item.reason) == ("failed", True)
+    nothing = certificates.certificate.Sensitivity((), {}, 0, "")
+    assert "The target is the source" not in certificates.certificate.verdict((dataclasses.replace(item, status="unverified"),), nothing)
+
+
+def test_a_tokenizer_that_the_target_alone_has_is_not_verified() -> None:
+    source, target = (porting.from_weights(CONFIG, WEIGHTS, files=files) for files in ({}, {"tokenizer.json": b"{}"}))
+    side = certificates.certificate.Side("", "torch", "", "model", {}, {})
+    said = [item for item in ledger.items(source, target, (side, side), (), ()) if item.name == "tokenizer"]
+    assert [item.status for item in said] == ["unverified"]
+    assert "tokenizer.json" in said[0].reason
 
 
 def test_labels_have_to_come_along() -> None:

@@ -16,7 +16,10 @@ from concord import porting, spec
 from concord.cli import app
 from concord.porting.comparison import Comparison, classify, compare
 from concord.porting.comparison.kinds import MEANINGS
+from concord.porting.comparison.words import say
+from concord.spec.errors import SpecError
 from concord.spec.precision import precision
+from tests.toys.ready import headed
 
 SIZES = {"vocab_size": 29, "d_model": 14, "num_heads": 2, "d_ff": 17, "num_classes": 3, "num_layers": 2, "max_positions": 13}
 CONFIG = spec.variant("bert", **SIZES)
@@ -169,3 +172,122 @@ def test_the_command_compares_formats(tmp_path: Path) -> None:
     assert f"{QUERY}: transposed" in other.output
     said = json.loads((tmp_path / "diff.json").read_text())
     assert [(pair["name"], pair["difference"]["kind"]) for pair in said["pairs"]] == [(QUERY, "transposed")]
+
+
+# What is not finite, and zeros.
+
+OTHER_NAN = np.array([0x7FC00001], np.uint32).view(np.float32)[0]
+PLACE = (3, 5)
+
+
+def with_number(value: float) -> Array:
+    found = WEIGHTS[QUERY].copy()
+    found[PLACE] = value
+    return found
+
+
+ODD: dict[str, tuple[float, float, str]] = {
+    "NaN in one": (0.5, np.nan, "1 of 196 numbers differ; of these 1 is a number in A and NaN in B"),
+    "NaN in the other": (np.nan, 0.5, "1 of 196 numbers differ; of these 1 is NaN in A and a number in B"),
+    "NaN in both": (np.nan, OTHER_NAN, "1 of 196 numbers differ; of these 1 is NaN in both, of other bits"),
+    "infinity": (0.5, np.inf, "1 of 196 numbers differ; of these 1 is a number in A and infinity in B"),
+    "both infinities": (np.inf, -np.inf, "1 of 196 numbers differ; of these 1 is infinity in A and -infinity in B"),
+    "NaN for infinity": (np.nan, -np.inf, "1 of 196 numbers differ; of these 1 is NaN in A and -infinity in B"),
+    "zeros": (0.0, -0.0, "1 zero has the other sign; all other bits are the same"),
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_what_is_not_finite_is_called_what_it_is(what: str) -> None:
+    one, other, words = ODD[what]
+    found = classify(with_number(one), with_number(other))
+    said = say(found, ((14, 14), (14, 14)))
+    assert said.endswith(words)
+    assert "nan" not in said
+    assert "last digits" not in said
+
+
+def test_the_same_nan_is_no_difference_and_hides_none() -> None:
+    array = with_number(np.nan)
+    assert classify(array, array.copy()).kind == "same"
+    assert classify(array, array.T.copy()).kind == "transposed"
+    assert classify(array, array.astype(np.float64)).kind == "same numbers"
+    near = classify(array, np.nextafter(array, np.float32(9)))
+    assert (near.kind, near.elements, near.odd) == ("rounding", 195, ())
+    assert say(classify(array, np.full_like(array, np.nan)), ((), ())) == "all numbers of B are NaN"
+
+
+def test_differences_beyond_float64_are_said_in_words() -> None:
+    found = classify(np.array([1.7e308, 2.0, 3.0]), np.array([-1.7e308, 1e308, 3.0]))
+    assert say(found, ((3,), (3,))) == "different: 2 of 3 numbers differ, by more than float64 holds"
+    found = classify(np.array([[1e200, 2.0], [3.0, 4.0]]), np.array([[2e200, 2.5], [3.0, -7.0]]))
+    assert (found.largest, round(found.relative, 12)) == (1e200, 1.0)
+
+
+def test_the_end_of_a_large_tensor_is_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("concord.porting.comparison.kinds.WHOLE", 53)
+    array = np.random.default_rng(3).standard_normal((97, 7))
+    for change in (lambda numbers: np.nextafter(numbers, 9), lambda numbers: numbers * 3, lambda numbers: numbers + 3):
+        assert classify(array, change(array)).kind in ("rounding", "scaled", "offset")
+        wrong = change(array)
+        wrong[31:] += np.random.default_rng(4).standard_normal((66, 7))
+        assert classify(array, wrong).kind == "different"
+
+
+# What is no parameter.
+
+DENSE, BIAS = "cls.predictions.transform.dense.weight", "cls.predictions.bias"
+
+
+def test_heads_that_the_family_does_not_have_are_compared_by_bits(tmp_path: Path) -> None:
+    one, other = headed(tmp_path / "one"), headed(tmp_path / "other", cls__predictions__bias=np.ones(25, np.float32))
+    outcome = CliRunner().invoke(app, ["diff", str(one), str(other)])
+    said = outcome.output.replace("\n", " ")
+    assert (outcome.exit_code, f"{BIAS}, which is no parameter: all numbers of B are 1" in said) == (1, True)
+    assert "37 of 37 parameters have the same bits; of the tensors that are no parameters 6 have the same bits; of the tensors that are no parameters 1 has other bits" in said
+    assert CliRunner().invoke(app, ["diff", str(one), str(headed(tmp_path / "again"))]).exit_code == 0
+
+
+def test_a_decoder_that_is_no_copy_differs_from_one_that_is(tmp_path: Path) -> None:
+    untied = headed(tmp_path / "untied", cls__predictions__decoder__weight=np.zeros((25, 14), np.float32))
+    found = compare(porting.read(headed(tmp_path / "tied")), porting.read(untied))
+    assert ([pair.name for pair in found.others.pairs], found.exit_code) == (["cls.predictions.decoder.weight"], 1)
+
+
+@pytest.mark.parametrize("format", ["hugging-face-bin", "hugging-face-flax", "hugging-face-tf", "google-bert", "paddlenlp"])
+def test_heads_are_compared_across_names_and_layouts(tmp_path: Path, format: str) -> None:
+    one = porting.read(headed(tmp_path / "one"))
+    porting.write(one, tmp_path / "ported", format)
+    found = compare(one, porting.read(tmp_path / "ported"))
+    assert (found.others.same, found.others.pairs, found.others.apart, found.exit_code) == (7, (), {}, 0)
+    other = porting.read(headed(tmp_path / "other", cls__predictions__transform__dense__weight=np.eye(14, dtype=np.float32)))
+    found = compare(other, porting.read(tmp_path / "ported"))
+    assert ([pair.name for pair in found.others.pairs], found.exit_code) == ([DENSE], 1)
+
+
+def test_what_cannot_be_compared_is_named_and_never_the_same(tmp_path: Path) -> None:
+    one = headed(tmp_path / "one", cls__strange=np.arange(7))
+    porting.write(porting.read(one), tmp_path / "own", "concord")
+    outcome = CliRunner().invoke(app, ["diff", str(one), str(tmp_path / "own")])
+    said = outcome.output.replace("\n", " ")
+    assert f"{DENSE}, which is no parameter, was not compared: is in A alone" in said
+    assert "8 not compared" in said
+    porting.write(dataclasses.replace(porting.read(one), source="", others={}, known=frozenset()), tmp_path / "flax", "hugging-face-flax")
+    flax = porting.read(tmp_path / "flax")
+    strange = porting.read(one).others["cls.strange"]
+    moved = dataclasses.replace(strange, bits=lambda: np.arange(7)[::-1])
+    found = compare(porting.read(one), dataclasses.replace(flax, others={"cls.strange": moved}))
+    assert found.others.apart["cls.strange"] == "no table says how it is laid out in files of both kinds"
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "said"),
+    [
+        ("bert__embeddings__position_ids", np.arange(19)[None, ::-1], "element 0 is 18 but must be 0"),
+        ("bert__embeddings__position_ids", np.arange(38).reshape(2, 19), r"has shape \(2, 19\) but must have one row"),
+        ("bert__embeddings__token_type_ids", np.eye(1, 19, 3, dtype=np.int64), "element 3 is 1 but must be 0"),
+    ],
+)
+def test_a_reason_is_looked_at_before_it_is_given(tmp_path: Path, name: str, array: Array, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        porting.read(headed(tmp_path, **{name: np.ascontiguousarray(array)}))

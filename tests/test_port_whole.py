@@ -21,6 +21,7 @@ from concord.porting.containers import orbax
 from concord.spec import folders
 from concord.spec.errors import SpecError
 from tests.toys.copies import in_a_copy
+from tests.toys.ready import hugging_face
 from tests.toys.spoiling import look_in_copies
 
 SIZES = {"vocab_size": 29, "d_model": 14, "num_heads": 2, "d_ff": 17, "num_classes": 3, "num_layers": 1, "max_positions": 13}
@@ -146,3 +147,9 @@ def test_the_command_writes_where_it_is_told_and_replaces_by_force_alone(tmp_pat
     assert (code, len(lines), bits(tmp_path / "old")) == (2, 1, {name: array.tobytes() for name, array in OLD.items()})
     assert invoke("port", "new", "-o", "old", "--to", "keras", "--force")[0] == 0
     assert bits(tmp_path / "old") == {name: array.tobytes() for name, array in NEW.items()}
+
+
+def test_classes_that_are_counted_but_not_named_are_still_as_many(tmp_path: Path) -> None:
+    source = hugging_face(tmp_path / "one")  # says num_labels, and no id2label
+    porting.write(porting.read(source), tmp_path / "other", "hugging-face-bin")
+    assert porting.read(tmp_path / "other").config == porting.read(source).config

@@ -16,6 +16,9 @@ FAILED: Final = "failed"
 NOT_APPLICABLE: Final = "not applicable"
 UNVERIFIED: Final = "unverified"
 
+OTHERS: Final = "tensors that are no parameters"
+"""The claim about heads that the family does not have, and whatever else its models do not."""
+
 
 @dataclass(frozen=True)
 class File:
@@ -256,5 +259,6 @@ def verdict(items: tuple[Item, ...], sensitivity: Sensitivity) -> str:
     noticed = sum(tried.by_bits for tried in sensitivity.tried)
     made = sum(tried.made - tried.same for tried in sensitivity.tried)
     rest = f"; not verified: {', '.join(open_)}" if open_ else ""
-    begin = "Nothing is known to be wrong, but what the target computes was not judged" if "outputs" in open_ else "The target is the source"
+    whole = "The parameters of the target are the source's" if OTHERS in open_ else "The target is the source"
+    begin = "Nothing is known to be wrong, but what the target computes was not judged" if "outputs" in open_ else whole
     return f"{begin}: {proven} of {len(items)} claims are proven and none failed{rest}. Of {made} changes that were made to try it, it notices {noticed}."

@@ -7,10 +7,22 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from concord.porting.certificate.certificate import FAILED, NOT_APPLICABLE, PROVEN, UNVERIFIED, File, Item, Other, Parameter, Side, Stand
+from concord.porting.certificate.certificate import (
+    FAILED,
+    NOT_APPLICABLE,
+    OTHERS,
+    PROVEN,
+    UNVERIFIED,
+    File,
+    Item,
+    Other,
+    Parameter,
+    Side,
+    Stand,
+)
 from concord.porting.checkpoint import Checkpoint, LazyTensor
-from concord.porting.comparison.beside import differing
-from concord.porting.comparison.checkpoints import Comparison, differences
+from concord.porting.comparison.beside import alone, differing
+from concord.porting.comparison.checkpoints import Comparison, Others, compare_others, differences
 from concord.porting.comparison.kinds import digest
 from concord.porting.folder import CARRIED, LABELS, SENTENCES, folder_of
 from concord.porting.reading import AUTO, read, recognise
@@ -87,6 +99,7 @@ def items(source: Checkpoint, target: Checkpoint, sides: tuple[Side, Side], ledg
     else:
         yield Item("same bits", PROVEN, f"each of {len(ledger)} parameters has the same bits in the canonical layout on both sides")
     yield _accounted(ledger, rest)
+    yield from _others(compare_others(source, target, ("the source", "the target")))
     apart = differences(source.config, target.config)
     parts = [f"part is {source.part!r} in the source and {target.part!r} in the target"] if source.part != target.part else []
     said = [*parts, *(f"{key} is {mine} in the source and {other} in the target" for key, (mine, other) in apart.items())]
@@ -101,6 +114,17 @@ def _bits(stand: Stand) -> tuple[str, str]:
 def _named(wrong: list[Parameter]) -> str:
     said = [f"{one.name}: {one.difference or ('missing in the target' if one.target is None else 'in the target alone')}" for one in wrong[:NAMED]]
     return "; ".join(said) + (f"; and {len(wrong) - NAMED} more" if len(wrong) > NAMED else "")
+
+
+def _others(found: Others) -> Iterator[Item]:
+    """Yield whether what is no parameter came along, where there is any that says more than the rest does."""
+    said = [f"{pair.name}: {pair.words}" for pair in found.pairs]
+    said += [f"{name}: not compared: {why}" for name, why in found.apart.items()]
+    words = "; ".join(said[:NAMED]) + (f"; and {len(said) - NAMED} more" if len(said) > NAMED else "")
+    if said:
+        yield Item(OTHERS, FAILED if found.pairs else UNVERIFIED, f"of {found.same + len(said)}, {len(found.pairs)} differ and {len(found.apart)} could not be compared: {words}")
+    elif found.same:
+        yield Item(OTHERS, PROVEN, f"each of {found.same} has the same bits on both sides")
 
 
 def _accounted(ledger: tuple[Parameter, ...], rest: tuple[Other, ...]) -> Item:
@@ -119,10 +143,16 @@ def _carried(source: Checkpoint, target: Checkpoint, mine: Side, theirs: Side) -
     there = [name for name in source.files if name in takes and name != LABELS]
     apart = differing(source, target, ("the source", "the target"))
     wrong = [*(f"{name} is missing in the target" for name in there if name not in target.files), *(f"{name}: {apart[name]}" for name in there if name in apart)]
-    if not there:
+    extra = [name for name in alone(target, source) if name not in ("labels", LABELS)]
+    beside = f"in the target alone, with nothing to compare it with: {', '.join(extra)}" if extra else ""
+    if wrong:
+        yield Item("tokenizer", FAILED, "; ".join(wrong))
+    elif beside:
+        yield Item("tokenizer", UNVERIFIED, beside)
+    elif not there:
         yield Item("tokenizer", NOT_APPLICABLE, "the source has none")
     else:
-        yield Item("tokenizer", FAILED if wrong else PROVEN, "; ".join(wrong) or _alike(there, mine, theirs))
+        yield Item("tokenizer", PROVEN, _alike(there, mine, theirs))
 
 
 def _alike(names: list[str], mine: Side, theirs: Side) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from concord.spec.sources.layouts import contiguous
 Array = NDArray[Any]
 
 Kind = Literal[
-    "same", "same numbers", "transposed", "heads permuted", "heads interleaved", "rows shifted", "rows permuted", "columns permuted", "elements permuted",
+    "same", "same numbers", "signs of zeros", "transposed", "heads permuted", "heads interleaved", "rows shifted", "rows permuted", "columns permuted", "elements permuted",
     "rows missing", "rounded", "scaled", "offset", "all the same", "rounding", "some rows", "quantised", "another shape", "different",
 ]  # fmt: skip
 """How a tensor differs from another; see :data:`MEANINGS`."""
@@ -24,6 +24,7 @@ Kind = Literal[
 MEANINGS: dict[str, str] = {
     "same": "the same bits",
     "same numbers": "the same numbers in another dtype",
+    "signs of zeros": "it has the same numbers, but zeros of the other sign",
     "transposed": "its rows are the other's columns",
     "heads permuted": "the blocks that belong to attention heads stand in another order",
     "heads interleaved": "the elements of attention heads take turns in one, and stand together in the other",
@@ -62,7 +63,7 @@ ALIKE = 0.5
 """Root mean square of the differences, by that of the numbers, up to which few numbers may be the many of the other, quantised."""
 
 WHOLE = 2**22
-"""Numbers up to which all of a tensor is looked at for what is dear to find; of a larger one so many, from its beginning."""
+"""Numbers up to which all of a tensor is looked at for what is dear to find; of a larger one so many, from its beginning, to find what all of it is held to."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,9 @@ class Difference:
         rows: the first rows, columns or elements that differ.
         elements: how many numbers differ, of ``size``.
         size: how many there are.
-        largest: the largest difference.
-        relative: the root mean square of the differences, by that of the first one's numbers.
+        largest: the largest difference, where both are finite.
+        relative: the root mean square of these differences, by that of the first one's numbers.
+        odd: of the numbers that differ, those that are not both finite: what the first has (one of :data:`CALLED`), what the second has, and how often.
     """
 
     kind: Kind
@@ -93,7 +95,12 @@ class Difference:
     elements: int = 0
     size: int = 0
     largest: float = 0.0
-    relative: float = field(default=0.0)
+    relative: float = 0.0
+    odd: tuple[tuple[str, str, int], ...] = ()
+
+
+CALLED = ("a number", "NaN", "infinity", "-infinity")
+"""What a number may be, as far as differences go."""
 
 
 def digest(bits: Array) -> str:
@@ -114,7 +121,11 @@ def classify(first: Array, second: Array, heads: int = 1, head_axis: int | None 
         return _of_shapes(first, second)
     if _equal(first, second):
         return Difference("same numbers" if first.dtype != second.dtype else "same", size=first.size)
-    return next(found for look in _LOOKS for found in [look(_Two(first, second, heads, head_axis))] if found)
+    two = _Two(first, second, heads, head_axis)
+    with np.errstate(all="ignore"):
+        if any(array.dtype.kind != "f" for array in (first, second)):
+            return _other(two)
+        return next(found for look in _LOOKS for found in [look(two)] if found)
 
 
 @dataclass(frozen=True)
@@ -139,6 +150,13 @@ def _of_shapes(first: Array, second: Array) -> Difference:
             if len(longer) - shift >= len(shorter) and _equal(longer[shift : shift + len(shorter)], shorter):
                 return Difference("rows shifted", by=-shift if longer is first else shift, size=first.size)
     return Difference("another shape", size=first.size)
+
+
+def _signs(two: _Two) -> Difference | None:
+    first, second = two.first, two.second
+    if first.dtype != second.dtype or not all((one == other).all() for one, other in _strips(first, second)):
+        return None
+    return Difference("signs of zeros", by=sum(int(np.count_nonzero(~_alike(one, other))) for one, other in _strips(first, second)), size=first.size)
 
 
 def _transposed(two: _Two) -> Difference | None:
@@ -192,7 +210,7 @@ def _reordered(two: _Two) -> Difference | None:
         return None
     for axis, kind in enumerate(_PERMUTED[first.ndim]):
         mine, other = contiguous(np.moveaxis(first, axis, 0)), contiguous(np.moveaxis(second, axis, 0))
-        moved = np.flatnonzero((mine != other).reshape(len(mine), -1).any(1))
+        moved = np.flatnonzero(~_alike(mine, other).reshape(len(mine), -1).all(1))
         if sorted(digest(mine[place]) for place in moved) == sorted(digest(other[place]) for place in moved):
             return Difference(kind, by=len(moved), rows=tuple(moved[:5].tolist()), size=first.size)
     return None
@@ -215,11 +233,17 @@ def _rounded(two: _Two) -> Difference | None:
 
 def _constant(two: _Two) -> Difference | None:
     first, second = two.first, two.second
-    if second.size > 1 and (second == second.flat[0]).all():
+    if np.isnan(first).all() and np.isnan(second).all():
+        return None
+    if second.size > 1 and _is_one(second):
         return Difference("all the same", by=float(second.flat[0]), swapped="second", **_sizes(first, second))
-    if first.size > 1 and (first == first.flat[0]).all():
+    if first.size > 1 and _is_one(first):
         return Difference("all the same", by=float(first.flat[0]), swapped="first", **_sizes(first, second))
     return None
+
+
+def _is_one(array: Array) -> bool:
+    return bool((array == array.flat[0]).all() or np.isnan(array).all())
 
 
 def _scaled(two: _Two) -> Difference | None:
@@ -229,7 +253,7 @@ def _scaled(two: _Two) -> Difference | None:
     by = float(mine @ other) / squares if squares else 0.0
     if first.size < 2 or by == 0.0 or not np.isfinite(by) or abs(by - 1) < 1e-6:
         return None
-    return Difference("scaled", by=by, **_sizes(first, second)) if _near(mine * by, other, first, second) else None
+    return Difference("scaled", by=by, **_sizes(first, second)) if _near(first, second, lambda numbers: numbers * by) else None
 
 
 def _offset(two: _Two) -> Difference | None:
@@ -238,20 +262,20 @@ def _offset(two: _Two) -> Difference | None:
     by = float(np.median(other - mine))
     if first.size < 2 or by == 0.0 or not np.isfinite(by):
         return None
-    largest = float(max(np.max(abs(mine)), np.max(abs(other))))
-    return Difference("offset", by=by, **_sizes(first, second)) if abs(by) > 1e-5 * largest and _near(mine + by, other, first, second, largest) else None
+    largest = max(_largest(wide.astype(np.float64)) for pair in _strips(first, second) for wide in pair)
+    return Difference("offset", by=by, **_sizes(first, second)) if abs(by) > 1e-5 * largest and _near(first, second, lambda numbers: numbers + by, largest) else None
 
 
 def _rounding(two: _Two) -> Difference | None:
     first, second = two.first, two.second
-    return Difference("rounding", **_sizes(first, second)) if _near(_wide(first), _wide(second), first, second) else None
+    return Difference("rounding", **_sizes(first, second)) if _near(first, second) else None
 
 
 def _rows(two: _Two) -> Difference | None:
     first, second = two.first, two.second
     if first.ndim != 2:
         return None
-    apart = np.flatnonzero((first != second).any(1))
+    apart = np.flatnonzero(~_alike(first, second).all(1))
     if len(apart) > FEW_ROWS * len(first):
         return None
     return Difference("some rows", by=len(apart), rows=tuple(apart[:5].tolist()), **_sizes(first, second))
@@ -271,7 +295,10 @@ def _quantised(two: _Two) -> Difference | None:
 
 def _levels(array: Array, axis: int | None) -> int:
     """Return how many different numbers a matrix has, or the most that one of its rows (axis 0) or columns (axis 1) has."""
-    ordered = np.sort(array.reshape(1, -1)[:, :WHOLE] if axis is None else np.moveaxis(array, axis, 0), axis=1)
+    if axis is None:
+        beginning = np.unique(array.reshape(-1)[:WHOLE]).size
+        return beginning if beginning > LEVELS or array.size <= WHOLE else np.unique(array).size
+    ordered = np.sort(np.moveaxis(array, axis, 0), axis=1)
     return int(np.count_nonzero(np.diff(ordered, axis=1), axis=1).max(initial=0)) + 1
 
 
@@ -281,12 +308,21 @@ def _other(two: _Two) -> Difference:
 
 
 _LOOKS: tuple[Callable[[_Two], Difference | None], ...] = (
-    _transposed, _heads, _shifted, _reordered, _rounded, _constant, _scaled, _offset, _rounding, _rows, _quantised, _other,
+    _signs, _transposed, _heads, _shifted, _reordered, _rounded, _constant, _scaled, _offset, _rounding, _rows, _quantised, _other,
 )  # fmt: skip
 
 
 def _equal(first: Array, second: Array) -> bool:
-    return first.shape == second.shape and all(np.array_equal(one, other) for one, other in _strips(first, second))
+    return first.shape == second.shape and all(_alike(one, other).all() for one, other in _strips(first, second))
+
+
+def _alike(one: Array, other: Array) -> NDArray[np.bool_]:
+    """Say of each number whether it has the same bits in both; of two dtypes, whether it is the same number, or NaN in both."""
+    if one.dtype == other.dtype:
+        bits = f"u{one.dtype.itemsize}"
+        return np.asarray(one.view(bits) == other.view(bits))
+    nan = [np.isnan(array) if array.dtype.kind == "f" else np.False_ for array in (one, other)]
+    return np.asarray((one == other) | (nan[0] & nan[1]))
 
 
 def _strips(first: Array, second: Array) -> Iterator[tuple[Array, Array]]:
@@ -304,24 +340,46 @@ def _wide(array: Array) -> NDArray[np.float64]:
     return np.ascontiguousarray(array.reshape(-1)[:WHOLE], np.float64)
 
 
-def _near(mine: Array, other: Array, first: Array, second: Array, scale: float | None = None) -> bool:
-    """Say whether numbers are the same but for their last digits."""
+def _near(first: Array, second: Array, change: Callable[[Array], Array] = lambda numbers: numbers, scale: float | None = None) -> bool:
+    """Say whether all numbers are the same but for their last digits.
+
+    Args:
+        change: is made of the first one's numbers.
+        scale: whose last digits count; None: those of each number.
+    """
     digits = max(precision(array.dtype.name).unit_roundoff for array in (first, second))
-    size = np.maximum(abs(mine), abs(other)) if scale is None else scale
-    with np.errstate(all="ignore"):
-        return bool((abs(mine - other) <= LAST_DIGITS * digits * size).all())
+    for one, other in _strips(first, second):
+        mine, theirs = change(one.astype(np.float64)), other.astype(np.float64)
+        size = np.maximum(abs(mine), abs(theirs))
+        close = abs(mine - theirs) <= LAST_DIGITS * digits * (size if scale is None else scale)
+        if not np.where(np.isfinite(size), close, (mine == theirs) | _alike(one, other)).all():
+            return False
+    return True
 
 
 def _sizes(first: Array, second: Array) -> dict[str, Any]:
     """Return how large the differences are."""
     count, largest, squares, whole = 0, 0.0, 0.0, 0.0
-    with np.errstate(all="ignore"):
-        for one, other in _strips(first, second):
-            wide = one.astype(np.float64)
-            apart = other.astype(np.float64) - wide
-            count += int(np.count_nonzero(one != other))
-            largest = max(largest, float(np.max(abs(apart), initial=0.0)))
-            squares += float(np.square(apart).sum())
-            whole += float(np.square(wide).sum())
-        relative = float(np.sqrt(squares / whole)) if whole else float("inf")
-    return {"elements": count, "size": first.size, "largest": largest, "relative": relative}
+    odd = np.zeros((len(CALLED), len(CALLED)), np.int64)
+    scale = max((_largest(one.astype(np.float64)) for one, _ in _strips(first, second)), default=0.0) or 1.0  # squares need not be finite
+    for one, other in _strips(first, second):
+        differ, mine, theirs = ~_alike(one, other), one.astype(np.float64), other.astype(np.float64)
+        finite = np.isfinite(mine) & np.isfinite(theirs)
+        gaps = np.where(finite, abs(theirs - mine), 0.0)
+        count += int(np.count_nonzero(differ))
+        largest = max(largest, float(np.max(gaps, initial=0.0)))
+        squares += float(np.square(gaps / scale).sum())
+        whole += float(np.square(np.where(finite, mine, 0.0) / scale).sum())
+        np.add.at(odd, tuple(_kinds(array[differ & ~finite]) for array in (mine, theirs)), 1)
+    relative = float(np.sqrt(squares / whole)) if whole else float("inf") if squares else 0.0
+    named = tuple((CALLED[mine], CALLED[theirs], int(odd[mine, theirs])) for mine, theirs in np.argwhere(odd))
+    return {"elements": count, "size": first.size, "largest": largest, "relative": relative, "odd": named}
+
+
+def _largest(array: Array) -> float:
+    return float(np.max(abs(array), where=np.isfinite(array), initial=0.0))
+
+
+def _kinds(array: Array) -> NDArray[np.int64]:
+    """Return what each number is, by its place in :data:`CALLED`."""
+    return np.select([np.isnan(array), np.isposinf(array), np.isneginf(array)], [1, 2, 3], 0).astype(np.int64)

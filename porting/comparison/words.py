@@ -24,9 +24,10 @@ def say(found: Difference, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> s
         shapes: of the first and of the second.
     """
     which = {"first": "A", "second": "B"}.get(found.swapped, "B")
-    size = f"{found.elements} of {found.size} numbers differ, by at most {found.largest:.3g}, {found.relative:.2g} of their size (root mean square)"
+    size = _size(found)
     said = {
         "same numbers": "the same numbers in another dtype",
+        "signs of zeros": f"{found.by:g} {'zero has' if found.by == 1 else 'zeros have'} the other sign; all other bits are the same",
         "transposed": "transposed",
         "heads permuted": f"heads permuted: B's heads are A's {', '.join(map(str, found.order[:16]))}{' …' if len(found.order) > 16 else ''}",
         "heads interleaved": "heads interleaved: what stands together for each head in A takes turns in B, or the other way about",
@@ -36,7 +37,7 @@ def say(found: Difference, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> s
         "rounded": f"{which} is rounded to {found.precision}: {size}",
         "scaled": f"B is A times {found.by:.9g}",
         "offset": f"B is A plus {found.by:.9g}",
-        "all the same": f"all numbers of {which} are {found.by:g}",
+        "all the same": f"all numbers of {which} are {'NaN' if math.isnan(found.by) else f'{found.by:g}'}",
         "rounding": f"the same but for the last digits: {size}",
         "some rows": f"{found.by:g} rows differ, the first at {', '.join(map(str, found.rows))}: {size}",
         "quantised": f"{which} has at most {found.by:g} different numbers in {found.among}: {size}",
@@ -44,6 +45,21 @@ def say(found: Difference, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> s
         "different": f"different: {size}",
     }
     return said.get(found.kind, MEANINGS[found.kind])
+
+
+def _size(found: Difference) -> str:
+    """Return how many numbers differ, and by how much."""
+    said = f"{found.elements} of {found.size} numbers differ"
+    if found.largest:
+        said += f", by at most {found.largest:.3g}" if math.isfinite(found.largest) else ", by more than float64 holds"
+    if found.largest and math.isfinite(found.relative):
+        said += f", {found.relative:.2g} of their size (root mean square)"
+    odd = [f"{count} {'are' if count > 1 else 'is'} {_both(mine, theirs)}" for mine, theirs, count in found.odd]
+    return said + (f"; of these {', '.join(odd)}" if odd else "")
+
+
+def _both(mine: str, theirs: str) -> str:
+    return f"{mine} in both, of other bits" if mine == theirs else f"{mine} in A and {theirs} in B"
 
 
 def cause(name: str, found: Difference, config: EncoderConfig, square: bool) -> str:

@@ -44,6 +44,9 @@ FAULTS = (
     fault("decoder_not_tied", "The decoder is no copy of the token table; no classifier needs it.", added(cls__predictions__decoder__weight=lambda found: found[TOKEN] + 1), "harmless", "it is no copy of", f"{TRANSFORMERS}/issues/48154"),
     fault("buffer_of_positions", "The numbers of positions are saved with the weights.", added(bert__embeddings__position_ids=lambda found: np.arange(13)[None]), "harmless", "a buffer", f"{TRANSFORMERS}/issues/6882"),
     fault("buffer_of_segments", "Segment ids of zeros are saved with the weights.", added(bert__embeddings__token_type_ids=lambda found: np.zeros((1, 13), np.int64)), "harmless", "a buffer", f"{TRANSFORMERS}/issues/16779"),
+    fault("buffer_of_positions_backwards", "The numbers of positions that are saved with the weights count backwards.", added(bert__embeddings__position_ids=lambda found: np.arange(13)[None, ::-1].copy()), "refused", "element 0 is 12 but must be 0", ""),
+    fault("buffer_of_segments_of_ones", "The segment ids that are saved with the weights are not zeros.", added(bert__embeddings__token_type_ids=lambda found: np.ones((1, 13), np.int64)), "refused", "element 0 is 1 but must be 0", ""),
+    fault("slots_of_another_model", "An optimizer's moments have not the shape of the tensor that they are kept for.", added(**{"bert/pooler/dense/bias/adam_m": lambda found: np.ones(3, np.float32)}), "refused", "has shape (3,) but must be (14,)", "", format="google-bert"),
     fault(
         "slots_of_adam",
         "Adam's moments and the number of steps lie among the weights, as TensorFlow saves them.",

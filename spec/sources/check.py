@@ -12,6 +12,9 @@ from concord.spec.sources.names import fill
 from concord.spec.sources.schema import Native, Output, PartTable, Table
 from concord.spec.tensors import PARTS, differentiable_inputs, inputs, taps
 
+HEADS = "heads."
+"""How the names begin of what files carry of heads that the family does not have."""
+
 
 def check(table: Table, where: str) -> list[str]:
     """Return what is wrong with a table, one line each: the file, the key and what is required."""
@@ -39,7 +42,7 @@ def _part_problems(part: PartTable, config: EncoderConfig) -> Iterator[str]:
     yield from _unknown("options", part.options, FIELDS)
     yield from _unknown("constants", part.constants, FIELDS)
     yield from _weight_problems("weights", part.weights, part, config)
-    yield from _unknown("checkpoint.carried", part.checkpoint.carried, parameters(config))
+    yield from _unknown("checkpoint.carried", [name for name in part.checkpoint.carried if not name.startswith(HEADS)], parameters(config))
     known = inputs(config, part.name)
     yield from _unknown("inputs", part.inputs, known)
     for name, tensor in known.items():

@@ -11,6 +11,7 @@ from concord.spec.sources.layouts import TENSOR_LAYOUTS, WEIGHT_LAYOUTS
 from concord.spec.sources.names import problem
 from concord.spec.sources.schema import (
     CheckpointTable,
+    Ignored,
     InputGradient,
     MaskSource,
     Native,
@@ -131,6 +132,17 @@ class _Section:
         inner = self.section(key)
         return {name: inner.text(name) for name in list(inner.data)}
 
+    def ignored(self) -> dict[str, Ignored]:
+        outer, found = self.section("ignored"), {}
+        for name in list(outer.data):
+            if isinstance(outer.data[name], Mapping):
+                inner = outer.section(name)
+                found[name] = Ignored(inner.text("reason"), inner.text("holds"))
+                inner.finish()
+            else:
+                found[name] = Ignored(outer.text(name))
+        return found
+
     def section(self, key: str) -> _Section:
         return _Section(self.data.pop(key, {}), self.where, ".".join(filter(None, (self.path, key))), self.problems)
 
@@ -174,7 +186,7 @@ def _checkpoint(section: _Section) -> CheckpointTable:
     table = CheckpointTable(
         prefixes=tuple(map(str, section.take("prefixes", list, [], "a list of texts"))),
         older=section.texts("older"),
-        ignored=section.texts("ignored"),
+        ignored=section.ignored(),
         tied=section.texts("tied"),
         positions=_native(positions) if positions else None,
         carried=section.each("carried", _native),

@@ -99,16 +99,25 @@ class RunEntry:
 
 
 @dataclass(frozen=True)
+class Ignored:
+    """Why a tensor that is no parameter can be left out, and what it must hold for that to be true (:data:`concord.porting.holds.HOLDS`); empty: only its name says so."""
+
+    reason: str
+    holds: str = ""
+
+
+@dataclass(frozen=True)
 class CheckpointTable:
     """What a table says about files of weights, beyond the names and layouts of parameters.
 
     Attributes:
         prefixes: how names may begin: those of the table begin with the first one, files may have another in its place.
         older: the end of a name = another end that it may have instead, as older versions wrote it.
-        ignored: a tensor that is no parameter, or a pattern with ``*`` = why it can be left out.
-        tied: a tensor that is a copy of a parameter's, where it is in the file = the parameter's name there.
+        ignored: a tensor that is no parameter, or a pattern with ``*`` = why it can be left out, or ``{ reason, holds }``.
+        tied: a tensor that is a copy of another one, where it is in the file = the other's name there.
         positions: where the file keeps the table of fixed positions, if it does; the specification computes it otherwise.
-        carried: a parameter of the whole model that this part does not have = where a file may keep it nevertheless: other kinds of file may have it too.
+        carried: a parameter of the whole model that this part does not have, or a tensor of a head that the family does not have, by a name
+            that begins with ``heads.`` = where a file may keep it nevertheless: other kinds of file may have it too.
         requires: a key of the configuration = the values that it may have; it may be missing.
         defaults: a key of the configuration = its value where it is missing.
         counts: a key of the configuration = another one, whose entries are counted where the first is missing.
@@ -118,7 +127,7 @@ class CheckpointTable:
 
     prefixes: tuple[str, ...] = ()
     older: Mapping[str, str] = field(default_factory=dict)
-    ignored: Mapping[str, str] = field(default_factory=dict)
+    ignored: Mapping[str, Ignored] = field(default_factory=dict)
     tied: Mapping[str, str] = field(default_factory=dict)
     positions: Native | None = None
     carried: Mapping[str, Native] = field(default_factory=dict)

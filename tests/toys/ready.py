@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from concord import spec
 from concord.spec.sources import table
@@ -42,3 +42,19 @@ def texts(path: Path, *lines: str) -> Path:
     """Write texts, one on a line; by default :data:`SENTENCES`."""
     path.write_text("\n".join(lines or SENTENCES) + "\n")
     return path
+
+
+def headed(folder: Path, **others: np.ndarray[Any, Any]) -> Path:
+    """Write a checkpoint whose encoder has a pooler and heads of pretraining beside it, and whatever else.
+
+    Args:
+        others: tensors, in place of those that it would have; dots of a name are two underscores.
+    """
+    hugging_face(folder, "encoder")
+    found, generator = load_file(folder / "model.safetensors"), np.random.default_rng(5)
+    width, words = CONFIG.d_model, CONFIG.vocab_size
+    shapes = {"transform.dense.weight": (width, width), "transform.dense.bias": (width,), "transform.LayerNorm.weight": (width,), "transform.LayerNorm.bias": (width,), "bias": (words,)}
+    found |= {f"cls.predictions.{name}": generator.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    found |= {"cls.predictions.decoder.weight": found["bert.embeddings.word_embeddings.weight"], "bert.embeddings.position_ids": np.arange(CONFIG.max_positions)[None]}
+    save_file(found | {name.replace("__", "."): array for name, array in others.items()}, folder / "model.safetensors")
+    return folder
