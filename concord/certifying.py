@@ -41,7 +41,7 @@ def _formats() -> list[str]:
 def certify(
     source: Annotated[Path, typer.Argument(metavar="SRC", parser=writing.path, help="The checkpoint that was ported.")],
     target: Annotated[Path, typer.Argument(metavar="DST", parser=writing.path, help="What it was ported to.")],
-    certificate: Annotated[Path | None, typer.Option("--certificate", metavar="FILE", parser=writing.path, help="Write the certificate, as JSON.")] = None,
+    certificate: Annotated[Path | None, typer.Option("--certificate", metavar="FILE", parser=writing.output, help="Write the certificate, as JSON.")] = None,
     html: options.Html = None,
     backend: Annotated[list[str] | None, typer.Option("--backend", metavar="B", autocompletion=options.among(backends.names), help="What computes DST; may be repeated. Default: the framework of its format.")] = None,
     source_backend: Annotated[str | None, typer.Option("--source-backend", metavar="B", autocompletion=options.among(backends.names), help="What computes SRC. Default: the framework of its format.")] = None,
@@ -64,7 +64,7 @@ def certify(
     """Prove that one checkpoint is another: bits, outputs, gradients and an optimizer step; and that it would have been noticed if it were not."""
     from concord.porting import certificate as certificates
 
-    check_outputs([certificate, html], [source, target], [texts, table])
+    check_outputs([certificate, html], [source, target])
     named = [*(backend or []), *([source_backend] if source_backend else [])]
     settings = options.settings(named or None, device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision)
     if named:
@@ -115,7 +115,7 @@ def issue(asked: Any, certificate: Path | None, html: Path | None) -> None:
     raise typer.Exit(found.exit_code)
 
 
-def check_outputs(outputs: list[Path | None], folders: list[Path], read: list[Path | None]) -> None:
+def check_outputs(outputs: list[Path | None], folders: list[Path]) -> None:
     """Refuse files that cannot be written, or would become part of what they are about.
 
     Raises:
@@ -123,7 +123,7 @@ def check_outputs(outputs: list[Path | None], folders: list[Path], read: list[Pa
     """
     from concord.porting.certificate.ledger import MADE
 
-    writing.check(*outputs, read=read)
+    writing.check(*outputs)
     inside = [(path, folder) for path in outputs if path is not None and path.name not in MADE for folder in folders if path.resolve().is_relative_to(_place(folder))]
     if inside:
         raise SpecError([f"{path}: lies in {folder}, whose files it is about; only {' and '.join(MADE)} may lie there" for path, folder in inside])
@@ -202,7 +202,7 @@ def diff(
     from concord.porting import read
     from concord.porting.comparison import compare
 
-    writing.check(json, read=[first, second])
+    writing.check(json)
     a, b = options.collect(lambda: read(first, format_a), lambda: read(second, format_b))
     with _counted(len(a.tensors)) as progress:
         found = compare(a, b, progress)

@@ -68,8 +68,9 @@ def _version(asked: bool) -> None:
 
 
 @app.callback()
-def about(version: Annotated[bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)] = False) -> None:
+def about(version: Annotated[bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)] = False) -> None:  # noqa: ARG001  # its callback has done it
     """One Transformer classifier in four frameworks, and the proof that they compute the same."""
+    writing.READ.clear()
 
 
 STARTED = time.perf_counter()
@@ -123,7 +124,7 @@ def check(
     from_dump: Annotated[Path | None, typer.Option("--from-dump", metavar="DIR", parser=writing.path, help="Judge runs that came back as files for cases written by 'concord export-case'.")] = None,
     json: options.Json = None,
     html: options.Html = None,
-    markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", parser=writing.path, help="Put the table between the markers of a Markdown file.")] = None,
+    markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", parser=writing.output, help="Put the table between the markers of a Markdown file.")] = None,
     python: options.Python = None,
     ssh: options.Ssh = None,
     time_limit: options.TimeLimit = options.DEFAULT_TIME_LIMIT,
@@ -132,7 +133,7 @@ def check(
 ) -> None:
     """Run the standard cases, or a model of your own, on every backend, and judge them."""
     console = Terminal()
-    writing.check(json, html, markdown=markdown, markers="check", read=[texts, inputs])
+    writing.check(json, html, markdown=markdown, markers="check")
     if from_dump is not None:
         with bars(["judging"], None) as reached, told(lambda text: reached("judging", 0, text)):
             judged = dump.judge_dumps(from_dump)
@@ -174,7 +175,7 @@ def golden(
     implementation: options.Implementation = "explicit",
     execution: options.Execution = "eager",
     forward_only: options.ForwardOnly = False,
-    checkpoint: Annotated[Path | None, typer.Option("--checkpoint", hidden=True)] = None,
+    checkpoint: Annotated[Path | None, typer.Option("--checkpoint", parser=writing.path, hidden=True)] = None,
     json: options.Json = None,
     html: options.Html = None,
     python: options.Python = None,
@@ -206,7 +207,7 @@ def mutants(
     mutant: Annotated[list[str] | None, typer.Option("--mutant", metavar="M", help="A mutant by name, or a group of them; may be repeated. Default: all.")] = None,
     listed: Annotated[bool, typer.Option("--list", help="Say what each mutant is, and run none.")] = False,
     criteria: Annotated[bool, typer.Option("--criteria", help="Compare the judge with usual criteria: what each finds of the mutants, and flags of right variations and random cases.")] = False,
-    markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", parser=writing.path, help="With --criteria: put the table between its markers in FILE.")] = None,
+    markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", parser=writing.output, help="With --criteria: put the table between its markers in FILE.")] = None,
     json: options.Json = None,
     html: options.Html = None,
     time_limit: options.TimeLimit = options.DEFAULT_TIME_LIMIT,
@@ -240,17 +241,17 @@ def mutants(
 @app.command(name="report")
 def report_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", parser=writing.path, help="What --json wrote.")],
-    html: Annotated[Path, typer.Option("--html", metavar="FILE", parser=writing.path, help="Where to write the page.")],
+    html: Annotated[Path, typer.Option("--html", metavar="FILE", parser=writing.output, help="Where to write the page.")],
 ) -> None:
     """Make the page of an earlier run from its JSON."""
-    writing.check(html, read=[file])
+    writing.check(html)
     data = record.read(file)
     writing.write(Terminal(), (html, lambda: writing.page(data)))
 
 
 @app.command(name="export-case")
 def export_case(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", parser=writing.path, help="An empty folder; 'concord check --from-dump DIR' judges what comes back.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", parser=writing.output, help="An empty folder; 'concord check --from-dump DIR' judges what comes back.")],
     variant: options.Variants = None,
     dtype: options.Dtypes = None,
     part: options.Part = "model",
@@ -294,7 +295,7 @@ def fuzz(
     checkpoint: options.Checkpoint = None,
     form: options.Format = "auto",
     table: options.NameTable = None,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", parser=writing.path, help="Where failures are written.")] = Path("concord-fuzz"),
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", parser=writing.output, help="Where failures are written.")] = Path("concord-fuzz"),
     replay: Annotated[Path | None, typer.Option("--replay", metavar="DIR", parser=writing.path, help="Run failures again that were written there.")] = None,
     json: options.Json = None,
     html: options.Html = None,
@@ -365,7 +366,7 @@ def speed(
     compare: Annotated[tuple[Path, Path] | None, typer.Option("--compare", metavar="OLD NEW", parser=writing.path, help="Measure nothing; say what changed between two records.")] = None,
     json: options.Json = None,
     html: options.Html = None,
-    markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", parser=writing.path, help="Put the tables between the markers of a Markdown file.")] = None,
+    markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", parser=writing.output, help="Put the tables between the markers of a Markdown file.")] = None,
     python: options.Python = None,
     ssh: options.Ssh = None,
     time_limit: options.TimeLimit = options.DEFAULT_TIME_LIMIT,
@@ -374,8 +375,7 @@ def speed(
     """Measure backends side by side, in turns, if they conform."""
     if compare is not None:
         raise typer.Exit(speeding.changes(*compare))
-    writing.check(json, html, markdown=markdown, markers="speed")
-    writing.check(html, markdown, read=[resume])
+    writing.check(json, html, markdown=markdown, markers="speed", goes_on=resume)
     asked = [name for name in backend or () if name not in PEERS] or None
     sizes = {"--batch": batch, "--tokens": tokens, "--sweep": sweep} if texts else {}
     given = options.given(checkpoint, form, table, texts, None, None, None, {"--preset": preset, "--variant": variant, "--config": config, **sizes})

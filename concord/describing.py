@@ -60,7 +60,7 @@ def data(
         return
     if archive is not None:
         raise SpecError("--archive is given but --fetch is not")
-    writing.check(json, read=paths)
+    writing.check(json)
     gathered = gather(within(paths), layout, columns_of(columns), on_error)
     found = describe(gathered, _encoder(list(gathered[0].texts()), tokenization, vocab_file, tokens), tokenization)
     _show(found, console)

@@ -27,7 +27,7 @@ def experiment(
     data: Annotated[Path, typer.Option("--data", metavar="DIR", parser=writing.path, help="A folder of samples: train, dev and perhaps test.")],
     backend: options.Backends = None,
     seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="Runs of each model, from seed 0 on.")] = 3,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", parser=writing.path, help="The folder of all runs; what is finished in it is kept, and what was begun goes on.")] = Path("concord-experiment"),
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", parser=writing.output, help="The folder of all runs; what is finished in it is kept, and what was begun goes on.")] = Path("concord-experiment"),
     variant: Annotated[str, typer.Option("--variant", metavar="V", autocompletion=options.among(spec.variants), help="What the models share, in small sizes; not of 'variants'.")] = "nndl-paddle-api",
     changes: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Another value for a field of the configuration or the recipe; may be repeated.")] = None,
     tokenization: options.Tokenization = "characters",
@@ -58,6 +58,7 @@ def experiment(
         from concord.training.experiments.ways import USUAL
         from concord.training.plan import Plan
     writing.check(json, html, svg, png)
+    writing.check_apart(out)
     figures.check_matplotlib(html, svg, png)
     if parallel < 1:
         raise SpecError(f"--parallel is {parallel} but must be at least 1")

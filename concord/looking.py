@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 Checkpoint = Annotated[Path | None, typer.Option("--checkpoint", metavar="DIR", parser=writing.path, help="A model: a checkpoint of any format, or a run, of which the best.")]
 Variant = Annotated[str | None, typer.Option("--variant", metavar="V", autocompletion=options.among(spec.variants), help="Instead: an example of a variant, with random weights, narrow, and its layers and heads.")]
-Svg = Annotated[Path | None, typer.Option("--svg", metavar="FILE", parser=writing.path, help="Write a figure as SVG, whose text stays text.")]
-Png = Annotated[Path | None, typer.Option("--png", metavar="FILE", parser=writing.path, help="Write a figure as PNG.")]
+Svg = Annotated[Path | None, typer.Option("--svg", metavar="FILE", parser=writing.output, help="Write a figure as SVG, whose text stays text.")]
+Png = Annotated[Path | None, typer.Option("--png", metavar="FILE", parser=writing.output, help="Write a figure as PNG.")]
 
 
 def attention(

@@ -26,14 +26,14 @@ def _formats() -> list[str]:
 
 def port(
     source: Annotated[Path, typer.Argument(metavar="SRC", parser=writing.path, help="A folder with a checkpoint, or the file of weights in it.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DST", parser=writing.path, help="The folder to write.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DST", parser=writing.output, help="The folder to write.")],
     to: Annotated[str, typer.Option("--to", metavar="FORMAT", autocompletion=options.among(_formats), help="What to write: see docs/guides/porting.md.")],
     format_of: Annotated[str, typer.Option("--from", metavar="FORMAT", autocompletion=options.among(_formats), help="What SRC is. Default: what it is recognised as.")] = "auto",
     table: Annotated[Path | None, typer.Option("--table", metavar="FILE.toml", parser=writing.path, help="Names and layouts of SRC, in place of its format's.")] = None,
     taps: Annotated[bool, typer.Option("--taps", help="Every tap is an output of an ONNX graph.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a checkpoint that is there.")] = False,
-    certificate: Annotated[Path | None, typer.Option("--certificate", metavar="FILE", parser=writing.path, help="Prove that DST is SRC, as 'concord certify' does, and write the certificate as JSON.")] = None,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", parser=writing.path, help="The certificate as a page.")] = None,
+    certificate: Annotated[Path | None, typer.Option("--certificate", metavar="FILE", parser=writing.output, help="Prove that DST is SRC, as 'concord certify' does, and write the certificate as JSON.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", parser=writing.output, help="The certificate as a page.")] = None,
     texts: Annotated[Path | None, typer.Option("--texts", metavar="FILE", parser=writing.path, help="Texts to run DST on for the certificate.")] = None,
 ) -> None:
     """Write a checkpoint of one format as one of another, bit for bit."""
@@ -45,7 +45,8 @@ def port(
         raise SpecError("--certificate is about two checkpoints that can be read, but a graph of ONNX is written alone")
     if texts is not None and not proof:
         raise SpecError("--texts is given but neither --certificate nor --html is: it is what they run DST on")
-    certifying.check_outputs([certificate, html], [source, output], [texts, table])
+    writing.check_apart(output, replaced=True)
+    certifying.check_outputs([certificate, html], [source, output])
     if format_of == "auto" and table is None:
         found = porting.recognise(source)
         console.print(f"{source}: {found.format}: {found.why}", highlight=False, soft_wrap=True)

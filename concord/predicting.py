@@ -41,7 +41,7 @@ def evaluate(
     layout: Layout = None,
     columns: Columns = None,
     on_error: OnError = "fail",
-    cache: Annotated[Path | None, typer.Option("--cache", metavar="DIR", parser=writing.path, help="Where encoded texts are kept. Default: the user's cache folder.")] = None,
+    cache: Annotated[Path | None, typer.Option("--cache", metavar="DIR", parser=writing.output, help="Where encoded texts are kept. Default: the user's cache folder.")] = None,
     batch: Size = 32,
     json: options.Json = None,
     dtype: options.Dtype = "float32",
@@ -61,7 +61,7 @@ def evaluate(
         from concord.training.data import cache_folder, encode, read
 
     console = Terminal()
-    writing.check(json, read=data)
+    writing.check(json)
     at, model, samples = options.collect(
         lambda: place(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision, dtype, batch),
         lambda: _model_of(checkpoint),
@@ -83,7 +83,7 @@ def predict(
     text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="A text.")] = None,
     text_b: Annotated[str | None, typer.Argument(metavar="[TEXT_B]", help="The second of a pair.")] = None,
     texts: Annotated[Path | None, typer.Option("--texts", metavar="FILE", parser=writing.path, help="Instead: a file of texts or pairs, a text on each line or as --layout says; '-' reads standard input.")] = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", parser=writing.path, help="Where to write, as JSON Lines. Default: standard output.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", parser=writing.output, help="Where to write, as JSON Lines. Default: standard output.")] = None,
     backend: Backend = None,
     layout: Layout = None,
     columns: Columns = None,
@@ -106,7 +106,7 @@ def predict(
 
     if (text is None) == (texts is None):
         raise SpecError("give either TEXT or --texts FILE")
-    writing.check(out, read=[texts])
+    writing.check(out)
     at, model, complaints = options.collect(
         lambda: place(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision, dtype, batch),
         lambda: _model_of(checkpoint),

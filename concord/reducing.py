@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def reduce(
     case: Annotated[Path, typer.Argument(metavar="CASE", parser=writing.path, help="A folder that 'concord export-case' wrote: one case.json, with its tensors.")],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", parser=writing.path, help="An empty folder for the smallest case, written as 'concord export-case' does.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", parser=writing.output, help="An empty folder for the smallest case, written as 'concord export-case' does.")],
     backend: Annotated[str, typer.Option("--backend", metavar="B", autocompletion=options.among(backends.names), help="The one that fails: torch, tf, paddle, jax, an installed plugin, or package.module:Class.")],
     implementation: options.Implementation = "explicit",
     execution: options.Execution = "eager",

@@ -36,7 +36,7 @@ FORMAT = "concord.run/1"
 
 def run(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", parser=writing.path, help="A checkpoint of any format that 'concord' reads.")],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", parser=writing.path, help="Where to write the arrays, as safetensors.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", parser=writing.output, help="Where to write the arrays, as safetensors.")],
     backend: predicting.Backend = None,
     texts: options.Texts = None,
     inputs: options.Inputs = None,
@@ -60,7 +60,7 @@ def run(
     threads: options.Threads = None,
 ) -> None:
     """Run a model of your own on one backend, and write what it computes."""
-    writing.check(out, read=[texts, inputs])
+    writing.check(out)
     problems = [] if texts or inputs else ["neither --texts nor --inputs is given: what is it to be run on?"]
     problems += ["--batch is given beside --taps or --gradients, which are those of all samples at once"] if batch and (taps or gradients) else []
     if problems:

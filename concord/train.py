@@ -51,10 +51,10 @@ EvaluateEvery = Annotated[int | None, typer.Option("--evaluate-every", metavar="
 SaveEvery = Annotated[int | None, typer.Option("--save-every", metavar="N", help="Steps between two checkpoints besides those at evaluations.")]
 BestBy = Annotated[str, typer.Option("--best-by", metavar="M", help="accuracy or loss: what the best checkpoint has most, or least, of.")]
 Seed = Annotated[int, typer.Option("--seed", metavar="S", help="What weights, order and dropout follow from.")]
-Out = Annotated[Path, typer.Option("--out", metavar="DIR", parser=writing.path, help="The folder of the run.")]
+Out = Annotated[Path, typer.Option("--out", metavar="DIR", parser=writing.output, help="The folder of the run.")]
 Resume = Annotated[Path | None, typer.Option("--resume", metavar="DIR", parser=writing.path, help="Go on with the run in DIR; only its limits can be changed.")]
-CurvesFile = Annotated[Path | None, typer.Option("--curves", metavar="FILE", parser=writing.path, help="Write curves of loss and accuracy as SVG, PNG or PDF.")]
-Tensorboard = Annotated[Path | None, typer.Option("--tensorboard", metavar="DIR", parser=writing.path, help="Write event files too.")]
+CurvesFile = Annotated[Path | None, typer.Option("--curves", metavar="FILE", parser=writing.output, help="Write curves of loss and accuracy as SVG, PNG or PDF.")]
+Tensorboard = Annotated[Path | None, typer.Option("--tensorboard", metavar="DIR", parser=writing.output, help="Write event files too.")]
 
 
 def train(
@@ -100,6 +100,8 @@ def train(
 
         raise typer.Exit(lockstepping.run(made, backend, how, free_running, stop_first, json, html))
     lockstepping.refuse_alone(case, free_running, stop_first, json)
+    if recipe_name.endswith(".toml"):
+        writing.path(recipe_name)  # read, though its name may be that of a known one too
     writing.check(html, curves_file)
     given: dict[str, Any] = {"epochs": epochs, "steps": steps, "minutes": minutes, "patience": patience}
     settings = options.settings(backend, *how)
@@ -109,6 +111,8 @@ def train(
         name = fitting.one_backend(backend, python, ssh)
         if data is None:
             raise SpecError("--data is not given: what is the model to be trained on? (--resume DIR goes on with a run)")
+        for folder in filter(None, (out, tensorboard)):
+            writing.check_apart(folder)
         fitting.refuse_used(out)
         start, corpora = begin(
             name, batch=32 if batch is None else batch, dropout_by=dropout_by, log_every=log_every, evaluate_every=evaluate_every, save_every=save_every, best_by=best_by,
@@ -120,9 +124,9 @@ def train(
 
 def curves(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", parser=writing.path, help="Folders of runs.")],
-    picture: Annotated[Path | None, typer.Option("--out", metavar="FILE", parser=writing.path, help="A picture as SVG, PNG or PDF.")] = None,
+    picture: Annotated[Path | None, typer.Option("--out", metavar="FILE", parser=writing.output, help="A picture as SVG, PNG or PDF.")] = None,
     html: options.Html = None,
-    markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", parser=writing.path, help="Put the table of the runs between its markers in FILE.")] = None,
+    markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", parser=writing.output, help="Put the table of the runs between its markers in FILE.")] = None,
 ) -> None:
     """Show runs of training over each other: figures, and curves of loss and accuracy."""
     writing.check(picture, html, markdown=markdown, markers=fitting.MARKERS)

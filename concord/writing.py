@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,30 @@ from rich.console import Console
 
 from concord.conformance import record
 from concord.conformance.report import around
+from concord.spec import checkpoints
 from concord.spec.errors import SpecError
-from concord.spec.files import obstacle, same_file, write_text
+from concord.spec.files import obstacle, read_json, same_file, write_text
 
 Output = tuple[Path | None, Callable[[], str]]
 """A file, if one was asked for, and what makes its text."""
 
 
+READ: list[Path] = []
+"""The files and folders that the command on the command line reads (:func:`path`): what it writes must not take their place."""
+
+
 def path(text: str) -> Path:
-    """Read the name of a file or folder on the command line: no name is not the current folder.
+    """Take the name of a file or folder that a command reads, and note it.
+
+    Raises:
+        BadParameter: for no name.
+    """
+    READ.append(output(text))
+    return READ[-1]
+
+
+def output(text: str) -> Path:
+    """Take the name of a file or folder that a command writes: no name is not the current folder.
 
     Raises:
         BadParameter: for no name.
@@ -30,12 +46,12 @@ def path(text: str) -> Path:
     return Path(text)
 
 
-def check(*paths: Path | None, markdown: Path | None = None, markers: str = "", read: Iterable[Path | None] = ()) -> None:
-    """Refuse files that cannot be written, or are one and the same, before anything runs.
+def check(*paths: Path | None, markdown: Path | None = None, markers: str = "", goes_on: Path | None = None) -> None:
+    """Refuse files that cannot be written, are one and the same, or would replace what the command reads, before anything runs.
 
     Args:
         markdown: a file that has to have markers of this name.
-        read: files that the command reads: none may be replaced.
+        goes_on: what is read and the first file may be, which then goes on with it.
 
     Raises:
         SpecError: listing every problem.
@@ -43,7 +59,8 @@ def check(*paths: Path | None, markdown: Path | None = None, markers: str = "", 
     given = [path for path in (*paths, markdown) if path is not None]
     problems = [problem for path in given if (problem := obstacle(path))]
     problems += [f"{other}: is named twice" for one, other in combinations(given, 2) if same_file(one, other)]
-    problems += [f"{one}: is read; name another file to write" for one in given for other in read if other is not None and same_file(one, other)]
+    if not problems:
+        problems = [f"{one}: {why}; name another file to write" for one in given if (why := _read_as(one, goes_on if one is paths[0] else None, within=one is not markdown))]
     try:
         if markdown is not None and not problems:
             around(markdown, markers)
@@ -129,6 +146,92 @@ def page(data: dict[str, Any]) -> str:
     from concord.conformance.html import page as of_outcome
 
     return of_outcome(data)
+
+
+PICTURES = (".html", ".svg", ".png", ".pdf")
+"""How names end of what no command reads."""
+
+
+def _places(read: Path) -> list[Path]:
+    """Return what is read where an option names it: a file in a checkpoint's folder stands for all of it."""
+    if not read.is_file():
+        return [read]
+    from concord.porting.folder import CONFIGS  # what reads checkpoints need not be loaded by other commands
+
+    folder = read.absolute().parent
+    return [read, folder] if any((folder / mark).exists() for mark in (checkpoints.CONFIG, *CONFIGS)) else [read]
+
+
+def _read_as(written: Path, goes_on: Path | None, within: bool) -> str:
+    """Return why a file may not be written, if it is read; empty: it may.
+
+    Args:
+        within: whether a file of a folder that is read counts too: what commands made there may be made anew.
+    """
+    for read in (place for one in READ if one != goes_on for place in _places(one)):
+        if same_file(written, read):
+            return "is read"
+        if within and read.is_dir() and written.is_file() and any(_identity(path) == _identity(written) and not _made(path) for path in _inside(read)):
+            return f"is a file of {read}, which is read"
+    return ""
+
+
+def _made(path: Path) -> bool:
+    """Say whether a file is what a command writes and none reads in a folder: a page, a picture, a record."""
+    try:
+        return path.resolve().suffix in PICTURES or read_json(path).get("schema") == record.SCHEMA
+    except (SpecError, AttributeError):
+        return False
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return what all names of a file or folder have in common; None: there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _inside(folder: Path) -> Iterator[Path]:
+    """Yield all that is in a folder; links to folders are not followed."""
+    yield from (Path(place) / name for place, folders, names in os.walk(folder) for name in (*folders, *names))
+
+
+def _identities(folder: Path) -> set[tuple[int, int] | None]:
+    """Return the identities of a folder and of all that is in it, or what links there lead to."""
+    return {_identity(path) for path in (folder, *_inside(folder))} - {None}
+
+
+def _around(path: Path) -> set[tuple[int, int] | None]:
+    """Return the identities of the folders that a file or folder lies in, which need not be there yet."""
+    return {_identity(parent) for parent in path.resolve().parents} - {None}
+
+
+def check_apart(folder: Path, replaced: bool = False) -> None:
+    """Refuse a folder to write into that is one that the command reads.
+
+    Args:
+        replaced: whether all that is there goes: then it may neither hold, nor lie in, nor share a file with what is read.
+
+    Raises:
+        SpecError: listing what of that it is.
+    """
+    problems = []
+    for read in (place for one in READ for place in _places(one)):
+        here, there = _identity(folder), _identity(read)
+        if (here is not None and here == there) or folder.resolve() == read.resolve():
+            problems.append("is read")
+        elif not replaced:
+            continue
+        elif here is not None and here in _around(read):
+            problems.append(f"holds {read}, which is read")
+        elif read.is_dir() and there in _around(folder) and read in READ:
+            problems.append(f"lies in {read}, which is read")
+        elif folder.is_dir() and _identities(folder) & (_identities(read) if read.is_dir() else {there}):
+            problems.append(f"has files of {read}, which is read")
+    if problems:
+        raise SpecError(f"{folder}: {problems[0]}; name another folder to write")
 
 
 def check_folder(folder: Path) -> None:

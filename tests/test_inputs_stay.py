@@ -1,0 +1,179 @@
+"""Nothing that a command reads is lost by what it writes, however either is spelled."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+from concord import porting, writing
+from concord.cli import app
+from concord.porting.faults.files import sharded
+from concord.porting.registry import known
+from tests.toys.ready import hugging_face, texts
+
+Invoke = Callable[..., tuple[int, str, list[str]]]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A checkpoint in several files, whose folder is in another that looks like a checkpoint too, and has a checkpoint in it."""
+    folder = hugging_face(tmp_path / "outer" / "source")
+    sharded(lambda _, shards: shards)(folder, known("hugging-face"))
+    (tmp_path / "outer" / "config.json").write_text("{}")
+    hugging_face(folder / "inner")
+    return folder
+
+
+def linked(source: Path) -> Path:
+    path = source.parent.parent / "link"
+    path.symlink_to(source)
+    return path
+
+
+def hard(source: Path) -> Path:
+    """A folder whose files are the same."""
+    path = source.parent.parent / "hard"
+    path.mkdir()
+    for name in os.listdir(source):
+        if (source / name).is_file():
+            (path / name).hardlink_to(source / name)
+    return path
+
+
+def soft(source: Path) -> Path:
+    """A folder whose files lead to others, one of them to a file of the source."""
+    path = source.parent.parent / "soft"
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    (path / "model-00001-of-00002.safetensors").symlink_to(source / "model-00001-of-00002.safetensors")
+    return path
+
+
+def relative(source: Path) -> Path:
+    return Path(os.path.relpath(source))
+
+
+SPELLINGS: dict[str, Callable[[Path], tuple[Path, Path]]] = {
+    "itself": lambda source: (source, source),
+    "relative": lambda source: (source, relative(source)),
+    "with dots": lambda source: (source, source / "inner" / ".."),
+    "a link": lambda source: (source, linked(source)),
+    "through a link": lambda source: (linked(source), source),
+    "above": lambda source: (source, source.parent),
+    "above a link": lambda source: (linked(source), source.parent),
+    "inside": lambda source: (source, source / "inner"),
+    "inside, new": lambda source: (source, source / "new" / "one"),
+    "its index": lambda source: (source / "model.safetensors.index.json", source),
+    "above its index": lambda source: (source / "model.safetensors.index.json", source.parent),
+    "hard links": lambda source: (source, hard(source)),
+    "soft links": lambda source: (source, soft(source)),
+    "a file": lambda source: (source, source / "config.json"),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_a_checkpoint_is_not_ported_onto_itself(tmp_path: Path, source: Path, spelling: str, invoke: Invoke) -> None:
+    given, target = SPELLINGS[spelling](source)
+    before = contents(tmp_path)
+    code, output, lines = invoke("port", given, "-o", target, "--to", "concord", "--force")
+    assert (code, output, len(lines)) == (2, "", 1)
+    assert "which is read" in lines[0] or "is read; name another folder" in lines[0] or "cannot be written" in lines[0] or "is no folder" in lines[0]
+    assert contents(tmp_path) == before
+
+
+def test_a_table_and_texts_are_not_replaced_by_the_checkpoint(tmp_path: Path, source: Path, invoke: Invoke) -> None:
+    target = hugging_face(tmp_path / "target")
+    given = texts(target / "given.txt")
+    before = contents(tmp_path)
+    code, _, lines = invoke("port", source, "-o", target, "--to", "concord", "--force", "--texts", given, "--certificate", tmp_path / "proof.json")
+    assert (code, lines) == (2, [f"concord: error: {target}: holds {given}, which is read; name another folder to write"])
+    assert contents(tmp_path) == before
+
+
+def test_a_folder_beside_is_written(tmp_path: Path, source: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(source)
+    assert invoke("port", "model.safetensors.index.json", "-o", tmp_path / "outer" / "target", "--to", "concord")[0] == 0
+    assert invoke("port", "model.safetensors.index.json", "-o", "beside", "--to", "concord")[0] == 0, "beside the file that is read"
+    assert porting.read(source / "beside").part == "model"
+
+
+# Files that commands write.
+
+LINES: dict[str, str] = {
+    "run": "run {source} --backend tests.toys.numpy_backend:NumpyBackend --texts {texts} -o {out}",
+    "predict": "predict {source} --backend tests.toys.numpy_backend:NumpyBackend --texts {texts} -o {out}",
+    "evaluate": "evaluate {source} --backend tests.toys.numpy_backend:NumpyBackend --data {texts} --json {out}",
+    "check": "check --checkpoint {source} --backend tests.toys.numpy_backend:NumpyBackend --texts {texts} --json {out}",
+    "attention": "attention --checkpoint {source} --text-a cat --json {out}",
+    "positions": "positions --checkpoint {source} --html {out}",
+    "diff": "diff {texts} {source} --json {out}",
+    "certify": "certify {source} {source} --texts {texts} --html {out}",
+    "speed": "speed --checkpoint {source} --texts {texts} --json {out}",
+    "fuzz": "fuzz --checkpoint {source} --table {texts} --json {out}",
+    "train": "train --checkpoint {source} --data {texts} --backend tests.toys.numpy_backend:NumpyBackend --html {out}",
+    "data": "data {source} {texts} --json {out}",
+    "curves": "curves {source} {texts} --html {out}",
+}
+
+
+WAYS = ("a file", "a link to a file", "a hard link", "a file of the folder", "a link to a file of the folder")
+
+
+@pytest.mark.parametrize(("command", "what"), [*(("predict", way) for way in WAYS), *((command, WAYS[n % len(WAYS)]) for n, command in enumerate(LINES))])
+def test_a_file_that_is_read_is_not_replaced(tmp_path: Path, command: str, what: str, invoke: Invoke) -> None:
+    source = hugging_face(tmp_path / "source")
+    weights = source / "model.safetensors"
+    given = texts(tmp_path / "given.txt") if "{texts}" in LINES[command] else weights
+    out = {"a file": given, "a file of the folder": weights}.get(what, tmp_path / "out.html")
+    if "link" in what:
+        link = out.hardlink_to if what == "a hard link" else out.symlink_to
+        link(weights if "folder" in what else given)
+    before = contents(tmp_path)
+    code, output, lines = invoke(*LINES[command].format(source=source, texts=given, out=out).split())
+    assert (code, output) == (2, "")
+    assert any("is read" in line for line in lines), lines
+    assert contents(tmp_path) == before
+
+
+def test_what_a_command_made_of_a_folder_may_be_made_anew(tmp_path: Path, invoke: Invoke) -> None:
+    source = hugging_face(tmp_path / "source")
+    for _ in range(2):
+        assert invoke("positions", "--checkpoint", source, "--html", source / "positions.html")[0] == 0
+    record = source / "out.json"
+    shutil.copy(Path(__file__).parent.parent / "docs" / "certificates" / "minilm-flax.json", record)
+    assert writing._made(record)
+    record.write_text(json.dumps({"schema": "another"}))
+    assert not writing._made(record)
+    assert not writing._made(source / "config.json")
+
+
+def test_a_run_is_not_begun_in_its_own_checkpoint(tmp_path: Path, invoke: Invoke) -> None:
+    source, data = hugging_face(tmp_path / "source"), tmp_path / "train.tsv"
+    data.write_text("0\tthe cat\n")
+    before = contents(tmp_path)
+    for checkpoint in (source, source / "model.safetensors"):
+        code, _, lines = invoke("train", "--checkpoint", checkpoint, "--data", data, "--backend", "tests.toys.numpy_backend:NumpyBackend", "--out", source)
+        assert (code, lines) == (2, [f"concord: error: {source}: is read; name another folder to write"])
+    assert contents(tmp_path) == before
+
+
+WRITTEN = {"--json", "--html", "--markdown", "--svg", "--png", "--certificate", "--out", "--output", "--curves", "--tensorboard", "--cache"}
+
+
+@pytest.mark.parametrize("command", app.registered_commands, ids=lambda command: command.callback.__name__)
+def test_every_option_for_a_file_says_whether_it_is_read_or_written(command: Any) -> None:
+    for name, hint in get_type_hints(command.callback, include_extras=True).items():
+        if name != "return" and "Path" in str(get_args(hint)[:1]):
+            about = get_args(hint)[1]
+            written = bool(WRITTEN & {about.default if isinstance(about.default, str) else "", *(about.param_decls or ())}) or str(about.help).startswith("An empty folder")
+            assert about.parser is (writing.output if written else writing.path), name
