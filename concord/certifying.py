@@ -17,6 +17,7 @@ from concord.progress import telling
 from concord.spec.errors import SpecError, unknowns
 from concord.spec.files import write_text
 from concord.spec.precision import PRECISIONS
+from concord.spec.text import shown
 from concord.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def issue(asked: Any, certificate: Path | None, html: Path | None) -> None:
         certificate, lost = None, error.problems
     show(found, console)
     if certificate is not None:
-        console.print(f"written: {certificate}", highlight=False, soft_wrap=True)
+        console.tell(f"written: {certificate}")
     writing.write(console, (html, lambda: writing.page(data)), problems=lost)
     raise typer.Exit(found.exit_code)
 
@@ -145,14 +146,14 @@ def _dtypes(asked: list[str] | None) -> tuple[str, ...]:
     return tuple(options.once(asked) or DTYPES)
 
 
-def show(found: Certificate, console: Any) -> None:
+def show(found: Certificate, console: Terminal) -> None:
     """Print every claim of a certificate, and what it comes to."""
-    console.print(f"{found.source.path} ({found.source.format}) as {found.target.path} ({found.target.format})", style="bold", highlight=False, markup=False, soft_wrap=True)
+    console.tell(f"{found.source.path} ({found.source.format}) as {found.target.path} ({found.target.format})", style="bold")
     for item in found.items:
         claim = " ".join(filter(None, (item.name, item.backend, item.dtype)))
         worst = "" if item.worst is None else f" (at most {item.worst:.2g} of a tolerance)"
-        console.print(Text.assemble((f"{item.status:>14}", COLOURS[item.status]), f"  {claim}: {item.reason}{worst}"), soft_wrap=True)
-    console.print(found.verdict, style="bold", highlight=False, markup=False, soft_wrap=True)
+        console.print(Text.assemble((f"{item.status:>14}", COLOURS[item.status]), f"  {shown(f'{claim}: {item.reason}{worst}')}"), soft_wrap=True)
+    console.tell(found.verdict, style="bold")
 
 
 def verify(
@@ -177,17 +178,17 @@ def verify(
         altered = [problem for problem in error.problems if "was altered" in problem]
         if not altered:
             raise
-        console.print(altered[0], style="red", highlight=False, markup=False, soft_wrap=True)
+        console.tell(altered[0], style="red")
         raise typer.Exit(1) from None
     settings = options.settings(None, "cpu", "explicit", "eager", python, ssh, time_limit, memory_limit, threads)
     with telling() as tell:
         found = certificates.verify(stated, source, target, settings, files, tell, backend or ())
     for problem in found.problems:
-        console.print(problem, style="red", highlight=False, markup=False, soft_wrap=True)
+        console.tell(problem, style="red")
     if found.again is not None:
         show(found.again, console)
     said = f"{len(found.problems)} things are not as it states" if found.problems else f"{found.files} files have the bytes that it states" + ("; all that it claims came out again" if found.again else "; nothing was computed")
-    console.print(f"{certificate}: {said}", style="bold", highlight=False, markup=False, soft_wrap=True)
+    console.tell(f"{certificate}: {said}", style="bold")
     raise typer.Exit(found.exit_code)
 
 
@@ -221,26 +222,26 @@ def _counted(total: int) -> Iterator[Any]:
         yield lambda done: reached("tensors", done, "")
 
 
-def _show(found: Comparison, console: Any) -> None:
+def _show(found: Comparison, console: Terminal) -> None:
     """Print every difference, and what they come to."""
     for key, (mine, other) in found.config.items():
-        console.print(f"configuration: {key} is {mine} in A and {other} in B", highlight=False, markup=False, soft_wrap=True)
+        console.tell(f"configuration: {key} is {mine} in A and {other} in B")
     for name, words in found.files.items():
-        console.print(f"{name}: {words}", style="red", highlight=False, markup=False, soft_wrap=True)
+        console.tell(f"{name}: {words}", style="red")
     for names, where in zip(found.alone, ("A", "B"), strict=True):
         if names:
-            console.print(f"beside the weights of {where} alone: {', '.join(names)}", highlight=False, markup=False, soft_wrap=True)
+            console.tell(f"beside the weights of {where} alone: {', '.join(names)}")
     for names, where in ((found.missing, "missing in B"), (found.extra, "in B alone")):
         for name in names[:MOST]:
-            console.print(f"{name}: {where}", style="red", highlight=False, markup=False, soft_wrap=True)
+            console.tell(f"{name}: {where}", style="red")
     for pair in found.pairs[:MOST]:
-        console.print(f"{pair.name}: {pair.words}", style="red", highlight=False, markup=False, soft_wrap=True)
+        console.tell(f"{pair.name}: {pair.words}", style="red")
         if pair.cause:
-            console.print(f"  likely: {pair.cause}", highlight=False, markup=False, soft_wrap=True)
+            console.tell(f"  likely: {pair.cause}")
     for pair in found.others.pairs[:MOST]:
-        console.print(f"{pair.name}, which is no parameter: {pair.words}", style="red", highlight=False, markup=False, soft_wrap=True)
+        console.tell(f"{pair.name}, which is no parameter: {pair.words}", style="red")
     for name, why in list(found.others.apart.items())[:MOST]:
-        console.print(f"{name}, which is no parameter, was not compared: {why}", style="magenta", highlight=False, markup=False, soft_wrap=True)
+        console.tell(f"{name}, which is no parameter, was not compared: {why}", style="magenta")
     if len(found.pairs) > MOST:
-        console.print(f"and {len(found.pairs) - MOST} more", highlight=False)
-    console.print(found.summary, style="bold", highlight=False, markup=False, soft_wrap=True)
+        console.tell(f"and {len(found.pairs) - MOST} more")
+    console.tell(found.summary, style="bold")

@@ -32,7 +32,7 @@ def experiment(
     changes: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Another value for a field of the configuration or the recipe; may be repeated.")] = None,
     tokenization: options.Tokenization = "characters",
     tokens: Annotated[int, typer.Option("--tokens", metavar="N", help="Tokens of a sample; longer ones are cut.")] = 64,
-    recipe_name: Annotated[str, typer.Option("--recipe", metavar="R", autocompletion=options.among(recipes), help="A known recipe, or a TOML file.")] = "adamw",
+    recipe_name: Annotated[str, typer.Option("--recipe", metavar="R", parser=fitting.named_recipe, autocompletion=options.among(recipes), help="A known recipe, or a TOML file.")] = "adamw",
     batch: Annotated[int, typer.Option("--batch", metavar="N", help="Samples in a batch.")] = 32,
     epochs: Annotated[int | None, typer.Option("--epochs", metavar="N", help="Default: 3, if nothing else ends a run.")] = None,
     steps: Annotated[int | None, typer.Option("--steps", metavar="N", help="End each run after so many steps.")] = None,
@@ -58,7 +58,6 @@ def experiment(
         from concord.training.experiments.ways import USUAL
         from concord.training.plan import Plan
     writing.check(json, html, svg, png)
-    writing.check_apart(out)
     figures.check_matplotlib(html, svg, png)
     if parallel < 1:
         raise SpecError(f"--parallel is {parallel} but must be at least 1")

@@ -45,12 +45,18 @@ def one_backend(asked: list[str] | None, *elsewhere: list[str] | None) -> str:
     return options.names(asked, *elsewhere)[0]
 
 
+def named_recipe(text: str) -> str:
+    """Take the name of a recipe; one that is a file is read."""
+    return str(writing.path(text)) if text.endswith(".toml") else text
+
+
 def refuse_used(out: Path) -> None:
-    """Refuse a folder in which there is a run.
+    """Refuse a folder in which there is a run, or that the command reads.
 
     Raises:
-        SpecError: if there is one.
+        SpecError: if it is one.
     """
+    writing.check_apart(out)
     if runs.steps(out):
         raise SpecError(f"{out}: holds a run already; --resume {out} goes on with it, --out names another folder")
 

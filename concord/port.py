@@ -13,8 +13,6 @@ from concord.spec.errors import SpecError
 from concord.terminal import Terminal
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from concord.porting import Checkpoint
 
 
@@ -49,12 +47,12 @@ def port(
     certifying.check_outputs([certificate, html], [source, output])
     if format_of == "auto" and table is None:
         found = porting.recognise(source)
-        console.print(f"{source}: {found.format}: {found.why}", highlight=False, soft_wrap=True)
+        console.tell(f"{source}: {found.format}: {found.why}")
     checkpoint = porting.read(source, format_of, table)
     checkpoint.checked()
     _show(checkpoint, console)
     porting.write(checkpoint, output, to, force, taps)
-    console.print(f"{output}: {to}, written", highlight=False, soft_wrap=True)
+    console.tell(f"{output}: {to}, written")
     if proof:
         from concord.porting.certificate import Asked
 
@@ -62,12 +60,12 @@ def port(
         certifying.issue(Asked(source, output, format_of, to, table, texts=rows), certificate, html)
 
 
-def _show(checkpoint: Checkpoint, console: Console) -> None:
+def _show(checkpoint: Checkpoint, console: Terminal) -> None:
     """Print what has become of the tensors of the file: those that are parameters in a line, all others each in one."""
     counts = Counter(entry.status for entry in checkpoint.ledger)
     dtypes = ", ".join(sorted({tensor.dtype for tensor in checkpoint.tensors.values()}))
     numbers = ", ".join(f"{counts[status]} {status}" for status in ("read", "tied", "ignored", "computed", "added") if counts[status])
-    console.print(f"part {checkpoint.part}, {len(checkpoint.tensors)} parameters, {dtypes}; tensors: {numbers}", highlight=False, soft_wrap=True)
+    console.tell(f"part {checkpoint.part}, {len(checkpoint.tensors)} parameters, {dtypes}; tensors: {numbers}")
     for entry in checkpoint.ledger:
         if entry.status != "read":
-            console.print(f"  {entry.status}: {entry.foreign or entry.name}: {entry.reason}", highlight=False, soft_wrap=True)
+            console.tell(f"  {entry.status}: {entry.foreign or entry.name}: {entry.reason}")

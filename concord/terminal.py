@@ -42,6 +42,10 @@ class Terminal(Console):
             renderable = Text(seen, renderable.style, end=renderable.end)
         return super().render(renderable, options)
 
+    def tell(self, text: str, style: str | None = None) -> None:
+        """Print a text as one line (:func:`concord.spec.text.shown`), which a narrow terminal breaks."""
+        self.print(shown(text), style=style, soft_wrap=True)
+
 
 def figures(console: Terminal, headings: Sequence[str], rows: Sequence[Sequence[str]], less: Sequence[str], texts: Collection[str], title: str | None = None) -> None:
     """Print figures as a table: numbers to the right, words never broken.

@@ -32,7 +32,7 @@ Test = Annotated[Path | None, typer.Option("--test", metavar="PATH", parser=writ
 Vocabulary = Annotated[int | None, typer.Option("--vocabulary", metavar="N", help="Tokens that are learnt at most. Default: as many as the model has.")]
 VocabFile = Annotated[Path | None, typer.Option("--vocab-file", metavar="FILE", parser=writing.path, help="A vocab.txt to take instead.")]
 Tokens = Annotated[int | None, typer.Option("--tokens", metavar="N", help="Tokens of a sample; longer ones are cut. Default: as many as the model has positions for.")]
-RecipeName = Annotated[str | None, typer.Option("--recipe", metavar="R", autocompletion=options.among(recipes), help="A known recipe, or a TOML file. Default: adamw; with --checkpoint hugging-face.")]
+RecipeName = Annotated[str | None, typer.Option("--recipe", metavar="R", parser=fitting.named_recipe, autocompletion=options.among(recipes), help="A known recipe, or a TOML file. Default: adamw; with --checkpoint hugging-face.")]
 LearningRate = Annotated[float | None, typer.Option("--learning-rate", metavar="X", help="At its height.")]
 Schedule = Annotated[str | None, typer.Option("--schedule", metavar="S", help="constant, linear, cosine or inverse_square_root.")]
 Warmup = Annotated[int | None, typer.Option("--warmup", metavar="N", help="Steps until the learning rate is at its height.")]
@@ -100,8 +100,6 @@ def train(
 
         raise typer.Exit(lockstepping.run(made, backend, how, free_running, stop_first, json, html))
     lockstepping.refuse_alone(case, free_running, stop_first, json)
-    if recipe_name.endswith(".toml"):
-        writing.path(recipe_name)  # read, though its name may be that of a known one too
     writing.check(html, curves_file)
     given: dict[str, Any] = {"epochs": epochs, "steps": steps, "minutes": minutes, "patience": patience}
     settings = options.settings(backend, *how)
@@ -111,8 +109,6 @@ def train(
         name = fitting.one_backend(backend, python, ssh)
         if data is None:
             raise SpecError("--data is not given: what is the model to be trained on? (--resume DIR goes on with a run)")
-        for folder in filter(None, (out, tensorboard)):
-            writing.check_apart(folder)
         fitting.refuse_used(out)
         start, corpora = begin(
             name, batch=32 if batch is None else batch, dropout_by=dropout_by, log_every=log_every, evaluate_every=evaluate_every, save_every=save_every, best_by=best_by,

@@ -11,8 +11,8 @@ from concord.spec.config import EncoderConfig
 from concord.spec.parameters import parameters, shape_of
 from concord.spec.sources.layouts import WEIGHT_LAYOUTS
 from concord.spec.sources.names import fill, variables
-from concord.spec.sources.schema import CheckpointTable, Ignored, Table
-from concord.spec.sources.table import Binding, bindings
+from concord.spec.sources.schema import CheckpointTable, Ignored, PartTable, Table
+from concord.spec.sources.table import Binding, bindings, part_of
 
 LAYOUTS = {"table": "table", "positions": "table", "kernel": "in_out", "bias": "vector", "gain": "vector", "offset": "vector"}
 """The canonical layout of each kind of parameter."""
@@ -74,8 +74,8 @@ def tensorflow_key(name: str) -> str:
 
 
 def likeness(table: Table, found: Collection[str]) -> float:
-    """Return which share of the names of a table's first part a file has, 0 to 1, whatever the configuration."""
-    part = next(iter(table.parts.values()))
+    """Return which share of the names of a table a file has, heads left out, 0 to 1, whatever the configuration."""
+    part = without_heads(table)
     rules = part.checkpoint
     wanted = [native.name for native in part.weights.values()]
     best = 0
@@ -83,6 +83,11 @@ def likeness(table: Table, found: Collection[str]) -> float:
         spelled = [renamed(name, rules.prefixes, prefix) for name in wanted]
         best = max(best, sum(any(other in found for other in _first(name)) for name in spelled))
     return best / len(wanted) if wanted else 0.0
+
+
+def without_heads(table: Table) -> PartTable:
+    """Return what a table says about the encoder; where it has none, about its first part."""
+    return table.parts.get("encoder") or part_of(table)
 
 
 def _first(name: str) -> list[str]:

@@ -14,8 +14,9 @@ from concord.porting.matching import match
 from concord.porting.naming import PARTS, likeness, of_table
 from concord.porting.registry import FORMATS, OWN, Format, known
 from concord.porting.stored import Stored
+from concord.porting.strangers import KIND, described, named
 from concord.spec import checkpoints
-from concord.spec.config import from_toml
+from concord.spec.config import EncoderConfig, from_toml
 from concord.spec.errors import SpecError
 from concord.spec.files import LARGEST, read_bytes, read_json, read_text
 from concord.spec.sources import table as tables
@@ -25,9 +26,6 @@ ALIKE = 0.5
 """Share of a table's names that a file must have to be taken for one of that source."""
 
 AUTO = "auto"
-
-KIND = "model_type"
-"""The key of a configuration by which Hugging Face knows what a model is."""
 
 HUB = tuple(dict.fromkeys(form.weights for form in FORMATS.values() if form.name.startswith("hugging-face")))
 """What Hugging Face's files of weights are called, one file or the index of several: folders of its hub have them side by side. The first that is there is read, as by transformers."""
@@ -74,7 +72,7 @@ def recognise(path: Path, table: Path | None = None) -> Recognition:
         if native:
             return Recognition(native.name, f"{checkpoints.CONFIG} states a configuration of the family, and {weights.name} holds {native.meaning}")
     known_by_names = [form for form in fitting if form.source]
-    found = _by_names(weights, [form for form in known_by_names if _may_be(form, folder)] or known_by_names, (folder / checkpoints.CONFIG).exists())
+    found = _by_names(weights, [form for form in known_by_names if _may_be(form, folder)] or known_by_names, folder)
     return Recognition(found.format, found.why + _beside(path, weights))
 
 
@@ -88,23 +86,41 @@ def _of_sentences(path: Path, inner: Path) -> Format:
 
 def _may_be(form: Format, folder: Path) -> bool:
     """Say whether the configuration beside the weights is one of a format's: bare models of several kinds have the same names."""
-    path = folder / form.configuration
-    stated = read_json(path) if path.exists() else {}
-    said = stated.get(KIND) if isinstance(stated, dict) else None
-    table = form.table
-    return said is None or table is None or any(said in part.checkpoint.requires.get(KIND, (said,)) for part in table.parts.values())
+    return form.table is None or _is_kind(form.table, _beside_weights(folder, form.configuration))
 
 
-def _by_names(weights: Path, fitting: list[Format], own: bool) -> Recognition:
+def _is_kind(table: Table, stated: dict[str, Any]) -> bool:
+    """Say whether a configuration is one of a table's, by the kind that it names."""
+    said = stated.get(KIND)
+    return said is None or any(said in part.checkpoint.requires.get(KIND, (said,)) for part in table.parts.values())
+
+
+def _beside_weights(folder: Path, name: str = folders.CONFIG) -> dict[str, Any]:
+    """Return what a configuration says; nothing: there is none."""
+    stated = read_json(folder / name) if (folder / name).exists() else {}
+    return stated if isinstance(stated, dict) else {}
+
+
+def _by_names(weights: Path, fitting: list[Format], folder: Path) -> Recognition:
     """Say whose names the tensors of a file bear."""
     found = fitting[0].container.read(weights) if fitting else {}
     alike = {form.name: likeness(form.table, found) for form in fitting if form.table}
     best = max(alike, key=lambda name: alike[name], default="")
     if not best or alike[best] < ALIKE:
-        some = ", ".join(map(repr, list(found)[:3]))
-        beside = "" if own else f"; one of a backend's own needs {checkpoints.CONFIG} beside it"
-        raise SpecError(f"{weights}: its {len(found)} tensors, such as {some or 'none'}, have names of no format that is known{beside}")
+        stated = _beside_weights(folder)
+        some = "" if stated else f", such as {', '.join(repr(name[:80]) for name in list(found)[:3]) or 'none'},"
+        own = f"; one of a backend's own needs {checkpoints.CONFIG} beside it"
+        beside = f"; {folders.CONFIG} names {said}" if (said := named(stated)) else "" if (folder / checkpoints.CONFIG).exists() else own
+        near = described(found, stated, _tables(stated)) if found else ""
+        raise SpecError(f"{weights}: its {len(found)} tensors{some} have names of no format that is known{beside}{'; ' if near else ''}{near}")
     return Recognition(best, f"{weights.name} has {alike[best]:.0%} of the names in the table of {FORMATS[best].source}")
+
+
+def _tables(stated: dict[str, Any]) -> list[Table]:
+    """Return the tables that a model may be near to: of the kind that its configuration names, else of those that name any, else all."""
+    every = list({form.source: form.table for form in FORMATS.values() if form.table is not None and not form.modules}.values())
+    kinds = [table for table in every if any(KIND in part.checkpoint.requires for part in table.parts.values())]
+    return [table for table in kinds if KIND in stated and _is_kind(table, stated)] or (kinds if stated else every)
 
 
 def _weights(candidates: list[Format], path: Path, folder: Path) -> Path:
@@ -190,15 +206,22 @@ def _of_source(found: dict[str, Stored], table: Table, folder: Path, more: dict[
         more: what other files than that of the configuration say.
     """
     path, stated = folders.stated(folder, table.source)
-    configs, refused = {}, []
+    configs: dict[str, EncoderConfig] = {}
+    refused: list[SpecError] = []
     for part, entry in table.parts.items():
         try:
             configs[part] = tables.configure(table, {**_sized(stated, found, entry.checkpoint), **more}, part, str(path))
         except SpecError as error:  # parts of a source may have configurations of their own
             refused.append(error)
-    if not configs:
-        raise refused[0]
-    matched = match(found, configs, of_table(table))
+    try:
+        if not configs:
+            raise refused[0]
+        matched = match(found, configs, of_table(table))
+    except SpecError as error:
+        near = "" if configs and _is_kind(table, stated) else described(found, stated, _tables(stated))
+        said = "; ".join(filter(None, (f"{path.name} names {named(stated)}" if named(stated) else "", near)))
+        first, *rest = error.problems
+        raise type(error)([f"{first}{f'; {said}' if said else ''}", *rest]) from None
     files = {**folders.carried(folder), folders.CONFIG: read_bytes(path, LARGEST)}
     return Checkpoint(configs[matched.part], matched.part, matched.tensors, matched.ledger, files, folders.labels(files, stated), table.source, tables.words(table), matched.others, matched.known)
 

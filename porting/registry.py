@@ -90,6 +90,8 @@ FORMATS = {
         Format("hugging-face-roberta-bin", "the same in PyTorch's own file or files", torch, ("pytorch_model.bin", torch.INDEX), "roberta-hugging-face"),
         Format("hugging-face-distilbert", "Hugging Face DistilBERT on PyTorch, safetensors in one file or several", safetensors, ("model.safetensors", safetensors.INDEX), "distilbert-hugging-face"),
         Format("hugging-face-distilbert-bin", "the same in PyTorch's own file or files", torch, ("pytorch_model.bin", torch.INDEX), "distilbert-hugging-face"),
+        Format("hugging-face-electra", "Hugging Face ELECTRA on PyTorch, without its heads, safetensors in one file or several", safetensors, ("model.safetensors", safetensors.INDEX), "electra-hugging-face"),
+        Format("hugging-face-electra-bin", "the same in PyTorch's own file or files", torch, ("pytorch_model.bin", torch.INDEX), "electra-hugging-face"),
         Format("hugging-face-tf", "Hugging Face BERT on TensorFlow", h5_weights, ("tf_model.h5",), f"{BERT}-tf"),
         Format("hugging-face-flax", "Hugging Face BERT on Flax", msgpack, ("flax_model.msgpack",), f"{BERT}-flax"),
         Format("paddlenlp", "PaddleNLP's BERT", paddle, ("model_state.pdparams",), "bert-paddlenlp"),

@@ -16,7 +16,7 @@ from concord.spec.sources.parse import parse
 
 SIZES = {"vocab_size": 29, "d_model": 14, "num_heads": 2, "d_ff": 17, "num_classes": 3, "num_layers": 2, "max_positions": 13}
 PARTS = [(source, part) for source in table.sources() for part in table.load(source).parts]
-SOURCES = ["bert-google", "bert-hugging-face", "bert-hugging-face-flax", "bert-hugging-face-tf", "bert-paddlenlp", "bert-pytorch", "distilbert-hugging-face", "keras-attention", "nndl-paddle", "nndl-paddle-api", "roberta-hugging-face", "sentence-bert-hugging-face", "sentence-distilbert-hugging-face", "sentence-roberta-hugging-face", "tf1-text-classifier", "vanilla-encoder"]
+SOURCES = ["bert-google", "bert-hugging-face", "bert-hugging-face-flax", "bert-hugging-face-tf", "bert-paddlenlp", "bert-pytorch", "distilbert-hugging-face", "electra-hugging-face", "keras-attention", "nndl-paddle", "nndl-paddle-api", "roberta-hugging-face", "sentence-bert-hugging-face", "sentence-distilbert-hugging-face", "sentence-roberta-hugging-face", "tf1-text-classifier", "vanilla-encoder"]
 
 
 def config_for(source: str, part: str) -> spec.EncoderConfig:

@@ -191,6 +191,7 @@ def _checkpoint(section: _Section) -> CheckpointTable:
         positions=_native(positions) if positions else None,
         carried=section.each("carried", _native),
         requires={key: tuple(value) if isinstance(value, list) else (value,) for key, value in section.plain("requires").items()},
+        equal=section.texts("equal"),
         defaults=section.plain("defaults"),
         counts=section.texts("counts"),
         sizes=section.texts("sizes"),

@@ -119,6 +119,7 @@ class CheckpointTable:
         carried: a parameter of the whole model that this part does not have, or a tensor of a head that the family does not have, by a name
             that begins with ``heads.`` = where a file may keep it nevertheless: other kinds of file may have it too.
         requires: a key of the configuration = the values that it may have; it may be missing.
+        equal: a key of the configuration = another one, which must have the same value.
         defaults: a key of the configuration = its value where it is missing.
         counts: a key of the configuration = another one, whose entries are counted where the first is missing.
         sizes: a key of the configuration = a tensor and the number of its axis, ``name:0``, whose length it is where it is missing.
@@ -132,6 +133,7 @@ class CheckpointTable:
     positions: Native | None = None
     carried: Mapping[str, Native] = field(default_factory=dict)
     requires: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    equal: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     counts: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, str] = field(default_factory=dict)

@@ -113,6 +113,9 @@ def configure(table: Table, stated: Mapping[str, Any], part: str | None = None, 
         if stated.get(key) is not None and stated[key] not in allowed:
             words = " or ".join(map(json.dumps, allowed))
             problems.append(f"{where}: key {key!r} is {json.dumps(stated[key])[:60]} but must be {words}: the family has no such model [source={table.source}]")
+    for key, other in rules.equal.items():
+        if stated.get(key) != stated.get(other):
+            problems.append(f"{where}: key {key!r} is {json.dumps(stated.get(key))[:60]} but must be {json.dumps(stated.get(other))[:60]}, as {other!r}: the family has no such model [source={table.source}]")
     fields = {**variant(table.variant).as_dict(), **entry.constants}
     for field, key in entry.fields.items():
         if key not in stated:
@@ -144,6 +147,7 @@ def stated(table: Table, config: EncoderConfig, part: str | None = None) -> dict
         allowed[field] = list(option.values.values())
         words = [word for word, value in option.values.items() if value == getattr(config, field)]
         found[option.key] = next(iter(words), None)
+    found |= {key: found[other] for key, other in entry.checkpoint.equal.items()}
     problems = [
         f"{field} is {getattr(config, field)!r} but must be {' or '.join(map(repr, values))} {end}"
         for field, values in allowed.items()

@@ -1,0 +1,172 @@
+"""What a checkpoint is that the family does not have: the kind that its configuration names, the nearest of the family, and what differs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from concord.porting.matching import renamed
+from concord.porting.naming import without_heads
+from concord.porting.stored import Stored
+from concord.spec.sources.names import fill
+from concord.spec.sources.schema import PartTable, Table
+from concord.spec.sources.table import part_of
+
+KIND, CLASSES = "model_type", "architectures"
+"""The keys of a configuration by which Hugging Face knows what a model is, and of which classes it was saved."""
+
+TOKENS = "embeddings.token.weight"
+
+MOST = 3
+"""Differences that are told."""
+
+FEW = 2
+"""Names that are told, of those that are missing and of those that are left over."""
+
+BEGINNINGS = 20
+"""Ways in which the names of a file begin that are tried, the most frequent ones."""
+
+LONGEST = 80
+"""Characters of a name, or of a word of a configuration."""
+
+NEUTRAL: tuple[Any, ...] = (None, False, 0, "", [], {}, "none", "absolute")
+"""Values of a key that say that a model has nothing of it."""
+
+WIDTHS = ("hidden_size", "d_model", "n_embd", "dim", "emb_dim")
+"""Keys of the width of layers."""
+
+WORDS = {
+    r"relative_(attention|position)|^relative_|pos_att_type|position_buckets|^bi_data$": "relative positions",
+    r"rope|rotary": "rotary positions",
+    r"alibi": "biases by distance in place of positions",
+    r"^is_encoder_decoder$": "a decoder besides the encoder",
+    r"^is_decoder$": "a decoder",
+    r"^(image_size|patch_size|num_mel_bins|conv_dim|conv_stride|feature_size)$": "inputs that are no text",
+    r"^(attention_window|sliding_window|local_attention|block_size|axial_pos_shape)$": "attention in windows",
+    r"^block_sizes$": "tokens that are pooled between layers",
+    r"^(num_hidden_groups|inner_group_num)$": "layers that share their weights",
+    r"^num_(key_value|kv)_heads$": "heads of keys of their own number",
+    r"rms_norm": "RMS norm",
+    r"experts": "experts",
+    r"^(conv_kernel_size|conv_kernel)$": "convolutions",
+    r"bottleneck": "bottlenecks in its layers",
+    r"^(q|k|v|post_attention|intermediate|output)_groups$": "convolutions in groups in place of linear layers",
+    r"fourier|^use_tpu_fourier": "Fourier transforms in place of attention",
+    r"^quantization_config$": "quantised weights",
+}
+"""What keys of a configuration mean that no model of the family has."""
+
+CAUSAL = re.compile(r"CausalLM|LMHead|DoubleHeads")
+"""Classes whose tokens attend to those before them alone."""
+
+
+def named(stated: Mapping[str, Any]) -> str:
+    """Return the kind of a model, and its classes, as a configuration names them; empty: it does not."""
+    classes = stated.get(CLASSES)
+    listed = [one if str(one).isidentifier() else _shown(one) for one in classes[:MOST]] if isinstance(classes, list) else []
+    kind = f"{KIND} {_shown(stated[KIND])}" if KIND in stated else f"no {KIND}" if stated else ""
+    return f"{kind} ({_cut(', '.join(listed))})" if listed else kind
+
+
+def described(found: Mapping[str, Stored], stated: Mapping[str, Any], tables: Iterable[Table]) -> str:
+    """Return the nearest of the family, and what differs, in a line.
+
+    Args:
+        found: the tensors of the file.
+        stated: the configuration beside it; empty: there is none.
+        tables: of the formats that the file could be one of.
+    """
+    near = max((_Nearness(table, found, stated) for table in tables), key=lambda one: one.share, default=None)
+    if near is None:
+        return ""
+    meanings: dict[str, str] = {}
+    for meaning, detail in (*near.sizes(), *_mechanisms(stated, near.part)):
+        meanings.setdefault(meaning, detail)
+    said = [f"{meaning} ({detail})" if detail else meaning for meaning, detail in list(meanings.items())[:MOST]]
+    said += near.names()
+    return f"nearest is the variant {near.table.variant}: {'; '.join(said) or 'the names of its tensors are the same'}"
+
+
+class _Nearness:
+    """A table, held to a file and its configuration."""
+
+    def __init__(self, table: Table, found: Mapping[str, Stored], stated: Mapping[str, Any]) -> None:
+        self.table, self.found, self.stated = table, found, stated
+        self.part = without_heads(table)
+        self.wanted = self._named(self.part)
+        self.prefix = max(self._beginnings(), key=lambda prefix: sum(prefix + name in found for name in self.wanted))
+        self.there = {name for name in self.wanted if self.prefix + name in found}
+        heads = sum(name in found for name in self._named(part_of(table)))  # heads have no prefix
+        keys = set(self.part.fields.values())
+        self.share = (len(self.there) / max(len(self.wanted), 1), heads, _alike(self.wanted, found), len(keys & set(stated)) / max(len(keys), 1))
+
+    def _named(self, part: PartTable) -> dict[str, str]:
+        """Return the names of a part's first layer, without prefix, and what each is."""
+        first = part.checkpoint.prefixes[:1] or ("",)
+        return {renamed(fill(native.name, {"i": 0, "h": 0, "n": 1}), first, ""): name for name, native in part.weights.items()}
+
+    def _beginnings(self) -> list[str]:
+        """Return how the names of the file may begin, nothing first."""
+        parts = (name.split(".", 2) for name in self.found)
+        counted = Counter(f"{'.'.join(one[:depth])}." for one in parts for depth in (1, 2) if len(one) > depth)
+        return ["", *(prefix for prefix, _ in counted.most_common(BEGINNINGS))]
+
+    def sizes(self) -> Iterator[tuple[str, str]]:
+        """Yield what the widths of tensors say."""
+        width = next((self.stated[key] for key in WIDTHS if type(self.stated.get(key)) is int), 0)
+        token = next((self.found[self.prefix + native] for native, name in self.wanted.items() if name == TOKENS and native in self.there), None)
+        if token is not None and len(token.shape) == 2 and width and token.shape[1] != width:
+            yield "factorised embeddings", f"tokens have {token.shape[1]} numbers, layers {width}"
+        joined = next((name for name, stored in self.found.items() if len(stored.shape) == 2 and width and 3 * width in stored.shape and re.search("att|qkv", name, re.I)), "")
+        if joined:
+            yield "queries, keys and values in one tensor", _cut(joined)
+
+    def names(self) -> Iterator[str]:
+        """Yield which names are missing, and which are left over."""
+        plain = {re.sub(r"(?<=\.)\d+(?=\.)", "0", name.removeprefix(self.prefix)) for name in self.found}
+        known = {name for part in self.table.parts.values() for name in self._named(part)}
+        ignored = [renamed(pattern, part.checkpoint.prefixes, "") for part in self.table.parts.values() for pattern in part.checkpoint.ignored]
+        yield from _listed("lacks", [name for name in self.wanted if name not in self.there])
+        yield from _listed("has", sorted(name for name in plain - known if not any(fnmatchcase(name, pattern) for pattern in ignored)))
+
+
+def _alike(wanted: Collection[str], found: Collection[str]) -> float:
+    """Return which share of the words of a table's names are those of a file's names."""
+    mine, theirs = ({word for name in names for word in re.split(r"[._/]", name) if not word.isdigit()} for names in (wanted, found))
+    return len(mine & theirs) / max(len(mine), 1)
+
+
+def _listed(what: str, names: list[str]) -> list[str]:
+    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    return [f"it {what} {', '.join(map(_shown, names[:FEW]))}{more}"] if names else []
+
+
+def _mechanisms(stated: Mapping[str, Any], part: PartTable) -> Iterator[tuple[str, str]]:
+    """Yield what a configuration says of what the family does not have, and where it says so."""
+    classes = stated.get(CLASSES)
+    if isinstance(classes, list) and (causal := [str(one) for one in classes if CAUSAL.search(str(one))]):
+        yield "causal attention", _shown(causal[0])
+    for pattern, meaning in WORDS.items():
+        keys = [key for key in stated if re.search(pattern, key) and stated[key] not in NEUTRAL]
+        if keys:
+            yield meaning, _cut(keys[0])
+    for key, allowed in part.checkpoint.requires.items():
+        known = key == KIND or any(re.search(pattern, key) for pattern in WORDS)
+        if not known and stated.get(key) is not None and stated[key] not in allowed:
+            yield f"{key} is {_shown(stated[key])}", ""
+    for option in part.options.values():
+        if isinstance(word := stated.get(option.key), str) and word not in option.values:
+            yield f"{option.key} is {_shown(word)}", ""
+
+
+def _shown(value: Any) -> str:
+    """Return a value in a line, its beginning if it is long."""
+    return _cut(repr(value) if isinstance(value, str) else json.dumps(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
