@@ -193,25 +193,38 @@ class Trainer:
         return StepPlan(batches, drawn, rates, decayed, self.optimizer.constants())
 
     def decayed(self) -> list[str]:
-        """Return which parameters decay: those that a step without a gradient moves."""
-        ones = {f"parameters.{name}": np.ones_like(self.request.weights[name]) for name in self.native}
-        self.load(ones, 0)
-        with self.session.context():
-            operands = (*self.session.held, self.optimizer.state)
-            found, state, self.optimizer.state = self.session.traced(self.undriven, *operands)(*operands)
-            self.session.hold(state)
-        return [name for name, array in self.exported(found).items() if (array != 1).any()]
+        """Return which parameters decay: those that one gradient moves otherwise where they are positive than where they are negative.
 
-    def undriven(self, held: Any, fixed: Any, state: Any) -> tuple[dict[str, Tensor], Any, Any]:
-        """Make a step without gradients at a rate of one; return the parameters, and what it leaves."""
+        A gradient of zero would do in exact arithmetic; but in half precisions epsilon may be zero too, and a step then divides by zero.
+        """
+        size, moved, program = self.probe()[0], list[dict[str, NDArray[np.float64]]](), None
+        for weight in (size, -size):
+            self.load({f"parameters.{name}": np.full_like(self.request.weights[name], weight) for name in self.native}, 0)
+            with self.session.context():
+                operands = (*self.session.held, self.optimizer.state)
+                program = program or self.session.traced(self.probed, *operands)
+                found, state, self.optimizer.state = program(*operands)
+                self.session.hold(state)
+            moved.append({name: array.astype(np.float64) - weight for name, array in self.exported(found).items()})
+        share = 8 * precision(self.request.dtype).unit_roundoff
+        return [name for name, one in moved[0].items() if (abs(one - moved[1][name]) > share * (size + abs(one))).any()]
+
+    def probe(self) -> tuple[float, float, float]:
+        """Return weights, a gradient and a rate with which decay shows whatever its form is: the weights move by all that they are, or the gradient changes its sign."""
+        decay = self.recipe.weight_decay or 1.0
+        size = min(2.0 ** round(math.log2(2 / decay)), precision(self.request.dtype).largest / 64)
+        return size, size * decay / 2, size / 2
+
+    def probed(self, held: Any, fixed: Any, state: Any) -> tuple[dict[str, Tensor], Any, Any]:
+        """Make a step as :meth:`probe` says; return the parameters, and what it leaves."""
         optimizer, model = self.optimizer, self.session.model_of(held, fixed)
         optimizer.variables, optimizer.state = self.variables(model), state
-        value = self.operations.value
-        zeros = {name: self.operations.zeros_like(value(variable)) for name, variable in optimizer.variables.items()}
-        decay = self.recipe.weight_decay
-        numbers = {name: self.session.number(number) for name, number in (self.numbers() | {"rate": 1.0, "height": 1.0, "decay": decay}).items()}
+        value, (_, gradient, rate) = self.operations.value, self.probe()
+        gradients = {name: self.operations.zeros_like(value(variable)) + gradient for name, variable in optimizer.variables.items()}
+        decay = self.recipe.weight_decay * rate
+        numbers = {name: self.session.number(number) for name, number in (self.numbers() | {"rate": rate, "height": rate, "decay": decay}).items()}
         optimizer.begin(numbers)
-        optimizer.step(zeros, numbers, {})
+        optimizer.step(gradients, numbers, {})
         return {name: value(variable) for name, variable in optimizer.variables.items()}, self.session.held_by(model), optimizer.state
 
     # One step.

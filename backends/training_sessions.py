@@ -61,6 +61,27 @@ def check_state(request: Request, state: Mapping[str, Array], step: int) -> None
         raise SpecError(problems)
 
 
+def arrays_of(method: str, found: Any) -> dict[str, NDArray[Any]]:
+    """Return the arrays that a method of a session returned, by name.
+
+    Raises:
+        TypeError: if it returned no mapping of names to arrays of numbers.
+    """
+    if not isinstance(found, Mapping):
+        raise TypeError(f"{method}() returned a {type(found).__name__} but must return a dict of arrays by name")
+    arrays = {}
+    for name, value in found.items():
+        if not isinstance(name, str):
+            raise TypeError(f"{method}() returned an array by the name {name!r} but must name each by text")
+        try:
+            arrays[name] = np.asarray(value)
+        except ValueError:  # rows of different lengths
+            arrays[name] = np.asarray(None)
+        if arrays[name].dtype.kind in "OSUMm":
+            raise TypeError(f"{method}() returned {name!r} as a {type(value).__name__} but must return an array of numbers")
+    return arrays
+
+
 class RemoteSession:
     """Training that a worker holds open (:class:`concord.backends.interface.TrainingSession`). Use it in a ``with`` block, or call :meth:`close`.
 
@@ -167,11 +188,11 @@ class TrainingSessions:
             case "load":
                 session.load(arrays, said["step"])
             case "step":
-                found = session.step(window_of(arrays, said["size"]), said["report"])
+                found = arrays_of("step", session.step(window_of(arrays, said["size"]), said["report"]))
             case "predict":
-                found = {"output": session.predict(window_of(arrays, 1)[0])}
+                found = arrays_of("predict", {"output": session.predict(window_of(arrays, 1)[0])})
             case "state":
-                found = session.state()
+                found = arrays_of("state", session.state())
             case "plan":
                 return self.plan(session, said["sizes"], arrays), pack({})
             case "close":
@@ -183,7 +204,10 @@ class TrainingSessions:
         if not hasattr(session, "plan"):
             raise Unsupported(f"{self.backend.name} does not say what it is going to do: its session has no method 'plan'")
         batches = iter(window_of(arrays, sum(sizes)))
-        return json.dumps(dataclasses.asdict(session.plan([[next(batches) for _ in range(size)] for size in sizes])))
+        found = session.plan([[next(batches) for _ in range(size)] for size in sizes])
+        if not isinstance(found, StepPlan):
+            raise TypeError(f"plan() returned a {type(found).__name__} but must return a StepPlan")
+        return json.dumps(dataclasses.asdict(found))
 
     def open(self, message: Message) -> Message:
         """Open a session on a request."""

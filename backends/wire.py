@@ -210,7 +210,7 @@ def check_info(info: Any) -> None:
         SpecError: saying what is wrong.
     """
     if not isinstance(info, dict):
-        raise SpecError("'info' must be an object")
+        raise SpecError(f"'info' is {repr(info)[:40]} but must be an object")
     patterns = info.get("undelivered_taps", [])
     if not _is_list_of(str, patterns):
         raise SpecError(f"'undelivered_taps' is {patterns!r} but must be a list of strings")

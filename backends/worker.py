@@ -23,7 +23,7 @@ from concord.backends.parcel import Parcel
 from concord.backends.process import ROOT, Process
 from concord.backends.process import WorkerFailure as WorkerFailure
 from concord.backends.training_sessions import RemoteSession, opened
-from concord.backends.wire import check_description, decode_run, encode_request, narrower, received
+from concord.backends.wire import check_description, check_info, decode_run, encode_request, narrower, received
 from concord.spec.batch import Batch, round_inputs
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
@@ -225,7 +225,9 @@ class Worker(Process):
         if request.training is None:
             raise SpecError("'training' is missing but is required [clause=OPT-1]")
         request = dataclasses.replace(request, device=self.device, deterministic=self.deterministic, taps=False)
-        return opened(self.name, request, self._message(request), self._arrays)
+        session = opened(self.name, request, self._message(request), self._arrays)
+        self._read(lambda: check_info(session.info))
+        return session
 
     def _arrays(self, operation: str, header: str, arrays: bytes) -> tuple[str, bytes]:
         """Exchange messages, and make sure that the answer's arrays can be read."""
@@ -273,4 +275,4 @@ class Worker(Process):
 
 def said(error: Exception) -> str:
     """Return in one line what is wrong with an answer."""
-    return error.problems[0] if isinstance(error, SpecError) else f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return "; ".join(error.problems) if isinstance(error, SpecError) else f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

@@ -368,7 +368,7 @@ class Crew:
         except WorkerFailure as failure:
             return kept(self.settings.status_of(self.name, failure), failure.detail, stderr=failure.stderr)
         except Exception as error:
-            return kept(NOT_JUDGED, _fault("running it", error), stderr=traceback.format_exc())
+            return kept(NOT_JUDGED, own_fault("running it", error), stderr=traceback.format_exc())
         found = tensors_of(job, run) if job.times > 1 else {}
         first = found if before is None or before.first is None else before.first
         others = differing(first, found)
@@ -377,7 +377,7 @@ class Crew:
         except Misfit as error:
             return kept("broken", f"its answer cannot be judged: {'; '.join(error.problems)}")
         except Exception as error:  # what was delivered is in order: whatever is raised then is Concord's own
-            return kept(NOT_JUDGED, _fault("judging", error), stderr=traceback.format_exc())
+            return kept(NOT_JUDGED, own_fault("judging", error), stderr=traceback.format_exc())
         repeats = before.repeats(others, verdict) if before else None
         changes = self.settings.repeat > 1 and repeats is not None and not repeats.equal
         status = "nondeterministic" if changes and verdict.status != "diverges" else verdict.status
@@ -450,5 +450,6 @@ class Crew:
         self.environments.setdefault(self.label, {})[key] = value
 
 
-def _fault(doing: str, error: Exception) -> str:
+def own_fault(doing: str, error: Exception) -> str:
+    """Return a line that says that something is Concord's own fault."""
     return f"a fault of Concord while {doing}: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -225,6 +225,16 @@ class MonteCarlo(Arithmetic):
             (x, lambda gradient: self._perturbed(gradient, self._of(both * abs(gradient)))),
             (mean, lambda gradient: -back(gradient)),
         )
+
+    def vary_total(self, total: Node, parts: Sequence[Node]) -> Node:
+        """Perturb a sum of squares by what one sum over all tensors may err, in any order (:meth:`Arithmetic.vary_total`)."""
+        if len(parts) == 1:
+            return total
+
+        def squares() -> Values:
+            return np.asarray([sum(float(np.square(np.square(self._one(part.value), dtype=np.float64)).sum()) for part in parts)])
+
+        return self._record(self.settle_sum(total.value, squares, sum(math.prod(part.shape) for part in parts)), (total, lambda gradient: gradient))
 
     def vary_variance(self, variance: Node, mean: Node, centered: Node) -> Node:
         """Perturb the variance of rows as ways to compute it in one pass may err (ALG-5).

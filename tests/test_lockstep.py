@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from functools import reduce
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from concord import spec
 from concord.conformance import record
 from concord.conformance.campaign import Settings
+from concord.conformance.comparison import Row, Verdict
+from concord.conformance.expectation import Expectation
 from concord.conformance.html import page
-from concord.conformance.lockstep import Entrant, JudgedTraining, Lockstep, free_running, resynchronised
+from concord.conformance.lockstep import Entrant, JudgedTraining, Lockstep, Track, free_running, resynchronised, running
 from concord.conformance.lockstep.cases import standard
 from concord.conformance.lockstep.conduct import about, rates
+from concord.conformance.lockstep.envelope import in_range
+from concord.conformance.lockstep.outcome import Recorder
 from concord.conformance.lockstep.preflight import differences, right_plan
+from concord.conformance.lockstep.report import lines, show
 from concord.conformance.scoring import judge_tensor
 from concord.conformance.tolerance import Sigma, exact, samples, shadows
 from concord.spec.arithmetic import Arithmetic
+from concord.spec.errors import SpecError
 from concord.spec.montecarlo import MonteCarlo
-from concord.spec.training.optimizers import Optimizer
+from concord.spec.training.optimizers import Optimizer, clipped
 from concord.spec.training.recipe import Recipe, rounded_hyperparameters
 from concord.spec.training.trajectory import Training
+from tests.toys import holding
+from tests.toys.flat import Flat
 from tests.toys.stepping import Stepping
 
 CONFIG = spec.variant("nndl-paddle", d_model=6, num_heads=2, d_ff=5, num_layers=1, vocab_size=17, max_positions=7, num_classes=3)
@@ -40,6 +51,15 @@ def case(dtype: str = "float32", steps: int = 5, **fields: Any) -> JudgedTrainin
     batches = [spec.example_batch(CONFIG, batch=3 - number % 2, tokens=5, seed=number, padding="ragged") for number in range(2 * steps - 1)]
     windows = [batches[first : first + 2] for first in range(0, len(batches), 2)]
     return JudgedTraining(CONFIG, spec.initialize(CONFIG, seed=3), Training(Recipe(**{**ADAMW, **fields}), windows, seed=11), dtype=dtype)
+
+
+class Sevens(Stepping):
+    """Says after a step that every weight is seven; from its step ``late`` on, that everything is."""
+
+    def step(self, window: Any, report: bool = False) -> Any:
+        wholly = 0 < self.late <= self.steps
+        found = super().step(window, report)
+        return {name: np.full_like(array, 7) if wholly or (not self.late and name.startswith("parameters.")) else array for name, array in found.items()}
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -100,6 +120,110 @@ def test_backends_with_and_without_deviations_are_each_judged_by_their_own() -> 
         assert (plain.status, declared.status, silent.status) == ("agrees", "agrees", "diverges")
 
 
+@pytest.mark.clause("OPT-7", "ALG-7")
+@pytest.mark.parametrize("clipping", ["global_norm", "group_norm"])
+def test_norm_of_many_tensors_may_be_summed_term_by_term(clipping: str) -> None:
+    recipe = Recipe(algorithm="sgd", learning_rate=0.1, clipping=clipping, clip_at=1.0)
+    given = {str(number): np.random.default_rng(number).normal(0, 0.1, 1009).astype(np.float32) for number in range(127)}
+
+    def found(arithmetic: Arithmetic) -> Any:
+        scaled, _ = clipped(arithmetic, recipe, {name: arithmetic.leaf(array) for name, array in given.items()})
+        return scaled["0"].value
+
+    value, rounded = found(exact("float32")), list(shadows("float32"))
+    sigma = Sigma(value, "float32")
+    for arithmetic in (*samples("float32", 127 * 1009), *rounded):
+        (sigma.sample if isinstance(arithmetic, MonteCarlo) else sigma.shadow)(found(arithmetic))
+    flat = np.sqrt(np.cumsum(np.square(np.concatenate(list(given.values()))), dtype=np.float32)[-1])
+    assert judge_tensor(given["0"] * (np.float32(1) / flat), value, sigma.result(len(rounded)), "float32").status == "agrees"
+
+
+def clipping_case(dtype: str, **fields: Any) -> JudgedTraining:
+    """Return training whose gradients are clipped at each step, of numbers that float16 has."""
+    return case(dtype, steps=2, **{"clip_at": 0.25, "epsilon": 1e-3, **fields})
+
+
+@pytest.mark.clause("OPT-7", "ALG-7")
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+def test_clipping_by_the_norm_of_one_flat_buffer_is_right_and_a_wrong_clip_is_not(dtype: str) -> None:
+    asked, off = clipping_case(dtype), 0.25 if dtype == "float16" else 0.01
+    ways: dict[str, dict[str, Any]] = {
+        "right": {},
+        "right within the norm's tolerance": {"off": {"float64": 2.0**-47, "float32": 2.0**-18, "float16": 2.0**-8}[dtype]},
+        "another epsilon": {"epsilon": off},
+        "another limit": {"limit": 1 + off},
+        "a norm without the head": {"left_out": "classifier"},
+        "by a norm without the head, and silent": {"left_out": "classifier", "silent": True},
+    }
+    tracks = resynchronised(asked, [Entrant(name, Flat(asked, **otherwise)) for name, otherwise in ways.items()])
+    found = {track.backend: track.first_divergence[1].split(".")[0] if track.first_divergence else track.status for track in tracks}
+    assert found == dict(zip(ways, ["agrees", "agrees", "clipped", "clipped", "norm", "clipped"], strict=True))
+
+
+@pytest.mark.clause("OPT-7", "ALG-7")
+def test_clipping_of_gradients_whose_squares_float16_has_not_is_right() -> None:
+    asked = clipping_case("float16", clip_at=2.0**-8)
+    asked = replace(asked, weights={name: array * (2.0**-7 if name.startswith("classifier") else 1.0) for name, array in asked.weights.items()})
+    (track,) = resynchronised(asked, [Entrant("flat", Flat(asked))])
+    assert track.status == "agrees", track.first
+
+
+@pytest.mark.parametrize("mode", [resynchronised, free_running])
+def test_step_from_a_state_out_of_range_is_undetermined_and_not_wrong(mode: Any) -> None:
+    huge = {"algorithm": "sgd", "learning_rate": 2.0**25, "schedule": "constant", "warmup_steps": 0, "total_steps": None, "weight_decay": 0.0, "decay_form": "none"}
+    asked = case("float16", steps=2, **huge)  # its first step leaves weights that float16 has not
+    (track,) = mode(asked, [Entrant("sevens", Sevens(asked, late=1, usual=asked))])
+    assert track.first is None
+    (losses,) = [curve for curve in track.curves if curve.section == "losses"]
+    assert losses.unjudged == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "losses", "gradients", "undetermined"),
+    [
+        ({}, 1.0, [2.0, 3.0], set()),
+        ({"parameters.a": np.asarray([1.0, np.inf])}, 1.0, [2.0, 3.0], {"losses", "gradients", "norm", "parameters"}),
+        ({}, np.nan, [2.0, 3.0], {"gradients", "norm", "parameters"}),
+        ({}, 1e5, [2.0, 3.0], {"gradients", "norm", "parameters"}),
+        ({}, 1.0, [2.0, np.inf], {"gradients", "norm", "parameters"}),
+    ],
+)
+def test_what_follows_from_numbers_out_of_range_is_undetermined(state: dict[str, Any], losses: float, gradients: list[float], undetermined: set[str]) -> None:
+    values = {"losses.0": losses, "gradients.a": gradients[0], "gradients.b": gradients[1], "norm": 3.0, "rate": 0.1, "parameters.a": 1.0}
+    values = {f"steps.0.{name}": np.asarray(value) for name, value in values.items()}
+    found = in_range(Expectation("float16", values, {name: np.ones_like(value) for name, value in values.items()}, {}), state)
+    assert {name.split(".")[2] for name, sigma in found.sigmas.items() if np.isnan(sigma)} == undetermined
+
+
+def test_session_that_returns_or_raises_nonsense_is_a_row_and_the_others_go_on() -> None:
+    asked = case(steps=2)
+    said = {
+        "Right": ("agrees", 2, ""),
+        "Loading": ("error", 1, "ArithmeticError: no state fits"),
+        "Returning": ("error", 0, "TypeError: step() returned a NoneType but must return a dict of arrays by name"),
+        "ReturningText": ("error", 0, "TypeError: step() returned 'norm' as a str but must return an array of numbers"),
+        "ReturningRagged": ("error", 0, "TypeError: step() returned 'norm' as a list but must return an array of numbers"),
+        "ReturningNumbered": ("error", 0, "TypeError: step() returned an array by the name 0 but must name each by text"),
+        "ReturningUnknown": ("error", 0, "step() returned 'velocity.pooler.bias', 'loss', but this training has only losses, gradients, norm, clipped, rate, first_moment, second_moment, parameters"),
+        "ReturningRows": ("diverges", 2, "losses.0 has shape (1,) but must be ()"),
+        "ReturningWhole": ("diverges", 2, "losses.0 has dtype int64 but must be float32 for a float32 run"),
+        "ReturningFew": ("diverges", 2, "gradients.embeddings.token.weight missing: the backend returned no such tensor"),
+        "ReturningNothing": ("diverges", 2, "losses.0 missing: the backend returned no such tensor"),
+    }
+    tracks = resynchronised(asked, [Entrant(name, getattr(holding, name).session(asked)) for name in said])
+    found = {track.backend: (track.status, track.steps, f"{track.first.row.tensor.split('.', 2)[2]} {track.first.row.note}" if track.first else track.detail) for track in tracks}
+    assert found == said
+
+
+def test_fault_of_the_judge_is_a_row_and_is_not_the_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = case(steps=2)
+    monkeypatch.setattr(running, "cause_of", lambda question: 1 / 0)
+    tracks = resynchronised(asked, [Entrant("right", Stepping(asked)), Entrant("wrong", Stepping(case(epsilon=1e-6)))])
+    assert [(track.status, track.detail) for track in tracks] == [
+        ("agrees", ""), ("not judged", "a fault of Concord while judging step 1: ZeroDivisionError: division by zero"),
+    ]  # fmt: skip
+
+
 @pytest.mark.clause("OPT-10", "DRP-3", "OPT-9", "OPT-6", "OPT-1")
 @pytest.mark.parametrize(
     ("fields", "subject", "clause", "words"),
@@ -154,6 +278,54 @@ def test_record_of_lockstep_is_read_back_and_makes_a_page(tmp_path: Path) -> Non
     assert "epsilon = 1e-06 instead of 1e-08" in shown
     assert shown.count('class="growth"') == 2 * 7
     assert "Before the first step" not in shown
+
+
+@pytest.mark.clause("OPT-11")
+def test_section_that_no_step_judges_keeps_training_from_agreeing() -> None:
+    asked = case("bfloat16", steps=2)  # beta2 is 1 there: a right framework divides by zero, or does not
+    tracks = resynchronised(asked, [Entrant("right", Stepping(asked)), Entrant("sevens", Sevens(asked))])
+    assert [(track.status, track.unjudged) for track in tracks] == [("undetermined", ("parameters",))] * 2
+    lost = [one.text for one in rounded_hyperparameters(asked.training.recipe, "bfloat16")]
+    found = Lockstep("resynchronised", "bfloat16", about(asked, Settings()), tuple(tracks), lost=lost)
+    assert found.exit_code == 3
+    written = record.record(found, "lockstep", "two steps")
+    assert [track["unjudged"] for track in written["tracks"]] == [["parameters"]] * 2
+    console = Console(width=200, file=io.StringIO())
+    show(found, console, "two steps")
+    for text in (console.file.getvalue(), page(written)):  # type: ignore[attr-defined]
+        assert "not judged: parameters at 2 of 2 steps: bfloat16 does not hold the recipe's beta2, weight_decay (OPT-11); train with numbers" in " ".join(unescape(text).split())
+    (row,) = [line for line in console.file.getvalue().splitlines() if line.startswith("│ sevens")]  # type: ignore[attr-defined]
+    assert row.split()[-2:] == ["judged", "│"]
+    assert "right: parameters not judged; sevens: parameters not judged." in page(written)
+    assert "sevens: not judged</span>" in page(written)
+
+
+def test_section_that_one_step_judges_is_judged_and_the_others_are_told() -> None:
+    known, unknown = (Verdict([Row("steps.0.losses.0", "LOS-2", "agrees"), Row("steps.0.norm", "OPT-7", status)]) for status in ("agrees", "undetermined"))
+    recorder, nothing = Recorder("toy"), Expectation("float16", {}, {}, {})
+    for step, verdict in enumerate((unknown, known, unknown)):
+        recorder.add(step, verdict, {}, nothing)
+    track = recorder.track()
+    assert (track.status, track.unjudged) == ("agrees", ())
+    found = Lockstep("resynchronised", "float16", {}, (track,))
+    assert found.exit_code == 0
+    assert [line for line, _ in lines(track, found)] == [
+        "toy: not judged: norm at 2 of 3 steps: what they are computed from is out of the range of float16; "
+        "train with numbers that float16 holds, or in another precision (--dtype float32)"
+    ]
+
+
+def test_training_of_which_a_section_is_judged_nowhere_is_not_said_to_be_right() -> None:
+    asked = case("bfloat16", steps=2)
+    asked = replace(asked, training=replace(asked.training, reported=(0, 1)))
+    session = Stepping(asked)
+    with pytest.raises(SpecError, match="no step of this training was judged in its parameters"):
+        running.first_divergence(asked, [session.step(window, report=True) for window in asked.training.windows])
+
+
+@pytest.mark.parametrize(("statuses", "code"), [(["agrees", "unsupported"], 0), (["unsupported"], 3), ([], 3), (["agrees", "undetermined"], 3), (["diverges", "undetermined"], 1), (["agrees", "refused"], 3)])
+def test_lockstep_passes_only_if_something_was_judged(statuses: list[str], code: int) -> None:
+    assert Lockstep("resynchronised", "float32", {}, tuple(Track("toy", status) for status in statuses)).exit_code == code
 
 
 @pytest.mark.clause("OPT-11")

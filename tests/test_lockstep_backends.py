@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from concord import backends, spec
+from concord.backends.interface import Unsupported
 from concord.backends.worker import Worker
 from concord.conformance.campaign import Settings
 from concord.conformance.lockstep.cases import example, standard
@@ -81,6 +82,18 @@ def test_backend_says_what_it_is_going_to_do(worker: Worker, fields: dict[str, A
         assert set(found.constants) >= {"clip_at", "weight_decay"}
 
 
+@pytest.mark.clause("OPT-6", "OPT-11")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_backend_says_what_decays_where_epsilon_or_beta_is_lost(worker: Worker, dtype: str) -> None:
+    for fields in ({}, {"decay_form": "coupled"}, {"decay_form": "alone", "weight_decay": 1e-3}, {"undecayed": ("table", "bias")}):
+        case = example(CONFIG, ADAMW.replace(**fields), 1, batch=3, tokens=5, seed=2, dtype=dtype)
+        try:
+            with worker.train(Field(case, Settings(), ExitStack()).request()) as session:
+                assert set(session.plan(case.training.windows).decayed) == set(right_plan(case).decayed)
+        except Unsupported as reason:
+            pytest.skip(str(reason))
+
+
 def test_command_names_step_tensor_and_cause_of_a_late_fault(tmp_path: Path) -> None:
     sizes = [f"--set={name}={value}" for name, value in (("d_model", 6), ("num_heads", 2), ("d_ff", 5), ("num_layers", 1), ("vocab_size", 17), ("max_positions", 7))]
     recipe = [f"--set={name}={value}" for name, value in (("schedule", "linear"), ("warmup_steps", 3), ("total_steps", 7), ("learning_rate", 0.01), ("accumulation", 2))]
@@ -106,6 +119,21 @@ def test_backend_that_holds_no_training_is_unsupported_and_one_that_is_not_there
     assert ran.returncode == 3
     assert "unsupported" in ran.stdout
     assert "missing" in ran.stdout
+
+
+def test_session_that_says_nonsense_is_a_row_and_the_others_go_on() -> None:
+    said = {
+        "Right": ("agrees", ""),  # without deviations in its info
+        "Silent": ("error", "its answer cannot be read: 'info' is None but must be an object"),
+        "DeclaringText": ("error", "its answer cannot be read: 'deviations' is 'some' but must be a list of objects [clause=PRC-4]"),
+        "Unplanned": ("error", "TypeError: plan() returned a NoneType but must return a StepPlan"),
+        "PlanningText": ("refused", "'rates' of a plan is 'fast' but must be a list of numbers; 'decayed' of a plan is [3] but must be a list of texts"),
+        "Returning": ("error", "TypeError: step() returned a NoneType but must return a dict of arrays by name"),
+        "Loading": ("error", "ArithmeticError: no state fits"),
+    }
+    found = conduct(example(CONFIG, ADAMW, 2, batch=3, tokens=5, seed=1), [toy(name, "holding") for name in said], Settings(threads=1))
+    assert {track.backend.partition(":")[2]: (track.status, track.detail) for track in found.tracks} == said
+    assert found.exit_code == 3
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,22 +14,18 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from concord.backends import heaps
-from concord.backends.interface import Request, Unsupported
-from concord.backends.worker import WorkerFailure
+from concord.backends.interface import Request
 from concord.conformance import codec
-from concord.conformance.campaign import Settings, environment_of
+from concord.conformance.campaign import NOT_JUDGED, Settings, environment_of, own_fault
 from concord.conformance.expectation import JudgedTraining
 from concord.conformance.lockstep.outcome import MODES, Difference, Lockstep, Track
 from concord.conformance.lockstep.preflight import differences, right_plan
-from concord.conformance.lockstep.running import Entrant, Tell, free_running, resynchronised
+from concord.conformance.lockstep.running import Entrant, Tell, failure_of, free_running, resynchronised
 from concord.spec.deviations import declared, in_precision
 from concord.spec.errors import SpecError
 from concord.spec.training.recipe import rounded_hyperparameters
 from concord.spec.training.schedules import learning_rate
 from concord.spec.training.trajectory import Training
-
-FAILURES = (Unsupported, SpecError, WorkerFailure)
-"""What keeps a backend from training."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +63,13 @@ class Field:
         try:
             worker = self.stack.enter_context(self.settings.open(name))
             session = worker.train(self.request())
-            stated = session.info["deviations"]
+            stated = session.info.get("deviations", [])
             deviations = in_precision(declared(stated), self.case.dtype)
             found = differences(self.case, self.right, name, session.plan(self.case.training.windows), deviations)
-        except FAILURES as failure:
-            return Place(failed=self.failed(name, failure))
+        except Exception as error:  # whatever keeps one backend from training keeps no other
+            status, detail, stderr = failure_of(error) or (NOT_JUDGED, own_fault("opening it", error), traceback.format_exc())
+            missing = status == "absent" and name in self.settings.asked
+            return Place(failed=Track(name, "missing" if missing else status, detail=detail, stderr=stderr))
         return Place(Entrant(name, session, deviations), environment_of(worker, stated), tuple(found))
 
     def request(self) -> Request:
@@ -79,12 +78,6 @@ class Field:
         training = replace(case.training, windows=[])
         how = (case.dtype, settings.implementation, settings.execution, settings.device, settings.precision, settings.deterministic)
         return Request(case.config, case.weights, case.training.windows[0][0], case.part, *how, taps=False, gradients=False, training=training)
-
-    def failed(self, name: str, failure: Exception) -> Track:
-        """Return what keeps a backend from training."""
-        if isinstance(failure, WorkerFailure):
-            return Track(name, self.settings.status_of(name, failure), detail=failure.detail, stderr=failure.stderr)
-        return Track(name, "refused" if isinstance(failure, SpecError) else "unsupported", detail=str(failure))
 
 
 def conduct(

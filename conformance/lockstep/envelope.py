@@ -9,6 +9,7 @@ import numpy as np
 
 from concord.backends import heaps
 from concord.conformance.cache import Cache
+from concord.conformance.comparison import STEP_SECTIONS, section_of
 from concord.conformance.expectation import Array, Expectation, JudgedTraining, least_sigma
 from concord.conformance.tolerance import FEW, SAMPLES, SIDE_BY_SIDE, Sigma, Z, difference, exact, samples, shadows
 from concord.spec.arithmetic import Arithmetic
@@ -31,10 +32,11 @@ class Envelope:
         case: the training.
         brief: whether a first look is enough: few samples, one shadow, and no corner of a ReLU is turned. What comes near a tolerance by it has
             to be judged by the whole.
+        again: whether each step starts from a given state, and what follows from a norm is judged given that: all arithmetics clip by the oracle's.
     """
 
-    def __init__(self, case: JudgedTraining, brief: bool = False) -> None:
-        self.case, self.brief = case, brief
+    def __init__(self, case: JudgedTraining, brief: bool = False, again: bool = False) -> None:
+        self.case, self.brief, self.again = case, brief, again
         self.count = FEW if brief else SAMPLES
         self.start: tuple[Mapping[str, Array], int] | None = None
         self.truth = case.trajectory(exact(case.dtype))
@@ -66,12 +68,14 @@ class Envelope:
     def around(self, values: Mapping[str, Array], window: Sequence[Batch], last: bool = False) -> Expectation:
         """Return the step that the oracle has made, and how far correct training may lie from it."""
         prefix, rounded = f"steps.{self.truth.steps - 1}.", 0
+        norm = values.get(f"{prefix}norm") if self.again else None
         if not last:
             self.others = self.others or list(self.beginning())
         found = {name: Sigma(value, self.case.dtype) for name, value in values.items()}
         turned: list[dict[str, Array]] = []
         with np.errstate(all="ignore"):
             for other in self.others or self.beginning():
+                other.norm = norm
                 other.step(window, self.taking(other.a, prefix, found, turned))
                 rounded += not isinstance(other.a, MonteCarlo) and not other.a.corner
                 del other  # before the next one is begun
@@ -83,7 +87,7 @@ class Envelope:
 
     def fork(self, case: JudgedTraining, truth: Trajectory) -> Envelope:
         """Return the envelope of a training that went the same way up to the step that the oracles of both have just made."""
-        forked = Envelope(case, self.brief)
+        forked = Envelope(case, self.brief, self.again)
         forked.start, forked.truth, forked.elements = self.start, truth, self.elements
         forked.others = [case.trajectory(other.a) for other in self.others]
         for own, other in zip(forked.others, self.others, strict=True):
@@ -123,6 +127,47 @@ def expectation(case: JudgedTraining, values: dict[str, Array], sigmas: dict[str
     return Expectation(case.dtype, values, sigmas, {name: case.clause(name) for name in values}, {}, shapes, chained=False)
 
 
+def given_norm(case: JudgedTraining, state: Mapping[str, Array], steps: int, window: Sequence[Batch], expected: Expectation, norm: Array) -> Expectation:
+    """Return what is expected of a step whose gradients are clipped by the norm that a run itself reported of it.
+
+    The norm is judged by itself. Its error is the same in every clipped gradient, and no noise of each element.
+
+    Args:
+        state: that the step starts from.
+        steps: how many were made before.
+        norm: (), finite.
+    """
+    prefix, values = f"steps.{steps}.", dict(expected.values)
+    gradients = {name.removeprefix(f"{prefix}gradients."): value for name, value in values.items() if name.startswith(f"{prefix}gradients.")}
+    trajectory = case.trajectory(exact(case.dtype))
+    trajectory.load(state, steps)
+    trajectory.norm = norm.astype(np.float64)
+    trajectory.finish(gradients, {}, window, lambda name, value: values.__setitem__(prefix + name, value))
+    return replace(expected, values={**values, f"{prefix}norm": expected.values[f"{prefix}norm"]})
+
+
+def in_range(expected: Expectation, state: Mapping[str, Array]) -> Expectation:
+    """Return what is expected of a step, where nothing is determined that follows from numbers out of range.
+
+    What is not finite passes a ReLU that is closed, or a masked score, in one framework, which multiplies by 0, and not in another, which
+    selects: from there on it is no question of right or wrong whether an element is finite.
+
+    Args:
+        state: that the step starts from.
+    """
+    largest, sigmas = precision(expected.dtype).largest, dict(expected.sigmas)
+    sound = all(np.isfinite(values).all() for values in state.values())
+    for section in STEP_SECTIONS:
+        names = [name for name in sigmas if section_of(name) == section and section != "rate"]  # which follows from no number of the model
+        within = all((abs(expected.values[name]) <= largest).all() and np.isfinite(sigmas[name]).all() for name in names)
+        if section == "gradients":  # each of which may follow from any other
+            sound = sound and within
+        sigmas |= {name: np.full_like(sigmas[name], np.nan) for name in names if not sound}
+        if section == "losses":
+            sound = sound and within
+    return replace(expected, sigmas=sigmas)
+
+
 class Envelopes:
     """The envelopes of one training for backends that declare different deviations, which share what they can.
 
@@ -134,9 +179,9 @@ class Envelopes:
     """
 
     def __init__(self, case: JudgedTraining, deviations: Iterable[Deviations], again: bool) -> None:
-        self.case, self.again, self.common = case, again, Envelope(case, brief=again)
+        self.case, self.again, self.common = case, again, Envelope(case, again, again)
         self.cases = {key_of(each): replace(case, deviations=each) for each in deviations if each}
-        self.truths = {key: Envelope(each, brief=again) for key, each in self.cases.items()}
+        self.truths = {key: Envelope(each, again, again) for key, each in self.cases.items()}
         self.own: dict[str, Envelope] = {}
         self.full: dict[str, Expectation] = {}
         self.window: Sequence[Batch] = ()
@@ -183,7 +228,7 @@ class Envelopes:
         """Return what a step from a state yields, with tolerances that more than a first look is taken for."""
         key = key_of(deviations)
         if key not in self.full:
-            envelope = Envelope(self.cases.get(key, self.case))
+            envelope = Envelope(self.cases.get(key, self.case), again=True)
             envelope.load(state, steps)
             self.full[key] = envelope.step(window, last=True)
         return self.full[key]

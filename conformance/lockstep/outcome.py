@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from concord.conformance.causes import Cause
 from concord.conformance.codec import short
-from concord.conformance.comparison import Row, Verdict, section_of
+from concord.conformance.comparison import Row, Verdict, conclude, section_of
 from concord.conformance.expectation import Array, Expectation, root_mean_square
 from concord.conformance.tolerance import rms_limit
 
@@ -23,11 +23,12 @@ class Curve:
 
     Attributes:
         section: losses, gradients, norm, clipped, rate, moments or parameters.
-        ratio: the largest error of its tensors, in tolerances.
+        ratio: the largest error of its tensors, in tolerances; 0 where none of them was judged.
         difference: the root mean square of its errors, as a share of that of its values.
         envelope: the same of what rounding alone may make: the largest that agrees.
         worst: the tensor with the largest error in tolerances over all steps.
         at: the step of it, counted from 0.
+        unjudged: at how many steps none of its tensors was judged.
     """
 
     section: str
@@ -36,6 +37,12 @@ class Curve:
     envelope: list[float]
     worst: str = ""
     at: int = 0
+    unjudged: int = 0
+
+    @property
+    def judged(self) -> bool:
+        """Whether one of its tensors was judged at any step."""
+        return self.unjudged < len(self.ratio)
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ class Divergence:
         """It in a sentence."""
         row = self.row
         name = row.tensor.split(".", 2)[2]
-        where = f" at {list(row.element)}: {row.actual:.9g}, but {row.expected:.9g} ± {row.tolerance:.2g} is right" if row.element or row.size == 1 else ""
+        where = f" at {list(row.element)}: {row.actual:.9g}, but {row.expected:.9g} ± {row.tolerance:.2g} is right" if row.deciding and (row.element or row.size == 1) else ""
         size = f"{row.ratio:.3g} tolerances" if np.isfinite(row.ratio) else row.note or "nothing can be compared"
         more = f"; {self.also} more tensor{'' if self.also == 1 else 's'} of the step diverge{'s' if self.also == 1 else ''}" if self.also else ""
         why = f"; {self.cause.text}" if self.cause else ""
@@ -74,7 +81,7 @@ class Track:
 
     Attributes:
         backend: its name.
-        status: agrees, diverges, undetermined, or what kept it from going on: unsupported, crashed and so on.
+        status: agrees, diverges, undetermined if a section was judged at no step, or what kept it from going on: unsupported, crashed and so on.
         steps: how many it made.
         diverged: how many of them diverge.
         curves: its errors over the steps.
@@ -85,7 +92,7 @@ class Track:
         seconds: that its steps took, in its worker.
     """
 
-    DERIVED: ClassVar = ("worst",)
+    DERIVED: ClassVar = ("worst", "unjudged")
 
     backend: str
     status: str
@@ -102,6 +109,11 @@ class Track:
     def worst(self) -> float:
         """The largest error in tolerances."""
         return max((ratio for curve in self.curves for ratio in curve.ratio), default=0.0)
+
+    @property
+    def unjudged(self) -> tuple[str, ...]:
+        """The sections that were judged at no step."""
+        return tuple(curve.section for curve in self.curves if not curve.judged)
 
     @property
     def first_divergence(self) -> tuple[int, str, str, float] | None:
@@ -123,7 +135,7 @@ class Recorder:
     def __init__(self, backend: str) -> None:
         self.backend = backend
         self.steps, self.diverged, self.seconds = 0, 0, 0.0
-        self.statuses: set[str] = set()
+        self.statuses: set[tuple[str, str]] = set()
         self.losses: list[float] = []
         self.curves: dict[str, Curve] = {}
         self.first: Divergence | None = None
@@ -132,10 +144,10 @@ class Recorder:
     def add(self, step: int, verdict: Verdict, delivered: dict[str, Array], expected: Expectation) -> None:
         """Take up a step that was judged."""
         self.steps += 1
-        self.statuses.add(verdict.status)
+        self.statuses |= {(section_of(row.tensor), row.status) for row in verdict.table}
         self.diverged += verdict.status == "diverges"
-        loss = delivered.get(f"steps.{step}.losses.0")
-        self.losses.append(float("nan") if loss is None else float(loss))
+        loss = delivered.get(f"steps.{step}.losses.0", np.zeros(0))
+        self.losses.append(float(loss) if loss.shape == () and loss.dtype.kind == "f" else float("nan"))
         rows: dict[str, list[Row]] = {}
         for row in verdict.table:
             rows.setdefault(section_of(row.tensor), []).append(row)
@@ -144,10 +156,12 @@ class Recorder:
 
     def extend(self, step: int, section: str, rows: list[Row], delivered: dict[str, Array], expected: Expectation) -> None:
         """Add a point to a curve."""
-        curve = self.curves.setdefault(section, Curve(section, [], [], []))
+        curve = self.curves.get(section) or Curve(section, [], [], [])
         worst = max(rows, key=lambda row: row.ratio)
         if not curve.worst or worst.ratio > max(curve.ratio):
-            self.curves[section] = curve = Curve(section, curve.ratio, curve.difference, curve.envelope, worst.tensor.split(".", 2)[2], step)
+            curve = replace(curve, worst=worst.tensor.split(".", 2)[2], at=step)
+        judged = any(row.status in ("agrees", "diverges") for row in rows)
+        self.curves[section] = curve = replace(curve, unjudged=curve.unjudged + (not judged))
         curve.ratio.append(short(worst.ratio))
         counts, sizes, errors, limits = [0], [0.0], [0.0], [0.0]
         for name in (row.tensor for row in rows if row.deciding is not None):
@@ -162,8 +176,7 @@ class Recorder:
 
     def track(self) -> Track:
         """Return the track."""
-        found = self.statuses
-        status = "diverges" if self.diverged else "agrees" if "agrees" in found else "undetermined"
+        status, _ = conclude(self.statuses)
         detail = stderr = ""
         if self.failure is not None:
             failed, detail, stderr = self.failure
@@ -218,8 +231,8 @@ class Lockstep:
 
     @property
     def exit_code(self) -> int:
-        """0 agrees, 1 diverges, 3 a backend crashed or is missing."""
+        """0: all agree; 1: one diverges, or is going to do something else; 3: one gave no result, or was not judged in some section, or none was judged."""
         statuses = {track.status for track in self.tracks}
         if self.differences or "diverges" in statuses:
             return 1
-        return 3 if not statuses or statuses - {"agrees", "undetermined", "unsupported", "absent"} else 0
+        return 3 if "agrees" not in statuses or statuses - {"agrees", "unsupported", "absent"} else 0

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from concord.conformance import drawing
+from concord.conformance.campaign import NOT_JUDGED
 from concord.conformance.comparison import STEP_SECTIONS
 from concord.conformance.html import joined
 from concord.conformance.layout import render
 from concord.conformance.lockstep.outcome import Curve, Lockstep
-from concord.conformance.lockstep.report import explanation
+from concord.conformance.lockstep.report import explanation, unjudged
 from concord.conformance.record import Document
 from concord.spec.precision import precision
 
@@ -32,6 +33,7 @@ def page(data: Mapping[str, Any], read: Document) -> str:
         found=found,
         figures=[figure(found, section) for section in STEP_SECTIONS if any(curve.section == section for track in found.tracks for curve in track.curves)],
         explanation=explanation(found),
+        why={track.backend: unjudged(track, found) for track in found.tracks},
     )
 
 
@@ -42,6 +44,9 @@ def headline(found: Lockstep) -> str:
         return "; ".join(f"{track.backend} diverges first at step {track.first.step + 1}" for track in wrong if track.first) + "."
     if found.differences:
         return f"{joined(list(dict.fromkeys(one.backend for one in found.differences)))} would train otherwise than the recipe says."
+    unjudged = [track for track in found.tracks if track.unjudged]
+    if unjudged:
+        return "; ".join(f"{track.backend}: {', '.join(track.unjudged)} not judged" for track in unjudged) + "."
     right = [track for track in found.tracks if track.status == "agrees"]
     steps = max((track.steps for track in right), default=0)
     return f"{joined([track.backend for track in right])} agree{'s' if len(right) == 1 else ''} with the oracle at each of {steps} steps." if right else "Nothing was judged."
@@ -64,7 +69,7 @@ def figure(found: Lockstep, section: str) -> dict[str, Any]:
     return {
         "section": section,
         "columns": max((len(line) for line in ratios), default=1),
-        "curves": [{"backend": track.backend, "worst": max(curve.ratio, default=0.0), "tensor": curve.worst, "step": curve.at + 1} for track, curve in curves],
+        "curves": [{"backend": track.backend, "worst": max(curve.ratio, default=0.0), "tensor": curve.worst, "step": curve.at + 1, "judged": curve.judged} for track, curve in curves],
         "ratios": drawing.growth(ratios, f"{section}: largest error of each step, in tolerances: {said(curves)}", []),
         "ratio_ticks": drawing.ticks(*drawing.decades(ratios)),
         "sizes": drawing.growth([*sizes, envelope], f"{section}: size of the errors of each step, in unit roundoffs, and what rounding may make", []),
@@ -75,7 +80,7 @@ def figure(found: Lockstep, section: str) -> dict[str, Any]:
 
 def said(curves: list[tuple[Any, Curve]]) -> str:
     """Return the largest errors in words."""
-    return "; ".join(f"{track.backend} {max(curve.ratio, default=0.0):.2g}" for track, curve in curves)
+    return "; ".join(f"{track.backend} {f'{max(curve.ratio):.2g}' if curve.judged else NOT_JUDGED}" for track, curve in curves)
 
 
 def thinned(values: list[float]) -> list[float]:

@@ -8,8 +8,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from concord.conformance.campaign import NOT_JUDGED
 from concord.conformance.comparison import STEP_SECTIONS
-from concord.conformance.lockstep.outcome import Lockstep, Track
+from concord.conformance.lockstep.outcome import Curve, Lockstep, Track
 from concord.conformance.report import indented, number
 
 STYLES = {"agrees": "green", "diverges": "bold red", "undetermined": "yellow", "unsupported": "dim", "absent": "dim"}
@@ -27,7 +28,7 @@ def show(found: Lockstep, console: Console, title: str) -> None:
     console.print(table(found, console.width))
     console.print(explanation(found), style="dim")
     for track in found.tracks:
-        for line, style in lines(track):
+        for line, style in lines(track, found):
             console.print(indented(line, style))
     console.print(f"{found.seconds:.0f} s in all", highlight=False)
 
@@ -53,8 +54,17 @@ def table(found: Lockstep, width: int) -> Table:
 
 
 def _errors(track: Track, sections: Sequence[str]) -> list[Text]:
-    worst = {curve.section: max(curve.ratio, default=0.0) for curve in track.curves}
-    return [Text(number(worst[section]) if section in worst else "–", style="bold red" if worst.get(section, 0.0) > 1 else "") for section in sections]
+    curves = {curve.section: curve for curve in track.curves}
+    return [_error(curves.get(section)) for section in sections]
+
+
+def _error(curve: Curve | None) -> Text:
+    if curve is None:
+        return Text("–")
+    if not curve.judged:
+        return Text(NOT_JUDGED, style="yellow")
+    worst = max(curve.ratio)
+    return Text(number(worst), style="bold red" if worst > 1 else "")
 
 
 def explanation(found: Lockstep) -> str:
@@ -63,9 +73,21 @@ def explanation(found: Lockstep) -> str:
     return f"Largest error in tolerances of any step; {found.mode}: {how}."
 
 
-def lines(track: Track) -> list[tuple[str, str]]:
-    """Return what is to be said of a backend: where it first diverged, or what kept it from going on."""
+def unjudged(track: Track, found: Lockstep) -> str:
+    """Return at which steps sections of a backend were not judged, why, and what to do about it; no text if each was judged at each step."""
+    sections = [f"{curve.section} at {curve.unjudged} of {track.steps} steps" for curve in track.curves if curve.unjudged]
+    if not sections:
+        return ""
+    names = ", ".join(line.partition(" ")[0] for line in found.lost)
+    why = f"{found.dtype} does not hold the recipe's {names} (OPT-11)" if names else f"what they are computed from is out of the range of {found.dtype}"
+    return f"not judged: {', '.join(sections)}: {why}; train with numbers that {found.dtype} holds, or in another precision (--dtype float32)"
+
+
+def lines(track: Track, found: Lockstep) -> list[tuple[str, str]]:
+    """Return what is to be said of a backend: where it first diverged, what was not judged, or what kept it from going on."""
     said = [(f"{track.backend} diverges first at {track.first.text}", "bold red")] if track.first else []
+    if why := unjudged(track, found):
+        said.append((f"{track.backend}: {why}", "yellow"))
     if track.detail:
         said.append((f"{track.backend}: {track.status}{f' after {track.steps} steps' if track.steps else ''}: {track.detail}", "bold magenta"))
     return said + [(f"  {line}", "dim") for line in track.stderr.splitlines()[-4:]]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -11,15 +12,19 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from concord.backends.interface import Run, Stepping, Unsupported
+from concord.backends.training_sessions import arrays_of
 from concord.backends.worker import WorkerFailure
-from concord.conformance.comparison import Verdict
+from concord.conformance.campaign import NOT_JUDGED, own_fault
+from concord.conformance.comparison import Verdict, conclude, section_of
 from concord.conformance.expectation import Array, Expectation, JudgedTraining
 from concord.conformance.judging import NEAR, judge
 from concord.conformance.lockstep.cause import Question, Start, cause_of
-from concord.conformance.lockstep.envelope import Envelopes, expectation, of_training
+from concord.conformance.lockstep.envelope import Envelopes, expectation, given_norm, in_range, of_training
 from concord.conformance.lockstep.outcome import Divergence, Recorder, Track
+from concord.conformance.lockstep.preflight import FEW
 from concord.spec.batch import Batch
 from concord.spec.deviations import NONE, Deviations
+from concord.spec.errors import SpecError
 from concord.spec.precision import precision
 from concord.spec.training.optimizers import slots
 
@@ -86,23 +91,42 @@ def first_divergence(case: JudgedTraining, made: Sequence[Mapping[str, Array]], 
         made: what was reported of each step, without the number of the step.
         resumed: the step before which it went on from a checkpoint of its own; 0: it did not.
         explaining: whether a cause is looked for.
+
+    Raises:
+        SpecError: if a section was judged at no step, so that nobody can say.
     """
-    whole, earlier, sigmas = of_training(case), None, dict[str, Array]()
+    whole, earlier, sigmas, statuses = of_training(case), None, dict[str, Array](), set[tuple[str, str]]()
     state = {name: precision(case.dtype).round(values) for name, values in case.start.items()}
     for step, (window, found) in enumerate(zip(case.training.windows, made, strict=True)):
         prefix = f"steps.{step}."
         names = [name for name in whole.values if name.startswith(prefix)]
         expected = expectation(case, {name: whole.values[name] for name in names}, {name: whole.sigmas[name] for name in names})
         delivered = {f"{prefix}{name}": np.asarray(array) for name, array in found.items()}
-        verdict, start = judged(case, window, delivered, expected), Start(state, step, window, sigmas)
+        verdict, start = judged(case, window, delivered, in_range(expected, state)), Start(state, step, window, sigmas)
         first = verdict.first_divergence
         if first is not None:
             also = sum(row.status == "diverges" for row in verdict.table) - 1
             question = Question(case, start, delivered, expected, first.tensor, earlier, resumed)
             return Divergence(step, first, cause_of(question) if explaining else None, also)
+        statuses |= {(section_of(row.tensor), row.status) for row in verdict.table}
         earlier, sigmas = start, carried(case, step, expected)
         state = {name: precision(case.dtype).round(whole.values[f"{prefix}{name}"]) for name in sigmas}
+    refuse_unjudged(statuses)
     return None
+
+
+def refuse_unjudged(statuses: Iterable[tuple[str, str]]) -> None:
+    """Refuse to say that training is right of which a section was judged at no step.
+
+    Args:
+        statuses: as :func:`concord.conformance.comparison.conclude` takes them.
+
+    Raises:
+        SpecError: naming the sections.
+    """
+    status, unjudged = conclude(statuses)
+    if status == "undetermined":
+        raise SpecError(f"no step of this training was judged in its {', '.join(unjudged) or 'tensors'}: it neither agrees nor diverges")
 
 
 def carried(case: JudgedTraining, step: int, expected: Expectation) -> dict[str, Array]:
@@ -116,6 +140,15 @@ def judged(case: JudgedTraining, window: Sequence[Batch], delivered: dict[str, A
     nothing = np.zeros(0)
     run = Run(nothing, nothing, dtype=case.dtype, requested=("steps",), steps=delivered)
     return judge(case.config, case.weights, window[0], run, case.part, lambda deviations: expected, dtype=case.dtype)
+
+
+def failure_of(error: Exception) -> tuple[str, str, str] | None:
+    """Return what is said of a backend that an error kept from going on: a status, a line, and the last lines of its worker; None for an error that no worker told."""
+    if isinstance(error, WorkerFailure):
+        return error.status, error.detail, error.stderr
+    if isinstance(error, SpecError):
+        return "refused", "; ".join(error.problems), ""
+    return ("unsupported", str(error), "") if isinstance(error, Unsupported) else None
 
 
 class _Lockstep:
@@ -169,19 +202,15 @@ class _Lockstep:
 
     def made(self, entrant: Entrant, state: Mapping[str, Array] | None, step: int, window: Sequence[Batch]) -> Made:
         """Return what a backend reports of a step, or what kept it from making it."""
-        started, failure = time.perf_counter(), ("", "", "")
+        started = time.perf_counter()
         try:
             if state is not None:
                 entrant.session.load(state, step)
-            found = entrant.session.step(window, report=True)
-        except Unsupported as error:
-            failure = ("unsupported", str(error), "")
-        except WorkerFailure as lost:
-            failure = (lost.status, lost.detail, lost.stderr)
-        else:
-            delivered = {f"steps.{step}.{name}": np.asarray(array) for name, array in found.items()}
-            return Made(time.perf_counter() - started, delivered)
-        return Made(time.perf_counter() - started, failure=failure)
+            found = arrays_of("step", entrant.session.step(window, report=True))
+        except Exception as error:  # whatever keeps one backend from going on keeps no other
+            failure = failure_of(error) or ("error", f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}", traceback.format_exc())
+            return Made(time.perf_counter() - started, failure=failure)
+        return Made(time.perf_counter() - started, {f"steps.{step}.{name}": array for name, array in found.items()})
 
     def receive(self, entrant: Entrant, start: Start, made: Made, expected: Expectation) -> None:
         """Take up what came of a step."""
@@ -189,23 +218,40 @@ class _Lockstep:
         recorder.seconds += made.seconds
         if made.delivered is None:
             recorder.failure = made.failure
-        else:
+            return
+        unknown = [name.split(".", 2)[2] for name in made.delivered if name not in expected.values]
+        if unknown:
+            known = ", ".join(dict.fromkeys(name.split(".")[2] for name in expected.values))
+            more = f" and {len(unknown) - FEW} more" if len(unknown) > FEW else ""
+            recorder.failure = ("error", f"step() returned {', '.join(map(repr, unknown[:FEW]))}{more}, but this training has only {known}", "")
+            return
+        try:
             self.take_up(entrant, start, made.delivered, expected)
-            self.tell(entrant.name, start.step + 1)
+        except Exception as error:  # what was delivered is in order
+            recorder.failure = (NOT_JUDGED, own_fault(f"judging step {start.step + 1}", error), traceback.format_exc())
+        self.tell(entrant.name, start.step + 1)
 
     def take_up(self, entrant: Entrant, start: Start, delivered: dict[str, Array], expected: Expectation) -> None:
         """Judge a step; what comes near a tolerance by a first look is judged by the whole."""
-        recorder, step, window = self.recorders[entrant.name], start.step, start.window
-        verdict = judged(self.case, window, delivered, expected)
-        if self.again and not (verdict.passed and verdict.worst <= NEAR) and recorder.first is None:
-            expected = self.envelopes.whole(start.state, step, window, entrant.deviations)
-            verdict = judged(self.case, window, delivered, expected)
+        recorder, step, window, case = self.recorders[entrant.name], start.step, start.window, replace(self.case, deviations=entrant.deviations)
+        expected = self.seen(case, start, delivered, expected)
+        verdict = judged(case, window, delivered, expected)
+        if self.again and (verdict.status == "diverges" or verdict.worst > NEAR) and recorder.first is None:
+            expected = self.seen(case, start, delivered, self.envelopes.whole(start.state, step, window, entrant.deviations))
+            verdict = judged(case, window, delivered, expected)
         first = verdict.first_divergence
         if first is not None and recorder.first is None:
             also = sum(row.status == "diverges" for row in verdict.table) - 1
-            case, resumed = replace(self.case, deviations=entrant.deviations), step if self.again else entrant.resumed
+            resumed = step if self.again else entrant.resumed
             question = Question(case, replace(start, carried=self.carried.get(entrant.name, {})), delivered, expected, first.tensor, self.earlier, resumed)
             recorder.first = Divergence(step, first, cause_of(question), also)
         recorder.add(step, verdict, delivered, expected)
         if not self.again:
             self.carried[entrant.name] = carried(self.case, step, expected)
+
+    def seen(self, case: JudgedTraining, start: Start, delivered: Mapping[str, Array], expected: Expectation) -> Expectation:
+        """Return what is expected of a step of a run: by its own norm, where each step is judged by itself, and of what is in range."""
+        norm = delivered.get(f"steps.{start.step}.norm", np.zeros(0))
+        if self.again and norm.shape == () and norm.dtype.kind == "f" and np.isfinite(norm) and f"steps.{start.step}.norm" in expected.values:
+            expected = given_norm(case, start.state, start.step, start.window, expected, norm)
+        return in_range(expected, start.state)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from concord.backends.interface import Request
 from concord.backends.worker import Worker
+from concord.conformance.comparison import section_of
 from concord.conformance.expectation import JudgedTraining
 from concord.conformance.faults.training.catalogue import TRAINING
 from concord.conformance.faults.training.fault import TrainingFault, Window
@@ -19,7 +20,7 @@ from concord.conformance.faults.training.runs import model, shown_by
 from concord.conformance.faults.training.tape import FaultyTraining
 from concord.conformance.lockstep.envelope import of_training
 from concord.conformance.lockstep.outcome import Divergence
-from concord.conformance.lockstep.running import first_divergence
+from concord.conformance.lockstep.running import first_divergence, refuse_unjudged
 from concord.conformance.scoring import judge_tensor
 from concord.conformance.tolerance import exact
 from concord.spec.deviations import NONE, Deviations, declared, in_precision
@@ -52,10 +53,14 @@ def judged_training(fault: TrainingFault, dtype: str, deviations: Deviations = N
 
 @functools.cache
 def shown(name: str, dtype: str) -> Shown:
-    """Return where a fault shows first on the reference: exact arithmetic with it against the tolerances of right training."""
+    """Return where a fault shows first on the reference: exact arithmetic with it against the tolerances of right training.
+
+    Raises:
+        SpecError: if it shows nowhere, and a section was judged at no step.
+    """
     fault = TRAINING[name]
     training, resume = shown_by(fault)
-    right, wrong, ratios = of_training(judged_training(fault, dtype)), dict[str, Array](), [0.0] * len(training.windows)
+    right, wrong, ratios, statuses = of_training(judged_training(fault, dtype)), dict[str, Array](), [0.0] * len(training.windows), set[tuple[str, str]]()
     with np.errstate(all="ignore"):
         FaultyTraining(*model(), training, dtype=dtype, change=fault.change, resume=resume).trajectory(exact(dtype)).run(wrong.__setitem__)
         for tensor, value in right.values.items():
@@ -66,6 +71,8 @@ def shown(name: str, dtype: str) -> Shown:
             if found.status == "diverges":
                 return Shown(int(step), section, found.ratio, max(ratios[: int(step)], default=0.0))
             ratios[int(step)] = max(ratios[int(step)], found.ratio)
+            statuses.add((section_of(tensor), found.status))
+    refuse_unjudged(statuses)
     return Shown(-1, before=max(ratios))
 
 

@@ -197,13 +197,19 @@ class Optimizer:
 
 
 def clipped(
-    arithmetic: Arithmetic, recipe: Recipe, gradients: Nodes, squares: Callable[[str], Node] | None = None, kinds: Mapping[str, str] | None = None
+    arithmetic: Arithmetic,
+    recipe: Recipe,
+    gradients: Nodes,
+    squares: Callable[[str], Node] | None = None,
+    kinds: Mapping[str, str] | None = None,
+    norm: Values | None = None,
 ) -> tuple[dict[str, Node], Node | None]:
     """Clip gradients (SPEC OPT-7).
 
     Args:
         squares: gives the sum of the squares of what the norm sees of a gradient; that of the gradient itself, if None.
         kinds: of the parameters; a group are those that decay alike.
+        norm: by which all are clipped in place of their own, where one norm clips all.
 
     Returns:
         The clipped gradients, and the norm by which all of them were clipped, if there is one.
@@ -220,15 +226,17 @@ def clipped(
     found = {name: (squares or own)(name) for name in gradients}
     groups = clipped_together(recipe, list(gradients), kinds or {})
     scaled: dict[str, Node] = {}
-    norm = None
+    together = recipe.clipping == "global_norm"
     for names in groups:
         total = found[names[0]]
         for name in names[1:]:
             total = a.add(total, found[name])
-        norm = a.sqrt(total)
-        share = a.bound(a.divide(a.leaf(np.asarray(limit)), a.shift(norm, recipe.clip_epsilon)), -math.inf, 1.0)
+        total = a.vary_total(total, [gradients[name] for name in names])
+        own_norm = a.sqrt(total)
+        used = a.override(own_norm, norm) if together and norm is not None else own_norm
+        share = a.bound(a.divide(a.leaf(np.asarray(limit)), a.shift(used, recipe.clip_epsilon)), -math.inf, 1.0)
         scaled |= {name: a.multiply(gradients[name], share) for name in names}
-    return {name: scaled[name] for name in gradients}, norm if recipe.clipping == "global_norm" else None
+    return {name: scaled[name] for name in gradients}, own_norm if together else None
 
 
 def clipped_together(recipe: Recipe, names: Sequence[str], kinds: Mapping[str, str]) -> list[list[str]]:

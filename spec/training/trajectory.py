@@ -82,6 +82,7 @@ class Trajectory:
     Attributes:
         parameters: as they are now, by canonical name.
         optimizer: with what it keeps.
+        norm: by which the gradients of a step are clipped in place of their own; None: by that.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Trajectory:
         self.kinds = {name: entry.kind for name, entry in table.items()}
         self.optimizer = Optimizer(arithmetic, training.recipe, self.kinds, None if bits is None else int(bits))
         self.steps = 0
+        self.norm: Values | None = None
 
     def run(self, observer: Observer) -> None:
         """Make every step, and hand on what is reported, each tensor as ``steps.<step>.<name>``."""
@@ -135,9 +137,19 @@ class Trajectory:
         """Make one step of the batches of a window, and hand on what it computes."""
         with np.errstate(all="ignore"):  # infinities and NaN are results here, and are judged
             total, slices = self.accumulated(window, observer)
+        for name, values in total.items():
+            observer(f"gradients.{name}", values)
+        self.finish(total, slices, window, observer)
+
+    def finish(self, total: Mapping[str, Values], slices: Mapping[str, list[Values]], window: Sequence[Batch], observer: Observer) -> None:
+        """Make what of a step follows from its gradients.
+
+        Args:
+            total: the gradients.
+            slices: by looked-up rows, where the norm sees these.
+        """
+        with np.errstate(all="ignore"):
             gradients = {name: self.node(values) for name, values in total.items()}
-            for name, gradient in gradients.items():
-                observer(f"gradients.{name}", gradient.value)
             limited, norm = self.limited(gradients, lambda name: self.squares(slices.get(name) or [total[name]]))
             if norm is not None:
                 observer("norm", norm.value)
@@ -157,8 +169,8 @@ class Trajectory:
         return shares(self.training.recipe, [counts(self.config, batch) for batch in window])
 
     def limited(self, gradients: Nodes, squares: Callable[[str], Node]) -> tuple[dict[str, Node], Node | None]:
-        """Return clipped gradients, and the norm by which all of them were clipped, if there is one."""
-        return clipped(self.a, self.training.recipe, gradients, squares, self.kinds)
+        """Return clipped gradients, and the norm of all of them, if they are clipped by one."""
+        return clipped(self.a, self.training.recipe, gradients, squares, self.kinds, self.norm)
 
     def rate(self) -> float:
         """Return the learning rate of the step."""

@@ -1,0 +1,88 @@
+"""Backends that hold training open without a framework: ones that are right, and ones whose session returns or raises what none may."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from concord.backends.interface import Request, Run, Unsupported
+from concord.conformance.expectation import JudgedTraining
+from concord.spec.batch import Batch
+from concord.spec.training.plan import StepPlan
+from tests.toys.stepping import Array, Stepping
+
+
+class Session(Stepping):
+    """A right session, which says no more of itself than it must."""
+
+    def info(self) -> Any:
+        """Return what it says of itself."""
+        return {}
+
+    def step(self, window: Sequence[Batch], report: bool = False) -> Any:
+        """Make a step."""
+        stored = np.dtype(self.case.dtype)
+        return self.told({name: array.astype(stored) for name, array in super().step(window, report).items()})
+
+    def told(self, found: dict[str, Array]) -> Any:
+        """Return what a step returns of what it found."""
+        return found
+
+
+class Right:
+    """A backend that trains by the reference."""
+
+    name, session = "holding", Session
+
+    def describe(self) -> dict[str, Any]:
+        """Return JSON data."""
+        return {"version": "1"}
+
+    def run(self, request: Request) -> Run:
+        """Refuse to run."""
+        raise Unsupported("it trains alone")
+
+    def train(self, request: Request) -> Any:
+        """Hold training open."""
+        assert request.training is not None
+        return self.session(JudgedTraining(request.config, request.weights, request.training, request.part, request.dtype))
+
+
+def of(**methods: Any) -> type[Right]:
+    """Return a backend whose session has other methods."""
+    return type("Wrong", (Right,), {"session": type("Wrong", (Session,), methods)})
+
+
+def without(found: dict[str, Array], *prefixes: str) -> dict[str, Array]:
+    """Return tensors but for those whose names begin so."""
+    return {name: array for name, array in found.items() if not name.startswith(prefixes)}
+
+
+def planned(**fields: Any) -> Any:
+    """Return a method that plans otherwise."""
+    return lambda self, windows: StepPlan(**{**vars(Stepping.plan(self, windows)), **fields})
+
+
+def failing(self: Session, state: Mapping[str, Array], step: int) -> None:
+    """Fail to load what comes after the first step."""
+    if step:
+        raise ArithmeticError("no state fits\nat all")
+    Stepping.load(self, state, step)
+
+
+Silent = of(info=lambda self: None)
+DeclaringText = of(info=lambda self: {"deviations": "some"})
+Unplanned = of(plan=lambda self, windows: None)
+PlanningText = of(plan=planned(rates="fast", decayed=[3]))
+Returning = of(told=lambda self, found: None)
+ReturningText = of(told=lambda self, found: {**found, "norm": "large"})
+ReturningRagged = of(told=lambda self, found: {**found, "norm": [[1.0], [1.0, 2.0]]})
+ReturningNumbered = of(told=lambda self, found: dict(enumerate(found.values())))
+ReturningUnknown = of(told=lambda self, found: {**found, "velocity.pooler.bias": found["norm"], "loss": found["norm"]})
+ReturningRows = of(told=lambda self, found: {name: array[None] for name, array in found.items()})
+ReturningWhole = of(told=lambda self, found: {name: np.int64(1) * (array > 0) for name, array in found.items()})
+ReturningFew = of(told=lambda self, found: without(found, "gradients.", "norm", "rate", "parameters.pooler"))
+ReturningNothing = of(told=lambda self, found: {})
+Loading = of(load=failing)
