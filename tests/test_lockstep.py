@@ -18,6 +18,7 @@ from concord.conformance import record
 from concord.conformance.campaign import Settings
 from concord.conformance.comparison import Row, Verdict
 from concord.conformance.expectation import Expectation
+from concord.conformance.faults.training.catalogue import TRAINING
 from concord.conformance.html import page
 from concord.conformance.lockstep import Entrant, JudgedTraining, Lockstep, Track, free_running, resynchronised, running
 from concord.conformance.lockstep.cases import standard
@@ -32,11 +33,13 @@ from concord.spec.arithmetic import Arithmetic
 from concord.spec.errors import SpecError
 from concord.spec.montecarlo import MonteCarlo
 from concord.spec.training.optimizers import Optimizer, clipped
+from concord.spec.training.optimizers import shares as spec_shares
 from concord.spec.training.recipe import Recipe, rounded_hyperparameters
-from concord.spec.training.trajectory import Training
+from concord.spec.training.trajectory import Training, counts
 from tests.toys import holding
 from tests.toys.flat import Flat
 from tests.toys.stepping import Stepping
+from tests.toys.trained import Faulty
 
 CONFIG = spec.variant("nndl-paddle", d_model=6, num_heads=2, d_ff=5, num_layers=1, vocab_size=17, max_positions=7, num_classes=3)
 DROPOUT = {f"dropout_{site}": 0.1 for site in ("embeddings", "weights", "attention", "activation", "feed_forward", "output", "head")}
@@ -346,12 +349,29 @@ def test_standard_case_meets_what_training_branches_on() -> None:
     limit, shares = asked.training.recipe.clip_at or 0.0, [len(window) for window in asked.training.windows]
     assert min(norms) < limit < max(norms)
     assert (shares[16], shares[-1], max(shares)) == (1, 1, 2)
+    first = [counts(asked.config, batch) for batch in asked.training.windows[0]]
+    assert len({tuple(spec_shares(asked.training.recipe.replace(accumulation_mean=mean), first)) for mean in ("batches", "samples", "labels")}) == 3
     steps = rates(asked.training)
     assert steps[0] < max(steps) > steps[-1]
     moments = {name: node.value for name, node in trajectory.optimizer.state.items() if name.startswith("second_moment.")}
     table = moments["second_moment.embeddings.token.weight"]
     assert (table == 0).all(-1).sum() > 10
+    positions = moments["second_moment.embeddings.position.weight"]
+    assert (positions == 0).all(-1).tolist() == [False] * 11 + [True] * 2
     assert 0 < max(values.max() for name, values in moments.items() if name.endswith("key.bias")) < 1e-25
+
+
+def test_standard_case_shows_means_of_means_and_positions_that_are_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "cause_of", lambda question: None)
+    first = {
+        "mean_of_means": "gradients", "mean_by_samples": "gradients", "shares_by_first_batch": "gradients", "positions_detached": "gradients", "positions_frozen": "first_moment",
+        "decay_not_of_positions": "parameters", "dense_as_lazy": "parameters",
+    }  # fmt: skip
+    asked = standard(steps=2)
+    tracks = resynchronised(asked, [Entrant(name, Faulty(asked, TRAINING[name].change)) for name in first], steps=1)
+    found = {track.backend: track.first_divergence[1] if track.first_divergence else track.status for track in tracks}
+    assert {name: tensor.split(".")[0] for name, tensor in found.items()} == first
+    assert all(found[name].endswith("embeddings.position.weight") for name in ("positions_detached", "positions_frozen", "decay_not_of_positions"))
 
 
 DECAYS: dict[str, Any] = {

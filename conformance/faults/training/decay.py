@@ -23,6 +23,7 @@ FAULTS = (
     fault("decay_of_norms", "Gains and offsets of norms decay too, since names of another model are left out.", recipe(undecayed=("bias",)), "huggingface/transformers/issues/16908"),
     fault("decay_of_offsets", "Offsets of norms decay too.", recipe(undecayed=("bias", "gain")), "huggingface/transformers/issues/4832"),
     fault("decay_not_of_tables", "Embedding tables do not decay.", recipe(undecayed=("bias", "gain", "offset", "table", "positions")), "Lightning-AI/lit-llama/issues/254"),
+    fault("decay_not_of_positions", "Learnt positions do not decay; other tables do.", recipe(undecayed=("bias", "gain", "offset", "positions")), ""),
     fault("decay_of_biases_alone", "What is to be left out decays, and the rest does not.", recipe(undecayed=("table", "positions", "kernel")), ""),
     fault("decay_after_step", "The parameter decays after its step, not before.", Change(optimizer=rules.DecayAfterStep), "bitsandbytes-foundation/bitsandbytes/issues/2010"),
     fault("decay_reversed", "Decay makes parameters larger.", Change(optimizer=rules.DecayReversed), "egg-west/AdamW-pytorch/issues/1"),

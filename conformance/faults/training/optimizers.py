@@ -25,6 +25,10 @@ def shortened(m: Place, kept: Tensors) -> dict[str, Tensor]:
     return {name: m.shortened(tensor, "bfloat16") for name, tensor in kept.items()}
 
 
+def without_positions(m: Place, total: Tensors) -> dict[str, Tensor]:
+    return {name: 0.0 * gradient if m.kinds[name] == "positions" else gradient for name, gradient in total.items()}
+
+
 SMALL = {"epsilon": 1e-3}
 
 FAULTS = (
@@ -49,6 +53,8 @@ FAULTS = (
     fault("amsgrad_ignored", "The option amsgrad is ignored.", "OPT-4", rule(rules.LargestUnused), "adam-l2", ""),
     fault("amsgrad_of_corrected", "The largest is taken of second moments that are corrected for their bias.", "OPT-4", rule(rules.LargestOfCorrected), "adam-l2", "google-deepmind/optax/pull/1423"),
     fault("amsgrad_in_place", "The largest second moment takes the place of the average too.", "OPT-4", rule(rules.LargestInPlace), "adam-l2", ""),
+    fault("positions_frozen", "A learnt position table is not among what the optimizer updates.", "OPT-3", rule(rules.PositionsFrozen), "adamw", ""),
+    fault("positions_detached", "No gradient reaches a learnt position table.", "GRD-1", Change(gradients=without_positions), "adamw", ""),
     fault("lazy_as_dense", "Rows that no batch looked up decay and move too.", "OPT-8", recipe(table_updates="dense"), "lazy-adam", "keras-team/keras/issues/19992"),
     fault("dense_as_lazy", "Rows that no batch looked up keep value and moments.", "OPT-8", recipe(table_updates="lazy"), "adamw", "tensorflow/tensorflow/issues/6460"),
     fault("momentum_with_rate_inside", "The rate is part of what momentum keeps.", "OPT-2", Change(recipe=lambda r: r.replace(momentum_form="displacement", dampening=0.0)), "nesterov", "pytorch/pytorch/issues/1099"),

@@ -190,6 +190,11 @@ class DecayNotInMoments(Decaying):
         return parameter - numbers["rate"] * self.recipe.weight_decay * parameter - self.rule(name, gradient, numbers)
 
 
+class PositionsFrozen(Optimizer):
+    def updated(self, name: str, parameter: Tensor, gradient: Tensor, numbers: Numbers) -> Tensor:
+        return parameter if self.kinds[name] == "positions" else super().updated(name, parameter, gradient, numbers)
+
+
 class UndecayedFrozen(Optimizer):
     def updated(self, name: str, parameter: Tensor, gradient: Tensor, numbers: Numbers) -> Tensor:
         moved = super().updated(name, parameter, gradient, numbers)
