@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from concord.spec.precision import precision
 from concord.spec.training.optimizers import clipped_together
 from concord.spec.training.plan import constants
 from concord.spec.training.recipe import Recipe
@@ -185,6 +186,13 @@ class Optimizer:
         inside = recipe.epsilon_placement == "inside"
         moved = gradient / (square_root(second + recipe.epsilon) if inside else square_root(second) + recipe.epsilon)
         return self.with_momentum(name, moved, numbers) if recipe.momentum else numbers["rate"] * moved
+
+
+def probe(recipe: Recipe, dtype: str) -> tuple[float, float, float]:
+    """Return weights, a gradient and a rate with which decay shows in any form: weights move by all that they are, or what is added turns the gradient."""
+    decay = recipe.weight_decay or 1.0
+    size = min(2.0 ** round(math.log2(2 / decay)), precision(dtype).largest / 64)
+    return size, size * decay / 2, size / 2
 
 
 def clip(

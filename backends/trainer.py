@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.backends.interface import Run, Trace, Unsupported, confirm_switches, refusing_nondeterminism
-from concord.backends.optimizers import Optimizer, clip
+from concord.backends.optimizers import Optimizer, clip, probe
 from concord.backends.training import DROPOUT, SEED, TARGETS
 from concord.backends.training_sessions import check_state
 from concord.spec.batch import Batch
@@ -197,7 +197,7 @@ class Trainer:
 
         A gradient of zero would do in exact arithmetic; but in half precisions epsilon may be zero too, and a step then divides by zero.
         """
-        size, moved, program = self.probe()[0], list[dict[str, NDArray[np.float64]]](), None
+        size, moved, program = probe(self.recipe, self.request.dtype)[0], list[dict[str, NDArray[np.float64]]](), None
         for weight in (size, -size):
             self.load({f"parameters.{name}": np.full_like(self.request.weights[name], weight) for name in self.native}, 0)
             with self.session.context():
@@ -209,20 +209,13 @@ class Trainer:
         share = 8 * precision(self.request.dtype).unit_roundoff
         return [name for name, one in moved[0].items() if (abs(one - moved[1][name]) > share * (size + abs(one))).any()]
 
-    def probe(self) -> tuple[float, float, float]:
-        """Return weights, a gradient and a rate with which decay shows whatever its form is: the weights move by all that they are, or the gradient changes its sign."""
-        decay = self.recipe.weight_decay or 1.0
-        size = min(2.0 ** round(math.log2(2 / decay)), precision(self.request.dtype).largest / 64)
-        return size, size * decay / 2, size / 2
-
     def probed(self, held: Any, fixed: Any, state: Any) -> tuple[dict[str, Tensor], Any, Any]:
-        """Make a step as :meth:`probe` says; return the parameters, and what it leaves."""
-        optimizer, model = self.optimizer, self.session.model_of(held, fixed)
-        optimizer.variables, optimizer.state = self.variables(model), state
-        value, (_, gradient, rate) = self.operations.value, self.probe()
+        """Make a step as :func:`concord.backends.optimizers.probe` says; return the parameters, and what it leaves."""
+        optimizer, model, value = self.optimizer, self.session.model_of(held, fixed), self.operations.value
+        optimizer.variables, optimizer.state, (_, gradient, rate) = self.variables(model), state, probe(self.recipe, self.request.dtype)
         gradients = {name: self.operations.zeros_like(value(variable)) + gradient for name, variable in optimizer.variables.items()}
-        decay = self.recipe.weight_decay * rate
-        numbers = {name: self.session.number(number) for name, number in (self.numbers() | {"rate": rate, "height": rate, "decay": decay}).items()}
+        known = self.numbers() | {"rate": rate, "height": rate, "decay": self.recipe.weight_decay * rate}
+        numbers = {name: self.session.number(number) for name, number in known.items()}
         optimizer.begin(numbers)
         optimizer.step(gradients, numbers, {})
         return {name: value(variable) for name, variable in optimizer.variables.items()}, self.session.held_by(model), optimizer.state

@@ -1,9 +1,8 @@
 """The arithmetic that the reference is written against: elementary operations that round, and their derivatives.
 
 The reference never calls NumPy for a computed value. It calls the operations here, so that one text of the model serves
-every kind of arithmetic: exact in float64, rounded to a precision after each operation, or perturbed at random after
-each operation by as much as rounding may (:mod:`concord.spec.montecarlo`). Reverse-mode derivatives are recorded on a tape as
-the operations run and are computed by the same operations.
+every kind of arithmetic: exact in float64, rounded to a precision after each operation, or perturbed at random after each operation
+by as much as rounding may (:mod:`concord.spec.montecarlo`). Reverse-mode derivatives are recorded on a tape, and computed by them too.
 """
 
 from __future__ import annotations
