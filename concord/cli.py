@@ -38,7 +38,7 @@ from concord import (
     train,
     writing,
 )
-from concord.conformance import campaign, check_jobs, doctor, dump, published, record, report
+from concord.conformance import campaign, check_jobs, doctor, dump, published, report
 from concord.conformance.again import repeated
 from concord.conformance.check import DTYPES, QUICK, sequence
 from concord.conformance.faults.fault import Fault
@@ -245,8 +245,7 @@ def report_command(
 ) -> None:
     """Make the page of an earlier run from its JSON."""
     writing.check(html)
-    data = record.read(file)
-    writing.write(Terminal(), (html, lambda: writing.page(data)))
+    writing.write(Terminal(), (html, lambda: writing.read_page(file)))
 
 
 @app.command(name="export-case")

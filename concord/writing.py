@@ -14,7 +14,7 @@ from rich.console import Console
 from concord.conformance import record
 from concord.conformance.report import around
 from concord.spec import checkpoints
-from concord.spec.errors import SpecError
+from concord.spec.errors import SpecError, located
 from concord.spec.files import obstacle, read_json, same_file, write_text
 
 Output = tuple[Path | None, Callable[[], str]]
@@ -146,6 +146,17 @@ def page(data: dict[str, Any]) -> str:
     from concord.conformance.html import page as of_outcome
 
     return of_outcome(data)
+
+
+def read_page(path: Path) -> str:
+    """Return the page of a record in a file.
+
+    Raises:
+        SpecError: listing what keeps it from being one, each with the file.
+    """
+    data = record.read(path)
+    with located(str(path)):
+        return page(data)
 
 
 PICTURES = (".html", ".svg", ".png", ".pdf")

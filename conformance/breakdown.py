@@ -10,9 +10,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.conformance.codec import Power
 from concord.conformance.expectation import JudgedProblem, is_gradient, is_tap_gradient
 from concord.conformance.tolerance import Z
 from concord.spec.config import EncoderConfig
+from concord.spec.errors import SpecError
 from concord.spec.parameters import parameters
 from concord.spec.tensors import inputs, taps
 
@@ -63,7 +65,11 @@ class HeatMap:
 
     axes: tuple[str, str]
     shape: tuple[int, int]
-    levels: tuple[tuple[int | None, ...], ...]
+    levels: tuple[tuple[Power | None, ...], ...]
+
+    def __post_init__(self) -> None:
+        if len({len(row) for row in self.levels}) != 1 or not self.levels[0]:
+            raise SpecError(f"a heat map of {' and '.join(filter(None, self.axes))} has rows of {sorted({len(row) for row in self.levels})} levels but must have some, as many in each")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,7 @@ class Breakdown:
     """
 
     maps: tuple[HeatMap, ...]
-    lowest: int
+    lowest: Power
     histogram: tuple[int, ...]
     worst: tuple[Element, ...]
 

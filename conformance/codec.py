@@ -13,12 +13,34 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from concord.spec.config import EncoderConfig, from_mapping
+from concord.spec.errors import refuse
 
 DIGITS = 4
 """Significant digits of what is kept of every tensor and of every step. What does not agree keeps all."""
 
 EMPTY: tuple[Any, ...] = (None, "", (), [], {})
+
+NUMBER = {"description": "A number; where JSON has none, the text inf, -inf or nan.", "type": ["number", "string"], "pattern": "^(-?inf|nan)$"}
+
+WHOLE = {"type": "integer", "minimum": 0, "maximum": 2**53}
+"""A whole number: a count or a place, unless its type says otherwise."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Between:
+    """What a whole number lies between, where it is no count."""
+
+    minimum: int
+    maximum: int
+
+
+Power = Annotated[int, Between(-(2**11), 2**11)]
+"""A power of two."""
+
+MOST_PROBLEMS = 10
 
 
 def short(value: float) -> float:
@@ -48,11 +70,27 @@ def plain(value: Any) -> Any:
     return value
 
 
+def understood(kind: Any, data: Mapping[str, Any]) -> Any:
+    """Return the object of a dataclass that data holds, beside keys that it does not know.
+
+    Raises:
+        SpecError: listing where the data departs from the schema of the class.
+    """
+    mine = {name: data[name] for name in hints_of(kind) if name in data}
+    definitions: dict[str, Any] = {"number": NUMBER}
+    refuse(list(departures(mine, {**schema_of(kind, definitions), "$defs": definitions}))[:MOST_PROBLEMS])
+    return restored(kind, mine)
+
+
 def restored(hint: Any, data: Any) -> Any:
     """Return the object of a type that :func:`plain` made data of, which keeps to the schema of the type."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return restored(inner[0], data)
     if origin in (types.UnionType, typing.Union):
         return None if data is None else restored(next(one for one in inner if one is not types.NoneType), data)
+    if hint is EncoderConfig:
+        return from_mapping(data)  # which says itself what it has to be
     if _is_dataclass(hint):
         hints = hints_of(hint)
         return hint(**{name: restored(hints[name], entry) for name, entry in data.items() if name in hints})
@@ -67,12 +105,16 @@ def restored(hint: Any, data: Any) -> Any:
             return {(outer, last): restored(value, entry) for outer, within in data.items() for last, entry in within.items()}
         found = {key: restored(value, entry) for key, entry in data.items()}
         return found if len(inner) > 1 else origin(found)  # a Counter
-    return float(data) if hint is float else data
+    return hint(data) if hint in (float, int) else data
 
 
 def schema_of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON Schema of a type; those of dataclasses are put into ``definitions``."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return {"enum": list(inner)}
+    if origin is Annotated:
+        return {**schema_of(inner[0], definitions), **dataclasses.asdict(inner[1])}
     if origin in (types.UnionType, typing.Union):
         found = schema_of(next(one for one in inner if one is not types.NoneType), definitions)
         return {"anyOf": [found, {"type": "null"}]} if "$ref" in found else {**found, "type": [found["type"], "null"]}
@@ -82,15 +124,17 @@ def schema_of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
             definitions[hint.__name__] = _of_dataclass(hint, definitions)
         return {"$ref": f"#/$defs/{hint.__name__}"}
     if origin in (tuple, list):
-        kinds = {str(schema_of(one, definitions)): schema_of(one, definitions) for one in inner if one is not ...}
-        return {"type": "array", "items": next(iter(kinds.values()))}
+        kinds = [schema_of(one, definitions) for one in inner if one is not ...]
+        if origin is list or ... in inner:
+            return {"type": "array", "items": kinds[0]}
+        return {"type": "array", "prefixItems": kinds, "minItems": len(kinds), "maxItems": len(kinds)}
     if _is_mapping(hint):
         value = schema_of(inner[1] if len(inner) > 1 else int, definitions)
         nested = typing.get_origin(inner[0]) is tuple
         return {"type": "object", "additionalProperties": {"type": "object", "additionalProperties": value} if nested else value}
     if hint is float:
         return {"$ref": "#/$defs/number"}
-    return {str: {"type": "string"}, int: {"type": "integer"}, bool: {"type": "boolean"}}.get(hint, {})
+    return {str: {"type": "string"}, int: WHOLE, bool: {"type": "boolean"}}.get(hint, {})
 
 
 def _of_dataclass(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +156,7 @@ def kept(field: dataclasses.Field[Any]) -> bool:
 @functools.cache
 def hints_of(kind: Any) -> dict[str, Any]:
     """Return the types of the fields of a dataclass that are data."""
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind) if kept(field)}
 
 
@@ -185,5 +229,9 @@ def _departure(error: Any) -> Iterator[str]:
         yield from (f"{where} has an unknown key {key!r}" for key in error.instance if key not in error.schema.get("properties", {}))
     elif error.validator == "type":
         yield f"{where} is {value!r} but must be of type {wanted if isinstance(wanted, str) else ' or '.join(wanted)}"
+    elif error.validator in ("minItems", "maxItems"):
+        yield f"{where} has {len(error.instance)} entries but must have {wanted}"
+    elif error.validator in ("minimum", "maximum"):
+        yield f"{where} is {value} but must be at {'least' if error.validator == 'minimum' else 'most'} {wanted}"
     else:
         yield f"{where} is {value!r} but must {'match' if error.validator == 'pattern' else 'be'} {f'one of {str(wanted)[1:-1]}' if error.validator == 'enum' else wanted}"

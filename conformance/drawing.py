@@ -104,7 +104,7 @@ def _svg(name: str, width: int, height: int, label: str, content: Sequence[str])
 
 def decades(lines: Sequence[Sequence[float | None]]) -> tuple[int, int]:
     """Return the powers of ten between which lines are drawn; the largest float is above all."""
-    exponents = [math.log10(value) for line in lines for value in line if value and math.isfinite(value)]
+    exponents = [math.log10(value) for line in lines for value in line if value is not None and 0 < value < math.inf]
     endless = any(value == math.inf for line in lines for value in line)
     lowest = max(-4, math.floor(min(exponents, default=-2)))
     highest = min(20, math.ceil(max(exponents, default=0)))

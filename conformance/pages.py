@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from concord.conformance import codec
 from concord.conformance.html import histogram, joined
 from concord.conformance.layout import render
 from concord.conformance.lockstep.page import page as of_lockstep
 from concord.conformance.record import LIMITS, Document
 from concord.conformance.report import number
 from concord.conformance.views import ordered
+from concord.spec.errors import refuse
 
 
 def page(data: Mapping[str, Any], read: Document) -> str:
@@ -60,10 +63,21 @@ def _of_findings(data: Mapping[str, Any], read: Document) -> str:
     )
 
 
+@dataclass(frozen=True)
+class Mutant:
+    """What the page says of a mutant (:class:`concord.conformance.faults.fault.Fault`)."""
+
+    group: str
+    clause: str
+    what: str
+    input: str
+
+
 def _of_matrix(data: Mapping[str, Any], read: Document) -> str:
     found, names = read.outcome, ordered(finding.backend for finding in read.outcome.findings)
     cells = {(finding.mutant, finding.backend): finding for finding in found.findings}
-    mutants = data["mutants"]
+    mutants = {name: codec.understood(Mutant, about) for name, about in data["mutants"].items()}
+    refuse([f"mutants lacks {finding.mutant!r}, which findings name" for finding in found.findings if finding.mutant not in mutants][: codec.MOST_PROBLEMS])
     sayings = []
     for name in names:
         looked = [finding for finding in found.of(backend=name) if finding.status not in ("equivalent", "absent")]
@@ -90,14 +104,39 @@ def _of_matrix(data: Mapping[str, Any], read: Document) -> str:
     )
 
 
-def _of_criteria(data: Mapping[str, Any], read: Document) -> str:
-    groups = list(next(iter(data["flagged"].values()), {}))
+@dataclass(frozen=True)
+class Flagged:
+    """What a criterion flags of runs: of their outputs, and of any tensor; how many, and of how many."""
 
-    def share(pair: Sequence[int] | None) -> str:
+    outputs: tuple[int, int] | None = None
+    all: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Criteria:
+    """What a record of usual criteria holds besides what every record has."""
+
+    versions: dict[str, str]
+    runs: dict[str, Any]
+    flagged: dict[str, dict[str, Flagged]]
+    exceptions: dict[str, list[str]]
+
+
+def _of_criteria(data: Mapping[str, Any], read: Document) -> str:
+    found: Criteria = codec.understood(Criteria, data)
+    groups = list(next(iter(found.flagged.values()), {}))
+    refuse(
+        [f"flagged.{name} must have the groups {', '.join(groups)}" for name, of in found.flagged.items() if not groups or list(of) != groups]
+        + [f"runs.{name} must be a number of runs" for name in ("seed", *groups) if type(found.runs.get(name)) is not int]
+        + [f"exceptions lacks {name!r}" for name in ("missed", "alarms") if name not in found.exceptions]
+        + ["flagged has no criterion"] * (not found.flagged)
+    )
+
+    def share(pair: tuple[int, int] | None) -> str:
         return f"{100 * pair[0] / pair[1]:.1f} %" if pair and pair[1] else "–"
 
-    rows = [(name, [f"{share(of[group]['outputs'])} / {share(of[group]['all'])}" for group in groups]) for name, of in data["flagged"].items()]
-    missed, alarms = (len(data["exceptions"][key]) for key in ("missed", "alarms"))
+    rows = [(name, [f"{share(of[group].outputs)} / {share(of[group].all)}" for group in groups]) for name, of in found.flagged.items()]
+    missed, alarms = (len(found.exceptions[key]) for key in ("missed", "alarms"))
     return render(
         "criteria.html",
         data,

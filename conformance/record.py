@@ -21,7 +21,7 @@ from concord.conformance.diagnosis import Diagnosis
 from concord.conformance.diagnosis.campaign import Conclusion
 from concord.conformance.report import WORST_FIRST
 from concord.conformance.tolerance import R, Z
-from concord.spec.errors import SpecError, optional
+from concord.spec.errors import SpecError, located, optional, refuse
 from concord.spec.files import read_json, write_text
 
 SCHEMA = "concord.report/4"
@@ -273,9 +273,8 @@ def read(path: Path) -> dict[str, Any]:
     if found != SCHEMA:
         older = isinstance(found, str) and re.fullmatch(r"concord\.(report/[1-3]|fuzz/\d|speed/\d)", found)
         raise SpecError(f"{path}: has schema {found!r} but must have {SCHEMA!r}; {'it was written by an older version' if older else 'it is what --json of this version writes'}")
-    wrong = problems(data)
-    if wrong:
-        raise SpecError([f"{path}: {problem}" for problem in wrong[:10]])
+    with located(str(path)):
+        refuse(problems(data)[: codec.MOST_PROBLEMS])
     return data  # type: ignore[no-any-return]  # an object: the schema says so
 
 
@@ -336,7 +335,7 @@ def _restored(data: dict[str, Any], tables: Sequence[Table]) -> Result:
 
 def schema() -> dict[str, Any]:
     """Return the JSON Schema of all records, made of the classes that they are read back into."""
-    definitions: dict[str, Any] = {"number": {"description": "A number; where JSON has none, the text inf, -inf or nan.", "type": ["number", "string"], "pattern": "^(-?inf|nan)$"}}
+    definitions: dict[str, Any] = {"number": codec.NUMBER}
     for kind in (Report, StoredReport, StoredVerdict, *(_class_of(kind) for kind in ("fuzz", "mutants", "lockstep"))):
         codec.schema_of(kind, definitions)
     said = codec.meanings(Document)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from concord.spec.errors import SpecError
+from concord.spec.errors import SpecError, located
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -202,17 +202,30 @@ def read_as(path: Path, kind: type[T], version: str = "format", written_by: str 
     Raises:
         SpecError: as :func:`read_json`; and listing what is missing and what is of the wrong type.
     """
-    from pydantic import TypeAdapter, ValidationError  # a worker's environment need not have it
-
     content = read_bytes(path, LARGEST)
     parse_json(content, str(path))
+    with located(str(path)):
+        return typed(kind, content, version, written_by)
+
+
+def typed(kind: type[T], content: str | bytes, version: str = "format", written_by: str = "") -> T:
+    """Return what JSON text holds, its types checked.
+
+    Args:
+        kind, version, written_by: as in :func:`read_as`.
+
+    Raises:
+        SpecError: listing what is missing and what is of the wrong type.
+    """
+    from pydantic import TypeAdapter, ValidationError  # a worker's environment need not have it
+
     try:
         return TypeAdapter(kind).validate_json(content, strict=True)
     except ValidationError as error:
         found = error.errors(include_url=False)
     other = [problem for problem in found if problem["loc"] == (version,)]
     hint = f"; it is what {written_by} of this version writes" if other and written_by else ""
-    raise SpecError([f"{path}: {line}{hint}" for line in _lines(other or found)][:MOST_PROBLEMS])
+    raise SpecError([f"{line}{hint}" for line in _lines(other or found)][:MOST_PROBLEMS])
 
 
 def _lines(found: Iterable[ErrorDetails]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from markupsafe import Markup
 from concord.conformance.layout import render
 from concord.speed import drawing
 from concord.speed.growth import curves, exponent
+from concord.speed.record import check
 from concord.speed.table import HARMLESS, limits, memory, percent, rate, seconds, spread, unmeasured, updated_by
 
 UPDATED = 7
@@ -19,6 +20,7 @@ UPDATED = 7
 
 def page(data: Mapping[str, Any]) -> str:
     """Return a record (:mod:`concord.speed.record`) as HTML."""
+    check(data)
     backends = list(dict.fromkeys(entry["backend"] for entry in data["entries"]))
     works = [_work(name, work, data["entries"], backends) for name, work in data["workloads"].items()]
     faults = _faults(data)

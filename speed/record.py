@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Any
 from concord.conformance import record
 from concord.conformance.campaign import FAILED_WORKER
 from concord.spec.config import from_mapping
-from concord.spec.errors import SpecError
-from concord.spec.files import read_as
+from concord.spec.errors import SpecError, located, refuse
+from concord.spec.files import typed
 from concord.speed import statistics
 from concord.speed.plan import Plan
 from concord.speed.presets import Workload
@@ -142,11 +143,19 @@ def read(path: Path) -> dict[str, Any]:
     data = record.read(path)
     if data["kind"] != KIND:
         raise SpecError(f"{path}: is a record of kind {data['kind']!r} but must be one of 'concord speed'")
-    read_as(path, Measurements)  # types and ranges; what it does not know stays
-    wrong = [f"{path}: {problem}" for problem in _problems(data)]
-    if wrong:
-        raise SpecError(wrong)
+    with located(str(path)):
+        check(data)
     return data
+
+
+def check(data: Mapping[str, Any]) -> None:
+    """Refuse data that holds no measurements.
+
+    Raises:
+        SpecError: listing types, ranges and names that are wrong; what it does not know stays.
+    """
+    typed(Measurements, json.dumps(data))
+    refuse(list(_problems(data)))
 
 
 def exit_code(entries: Sequence[Mapping[str, Any]]) -> int:

@@ -309,7 +309,7 @@ def test_verifying_makes_it_again(right: tuple[Path, Certificate]) -> None:
     place, found = right
     with pytest.raises(SpecError, match=r"say --backend tests\.toys"):
         certificates.verify(found)
-    with pytest.raises(SpecError, match="does not say what it was made with"):
+    with pytest.raises(SpecError, match="asked: it lacks 'source_format'"):
         certificates.verify(dataclasses.replace(found, asked={"seed": 0}))
     toy = (TOY + "NumpyBackend",)
     again = certificates.verify(found, named=toy)

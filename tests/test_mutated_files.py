@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -15,11 +17,15 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import save
 
+from concord import writing
 from concord.conformance import check_jobs, dump, published, record, report
 from concord.conformance.fuzz.replay import read_found
 from concord.conformance.golden_files.golden import read as read_golden
 from concord.conformance.html import page
+from concord.porting.certificate import sealed, verifying
 from concord.spec.cases import files as case_files
+from concord.spec.errors import SpecError
+from concord.spec.files import read_json
 from concord.spec.reference import reference
 from concord.spec.sources import table
 from concord.speed import compare, markdown, presets
@@ -27,6 +33,7 @@ from concord.speed import record as speed_record
 from concord.speed.page import page as speed_page
 from concord.speed.plan import Plan
 from concord.speed.table import show, show_changes
+from tests.toys import records
 from tests.toys.mutations import mutated
 from tests.toys.spoiling import bounded, campaign
 from tests.toys.surroundings import ROOT
@@ -57,13 +64,6 @@ def copied(*paths: Path) -> Callable[[Path], None]:
     return lambda folder: [shutil.copy(path, folder / path.name) for path in paths] and None
 
 
-def recorded(folder: Path) -> None:
-    exported(folder)
-    record.write(folder / "out.json", record.record(dump.judge_dumps(folder), "check", "a title"))
-    for path in [*folder.glob("run.*"), *folder.glob("case.*")]:
-        path.unlink()
-
-
 def quietly() -> Console:
     return Console(file=io.StringIO(), width=200)
 
@@ -83,6 +83,17 @@ def show_speed(folder: Path) -> None:
     speed_page(resumed)
 
 
+def verify(folder: Path) -> None:
+    """Look at the files of a certificate, whose digest fits whatever else it says."""
+    path = folder / records.NAME
+    with suppress(SpecError):
+        data = read_json(path)
+        if isinstance(data, dict):
+            record.write(path, sealed.seal(data))
+    _, stated = sealed.read(path)
+    verifying.verify(stated, folder, folder, files_alone=True)
+
+
 SOURCE = "keras-attention"
 GOLDEN = sorted(published.INCLUDED.rglob("*.safetensors"), key=lambda path: path.stat().st_size)
 TRAINING = sorted(published.SHARED.glob("*/train_*.safetensors"), key=lambda path: path.stat().st_size)
@@ -94,7 +105,8 @@ READERS: dict[str, tuple[Callable[[Path], None], Callable[[Path], object]]] = {
     "a golden file": (copied(GOLDEN[0]), lambda folder: read_golden(folder / GOLDEN[0].name)),
     "a folder of golden files": (copied(GOLDEN[len(GOLDEN) // 2]), published.collect),
     **({"a training file": (copied(TRAINING[0]), lambda folder: read_golden(folder / TRAINING[0].name))} if TRAINING else {}),
-    "a report": (recorded, lambda folder: page(record.read(folder / "out.json"))),
+    **{f"a record of {kind}": (functools.partial(records.write, kind), lambda folder: writing.read_page(folder / records.NAME)) for kind in records.RECORDS},
+    "a certificate": (functools.partial(records.write, "certificate"), verify),
     "a speed record": (copied(ROOT / "conformance" / "results" / "speed.json"), show_speed),
     "a configuration": (copied(CONFIG), lambda folder: presets.own_config(folder / CONFIG.name)),
     "a table of a source": (copied(ROOT / "spec" / "sources" / f"{SOURCE}.toml"), lambda folder: table.read(folder / f"{SOURCE}.toml")),
@@ -123,7 +135,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "a case and its run": ("check", "--from-dump", "."),
     "a finding": ("fuzz", "--replay", ".", "--backend", "tests.toys.numpy_backend:"),
     "a folder of golden files": ("golden", ".", "--backend", "tests.toys.numpy_backend:"),
-    "a report": ("report", "out.json", "--html", "page.html"),
+    **{f"a record of {kind}": ("report", records.NAME, "--html", "page.html") for kind in records.RECORDS},
+    "a certificate": ("verify", records.NAME, "--files"),
     "a speed record": ("speed", "--compare", "speed.json", "speed.json"),
     "a configuration": ("speed", "--config", "bert.toml", "--backend", "tests.toys.numpy_backend:"),
     "a page with markers": ("check", "--markdown", "README.md", "--backend", "tests.toys.numpy_backend:"),

@@ -194,7 +194,7 @@ def test_the_guide_names_every_key_of_a_check() -> None:
 
 
 def test_the_schema_uses_only_words_that_are_checked() -> None:
-    known = {"type", "const", "enum", "pattern", "required", "properties", "additionalProperties", "items", "anyOf", "oneOf", "$ref", "description", "title", "$schema", "$defs"}
+    known = {"type", "const", "enum", "pattern", "required", "properties", "additionalProperties", "items", "prefixItems", "minItems", "maxItems", "minimum", "maximum", "anyOf", "oneOf", "$ref", "description", "title", "$schema", "$defs"}
 
     def words(schema: Any) -> Iterator[str]:
         if isinstance(schema, dict):

@@ -15,6 +15,7 @@ from concord.conformance.expectation import is_gradient
 from concord.conformance.fuzz.cases import FuzzCase
 from concord.conformance.fuzz.plan import Plan
 from concord.conformance.report import divergence_lines
+from concord.spec.errors import SpecError
 
 FAILED = ("diverges", "refused", "error", "crashed", "timed out", "out of memory")
 """Statuses of a case that has found something."""
@@ -73,6 +74,10 @@ class Statistics:
     rms: Peak = Peak()
     histogram: list[int] = field(default_factory=lambda: [0] * (len(Z_BINS) + 1))
 
+    def __post_init__(self) -> None:
+        if len(self.histogram) != len(Z_BINS) + 1:
+            raise SpecError(f"a histogram of a tally has {len(self.histogram)} bins but must have {len(Z_BINS) + 1}")
+
     def add(self, judgement: Judgement, tensor: str, origin: Origin, case: FuzzCase) -> None:
         """Count a judgement."""
         if judgement.status == "undetermined":
@@ -110,6 +115,10 @@ class Tally:
     statuses: Counter[str] = field(default_factory=Counter)
     tensors: int = 0
     statistics: dict[tuple[str, str], Statistics] = field(default_factory=lambda: {(way, kind): Statistics() for way in WAYS for kind in SECTIONS})
+
+    def __post_init__(self) -> None:
+        if set(self.statistics) != {(way, kind) for way in WAYS for kind in SECTIONS}:
+            raise SpecError(f"the statistics of a tally are {', '.join(map('.'.join, self.statistics)) or 'none'} but must be of each of {', '.join(WAYS)}, by {' and '.join(SECTIONS)}")
 
     @property
     def cases(self) -> int:

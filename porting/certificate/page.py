@@ -18,7 +18,7 @@ WORST_FIRST = (FAILED, UNVERIFIED, PROVEN, NOT_APPLICABLE)
 
 def page(data: Mapping[str, Any]) -> str:
     """Return a record of a certificate as HTML."""
-    found: Certificate = codec.restored(Certificate, {key: value for key, value in data.items() if key in codec.hints_of(Certificate)})
+    found: Certificate = codec.understood(Certificate, data)
     counts = {status: sum(item.status == status for item in found.items) for status in WORST_FIRST}
     errors = [(f"{backend} {dtype}", worst) for backend, by_dtype in data.get("errors", {}).items() for dtype, worst in by_dtype.items()]
     tensors = list(dict.fromkeys(name for _, worst in errors for name in worst))

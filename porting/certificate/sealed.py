@@ -9,7 +9,8 @@ from typing import Any
 from concord.conformance import codec, record
 from concord.porting.certificate.certificate import Certificate
 from concord.porting.certificate.making import digest
-from concord.spec.errors import SpecError
+from concord.porting.certificate.verifying import stated
+from concord.spec.errors import SpecError, located, refuse
 from concord.spec.files import LARGEST, parse_json, read_bytes
 
 KIND = "certificate"
@@ -40,16 +41,11 @@ def read(path: Path) -> tuple[dict[str, Any], Certificate]:
     problems = list(_altered(content, data))
     if problems:
         raise SpecError([f"{path}: {problem}" for problem in problems])
-    definitions: dict[str, Any] = {"number": {"type": ["number", "string"]}}
-    schema = {"type": "object", "properties": _properties(definitions), "$defs": definitions}
-    wrong = record.problems(data) or list(codec.departures({key: data[key] for key in codec.hints_of(Certificate) if key in data}, schema))
-    if wrong:
-        raise SpecError([f"{path}: {problem}" for problem in wrong[:10]])
-    return data, codec.restored(Certificate, {key: value for key, value in data.items() if key in codec.hints_of(Certificate)})
-
-
-def _properties(definitions: dict[str, Any]) -> dict[str, Any]:
-    return {name: codec.schema_of(hint, definitions) for name, hint in codec.hints_of(Certificate).items()}
+    with located(str(path)):
+        refuse(record.problems(data)[: codec.MOST_PROBLEMS])
+        found: Certificate = codec.understood(Certificate, data)
+        stated(found)
+    return data, found
 
 
 def _altered(content: bytes, data: dict[str, Any]) -> list[str]:

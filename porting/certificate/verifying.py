@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from concord import backends
+from concord.conformance import codec
 from concord.conformance.campaign import Settings
 from concord.porting.certificate.certificate import Certificate, File, Item, Side
 from concord.porting.certificate.ledger import files_of
 from concord.porting.certificate.making import Asked, certify
-from concord.spec.errors import SpecError
+from concord.spec.errors import located, refuse, unknowns
+from concord.spec.precision import PRECISIONS
 
 
 @dataclass(frozen=True)
@@ -73,22 +75,43 @@ def _files(now: Mapping[str, File], side: Side, path: Path) -> Iterator[str]:
     yield from (f"{path}: {name} was not there when the certificate was made" for name in now if name not in side.files)
 
 
-def _asked(found: Certificate, source: Path, target: Path, settings: Settings) -> Asked:
+@dataclass(frozen=True)
+class Stated:
+    """What a certificate says that it was made with (:class:`concord.porting.certificate.making.Asked`)."""
+
+    source_format: str
+    target_format: str
+    backends: tuple[str, ...]
+    home: str
+    dtypes: tuple[str, ...]
+    seed: int
+    device: str
+    implementation: str
+    execution: str
+    precision: str
+    deterministic: bool
+    source_table: str | None = None
+    texts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] | None = None
+
+
+def stated(found: Certificate) -> Stated:
     """Return what a certificate was made with.
 
     Raises:
         SpecError: if it does not say that.
     """
-    said = found.asked
-    try:
-        texts = [([int(one) for one in ids], [int(one) for one in segments]) for ids, segments in said["texts"]] if said.get("texts") else None
-        how = dataclasses.replace(settings, **{key: said[key] for key in ("device", "implementation", "execution", "precision", "deterministic")})
-        table = Path(said["source_table"]) if said.get("source_table") else None
-        chosen = tuple(map(str, said["backends"]))
-        how = dataclasses.replace(how, asked=chosen)
-        return Asked(source, target, said["source_format"], said["target_format"], table, chosen, str(said["home"]), texts, tuple(said["dtypes"]), int(said["seed"]), how)
-    except (KeyError, TypeError, ValueError) as error:
-        raise SpecError(f"the certificate's 'asked' does not say what it was made with: {type(error).__name__}: {error}") from None
+    with located("asked"):
+        said: Stated = codec.understood(Stated, found.asked)
+        refuse(unknowns("dtype", said.dtypes, PRECISIONS))
+    return said
+
+
+def _asked(found: Certificate, source: Path, target: Path, settings: Settings) -> Asked:
+    said = stated(found)
+    how = dataclasses.replace(settings, asked=said.backends, **{key: getattr(said, key) for key in ("device", "implementation", "execution", "precision", "deterministic")})
+    texts = [(list(ids), list(segments)) for ids, segments in said.texts] if said.texts else None
+    table = Path(said.source_table) if said.source_table else None
+    return Asked(source, target, said.source_format, said.target_format, table, said.backends, said.home, texts, said.dtypes, said.seed, how)
 
 
 def _differing(one: Certificate, other: Certificate) -> Iterator[str]:

@@ -11,13 +11,14 @@ from concord.conformance.layout import render
 from concord.conformance.report import number
 from concord.conformance.views import tail
 from concord.training.attention.maps import LEAK
-from concord.training.attention.record import LOWEST, NONE, ZERO
+from concord.training.attention.record import LOWEST, NONE, ZERO, check
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 
 
 def page(data: Mapping[str, Any]) -> str:
     """Return a record of attention maps (:mod:`concord.training.attention.record`) as HTML."""
+    check(data)
     sections = {"maps-of": "Maps", "heads": "Heads in numbers"} if data["sides"] else {}
     letters = string.ascii_lowercase[: max(data["segments"], default=0) + 1]
     keys = ("tokens", "segments", "visible", "layers", "heads", "coarse", "tap")

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import base64
 import zlib
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance import record
+from concord.conformance import codec, record
 from concord.conformance.campaign import Result
+from concord.spec.errors import refuse
 from concord.training.attention.maps import LEAK, Array, Maps
 
 KIND = "attention"
@@ -28,8 +31,82 @@ NONE = 255
 LOWEST = -6
 """The power of two, in tolerances, that the smallest error but 0 stands for, where it has one byte; each further one is larger by the root of 2."""
 
+Segment = Annotated[int, codec.Between(-1, 25)]
+"""Of a token; of padding -1."""
+
 ZERO = 127
 """The byte of no error: smaller ones are below 0, larger ones above."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a run: of which backend, its status, the largest error in tolerances, and what the judge said."""
+
+    backend: str
+    status: str
+    worst: float
+    said: str
+
+
+@dataclass(frozen=True)
+class Coded:
+    """The maps of a backend: a text for each layer."""
+
+    backend: str
+    weights: list[str]
+    errors: list[str]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is said of a head in numbers (:func:`measures`)."""
+
+    layer: int
+    head: int
+    entropy: float
+    masked: float
+    shares: list[list[float]]
+    errors: list[float]
+    difference: float | None = None
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a record of maps holds besides what every record has (docs/guides/looking.md)."""
+
+    exit_code: int
+    seconds: float
+    dtype: str
+    tap: str
+    tokens: list[str]
+    segments: list[Segment]
+    visible: list[int]
+    layers: int
+    heads: int
+    coarse: bool
+    sides: list[Coded]
+    results: list[Verdict]
+    versions: dict[str, str | None]
+    measures: list[Measure]
+    notes: list[str]
+
+
+def check(data: Mapping[str, Any]) -> None:
+    """Refuse data that no page can be made of.
+
+    Raises:
+        SpecError: listing where it departs from :class:`Stored`, or contradicts itself.
+    """
+    found: Stored = codec.understood(Stored, data)
+    cells = [(layer, head) for layer in range(found.layers if found.sides else 0) for head in range(min(found.heads, len(found.measures) + 1))]
+    wrong = [f"{name} has {len(column)} entries but must have one for each of {len(found.tokens)} tokens" for name, column in (("segments", found.segments), ("visible", found.visible)) if len(column) != len(found.tokens)]
+    wrong += [f"sides[{i}] must have a text for each of {found.layers} layers" for i, side in enumerate(found.sides) if {len(side.weights), len(side.errors)} != {found.layers}]
+    wrong += ["measures must have one entry for each head of each layer"] if [(one.layer, one.head) for one in found.measures] != cells else []
+    number = max(found.segments, default=0) + 1
+    for i, one in enumerate(found.measures):
+        fits = len(one.errors) == len(found.sides) and [len(row) for row in one.shares] == [number] * number and (one.difference is None) == (len(found.sides) < 2)
+        wrong += [] if fits else [f"measures[{i}] does not fit {len(found.sides)} sides and {number} segments"]
+    refuse(wrong[: codec.MOST_PROBLEMS])
 
 
 def as_data(maps: Maps) -> dict[str, Any]:

@@ -27,6 +27,32 @@ LESS = ("least", "most", "at step", "tokens/s", "parameters", "seconds")
 
 
 @dataclass(frozen=True)
+class Stored:
+    """What a record of an experiment holds besides what every record has.
+
+    Attributes:
+        experiment: its name.
+        seconds: of all runs together.
+        backend: that trained.
+        tested: whether all runs that are done were tested.
+        plan: how each was trained.
+        recipe: and by which steps.
+        ways: name of a model to its configuration.
+        runs: what each came to.
+    """
+
+    exit_code: int
+    experiment: str
+    seconds: float
+    backend: str
+    tested: bool
+    plan: dict[str, Any]
+    recipe: dict[str, Any]
+    ways: dict[str, dict[str, Any]]
+    runs: tuple[Trained, ...]
+
+
+@dataclass(frozen=True)
 class Summary:
     """What all seeds of a model came to together.
 
@@ -170,7 +196,7 @@ def page(data: Mapping[str, Any]) -> str:
     Raises:
         SpecError: if matplotlib is not installed.
     """
-    found = [trained_from(run) for run in data["runs"]]
+    found = codec.understood(Stored, data).runs
     known = summaries(found)
     seeds = max((len(one.accuracies) for one in known.values()), default=0)
     differing = sorted({field for one in data["ways"].values() for other in data["ways"].values() for field in {*one, *other} if one.get(field) != other.get(field)})
@@ -192,8 +218,3 @@ def page(data: Mapping[str, Any]) -> str:
         differing=differing,
     )
 
-
-def trained_from(run: Mapping[str, Any]) -> Trained:
-    """Return what a run came to from data."""
-    trained: Trained = codec.restored(Trained, dict(run))
-    return trained
