@@ -144,7 +144,7 @@ def test_a_mistake_that_no_model_of_width_1_can_have_does_not_end_the_search(sma
 # Numbers that are none, and counts.
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(23))
 def test_what_is_no_number_is_no_relation(seed):
     """Infinities and NaN in the run, in the oracle and in sigma, in any places."""
     random, case = np.random.default_rng(seed), build_case("bert", "ragged")
@@ -155,11 +155,12 @@ def test_what_is_no_number_is_no_relation(seed):
     question = Question(JudgedProblem(case.config, case.weights, case.batch), taps, tensor, actual)
     right = question.right
     value, sigma = (np.array(np.broadcast_to(array, actual.shape), np.float64) for array in (right.value, right.sigma))
-    for array in (value, sigma, question.actual)[seed % 3 :]:
+    for array in (one for place, one in enumerate((value, sigma, question.actual)) if (seed + 1) >> place & 1):
         hit = random.random(array.shape) < random.choice([0.1, 0.6, 1.0])
         array[hit] = random.choice([np.nan, np.inf, -np.inf], hit.sum())
     question.__dict__["right"] = Prediction(value, sigma)
-    found = describe(question)
+    with np.errstate(all="ignore"):
+        found = describe(question)
     if found is not None:
         seen = found[0]
         assert not re.search(r"\b(nan|inf)\b", seen.text)
@@ -183,7 +184,6 @@ def test_an_offset_is_never_zero_in_words(offset):
     case = build_case("bert", "tiny" if offset < 1e-4 else "ragged")
     found = judge(case.config, case.weights, case.batch, run_of(case, shifted), case.part, end_to_end=False).diagnosis
     assert found.tensor == "embeddings.position"
-    assert re.search(rf"is {offset:g}\d* too large|is {1 / (1 / offset):.0e}", found.text) or " 0 too" not in found.text
     assert " 0 too large" not in found.text
 
 

@@ -441,7 +441,8 @@ def test_a_verdict_prints_what_the_terminal_says(sound):
     told = str(judge(case.config, case.weights, case.batch, dataclasses.replace(run, taps=wrong), end_to_end=False)).splitlines()
     assert told[0] == "diverges"
     assert told[1].startswith("  first at layers.0.norm1 (SPEC NRM-2), element (")
-    assert re.fullmatch(r"  \d+ of \d+ tensors lie beyond their tolerance", told[-1])
+    assert re.fullmatch(r"  \d+ of \d+ tensors lie beyond their tolerance", told[-2])
+    assert told[-1].startswith("  next: ")
 
 
 # Activations that the model does not go on with, and branches that are cut off.
