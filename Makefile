@@ -5,7 +5,7 @@ RUN := $(VENV)/bin
 CONSTRAINTS := constraints/py311.txt
 TREE := .mypy_cache/tree/concord# the package as it is installed
 
-.PHONY: help check test slow lint coverage golden cases api readme readme-criteria speed-measured speed gpu-records clean
+.PHONY: help check test slow kernels machines lint coverage golden cases api readme readme-criteria speed-measured speed gpu-records clean
 
 help: ## say what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,6 +18,12 @@ test: $(VENV)/installed ## run the ordinary tests: below 15 minutes on two cores
 
 slow: $(VENV)/installed ## run all other tests: every backend on every entry, and long campaigns
 	$(RUN)/python -m pytest -n 2 --dist loadgroup -m slow
+
+kernels: $(VENV)/installed ## run tests of NumPy alone under each kernel of its BLAS that this processor has
+	$(RUN)/python -m tests.machines kernels
+
+machines: $(VENV)/installed ## judge the four backends as on other processors, into docs/guides/machines.md
+	$(RUN)/python -m tests.machines verdicts
 
 lint: $(VENV)/installed ## ruff and mypy
 	$(RUN)/ruff check .
