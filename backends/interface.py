@@ -153,8 +153,8 @@ class Run:
             they were when it was done. ``undelivered_taps`` may list patterns of tap names that a fused implementation
             does not expose.
         requested: what was asked for besides output and loss; set by whoever asked, so that nothing can be left out unnoticed.
-        tap_gradients: of the loss, by the name of the tap: of its total use, in its shape (SPEC GRD-6). Only taps that the loss depends on: None
-            counts as left out.
+        tap_gradients: of the loss, by the name of the tap: of its total use, in its shape (SPEC GRD-6). Only taps that the loss depends on;
+            None counts as left out.
         steps: what is reported of training, as ``steps.<step>.<name>`` (:data:`concord.spec.training.trajectory.Observer`).
     """
 
@@ -168,10 +168,6 @@ class Run:
     requested: tuple[str, ...] = ("taps", "gradients")
     tap_gradients: dict[str, NDArray[np.floating]] = field(default_factory=dict)
     steps: dict[str, NDArray[np.floating]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Leave out what frameworks say of a tap that the loss does not depend on."""
-        self.tap_gradients = {name: gradient for name, gradient in self.tap_gradients.items() if gradient is not None}
 
     @property
     def logits(self) -> NDArray[np.floating]:

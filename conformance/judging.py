@@ -136,7 +136,7 @@ class _Judging:
         self.case, self.run, self.excuses = case, run, excuses
         self.output = output_name(case.config, case.part)
         self.delivered = {**run.results(self.output), **run.taps, **{f"gradients.{name}": array for name, array in run.gradients.items()}}
-        self.delivered |= {f"gradients.taps.{name}": array for name, array in run.tap_gradients.items()}
+        self.delivered |= {f"gradients.taps.{name}": array for name, array in run.tap_gradients.items() if array is not None}
         self.delivered |= run.steps
         for name, array in self.delivered.items():
             if array.ndim and np.any(excused := self.excused(name, array.ndim)):  # what is not finite would spread to what is judged

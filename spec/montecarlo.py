@@ -189,10 +189,10 @@ class MonteCarlo(Arithmetic):
         """
         x, terms, shares = (self._one(values) for values in (x, terms, shares))
         total = terms.sum(-1, keepdims=True, dtype=np.float64)
-        size = np.maximum(
-            _rounding_up_to_larger(x, terms, shares * total),
-            _rounding_up_to_larger(x[..., ::-1], terms[..., ::-1], (shares * total)[..., ::-1])[..., ::-1],
-        )
+        # Entries that were equal before this noise differ by it now.
+        reach, summed = 2 * self._roundoff * abs(x), (terms, shares * total)
+        back = [values[..., ::-1] for values in (x, reach, *summed)]
+        size = np.maximum(_rounding_up_to_larger(x, reach, *summed), _rounding_up_to_larger(*back)[..., ::-1])
         size = np.where(np.isfinite(size), size * self._roundoff, 0.0).reshape(-1)
         places = np.flatnonzero(size)
         perturbed = np.broadcast_to(gradient, (self.samples, *gradient.shape[1:])).reshape(self.samples, -1).copy()
@@ -325,15 +325,20 @@ class MonteCarlo(Arithmetic):
         return _uniform(self.precision.storage)[start : start + count].reshape(shape)
 
 
-def _rounding_up_to_larger(x: Values, *summed: Values) -> Values:
-    """Return how many unit roundoffs sums of each row may err, from its start as far as an entry stays the largest; 0 where one never is."""
+def _rounding_up_to_larger(x: Values, reach: Values, *summed: Values) -> Values:
+    """Return how many unit roundoffs sums of each row may err, from its start as far as an entry stays the largest; 0 where one never is.
+
+    Args:
+        reach: by how much an entry may be less than another and still be as large.
+    """
     size, shape = x.shape[-1], x.shape
     count, power = np.arange(1, size + 1), np.zeros(shape)
     for terms in summed:
         total, squares = (np.cumsum(values, -1, dtype=np.float64) for values in (terms, np.square(terms, dtype=np.float64)))
         power += count / 3 * np.square(total) + (count + 1) / 6 * np.maximum(squares - np.square(total) / count, 0)
     largest = np.maximum.accumulate(x, -1)
-    ends = np.append(x[..., 1:] > largest[..., :-1], np.ones((*shape[:-1], 1), bool), -1)
+    larger = x[..., 1:] - reach[..., 1:] > largest[..., :-1]
+    ends = np.append(larger, np.ones((*shape[:-1], 1), bool), -1)
     end = np.minimum.accumulate(np.where(ends, count - 1, size)[..., ::-1], -1)[..., ::-1]
-    rounding: Values = np.sqrt(np.where(x == largest, np.take_along_axis(power, end, -1), 0.0))
+    rounding: Values = np.sqrt(np.where(x + reach >= largest, np.take_along_axis(power, end, -1), 0.0))
     return rounding

@@ -92,20 +92,17 @@ def multiplied_out(weights: Values, gradient: Values, x: Values) -> Values:
 
 def of_the_first(x: Values) -> Values:
     """Return which entry of a row gets the gradient of its largest one: the first of equal ones (`torch.max(dim)`)."""
-    first: Values = (np.arange(x.shape[-1]) == x.argmax(-1)[..., None]).astype(x.dtype)
-    return first
+    return np.asarray(np.arange(x.shape[-1]) == x.argmax(-1)[..., None], x.dtype)
 
 
 def of_each(x: Values) -> Values:
     """Return the same where every one of equal ones gets it whole (`paddle.max`)."""
-    each: Values = (x == x.max(-1, keepdims=True)).astype(x.dtype)
-    return each
+    return np.asarray(x == x.max(-1, keepdims=True), x.dtype)
 
 
 def in_equal_shares(x: Values) -> Values:
     """Return the same where equal ones share it (`torch.amax`, `jax.numpy.max`, `tf.reduce_max`)."""
-    shares: Values = of_each(x) / of_each(x).sum(-1, keepdims=True)
-    return shares
+    return np.asarray(of_each(x) / of_each(x).sum(-1, keepdims=True))
 
 
 def through_largest(share: Callable[[Values], Values]) -> Callable[[Values, Values, Values], Values]:
@@ -120,8 +117,7 @@ def through_largest(share: Callable[[Values], Values]) -> Callable[[Values, Valu
         total = exponentials.sum(-1, keepdims=True)
         of_total = -(gradient * weights / total).sum(-1, keepdims=True)
         of_shifted = (gradient / total + of_total) * exponentials
-        of_scores: Values = of_shifted - share(x) * of_shifted.sum(-1, keepdims=True)
-        return of_scores
+        return np.asarray(of_shifted - share(x) * of_shifted.sum(-1, keepdims=True))
 
     return backward
 
