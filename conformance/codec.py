@@ -134,7 +134,8 @@ def schema_of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": {"type": "object", "additionalProperties": value} if nested else value}
     if hint is float:
         return {"$ref": "#/$defs/number"}
-    return {str: {"type": "string"}, int: WHOLE, bool: {"type": "boolean"}}.get(hint, {})
+    named: dict[Any, dict[str, Any]] = {str: {"type": "string"}, int: WHOLE, bool: {"type": "boolean"}}
+    return named.get(hint, {})
 
 
 def _of_dataclass(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
