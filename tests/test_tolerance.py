@@ -283,3 +283,18 @@ def test_a_norm_of_one_element_may_be_multiplied_out(small):
         verdict = judge(config, weights, batch, dataclasses.replace(run, tap_gradients=delivered))
         found = {row.tensor: row.status for row in verdict.table}
         assert found["gradients.taps.layers.1.residual2"] == status
+
+
+@pytest.mark.clause("ALG-3")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_one_of_equal_largest_entries_may_get_what_a_row_sums_to(dtype):
+    """In few bits the samples of a given tap differ, and what was equal in the run no longer is."""
+    equal = np.arange(23) % 3 == 1
+    scores = np.where(equal, 2.5, -1.25)[None]
+    a, found = MonteCarlo(dtype, 16), []
+    x = a.override(a.leaf(np.zeros_like(scores)), scores)
+    x.completed = lambda node: found.append(node.gradient)
+    a.backward(a.sum(a.multiply(a.softmax(x), a.leaf(1 + np.arange(23)[None] / 64))))
+    noise = np.std(np.asarray(found[0], np.float64), axis=0)[0]
+    assert noise[equal].min() > noise[equal].max() / 3
+    assert noise[~equal].max() < noise[equal].min() / 30

@@ -7,8 +7,14 @@ from typing import Any
 from concord.backends.interface import Request, Run
 
 
+def each_largest(x: Any) -> Any:
+    """Return the largest entry, whose gradient goes to every one of equal ones as a whole, as that of ``paddle.max`` does."""
+    found = x.detach().amax(-1, keepdim=True)
+    return found + ((x - x.detach()) * (x.detach() == found)).sum(-1, keepdim=True)
+
+
 def torch_maxima() -> dict[str, Any]:
-    return {"amax": lambda x: x.amax(-1, keepdim=True), "max": lambda x: x.max(-1, keepdim=True).values}
+    return {"amax": lambda x: x.amax(-1, keepdim=True), "max": lambda x: x.max(-1, keepdim=True).values, "each": each_largest}
 
 
 def jax_maxima() -> dict[str, Any]:
