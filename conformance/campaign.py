@@ -242,9 +242,11 @@ class Report:
     def exit_code(self) -> int:
         """0: all agree; 1: something diverges, or differs when it is run again; 3: a backend that was asked for gave no result, or something was judged nowhere."""
         found = {result.status for result in self.results}
-        if found & {*FAILED_WORKER, NOT_JUDGED, "undetermined"} or not found & {"agrees", "diverges", "nondeterministic"}:
+        if found & {*FAILED_WORKER, NOT_JUDGED}:
             return 3
-        return 1 if found & {"diverges", "nondeterministic", "refused"} else 0
+        if found & {"diverges", "nondeterministic", "refused"}:
+            return 1
+        return 0 if "agrees" in found and "undetermined" not in found else 3
 
 
 Progress = Callable[[str, str], None]
