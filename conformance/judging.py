@@ -80,7 +80,8 @@ def judge(
         SpecError: for a deviation that cannot be understood.
         Misfit: for tensors that nobody knows, or of wrong shapes or types.
     """
-    wrong = [] if run.steps else misfits(run, config, batch, part)  # of a step the expectation says what is right
+    training = run.steps or "steps" in run.requested  # of a step the expectation says what is right
+    wrong = [] if training else misfits(run, config, batch, part)
     if wrong:
         raise Misfit(wrong)
     dtype = dtype or run.dtype

@@ -207,9 +207,9 @@ def test_session_that_returns_or_raises_nonsense_is_a_row_and_the_others_go_on()
         "ReturningText": ("error", 0, "TypeError: step() returned 'norm' as a str but must return an array of numbers"),
         "ReturningRagged": ("error", 0, "TypeError: step() returned 'norm' as a list but must return an array of numbers"),
         "ReturningNumbered": ("error", 0, "TypeError: step() returned an array by the name 0 but must name each by text"),
-        "ReturningUnknown": ("error", 0, "step() returned 'velocity.pooler.bias', 'loss', but this training has only losses, gradients, norm, clipped, rate, first_moment, second_moment, parameters"),
-        "ReturningRows": ("diverges", 2, "losses.0 has shape (1,) but must be ()"),
-        "ReturningWhole": ("diverges", 2, "losses.0 has dtype int64 but must be float32 for a float32 run"),
+        "ReturningUnknown": ("broken", 0, "step() returned 'velocity.pooler.bias', 'loss', but this training has only losses, gradients, norm, clipped, rate, first_moment, second_moment, parameters"),
+        "ReturningRows": ("broken", 0, "step() returned 'losses.0' of shape (1,) but must be () (and 113 like it)"),
+        "ReturningWhole": ("broken", 0, "step() returned 'losses.0' of dtype int64 but must be a floating-point type (and 113 like it)"),
         "ReturningFew": ("diverges", 2, "gradients.embeddings.token.weight missing: the backend returned no such tensor"),
         "ReturningNothing": ("diverges", 2, "losses.0 missing: the backend returned no such tensor"),
     }

@@ -26,6 +26,7 @@ from concord.spec.batch import Batch
 from concord.spec.deviations import NONE, Deviations
 from concord.spec.errors import SpecError
 from concord.spec.precision import precision
+from concord.spec.text import shown
 from concord.spec.training.optimizers import slots
 
 Tell = Callable[[str, int], None]
@@ -151,6 +152,22 @@ def failure_of(error: Exception) -> tuple[str, str, str] | None:
     return ("unsupported", str(error), "") if isinstance(error, Unsupported) else None
 
 
+def misfits(delivered: Mapping[str, Array], expected: Expectation) -> list[str]:
+    """Return what of a reported step nobody knows, and what has a shape or type that it must not have; the first of each kind is shown."""
+    unknown, misshapen, mistyped = (list[str]() for _ in range(3))
+    for name, array in delivered.items():
+        said, right = repr(shown(name.split(".", 2)[2])), expected.values.get(name)
+        if right is None:
+            unknown.append(said)
+        elif array.shape != right.shape:
+            misshapen.append(f"{said} of shape {array.shape} but must be {right.shape}")
+        elif array.dtype.kind != "f":
+            mistyped.append(f"{said} of dtype {array.dtype} but must be a floating-point type")
+    sections = ", ".join(dict.fromkeys(name.split(".")[2] for name in expected.values))
+    problems = [f"{', '.join(unknown[:FEW])}, but this training has only {sections}"] if unknown else []
+    return problems + [first + (f" (and {len(more)} like it)" if more else "") for first, *more in filter(None, (misshapen, mistyped))]
+
+
 class _Lockstep:
     """Backends and the oracle in one training."""
 
@@ -219,11 +236,9 @@ class _Lockstep:
         if made.delivered is None:
             recorder.failure = made.failure
             return
-        unknown = [name.split(".", 2)[2] for name in made.delivered if name not in expected.values]
-        if unknown:
-            known = ", ".join(dict.fromkeys(name.split(".")[2] for name in expected.values))
-            more = f" and {len(unknown) - FEW} more" if len(unknown) > FEW else ""
-            recorder.failure = ("error", f"step() returned {', '.join(map(repr, unknown[:FEW]))}{more}, but this training has only {known}", "")
+        wrong = misfits(made.delivered, expected)
+        if wrong:
+            recorder.failure = ("broken", f"step() returned {'; '.join(wrong)}", "")
             return
         try:
             self.take_up(entrant, start, made.delivered, expected)
