@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MOST = 4
+"""Workers that a process of tests keeps at a time: one that was not used for longest ends when there are more."""
+
 SEVERAL = {
     "backend": ("B", "a backend by name or package.module:Class; may be repeated; default: the four"),
     "variant": ("V", "a variant; may be repeated; default: all"),
@@ -65,10 +68,14 @@ class Workers:
         """Return a backend at work; its worker starts when it is first needed, and again each time that it died."""
         from concord.conformance.campaign import Crew
 
-        if name not in self.crews:
-            self.crews[name] = Crew(name, name, self.settings, self.pool, {})
-            self.crews[name].seat.refresh(None)
-        return self.crews[name]
+        crew = self.crews.pop(name, None)
+        if crew is None:
+            crew = Crew(name, name, self.settings, self.pool, {})
+            crew.seat.refresh(None)
+        self.crews[name] = crew  # the last one used stands last
+        if len(self.crews) > MOST:
+            self.crews.pop(next(iter(self.crews))).seat.end()
+        return crew
 
     def get(self, name: str) -> Worker:
         """Return the worker of a backend: one that was asked for and is missing fails, another is skipped, visibly."""
@@ -83,7 +90,7 @@ class Workers:
 
     def conform(self, backend: str, job: Job) -> None:
         """Run a job and fail with the first divergence in words."""
-        from concord.conformance.report import divergence_lines
+        from concord.conformance.report import divergence_lines, verdict_lines
 
         self.get(backend)
         result = self.crew(backend).attempt(job if self.gradients else _forward(job))
@@ -92,7 +99,7 @@ class Workers:
         if result.verdict is None:
             pytest.fail("\n".join([f"{backend} {result.status}: {result.detail}", *(f"  | {line}" for line in result.stderr.splitlines()[-3:])]), pytrace=False)
         if result.status == "undetermined":
-            pytest.skip(f"{job.dtype} determines no tensor of this case")
+            pytest.fail("\n".join([f"{backend}: {job.name}", *verdict_lines(result.verdict)]), pytrace=False)
         if result.status != "agrees":
             pytest.fail("\n".join(divergence_lines(result)), pytrace=False)
 
