@@ -17,7 +17,6 @@ import pytest
 from concord import backends, spec
 from concord.backends.interface import Unsupported
 from concord.backends.worker import Worker
-from concord.cli import main
 from concord.conformance import codec, record
 from concord.conformance.campaign import Result, Settings
 from concord.conformance.fuzz import Findings, Plan, case_from, hunt, places, read_found, sample, write_failures
@@ -32,20 +31,10 @@ Invoke = Callable[..., tuple[int, str, list[str]]]
 
 
 @pytest.fixture
-def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Invoke:
-    """Return a function that runs the command line here, and gives exit code, output and lines of errors."""
-
-    def run(*arguments: str | Path, columns: int = 200) -> tuple[int, str, list[str]]:
-        monkeypatch.setattr(sys, "argv", ["concord", "fuzz", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", str(columns))
-        monkeypatch.chdir(tmp_path)
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, printed.out, errors(printed.err).splitlines()
-
-    return run
+def invoke(invoke: Callable[..., tuple[int, str, list[str]]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[int, str, list[str]]]:
+    """Return a function that hunts from the command line in a folder of the test's own, and gives exit code, output and lines of errors."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments, columns=200: invoke("fuzz", *arguments, columns=columns)
 
 
 @pytest.fixture

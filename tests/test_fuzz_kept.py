@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,12 @@ from typing import Any
 import pytest
 from hypothesis.errors import FlakyFailure
 
-from concord.cli import main
 from concord.conformance import record
 from concord.conformance.campaign import Settings
 from concord.conformance.fuzz import Findings, Plan, hunt, places, read_found, sample, write_failures
 from concord.conformance.fuzz import hunting as hunting_module
 from concord.conformance.fuzz import sets as sets_module
-from tests.toys.surroundings import errors, toy
+from tests.toys.surroundings import toy
 
 RIGHT = toy("NumpyBackend")
 LIARS = {name: f"tests.toys.liars:{name}" for name in ("WrongEverywhere", "WrongNowAndThen", "WrongInOtherWays", "KnowsOneArchitecture")}
@@ -26,19 +24,9 @@ Invoke = Callable[..., tuple[int, str, list[str]]]
 
 
 @pytest.fixture
-def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Invoke:
-    """Return a function that runs the command line here, and gives exit code, output and lines of errors."""
-
-    def run(*arguments: str | Path) -> tuple[int, str, list[str]]:
-        monkeypatch.setattr(sys, "argv", ["concord", "fuzz", "--out", str(tmp_path / "out"), *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "200")
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, printed.out, errors(printed.err).splitlines()
-
-    return run
+def invoke(invoke: Invoke, tmp_path: Path) -> Invoke:
+    """Return a function that hunts from the command line, and gives exit code, output and lines of errors."""
+    return lambda *arguments: invoke("fuzz", "--out", tmp_path / "out", *arguments)
 
 
 def hunted(*names: str, **fields: Any) -> Findings:
