@@ -29,8 +29,8 @@ KERNELS = {"Haswell": AVX2, "SkylakeX": AVX512, "Nehalem": SSE4}
 """Kernels of OpenBLAS, and what a processor needs for each: one that lacks it would end in an illegal instruction."""
 
 FILES = (
-    "test_breakdown", "test_comparison", "test_golden_selection", "test_judgement", "test_positions", "test_predicting",
-    "test_spec_gradients", "test_spec_inputs", "test_spec_reference", "test_spec_training", "test_tolerance",
+    "test_breakdown", "test_judgement", "test_predicting", "test_spec_gradients", "test_spec_inputs",
+    "test_spec_reference", "test_spec_training", "test_tolerance",
 )  # fmt: skip
 """Tests of numbers that NumPy alone computes: the reference, tolerances, verdicts and what is predicted by them."""
 
@@ -53,6 +53,9 @@ PROCESSORS: dict[str, tuple[set[str], dict[str, str]]] = {
     "other libraries": (set(), {"MKL_CBWR": "COMPATIBLE", "TF_ENABLE_ONEDNN_OPTS": "0"}),
 }
 """Processors by what they have, and the environment in which libraries compute as they do there."""
+
+KINDS = ("check", "golden", "mutants")
+"""Commands by which backends are judged."""
 
 EVERY = 12
 """Of so many mutants one is judged."""
@@ -167,12 +170,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("kernels", "verdicts"))
     parser.add_argument("--backend", action="append")
+    parser.add_argument("--kind", action="append", choices=KINDS)
     asked = parser.parse_args()
     if asked.what == "kernels":
         return run_kernels()
     from concord.conformance.report import within
 
-    table, differing = run_verdicts(asked.backend or ("torch", "tf", "paddle", "jax"), ("check", "golden", "mutants"), RECORDS)
+    table, differing = run_verdicts(asked.backend or ("torch", "tf", "paddle", "jax"), asked.kind or KINDS, RECORDS)
     text = "\n".join(["", *table, "", *(f"- {line}" for line in differing), *([""] if differing else []), versions(RECORDS), ""])
     GUIDE.write_text(within(GUIDE, "machines", text))
     print(*differing, sep="\n")
