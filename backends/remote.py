@@ -16,10 +16,10 @@ from typing import Any
 
 from concord.backends import SEARCHED, heaps
 from concord.backends.bench import Bench
-from concord.backends.interface import Backend, Run, Unsupported
+from concord.backends.interface import Backend, Unsupported
 from concord.backends.parcel import Parcel, parcel_of
 from concord.backends.training_sessions import TRAINING, TrainingSessions
-from concord.backends.wire import decode_request, encode_run, pack
+from concord.backends.wire import decode_request, encode_run, pack, returned
 from concord.spec.errors import SpecError
 
 LINE = 1000
@@ -85,9 +85,7 @@ def _perform(backend: Backend, bench: Bench, sessions: TrainingSessions, operati
     request.validate(where=f"backend={backend.name}")
     if operation == "round_trip":
         return _packed("{}", pack(backend.round_trip(request)))  # type: ignore[attr-defined]
-    run = backend.run(request)
-    if not isinstance(run, Run):
-        raise TypeError(f"run() returned a {type(run).__name__} but must return a Run")
+    run = returned(backend.run(request))
     run.info["peak_memory_bytes"] = peak_memory()
     return _packed(*encode_run(run))
 

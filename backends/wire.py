@@ -25,6 +25,9 @@ from concord.spec.text import legible, shown
 from concord.spec.training.recipe import recipe_from_mapping
 from concord.spec.training.trajectory import Training
 
+NAMED = ("taps", "gradients", "tap_gradients", "steps")
+"""What a run has by name."""
+
 Message = tuple[str, bytes]
 """A JSON header, and arrays by name in the safetensors format."""
 
@@ -141,6 +144,32 @@ def window_of(arrays: Mapping[str, NDArray[Any]], size: int) -> list[Batch]:
     return [from_arrays(section(arrays, f"{number}/")) for number in range(size)]
 
 
+def returned(run: Any) -> Run:
+    """Return what a backend's ``run`` returned as a run that can be sent: None in place of tensors by name, or of what it says of itself, is none.
+
+    Raises:
+        TypeError: listing what it has and what it must have instead.
+    """
+    if not isinstance(run, Run):
+        raise TypeError(f"run() returned a {type(run).__name__} but must return a Run")
+    run = dataclasses.replace(run, **{name: {} for name in (*NAMED, "info") if getattr(run, name) is None})
+    wrong = [f"{name!r} is a {type(value).__name__} but must be a dict" for name in (*NAMED, "info") if not isinstance(value := getattr(run, name), Mapping)]
+    wrong += [f"{name!r} is a {type(value).__name__} but must be text" for name in ("backend", "dtype") if not isinstance(value := getattr(run, name), str)]
+    tensors = {"output": run.output} | ({} if run.loss is None else {"loss": run.loss})
+    tensors |= {f"{kind}[{name!r}]": array for kind in NAMED if isinstance(named := getattr(run, kind), Mapping) for name, array in named.items()}
+    wrong += [f"{name} is a {type(array).__name__} but must be an array of numbers" for name, array in tensors.items() if not _is_array(array)]
+    if wrong:
+        raise TypeError(f"run() returned a Run whose {'; '.join(wrong)}")
+    return run
+
+
+def _is_array(value: Any) -> bool:
+    try:
+        return np.asarray(value).dtype.kind in "fiubV"  # the last: NumPy's view of types that it has not, such as bfloat16
+    except Exception:  # noqa: BLE001 - whatever a framework's tensor raises
+        return False
+
+
 def encode_run(run: Run) -> Message:
     """Return a run as a message."""
     header = {"backend": run.backend, "dtype": run.dtype, "info": run.info, "taps": list(run.taps)}
@@ -177,7 +206,7 @@ def misfits(run: Run, config: EncoderConfig, batch: Batch, part: str) -> list[st
     wanted |= {f"gradients.taps.{name}": shape for name, shape in wanted.items()}
     wanted |= {f"gradients.{name}": shape_of(config, parameter) for name, parameter in parameters(config, part).items()}
     wanted |= {f"gradients.inputs.{name}": array.shape for name, array in given.items()}
-    gradients = {**run.gradients, **{f"taps.{name}": array for name, array in run.tap_gradients.items()}}
+    gradients = {**run.gradients, **{f"taps.{name}": array for name, array in run.tap_gradients.items() if array is not None}}
     found = [*run.taps.items(), *run.results(output_name(config, part)).items(), *((f"gradients.{name}", array) for name, array in gradients.items())]
     storage, problems = precision(run.dtype).storage, dict[str, list[str]]()
     may_be_wider = {*from_output_on(config, part)}

@@ -243,9 +243,11 @@ def report_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", parser=writing.path, help="What --json wrote.")],
     html: Annotated[Path, typer.Option("--html", metavar="FILE", parser=writing.output, help="Where to write the page.")],
 ) -> None:
-    """Make the page of an earlier run from its JSON."""
+    """Make the page of an earlier run from its JSON, and end as that run did."""
     writing.check(html)
-    writing.write(Terminal(), (html, lambda: writing.read_page(file)))
+    data, page = writing.read_page(file)
+    writing.write(Terminal(), (html, lambda: page))
+    raise typer.Exit(data["exit_code"])
 
 
 @app.command(name="export-case")

@@ -5,6 +5,7 @@ Imports nothing that takes a while: a signal may come at once.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -152,14 +153,16 @@ def _failed(error: Exception) -> int:
 
     from concord.backends.process import WorkerFailure
     from concord.spec.errors import SpecError
+    from concord.terminal import complain
 
     if isinstance(error, WorkerFailure):
         return _told(FAULT, f"error: the backend gave no result: {error}", *error.stderr.splitlines())
     if isinstance(error, SpecError):
-        from concord.terminal import complain
-
         for problem in error.problems:
             complain(problem)
+        return REFUSED
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG and error.filename is not None:
+        complain(f"{os.fsdecode(error.filename)}: {error.strerror}")  # pathlib says of no other name that it cannot tell whether it is there
         return REFUSED
     if os.environ.get("CONCORD_TRACEBACK"):
         traceback.print_exception(error)

@@ -148,15 +148,15 @@ def page(data: dict[str, Any]) -> str:
     return of_outcome(data)
 
 
-def read_page(path: Path) -> str:
-    """Return the page of a record in a file.
+def read_page(path: Path) -> tuple[dict[str, Any], str]:
+    """Return the record in a file, and its page.
 
     Raises:
         SpecError: listing what keeps it from being one, each with the file.
     """
     data = record.read(path)
     with located(str(path)):
-        return page(data)
+        return data, page(data)
 
 
 PICTURES = (".html", ".svg", ".png", ".pdf")

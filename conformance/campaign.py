@@ -15,6 +15,7 @@ from concord import backends
 from concord.backends.interface import Run, Unsupported, variety
 from concord.backends.pool import Pool
 from concord.backends.worker import TIME_LIMIT, Worker, WorkerFailure
+from concord.conformance import comparison
 from concord.conformance.again import Kept, Repeats, Tensors, differing, repeated, said, tensors_of, worse
 from concord.conformance.comparison import Row, Verdict
 from concord.conformance.diagnosis.campaign import Conclusion, conclude
@@ -31,7 +32,6 @@ from concord.spec.training.trajectory import Training
 
 FAILED_WORKER = ("missing", "broken", "crashed", "timed out", "out of memory", "error")
 """Statuses of results that a backend owes."""
-
 
 NOT_JUDGED = "not judged"
 """The status of a run that Concord failed to judge: no backend owes it."""
@@ -240,13 +240,20 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0: all agree; 1: something diverges, or differs when it is run again; 3: a backend that was asked for gave no result, or something was judged nowhere."""
-        found = {result.status for result in self.results}
-        if found & {*FAILED_WORKER, NOT_JUDGED}:
-            return 3
-        if found & {"diverges", "nondeterministic", "refused"}:
-            return 1
-        return 0 if "agrees" in found and "undetermined" not in found else 3
+        """0: all agree; 1: something diverges, or differs when it is run again; 3: a backend that was asked for gave no result, or nothing of one was judged, or a section of a run."""
+        return exit_code_of((result.backend, result.status) for result in self.results)
+
+
+def exit_code_of(statuses: Iterable[tuple[str, str]]) -> int:
+    """Return what runs come to, from the backend and the status of each: 3 too if no run of a backend that is there was judged."""
+    runs = [(backend, status) for backend, status in statuses if status != "absent"]
+    found = {status for _, status in runs}
+    if found & {*FAILED_WORKER, NOT_JUDGED}:
+        return 3
+    if found & {"diverges", "nondeterministic", "refused"}:
+        return 1
+    _, unjudged = comparison.conclude(runs)
+    return 3 if unjudged or "undetermined" in found or not runs else 0
 
 
 Progress = Callable[[str, str], None]
@@ -265,9 +272,8 @@ def conduct(jobs: Sequence[Job], names: Iterable[str], settings: Settings, progr
     chosen = list(names)
     for name in chosen:
         backends.resolve(name)
-    started = time.perf_counter()
+    started, environments = time.perf_counter(), dict[str, dict[str, Any]]()
     turns = repeated(jobs, settings.repeat)
-    environments: dict[str, dict[str, Any]] = {}
     places = settings.places(chosen)
     with Pool(width=len(places)) as pool:
         pace = Pace(places, lambda: pool.stopped)

@@ -137,6 +137,9 @@ def headline(results: Sequence[Result], truth: str = "oracle") -> str:
         parts.append(f"Concord failed to judge {sum(found[name][NOT_JUDGED] for name in unjudged)} of {total(unjudged)} of {joined(unjudged)}")
     if agreeing:
         parts.append(f"{joined(agreeing)} {_verb(agreeing, 'agrees', 'agree')} with the {truth}" + ("" if parts else " to within rounding, in every tensor of every run that was judged"))
+    unsure = [name for name in names if found[name]["undetermined"]]
+    if parts and unsure:
+        parts.append(f"{sum(found[name]['undetermined'] for name in unsure)} of {total(unsure)} of {joined(unsure)} {'was' if total(unsure) == '1 run' else 'were'} not judged, or not in every section")
     return "; ".join(parts) + "." if parts else "Nothing was judged."
 
 

@@ -40,7 +40,7 @@ def render(template: str, data: Mapping[str, Any], *folders: Path, script: str =
     )
     environment.policies["json.dumps_function"] = lambda value, **options: json.dumps(legibly(value), **options)
     environment.filters.update(
-        number=number,
+        number=lambda value: number(value) if value == value else "not judged",
         nine=lambda value: f"{value:.9g}",
         three=lambda value: f"{value:.3g}",
         short=lambda dtype: SHORT.get(dtype, dtype),

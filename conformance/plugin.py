@@ -23,6 +23,9 @@ T = TypeVar("T")
 MOST = 4
 """Workers that a process of tests keeps at a time: one that was not used for longest ends when there are more."""
 
+RUNNING, PROPERTY = pytest.StashKey[pytest.Item](), "concord"
+"""Where the test that runs is kept, and the property by which its report says what runs came to."""
+
 SEVERAL = {
     "backend": ("B", "a backend by name or package.module:Class; may be repeated; default: the four"),
     "variant": ("V", "a variant; may be repeated; default: all"),
@@ -47,7 +50,44 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Make the markers known that the suite uses."""
     config.addinivalue_line("markers", "xdist_group(name): tests that share a process where tests run in parallel")
+    config.pluginmanager.register(Outcome(), "concord-outcome")
     config.addinivalue_line("markers", "slow: whole training runs; leave them out with -m 'not slow'")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Remember which test runs."""
+    item.config.stash[RUNNING] = item
+
+
+class Outcome:
+    """What all runs come to: a suite in which no run of a backend was judged does not pass."""
+
+    def __init__(self) -> None:
+        self.statuses: list[tuple[str, str]] = []
+
+    @property
+    def unjudged(self) -> tuple[str, ...]:
+        """The backends of which no run was judged."""
+        if not self.statuses:
+            return ()
+        from concord.conformance.comparison import conclude
+
+        return conclude(self.statuses)[1]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take over what the runs of a test came to."""
+        if report.when == "call":
+            self.statuses += [(value[0], value[1]) for name, value in report.user_properties if name == PROPERTY and isinstance(value, (list, tuple))]
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Fail if all else passed."""
+        if self.unjudged and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Say why."""
+        for backend in self.unjudged:
+            terminalreporter.write_line(f"concord: {backend}: nothing was judged", red=True)
 
 
 class Workers:
@@ -63,6 +103,12 @@ class Workers:
         self.settings = Settings(**chosen, asked=self.asked, threads=1)
         self.pool = Pool()
         self.crews: dict[str, Crew] = {}
+        self.config = config
+
+    def note(self, backend: str, status: str) -> None:
+        """Have whoever collects the tests' reports, perhaps another process, know what a run came to."""
+        if test := self.config.stash.get(RUNNING, None):
+            test.user_properties.append((PROPERTY, [backend, status]))
 
     def crew(self, name: str) -> Crew:
         """Return a backend at work; its worker starts when it is first needed, and again each time that it died."""
@@ -94,6 +140,7 @@ class Workers:
 
         self.get(backend)
         result = self.crew(backend).attempt(job if self.gradients else _forward(job))
+        self.note(backend, result.status)
         if result.status == "unsupported":
             pytest.skip(f"unsupported: {result.detail}")
         if result.verdict is None:

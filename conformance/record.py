@@ -281,7 +281,20 @@ def read(path: Path) -> dict[str, Any]:
 def document(data: Mapping[str, Any]) -> Document:
     """Return a record, as :func:`record` and :func:`read` return it, as the objects that were written."""
     head = {field.name: data[field.name] for field in dataclasses.fields(Document) if field.name != "outcome"}
-    return Document(**head, outcome=_outcome(data))
+    outcome = _outcome(data)
+    if data["kind"] in OUTCOMES:
+        confirm(data, outcome.exit_code)
+    return Document(**head, outcome=outcome)
+
+
+def confirm(data: Mapping[str, Any], exit_code: int) -> None:
+    """Refuse a record that does not say what it comes to: a page and a command would say another thing than its results.
+
+    Raises:
+        SpecError: saying both.
+    """
+    if data["exit_code"] != exit_code:
+        raise SpecError(f"exit_code is {data['exit_code']} but what it holds comes to {exit_code}")
 
 
 def _outcome(data: Mapping[str, Any]) -> Any:
@@ -327,6 +340,8 @@ def _restored(data: dict[str, Any], tables: Sequence[Table]) -> Result:
     verdict = Verdict([row(place) for place in range(len(table.tensors))], recognise=lambda: stored.undeclared)
     if stored.diagnosis:
         verdict.revise(stored.diagnosis)
+    if result.status != verdict.status and (result.status, verdict.status) not in {("nondeterministic", "agrees"), ("nondeterministic", "undetermined")}:
+        raise SpecError(f"{result.case} of {result.backend} {result.status} but its tensors come to {verdict.status!r}")
     return dataclasses.replace(result, verdict=verdict)
 
 

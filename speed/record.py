@@ -156,12 +156,13 @@ def check(data: Mapping[str, Any]) -> None:
     """
     typed(Measurements, json.dumps(data))
     refuse(list(_problems(data)))
+    record.confirm(data, exit_code(data["entries"]))
 
 
 def exit_code(entries: Sequence[Mapping[str, Any]]) -> int:
-    """0: all was measured that can be; 1: something was withheld because it is wrong; 3: a backend failed, or nothing was measured."""
+    """0: all was measured that can be; 1: something was withheld because it is wrong; 3: a backend failed, or something was not judged, or nothing measured."""
     found = {entry["status"] for entry in entries}
-    if found & set(FAILED_WORKER) or "measured" not in found | ({"measured"} if "withheld" in found else set()):
+    if found & {*FAILED_WORKER, "undetermined"} or "measured" not in found | ({"measured"} if "withheld" in found else set()):
         return 3
     return 1 if found & {"withheld", "refused"} else 0
 

@@ -249,17 +249,19 @@ class Team:
                 member.failure = None if member.worker else member.failure
                 return entry | {"status": status, "detail": detail}
             if one is checked and (wrong := self._compare(member, one, answer[1], entry)):
-                return entry | {"status": "withheld", "detail": wrong}
+                return entry | wrong
             entry |= answer[0]
         member.rest()
         member.first_seconds = entry["first_seconds"]
         return entry
 
-    def _compare(self, member: Member, work: Workload, results: Mapping[str, NDArray[Any]], entry: dict[str, Any]) -> str:
-        """Note how far results are from the oracle's, and say what is wrong with them, if anything."""
+    def _compare(self, member: Member, work: Workload, results: Mapping[str, NDArray[Any]], entry: dict[str, Any]) -> dict[str, str]:
+        """Note how far results are from the oracle's, and return status and detail of what must not be timed, if that is so."""
         worst, tensor = truth.expected(work, rules_of(work, self.plan, member.about)).worst(results, self.plan.limit)
         entry["error_in_tolerances"] = worst
-        return "" if worst <= 1 else f"what it computed is wrong: {tensor} lies {worst:.3g} tolerances from the oracle"
+        if math.isnan(worst):
+            return {"status": "undetermined", "detail": f"what it computed was not judged: {work.dtype} does not determine {tensor}"}
+        return {} if worst <= 1 else {"status": "withheld", "detail": f"what it computed is wrong: {tensor} lies {worst:.3g} tolerances from the oracle"}
 
     def _weights(self, work: Workload) -> str:
         """Return the file that holds a model's weights, for all modes: drawing them takes longer than reading them."""

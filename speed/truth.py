@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -67,7 +68,7 @@ class Expected:
     sigmas: dict[str, float]
 
     def worst(self, results: Mapping[str, Array], limit: float) -> tuple[float, str]:
-        """Return the largest error in tolerances, and the tensor that has it; infinite where nothing can be compared.
+        """Return the largest error in tolerances, and the tensor that has it; infinite where nothing can be compared, NaN where one is not determined.
 
         Args:
             limit: the tolerance, in sigma.
@@ -77,6 +78,8 @@ class Expected:
             actual = results.get(name)
             if actual is None or actual.shape != value.shape or not np.isfinite(actual).all():
                 return float("inf"), name
+            if not (np.isfinite(value).all() and math.isfinite(self.sigmas[name])):
+                return float("nan"), name
             found = max(found, (float(np.max(abs(actual.astype(np.float64) - value))) / (limit * self.sigmas[name]), name))
         return found
 

@@ -6,10 +6,12 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from concord import spec
-from concord.backends.wire import check_description, check_info, received
+from concord.backends.interface import Run
+from concord.backends.wire import check_description, check_info, decode_run, encode_run, received, returned
 
 
 def described(**said: Any) -> str:
@@ -47,3 +49,34 @@ def test_nonsense_that_a_backend_tells_is_refused_in_words(told: str) -> None:
         check(received(told))
     assert refused.value.problems[0].startswith(words)
     assert len(refused.value.problems[0]) < 300
+
+
+ARRAY = np.ones((2, 3), np.float32)
+
+
+@pytest.mark.parametrize("field", ["taps", "gradients", "tap_gradients", "steps", "info", "loss"])
+def test_none_in_place_of_what_a_run_has_by_name_is_none(field: str) -> None:
+    run = returned(Run(ARRAY, ARRAY[0, 0], **{field: None}) if field != "loss" else Run(ARRAY, None))
+    found = decode_run(encode_run(run))
+    assert getattr(found, field) == (None if field == "loss" else {})
+    assert found.output.shape == (2, 3)
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "no output": (Run(None, None), "output is a NoneType but must be an array of numbers"),  # type: ignore[arg-type]
+    "text for an array": (Run(ARRAY, "low"), "loss is a str but must be an array of numbers"),  # type: ignore[arg-type]
+    "a list of taps": (Run(ARRAY, None, [ARRAY]), "'taps' is a list but must be a dict"),  # type: ignore[arg-type]
+    "no tap of a name": (Run(ARRAY, None, {"logits": None}), "taps['logits'] is a NoneType but must be an array of numbers"),  # type: ignore[dict-item]
+    "a ragged gradient": (Run(ARRAY, None, {}, {"x": [[1], [1, 2]]}), "gradients['x'] is a list but must be an array of numbers"),  # type: ignore[dict-item]
+    "no precision": (Run(ARRAY, None, dtype=None), "'dtype' is a NoneType but must be text"),  # type: ignore[arg-type]
+    "no run": (None, "run() returned a NoneType but must return a Run"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_run_that_is_none_is_refused_in_words(name: str) -> None:
+    run, words = WRONG[name]
+    with pytest.raises(TypeError) as refused:
+        returned(run)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)

@@ -389,15 +389,15 @@ def test_an_answer_that_cannot_be_read_is_an_error_of_that_backend(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["ReturnsAWrongShape", "ReturnsIntegers"])
-def test_an_answer_that_cannot_be_judged_is_an_error_of_that_backend(name: str) -> None:
+def test_an_answer_that_cannot_be_judged_is_broken(name: str) -> None:
     def derive(tensors: Any) -> dict[str, NDArray[Any]]:
         return {"logits": np.add(tensors["logits"], np.ones((1, 3)))}
 
     (job,) = check_jobs(["bert"], ["float32"], cases=["bert-single"])
     report = conduct([dataclasses.replace(job, derive=derive)], [toy(name), toy("NumpyBackend")], Settings(threads=1))
-    assert statuses(report) == ["error", "diverges"]
-    problem = "has shape (3, 1) but must be (1, 3)" if name == "ReturnsAWrongShape" else "has dtype int64 but must be a floating-point type"
-    assert report.results[0].detail == f"its answer cannot be judged: 'logits' {problem}"
+    assert statuses(report) == ["broken", "diverges"]
+    problem = "of shape (3, 1) but must be (1, 3)" if name == "ReturnsAWrongShape" else "of dtype int64 but must be float32 in a float32 run"
+    assert report.results[0].detail == f"its answer cannot be judged: 'logits' is {problem}"
 
 
 @pytest.mark.parametrize("error", [TypeError, LookupError, ValueError, ZeroDivisionError, AssertionError])

@@ -195,7 +195,7 @@ class Hunt:
             if isinstance(mutant, TrainingFault):
                 return self.find_in_training(mutant)
             for dtype in mutant.equivalent:
-                seen = self.look(mutant, mutant.scenario, dtype)
+                seen = self.look(mutant, mutant.scenario, dtype, certain=True)
                 if seen:
                     return dataclasses.replace(seen, status="alarm", detail=f"found in {dtype}, in which nothing can show it")
             if not mutant.precisions:
@@ -228,8 +228,15 @@ class Hunt:
             )  # fmt: skip
         return Finding(fault.name, self.backend, "missed")
 
-    def look(self, mutant: Fault, scenario: str, dtype: str) -> Finding | None:
-        """Look for a mutant in one case and precision."""
+    def look(self, mutant: Fault, scenario: str, dtype: str, certain: bool = False) -> Finding | None:
+        """Look for a mutant in one case and precision.
+
+        Args:
+            certain: whether it is to be known that there is none.
+
+        Raises:
+            SpecError: if that cannot be known, since a section of the run was judged nowhere.
+        """
         case, implementation = build_case(mutant.variant, scenario, options=dict(mutant.options)), f"mutant:{mutant.name}"
 
         def seen(tensor: str, margin: float, detail: str = "", diagnosis: Diagnosis | None = None, row: Row | None = None) -> Finding:
@@ -250,6 +257,8 @@ class Hunt:
                 raise
             return seen(REFUSED, float("inf"), failure.detail)
         verdict = job_of(case, dtype).judge(run)
+        if certain and verdict.status == "undetermined":
+            raise SpecError(f"not judged: {' and '.join(verdict.unjudged)} of {case.name}, {dtype}")
         row = verdict.first_divergence
         return None if row is None else seen(row.tensor, row.ratio, row.note, verdict.diagnosis if self.diagnosing else None, row)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from concord.conformance import codec
 from concord.conformance.layout import render
+from concord.conformance.record import confirm
 from concord.porting.certificate.certificate import FAILED, NOT_APPLICABLE, PROVEN, UNVERIFIED, Certificate
 
 TONES = {PROVEN: "good", FAILED: "bad", NOT_APPLICABLE: "none", UNVERIFIED: "broken"}
@@ -19,6 +20,7 @@ WORST_FIRST = (FAILED, UNVERIFIED, PROVEN, NOT_APPLICABLE)
 def page(data: Mapping[str, Any]) -> str:
     """Return a record of a certificate as HTML."""
     found: Certificate = codec.understood(Certificate, data)
+    confirm(data, found.exit_code)
     counts = {status: sum(item.status == status for item in found.items) for status in WORST_FIRST}
     errors = [(f"{backend} {dtype}", worst) for backend, by_dtype in data.get("errors", {}).items() for dtype, worst in by_dtype.items()]
     tensors = list(dict.fromkeys(name for _, worst in errors for name in worst))

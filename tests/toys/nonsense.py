@@ -99,3 +99,16 @@ class Grows(NumpyBackend):
     def run(self, request: Request) -> Run:
         self.held.append(np.ones(1 << 22))  # 32 MiB, touched
         return super().run(request)
+
+
+class ReturnsNoneByName(NumpyBackend):
+    """Right in its output, and None in place of everything that is by name."""
+
+    def run(self, request: Request) -> Run:
+        run = super().run(request)
+        return dataclasses.replace(run, loss=None, taps=None, gradients=None, tap_gradients=None, steps=None, info=None)
+
+
+class ReturnsNoOutput(NumpyBackend):
+    def run(self, request: Request) -> Run:
+        return dataclasses.replace(super().run(request), output=None)

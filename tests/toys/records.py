@@ -39,12 +39,17 @@ def mutants() -> dict[str, Any]:
     return {**data, "mutants": {finding["mutant"]: data["mutants"][finding["mutant"]] for finding in data["findings"]}}
 
 
-def of_attention() -> dict[str, Any]:
+def of_attention(errors: float = 0.0) -> dict[str, Any]:
+    """Return maps of two backends.
+
+    Args:
+        errors: what is added to their errors.
+    """
     config = small_config("bert", d_model=15, num_heads=3)
     batch = replace(batch_of_lengths(config, [5], 7), segment_ids=np.array([[0, 0, 0, 1, 1, 1, 1]]))
     reading = Reading("a text", config, spec.initialize(config), batch, tuple(f"word{i}" for i in range(7)), (0, 0, 0, 1, 1, 1, 1))
     drawn = np.random.default_rng(0).random((len(reading.names), 3, 7, 7))
-    sides = tuple(Side(name, drawn / 7, drawn - 0.5) for name in ("torch", "jax"))
+    sides = tuple(Side(name, drawn / 7, drawn - 0.5 + errors) for name in ("torch", "jax"))
     report = Report([reports.result("torch"), reports.result("jax", None, reports.verdict(wrong=2))], {"torch": {"version": "2.0"}, "jax": {}}, Settings())
     return attention.as_data(Maps(reading, report, sides, ("a note",)))
 

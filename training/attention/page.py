@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,7 +46,7 @@ def start(data: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _error(measure: Mapping[str, Any]) -> float:
-    return float(measure.get("difference") or max(map(float, measure["errors"])))
+    return max((error for error in map(float, [measure["difference"]] if "difference" in measure else measure["errors"]) if not math.isnan(error)), default=0.0)
 
 
 def headline(data: Mapping[str, Any]) -> str:
@@ -57,7 +58,10 @@ def headline(data: Mapping[str, Any]) -> str:
     wrong = [tail(result["backend"]) for result in data["results"] if result["status"] == "diverges"]
     if len(names) == 1:
         return f"Attention of {names[0]}: {size}" + (f"; {wrong[0]} diverges." if wrong else ".")
-    worst = max(data["measures"], key=lambda measure: float(measure["difference"]))
+    judged = [measure for measure in data["measures"] if not math.isnan(float(measure["difference"]))]
+    if not judged:
+        return f"Attention of {names[0]} and {names[1]}: {size}; what they differ by was not judged."
+    worst = max(judged, key=lambda measure: float(measure["difference"]))
     where = f"{number(float(worst['difference']))} tolerances at most, in layer {worst['layer']}, head {worst['head']}"
     return f"Attention of {names[0]} and {names[1]}: {size}; they differ by {where}." + (f" {', '.join(wrong)} diverge{'s' if len(wrong) == 1 else ''}." if wrong else "")
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance import codec, record
-from concord.conformance.campaign import Result
+from concord.conformance.campaign import Result, exit_code_of
 from concord.spec.errors import refuse
 from concord.training.attention.maps import LEAK, Array, Maps
 
@@ -106,6 +106,7 @@ def check(data: Mapping[str, Any]) -> None:
     for i, one in enumerate(found.measures):
         fits = len(one.errors) == len(found.sides) and [len(row) for row in one.shares] == [number] * number and (one.difference is None) == (len(found.sides) < 2)
         wrong += [] if fits else [f"measures[{i}] does not fit {len(found.sides)} sides and {number} segments"]
+    record.confirm(data, exit_code_of((one.backend, one.status) for one in found.results))
     refuse(wrong[: codec.MOST_PROBLEMS])
 
 
@@ -209,6 +210,6 @@ def measures(maps: Maps) -> list[dict[str, Any]]:
 
 
 def _largest(errors: Array) -> Array:
-    """Return the largest error of each head: (L, H); 0 where nothing is determined."""
-    found: Array = np.fmax.reduce(np.nan_to_num(abs(errors), nan=0.0, posinf=np.inf), axis=(-2, -1))
+    """Return the largest error of each head: (L, H); NaN where nothing is determined."""
+    found: Array = np.fmax.reduce(abs(errors), axis=(-2, -1))
     return found

@@ -114,6 +114,11 @@ def summaries(found: Sequence[Trained]) -> dict[str, Summary]:
     return result
 
 
+def exit_code(found: Sequence[Trained]) -> int:
+    """0: every run is done; 3: one is not, or there is none."""
+    return 0 if found and all(trained.status == "done" for trained in found) else 3
+
+
 def headline(found: Sequence[Trained]) -> str:
     """Say in a sentence which model did best, and whether that is more than the spread over seeds."""
     ranked = sorted(((fmean(one.accuracies), name, one) for name, one in summaries(found).items() if one.accuracies), key=lambda entry: -entry[0])
@@ -135,7 +140,7 @@ def as_data(experiment: Experiment, found: Sequence[Trained]) -> dict[str, Any]:
     """Return an experiment as JSON data."""
     plan = experiment.plan
     body = {
-        "exit_code": 0 if all(trained.status == "done" for trained in found) else 3,
+        "exit_code": exit_code(found),
         "experiment": experiment.name,
         "seconds": sum(trained.seconds for trained in found),
         "backend": plan.backend,
@@ -197,6 +202,7 @@ def page(data: Mapping[str, Any]) -> str:
         SpecError: if matplotlib is not installed.
     """
     found = codec.understood(Stored, data).runs
+    record.confirm(data, exit_code(found))
     known = summaries(found)
     seeds = max((len(one.accuracies) for one in known.values()), default=0)
     differing = sorted({field for one in data["ways"].values() for other in data["ways"].values() for field in {*one, *other} if one.get(field) != other.get(field)})
