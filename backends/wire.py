@@ -153,16 +153,16 @@ def returned(run: Any) -> Run:
     if not isinstance(run, Run):
         raise TypeError(f"run() returned a {type(run).__name__} but must return a Run")
     absent: dict[str, Any] = {name: {} for name in (*NAMED, "info") if getattr(run, name) is None}
-    run = dataclasses.replace(run, **absent)
-    wrong = [f"{name!r} is a {type(value).__name__} but must be a dict" for name in (*NAMED, "info") if not isinstance(value := getattr(run, name), Mapping)]
-    wrong += [f"{name!r} is a {type(value).__name__} but must be text" for name in ("backend", "dtype") if not isinstance(value := getattr(run, name), str)]
-    tensors = {"output": run.output} | ({} if run.loss is None else {"loss": run.loss})
-    tensors |= {f"{kind}[{name!r}]": array for kind in NAMED if isinstance(named := getattr(run, kind), Mapping) for name, array in named.items()}
+    made: Run = dataclasses.replace(run, **absent)
+    wrong = [f"{name!r} is a {type(value).__name__} but must be a dict" for name in (*NAMED, "info") if not isinstance(value := getattr(made, name), Mapping)]
+    wrong += [f"{name!r} is a {type(value).__name__} but must be text" for name in ("backend", "dtype") if not isinstance(value := getattr(made, name), str)]
+    tensors = {"output": made.output} | ({} if made.loss is None else {"loss": made.loss})
+    tensors |= {f"{kind}[{name!r}]": array for kind in NAMED if isinstance(named := getattr(made, kind), Mapping) for name, array in named.items()}
     tensors = {name: array for name, array in tensors.items() if array is not None or not name.startswith("tap_gradients")}
     wrong += [f"{name} is a {type(array).__name__} but must be an array of numbers" for name, array in tensors.items() if not _is_array(array)]
     if wrong:
         raise TypeError(f"run() returned a Run whose {'; '.join(wrong)}")
-    return run
+    return made
 
 
 def _is_array(value: Any) -> bool:

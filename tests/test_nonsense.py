@@ -35,7 +35,7 @@ NONSENSE: dict[str, tuple[str, Callable[[Any], None]]] = {
     described(**deviation(value=10**400)): ("deviation 'softmax_floor' has value 1000", check_description),
     described(**deviation(value=True)): ("deviation 'softmax_floor' has value True", check_description),
     described(**deviation(reason="")): ("deviation 'softmax_floor' has no reason", check_description),
-    "[]": ("'info' must be an object", check_info),
+    "[]": ("'info' is [] but must be an object", check_info),
     json.dumps(deviation(value=None)): ("deviation 'softmax_floor' has value None", check_info),
     '{"precision_switches": "all off"}': ("'precision_switches' is 'all off' but must be an object", check_info),
     '{"undelivered_taps": [["*"]]}': ("'undelivered_taps' is [['*']] but must be a list of strings", check_info),

@@ -370,7 +370,7 @@ def test_the_page_needs_nothing_else_and_hides_nothing(record: dict[str, Any]) -
     assert "http" not in html.replace("http-equiv", "")
     for words in ("withheld", "toys are explicit", "Growth", "Roofline", "small inference ragged", "Slow explicit eager"):
         assert words in html
-    assert page({**record, "complete": False, "backends": {"<b>": {"version": "1"}}}).count("<b>") == html.count("<b>")
+    assert page({**record, "complete": False, "backends": {**record["backends"], "<b>": next(iter(record["backends"].values()))}}).count("<b>") == html.count("<b>")
 
 
 @pytest.mark.parametrize("kind", ["inference", "training"])

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from concord import spec
 from concord.backends.interface import Run
 from concord.conformance import tolerance
 from concord.conformance.cache import Cache
@@ -121,19 +122,13 @@ def test_a_wrong_derivative_is_named_where_it_is(case, dtype):
 # What is delivered in part.
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"taps": {}, "gradients": {}, "tap_gradients": {}}, "all 18 gradients"),
-        ({"gradients": {}, "tap_gradients": {}}, "gradients"),
-    ],
-)
-def test_gradients_that_are_not_delivered_are_said_and_not_judged(fields, words):
+@pytest.mark.parametrize("fields", [{"taps": {}, "gradients": {}, "tap_gradients": {}}, {"gradients": {}, "tap_gradients": {}}], ids=len)
+def test_gradients_that_are_not_delivered_are_said_and_not_judged(fields):
     case = build_case("bert", "full")
     verdict = judge(case.config, case.weights, case.batch, run_of(case, **fields))
-    assert (verdict.status, verdict.unjudged) == ("undetermined", ("gradients",) if "taps" not in fields else verdict.unjudged)
-    assert "not checked, since not delivered" in verdict.unchecked
-    assert words in verdict.unchecked
+    assert verdict.status == "undetermined"
+    assert "gradients" in verdict.unjudged
+    assert f"all {len(spec.trainable(case.config))} gradients" in verdict.unchecked
 
 
 def test_some_taps_are_judged_without_the_others(case):
