@@ -15,7 +15,7 @@ COMMANDS: dict[str, Any] = {name: command.params for name, command in typer.main
 
 
 def is_path(parameter: Any) -> bool:
-    return parameter.type_descriptor.parameter_info.parser is writing.path
+    return parameter.type_descriptor.parameter_info.parser in (writing.path, writing.output)
 
 
 def is_argument(parameter: Any) -> bool:
@@ -29,7 +29,8 @@ def line(command: str, path: str, text: str) -> list[str]:
     """Return a command line in which one path is this, and everything else that has to be there is too."""
     arguments = [text if one.opts[0] == path else "there" for one in COMMANDS[command] if is_argument(one) and (one.required or one.opts[0] == path)]
     needed = [word for one in COMMANDS[command] if not is_argument(one) and one.required and one.opts[0] != path for word in (one.opts[0], "there")]
-    return [command, *arguments, *needed, *([path, text] if path.startswith("-") else [])]
+    values = [text] * next(one.nargs for one in COMMANDS[command] if one.opts[0] == path)
+    return [command, *arguments, *needed, *([path, *values] if path.startswith("-") else [])]
 
 
 def test_every_command_that_reads_or_writes_is_tried() -> None:
