@@ -80,3 +80,13 @@ def test_a_run_that_is_none_is_refused_in_words(name: str) -> None:
         returned(run)
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_plug_in_that_returns_none_by_name_is_judged_on_its_output(invoke: Callable[..., tuple[int, str, list[str]]]) -> None:
+    check = ("check", "--case", "bert-single", "--dtype", "float32", "--backend")
+    code, output, _ = invoke(*check, "tests.toys.nonsense:ReturnsNoneByName", "--forward-only")
+    assert (code, "1 agrees" in output) == (0, True)
+    code, output, _ = invoke(*check, "tests.toys.nonsense:ReturnsNoneByName")
+    assert (code, "first at loss (SPEC LOS-2): missing" in output) == (1, True)
+    code, output, _ = invoke(*check, "tests.toys.nonsense:ReturnsNoOutput", "--forward-only")
+    assert (code, "run() returned a Run whose output is a NoneType but must be an array of numbers" in output) == (3, True)
