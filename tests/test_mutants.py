@@ -202,7 +202,7 @@ class Imagined(Hunt):
         super().__init__("torch")
         self.found, self.looked = found, []
 
-    def look(self, mutant: Fault, scenario: str, dtype: str) -> Finding | None:
+    def look(self, mutant: Fault, scenario: str, dtype: str, certain: bool = False) -> Finding | None:
         self.looked.append((scenario, dtype))
         tensor = self.found.get((scenario, dtype))
         return tensor and finding("found" if mutant.rightly_first(tensor) else "misplaced", tensor=tensor)  # type: ignore[return-value]
