@@ -27,6 +27,7 @@ machines: $(VENV)/installed ## judge the four backends as on other processors, i
 
 lint: $(VENV)/installed ## ruff and mypy
 	$(RUN)/ruff check .
+	$(RUN)/ruff format --check --quiet .
 	rm -rf $(TREE) && mkdir -p $(TREE)
 	ln -s $(CURDIR)/concord/* $(addprefix $(CURDIR)/,spec backends conformance training porting speed) $(TREE)
 	$(RUN)/mypy

@@ -5,6 +5,9 @@ from setuptools import find_namespace_packages, setup
 PARTS = ("spec", "backends", "conformance", "training", "porting", "speed")
 
 setup(
-    packages=["concord", *(f"concord.{name}" for name in find_namespace_packages(include=[f"{part}*" for part in PARTS]))],
+    packages=[
+        "concord",
+        *(f"concord.{name}" for name in find_namespace_packages(include=[f"{part}*" for part in PARTS])),
+    ],
     package_dir={"concord": "concord", **{f"concord.{part}": part for part in PARTS}},
 )

@@ -49,7 +49,9 @@ def resolve(name: str) -> str:
     if all(word.isidentifier() for word in [*module.split("."), attribute]):
         return name
     if "." in name:
-        raise UnknownNameError(f"unknown backend {name!r}: must be a name, or a class as package.module:Class; {SEARCHED}")
+        raise UnknownNameError(
+            f"unknown backend {name!r}: must be a name, or a class as package.module:Class; {SEARCHED}"
+        )
     raise unknown("backend", name, names())
 
 
@@ -66,7 +68,12 @@ def check_offered(found: Iterable[str], where: str, named: Collection[str] = ())
     """
     strange = [name for name in dict.fromkeys(found) if name not in (*names(), *named)]
     if strange:
-        raise SpecError([f"{where} names backend {name!r}, which is not known here; to have it imported, say --backend {name}" for name in strange])
+        raise SpecError(
+            [
+                f"{where} names backend {name!r}, which is not known here; to have it imported, say --backend {name}"
+                for name in strange
+            ]
+        )
 
 
 def open(name: str, device: str = "cpu", **settings: Any) -> Worker:
@@ -95,4 +102,16 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["BUILT_IN", "ENTRY_POINTS", "Backend", "Request", "Run", "Unsupported", "Worker", "WorkerFailure", "names", "open", "resolve"]
+__all__ = [
+    "BUILT_IN",
+    "ENTRY_POINTS",
+    "Backend",
+    "Request",
+    "Run",
+    "Unsupported",
+    "Worker",
+    "WorkerFailure",
+    "names",
+    "open",
+    "resolve",
+]

@@ -11,7 +11,17 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.backends.interface import Implementation, Request, Run, Session, Steps, Trace, TrainingSession, Unsupported, choose
+from concord.backends.interface import (
+    Implementation,
+    Request,
+    Run,
+    Session,
+    Steps,
+    Trace,
+    TrainingSession,
+    Unsupported,
+    choose,
+)
 from concord.backends.optimizers import Optimizer
 from concord.backends.switches import FrameworkSwitches
 from concord.backends.trainer import Trainer
@@ -68,7 +78,11 @@ class FrameworkAdapter(ABC):
             "thread_switches": {name: os.environ.get(name) for name in self.thread_switches},
             "deviations": self.known_deviations,
             "implementations": list(self.implementations),
-            "implementation_deviations": {name: dict(entry.known_deviations) for name, entry in self.implementations.items() if entry.known_deviations},
+            "implementation_deviations": {
+                name: dict(entry.known_deviations)
+                for name, entry in self.implementations.items()
+                if entry.known_deviations
+            },
             "precision_switches": self.switches.read_back(),
             "precision_defaults": self.switches.at_import(),
         }
@@ -106,7 +120,9 @@ class FrameworkAdapter(ABC):
         edit = self.edit(request)
         return lambda model, inputs, record: lambda name, tensor: record(name, edit(name, tensor))
 
-    def product(self, left: NDArray[np.floating], right: NDArray[np.floating], dtype: str, device: str, precision: str) -> Steps:
+    def product(
+        self, left: NDArray[np.floating], right: NDArray[np.floating], dtype: str, device: str, precision: str
+    ) -> Steps:
         """Return the product of two matrices (:meth:`concord.backends.interface.Measurable.product`)."""
         place = self.device(device)
         self.switches.set_precision(precision)
@@ -126,7 +142,9 @@ class FrameworkAdapter(ABC):
     def parameters(self, model: Any, request: Request) -> Weights:
         """Return the parameters of a model by canonical name."""
         found = self.weights.export(self.weights.named(model), request.config, request.part)
-        return {name: np.array(array) for name, array in found.items()}  # what a framework gives may be its own memory, which the next step changes
+        return {
+            name: np.array(array) for name, array in found.items()
+        }  # what a framework gives may be its own memory, which the next step changes
 
     def device(self, name: str) -> Device:
         """Return the framework's device of that name.
@@ -136,7 +154,9 @@ class FrameworkAdapter(ABC):
         """
         kind, _, index = name.partition(":")
         if kind == "cuda" and int(index or 0) >= self.cuda_devices():
-            raise Unsupported(f"{self.name} {self.version} sees {self.cuda_devices()} CUDA devices; {name!r} is not among them")
+            raise Unsupported(
+                f"{self.name} {self.version} sees {self.cuda_devices()} CUDA devices; {name!r} is not among them"
+            )
         return self.place(kind, int(index or 0))
 
     @contextmanager

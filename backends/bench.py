@@ -48,7 +48,12 @@ class Bench:
     def perform(self, operation: str, header: str) -> Message:
         """Answer one message: ``prepare``, ``product``, ``repeat`` or ``release``."""
         asked = json.loads(header)
-        answer, arrays = {"prepare": self.prepare, "product": self.product, "repeat": self.repeat, "release": self.release}[operation](asked)
+        answer, arrays = {
+            "prepare": self.prepare,
+            "product": self.product,
+            "repeat": self.repeat,
+            "release": self.release,
+        }[operation](asked)
         return json.dumps(answer), pack(arrays)
 
     def prepare(self, asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -67,12 +72,30 @@ class Bench:
         if not hasattr(self.measured, "session"):
             raise Unsupported(f"{self.measured.name} cannot be measured: it has no method 'session'")
         config = from_mapping(asked["config"])
-        weights = in_order(load_file(asked["weights"]), config) if asked["weights"] and Path(asked["weights"]).is_file() else initialize(config, asked["seed"])
+        weights = (
+            in_order(load_file(asked["weights"]), config)
+            if asked["weights"] and Path(asked["weights"]).is_file()
+            else initialize(config, asked["seed"])
+        )
         batches = batches_of(config, asked["lengths"], asked["tokens"], asked["seed"], asked["recipe"])
         weights = round_inputs(weights, batches[0], asked["dtype"])[0]
-        settings = {name: asked[name] for name in ("dtype", "implementation", "execution", "device", "precision")}
-        training = Training(recipe_from_mapping(asked["recipe"]), [[batch] for batch in batches]) if asked["recipe"] else None
-        request = Request(config, weights, batches[0], **settings, taps=False, gradients=training is not None, training=training)
+        settings = {
+            name: asked[name] for name in ("dtype", "implementation", "execution", "device", "precision")
+        }
+        training = (
+            Training(recipe_from_mapping(asked["recipe"]), [[batch] for batch in batches])
+            if asked["recipe"]
+            else None
+        )
+        request = Request(
+            config,
+            weights,
+            batches[0],
+            **settings,
+            taps=False,
+            gradients=training is not None,
+            training=training,
+        )
         request.validate(where=f"backend={self.measured.name}")
         self.device = asked["device"]
         self._reset_peak_memory()
@@ -81,10 +104,14 @@ class Bench:
         seconds, results = self._begin(time.perf_counter() - started)
         return seconds, self._trained(session, request, results) if training else results
 
-    def _trained(self, session: Session, request: Request, results: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def _trained(
+        self, session: Session, request: Request, results: Mapping[str, NDArray[Any]]
+    ) -> dict[str, NDArray[Any]]:
         """Make the other steps of training, and return what has come of all; the session is left with the first step's inputs."""
         if not hasattr(session, "optimizer_state"):
-            raise Unsupported(f"{self.measured.name} cannot be measured in training: its session has no method 'optimizer_state'")
+            raise Unsupported(
+                f"{self.measured.name} cannot be measured in training: its session has no method 'optimizer_state'"
+            )
         assert request.training is not None
         losses = [results.get("loss", np.asarray(np.nan))]
         for (batch,) in request.training.windows[1:]:
@@ -94,7 +121,11 @@ class Bench:
             losses.append(session.results().get("loss", np.asarray(np.nan)))
         session.feed(request.batch)
         after = session.parameters()
-        changes = ((name, np.subtract(after[name], request.weights[name], dtype=np.float64)) for name in trainable(request.config) if name in after)
+        changes = (
+            (name, np.subtract(after[name], request.weights[name], dtype=np.float64))
+            for name in trainable(request.config)
+            if name in after
+        )
         return {"loss": np.array(losses)} | moved(changes, session.optimizer_state().items())
 
     def product(self, asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -120,7 +151,12 @@ class Bench:
         ended = time.perf_counter()
         peak = self._peak_memory()
         results = {name: np.asarray(array) for name, array in self.steps.results().items()}
-        seconds = {"build_seconds": build_seconds, "compile_seconds": compiled - started, "first_seconds": ended - compiled, "peak_memory_bytes": peak}
+        seconds = {
+            "build_seconds": build_seconds,
+            "compile_seconds": compiled - started,
+            "first_seconds": ended - compiled,
+            "peak_memory_bytes": peak,
+        }
         return seconds, results
 
     def repeat(self, asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -128,7 +164,9 @@ class Bench:
         if self.steps is None:
             raise RuntimeError("nothing is prepared")
         self._reset_peak_memory()
-        taken = (self._on_cpu if self.device == "cpu" else self._on_device)(self.steps, asked["count"], asked["seconds"])
+        taken = (self._on_cpu if self.device == "cpu" else self._on_device)(
+            self.steps, asked["count"], asked["seconds"]
+        )
         return {"seconds": taken, "peak_memory_bytes": self._peak_memory()}, {}
 
     def _on_cpu(self, steps: Steps, count: int, seconds: float) -> list[float]:
@@ -189,17 +227,23 @@ def seconds_by_events(steps: Steps, events: Sequence[Any]) -> list[float]:
     return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
 
 
-def batches_of(config: EncoderConfig, lengths: Sequence[int], tokens: int, seed: int, training: object) -> list[Batch]:
+def batches_of(
+    config: EncoderConfig, lengths: Sequence[int], tokens: int, seed: int, training: object
+) -> list[Batch]:
     """Return what a model is given: one batch, or of a model that is trained one for each of :data:`STEPS`.
 
     Args:
         lengths: real tokens of each sample.
         training: whether it is trained.
     """
-    return [batch_of_lengths(config, lengths, tokens, seed + step) for step in range(STEPS if training else 1)]
+    return [
+        batch_of_lengths(config, lengths, tokens, seed + step) for step in range(STEPS if training else 1)
+    ]
 
 
-def moved(changes: Iterable[tuple[str, NDArray[Any]]], kept: Iterable[tuple[str, NDArray[Any]]]) -> dict[str, NDArray[np.float64]]:
+def moved(
+    changes: Iterable[tuple[str, NDArray[Any]]], kept: Iterable[tuple[str, NDArray[Any]]]
+) -> dict[str, NDArray[np.float64]]:
     """Return what steps of training are reported by, each array along a few directions (:func:`project`): a few numbers for millions.
 
     Args:
@@ -211,7 +255,11 @@ def moved(changes: Iterable[tuple[str, NDArray[Any]]], kept: Iterable[tuple[str,
         ``updates/<name>`` and ``moments/<name>``.
     """
     found = {f"updates/{name}": project(name, array) for name, array in changes}
-    return found | {f"moments/{name.removeprefix(MOMENT)}": project(name.removeprefix(MOMENT), array) for name, array in kept if name.startswith(MOMENT)}
+    return found | {
+        f"moments/{name.removeprefix(MOMENT)}": project(name.removeprefix(MOMENT), array)
+        for name, array in kept
+        if name.startswith(MOMENT)
+    }
 
 
 def project(name: str, change: NDArray[np.floating]) -> NDArray[np.float64]:

@@ -109,7 +109,11 @@ class Request(Settings, Problem):
             if entry.kind != "bool":  # masks may have another rank
                 lengths |= dict(zip(entry.shape.split(), given[name].shape, strict=True))
         sizes = axis_sizes(self.config, **lengths)
-        return {name: np.zeros(resolve(entry.shape, sizes)) for name, entry in taps(self.config, self.part, given).items() if name != "loss"}
+        return {
+            name: np.zeros(resolve(entry.shape, sizes))
+            for name, entry in taps(self.config, self.part, given).items()
+            if name != "loss"
+        }
 
     def validate(self, where: str = "") -> None:
         """Refuse a request that no backend could answer.
@@ -122,8 +126,15 @@ class Request(Settings, Problem):
         """
         check_part(self.part)
         if self.tap_gradients and not self.gradients:
-            raise SpecError("'tap_gradients' is true but 'gradients' is false: those of taps come beside the others")
-        named = (("dtype", self.dtype, tuple(PRECISIONS)), ("implementation", self.implementation, IMPLEMENTATIONS), ("execution", self.execution, EXECUTIONS), ("precision", self.precision, PRECISION_MODES))
+            raise SpecError(
+                "'tap_gradients' is true but 'gradients' is false: those of taps come beside the others"
+            )
+        named = (
+            ("dtype", self.dtype, tuple(PRECISIONS)),
+            ("implementation", self.implementation, IMPLEMENTATIONS),
+            ("execution", self.execution, EXECUTIONS),
+            ("precision", self.precision, PRECISION_MODES),
+        )
         for kind, name, known in named:
             if name not in known and not (kind == "implementation" and ":" in name):
                 raise unknown(kind, name, list(known))
@@ -284,13 +295,17 @@ def choose(backend: str, implementations: Mapping[str, Implementation], request:
         raise Unsupported(f"{backend} has no implementation {request.implementation!r}")
     name = variety(request.implementation, request.execution)
     if name not in implementations:
-        raise Unsupported(f"{backend} keeps padding in its implementation {request.implementation!r}; 'library' can run without")
+        raise Unsupported(
+            f"{backend} keeps padding in its implementation {request.implementation!r}; 'library' can run without"
+        )
     found = implementations[name]
     reasons = found.unsupported_reasons(request)
     if reasons:
         raise Unsupported(f"{backend} {UNSUPPORTED_REASONS}{'; '.join(reasons)}")
     if request.part not in found.parts:
-        raise Unsupported(f"{backend} has no part {request.part!r} in its implementation {request.implementation!r}")
+        raise Unsupported(
+            f"{backend} has no part {request.part!r} in its implementation {request.implementation!r}"
+        )
     return found
 
 
@@ -300,9 +315,15 @@ def confirm_switches(backend: str, wanted: Mapping[str, Any], found: Mapping[str
     Raises:
         Overruled: naming every switch that is not as it was set.
     """
-    changed = [f"{name} is {found.get(name)!r} but was set to {value!r}" for name, value in wanted.items() if found.get(name) != value]
+    changed = [
+        f"{name} is {found.get(name)!r} but was set to {value!r}"
+        for name, value in wanted.items()
+        if found.get(name) != value
+    ]
     if changed:
-        raise Overruled(f"{backend} did not compute as it was asked to: after the run {'; '.join(changed)} [clause=PRC-3]")
+        raise Overruled(
+            f"{backend} did not compute as it was asked to: after the run {'; '.join(changed)} [clause=PRC-3]"
+        )
 
 
 def refuse_tf32(backend: str, request: Request, able: bool) -> None:
@@ -317,9 +338,13 @@ def refuse_tf32(backend: str, request: Request, able: bool) -> None:
     if request.precision != "tf32" or request.dtype != "float32":
         return
     if not able:
-        raise Unsupported(f"{backend} has no TF32 products on {request.device}: tensor cores of NVIDIA GPUs from compute capability 8.0 on compute them")
+        raise Unsupported(
+            f"{backend} has no TF32 products on {request.device}: tensor cores of NVIDIA GPUs from compute capability 8.0 on compute them"
+        )
     if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
-        raise Unsupported(f"{backend} has no TF32 products here: NVIDIA_TF32_OVERRIDE=0 in its environment switches them off")
+        raise Unsupported(
+            f"{backend} has no TF32 products here: NVIDIA_TF32_OVERRIDE=0 in its environment switches them off"
+        )
 
 
 @contextmanager
@@ -427,7 +452,9 @@ class Measurable(Backend, Protocol):
             Unsupported: as :meth:`Backend.run` does.
         """
 
-    def product(self, left: NDArray[np.floating], right: NDArray[np.floating], dtype: str, device: str, precision: str) -> Steps:
+    def product(
+        self, left: NDArray[np.floating], right: NDArray[np.floating], dtype: str, device: str, precision: str
+    ) -> Steps:
         """Return the bare product of two matrices, (M, K) and (K, N), to measure the machine by.
 
         Args:

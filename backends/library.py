@@ -16,7 +16,12 @@ ATTENTION_ALONE = ("attention", "dot_product")
 UNDELIVERED = ("*attention.scores", "*attention.masked_scores", "*attention.weights")
 """Patterns of the taps that stay inside the kernel."""
 
-UNDELIVERED_BY_LAYERS = ("layers.*.attention.*", "layers.*.feed_forward.*", "layers.*.norm?", "layers.*.residual?")
+UNDELIVERED_BY_LAYERS = (
+    "layers.*.attention.*",
+    "layers.*.feed_forward.*",
+    "layers.*.norm?",
+    "layers.*.residual?",
+)
 """Patterns of the taps that stay inside an encoder layer of the framework's own. Its result is delivered."""
 
 ABSORBING = 2.0**40
@@ -34,7 +39,11 @@ ENCODER_LAYER = {
 
 def reasons_of(config: EncoderConfig, options: Mapping[tuple[str, Any], str]) -> list[str]:
     """Return what keeps a configuration from being computed, one line for each option that it has."""
-    return [f"{option}={value!r}: {why}" for (option, value), why in options.items() if getattr(config, option) == value]
+    return [
+        f"{option}={value!r}: {why}"
+        for (option, value), why in options.items()
+        if getattr(config, option) == value
+    ]
 
 
 @dataclass(frozen=True)
@@ -52,11 +61,18 @@ class LibraryLayers:
 
     def unsupported_reasons(self, request: Request) -> list[str]:
         """Return what keeps a request from being computed by library layers, one line for each option; nothing if they can."""
-        found = reasons_of(request.config, self.of_attention() if request.part in ATTENTION_ALONE else {**self.of_attention(), **self.of_norms()})
+        found = reasons_of(
+            request.config,
+            self.of_attention()
+            if request.part in ATTENTION_ALONE
+            else {**self.of_attention(), **self.of_norms()},
+        )
         constant = mask_constants(request.config)[request.dtype]
         half = self.float32_scores and request.dtype in ("bfloat16", "float16")
         if half and sees_nothing(request.config, request.batch) and abs(constant) < ABSORBING:
-            found.append(f"mask_value={request.config.mask_value!r}: {self.attention} adds to float32 scores, where {constant:g} leaves digits of a row without any key that {request.dtype} drops (MSK-5)")
+            found.append(
+                f"mask_value={request.config.mask_value!r}: {self.attention} adds to float32 scores, where {constant:g} leaves digits of a row without any key that {request.dtype} drops (MSK-5)"
+            )
         return found
 
     def of_attention(self) -> dict[tuple[str, Any], str]:

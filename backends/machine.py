@@ -81,7 +81,11 @@ def marked(mark: str) -> list[int]:
 def held_by(pids: Iterable[int], limit: int) -> int:
     """Return how many bytes processes hold together. What they share counts once where that decides on which side of a limit it is."""
     sizes = {pid: resident(pid) for pid in pids}
-    return sum(sizes.values()) if sum(sizes.values()) <= limit else sum(_proportional(pid, size) for pid, size in sizes.items())
+    return (
+        sum(sizes.values())
+        if sum(sizes.values()) <= limit
+        else sum(_proportional(pid, size) for pid, size in sizes.items())
+    )
 
 
 def _proportional(pid: int, size: int) -> int:
@@ -141,7 +145,9 @@ def wait_for_rest(pid: int, longest: float = REST) -> None:
         longest: seconds after which to go on all the same.
     """
     tasks, end, resting = Path(f"/proc/{pid}/task"), time.perf_counter() + longest, 0
-    while resting < 2 and time.perf_counter() < end:  # seen twice: between two glances a thread may just have waited for another
+    while (
+        resting < 2 and time.perf_counter() < end
+    ):  # seen twice: between two glances a thread may just have waited for another
         time.sleep(0.005)
         resting = resting + 1 if not any(_runs(task) for task in tasks.glob("*/stat")) else 0
 
@@ -156,8 +162,16 @@ def _runs(task: Path) -> bool:
 def gpus() -> list[str]:
     """Return what the GPUs of this machine are called, whichever framework sees them; those of NVIDIA alone."""
     described = [path.read_text() for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
-    models = [line.partition(":")[2].strip() for text in described for line in text.splitlines() if line.startswith("Model:")]
-    return models or [f"NVIDIA device {path.name.removeprefix('nvidia')}" for path in sorted(Path("/dev").glob("nvidia[0-9]*"))]
+    models = [
+        line.partition(":")[2].strip()
+        for text in described
+        for line in text.splitlines()
+        if line.startswith("Model:")
+    ]
+    return models or [
+        f"NVIDIA device {path.name.removeprefix('nvidia')}"
+        for path in sorted(Path("/dev").glob("nvidia[0-9]*"))
+    ]
 
 
 def processor() -> str | None:

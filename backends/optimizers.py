@@ -72,7 +72,13 @@ class Optimizer:
     known_deviations: Sequence[Mapping[str, Any]] = ()
     """What it does otherwise than the recipe says (SPEC PRC-4)."""
 
-    def __init__(self, operations: Operations, recipe: Recipe, variables: Mapping[str, Variable], kinds: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        operations: Operations,
+        recipe: Recipe,
+        variables: Mapping[str, Variable],
+        kinds: Mapping[str, str],
+    ) -> None:
         self.operations, self.recipe, self.variables, self.kinds = operations, recipe, dict(variables), kinds
         self.rule = {"sgd": self.sgd, "adam": self.adam, "rmsprop": self.rmsprop}[recipe.algorithm]
         self.state: Any = {}
@@ -80,7 +86,11 @@ class Optimizer:
     def corrections(self, step: int) -> tuple[float, float]:
         """Return what Adam's two averages fall short by (SPEC OPT-3)."""
         recipe = self.recipe
-        return (1 - recipe.beta1 ** (step + 1), 1 - recipe.beta2 ** (step + 1)) if recipe.bias_correction else (1.0, 1.0)
+        return (
+            (1 - recipe.beta1 ** (step + 1), 1 - recipe.beta2 ** (step + 1))
+            if recipe.bias_correction
+            else (1.0, 1.0)
+        )
 
     def numbers(self, step: int, rate: float | None = None) -> dict[str, float]:
         """Return what of a step depends on how many came before, for :meth:`step`: a compiled step is given it each time.
@@ -88,15 +98,27 @@ class Optimizer:
         Args:
             rate: the learning rate of the step; by default that of the recipe.
         """
-        recipe, (one, two), rate = self.recipe, self.corrections(step), learning_rate(self.recipe, step) if rate is None else rate
+        recipe, (one, two), rate = (
+            self.recipe,
+            self.corrections(step),
+            learning_rate(self.recipe, step) if rate is None else rate,
+        )
         height = rate * math.sqrt(two) / one if recipe.epsilon_placement == "uncorrected" else rate / one
         decay = recipe.weight_decay * (rate if recipe.decay_form == "times_rate" else 1.0)
-        return {"rate": rate, "decay": decay, "height": height, "root": math.sqrt(two), "damping": 1 - recipe.dampening if step else 1.0}
+        return {
+            "rate": rate,
+            "decay": decay,
+            "height": height,
+            "root": math.sqrt(two),
+            "damping": 1 - recipe.dampening if step else 1.0,
+        }
 
     def begin(self, numbers: Mapping[str, Tensor]) -> None:
         """Take the learning rate of the next step, which may not be made after all."""
 
-    def step(self, gradients: Mapping[str, Tensor], numbers: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> None:
+    def step(
+        self, gradients: Mapping[str, Tensor], numbers: Mapping[str, Tensor], rows: Mapping[str, Tensor]
+    ) -> None:
         """Update every parameter.
 
         Args:
@@ -130,7 +152,9 @@ class Optimizer:
         """Return the numbers of the recipe as they are held (:data:`concord.spec.training.plan.CONSTANTS`)."""
         return constants(self.recipe)
 
-    def updated(self, name: str, parameter: Tensor, gradient: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
+    def updated(
+        self, name: str, parameter: Tensor, gradient: Tensor, numbers: Mapping[str, Tensor]
+    ) -> Tensor:
         """Return a parameter after a step."""
         recipe = self.recipe
         if not recipe.weight_decay or self.kinds[name] in recipe.undecayed:
@@ -143,7 +167,11 @@ class Optimizer:
 
     def sgd(self, name: str, gradient: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
         """Return the step of gradient descent (SPEC OPT-2)."""
-        return self.with_momentum(name, gradient, numbers) if self.recipe.momentum else numbers["rate"] * gradient
+        return (
+            self.with_momentum(name, gradient, numbers)
+            if self.recipe.momentum
+            else numbers["rate"] * gradient
+        )
 
     def with_momentum(self, name: str, gradient: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
         """Return the step of what stands for a gradient, with momentum (SPEC OPT-2)."""
@@ -174,7 +202,9 @@ class Optimizer:
     def denominator(self, second: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
         """Return what Adam's first moment is divided by, epsilon in its place (SPEC OPT-3)."""
         root = self.operations.square_root(second)
-        return (root if self.recipe.epsilon_placement == "uncorrected" else root / numbers["root"]) + self.recipe.epsilon
+        return (
+            root if self.recipe.epsilon_placement == "uncorrected" else root / numbers["root"]
+        ) + self.recipe.epsilon
 
     def rmsprop(self, name: str, gradient: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
         """Return RMSProp's step (SPEC OPT-5)."""
@@ -184,7 +214,9 @@ class Optimizer:
             first = self.average("first_moment", name, gradient, recipe.beta2)
             second = second - first * first
         inside = recipe.epsilon_placement == "inside"
-        moved = gradient / (square_root(second + recipe.epsilon) if inside else square_root(second) + recipe.epsilon)
+        moved = gradient / (
+            square_root(second + recipe.epsilon) if inside else square_root(second) + recipe.epsilon
+        )
         return self.with_momentum(name, moved, numbers) if recipe.momentum else numbers["rate"] * moved
 
 
@@ -196,7 +228,11 @@ def probe(recipe: Recipe, dtype: str) -> tuple[float, float, float]:
 
 
 def clip(
-    operations: Operations, recipe: Recipe, gradients: Mapping[str, Tensor], kinds: Mapping[str, str], squares: Callable[[str], Tensor]
+    operations: Operations,
+    recipe: Recipe,
+    gradients: Mapping[str, Tensor],
+    kinds: Mapping[str, str],
+    squares: Callable[[str], Tensor],
 ) -> tuple[dict[str, Tensor], Tensor | None]:
     """Clip gradients (SPEC OPT-7).
 

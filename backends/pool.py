@@ -52,7 +52,13 @@ class Seat:
         failure: why no worker is started any more, if that is so.
     """
 
-    def __init__(self, opening: Opening, restarts: int | None = RESTARTS, started: Callable[[Worker], None] = lambda worker: None, worker: Worker | None = None) -> None:
+    def __init__(
+        self,
+        opening: Opening,
+        restarts: int | None = RESTARTS,
+        started: Callable[[Worker], None] = lambda worker: None,
+        worker: Worker | None = None,
+    ) -> None:
         self._opening, self._started = opening, started
         self._ended = False
         self.worker = worker
@@ -146,7 +152,13 @@ class Pool:
         self._seats: list[Seat] = []
         self._threads = ThreadPoolExecutor(width or os.cpu_count() or 1)
 
-    def seat(self, opening: Opening, restarts: int | None = RESTARTS, started: Callable[[Worker], None] = lambda worker: None, worker: Worker | None = None) -> Seat:
+    def seat(
+        self,
+        opening: Opening,
+        restarts: int | None = RESTARTS,
+        started: Callable[[Worker], None] = lambda worker: None,
+        worker: Worker | None = None,
+    ) -> Seat:
         """Return a new seat; the arguments are those of :class:`Seat`."""
         seat = Seat(opening, restarts, started, worker)
         self._seats.append(seat)

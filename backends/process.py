@@ -183,13 +183,23 @@ class Process:
             where += f"//python={path}"
         try:
             self._channel = self._open_gateway(execnet.XSpec(where), opened).remote_exec(_BOOTSTRAP)
-        except Exception as error:  # execnet cannot start the interpreter, reaches no host, or hears no Python there
+        except (
+            Exception
+        ) as error:  # execnet cannot start the interpreter, reaches no host, or hears no Python there
             words = self._last_words()
             self.close()
             if self._stopped_for:
                 raise WorkerFailure(*self._stopped_for, words) from None
-            cause = error.strerror if isinstance(error, OSError) and error.filename else f"no Python answered ({type(error).__name__})"
-            raise WorkerFailure("broken", f"its process could not be started: {host or python or sys.executable}: {cause}", words) from None
+            cause = (
+                error.strerror
+                if isinstance(error, OSError) and error.filename
+                else f"no Python answered ({type(error).__name__})"
+            )
+            raise WorkerFailure(
+                "broken",
+                f"its process could not be started: {host or python or sys.executable}: {cause}",
+                words,
+            ) from None
 
     def _open_gateway(self, place: execnet.XSpec, opened: Callable[[], None]) -> execnet.Gateway:
         """Do what execnet's ``makegateway`` does, with the process at hand before it has answered: it may never do so."""
@@ -285,7 +295,11 @@ class Process:
         left, last, looks = self.time_limit, time.monotonic(), 0
         while not done.wait(GLANCE):
             now = time.monotonic()
-            left, last, looks = left - min(now - last, 1.0), now, looks + 1  # a parent that was stopped has not waited
+            left, last, looks = (
+                left - min(now - last, 1.0),
+                now,
+                looks + 1,
+            )  # a parent that was stopped has not waited
             self._look(left, looks % THOROUGH == 0)
             ended = self._process is not None and self._process.poll() is not None
             if ended and not self._stopped_for:
@@ -309,7 +323,10 @@ class Process:
         self.peak_memory = max(self.peak_memory, used)
         if used > self.memory_limit:
             held, limit = used / 2**20, self.memory_limit / 2**20
-            self._stopped_for = "out of memory", f"it held {held:,.0f} MiB, over its limit of {limit:,.0f} MiB, and was stopped"
+            self._stopped_for = (
+                "out of memory",
+                f"it held {held:,.0f} MiB, over its limit of {limit:,.0f} MiB, and was stopped",
+            )
         elif left < 0:
             self._stopped_for = "timed out", f"no answer within {self.time_limit:g} s; it was stopped"
         self._shorten()
@@ -356,7 +373,9 @@ class Process:
 
     def _end_of_words(self) -> bytes:
         size = os.stat(self._stderr.fileno()).st_size
-        return (self._words + os.pread(self._stderr.fileno(), LAST_WORDS, max(size - LAST_WORDS, 0)))[-LAST_WORDS:]
+        return (self._words + os.pread(self._stderr.fileno(), LAST_WORDS, max(size - LAST_WORDS, 0)))[
+            -LAST_WORDS:
+        ]
 
     def _last_words(self, lines: int = 10) -> str:
         try:
@@ -375,5 +394,7 @@ class Process:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()

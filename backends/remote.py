@@ -43,7 +43,9 @@ def serve(channel: Any, target: str) -> None:
         backend, payload = payload, {}
         status, described, _ = _answer(lambda: ("ok", json.dumps(backend.describe()), Parcel(b"")))
         payload, status = json.loads(described), "ok" if status == "ok" else "broken"
-    channel.send((status, json.dumps({"describe": payload, "import_seconds": time.perf_counter() - started}), 0))
+    channel.send(
+        (status, json.dumps({"describe": payload, "import_seconds": time.perf_counter() - started}), 0)
+    )
     if status != "ok":
         return
     bench, sessions = Bench(backend), TrainingSessions(backend)
@@ -70,13 +72,19 @@ def _construct(target: str) -> tuple[str, Any]:
             return "broken", {"message": f"module {module!r} has no {name!r}"}
         return "ok", made()
     except ModuleNotFoundError as error:
-        sought = error.name is not None and f"{module}.".startswith(f"{error.name}.") and not module.startswith("concord.")
+        sought = (
+            error.name is not None
+            and f"{module}.".startswith(f"{error.name}.")
+            and not module.startswith("concord.")
+        )
         return "absent", {"message": f"{error}; {SEARCHED}" if sought else f"{error}"}
     except Exception as error:
         return "broken", {"message": _told(error)}
 
 
-def _perform(backend: Backend, bench: Bench, sessions: TrainingSessions, operation: str, header: str, given: Parcel) -> Reply:
+def _perform(
+    backend: Backend, bench: Bench, sessions: TrainingSessions, operation: str, header: str, given: Parcel
+) -> Reply:
     if operation.startswith(TRAINING):
         return _packed(*sessions.perform(operation, (header, given.take())))
     if operation not in ("run", "round_trip"):

@@ -13,7 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.backends.adapter import FrameworkAdapter
-from concord.backends.interface import Request, Run, Unsupported, confirm_switches, refuse_tf32, refusing_nondeterminism
+from concord.backends.interface import (
+    Request,
+    Run,
+    Unsupported,
+    confirm_switches,
+    refuse_tf32,
+    refusing_nondeterminism,
+)
 from concord.backends.trainer import Prepared, Trainer
 from concord.backends.training import Observation, Tensor
 from concord.backends.unpad import indices
@@ -70,7 +77,9 @@ class FrameworkSession(ABC):
     def fed(self, batch: Batch) -> dict[str, Tensor]:
         """Return what the model and its loss are given of a batch, on the device."""
         given = {**batch.arrays(), **indices(replace(self.request, batch=batch))}
-        return {name: self.adapter.tensor(array, self.request.dtype, self.device) for name, array in given.items()}
+        return {
+            name: self.adapter.tensor(array, self.request.dtype, self.device) for name, array in given.items()
+        }
 
     def load(self, weights: Weights) -> None:
         """Put other weights in place of those that it has; an optimizer begins anew.
@@ -86,7 +95,9 @@ class FrameworkSession(ABC):
     def fill(self, weights: Weights) -> None:
         """Put other weights in place of those that it has, and nothing else (:meth:`load`)."""
         if self.implementation.finish:
-            raise Unsupported(f"{self.adapter.name} keeps weights in a layout of a kernel's own in its implementation {self.request.implementation!r}")
+            raise Unsupported(
+                f"{self.adapter.name} keeps weights in a layout of a kernel's own in its implementation {self.request.implementation!r}"
+            )
         self.request = replace(self.request, weights=weights)
         with self.context():
             model = self.model
@@ -181,17 +192,36 @@ class FrameworkSession(ABC):
         if self.request.training:
             return self.trainer.run()
         adapter, request, to_numpy = self.adapter, self.request, self.adapter.weights.to_numpy
-        zeros = {name: adapter.tensor(array, request.dtype, self.device) for name, array in request.zeros().items()}
+        zeros = {
+            name: adapter.tensor(array, request.dtype, self.device) for name, array in request.zeros().items()
+        }
         with refusing_nondeterminism(adapter.name, request), self.context():
             found = self.traced(self.observe, *self.operands, zeros)(*self.operands, zeros)
         gradients = {}
         if request.gradients:
             gradients = adapter.weights.export(found.gradients, request.config, request.part)
-            gradients |= {name: to_numpy(gradient) for name, gradient in found.gradients.items() if name.startswith("inputs.")}
-        tap_gradients = {name.removeprefix("taps."): to_numpy(gradient) for name, gradient in found.gradients.items() if name.startswith("taps.")}
+            gradients |= {
+                name: to_numpy(gradient)
+                for name, gradient in found.gradients.items()
+                if name.startswith("inputs.")
+            }
+        tap_gradients = {
+            name.removeprefix("taps."): to_numpy(gradient)
+            for name, gradient in found.gradients.items()
+            if name.startswith("taps.")
+        }
         taps = {name: to_numpy(tensor) for name, tensor in found.taps.items()} if request.taps else {}
         confirm_switches(adapter.name, adapter.switches.wanted(request), adapter.switches.read_back())
-        return Run(to_numpy(found.output), to_numpy(found.loss), taps, gradients, adapter.name, request.dtype, self.info(), tap_gradients=tap_gradients)
+        return Run(
+            to_numpy(found.output),
+            to_numpy(found.loss),
+            taps,
+            gradients,
+            adapter.name,
+            request.dtype,
+            self.info(),
+            tap_gradients=tap_gradients,
+        )
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -202,7 +232,10 @@ class FrameworkSession(ABC):
         """Return what a run says of itself."""
         kind = self.request.device.split(":")[0]
         said = {name: getattr(self.request, name) for name in ASKED} | self.adapter.describe()
-        said["deviations"] = [*self.adapter.known_deviations[kind], *self.implementation.known_deviations.get(kind, [])]
+        said["deviations"] = [
+            *self.adapter.known_deviations[kind],
+            *self.implementation.known_deviations.get(kind, []),
+        ]
         return said | {"undelivered_taps": list(self.implementation.undelivered)}
 
     @contextmanager
@@ -217,7 +250,9 @@ class FrameworkSession(ABC):
     # What each framework does in its own way.
 
     @abstractmethod
-    def traced(self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()) -> Callable[..., Any]:
+    def traced(
+        self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()
+    ) -> Callable[..., Any]:
         """Return a step, compiled for what it is given if that is asked for and the framework compiles whole steps.
 
         Args:
@@ -229,7 +264,9 @@ class FrameworkSession(ABC):
         """Return the logits (B, C)."""
 
     @abstractmethod
-    def differentiated(self, model: Any, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]) -> Observation:
+    def differentiated(
+        self, model: Any, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]
+    ) -> Observation:
         """Return output, loss and gradients.
 
         Args:

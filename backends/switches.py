@@ -26,7 +26,11 @@ class FrameworkSwitches(ABC):
 
     def precision(self, mode: str) -> dict[str, Any]:
         """Return what a precision mode sets."""
-        return {name: self.defaults[name] for name in self.precisions["strict"]} if mode == "default" else dict(self.precisions[mode])
+        return (
+            {name: self.defaults[name] for name in self.precisions["strict"]}
+            if mode == "default"
+            else dict(self.precisions[mode])
+        )
 
     def set_precision(self, mode: str) -> None:
         """Have products of float32 numbers computed in one of :data:`concord.backends.interface.PRECISION_MODES`."""
@@ -38,7 +42,10 @@ class FrameworkSwitches(ABC):
 
     def at_import(self) -> dict[str, Any]:
         """Return the switches as imported, and in which arithmetic float32 products then run on each kind of device."""
-        return {**self.defaults, "products": {"cpu": "float32", "cuda": "float32" if self.full_products() else "tf32"}}
+        return {
+            **self.defaults,
+            "products": {"cpu": "float32", "cuda": "float32" if self.full_products() else "tf32"},
+        }
 
     # What each framework does in its own way.
 

@@ -32,7 +32,11 @@ if TYPE_CHECKING:
 Tensor = Any
 """A tensor of the framework."""
 
-LOOKUPS = {"embeddings.token.weight": "embeddings.token", "embeddings.position.weight": "embeddings.position", "embeddings.segment.weight": "embeddings.segment"}
+LOOKUPS = {
+    "embeddings.token.weight": "embeddings.token",
+    "embeddings.position.weight": "embeddings.position",
+    "embeddings.segment.weight": "embeddings.segment",
+}
 """The tap that holds the rows looked up in each table."""
 
 MOST = 24
@@ -77,12 +81,23 @@ class Trainer:
     def __init__(self, session: FrameworkSession) -> None:
         request = session.request
         assert request.training is not None
-        self.session, self.request, self.training, self.recipe = session, request, request.training, request.training.recipe
+        self.session, self.request, self.training, self.recipe = (
+            session,
+            request,
+            request.training,
+            request.training.recipe,
+        )
         self.weights, table = session.adapter.weights, parameters(request.config, request.part)
         self.entries = {name: entry for name, entry in table.items() if entry.trainable}
-        self.native = {name: self.weights.naming.native_name(name, entry.kind) for name, entry in self.entries.items()}
+        self.native = {
+            name: self.weights.naming.native_name(name, entry.kind) for name, entry in self.entries.items()
+        }
         self.kinds = {native: table[name].kind for name, native in self.native.items()}
-        self.sites = {tap: site for tap, site in sites(request.config, request.part).items() if rate_of(self.recipe, site)}
+        self.sites = {
+            tap: site
+            for tap, site in sites(request.config, request.part).items()
+            if rate_of(self.recipe, site)
+        }
         self.refuse()
         self.optimizer = self.updating()
         self.operations = self.optimizer.operations
@@ -99,18 +114,32 @@ class Trainer:
 
     def updating(self) -> Optimizer:
         """Return what updates parameters as the recipe says."""
-        found: Optimizer = self.session.adapter.optimizer(self.recipe, self.variables(self.session.model), self.kinds)
+        found: Optimizer = self.session.adapter.optimizer(
+            self.recipe, self.variables(self.session.model), self.kinds
+        )
         return found
 
     def refuse(self) -> None:
         """Refuse what layers keep to themselves: parameters that lie within others, and taps whose elements are to be dropped."""
         name, implementation = self.session.adapter.name, self.request.implementation
-        within = [native for native in self.native.values() if native not in self.weights.trained(self.session.model)]
+        within = [
+            native
+            for native in self.native.values()
+            if native not in self.weights.trained(self.session.model)
+        ]
         if within:
-            raise Unsupported(f"{name} cannot train its implementation {implementation!r}: {within[0]!r} is a part of another parameter there")
-        hidden = [site for tap, site in self.sites.items() if any(fnmatchcase(tap, pattern) for pattern in self.session.implementation.undelivered)]
+            raise Unsupported(
+                f"{name} cannot train its implementation {implementation!r}: {within[0]!r} is a part of another parameter there"
+            )
+        hidden = [
+            site
+            for tap, site in self.sites.items()
+            if any(fnmatchcase(tap, pattern) for pattern in self.session.implementation.undelivered)
+        ]
         if hidden:
-            raise Unsupported(f"{name} cannot drop elements of {', '.join(hidden)} in its implementation {implementation!r}, which keeps them to itself [clause=DRP-2]")
+            raise Unsupported(
+                f"{name} cannot drop elements of {', '.join(hidden)} in its implementation {implementation!r}, which keeps them to itself [clause=DRP-2]"
+            )
 
     # The protocol.
 
@@ -118,14 +147,23 @@ class Trainer:
         """Go on from parameters and what was kept after so many steps."""
         config, part = self.request.config, self.request.part
         check_state(self.request, state, step)
-        self.session.fill({name: state.get(f"parameters.{name}", self.request.weights[name]) for name in parameters(config, part)})
+        self.session.fill(
+            {
+                name: state.get(f"parameters.{name}", self.request.weights[name])
+                for name in parameters(config, part)
+            }
+        )
         kept = {}
         with self.session.context():
             for name, entry in self.entries.items():
                 for slot in slots(self.recipe):
-                    array = state.get(f"{slot}.{name}", np.zeros(self.request.weights[name].shape, np.float32))
+                    array = state.get(
+                        f"{slot}.{name}", np.zeros(self.request.weights[name].shape, np.float32)
+                    )
                     native = np.ascontiguousarray(self.weights.relaid(array, entry.kind))
-                    kept[f"{slot}.{self.native[name]}"] = self.session.adapter.tensor(native, self.request.dtype, self.session.device)
+                    kept[f"{slot}.{self.native[name]}"] = self.session.adapter.tensor(
+                        native, self.request.dtype, self.session.device
+                    )
             self.resume(kept, step)
         self.steps = step
 
@@ -143,18 +181,26 @@ class Trainer:
         session = self.session
         with refusing_nondeterminism(session.adapter.name, self.request), session.context():
             session.trace = self.plain
-            session.inputs = {name: tensor for name, tensor in session.fed(batch).items() if name not in TARGETS}
+            session.inputs = {
+                name: tensor for name, tensor in session.fed(batch).items() if name not in TARGETS
+            }
             program = self.program(("predict", shapes_of(session.inputs)), session.infer, session.operands)
             output = program(*session.operands)
         return np.array(self.weights.to_numpy(output))
 
     def state(self) -> dict[str, NDArray[np.floating]]:
         """Return the parameters and what is kept, as :meth:`load` takes them."""
-        return {f"parameters.{name}": array for name, array in self.session.parameters().items()} | self.kept()
+        return {
+            f"parameters.{name}": array for name, array in self.session.parameters().items()
+        } | self.kept()
 
     def kept(self) -> dict[str, NDArray[np.floating]]:
         """Return what is kept, as ``<slot>.<name>``."""
-        return {f"{slot}.{name}": array for slot, tensors in self.slots().items() for name, array in self.exported(tensors).items()}
+        return {
+            f"{slot}.{name}": array
+            for slot, tensors in self.slots().items()
+            for name, array in self.exported(tensors).items()
+        }
 
     def info(self) -> dict[str, Any]:
         """Return what a run says of itself."""
@@ -168,7 +214,14 @@ class Trainer:
             found = self.advance(window, step in self.training.reported)
             output, loss = found.pop("output"), found[f"losses.{len(window) - 1}"]
             reported |= {f"steps.{step}.{name}": array for name, array in found.items()}
-        return Run(output, loss, backend=self.session.adapter.name, dtype=self.request.dtype, info=self.info(), steps=reported)
+        return Run(
+            output,
+            loss,
+            backend=self.session.adapter.name,
+            dtype=self.request.dtype,
+            info=self.info(),
+            steps=reported,
+        )
 
     def plan(self, windows: Sequence[Sequence[Batch]], masked: int = 1) -> StepPlan:
         """Return what is going to be done with batches, as the optimizer and the device have it; nothing is trained.
@@ -177,17 +230,27 @@ class Trainer:
             Unsupported: if the framework's own dropout decides what is dropped.
         """
         if self.training.dropout_by == "native":
-            raise Unsupported(f"{self.session.adapter.name} cannot say what its own dropout is going to drop [clause=DRP-3]")
+            raise Unsupported(
+                f"{self.session.adapter.name} cannot say what its own dropout is going to drop [clause=DRP-3]"
+            )
         kept, steps, to_numpy = self.state(), self.steps, self.weights.to_numpy
         batches, drawn, rates = [], dict[str, str](), []
         with self.session.context():
             for step, window in enumerate(windows):
                 fed = [self.session.fed(batch) for batch in window]
-                batches.append([digest(to_numpy(one[name]) for name in batch.arrays()) for one, batch in zip(fed, window, strict=True)])
+                batches.append(
+                    [
+                        digest(to_numpy(one[name]) for name in batch.arrays())
+                        for one, batch in zip(fed, window, strict=True)
+                    ]
+                )
                 self.steps = step
                 rates.append(float(self.array(self.session.number(self.numbers()["rate"]))))
                 for number, batch in enumerate(window if step < masked else ()):
-                    drawn |= {f"{step}.{number}.{name.removeprefix(DROPOUT)}": digest([to_numpy(mask) != 0]) for name, mask in self.masks(batch, number).items()}
+                    drawn |= {
+                        f"{step}.{number}.{name.removeprefix(DROPOUT)}": digest([to_numpy(mask) != 0])
+                        for name, mask in self.masks(batch, number).items()
+                    }
         decayed = self.decayed()
         self.load(kept, steps)
         return StepPlan(batches, drawn, rates, decayed, self.optimizer.constants())
@@ -197,28 +260,55 @@ class Trainer:
 
         A gradient of zero would do in exact arithmetic; but in half precisions epsilon may be zero too, and a step then divides by zero.
         """
-        size, moved, program = probe(self.recipe, self.request.dtype)[0], list[dict[str, NDArray[np.float64]]](), None
+        size, moved, program = (
+            probe(self.recipe, self.request.dtype)[0],
+            list[dict[str, NDArray[np.float64]]](),
+            None,
+        )
         for weight in (size, -size):
-            self.load({f"parameters.{name}": np.full_like(self.request.weights[name], weight) for name in self.native}, 0)
+            self.load(
+                {
+                    f"parameters.{name}": np.full_like(self.request.weights[name], weight)
+                    for name in self.native
+                },
+                0,
+            )
             with self.session.context():
                 operands = (*self.session.held, self.optimizer.state)
                 program = program or self.session.traced(self.probed, *operands)
                 found, state, self.optimizer.state = program(*operands)
                 self.session.hold(state)
-            moved.append({name: array.astype(np.float64) - weight for name, array in self.exported(found).items()})
+            moved.append(
+                {name: array.astype(np.float64) - weight for name, array in self.exported(found).items()}
+            )
         share = 8 * precision(self.request.dtype).unit_roundoff
-        return [name for name, one in moved[0].items() if (abs(one - moved[1][name]) > share * (size + abs(one))).any()]
+        return [
+            name
+            for name, one in moved[0].items()
+            if (abs(one - moved[1][name]) > share * (size + abs(one))).any()
+        ]
 
     def probed(self, held: Any, fixed: Any, state: Any) -> tuple[dict[str, Tensor], Any, Any]:
         """Make a step as :func:`concord.backends.optimizers.probe` says; return the parameters, and what it leaves."""
         optimizer, model, value = self.optimizer, self.session.model_of(held, fixed), self.operations.value
-        optimizer.variables, optimizer.state, (_, gradient, rate) = self.variables(model), state, probe(self.recipe, self.request.dtype)
-        gradients = {name: self.operations.zeros_like(value(variable)) + gradient for name, variable in optimizer.variables.items()}
+        optimizer.variables, optimizer.state, (_, gradient, rate) = (
+            self.variables(model),
+            state,
+            probe(self.recipe, self.request.dtype),
+        )
+        gradients = {
+            name: self.operations.zeros_like(value(variable)) + gradient
+            for name, variable in optimizer.variables.items()
+        }
         known = self.numbers() | {"rate": rate, "height": rate, "decay": self.recipe.weight_decay * rate}
         numbers = {name: self.session.number(number) for name, number in known.items()}
         optimizer.begin(numbers)
         optimizer.step(gradients, numbers, {})
-        return {name: value(variable) for name, variable in optimizer.variables.items()}, self.session.held_by(model), optimizer.state
+        return (
+            {name: value(variable) for name, variable in optimizer.variables.items()},
+            self.session.held_by(model),
+            optimizer.state,
+        )
 
     # One step.
 
@@ -227,13 +317,25 @@ class Trainer:
         session = self.session
         with refusing_nondeterminism(session.adapter.name, self.request), session.context():
             found = self.start(self.prepared(window), report)
-        confirm_switches(session.adapter.name, session.adapter.switches.wanted(self.request), session.adapter.switches.read_back())
+        confirm_switches(
+            session.adapter.name,
+            session.adapter.switches.wanted(self.request),
+            session.adapter.switches.read_back(),
+        )
         return self.reported(found)
 
     def prepared(self, window: Sequence[Batch]) -> Prepared:
         """Return what the next step is given of its batches; without dropout, every step that has them."""
         given, parts = [self.given(batch, number) for number, batch in enumerate(window)], self.shares(window)
-        return Prepared(given, {f"share.{number}": share for number, share in enumerate(parts) if len(parts) > 1 or share != 1.0}, self.rows(window))
+        return Prepared(
+            given,
+            {
+                f"share.{number}": share
+                for number, share in enumerate(parts)
+                if len(parts) > 1 or share != 1.0
+            },
+            self.rows(window),
+        )
 
     def start(self, prepared: Prepared, report: bool = False) -> dict[str, Any]:
         """Start the next step, and return what is going to be reported of it, as the framework's tensors."""
@@ -248,7 +350,13 @@ class Trainer:
         session, optimizer, (given, parts, rows) = self.session, self.optimizer, prepared
         session.trace, variables, state = self.trace, optimizer.variables, optimizer.state
         numbers = {**self.numbers(), **parts}
-        operands = (*session.held, state, given, {name: session.number(number) for name, number in numbers.items()}, rows)
+        operands = (
+            *session.held,
+            state,
+            given,
+            {name: session.number(number) for name, number in numbers.items()},
+            rows,
+        )
         key = (report, tuple(numbers), tuple(shapes_of(one.inputs) for one in given))
         program = self.program(key, self.everything if report else self.losses, operands, (0, 2))
         optimizer.variables, optimizer.state = variables, state  # a compiler has put others in their place
@@ -266,7 +374,9 @@ class Trainer:
         """Return the learning rate of the step."""
         return learning_rate(self.recipe, self.steps)
 
-    def program(self, key: Any, function: Callable[..., Any], operands: Sequence[Any], replaced: tuple[int, ...] = ()) -> Callable[..., Any]:
+    def program(
+        self, key: Any, function: Callable[..., Any], operands: Sequence[Any], replaced: tuple[int, ...] = ()
+    ) -> Callable[..., Any]:
         """Return what computes a function for operands of their shapes: made when they are new, and kept while it is among the :data:`MOST` used last."""
         if key not in self.programs:
             if len(self.programs) >= MOST:
@@ -285,7 +395,14 @@ class Trainer:
         return self.made(False, *operands)
 
     def made(
-        self, report: bool, held: Any, fixed: Any, state: Any, window: Sequence[Given], numbers: Mapping[str, Tensor], rows: Mapping[str, Tensor]
+        self,
+        report: bool,
+        held: Any,
+        fixed: Any,
+        state: Any,
+        window: Sequence[Given],
+        numbers: Mapping[str, Tensor],
+        rows: Mapping[str, Tensor],
     ) -> tuple[dict[str, Any], Any, Any]:
         """Make a step; a compiler may trace it.
 
@@ -296,21 +413,32 @@ class Trainer:
         model = session.model_of(held, fixed)
         optimizer.variables, optimizer.state = self.variables(model), state
         total, seen, found = self.accumulated(model, window, numbers)
-        limited, norm = self.limited(total, lambda name: seen[name] if name in seen else self.operations.total(total[name] * total[name]))
+        limited, norm = self.limited(
+            total,
+            lambda name: seen[name] if name in seen else self.operations.total(total[name] * total[name]),
+        )
         found |= {} if norm is None else {"norm": norm}
         if report:
             # Copies, where an optimizer changes gradients in place.
             found |= {"gradients": {name: 1 * tensor for name, tensor in total.items()}}
-            found |= {} if self.recipe.clipping == "none" else {"clipped": {name: 1 * tensor for name, tensor in limited.items()}}
+            found |= (
+                {}
+                if self.recipe.clipping == "none"
+                else {"clipped": {name: 1 * tensor for name, tensor in limited.items()}}
+            )
         optimizer.begin(numbers)
         self.update(limited, numbers, rows)
         if report:
             found |= self.slots()
             found["rate"] = optimizer.rate(numbers)
-            found["parameters"] = {name: self.operations.value(variable) for name, variable in optimizer.variables.items()}
+            found["parameters"] = {
+                name: self.operations.value(variable) for name, variable in optimizer.variables.items()
+            }
         return found, session.held_by(model), optimizer.state
 
-    def accumulated(self, model: Any, window: Sequence[Given], numbers: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    def accumulated(
+        self, model: Any, window: Sequence[Given], numbers: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
         """Return the gradient of a step, the sums of squares of tables' that its norm sees otherwise, and output and losses."""
         total: dict[str, Tensor] = {}
         seen: dict[str, Tensor] = {}
@@ -319,20 +447,37 @@ class Trainer:
             observed = self.session.differentiated(model, given.inputs, given.zeros)
             found |= {"output": observed.output, f"losses.{number}": observed.loss}
             share = numbers.get(f"share.{number}")
-            total = self.added(total, {native: observed.gradients[native] if share is None else share * observed.gradients[native] for native in self.native.values()}, share)
+            total = self.added(
+                total,
+                {
+                    native: observed.gradients[native]
+                    if share is None
+                    else share * observed.gradients[native]
+                    for native in self.native.values()
+                },
+                share,
+            )
             for name, squares in self.slices(given.real, observed.gradients, share).items():
                 seen[name] = seen[name] + squares if name in seen else squares
         return total, seen, found
 
-    def added(self, total: Mapping[str, Tensor], piece: Mapping[str, Tensor], share: Tensor | None) -> dict[str, Tensor]:
+    def added(
+        self, total: Mapping[str, Tensor], piece: Mapping[str, Tensor], share: Tensor | None
+    ) -> dict[str, Tensor]:
         """Return the sum of gradients so far with those of one more batch, which counts by a share."""
-        return {name: total[name] + gradient if name in total else gradient for name, gradient in piece.items()}
+        return {
+            name: total[name] + gradient if name in total else gradient for name, gradient in piece.items()
+        }
 
-    def limited(self, gradients: Mapping[str, Tensor], squares: Callable[[str], Tensor]) -> tuple[dict[str, Tensor], Tensor | None]:
+    def limited(
+        self, gradients: Mapping[str, Tensor], squares: Callable[[str], Tensor]
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
         """Return clipped gradients, and the norm by which all of them were clipped, if there is one."""
         return clip(self.operations, self.recipe, gradients, self.kinds, squares)
 
-    def update(self, gradients: Mapping[str, Tensor], numbers: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> None:
+    def update(
+        self, gradients: Mapping[str, Tensor], numbers: Mapping[str, Tensor], rows: Mapping[str, Tensor]
+    ) -> None:
         """Update every parameter by its clipped gradient."""
         self.optimizer.step(gradients, numbers, rows)
 
@@ -345,11 +490,20 @@ class Trainer:
         arrays = replace(self.request, batch=batch, gradients=True, tap_gradients=True).zeros()
         zeros = {tap: adapter.tensor(arrays[tap], dtype, device) for tap in LOOKUPS.values() if tap in arrays}
         config = self.request.config
-        padding = {"embeddings.token": (config.token_padding_row, batch.input_ids), "embeddings.segment": (config.segment_padding_row, batch.segment_ids)}
-        real = {tap: adapter.tensor((ids != row)[..., None].astype(np.float64), dtype, device) for tap, (row, ids) in padding.items() if row is not None and ids is not None}
+        padding = {
+            "embeddings.token": (config.token_padding_row, batch.input_ids),
+            "embeddings.segment": (config.segment_padding_row, batch.segment_ids),
+        }
+        real = {
+            tap: adapter.tensor((ids != row)[..., None].astype(np.float64), dtype, device)
+            for tap, (row, ids) in padding.items()
+            if row is not None and ids is not None
+        }
         return Given(inputs, zeros, real)
 
-    def slices(self, real: Mapping[str, Tensor], gradients: Mapping[str, Tensor], share: Tensor | None) -> dict[str, Tensor]:
+    def slices(
+        self, real: Mapping[str, Tensor], gradients: Mapping[str, Tensor], share: Tensor | None
+    ) -> dict[str, Tensor]:
         """Return the sum of the squares of the gradients by rows looked up in each table, where the norm sees those (SPEC OPT-7)."""
         config, found = self.request.config, {}
         for table, tap in LOOKUPS.items():
@@ -365,11 +519,17 @@ class Trainer:
     def rows(self, window: Sequence[Batch]) -> dict[str, Tensor]:
         """Return which rows of each table a step looks up, by native name, where others are left alone (SPEC OPT-8)."""
         found = {}
-        for name, rows in rows_of(self.request.config, window, self.request.part).items() if self.recipe.table_updates == "lazy" else ():
+        for name, rows in (
+            rows_of(self.request.config, window, self.request.part).items()
+            if self.recipe.table_updates == "lazy"
+            else ()
+        ):
             if name in self.native:
                 touched = np.zeros((len(self.request.weights[name]), 1), bool)
                 touched[rows] = True
-                found[self.native[name]] = self.session.adapter.tensor(touched, self.request.dtype, self.session.device)
+                found[self.native[name]] = self.session.adapter.tensor(
+                    touched, self.request.dtype, self.session.device
+                )
         return found
 
     # Dropout.
@@ -379,9 +539,13 @@ class Trainer:
         if self.training.dropout_by == "native":
             return self.dropping_natively(trace)
 
-        def dropped(model: Any, inputs: Mapping[str, Tensor], record: Callable[[str, Tensor], Tensor]) -> Callable[[str, Tensor], Tensor]:
+        def dropped(
+            model: Any, inputs: Mapping[str, Tensor], record: Callable[[str, Tensor], Tensor]
+        ) -> Callable[[str, Tensor], Tensor]:
             tap = trace(model, inputs, record)
-            return lambda name, tensor: tap(name, tensor) * inputs[f"{DROPOUT}{name}"] if name in self.sites else tap(name, tensor)
+            return lambda name, tensor: (
+                tap(name, tensor) * inputs[f"{DROPOUT}{name}"] if name in self.sites else tap(name, tensor)
+            )
 
         return dropped
 
@@ -389,12 +553,20 @@ class Trainer:
         """Return a trace in which the framework's own dropout takes the taps of dropout's sites."""
         place = {tap: number for number, tap in enumerate(self.sites)}
 
-        def dropped(model: Any, inputs: Mapping[str, Tensor], record: Callable[[str, Tensor], Tensor]) -> Callable[[str, Tensor], Tensor]:
+        def dropped(
+            model: Any, inputs: Mapping[str, Tensor], record: Callable[[str, Tensor], Tensor]
+        ) -> Callable[[str, Tensor], Tensor]:
             tap = trace(model, inputs, record)
 
             def live(name: str, tensor: Tensor) -> Tensor:
                 found = tap(name, tensor)
-                return self.session.dropped(found, rate_of(self.recipe, self.sites[name]), inputs.get(SEED), place[name]) if name in place else found
+                return (
+                    self.session.dropped(
+                        found, rate_of(self.recipe, self.sites[name]), inputs.get(SEED), place[name]
+                    )
+                    if name in place
+                    else found
+                )
 
             return live
 
@@ -411,7 +583,9 @@ class Trainer:
         table, sizes = taps(config, self.request.part, given), sizes_of(config, given)
         for tap, site in self.sites.items():
             keep, rate = self.dropped(number, site, resolve(table[tap].shape, sizes))
-            found[f"{DROPOUT}{tap}"] = self.session.adapter.tensor(keep / (1 - rate), self.request.dtype, self.session.device)
+            found[f"{DROPOUT}{tap}"] = self.session.adapter.tensor(
+                keep / (1 - rate), self.request.dtype, self.session.device
+            )
         return found
 
     def dropped(self, number: int, site: str, shape: tuple[int, ...]) -> tuple[NDArray[np.bool_], float]:
@@ -431,18 +605,29 @@ class Trainer:
 
     def exported(self, tensors: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
         """Return tensors of the parameters by canonical name."""
-        return {name: np.array(array) for name, array in self.weights.export(tensors, self.request.config, self.request.part).items()}
+        return {
+            name: np.array(array)
+            for name, array in self.weights.export(tensors, self.request.config, self.request.part).items()
+        }
 
     def reported(self, found: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         """Return what is reported of a step as arrays."""
         arrays: dict[str, NDArray[Any]] = {}
         for name, value in found.items():
-            arrays |= {f"{name}.{key}": array for key, array in self.exported(value).items()} if isinstance(value, dict) else {name: np.array(self.array(value))}
+            arrays |= (
+                {f"{name}.{key}": array for key, array in self.exported(value).items()}
+                if isinstance(value, dict)
+                else {name: np.array(self.array(value))}
+            )
         return arrays
 
     def array(self, value: Tensor | float) -> NDArray[Any]:
         """Return a tensor as an array, and a number that a framework took as it is, rounded once."""
-        return precision(self.request.dtype).round(value) if isinstance(value, float) else self.weights.to_numpy(value)
+        return (
+            precision(self.request.dtype).round(value)
+            if isinstance(value, float)
+            else self.weights.to_numpy(value)
+        )
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:

@@ -40,7 +40,13 @@ class Evaluate(Protocol):
     """A function that :func:`evaluation` made, perhaps compiled."""
 
     def __call__(
-        self, model: Any, loss_function: Callable[..., Tensor] | None, inputs: Mapping[str, Tensor], trace: Trace, zeros: Mapping[str, Tensor], recorded: bool
+        self,
+        model: Any,
+        loss_function: Callable[..., Tensor] | None,
+        inputs: Mapping[str, Tensor],
+        trace: Trace,
+        zeros: Mapping[str, Tensor],
+        recorded: bool,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return output, the loss if there is a function for it, and if they are recorded all taps.
 
@@ -68,9 +74,16 @@ def evaluation(call: Callable[[Any, Mapping[str, Tensor], Tap], Tensor] = by_nam
     """
 
     def evaluate(
-        model: Any, loss_function: Callable[..., Tensor] | None, inputs: Mapping[str, Tensor], trace: Trace, zeros: Mapping[str, Tensor], recorded: bool
+        model: Any,
+        loss_function: Callable[..., Tensor] | None,
+        inputs: Mapping[str, Tensor],
+        trace: Trace,
+        zeros: Mapping[str, Tensor],
+        recorded: bool,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        taps: dict[str, Tensor] = OrderedDict()  # JAX's transformations would return a dict in alphabetical order
+        taps: dict[str, Tensor] = (
+            OrderedDict()
+        )  # JAX's transformations would return a dict in alphabetical order
 
         def record(name: str, tensor: Tensor) -> Tensor:
             tensor = add_zeros(tensor, zeros.get(name))
@@ -79,7 +92,15 @@ def evaluation(call: Callable[[Any, Mapping[str, Tensor], Tap], Tensor] = by_nam
             return tensor
 
         tap = trace(model, inputs, record)
-        output = call(model, {name: tensor for name, tensor in inputs.items() if name not in TARGETS and not name.startswith(DROPOUT)}, tap)
+        output = call(
+            model,
+            {
+                name: tensor
+                for name, tensor in inputs.items()
+                if name not in TARGETS and not name.startswith(DROPOUT)
+            },
+            tap,
+        )
         return output, None if loss_function is None else loss_function(model, output, inputs, tap), taps
 
     return evaluate

@@ -46,7 +46,11 @@ def check_state(request: Request, state: Mapping[str, Array], step: int) -> None
     known = {f"parameters.{name}": shape_of(request.config, entry) for name, entry in table.items()}
     known |= state_shapes(request.config, request.training.recipe, request.part)
     problems = [f"'step' is {step} but must be a whole number from 0 on [clause=OPT-9]"] if step < 0 else []
-    problems += [f"'parameters.{name}' is missing but is required [clause=WGT-1]" for name, entry in table.items() if entry.trainable and f"parameters.{name}" not in state]
+    problems += [
+        f"'parameters.{name}' is missing but is required [clause=WGT-1]"
+        for name, entry in table.items()
+        if entry.trainable and f"parameters.{name}" not in state
+    ]
     for name in [*(name for name in known if name in state), *sorted(state.keys() - known.keys())]:
         array = state[name]
         if name not in known:
@@ -54,7 +58,9 @@ def check_state(request: Request, state: Mapping[str, Array], step: int) -> None
         elif array.shape != known[name]:
             problems.append(f"{name!r} has shape {array.shape} but must be {known[name]} [clause=WGT-2]")
         elif not np.issubdtype(array.dtype, np.floating):
-            problems.append(f"{name!r} has dtype {array.dtype} but must be a floating-point type [clause=WGT-3]")
+            problems.append(
+                f"{name!r} has dtype {array.dtype} but must be a floating-point type [clause=WGT-3]"
+            )
         elif step == 0 and not name.startswith("parameters.") and array.any():
             problems.append(f"{name!r} is not zero but must be before the first step [clause=OPT-2]")
     if problems:
@@ -68,7 +74,9 @@ def arrays_of(method: str, found: Any) -> dict[str, NDArray[Any]]:
         TypeError: if it returned no mapping of names to arrays of numbers.
     """
     if not isinstance(found, Mapping):
-        raise TypeError(f"{method}() returned a {type(found).__name__} but must return a dict of arrays by name")
+        raise TypeError(
+            f"{method}() returned a {type(found).__name__} but must return a dict of arrays by name"
+        )
     arrays = {}
     for name, value in found.items():
         if not isinstance(name, str):
@@ -78,7 +86,9 @@ def arrays_of(method: str, found: Any) -> dict[str, NDArray[Any]]:
         except ValueError:  # rows of different lengths
             arrays[name] = np.asarray(None)
         if arrays[name].dtype.kind in "OSUMm":
-            raise TypeError(f"{method}() returned {name!r} as a {type(value).__name__} but must return an array of numbers")
+            raise TypeError(
+                f"{method}() returned {name!r} as a {type(value).__name__} but must return an array of numbers"
+            )
     return arrays
 
 
@@ -103,8 +113,14 @@ class RemoteSession:
         self.info: dict[str, Any] = opened["info"]
         self._exchange, self._number = exchange, opened["session"]
 
-    def _ask(self, operation: str, arrays: Mapping[str, NDArray[Any]] | None = None, **said: Any) -> dict[str, NDArray[Any]]:
-        return load(self._exchange(f"{TRAINING}{operation}", json.dumps({"session": self._number, **said}), pack(arrays or {}))[1])
+    def _ask(
+        self, operation: str, arrays: Mapping[str, NDArray[Any]] | None = None, **said: Any
+    ) -> dict[str, NDArray[Any]]:
+        return load(
+            self._exchange(
+                f"{TRAINING}{operation}", json.dumps({"session": self._number, **said}), pack(arrays or {})
+            )[1]
+        )
 
     def load(self, state: Mapping[str, Array], step: int) -> None:
         """Go on from a state after so many steps.
@@ -117,7 +133,14 @@ class RemoteSession:
         """
         check_state(self.request, state, step)
         target = precision(self.request.dtype)
-        self._ask("load", {name: target.round(array) if array.dtype == np.float64 else array for name, array in state.items()}, step=step)
+        self._ask(
+            "load",
+            {
+                name: target.round(array) if array.dtype == np.float64 else array
+                for name, array in state.items()
+            },
+            step=step,
+        )
 
     def step(self, window: Sequence[Batch], report: bool = False) -> dict[str, NDArray[Any]]:
         """Make the next step.
@@ -131,8 +154,12 @@ class RemoteSession:
             Unsupported: if the backend cannot compute it.
         """
         if not 1 <= len(window) <= self.request.training.recipe.accumulation:  # type: ignore[union-attr]
-            raise SpecError(f"a step has {len(window)} batches but must have from 1 to {self.request.training.recipe.accumulation} [clause=OPT-10]")  # type: ignore[union-attr]
-        return self._ask("step", encode_window([self._fit(batch) for batch in window]), report=report, size=len(window))
+            raise SpecError(
+                f"a step has {len(window)} batches but must have from 1 to {self.request.training.recipe.accumulation} [clause=OPT-10]"  # type: ignore[union-attr]
+            )
+        return self._ask(
+            "step", encode_window([self._fit(batch) for batch in window]), report=report, size=len(window)
+        )
 
     def predict(self, batch: Batch) -> Array:
         """Return the logits (B, C) of a batch, labelled or not, without dropout.
@@ -151,7 +178,15 @@ class RemoteSession:
     def plan(self, windows: Sequence[Sequence[Batch]]) -> StepPlan:
         """Return what is going to be done with these batches from the first step on, as the backend has it; nothing is trained."""
         fitting = [self._fit(batch) for window in windows for batch in window]
-        return StepPlan(**received(self._exchange(f"{TRAINING}plan", json.dumps({"session": self._number, "sizes": [len(window) for window in windows]}), pack(encode_window(fitting)))[0]))
+        return StepPlan(
+            **received(
+                self._exchange(
+                    f"{TRAINING}plan",
+                    json.dumps({"session": self._number, "sizes": [len(window) for window in windows]}),
+                    pack(encode_window(fitting)),
+                )[0]
+            )
+        )
 
     def close(self) -> None:
         """Let the session go; the worker lives on."""
@@ -202,7 +237,9 @@ class TrainingSessions:
     def plan(self, session: TrainingSession, sizes: Sequence[int], arrays: Mapping[str, NDArray[Any]]) -> str:
         """Return what a session is going to do with batches, as JSON."""
         if not hasattr(session, "plan"):
-            raise Unsupported(f"{self.backend.name} does not say what it is going to do: its session has no method 'plan'")
+            raise Unsupported(
+                f"{self.backend.name} does not say what it is going to do: its session has no method 'plan'"
+            )
         batches = iter(window_of(arrays, sum(sizes)))
         found = session.plan([[next(batches) for _ in range(size)] for size in sizes])
         if not isinstance(found, StepPlan):

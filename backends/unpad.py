@@ -62,7 +62,11 @@ def unsupported_reasons(request: Request) -> list[str]:
     """Return why a request cannot be computed without its padding, one line for each reason; nothing if it can be."""
     config, found = request.config, []
     if request.part != "model":
-        why = "the whole model alone has an unpadded form" if request.part == "pooled" else "padded rows are part of its output"
+        why = (
+            "the whole model alone has an unpadded form"
+            if request.part == "pooled"
+            else "padded rows are part of its output"
+        )
         return [f"part={request.part!r}: {why} (PRT-1)"]
     if config.pooling == "flatten":
         found.append("pooling='flatten': padded rows reach the classifier (HED-1)")
@@ -70,13 +74,17 @@ def unsupported_reasons(request: Request) -> list[str]:
         found.append("mask_assignment='batch_major': the mask of another sample shows padded keys (MSK-7)")
     constant = mask_constant(config, request.dtype)
     if abs(constant) < CERTAIN:
-        found.append(f"mask_value={config.mask_value!r}: in {request.dtype} a padded key can still get a weight (MSK-2)")
+        found.append(
+            f"mask_value={config.mask_value!r}: in {request.dtype} a padded key can still get a weight (MSK-2)"
+        )
     if sees_nothing(config, request.batch):
         found.append("a sample has no real token: its weights are those of padded keys (MSK-5)")
     return found
 
 
-def unpadded(implementations: Mapping[str, Implementation], model: Callable[..., Any], **others: Any) -> dict[str, Implementation]:
+def unpadded(
+    implementations: Mapping[str, Implementation], model: Callable[..., Any], **others: Any
+) -> dict[str, Implementation]:
     """Return the implementations that run without padding, beside those with it.
 
     Args:
@@ -89,6 +97,12 @@ def unpadded(implementations: Mapping[str, Implementation], model: Callable[...,
         return entry.unsupported_reasons(request) + unsupported_reasons(request)
 
     return {
-        f"{name} {UNPADDED}": replace(entry, parts={"model": model}, unsupported_reasons=partial(reasons, entry), undelivered=UNDELIVERED, **others)
+        f"{name} {UNPADDED}": replace(
+            entry,
+            parts={"model": model},
+            unsupported_reasons=partial(reasons, entry),
+            undelivered=UNDELIVERED,
+            **others,
+        )
         for name, entry in implementations.items()
     }

@@ -35,10 +35,47 @@ class Naming:
 
 
 NAMINGS = {
-    "torch": Naming({"table": "weight", "positions": "weight", "kernel": "weight", "bias": "bias", "gain": "weight", "offset": "bias"}, transposed=True),
-    "tf": Naming({"table": "embeddings", "positions": "embeddings", "kernel": "kernel", "bias": "bias", "gain": "gamma", "offset": "beta"}),
-    "paddle": Naming({"table": "weight", "positions": "weight", "kernel": "weight", "bias": "bias", "gain": "weight", "offset": "bias"}),
-    "jax": Naming({"table": "embedding", "positions": "embedding", "kernel": "kernel", "bias": "bias", "gain": "scale", "offset": "bias"}),
+    "torch": Naming(
+        {
+            "table": "weight",
+            "positions": "weight",
+            "kernel": "weight",
+            "bias": "bias",
+            "gain": "weight",
+            "offset": "bias",
+        },
+        transposed=True,
+    ),
+    "tf": Naming(
+        {
+            "table": "embeddings",
+            "positions": "embeddings",
+            "kernel": "kernel",
+            "bias": "bias",
+            "gain": "gamma",
+            "offset": "beta",
+        }
+    ),
+    "paddle": Naming(
+        {
+            "table": "weight",
+            "positions": "weight",
+            "kernel": "weight",
+            "bias": "bias",
+            "gain": "weight",
+            "offset": "bias",
+        }
+    ),
+    "jax": Naming(
+        {
+            "table": "embedding",
+            "positions": "embedding",
+            "kernel": "kernel",
+            "bias": "bias",
+            "gain": "scale",
+            "offset": "bias",
+        }
+    ),
 }
 """What each framework says, known without it: a file of weights is read where none is installed."""
 
@@ -58,7 +95,9 @@ class FrameworkWeights(ABC):
     naming: ClassVar[Naming]
     named: ClassVar[staticmethod[[Any], Mapping[str, Tensor]]]
     trained: ClassVar[staticmethod[[Any], Mapping[str, Tensor]]]
-    explicit_names: ClassVar[staticmethod[[Mapping[str, Tensor]], Mapping[str, Tensor]]] = staticmethod(lambda named: named)
+    explicit_names: ClassVar[staticmethod[[Mapping[str, Tensor]], Mapping[str, Tensor]]] = staticmethod(
+        lambda named: named
+    )
 
     def relaid(self, array: NDArray[Any], kind: str) -> NDArray[Any]:
         """Return a canonical array in the native layout, or a native one in the canonical layout."""
@@ -68,9 +107,14 @@ class FrameworkWeights(ABC):
         """Copy canonical weights into a model, rounding each to the model's dtype once (SPEC PRC-2, WGT-4)."""
         named = self.explicit_names(self.named(model))
         for name, parameter in parameters(config, part).items():
-            self.assign(named[self.naming.native_name(name, parameter.kind)], np.ascontiguousarray(self.relaid(weights[name], parameter.kind)))
+            self.assign(
+                named[self.naming.native_name(name, parameter.kind)],
+                np.ascontiguousarray(self.relaid(weights[name], parameter.kind)),
+            )
 
-    def export(self, named: Mapping[str, Tensor], config: EncoderConfig, part: str) -> dict[str, NDArray[Any]]:
+    def export(
+        self, named: Mapping[str, Tensor], config: EncoderConfig, part: str
+    ) -> dict[str, NDArray[Any]]:
         """Return tensors that bear native names, a model's parameters or their gradients, as canonical arrays."""
         found, named = {}, self.explicit_names(named)
         for name, parameter in parameters(config, part).items():

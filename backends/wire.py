@@ -77,7 +77,9 @@ def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
 
 def encode_request(request: Request) -> Message:
     """Return a request as a message."""
-    header = {name: getattr(request, name) for name in (*SETTINGS, *LATER)} | {"config": request.config.as_dict()}
+    header = {name: getattr(request, name) for name in (*SETTINGS, *LATER)} | {
+        "config": request.config.as_dict()
+    }
     trained, batches = encode_training(request.training)
     header |= trained
     weights = {f"weights/{name}": array for name, array in request.weights.items()}
@@ -89,7 +91,13 @@ def decode_request(message: Message) -> Request:
     """Return the request of a message."""
     request = request_of(json.loads(message[0]), load(message[1]))
     exact, others = narrower(request.weights, request.dtype)
-    return dataclasses.replace(request, weights={**others, **{name: array.astype(np.float64) for name, array in exact.items()}}) if exact else request
+    return (
+        dataclasses.replace(
+            request, weights={**others, **{name: array.astype(np.float64) for name, array in exact.items()}}
+        )
+        if exact
+        else request
+    )
 
 
 def request_of(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Request:
@@ -107,21 +115,41 @@ def request_of(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) ->
 
 def narrower(weights: Weights, dtype: str) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
     """Return the weights that a precision holds exactly and in more bytes, which are sent as they are and widened on arrival, and the others."""
-    fewer = {name for name, array in weights.items() if dtype == "float64" and array.dtype.kind == "f" and array.dtype.itemsize < 8}
-    return {name: array for name, array in weights.items() if name in fewer}, {name: array for name, array in weights.items() if name not in fewer}
+    fewer = {
+        name
+        for name, array in weights.items()
+        if dtype == "float64" and array.dtype.kind == "f" and array.dtype.itemsize < 8
+    }
+    return {name: array for name, array in weights.items() if name in fewer}, {
+        name: array for name, array in weights.items() if name not in fewer
+    }
 
 
 def in_order(weights: Weights, config: EncoderConfig, part: str = "model") -> Weights:
     """Return weights in the order of the specification: files and messages have none, and are read in another order each time."""
-    return {name: weights[name] for name in dict.fromkeys([*parameters(config, part), *sorted(weights)]) if name in weights}
+    return {
+        name: weights[name]
+        for name in dict.fromkeys([*parameters(config, part), *sorted(weights)])
+        if name in weights
+    }
 
 
 def encode_training(training: Training | None) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Return what a header says of training, and its batches by name."""
     if training is None:
         return {}, {}
-    said = {"recipe": training.recipe.as_dict(), "windows": [len(window) for window in training.windows], "seed": training.seed, "reported": training.reported, "dropout_by": training.dropout_by}
-    batches = {f"steps/{step}/{name}": array for step, window in enumerate(training.windows) for name, array in encode_window(window).items()}
+    said = {
+        "recipe": training.recipe.as_dict(),
+        "windows": [len(window) for window in training.windows],
+        "seed": training.seed,
+        "reported": training.reported,
+        "dropout_by": training.dropout_by,
+    }
+    batches = {
+        f"steps/{step}/{name}": array
+        for step, window in enumerate(training.windows)
+        for name, array in encode_window(window).items()
+    }
     return {"training": said}, batches
 
 
@@ -130,13 +158,25 @@ def decode_training(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]
     said = header.get("training")
     if said is None:
         return None
-    windows = [window_of(section(arrays, f"steps/{step}/"), size) for step, size in enumerate(said["windows"])]
-    return Training(recipe_from_mapping(said["recipe"]), windows, said["seed"], tuple(said["reported"]), said.get("dropout_by", "spec"))
+    windows = [
+        window_of(section(arrays, f"steps/{step}/"), size) for step, size in enumerate(said["windows"])
+    ]
+    return Training(
+        recipe_from_mapping(said["recipe"]),
+        windows,
+        said["seed"],
+        tuple(said["reported"]),
+        said.get("dropout_by", "spec"),
+    )
 
 
 def encode_window(window: Sequence[Batch]) -> dict[str, NDArray[Any]]:
     """Return the batches of a step as arrays by name."""
-    return {f"{number}/{name}": array for number, batch in enumerate(window) for name, array in batch.arrays().items()}
+    return {
+        f"{number}/{name}": array
+        for number, batch in enumerate(window)
+        for name, array in batch.arrays().items()
+    }
 
 
 def window_of(arrays: Mapping[str, NDArray[Any]], size: int) -> list[Batch]:
@@ -154,12 +194,33 @@ def returned(run: Any) -> Run:
         raise TypeError(f"run() returned a {type(run).__name__} but must return a Run")
     absent: dict[str, Any] = {name: {} for name in (*NAMED, "info") if getattr(run, name) is None}
     made: Run = dataclasses.replace(run, **absent)
-    wrong = [f"{name!r} is a {type(value).__name__} but must be a dict" for name in (*NAMED, "info") if not isinstance(value := getattr(made, name), Mapping)]
-    wrong += [f"{name!r} is a {type(value).__name__} but must be text" for name in ("backend", "dtype") if not isinstance(value := getattr(made, name), str)]
+    wrong = [
+        f"{name!r} is a {type(value).__name__} but must be a dict"
+        for name in (*NAMED, "info")
+        if not isinstance(value := getattr(made, name), Mapping)
+    ]
+    wrong += [
+        f"{name!r} is a {type(value).__name__} but must be text"
+        for name in ("backend", "dtype")
+        if not isinstance(value := getattr(made, name), str)
+    ]
     tensors = {"output": made.output} | ({} if made.loss is None else {"loss": made.loss})
-    tensors |= {f"{kind}[{name!r}]": array for kind in NAMED if isinstance(named := getattr(made, kind), Mapping) for name, array in named.items()}
-    tensors = {name: array for name, array in tensors.items() if array is not None or not name.startswith("tap_gradients")}
-    wrong += [f"{name} is a {type(array).__name__} but must be an array of numbers" for name, array in tensors.items() if not _is_array(array)]
+    tensors |= {
+        f"{kind}[{name!r}]": array
+        for kind in NAMED
+        if isinstance(named := getattr(made, kind), Mapping)
+        for name, array in named.items()
+    }
+    tensors = {
+        name: array
+        for name, array in tensors.items()
+        if array is not None or not name.startswith("tap_gradients")
+    }
+    wrong += [
+        f"{name} is a {type(array).__name__} but must be an array of numbers"
+        for name, array in tensors.items()
+        if not _is_array(array)
+    ]
     if wrong:
         raise TypeError(f"run() returned a Run whose {'; '.join(wrong)}")
     return made
@@ -167,7 +228,9 @@ def returned(run: Any) -> Run:
 
 def _is_array(value: Any) -> bool:
     try:
-        return np.asarray(value).dtype.kind in "fiubV"  # the last: NumPy's view of types that it has not, such as bfloat16
+        return (
+            np.asarray(value).dtype.kind in "fiubV"
+        )  # the last: NumPy's view of types that it has not, such as bfloat16
     except Exception:  # noqa: BLE001 - whatever a framework's tensor raises
         return False
 
@@ -190,7 +253,9 @@ def decode_run(message: Message) -> Run:
     )  # fmt: skip
 
 
-def split_gradients(arrays: Mapping[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+def split_gradients(
+    arrays: Mapping[str, NDArray[Any]],
+) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
     """Return gradients by parameters and inputs, and those by taps, which a message or a file has as ``taps.<name>``."""
     by_taps = section(arrays, "taps.")
     return {name: array for name, array in arrays.items() if not name.startswith("taps.")}, by_taps
@@ -206,10 +271,20 @@ def misfits(run: Run, config: EncoderConfig, batch: Batch, part: str) -> list[st
     sizes = sizes_of(config, given)
     wanted = {name: resolve(tensor.shape, sizes) for name, tensor in taps(config, part).items()}
     wanted |= {f"gradients.taps.{name}": shape for name, shape in wanted.items()}
-    wanted |= {f"gradients.{name}": shape_of(config, parameter) for name, parameter in parameters(config, part).items()}
+    wanted |= {
+        f"gradients.{name}": shape_of(config, parameter)
+        for name, parameter in parameters(config, part).items()
+    }
     wanted |= {f"gradients.inputs.{name}": array.shape for name, array in given.items()}
-    gradients = {**run.gradients, **{f"taps.{name}": array for name, array in run.tap_gradients.items() if array is not None}}
-    found = [*run.taps.items(), *run.results(output_name(config, part)).items(), *((f"gradients.{name}", array) for name, array in gradients.items())]
+    gradients = {
+        **run.gradients,
+        **{f"taps.{name}": array for name, array in run.tap_gradients.items() if array is not None},
+    }
+    found = [
+        *run.taps.items(),
+        *run.results(output_name(config, part)).items(),
+        *((f"gradients.{name}", array) for name, array in gradients.items()),
+    ]
     storage, problems = precision(run.dtype).storage, dict[str, list[str]]()
     may_be_wider = {*from_output_on(config, part)}
     for name, array in found:
@@ -225,7 +300,10 @@ def misfits(run: Run, config: EncoderConfig, batch: Batch, part: str) -> list[st
             continue
         if name not in problems.setdefault(problem, []):  # the output is a tap too
             problems[problem].append(name)
-    return [f"{_listed(names)} {'is' if len(names) == 1 else 'are'} {problem}" for problem, names in problems.items()]
+    return [
+        f"{_listed(names)} {'is' if len(names) == 1 else 'are'} {problem}"
+        for problem, names in problems.items()
+    ]
 
 
 def _listed(names: Sequence[str], most: int = 3) -> str:
@@ -264,11 +342,15 @@ def check_description(described: Any) -> None:
         raise SpecError(f"describe() returned a {type(described).__name__} but must return a dict")
     further = described.get("implementation_deviations", {})
     if not isinstance(further, dict):
-        raise SpecError(f"describe(): 'implementation_deviations' is a {type(further).__name__} but must be a dict [clause=PRC-4]")
+        raise SpecError(
+            f"describe(): 'implementation_deviations' is a {type(further).__name__} but must be a dict [clause=PRC-4]"
+        )
     for stated in (described.get("deviations", []), *further.values()):
         for entries in stated.values() if isinstance(stated, dict) else [stated]:
             if not _is_list_of(dict, entries):
-                raise SpecError("describe(): 'deviations' must be a list of dicts, or one for each kind of device [clause=PRC-4]")
+                raise SpecError(
+                    "describe(): 'deviations' must be a list of dicts, or one for each kind of device [clause=PRC-4]"
+                )
             declared(entries)
 
 

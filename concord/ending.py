@@ -81,7 +81,9 @@ def _heeded(last: bool) -> Iterator[_Signals]:
         signals.over = True
         sys.unraisablehook = hook
         for number, handler in former.items():
-            signal.signal(number, signal.SIG_IGN if last else handler)  # Python, as it ends, gives others back their deadly default
+            signal.signal(
+                number, signal.SIG_IGN if last else handler
+            )  # Python, as it ends, gives others back their deadly default
 
 
 @contextmanager
@@ -162,11 +164,15 @@ def _failed(error: Exception) -> int:
             complain(problem)
         return REFUSED
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG and error.filename is not None:
-        complain(f"{os.fsdecode(error.filename)}: {error.strerror}")  # pathlib says of no other name that it cannot tell whether it is there
+        complain(
+            f"{os.fsdecode(error.filename)}: {error.strerror}"
+        )  # pathlib says of no other name that it cannot tell whether it is there
         return REFUSED
     if os.environ.get("CONCORD_TRACEBACK"):
         traceback.print_exception(error)
     place = traceback.extract_tb(error.__traceback__)[-1]
     what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     where = f"{os.path.basename(place.filename)}:{place.lineno}"
-    return _told(FAULT, f"a fault of Concord: {what} ({where}); with CONCORD_TRACEBACK=1 it says where it comes from")
+    return _told(
+        FAULT, f"a fault of Concord: {what} ({where}); with CONCORD_TRACEBACK=1 it says where it comes from"
+    )

@@ -29,5 +29,9 @@ def table(width: int) -> Table:
             found.add_row(field, *values.values())
         elif len(different) > 1:
             for number, value in enumerate(different):
-                found.add_row("" if number else field, value, ", ".join(name for name in configs if values[name] == value))
+                found.add_row(
+                    "" if number else field,
+                    value,
+                    ", ".join(name for name in configs if values[name] == value),
+                )
     return found

@@ -41,7 +41,9 @@ def one_backend(asked: list[str] | None, *elsewhere: list[str] | None) -> str:
         SpecError: if there is not exactly one, or none of that name, or another one is placed.
     """
     if len(asked or ()) != 1:
-        raise SpecError(f"--backend is given {len(asked or ())} times but must be given once: one framework trains the model")
+        raise SpecError(
+            f"--backend is given {len(asked or ())} times but must be given once: one framework trains the model"
+        )
     return options.names(asked, *elsewhere)[0]
 
 
@@ -58,10 +60,18 @@ def refuse_used(out: Path) -> None:
     """
     writing.check_apart(out)
     if runs.steps(out):
-        raise SpecError(f"{out}: holds a run already; --resume {out} goes on with it, --out names another folder")
+        raise SpecError(
+            f"{out}: holds a run already; --resume {out} goes on with it, --out names another folder"
+        )
 
 
-def described(variant: str | None, config: Path | None, named: str, changes: Sequence[str], pretrained: EncoderConfig | None = None) -> tuple[EncoderConfig, Recipe]:
+def described(
+    variant: str | None,
+    config: Path | None,
+    named: str,
+    changes: Sequence[str],
+    pretrained: EncoderConfig | None = None,
+) -> tuple[EncoderConfig, Recipe]:
     """Return the model and the recipe that the options describe.
 
     Args:
@@ -74,7 +84,13 @@ def described(variant: str | None, config: Path | None, named: str, changes: Seq
     """
     if (variant is not None) + (config is not None) + (pretrained is not None) != 1:
         raise SpecError("give one of --variant, --config and --checkpoint")
-    model = spec.variant(variant) if variant else from_toml(read_text(config), str(config)) if config else pretrained
+    model = (
+        spec.variant(variant)
+        if variant
+        else from_toml(read_text(config), str(config))
+        if config
+        else pretrained
+    )
     assert model is not None
     how = checkpoint.read_recipe(Path(named)) if named.endswith(".toml") else recipe(named)
     of_recipe = [field.name for field in fields(Recipe)]
@@ -85,8 +101,15 @@ def described(variant: str | None, config: Path | None, named: str, changes: Seq
             raise unknown("field in --set NAME=VALUE:", name, [*FIELDS, *of_recipe])
         chosen[name] = _value(value)
     if pretrained is not None and (fixed := [name for name in chosen if name in FIELDS]):
-        raise SpecError([f"--set {name} is given but --checkpoint is too: the checkpoint says what the model is" for name in fixed])
-    return model.replace(**{n: v for n, v in chosen.items() if n in FIELDS}), how.replace(**{n: v for n, v in chosen.items() if n not in FIELDS})
+        raise SpecError(
+            [
+                f"--set {name} is given but --checkpoint is too: the checkpoint says what the model is"
+                for name in fixed
+            ]
+        )
+    return model.replace(**{n: v for n, v in chosen.items() if n in FIELDS}), how.replace(
+        **{n: v for n, v in chosen.items() if n not in FIELDS}
+    )
 
 
 def _value(text: str) -> Any:
@@ -98,7 +121,9 @@ def _value(text: str) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def going_on(run: Path, limits: dict[str, Any], *elsewhere: list[str] | None) -> tuple[Checkpoint, dict[str, Corpus]]:
+def going_on(
+    run: Path, limits: dict[str, Any], *elsewhere: list[str] | None
+) -> tuple[Checkpoint, dict[str, Corpus]]:
     """Return the last checkpoint of a run, with limits given anew, and its samples.
 
     Args:
@@ -114,17 +139,23 @@ def going_on(run: Path, limits: dict[str, Any], *elsewhere: list[str] | None) ->
     if start.progress.plan is not None:
         options.names([start.progress.plan.backend], *elsewhere)
     if start.progress.plan is not None and anew:
-        start = replace(start, progress=replace(start.progress, plan=replace(start.progress.plan, **anew), ended=""))
+        start = replace(
+            start, progress=replace(start.progress, plan=replace(start.progress.plan, **anew), ended="")
+        )
     return start, again(start)
 
 
 def warn(recipe: Recipe, dtype: str) -> None:
     """Say before the first step what of a recipe the precision does not hold as it is meant (SPEC OPT-11)."""
     for lost in rounded_hyperparameters(recipe, dtype):
-        Terminal(stderr=True).print(f"warning: {lost.text}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+        Terminal(stderr=True).print(
+            f"warning: {lost.text}", style="yellow", highlight=False, markup=False, soft_wrap=True
+        )
 
 
-def run(start: Checkpoint, corpora: dict[str, Corpus], folder: Path, settings: Settings, tensorboard: Path | None) -> Outcome:
+def run(
+    start: Checkpoint, corpora: dict[str, Corpus], folder: Path, settings: Settings, tensorboard: Path | None
+) -> Outcome:
     """Train, and say how far it has come.
 
     Args:
@@ -144,14 +175,25 @@ def run(start: Checkpoint, corpora: dict[str, Corpus], folder: Path, settings: S
     total = planned_steps(recipe, plan, counted(corpora["train"], plan.batch))
     warn(recipe, plan.dtype)
     place = replace(settings, device=plan.device, threads=plan.threads, deterministic=plan.deterministic)
-    with place.open(plan.backend) as worker, bars([plan.backend], total, "steps") as reached, halting() as halted:
-        outcome = fit(worker, start, source(start, corpora), folder, halted, partial(reached, plan.backend), tensorboard)
+    with (
+        place.open(plan.backend) as worker,
+        bars([plan.backend], total, "steps") as reached,
+        halting() as halted,
+    ):
+        outcome = fit(
+            worker, start, source(start, corpora), folder, halted, partial(reached, plan.backend), tensorboard
+        )
         if not outcome.last.progress.ended:
-            Terminal(stderr=True).print(f"a checkpoint of step {outcome.last.progress.step} was kept; --resume {folder} goes on", soft_wrap=True)
+            Terminal(stderr=True).print(
+                f"a checkpoint of step {outcome.last.progress.step} was kept; --resume {folder} goes on",
+                soft_wrap=True,
+            )
     return outcome
 
 
-def compare(runs: Sequence[Path], picture: Path | None, html: Path | None, markdown: Path | None = None) -> None:
+def compare(
+    runs: Sequence[Path], picture: Path | None, html: Path | None, markdown: Path | None = None
+) -> None:
     """Print figures of runs, and write a page, curves, and a table.
 
     Raises:
@@ -161,7 +203,13 @@ def compare(runs: Sequence[Path], picture: Path | None, html: Path | None, markd
     from concord.training import curves  # what draws them need not be installed where nothing is drawn
 
     console, found = Terminal(), curves.summaries(runs)
-    show_figures(console, curves.HEADINGS, [one.row(name) for name, one in found.items()], curves.LESS, ("run", "backend", "ended by"))
+    show_figures(
+        console,
+        curves.HEADINGS,
+        [one.row(name) for name, one in found.items()],
+        curves.LESS,
+        ("run", "backend", "ended by"),
+    )
     problems: list[str] = []
     if picture is not None:
         try:
@@ -170,4 +218,9 @@ def compare(runs: Sequence[Path], picture: Path | None, html: Path | None, markd
         except SpecError as error:
             problems += error.problems
     put = partial(within, markdown, MARKERS) if markdown else str
-    writing.write(console, (html, lambda: curves.page(runs)), (markdown, lambda: put(curves.as_markdown(found))), problems=problems)
+    writing.write(
+        console,
+        (html, lambda: curves.page(runs)),
+        (markdown, lambda: put(curves.as_markdown(found))),
+        problems=problems,
+    )

@@ -99,7 +99,9 @@ def check_places(sets: int | None, hosts: Sequence[str] | None, scheduler: str |
     if sets is not None and sets > MOST_SETS:
         problems.append(f"--sets is {sets} but must be at most {MOST_SETS}")
     if scheduler is not None and not ADDRESS.fullmatch(scheduler):
-        problems.append(f"--scheduler is {scheduler!r} but must be HOST:PORT or PROTOCOL://HOST:PORT, for example tcp://host:8786")
+        problems.append(
+            f"--scheduler is {scheduler!r} but must be HOST:PORT or PROTOCOL://HOST:PORT, for example tcp://host:8786"
+        )
     if scheduler is not None and (sets is not None or hosts):
         problems.append("--scheduler takes the place of --sets and --host; give either")
     try:
@@ -119,7 +121,14 @@ def check_places(sets: int | None, hosts: Sequence[str] | None, scheduler: str |
 
 
 def run(
-    chosen: Plan, settings: campaign.Settings, sets: int | None, hosts: Sequence[str] | None, scheduler: str | None, out: Path, json: Path | None, html: Path | None = None
+    chosen: Plan,
+    settings: campaign.Settings,
+    sets: int | None,
+    hosts: Sequence[str] | None,
+    scheduler: str | None,
+    out: Path,
+    json: Path | None,
+    html: Path | None = None,
 ) -> Findings:
     """Hunt, print what was found, and write it; a signal ends the hunt, and the command once that is done.
 
@@ -128,14 +137,27 @@ def run(
     """
     with halting() as stopped:
         where = places(settings, chosen.names, 1 if sets is None else sets, hosts or (), scheduler)
-        chunks = "cases" if chosen.chunks is None else f"cases, {chosen.chunks} chunk{'' if chosen.chunks == 1 else 's'} of {chosen.chunk}"
+        chunks = (
+            "cases"
+            if chosen.chunks is None
+            else f"cases, {chosen.chunks} chunk{'' if chosen.chunks == 1 else 's'} of {chosen.chunk}"
+        )
         with bars([place.name for place in where], chosen.cases, chunks) as reached:
             findings = hunt(chosen, where, lambda name, done: reached(name, done, ""), stopped)
         console = Terminal()
         folders, problems = write_failures(out, findings, settings)
         findings.plan, findings.folders = chosen, {name: str(path) for name, path in folders.items()}
         title = f"Random cases, seed {chosen.seed}, {', '.join(chosen.dtypes)}"
-        writing.outcome(findings, "fuzz", title, console, json, html, lambda: summary.show(findings, console, settings, folders), problems=problems)
+        writing.outcome(
+            findings,
+            "fuzz",
+            title,
+            console,
+            json,
+            html,
+            lambda: summary.show(findings, console, settings, folders),
+            problems=problems,
+        )
     return findings
 
 
@@ -164,7 +186,10 @@ def on_own_weights(given: Given, seed: int, cases: int | None, plan: Plan, out: 
     writing.check_folder(out)
     own, gradients, dtypes = load(given, gradients=plan.gradients), plan.gradients, list(plan.dtypes)
     config = own.config
-    room, flat = config.max_positions - config.position_start, config.pooling == "flatten" and own.part == "model"
+    room, flat = (
+        config.max_positions - config.position_start,
+        config.pooling == "flatten" and own.part == "model",
+    )
     jobs = []
     for number in range(cases or OWN_CASES):
         generator = np.random.default_rng([seed, number])
@@ -174,7 +199,19 @@ def on_own_weights(given: Given, seed: int, cases: int | None, plan: Plan, out: 
             weights_seed=0, inputs_seed=int(generator.integers(2**31)), profile="generic", scale=1.0, offset=0.0,
             padding=str(generator.choice(list(PADDINGS))), key_mask="none", query_mask=False,
         )  # fmt: skip
-        jobs.append(campaign.Job(own.name, f"{own.name}-random-{seed}-{number}", case.dtype, own.part, config, own.weights, case.inputs(), gradients=gradients, end_to_end=not gradients))
+        jobs.append(
+            campaign.Job(
+                own.name,
+                f"{own.name}-random-{seed}-{number}",
+                case.dtype,
+                own.part,
+                config,
+                own.weights,
+                case.inputs(),
+                gradients=gradients,
+                end_to_end=not gradients,
+            )
+        )
     return jobs
 
 
@@ -188,7 +225,9 @@ def write_own_failures(report: campaign.Report, jobs: Sequence[campaign.Job], ou
     chosen = [job for job in jobs if (job.case, job.dtype) in failed]
     if chosen:
         written = dump.export_cases(out, chosen)
-        Terminal().print(f"{len(written)} cases that failed are written to {out}", highlight=False, soft_wrap=True)
+        Terminal().print(
+            f"{len(written)} cases that failed are written to {out}", highlight=False, soft_wrap=True
+        )
 
 
 class Replay:
@@ -223,9 +262,18 @@ class Replay:
     def tell(self, report: campaign.Report, console: Console) -> None:
         """Say of each failure whether it is still one."""
         for job, about in self.found:
-            again = [r for r in report.results if (r.backend, r.case, r.dtype) == (about.backend, job.case, job.dtype)]
+            again = [
+                r
+                for r in report.results
+                if (r.backend, r.case, r.dtype) == (about.backend, job.case, job.dtype)
+            ]
             for result in again:
                 still = result.status in FAILED
                 same = "still fails" if still else "no longer fails"
                 style = "bold red" if still else "green"
-                console.print(Text(f"{job.case}: {result.backend} {same}: was {about.status}, is {result.status}", style=style))
+                console.print(
+                    Text(
+                        f"{job.case}: {result.backend} {same}: was {about.status}, is {result.status}",
+                        style=style,
+                    )
+                )

@@ -34,7 +34,10 @@ OF_RECIPE = "without --data, --set NAME=VALUE changes the recipe there"
 OF_RUNS = "it leaves no run that is evaluated, kept or gone on with"
 
 WITH_DATA = {
-    **dict.fromkeys(("layout", "columns", "on_error", "tokenization", "vocabulary", "vocab_file", "bucketed", "pad_to"), OF_DATA),
+    **dict.fromkeys(
+        ("layout", "columns", "on_error", "tokenization", "vocabulary", "vocab_file", "bucketed", "pad_to"),
+        OF_DATA,
+    ),
     **dict.fromkeys(("learning_rate", "schedule", "warmup", "dropout", "accumulation"), OF_RECIPE),
 }
 """Options of ordinary training that lockstep takes with ``--data`` alone, and why."""
@@ -43,7 +46,20 @@ ORDINARY = {
     **dict.fromkeys(("dev", "test"), OF_RUNS),
     "dropout_by": "what a framework's own dropout drops cannot be known to the oracle",
     **dict.fromkeys(("epochs", "minutes"), "--steps ends it"),
-    **dict.fromkeys(("patience", "log_every", "evaluate_every", "save_every", "best_by", "out", "resume", "curves_file", "tensorboard"), OF_RUNS),
+    **dict.fromkeys(
+        (
+            "patience",
+            "log_every",
+            "evaluate_every",
+            "save_every",
+            "best_by",
+            "out",
+            "resume",
+            "curves_file",
+            "tensorboard",
+        ),
+        OF_RUNS,
+    ),
 }
 """Options of ordinary training that lockstep has no use for, and why."""
 
@@ -66,14 +82,20 @@ def chosen(
         SpecError: listing what is unknown, wrong or missing.
     """
     sizes = (("--steps", steps, 1), ("--batch", batch, 1), ("--tokens", tokens, 1), ("--seed", seed, 0))
-    problems = [f"{option} is {size} but must be at least {least}" for option, size, least in sizes if size is not None and size < least]
+    problems = [
+        f"{option} is {size} but must be at least {least}"
+        for option, size, least in sizes
+        if size is not None and size < least
+    ]
     problems += unknowns("dtype", [dtype], PRECISIONS)
     if (case is not None) + (variant is not None) + (config is not None) != 1:
         problems.append("give one of --case, --variant and --config")
     elif case is not None and case not in CASES:
         problems += unknowns("case of lockstep", [case], CASES)
     elif case is not None and (batch is not None or tokens is not None or changes or data):
-        problems.append(f"--case {case} has batches and a recipe of its own: --data, --batch, --tokens and --set are for --variant and --config")
+        problems.append(
+            f"--case {case} has batches and a recipe of its own: --data, --batch, --tokens and --set are for --variant and --config"
+        )
     if problems:
         raise SpecError(problems)
     if case is not None:
@@ -81,7 +103,9 @@ def chosen(
     model, recipe = fitting.described(variant, config, recipe_name, changes)
     longest = model.max_positions - model.position_start
     if tokens is not None and tokens > longest:
-        raise SpecError(f"--tokens is {tokens} but must be at most {longest}: the model has no positions for more")
+        raise SpecError(
+            f"--tokens is {tokens} but must be at most {longest}: the model has no positions for more"
+        )
     return example(model, recipe, steps or STEPS, batch or BATCH, tokens or min(TOKENS, longest), seed, dtype)
 
 
@@ -95,7 +119,9 @@ def refuse_ordinary(context: typer.Context, data: bool) -> None:
         SpecError: naming each.
     """
     refused = ORDINARY if data else {**WITH_DATA, **ORDINARY}
-    problems = [f"{option} is given but --lockstep is too: {why}" for option, why in options.typed(context, refused)]
+    problems = [
+        f"{option} is given but --lockstep is too: {why}" for option, why in options.typed(context, refused)
+    ]
     if problems:
         raise SpecError(problems)
 
@@ -107,7 +133,9 @@ def on_samples(start: Checkpoint, corpora: Mapping[str, Corpus]) -> JudgedTraini
     plan, recipe = start.progress.plan, start.recipe
     assert plan is not None
     assert recipe is not None
-    training = Training(recipe, list(islice(beginning.windows(start, corpora), plan.steps)), start.progress.seed)
+    training = Training(
+        recipe, list(islice(beginning.windows(start, corpora), plan.steps)), start.progress.seed
+    )
     return JudgedTraining(start.config, start.weights, training, dtype=plan.dtype)
 
 
@@ -117,12 +145,31 @@ def refuse_alone(case: str | None, free_running: bool, stop_first: bool, json: P
     Raises:
         SpecError: naming each.
     """
-    given = {"--case": case is not None, "--free-running": free_running, "--stop-first": stop_first, "--json": json is not None}
+    given = {
+        "--case": case is not None,
+        "--free-running": free_running,
+        "--stop-first": stop_first,
+        "--json": json is not None,
+    }
     if any(given.values()):
-        raise SpecError([f"{option} is given but --lockstep is not: it is for that alone" for option, there in given.items() if there])
+        raise SpecError(
+            [
+                f"{option} is given but --lockstep is not: it is for that alone"
+                for option, there in given.items()
+                if there
+            ]
+        )
 
 
-def run(made: Callable[[], JudgedTraining], backend: list[str] | None, how: Sequence[Any], free: bool, stop_first: bool, json: Path | None, html: Path | None) -> int:
+def run(
+    made: Callable[[], JudgedTraining],
+    backend: list[str] | None,
+    how: Sequence[Any],
+    free: bool,
+    stop_first: bool,
+    json: Path | None,
+    html: Path | None,
+) -> int:
     """Train in lockstep, print what came of it, and write it; return the exit code.
 
     Args:
@@ -133,7 +180,9 @@ def run(made: Callable[[], JudgedTraining], backend: list[str] | None, how: Sequ
         SpecError: for options that describe no training, and if something cannot be written.
     """
     writing.check(json, html)
-    settings, names, case = options.collect(lambda: options.settings(backend, *how), lambda: options.names(backend, *how[3:5]), made)
+    settings, names, case = options.collect(
+        lambda: options.settings(backend, *how), lambda: options.names(backend, *how[3:5]), made
+    )
     mode, steps, console = MODES[free], len(case.training.windows), Terminal()
     fitting.warn(case.training.recipe, case.dtype)
     with bars(names, steps, "steps") as reached:

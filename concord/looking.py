@@ -18,21 +18,54 @@ if TYPE_CHECKING:
     from concord.training.attention import Reading
     from concord.training.positions import Form
 
-Checkpoint = Annotated[Path | None, typer.Option("--checkpoint", metavar="DIR", parser=writing.path, help="A model: a checkpoint of any format, or a run, of which the best.")]
-Variant = Annotated[str | None, typer.Option("--variant", metavar="V", autocompletion=options.among(spec.variants), help="Instead: an example of a variant, with random weights, narrow, and its layers and heads.")]
-Svg = Annotated[Path | None, typer.Option("--svg", metavar="FILE", parser=writing.output, help="Write a figure as SVG, whose text stays text.")]
-Png = Annotated[Path | None, typer.Option("--png", metavar="FILE", parser=writing.output, help="Write a figure as PNG.")]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="DIR",
+        parser=writing.path,
+        help="A model: a checkpoint of any format, or a run, of which the best.",
+    ),
+]
+Variant = Annotated[
+    str | None,
+    typer.Option(
+        "--variant",
+        metavar="V",
+        autocompletion=options.among(spec.variants),
+        help="Instead: an example of a variant, with random weights, narrow, and its layers and heads.",
+    ),
+]
+Svg = Annotated[
+    Path | None,
+    typer.Option(
+        "--svg", metavar="FILE", parser=writing.output, help="Write a figure as SVG, whose text stays text."
+    ),
+]
+Png = Annotated[
+    Path | None, typer.Option("--png", metavar="FILE", parser=writing.output, help="Write a figure as PNG.")
+]
 
 
 def attention(
     checkpoint: Checkpoint = None,
-    text_a: Annotated[str | None, typer.Option("--text-a", metavar="TEXT", help="What the model of the checkpoint reads.")] = None,
-    text_b: Annotated[str | None, typer.Option("--text-b", metavar="TEXT", help="And the second of a pair.")] = None,
+    text_a: Annotated[
+        str | None, typer.Option("--text-a", metavar="TEXT", help="What the model of the checkpoint reads.")
+    ] = None,
+    text_b: Annotated[
+        str | None, typer.Option("--text-b", metavar="TEXT", help="And the second of a pair.")
+    ] = None,
     variant: Variant = None,
-    tokens: Annotated[int | None, typer.Option("--tokens", metavar="N", help="Tokens of an example. Default: 17.")] = None,
+    tokens: Annotated[
+        int | None, typer.Option("--tokens", metavar="N", help="Tokens of an example. Default: 17.")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="S", help="What an example follows from.")] = 0,
-    layer: Annotated[int | None, typer.Option("--layer", metavar="N", help="Of the figure, from 0. Default: all.")] = None,
-    head: Annotated[int | None, typer.Option("--head", metavar="N", help="Of the figure, from 0. Default: all.")] = None,
+    layer: Annotated[
+        int | None, typer.Option("--layer", metavar="N", help="Of the figure, from 0. Default: all.")
+    ] = None,
+    head: Annotated[
+        int | None, typer.Option("--head", metavar="N", help="Of the figure, from 0. Default: all.")
+    ] = None,
     backend: options.Backends = None,
     dtype: options.Dtype = "float32",
     device: options.Devices = None,
@@ -60,7 +93,18 @@ def attention(
     reading, names, settings, _ = options.collect(
         lambda: reading_of(checkpoint, text_a, text_b, variant, tokens, seed),
         lambda: options.names(backend, python, ssh),
-        lambda: options.settings(backend, device or "cpu", implementation, execution, python, ssh, time_limit, None, threads, precision),
+        lambda: options.settings(
+            backend,
+            device or "cpu",
+            implementation,
+            execution,
+            python,
+            ssh,
+            time_limit,
+            None,
+            threads,
+            precision,
+        ),
         lambda: refuse(unknowns("dtype", [dtype], PRECISIONS)),
     )
     chosen(reading, layer, head)
@@ -78,7 +122,15 @@ def attention(
 
 def positions(
     checkpoint: Checkpoint = None,
-    variant: Annotated[str | None, typer.Option("--variant", metavar="V", autocompletion=options.among(spec.variants), help="Instead: the table of a variant.")] = None,
+    variant: Annotated[
+        str | None,
+        typer.Option(
+            "--variant",
+            metavar="V",
+            autocompletion=options.among(spec.variants),
+            help="Instead: the table of a variant.",
+        ),
+    ] = None,
     html: options.Html = None,
     svg: Svg = None,
     png: Png = None,
@@ -94,7 +146,12 @@ def positions(
     forms = forms_of(checkpoint) if checkpoint is not None else tables.of_variant(variant or "")
     console = Terminal()
     headings, rows = tables.table_of(forms)
-    table = Table(*headings, title="Products of two positions by their distance, as shares of that at distance 0", title_justify="left", title_style="bold")
+    table = Table(
+        *headings,
+        title="Products of two positions by their distance, as shares of that at distance 0",
+        title_justify="left",
+        title_style="bold",
+    )
     for row in rows:
         table.add_row(*row)
     console.print(table)
@@ -110,10 +167,21 @@ def forms_of(path: Path) -> list[Form]:
     from concord.training.positions import of_model
 
     found = porting.read(path)
-    return of_model(name_of(path), found.config, {name: tensor.read() for name, tensor in found.tensors.items() if name == POSITIONS})
+    return of_model(
+        name_of(path),
+        found.config,
+        {name: tensor.read() for name, tensor in found.tensors.items() if name == POSITIONS},
+    )
 
 
-def reading_of(checkpoint: Path | None, text_a: str | None, text_b: str | None, variant: str | None, tokens: int | None, seed: int) -> Reading:
+def reading_of(
+    checkpoint: Path | None,
+    text_a: str | None,
+    text_b: str | None,
+    variant: str | None,
+    tokens: int | None,
+    seed: int,
+) -> Reading:
     """Return what is looked at: texts that a checkpoint reads, or an example of a variant.
 
     Raises:
@@ -125,8 +193,16 @@ def reading_of(checkpoint: Path | None, text_a: str | None, text_b: str | None, 
 
     if (checkpoint is None) == (variant is None):
         raise SpecError("give either --checkpoint with --text-a, or --variant")
-    mine, others = (("--checkpoint", {"--tokens": tokens}) if checkpoint is not None else ("--variant", {"--text-a": text_a, "--text-b": text_b}))
-    wrong = [f"{name} is given with {mine}, which has no use for it" for name, given in others.items() if given is not None]
+    mine, others = (
+        ("--checkpoint", {"--tokens": tokens})
+        if checkpoint is not None
+        else ("--variant", {"--text-a": text_a, "--text-b": text_b})
+    )
+    wrong = [
+        f"{name} is given with {mine}, which has no use for it"
+        for name, given in others.items()
+        if given is not None
+    ]
     if checkpoint is not None and text_a is None:
         wrong.append("--checkpoint is given but --text-a is not: what is the model to read?")
     if wrong:
@@ -134,4 +210,6 @@ def reading_of(checkpoint: Path | None, text_a: str | None, text_b: str | None, 
     if checkpoint is None:
         return example(variant or "", tokens, seed)
     found, encoder = reads(checkpoint)
-    return of_texts(name_of(checkpoint), found.config, found.weights(), encoder, text_a or "", text_b, found.part)
+    return of_texts(
+        name_of(checkpoint), found.config, found.weights(), encoder, text_a or "", text_b, found.part
+    )

@@ -29,7 +29,20 @@ PACKAGES = {"spec": spec, "backends": backends, "conformance": conformance, "por
 
 BEYOND = {
     "spec": {"Tensor": tensors, "batch_of_lengths": batches},
-    "backends": dict.fromkeys(("Problem", "Settings", "Steps", "Session", "Measurable", "Editable", "IMPLEMENTATIONS", "EXECUTIONS", "PRECISION_MODES"), interface),
+    "backends": dict.fromkeys(
+        (
+            "Problem",
+            "Settings",
+            "Steps",
+            "Session",
+            "Measurable",
+            "Editable",
+            "IMPLEMENTATIONS",
+            "EXECUTIONS",
+            "PRECISION_MODES",
+        ),
+        interface,
+    ),
     "conformance": {"Judgement": comparison, "Diagnosis": diagnosis, "Cause": causes},
     "porting": {"Stored": stored},
 }
@@ -53,7 +66,11 @@ AXES = {
 """Axis name to its symbol and size."""
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
-    **{name: values for name, values in CHOICES.items() if name not in ("position_layout", "position_exponent")},
+    **{
+        name: values
+        for name, values in CHOICES.items()
+        if name not in ("position_layout", "position_exponent")
+    },
     **{field.name: (False, True) for field in spec.FIELDS.values() if field.type == "bool"},
     "num_segments": (0, 2),
     "num_classes": (1, 3),
@@ -67,7 +84,11 @@ TABLES: dict[Any, dict[str, Any]] = {
 }
 """What a choice of positions brings with it."""
 
-SAID = {("num_segments", 2): "`num_segments` above 0", ("num_classes", 3): "`num_classes` above 1", ("length_epsilon", 1e-12): "`length_epsilon`"}
+SAID = {
+    ("num_segments", 2): "`num_segments` above 0",
+    ("num_classes", 3): "`num_classes` above 1",
+    ("length_epsilon", 1e-12): "`length_epsilon`",
+}
 
 Table = Callable[[spec.EncoderConfig, str], Mapping[str, Any]]
 
@@ -81,8 +102,13 @@ def pages() -> dict[str, str]:
         "batch.md": batch(),
         **{f"{name}.md": package(name, module) for name, module in PACKAGES.items()},
     }
-    index = "".join(f"- [{text.splitlines()[0].removeprefix('# ')}]({name})\n" for name, text in written.items())
-    return {"README.md": f"# Reference\n\nWritten by `make api` from the code; a test fails if a page is not what it would write.\n\n{index}", **written}
+    index = "".join(
+        f"- [{text.splitlines()[0].removeprefix('# ')}]({name})\n" for name, text in written.items()
+    )
+    return {
+        "README.md": f"# Reference\n\nWritten by `make api` from the code; a test fails if a page is not what it would write.\n\n{index}",
+        **written,
+    }
 
 
 def main() -> None:
@@ -97,8 +123,16 @@ def configuration() -> str:
     said = described(spec.EncoderConfig)
     rows = []
     for name, field in spec.FIELDS.items():
-        values = ", ".join(f"`{value}`" for value in CHOICES.get(name, ())) or f"{field.type}".replace(" | None", "")
-        rows.append((f"`{name}`", values + ("" if field.default is dataclasses.MISSING else ", or absent"), said[name]))
+        values = ", ".join(f"`{value}`" for value in CHOICES.get(name, ())) or f"{field.type}".replace(
+            " | None", ""
+        )
+        rows.append(
+            (
+                f"`{name}`",
+                values + ("" if field.default is dataclasses.MISSING else ", or absent"),
+                said[name],
+            )
+        )
     return (
         "# Options of a configuration\n\nThe fields of `spec.EncoderConfig`, which are the keys of a variant's TOML file. A clause says exactly what an "
         "option does. `concord variants` shows how the published variants differ, and `concord variants NAME` prints one whole.\n\n"
@@ -108,12 +142,28 @@ def configuration() -> str:
 
 def parameters() -> str:
     """Return the page of the canonical names."""
-    parts, trained = {part: derived(spec.parameters, part) for part in spec.PARTS}, derived(trainable, "model")
+    parts, trained = (
+        {part: derived(spec.parameters, part) for part in spec.PARTS},
+        derived(trainable, "model"),
+    )
     rows = []
     for name, (entry, when) in parts["model"].items():
-        within = [part for part, names in parts.items() if name in names or (part == "attention" and name.removeprefix("layers.0.") in names)]
+        within = [
+            part
+            for part, names in parts.items()
+            if name in names or (part == "attention" and name.removeprefix("layers.0.") in names)
+        ]
         gradient = trained[name][1]
-        rows.append((f"`{name.replace('.0.', '.N.')}`", symbols(entry.shape), entry.kind, when or "always", "" if gradient == when else gradient, ", ".join(within)))
+        rows.append(
+            (
+                f"`{name.replace('.0.', '.N.')}`",
+                symbols(entry.shape),
+                entry.kind,
+                when or "always",
+                "" if gradient == when else gradient,
+                ", ".join(within),
+            )
+        )
     return (
         "# Canonical parameter names\n\nWhat `spec.parameters(config)` returns: every parameter, in the order of computation. `N` counts the layers from 0. "
         f"A linear weight is (in, out) and is used as x W + b ({linked('SPEC WGT-2')}). Arrays are floating-point numbers of any dtype, and each backend rounds "
@@ -133,7 +183,13 @@ def taps() -> str:
     for parts in (("model", "pooled", "encoder", "stack"), ("attention",), ("dot_product",)):
         lists = {part: derived(spec.taps, part) for part in parts}
         rows = [
-            (f"`{name.replace('.0.', '.N.')}`", symbols(entry.shape), clauses(name, lists), when or "always", ", ".join(part for part in parts if name in lists[part]))
+            (
+                f"`{name.replace('.0.', '.N.')}`",
+                symbols(entry.shape),
+                clauses(name, lists),
+                when or "always",
+                ", ".join(part for part in parts if name in lists[part]),
+            )
             for name, (entry, when) in lists[parts[0]].items()
         ]
         text += f"\n## {', '.join(f'`{part}`' for part in parts)}\n\n{table(('tap', 'axes', 'defined in', 'present with', 'parts'), rows)}"
@@ -146,7 +202,11 @@ def clauses(tap: str, lists: Mapping[str, Mapping[str, Any]]) -> str:
     for part, names in lists.items():
         if tap in names:
             found.setdefault(f"SPEC {names[tap][0].clause}", []).append(part)
-    return linked(", ".join(f"{clause} ({', '.join(parts)})" for clause, parts in found.items()) if len(found) > 1 else next(iter(found)))
+    return linked(
+        ", ".join(f"{clause} ({', '.join(parts)})" for clause, parts in found.items())
+        if len(found) > 1
+        else next(iter(found))
+    )
 
 
 def batch() -> str:
@@ -156,7 +216,9 @@ def batch() -> str:
     for field in dataclasses.fields(spec.Batch):
         uses = {part: entry for part in spec.PARTS if (entry := derived(spec.inputs, part).get(field.name))}
         when = next(iter(uses.values()))[1]
-        parts = ", ".join(f"{part}{'' if entry.required else ' (optional)'}" for part, (entry, _) in uses.items()) + (f"; with {when}" if when else "")
+        parts = ", ".join(
+            f"{part}{'' if entry.required else ' (optional)'}" for part, (entry, _) in uses.items()
+        ) + (f"; with {when}" if when else "")
         rows.append((f"`{field.name}`", said[field.name], parts))
     return (
         "# Inputs of a run\n\nThe fields of `spec.Batch`. Whoever asks for the run fills those of the part that it runs; all others stay absent. "
@@ -174,7 +236,9 @@ def named(package: str) -> dict[str, str]:
 def package(name: str, module: ModuleType) -> str:
     """Return the page of what a package exports."""
     text = f"# `from concord import {name}`\n\n{markdown(module.__doc__, name)}"
-    for exported, where in sorted(named(name).items(), key=lambda item: (not item[0].islower(), item[0].lower())):
+    for exported, where in sorted(
+        named(name).items(), key=lambda item: (not item[0].islower(), item[0].lower())
+    ):
         text += f"\n## `{where}`\n\n{entry_of(name, where, getattr(BEYOND[name].get(exported, module), exported))}"
     return text
 
@@ -186,17 +250,37 @@ def entry_of(home: str, where: str, thing: Any) -> str:
         return f"{code(where, *signature(thing))}{markdown(thing.__doc__, home)}"
     if not inspect.isclass(thing):
         return f"{markdown(comment_of(home, where.rpartition('.')[2]), home)}\n{values(thing)}"
-    fields = {field.name: field for field in dataclasses.fields(thing)} if dataclasses.is_dataclass(thing) else {}
+    fields = (
+        {field.name: field for field in dataclasses.fields(thing)} if dataclasses.is_dataclass(thing) else {}
+    )
     text = ""
     if fields:
         text = code(where, [declared(field) for field in fields.values()])
-    elif inspect.isfunction(vars(thing).get("__init__")) and not issubclass(thing, Exception) and not getattr(thing, "_is_protocol", False):
+    elif (
+        inspect.isfunction(vars(thing).get("__init__"))
+        and not issubclass(thing, Exception)
+        and not getattr(thing, "_is_protocol", False)
+    ):
         text = code(where, signature(thing.__init__)[0])
-    text += markdown(thing.__doc__, home, [base.__doc__ for base in reversed(thing.__mro__[1:]) if dataclasses.is_dataclass(base)])
-    members = {name: value for name, value in vars(thing).items() if not name.startswith("_") and name not in fields}
-    properties = {name: getattr(value, "fget", None) or getattr(value, "func", None) for name, value in members.items()}
-    text += "".join(f"\n`.{name}`: {markdown(getter.__doc__, home)}" for name, getter in properties.items() if getter)
-    return text + "".join(f"\n### `.{name}`\n\n{code(name, *signature(method))}{markdown(method.__doc__, home)}" for name, method in members.items() if inspect.isfunction(method))
+    text += markdown(
+        thing.__doc__,
+        home,
+        [base.__doc__ for base in reversed(thing.__mro__[1:]) if dataclasses.is_dataclass(base)],
+    )
+    members = {
+        name: value for name, value in vars(thing).items() if not name.startswith("_") and name not in fields
+    }
+    properties = {
+        name: getattr(value, "fget", None) or getattr(value, "func", None) for name, value in members.items()
+    }
+    text += "".join(
+        f"\n`.{name}`: {markdown(getter.__doc__, home)}" for name, getter in properties.items() if getter
+    )
+    return text + "".join(
+        f"\n### `.{name}`\n\n{code(name, *signature(method))}{markdown(method.__doc__, home)}"
+        for name, method in members.items()
+        if inspect.isfunction(method)
+    )
 
 
 def values(constant: Any) -> str:
@@ -220,7 +304,11 @@ def signature(function: Callable[..., Any]) -> tuple[list[str], str]:
     assert isinstance(source, ast.FunctionDef)
     given = source.args
     defaults = [None] * (len(given.args) - len(given.defaults)) + given.defaults
-    parameters = [ast.unparse(name) + (f" = {ast.unparse(default)}" if default else "") for name, default in zip(given.args, defaults, strict=True) if name.arg != "self"]
+    parameters = [
+        ast.unparse(name) + (f" = {ast.unparse(default)}" if default else "")
+        for name, default in zip(given.args, defaults, strict=True)
+        if name.arg != "self"
+    ]
     parameters += [f"**{ast.unparse(given.kwarg)}"] if given.kwarg else []
     return parameters, f" -> {ast.unparse(source.returns)}" if source.returns else ""
 
@@ -235,11 +323,23 @@ def code(where: str, parameters: list[str], result: str = "") -> str:
 
 def comment_of(package: str, name: str) -> str:
     """Return the docstring of a constant: the text that follows it where it is defined."""
-    for module in [module for key, module in sorted(sys.modules.items()) if key.startswith(f"concord.{package}")]:
+    for module in [
+        module for key, module in sorted(sys.modules.items()) if key.startswith(f"concord.{package}")
+    ]:
         body = ast.parse(inspect.getsource(module)).body
         for before, after in itertools.pairwise(body):
-            targets = before.targets if isinstance(before, ast.Assign) else [before.target] if isinstance(before, ast.AnnAssign) else []
-            if name in [ast.unparse(target) for target in targets] and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            targets = (
+                before.targets
+                if isinstance(before, ast.Assign)
+                else [before.target]
+                if isinstance(before, ast.AnnAssign)
+                else []
+            )
+            if (
+                name in [ast.unparse(target) for target in targets]
+                and isinstance(after, ast.Expr)
+                and isinstance(after.value, ast.Constant)
+            ):
                 return str(after.value.value)
     raise LookupError(f"{name} has no docstring")
 
@@ -264,13 +364,28 @@ def sections(doc: str | None) -> Iterator[tuple[str, list[str]]]:
 
 def described(thing: Any) -> dict[str, str]:
     """Return what a docstring says of each attribute."""
-    entries = (line.partition(": ") for title, lines in sections(thing.__doc__) if title == "Attributes" for line in lines)
-    return {name: plain(text, "spec").removesuffix(".") for names, _, text in entries for name in names.split(", ")}
+    entries = (
+        line.partition(": ")
+        for title, lines in sections(thing.__doc__)
+        if title == "Attributes"
+        for line in lines
+    )
+    return {
+        name: plain(text, "spec").removesuffix(".")
+        for names, _, text in entries
+        for name in names.split(", ")
+    }
 
 
 def markdown(doc: str | None, home: str, inherited: Iterable[str | None] = ()) -> str:
     """Return a docstring as Markdown, with the attributes that a class inherits."""
-    before = [line for base in inherited for title, lines in sections(base) if title == "Attributes" for line in lines]
+    before = [
+        line
+        for base in inherited
+        for title, lines in sections(base)
+        if title == "Attributes"
+        for line in lines
+    ]
     text = ""
     for title, lines in sections(doc):
         text += "\n" if text else ""
@@ -279,7 +394,10 @@ def markdown(doc: str | None, home: str, inherited: Iterable[str | None] = ()) -
         else:
             entries = [line.partition(": ") for line in (before + lines if title == "Attributes" else lines)]
             text += f"{'Arguments' if title == 'Args' else title}:\n\n"
-            text += "".join(f"- {', '.join(f'`{name}`' for name in names.split(', '))}: {plain(said, home)}\n" for names, _, said in entries)
+            text += "".join(
+                f"- {', '.join(f'`{name}`' for name in names.split(', '))}: {plain(said, home)}\n"
+                for names, _, said in entries
+            )
     return text
 
 
@@ -291,7 +409,11 @@ def plain(text: str, home: str) -> str:
         package = next((word for word in words if word in PACKAGES), home)
         found = next((named(package)[word] for word in reversed(words) if word in named(package)), None)
         anchor = re.sub(r"[^a-z_]", "", found.lower()) if found else ""
-        return f"[`{'.'.join(words[-2:]) if words[-1] not in named(package) else words[-1]}`]({package}.md#{anchor})" if found else f"`{role[1]}`"
+        return (
+            f"[`{'.'.join(words[-2:]) if words[-1] not in named(package) else words[-1]}`]({package}.md#{anchor})"
+            if found
+            else f"`{role[1]}`"
+        )
 
     return linked(re.sub(r"``([^`]+)``", r"`\1`", re.sub(r":\w+:`([^`]+)`", link, text)))
 
@@ -314,7 +436,12 @@ def derived(table_of: Table, part: str) -> dict[str, tuple[Any, str]]:
         RuntimeError: if the presence of a name is more than some options each having some values.
     """
     bases = [spec.variant(name, num_layers=1, num_heads=2, d_model=4) for name in spec.variants()]
-    kinds = {name for base in bases for name in OPTIONS if len({frozenset(table_of(config, part)) for config in varied(base, [name])}) > 1}
+    kinds = {
+        name
+        for base in bases
+        for name in OPTIONS
+        if len({frozenset(table_of(config, part)) for config in varied(base, [name])}) > 1
+    }
     configs = list(varied(spec.variant("bert", num_layers=1), sorted(kinds)))
     tables = [table_of(config, part) for config in configs]
     order: list[str] = []
@@ -325,10 +452,25 @@ def derived(table_of: Table, part: str) -> dict[str, tuple[Any, str]]:
     result = {}
     for name in order:
         having = [config for config, found in zip(configs, tables, strict=True) if name in found]
-        needed = {kind: values for kind in sorted(kinds) if (values := {getattr(config, kind) for config in having}) != {getattr(config, kind) for config in configs}}
-        if having != [config for config in configs if all(getattr(config, kind) in values for kind, values in needed.items())]:
+        needed = {
+            kind: values
+            for kind in sorted(kinds)
+            if (values := {getattr(config, kind) for config in having})
+            != {getattr(config, kind) for config in configs}
+        }
+        if having != [
+            config
+            for config in configs
+            if all(getattr(config, kind) in values for kind, values in needed.items())
+        ]:
             raise RuntimeError(f"{name}: its presence depends on more than one option at a time")
-        result[name] = next(found[name] for found in tables if name in found), ", ".join(" or ".join(condition(kind, value) for value in OPTIONS[kind] if value in values) for kind, values in needed.items())
+        result[name] = (
+            next(found[name] for found in tables if name in found),
+            ", ".join(
+                " or ".join(condition(kind, value) for value in OPTIONS[kind] if value in values)
+                for kind, values in needed.items()
+            ),
+        )
     return result
 
 

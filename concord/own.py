@@ -41,7 +41,10 @@ ALIASES = {"token_type_ids": "segment_ids", "attention_mask": "key_mask"}
 PARTS = ("model", "pooled", "encoder")
 """The parts of the model that a checkpoint can hold."""
 
-JUDGED = {"pooled": "the embedding of each text, from ids to the pooled vector", "encoder": "the encoder, from ids to the last layer's output"}
+JUDGED = {
+    "pooled": "the embedding of each text, from ids to the pooled vector",
+    "encoder": "the encoder, from ids to the last layer's output",
+}
 """What is judged of a checkpoint without a classifier."""
 
 MOST_SHOWN = 5
@@ -72,8 +75,16 @@ class Given:
 
     def __post_init__(self) -> None:
         problems = ["--texts and --inputs are both given; give either"] if self.texts and self.inputs else []
-        problems += [f"--batch is {self.batch} but must be at least 1"] if self.batch is not None and self.batch < 1 else []
-        problems += ["--max-tokens is given but --texts is not: it is about texts"] if self.max_tokens is not None and self.texts is None else []
+        problems += (
+            [f"--batch is {self.batch} but must be at least 1"]
+            if self.batch is not None and self.batch < 1
+            else []
+        )
+        problems += (
+            ["--max-tokens is given but --texts is not: it is about texts"]
+            if self.max_tokens is not None and self.texts is None
+            else []
+        )
         if problems:
             raise SpecError(problems)
 
@@ -105,7 +116,11 @@ class Own:
 
     def jobs(self, dtypes: Sequence[str], gradients: bool = True) -> list[Job]:
         """Return a job for each batch and precision."""
-        return [Job(self.name, case, dtype, self.part, self.config, self.weights, batch, gradients=gradients) for case, batch in self.batches.items() for dtype in dtypes]
+        return [
+            Job(self.name, case, dtype, self.part, self.config, self.weights, batch, gradients=gradients)
+            for case, batch in self.batches.items()
+            for dtype in dtypes
+        ]
 
 
 def load(given: Given, part: str = "model", gradients: bool = True) -> Own:
@@ -130,17 +145,23 @@ def load(given: Given, part: str = "model", gradients: bool = True) -> Own:
         batches = _of_inputs(given, found.config, part, remarks)
     else:
         batches = {f"{given.name}-drawn": _drawn(found.config, part)}
-        remarks.append("neither --texts nor --inputs is given: ids are drawn, with rows of every awkward kind")
+        remarks.append(
+            "neither --texts nor --inputs is given: ids are drawn, with rows of every awkward kind"
+        )
     made: set[str] = set()
     for name, batch in batches.items():
         batches[name] = completed(found.config, batch, part, drawn=gradients, made=made)
         validate_batch(found.config, batches[name], part)
     if gradients and made:
-        remarks.append(f"{' and '.join(sorted(made))} {'are' if len(made) > 1 or 'labels' in made else 'is'} drawn, since nobody gave any: gradients are those of the loss that follows")
+        remarks.append(
+            f"{' and '.join(sorted(made))} {'are' if len(made) > 1 or 'labels' in made else 'is'} drawn, since nobody gave any: gradients are those of the loss that follows"
+        )
     return Own(given.name, found.config, part, weights, batches, tuple(remarks), tokens)
 
 
-def jobs(given: Given, part: str, dtypes: Sequence[str], gradients: bool = True, show_tokens: bool = False) -> list[Job]:
+def jobs(
+    given: Given, part: str, dtypes: Sequence[str], gradients: bool = True, show_tokens: bool = False
+) -> list[Job]:
     """Return the jobs of a model of one's own, and say on standard error what it is.
 
     Args:
@@ -186,7 +207,9 @@ def _part(found: Checkpoint, asked: str, remarks: list[str]) -> str:
     part = found.part if asked == "model" else asked
     lacking = [name for name in parameters(found.config, part) if name not in found.tensors]
     if lacking:
-        raise SpecError(f"--part is {asked!r} but the checkpoint is the part {found.part!r}, without {', '.join(lacking[:5])}")
+        raise SpecError(
+            f"--part is {asked!r} but the checkpoint is the part {found.part!r}, without {', '.join(lacking[:5])}"
+        )
     if found.part != "model":
         remarks.append(f"it has no classifier: what is judged is {JUDGED[part]}")
     return part
@@ -194,7 +217,9 @@ def _part(found: Checkpoint, asked: str, remarks: list[str]) -> str:
 
 def _drawn(config: EncoderConfig, part: str) -> Batch:
     room = config.max_positions - config.position_start
-    return example_batch(config, batch=5, tokens=room if config.pooling == "flatten" else min(TOKENS, room), part=part)
+    return example_batch(
+        config, batch=5, tokens=room if config.pooling == "flatten" else min(TOKENS, room), part=part
+    )
 
 
 # Inputs
@@ -219,7 +244,12 @@ def _of_inputs(given: Given, config: EncoderConfig, part: str, remarks: list[str
     stem, size = legible(given.inputs.stem), given.batch or len(named["input_ids"])
     starts = range(0, len(named["input_ids"]), size)
     names = [stem] if len(starts) == 1 else [f"{stem}-{start + 1}" for start in starts]
-    return {f"{given.name}-{name}": from_arrays({key: array[start : start + size] for key, array in named.items()}) for name, start in zip(names, starts, strict=True)}
+    return {
+        f"{given.name}-{name}": from_arrays(
+            {key: array[start : start + size] for key, array in named.items()}
+        )
+        for name, start in zip(names, starts, strict=True)
+    }
 
 
 def _named(found: Mapping[str, NDArray[Any]], config: EncoderConfig) -> dict[str, NDArray[Any]]:
@@ -244,7 +274,9 @@ def _named(found: Mapping[str, NDArray[Any]], config: EncoderConfig) -> dict[str
     apart = np.argwhere(mask.astype(bool) != (ids != config.pad_id))
     if len(apart):
         at = tuple(int(i) for i in apart[0])
-        raise SpecError(f"the mask is {mask[at].item()} at {at}, where 'input_ids' is {ids[at]}, but must hide {config.pad_id} ('pad_id') and nothing else [clause=MSK-1]")
+        raise SpecError(
+            f"the mask is {mask[at].item()} at {at}, where 'input_ids' is {ids[at]}, but must hide {config.pad_id} ('pad_id') and nothing else [clause=MSK-1]"
+        )
     return named
 
 
@@ -262,7 +294,9 @@ class _Texts:
         self.config = found.config
         encoder = encoder_of(folder_of(given.checkpoint), found.files, found.config, given.max_tokens)
         if encoder is None:
-            raise SpecError(f"{given.checkpoint}: has no tokenizer.json and no vocab.txt: put one beside the weights, or give ids as --inputs FILE.safetensors")
+            raise SpecError(
+                f"{given.checkpoint}: has no tokenizer.json and no vocab.txt: put one beside the weights, or give ids as --inputs FILE.safetensors"
+            )
         self.encoder: Encodes = encoder
 
     def batches(self) -> tuple[dict[str, Batch], tuple[str, ...]]:
@@ -273,7 +307,11 @@ class _Texts:
         """
         samples = read_texts(self.path)
         encoded = [self.encode(sample, samples) for sample in samples.samples]
-        problems = [problem for sample, one in zip(samples.samples, encoded, strict=True) for problem in self.wrong(samples.where(sample.number), one)]
+        problems = [
+            problem
+            for sample, one in zip(samples.samples, encoded, strict=True)
+            for problem in self.wrong(samples.where(sample.number), one)
+        ]
         if problems:
             raise BatchError(problems[:20])
         self.tell_truncated(samples, encoded)
@@ -282,16 +320,22 @@ class _Texts:
         found = {}
         for start in range(0, len(encoded), size):
             some = slice(start, start + size)
-            found[f"{self.given.name}-{legible(self.path.stem)}-{start + 1}"] = self.batch(encoded[some], None if labels is None else labels[some])
+            found[f"{self.given.name}-{legible(self.path.stem)}-{start + 1}"] = self.batch(
+                encoded[some], None if labels is None else labels[some]
+            )
         lines = zip(samples.samples, encoded, strict=True)
-        return found, tuple(f"{samples.where(sample.number)}: {' '.join(one.tokens)}" for sample, one in lines)
+        return found, tuple(
+            f"{samples.where(sample.number)}: {' '.join(one.tokens)}" for sample, one in lines
+        )
 
     def encode(self, sample: Sample, samples: Samples) -> Encoded:
         """Encode a text, or a pair."""
         try:
             return self.encoder.encode(sample.text_a, sample.text_b)
         except SpecError as error:
-            raise SpecError([f"{samples.where(sample.number)}: {problem}" for problem in error.problems]) from None
+            raise SpecError(
+                [f"{samples.where(sample.number)}: {problem}" for problem in error.problems]
+            ) from None
 
     def wrong(self, where: str, one: Encoded) -> Iterator[str]:
         """Yield what a model cannot do with the ids of a text, each once."""
@@ -308,8 +352,15 @@ class _Texts:
 
     def tell_truncated(self, samples: Samples, encoded: Sequence[Encoded]) -> None:
         """Say what was cut off."""
-        cut = [(samples.where(sample.number), sum(one.truncated), len(one.ids)) for sample, one in zip(samples.samples, encoded, strict=True) if any(one.truncated)]
-        self.remarks += [f"{where}: {lost} tokens were cut off: {kept} are as many as it may have" for where, lost, kept in cut[:MOST_SHOWN]]
+        cut = [
+            (samples.where(sample.number), sum(one.truncated), len(one.ids))
+            for sample, one in zip(samples.samples, encoded, strict=True)
+            if any(one.truncated)
+        ]
+        self.remarks += [
+            f"{where}: {lost} tokens were cut off: {kept} are as many as it may have"
+            for where, lost, kept in cut[:MOST_SHOWN]
+        ]
         if len(cut) > MOST_SHOWN:
             self.remarks.append(f"and {len(cut) - MOST_SHOWN} more texts were cut off")
 
@@ -325,14 +376,23 @@ class _Texts:
         known = self.found.labels or tuple(map(str, range(count)))
         unknown = sorted({str(sample.label) for sample in samples} - {*known})
         if unknown:
-            raise SpecError(f"{self.path}: has the labels {', '.join(map(repr, unknown[:5]))} but the model's are {', '.join(map(repr, known[:20]))}")
+            raise SpecError(
+                f"{self.path}: has the labels {', '.join(map(repr, unknown[:5]))} but the model's are {', '.join(map(repr, known[:20]))}"
+            )
         return np.array([known.index(str(sample.label)) for sample in samples], np.int64)
 
     def batch(self, encoded: Sequence[Encoded], labels: NDArray[np.int64] | None) -> Batch:
         """Return texts side by side, filled up with padding."""
         config = self.config
-        tokens = config.max_positions if config.pooling == "flatten" and self.part in POOLED else max(len(one.ids) for one in encoded)
-        ids, segments = np.full((len(encoded), tokens), config.pad_id, np.int64), np.zeros((len(encoded), tokens), np.int64)
+        tokens = (
+            config.max_positions
+            if config.pooling == "flatten" and self.part in POOLED
+            else max(len(one.ids) for one in encoded)
+        )
+        ids, segments = (
+            np.full((len(encoded), tokens), config.pad_id, np.int64),
+            np.zeros((len(encoded), tokens), np.int64),
+        )
         for row, one in enumerate(encoded):
             ids[row, : len(one.ids)], segments[row, : len(one.ids)] = one.ids, one.segment_ids
         return Batch(input_ids=ids, segment_ids=segments if config.num_segments else None, labels=labels)
@@ -355,7 +415,13 @@ def read_texts(path: Path) -> Samples:
         header = "text_a" in {USUAL.get(value, value) for value in first.split("\t")}
         columns = FIELDS[:2] if first.count("\t") == 1 and not header else None
     samples = read(path, layout=layout, columns=columns)
-    mixed = [samples.where(sample.number) for sample in samples.samples if layout == "plain" and "\t" in sample.text_a]
+    mixed = [
+        samples.where(sample.number)
+        for sample in samples.samples
+        if layout == "plain" and "\t" in sample.text_a
+    ]
     if mixed:
-        raise SpecError(f"{mixed[0]}: has a tab, but the first line has none: either each line is a pair or none is")
+        raise SpecError(
+            f"{mixed[0]}: has a tab, but the first line has none: either each line is a pair or none is"
+        )
     return samples

@@ -29,19 +29,45 @@ if TYPE_CHECKING:
     from concord.training.metrics import Metrics, Predict
     from concord.training.prediction import Bad, InOrder, Model, Prediction
 
-Checkpoint = Annotated[Path, typer.Argument(metavar="CHECKPOINT", parser=writing.path, help="A checkpoint of any format, with a tokenizer, or a run, of which the best.")]
-Backend = Annotated[str | None, typer.Option("--backend", metavar="B", autocompletion=options.among(backends.names), help="torch, tf, paddle, jax, an installed plugin, or package.module:Class.")]
+Checkpoint = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CHECKPOINT",
+        parser=writing.path,
+        help="A checkpoint of any format, with a tokenizer, or a run, of which the best.",
+    ),
+]
+Backend = Annotated[
+    str | None,
+    typer.Option(
+        "--backend",
+        metavar="B",
+        autocompletion=options.among(backends.names),
+        help="torch, tf, paddle, jax, an installed plugin, or package.module:Class.",
+    ),
+]
 Size = Annotated[int, typer.Option("--batch", metavar="N", help="Samples in a batch.")]
 
 
 def evaluate(
     checkpoint: Checkpoint,
-    data: Annotated[list[Path], typer.Option("--data", metavar="FILE", parser=writing.path, help="Labelled texts; may be repeated.")],
+    data: Annotated[
+        list[Path],
+        typer.Option("--data", metavar="FILE", parser=writing.path, help="Labelled texts; may be repeated."),
+    ],
     backend: Backend = None,
     layout: Layout = None,
     columns: Columns = None,
     on_error: OnError = "fail",
-    cache: Annotated[Path | None, typer.Option("--cache", metavar="DIR", parser=writing.output, help="Where encoded texts are kept. Default: the user's cache folder.")] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            "--cache",
+            metavar="DIR",
+            parser=writing.output,
+            help="Where encoded texts are kept. Default: the user's cache folder.",
+        ),
+    ] = None,
     batch: Size = 32,
     json: options.Json = None,
     dtype: options.Dtype = "float32",
@@ -63,11 +89,30 @@ def evaluate(
     console = Terminal()
     writing.check(json)
     at, model, samples = options.collect(
-        lambda: place(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision, dtype, batch),
+        lambda: place(
+            backend,
+            device,
+            implementation,
+            execution,
+            python,
+            ssh,
+            time_limit,
+            memory_limit,
+            threads,
+            precision,
+            dtype,
+            batch,
+        ),
         lambda: _model_of(checkpoint),
         lambda: read(*data, layout=layout, columns=columns_of(columns), on_error=on_error),
     )
-    corpus = encode(samples, model.encoder, model.labels, cache_folder(cache), lambda text: Terminal(stderr=True).print(text, soft_wrap=True))
+    corpus = encode(
+        samples,
+        model.encoder,
+        model.labels,
+        cache_folder(cache),
+        lambda text: Terminal(stderr=True).print(text, soft_wrap=True),
+    )
     _remark(model, batch)
     with _computing(model, *at) as (compute, reached, name), reached(name, len(corpus)) as progress:
         metrics, loss = prediction.evaluate(model, compute, corpus, batch, progress)
@@ -82,8 +127,25 @@ def predict(
     checkpoint: Checkpoint,
     text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="A text.")] = None,
     text_b: Annotated[str | None, typer.Argument(metavar="[TEXT_B]", help="The second of a pair.")] = None,
-    texts: Annotated[Path | None, typer.Option("--texts", metavar="FILE", parser=writing.path, help="Instead: a file of texts or pairs, a text on each line or as --layout says; '-' reads standard input.")] = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", parser=writing.output, help="Where to write, as JSON Lines. Default: standard output.")] = None,
+    texts: Annotated[
+        Path | None,
+        typer.Option(
+            "--texts",
+            metavar="FILE",
+            parser=writing.path,
+            help="Instead: a file of texts or pairs, a text on each line or as --layout says; '-' reads standard input.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FILE",
+            parser=writing.output,
+            help="Where to write, as JSON Lines. Default: standard output.",
+        ),
+    ] = None,
     backend: Backend = None,
     layout: Layout = None,
     columns: Columns = None,
@@ -108,26 +170,49 @@ def predict(
         raise SpecError("give either TEXT or --texts FILE")
     writing.check(out)
     at, model, complaints = options.collect(
-        lambda: place(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision, dtype, batch),
+        lambda: place(
+            backend,
+            device,
+            implementation,
+            execution,
+            python,
+            ssh,
+            time_limit,
+            memory_limit,
+            threads,
+            precision,
+            dtype,
+            batch,
+        ),
         lambda: _model_of(checkpoint),
         lambda: prediction.InOrder(on_error),
     )
     samples = _single(model, text, text_b) if texts is None else _read(texts, layout, columns, complaints)
     _remark(model, batch)
     to_file = written(out) if out is not None else nullcontext(lambda line: print(line.decode(), end=""))
-    with to_file as write, _computing(model, *at) as (compute, reached, name), reached(name, None) as progress:
-        for number, found in enumerate(prediction.predict(model, compute, samples, batch, complaints), start=1):
+    with (
+        to_file as write,
+        _computing(model, *at) as (compute, reached, name),
+        reached(name, None) as progress,
+    ):
+        for number, found in enumerate(
+            prediction.predict(model, compute, samples, batch, complaints), start=1
+        ):
             write((json_text.dumps(_line(found, model), ensure_ascii=False, allow_nan=False) + "\n").encode())
             progress(number)
     if complaints.count:
-        Terminal(stderr=True).print(f"{complaints.count} bad lines; each says so in its place", soft_wrap=True)
+        Terminal(stderr=True).print(
+            f"{complaints.count} bad lines; each says so in its place", soft_wrap=True
+        )
 
 
 def _single(model: Model, text: str | None, text_b: str | None) -> list[Sample]:
     from concord.training.data.samples import sample_of
 
     sample = sample_of(0, 1, {"text_a": text, "text_b": text_b})
-    model.encoder.encode(sample.text_a, sample.text_b)  # what is no text is refused before a worker is started
+    model.encoder.encode(
+        sample.text_a, sample.text_b
+    )  # what is no text is refused before a worker is started
     return [sample]
 
 
@@ -138,7 +223,14 @@ def _read(path: Path, layout: str | None, columns: str | None, complaints: InOrd
 
     if str(path) == "-":
         kind = known_layout(layout or "plain")
-        return from_lines(numbered(sys.stdin.buffer, "standard input", complaints), "standard input", 0, kind, columns_of(columns), complaints)
+        return from_lines(
+            numbered(sys.stdin.buffer, "standard input", complaints),
+            "standard input",
+            0,
+            kind,
+            columns_of(columns),
+            complaints,
+        )
     kind = layout_of(path, layout)
     if not path.is_dir():
         with opened(path):  # what cannot be read is refused before a worker is started
@@ -154,8 +246,18 @@ def _line(found: Prediction | Bad, model: Model) -> dict[str, Any]:
         return {"problem": found.problem}
     sample = found.sample
     pair = {} if sample.text_b is None else {"text_b": sample.text_b}
-    sure = {name: value if value == value else None for name, value in zip(model.labels.names, found.probabilities, strict=True)}
-    return {"line": sample.number, "text_a": sample.text_a, **pair, "label": found.label, "probabilities": sure, "truncated": found.truncated}
+    sure = {
+        name: value if value == value else None
+        for name, value in zip(model.labels.names, found.probabilities, strict=True)
+    }
+    return {
+        "line": sample.number,
+        "text_a": sample.text_a,
+        **pair,
+        "label": found.label,
+        "probabilities": sure,
+        "truncated": found.truncated,
+    }
 
 
 def place(
@@ -169,12 +271,25 @@ def place(
     if problems or backend is None:
         raise SpecError(problems)
     options.names([backend], python, ssh)
-    found = options.settings([backend], device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision)
+    found = options.settings(
+        [backend],
+        device,
+        implementation,
+        execution,
+        python,
+        ssh,
+        time_limit,
+        memory_limit,
+        threads,
+        precision,
+    )
     return backend, found, Settings(dtype, implementation, execution, device, precision)
 
 
 @contextmanager
-def _computing(model: Model, backend: str, where: Places, settings: Settings) -> Iterator[tuple[Predict, Any, str]]:
+def _computing(
+    model: Model, backend: str, where: Places, settings: Settings
+) -> Iterator[tuple[Predict, Any, str]]:
     """Have a backend compute; that it cannot, or is not there, ends the command with exit code 3."""
     from concord.training.prediction import predictor
 
@@ -208,7 +323,9 @@ def _model_of(folder: Path) -> Model:
 
     if runs.steps(folder):
         return prediction.model_of(folder)
-    if folder.is_dir() and ((folder / TEXT_FILE).exists() or not any((folder / name).exists() for name in VOCABULARIES)):
+    if folder.is_dir() and (
+        (folder / TEXT_FILE).exists() or not any((folder / name).exists() for name in VOCABULARIES)
+    ):
         return prediction.model_of(folder)
     return _ported(folder)
 
@@ -222,17 +339,25 @@ def _ported(path: Path) -> Model:
 
     found, encoder = published(path)
     if found.part != "model":
-        raise SpecError(f"{path}: has no classifier: 'concord run --texts' says what the part {found.part!r} computes")
+        raise SpecError(
+            f"{path}: has no classifier: 'concord run --texts' says what the part {found.part!r} computes"
+        )
     labels = Labels(found.labels or tuple(str(number) for number in range(max(found.config.num_classes, 2))))
     return prediction.Model(folder_of(path), found.config, dict(found.weights()), labels, encoder, step=0)
 
 
 def _remark(model: Model, size: int) -> None:
     if size > 1 and model.config.mask_assignment == "batch_major":
-        Terminal(stderr=True).print("this model gives samples each other's masks (SPEC MSK-7): what it says of a text depends on those beside it", style="yellow", soft_wrap=True)
+        Terminal(stderr=True).print(
+            "this model gives samples each other's masks (SPEC MSK-7): what it says of a text depends on those beside it",
+            style="yellow",
+            soft_wrap=True,
+        )
 
 
-def _evaluation(model: Model, metrics: Metrics, loss: float | None, backend: str, dtype: str, bad: int, samples: int) -> dict[str, Any]:
+def _evaluation(
+    model: Model, metrics: Metrics, loss: float | None, backend: str, dtype: str, bad: int, samples: int
+) -> dict[str, Any]:
     """Return what is written as JSON."""
     names = model.labels.names
     return {
@@ -246,11 +371,19 @@ def _evaluation(model: Model, metrics: Metrics, loss: float | None, backend: str
 
 def _show(found: dict[str, Any], console: Terminal) -> None:
     names, undecided = found["labels"], any(found["undecided"])
-    table = Table(title=f"{found['checkpoint']} on {found['backend']}, {found['counted']} samples", title_justify="left")
+    table = Table(
+        title=f"{found['checkpoint']} on {found['backend']}, {found['counted']} samples", title_justify="left"
+    )
     for number, column in enumerate(("class", "precision", "recall", "F1", "samples")):
         table.add_column(column, justify="right" if number else "left", overflow="fold")
     for name, one in found["classes"].items():
-        table.add_row(name, f"{one['precision']:.4f}", f"{one['recall']:.4f}", "absent" if one["f1"] is None else f"{one['f1']:.4f}", str(one["support"]))
+        table.add_row(
+            name,
+            f"{one['precision']:.4f}",
+            f"{one['recall']:.4f}",
+            "absent" if one["f1"] is None else f"{one['f1']:.4f}",
+            str(one["support"]),
+        )
     console.print(table)
     taken = Table(title="of the class of the row, taken for that of the column", title_justify="left")
     taken.add_column("")
@@ -260,4 +393,9 @@ def _show(found: dict[str, Any], console: Terminal) -> None:
         taken.add_row(name, *map(str, row), *([str(none)] if undecided else []))
     console.print(taken)
     figures = {"accuracy": found["accuracy"], "macro F1": found["macro_f1"], "loss": found["loss"]}
-    console.print(", ".join(f"{name} {'none' if value is None else format(value, '.4f')}" for name, value in figures.items()), highlight=False)
+    console.print(
+        ", ".join(
+            f"{name} {'none' if value is None else format(value, '.4f')}" for name, value in figures.items()
+        ),
+        highlight=False,
+    )

@@ -57,10 +57,14 @@ def reads(path: Path) -> tuple[porting.Checkpoint, Encodes]:
     return _with(path, encoder_of)
 
 
-def _with(path: Path, make: Callable[[Path, Mapping[str, bytes], EncoderConfig], Encoder | None]) -> tuple[porting.Checkpoint, Encoder]:
+def _with(
+    path: Path, make: Callable[[Path, Mapping[str, bytes], EncoderConfig], Encoder | None]
+) -> tuple[porting.Checkpoint, Encoder]:
     found = porting.read(path)
     if found.part not in READERS:
-        raise SpecError(f"{path}: holds the part {found.part!r} but must hold one of {', '.join(READERS)}: nothing else takes texts")
+        raise SpecError(
+            f"{path}: holds the part {found.part!r} but must hold one of {', '.join(READERS)}: nothing else takes texts"
+        )
     with located(str(path)):
         encoder = make(folder_of(path), found.files, found.config)
     if encoder is None:
@@ -88,8 +92,15 @@ def refuse(context: typer.Context, checkpoint: Path | None, data: Path | None) -
     """
     if checkpoint is None:
         return
-    problems = ["--checkpoint is given but --data is not: what is the model to be trained on?"] if data is None else []
-    problems += [f"{option} is given but --checkpoint is too: {why}" for option, why in options.typed(context, OWN_OPTIONS)]
+    problems = (
+        ["--checkpoint is given but --data is not: what is the model to be trained on?"]
+        if data is None
+        else []
+    )
+    problems += [
+        f"{option} is given but --checkpoint is too: {why}"
+        for option, why in options.typed(context, OWN_OPTIONS)
+    ]
     if problems:
         raise SpecError(problems)
 
@@ -104,4 +115,9 @@ def tell(path: Path | None, begun: Pretrained | None, start: Checkpoint) -> None
     said = f"drawn anew: {', '.join(drawn)}" if drawn else "nothing drawn anew"
     left = [name for name in begun.weights if name not in kept]
     said += f"; left out: {', '.join(left)}" if left else ""
-    Terminal(stderr=True).print(f"{path}: part {begun.part}, {len(kept)} of {len(start.weights)} parameters taken; {said}; {len(start.labels.names)} classes: {', '.join(start.labels.names[:20])}", highlight=False, markup=False, soft_wrap=True)
+    Terminal(stderr=True).print(
+        f"{path}: part {begun.part}, {len(kept)} of {len(start.weights)} parameters taken; {said}; {len(start.labels.names)} classes: {', '.join(start.labels.names[:20])}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )

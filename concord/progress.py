@@ -40,7 +40,13 @@ def bars(names: Sequence[str], total: int | None, unit: str = "", quiet: float =
     if not console.is_terminal:
         yield _lines(console, total, unit, quiet)
         return
-    columns = (_text("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), _text("{task.fields[now]}"))
+    columns = (
+        _text("{task.description:>8}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        _text("{task.fields[now]}"),
+    )
     with Progress(*columns, console=console, transient=True) as shown:
         tasks = {name: shown.add_task(name, total=total, now=unit) for name in names}
         yield lambda name, done, now: shown.update(tasks[name], completed=done, now=now or unit)
@@ -90,6 +96,8 @@ def _lines(console: Console, total: int | None, unit: str, quiet: float) -> Reac
         if part > last_part or (minute > last_minute and (done > last_done or isinstance(now, Underway))):
             said[name] = part, minute, done
             words = (f"{done} of {total}" if total else str(done), unit, f"({now})" if now else "")
-            console.print(f"{seconds:4.0f} s  {name}: {' '.join(filter(None, words))}", highlight=False, soft_wrap=True)
+            console.print(
+                f"{seconds:4.0f} s  {name}: {' '.join(filter(None, words))}", highlight=False, soft_wrap=True
+            )
 
     return reached

@@ -19,9 +19,33 @@ if TYPE_CHECKING:
 
 
 def reduce(
-    case: Annotated[Path, typer.Argument(metavar="CASE", parser=writing.path, help="A folder that 'concord export-case' wrote: one case.json, with its tensors.")],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", parser=writing.output, help="An empty folder for the smallest case, written as 'concord export-case' does.")],
-    backend: Annotated[str, typer.Option("--backend", metavar="B", autocompletion=options.among(backends.names), help="The one that fails: torch, tf, paddle, jax, an installed plugin, or package.module:Class.")],
+    case: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CASE",
+            parser=writing.path,
+            help="A folder that 'concord export-case' wrote: one case.json, with its tensors.",
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="DIR",
+            parser=writing.output,
+            help="An empty folder for the smallest case, written as 'concord export-case' does.",
+        ),
+    ],
+    backend: Annotated[
+        str,
+        typer.Option(
+            "--backend",
+            metavar="B",
+            autocompletion=options.among(backends.names),
+            help="The one that fails: torch, tf, paddle, jax, an installed plugin, or package.module:Class.",
+        ),
+    ],
     implementation: options.Implementation = "explicit",
     execution: options.Execution = "eager",
     device: options.Device = "cpu",
@@ -37,10 +61,23 @@ def reduce(
 
     writing.check_folder(out)
     options.names([backend], python, ssh)
-    settings = options.settings([backend], device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision)
+    settings = options.settings(
+        [backend],
+        device,
+        implementation,
+        execution,
+        python,
+        ssh,
+        time_limit,
+        memory_limit,
+        threads,
+        precision,
+    )
     job = _job(case)
     with bars([backend], None, "cases") as reached:
-        found = reducing.reduce(job, backend, settings, lambda tried, sizes: reached(backend, tried, _said(sizes)))
+        found = reducing.reduce(
+            job, backend, settings, lambda tried, sizes: reached(backend, tried, _said(sizes))
+        )
     console = Terminal()
     if found.failed:
         _show(found, console)
@@ -59,10 +96,23 @@ def _job(folder: Path) -> campaign.Job:
     """
     if folder.is_dir() and not (folder / "case.json").exists():
         inside = sorted(path.parent.name for path in folder.glob("*/case.json"))
-        hint = f"; it holds cases: name one, for example {folder / inside[0]}" if inside else "; 'concord export-case' writes cases"
+        hint = (
+            f"; it holds cases: name one, for example {folder / inside[0]}"
+            if inside
+            else "; 'concord export-case' writes cases"
+        )
         raise SpecError(f"{folder}: holds no case.json{hint}")
     request, manifest = dump.read_exported(folder)
-    return campaign.Job(manifest.group, manifest.case, request.dtype, request.part, request.config, request.weights, request.batch, gradients=request.gradients)
+    return campaign.Job(
+        manifest.group,
+        manifest.case,
+        request.dtype,
+        request.part,
+        request.config,
+        request.weights,
+        request.batch,
+        gradients=request.gradients,
+    )
 
 
 def _said(sizes: Mapping[str, int]) -> str:
@@ -71,5 +121,9 @@ def _said(sizes: Mapping[str, int]) -> str:
 
 def _show(found: Reduced, console: Terminal) -> None:
     """Print how large the case was, and is."""
-    rows: list[list[Any]] = [[size, str(before), str(found.after[size])] for size, before in found.before.items()]
-    figures(console, ("size", "before", "after"), rows, (), ("size",), f"{found.tried} smaller cases were run")
+    rows: list[list[Any]] = [
+        [size, str(before), str(found.after[size])] for size, before in found.before.items()
+    ]
+    figures(
+        console, ("size", "before", "after"), rows, (), ("size",), f"{found.tried} smaller cases were run"
+    )

@@ -35,17 +35,45 @@ FORMAT = "concord.run/1"
 
 
 def run(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", parser=writing.path, help="A checkpoint of any format that 'concord' reads.")],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", parser=writing.output, help="Where to write the arrays, as safetensors.")],
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CHECKPOINT", parser=writing.path, help="A checkpoint of any format that 'concord' reads."
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FILE",
+            parser=writing.output,
+            help="Where to write the arrays, as safetensors.",
+        ),
+    ],
     backend: predicting.Backend = None,
     texts: options.Texts = None,
     inputs: options.Inputs = None,
-    taps: Annotated[bool, typer.Option("--taps", help="Write every intermediate tensor too, as taps/NAME.")] = False,
-    gradients: Annotated[bool, typer.Option("--gradients", help="Write the gradient of the loss for every parameter too, as gradients/NAME.")] = False,
+    taps: Annotated[
+        bool, typer.Option("--taps", help="Write every intermediate tensor too, as taps/NAME.")
+    ] = False,
+    gradients: Annotated[
+        bool,
+        typer.Option(
+            "--gradients", help="Write the gradient of the loss for every parameter too, as gradients/NAME."
+        ),
+    ] = False,
     form: options.Format = "auto",
     table: options.NameTable = None,
     part: options.Part = "model",
-    batch: Annotated[int | None, typer.Option("--batch", metavar="N", help="Samples that are computed at once. Default: 32; with --taps or --gradients all.")] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            "--batch",
+            metavar="N",
+            help="Samples that are computed at once. Default: 32; with --taps or --gradients all.",
+        ),
+    ] = None,
     max_tokens: options.MaxTokens = None,
     show_tokens: options.ShowTokens = False,
     dtype: options.Dtype = "float32",
@@ -62,24 +90,64 @@ def run(
     """Run a model of your own on one backend, and write what it computes."""
     writing.check(out)
     problems = [] if texts or inputs else ["neither --texts nor --inputs is given: what is it to be run on?"]
-    problems += ["--batch is given beside --taps or --gradients, which are those of all samples at once"] if batch and (taps or gradients) else []
+    problems += (
+        ["--batch is given beside --taps or --gradients, which are those of all samples at once"]
+        if batch and (taps or gradients)
+        else []
+    )
     if problems:
         raise SpecError(problems)
     (name, where, settings), given = options.collect(
-        lambda: predicting.place(backend, device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision, dtype, ROWS if batch is None else batch),
+        lambda: predicting.place(
+            backend,
+            device,
+            implementation,
+            execution,
+            python,
+            ssh,
+            time_limit,
+            memory_limit,
+            threads,
+            precision,
+            dtype,
+            ROWS if batch is None else batch,
+        ),
         lambda: options.given(checkpoint, form, table, texts, inputs, None, max_tokens, {}),
     )
     found = load(dataclasses.replace(given, batch=ALL), part, gradients)
     tell(found, show_tokens)
     (whole,) = found.batches.values()
-    arrays, info = computed(found, whole, name, where, settings, taps, gradients, len(whole.required("input_ids")) if taps or gradients else batch or ROWS)
-    header = {"format": FORMAT, "checkpoint": str(checkpoint), "part": found.part, "dtype": dtype, "backend": name, "info": json.dumps(info, sort_keys=True)}
+    arrays, info = computed(
+        found,
+        whole,
+        name,
+        where,
+        settings,
+        taps,
+        gradients,
+        len(whole.required("input_ids")) if taps or gradients else batch or ROWS,
+    )
+    header = {
+        "format": FORMAT,
+        "checkpoint": str(checkpoint),
+        "part": found.part,
+        "dtype": dtype,
+        "backend": name,
+        "info": json.dumps(info, sort_keys=True),
+    }
     write_bytes(out, save({name: np.asarray(array, order="C") for name, array in arrays.items()}, header))
     Terminal().print(f"written: {out}: {', '.join(shown(arrays))}", highlight=False, soft_wrap=True)
 
 
 def computed(
-    found: Own, whole: Batch, backend: str, where: Places, settings: Settings, taps: bool, gradients: bool, rows: int
+    found: Own,
+    whole: Batch,
+    backend: str,
+    where: Places,
+    settings: Settings,
+    taps: bool,
+    gradients: bool,
+    rows: int,
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """Return what a backend computes of a batch, by name, and what it says of itself; that it cannot ends the command with exit code 3.
 
@@ -87,22 +155,63 @@ def computed(
         rows: samples that are computed at once.
     """
     try:
-        with where.open(backend) as worker, bars([backend], len(whole.required("input_ids")), "samples") as reached:
-            runs = list(_runs(worker, found, whole, settings, taps, gradients, rows, lambda done: reached(backend, done, "")))
+        with (
+            where.open(backend) as worker,
+            bars([backend], len(whole.required("input_ids")), "samples") as reached,
+        ):
+            runs = list(
+                _runs(
+                    worker,
+                    found,
+                    whole,
+                    settings,
+                    taps,
+                    gradients,
+                    rows,
+                    lambda done: reached(backend, done, ""),
+                )
+            )
     except (WorkerFailure, Unsupported) as error:
         complain(f"{backend}: {error}")
         raise typer.Exit(3) from None
-    arrays = {f"inputs/{name}": array for name, array in whole.arrays().items() if gradients or name not in ("labels", "cotangent")}
+    arrays = {
+        f"inputs/{name}": array
+        for name, array in whole.arrays().items()
+        if gradients or name not in ("labels", "cotangent")
+    }
     if len(runs) > 1:
         return {**arrays, "output": np.concatenate([run.output for run in runs])}, runs[0].info
     named = run_arrays(runs[0])
-    return {**arrays, **{name: array for name, array in named.items() if gradients or name not in ("loss", "taps/loss", "taps/losses")}}, runs[0].info
+    return {
+        **arrays,
+        **{
+            name: array
+            for name, array in named.items()
+            if gradients or name not in ("loss", "taps/loss", "taps/losses")
+        },
+    }, runs[0].info
 
 
-def _runs(worker: Worker, found: Own, whole: Batch, settings: Settings, taps: bool, gradients: bool, rows: int, done: Any) -> Iterator[Run]:
+def _runs(
+    worker: Worker,
+    found: Own,
+    whole: Batch,
+    settings: Settings,
+    taps: bool,
+    gradients: bool,
+    rows: int,
+    done: Any,
+) -> Iterator[Run]:
     for start in range(0, len(whole.required("input_ids")), rows):
         some = Batch(**{name: array[start : start + rows] for name, array in whole.arrays().items()})
-        ways = (settings.dtype, settings.implementation, settings.execution, taps, gradients, settings.precision)
+        ways = (
+            settings.dtype,
+            settings.implementation,
+            settings.execution,
+            taps,
+            gradients,
+            settings.precision,
+        )
         yield worker.run(found.config, found.weights, some, found.part, *ways)
         done(min(start + rows, len(whole.required("input_ids"))))
 

@@ -72,7 +72,12 @@ QUICK_TURNS = 2
 
 
 def models(
-    presets: Sequence[str] | None, variants: Sequence[str] | None, configs: Sequence[Path] | None, batch: int | None, tokens: int | None, device: str = "cpu"
+    presets: Sequence[str] | None,
+    variants: Sequence[str] | None,
+    configs: Sequence[Path] | None,
+    batch: int | None,
+    tokens: int | None,
+    device: str = "cpu",
 ) -> list[Preset]:
     """Return the models that the options describe, each with its batch; without any, the usual presets.
 
@@ -81,10 +86,16 @@ def models(
     """
     usual = () if variants or configs else PRESETS if device == "cpu" else LARGE_PRESETS
     wanted: list[tuple[Callable[[Any], Preset], Any]] = [(named, name) for name in presets or usual]
-    wanted += [(own_variant, name) for name in variants or ()] + [(own_config, path) for path in configs or ()]
+    wanted += [(own_variant, name) for name in variants or ()] + [
+        (own_config, path) for path in configs or ()
+    ]
     found = []
     sizes = (("batch", batch), ("tokens", tokens))
-    problems = [f"--{axis} is {size} but must be at least 1 and at most {MOST}" for axis, size in sizes if size is not None and not 1 <= size <= MOST]
+    problems = [
+        f"--{axis} is {size} but must be at least 1 and at most {MOST}"
+        for axis, size in sizes
+        if size is not None and not 1 <= size <= MOST
+    ]
     asked = (None, None) if problems else (batch, tokens)
     for make, given in wanted:
         with collecting(problems):
@@ -115,7 +126,12 @@ def own_model(given: Given, batch: int | None, tokens: int | None) -> list[Prese
 
 
 def workloads(
-    models: Sequence[Preset], kinds: Sequence[str] | None, paddings: Sequence[str] | None, dtypes: Sequence[str] | None, swept: str | None, device: str = "cpu"
+    models: Sequence[Preset],
+    kinds: Sequence[str] | None,
+    paddings: Sequence[str] | None,
+    dtypes: Sequence[str] | None,
+    swept: str | None,
+    device: str = "cpu",
 ) -> tuple[Workload, ...]:
     """Return what the options describe.
 
@@ -127,7 +143,9 @@ def workloads(
     found: list[Workload] = []
     on_cpu = device == "cpu"
     dtypes = dtypes or (("float32",) if on_cpu else ("float32", "bfloat16"))
-    for model, kind, padding, dtype in itertools.product(models, kinds or (("inference",) if on_cpu else WORKLOAD_KINDS), paddings or ("full",), dtypes):
+    for model, kind, padding, dtype in itertools.product(
+        models, kinds or (("inference",) if on_cpu else WORKLOAD_KINDS), paddings or ("full",), dtypes
+    ):
         with collecting(problems):
             work = workload(model, kind, padding, dtype)
             found += sweep(swept, work) if swept else [work]
@@ -136,7 +154,14 @@ def workloads(
     return tuple(found)
 
 
-def modes(implementations: Sequence[str] | None, executions: Sequence[str] | None, profiles: Sequence[str] | None, ragged: bool, quick: bool, device: str = "cpu") -> tuple[Mode, ...]:
+def modes(
+    implementations: Sequence[str] | None,
+    executions: Sequence[str] | None,
+    profiles: Sequence[str] | None,
+    ragged: bool,
+    quick: bool,
+    device: str = "cpu",
+) -> tuple[Mode, ...]:
     """Return the modes that the options describe; without any, those that most will ask for.
 
     Raises:
@@ -146,7 +171,14 @@ def modes(implementations: Sequence[str] | None, executions: Sequence[str] | Non
     if wrong:
         raise SpecError(wrong)
     if implementations or executions:
-        chosen = [Mode(*names) for names in itertools.product(implementations or ("explicit", "library"), executions or ("eager", "compiled"), profiles or ("tuned",))]
+        chosen = [
+            Mode(*names)
+            for names in itertools.product(
+                implementations or ("explicit", "library"),
+                executions or ("eager", "compiled"),
+                profiles or ("tuned",),
+            )
+        ]
         return tuple(chosen)
     usual = [*(QUICK if quick else MODES if device == "cpu" else ON_DEVICES), *(UNPADDED if ragged else ())]
     return tuple(mode for mode in usual if mode.profile in (profiles or PROFILES))
@@ -154,11 +186,26 @@ def modes(implementations: Sequence[str] | None, executions: Sequence[str] | Non
 
 def with_peers(names: Sequence[str], asked: Sequence[str] | None, works: Sequence[Workload]) -> list[str]:
     """Return backends and, unless some were asked for by name, the peers that know one of the models."""
-    known = [work for work in works if work.preset.config.pooler == "tanh" and work.preset.config.positions == "learned" and work.preset.config.position_of_padding == "counted"]
+    known = [
+        work
+        for work in works
+        if work.preset.config.pooler == "tanh"
+        and work.preset.config.positions == "learned"
+        and work.preset.config.position_of_padding == "counted"
+    ]
     return [*names, *(PEERS if known and not asked else ())]
 
 
-def plan(names: Sequence[str], works: Sequence[Workload], chosen: Sequence[Mode], settings: Settings, turns: int | None, budget: float | None, quick: bool, usual: bool) -> Plan:
+def plan(
+    names: Sequence[str],
+    works: Sequence[Workload],
+    chosen: Sequence[Mode],
+    settings: Settings,
+    turns: int | None,
+    budget: float | None,
+    quick: bool,
+    usual: bool,
+) -> Plan:
     """Return the plan.
 
     Args:
@@ -169,7 +216,11 @@ def plan(names: Sequence[str], works: Sequence[Workload], chosen: Sequence[Mode]
         SpecError: if there are too few turns, or less than no time.
     """
     problems = [f"--turns is {turns} but must be at least 1"] if turns is not None and turns < 1 else []
-    problems += [f"--budget is {budget:g} s but must not be negative"] if budget is not None and not budget >= 0 else []
+    problems += (
+        [f"--budget is {budget:g} s but must not be negative"]
+        if budget is not None and not budget >= 0
+        else []
+    )
     if problems:
         raise SpecError(problems)
     return Plan(
@@ -192,7 +243,9 @@ def plan(names: Sequence[str], works: Sequence[Workload], chosen: Sequence[Mode]
     )
 
 
-def run(chosen: Plan, json: Path | None, html: Path | None, resume: Path | None, markdown: Path | None = None) -> int:
+def run(
+    chosen: Plan, json: Path | None, html: Path | None, resume: Path | None, markdown: Path | None = None
+) -> int:
     """Measure, print and write; return the exit code.
 
     Raises:
@@ -202,7 +255,12 @@ def run(chosen: Plan, json: Path | None, html: Path | None, resume: Path | None,
     kept = Record(chosen, read(resume) if resume else None)
     kept.settings["cores_busy_before"] = busy = machine.cores_busy()
     if busy > NOISE:
-        Terminal(stderr=True).print(f"warning: other processes keep {busy:.1f} of {os.cpu_count()} cores busy; what is measured beside them says little", style="yellow", highlight=False, soft_wrap=True)
+        Terminal(stderr=True).print(
+            f"warning: other processes keep {busy:.1f} of {os.cpu_count()} cores busy; what is measured beside them says little",
+            style="yellow",
+            highlight=False,
+            soft_wrap=True,
+        )
     if chosen.device == "cpu":
         kept.settings["copy_gbytes"] = copy_gbytes(chosen.threads or 1)
     json = json or resume
@@ -224,7 +282,12 @@ def run(chosen: Plan, json: Path | None, html: Path | None, resume: Path | None,
             show(data, console)
         finished = markdown if kept.complete else None
         put = partial(within, finished, "speed") if finished else str
-        writing.write(console, (json, lambda: files.text(data)), (html, lambda: writing.page(data)), (finished, lambda: put(as_markdown(data))))
+        writing.write(
+            console,
+            (json, lambda: files.text(data)),
+            (html, lambda: writing.page(data)),
+            (finished, lambda: put(as_markdown(data))),
+        )
         console.print(f"{kept.seconds:.0f} s in all", highlight=False)
     return int(data["exit_code"])
 

@@ -39,7 +39,9 @@ class Stream:
         try:
             act()
         except OSError as error:
-            self.lost = self.lost or ("" if isinstance(error, BrokenPipeError) else error.strerror or str(error))
+            self.lost = self.lost or (
+                "" if isinstance(error, BrokenPipeError) else error.strerror or str(error)
+            )
             # What was not written yet is written once more, at the latest when the process ends.
             with suppress(OSError, io.UnsupportedOperation), open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), self.stream.fileno())

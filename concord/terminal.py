@@ -26,7 +26,11 @@ class Terminal(Console):
     """A console to which names and reasons are text, each a line: brackets are no markup, and :func:`~concord.spec.text.shown` says what is seen."""
 
     def __init__(self, stderr: bool = False) -> None:
-        sizes = {name: os.environ[name] for name in ("COLUMNS", "LINES") if re.fullmatch(r"[1-9][0-9]{0,4}", os.environ.get(name, ""))}
+        sizes = {
+            name: os.environ[name]
+            for name in ("COLUMNS", "LINES")
+            if re.fullmatch(r"[1-9][0-9]{0,4}", os.environ.get(name, ""))
+        }
         others = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False, _environ=others | sizes)
         if self.width < NARROWEST:
@@ -47,7 +51,14 @@ class Terminal(Console):
         self.print(shown(text), style=style, soft_wrap=True)
 
 
-def figures(console: Terminal, headings: Sequence[str], rows: Sequence[Sequence[str]], less: Sequence[str], texts: Collection[str], title: str | None = None) -> None:
+def figures(
+    console: Terminal,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    less: Sequence[str],
+    texts: Collection[str],
+    title: str | None = None,
+) -> None:
     """Print figures as a table: numbers to the right, words never broken.
 
     Args:
@@ -69,9 +80,13 @@ def figures(console: Terminal, headings: Sequence[str], rows: Sequence[Sequence[
     for heading in less:
         if not fit():
             del widths[heading]
-    table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left", title_style="bold")
+    table = Table(
+        box=None, pad_edge=False, header_style="bold", title=title, title_justify="left", title_style="bold"
+    )
     for heading, width in widths.items():
-        table.add_column(heading, justify="left" if heading in texts else "right", overflow="fold", width=width)
+        table.add_column(
+            heading, justify="left" if heading in texts else "right", overflow="fold", width=width
+        )
     for row in rows:
         table.add_row(*(text for heading, text in zip(headings, row, strict=True) if heading in widths))
     console.print(table)

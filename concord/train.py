@@ -18,43 +18,214 @@ if TYPE_CHECKING:
     from concord.training.checkpoint import Checkpoint
     from concord.training.data import Corpus
 
-Lockstep = Annotated[bool, typer.Option("--lockstep", help="Train the same batches in every framework instead, and judge each step against the oracle.")]
-Case = Annotated[str | None, typer.Option("--case", metavar="C", autocompletion=options.among(lambda: lockstepping.CASES), help="With --lockstep: model, recipe and batches by name: standard.")]
-FreeRunning = Annotated[bool, typer.Option("--free-running", help="With --lockstep: each backend goes on from its own step, not from the oracle's.")]
-StopFirst = Annotated[bool, typer.Option("--stop-first", help="With --lockstep: leave a backend out after its first divergence.")]
-Variant = Annotated[str | None, typer.Option("--variant", metavar="V", autocompletion=options.among(spec.variants), help="The member of the family; --set changes its sizes.")]
-Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", parser=writing.path, help="Instead: a model of your own, as TOML.")]
-Pretrained = Annotated[Path | None, typer.Option("--checkpoint", metavar="PATH", parser=writing.path, help="Instead: go on from the weights of a checkpoint of any format, or of a run, and with its tokenizer.")]
-Changes = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Another value for a field of the configuration or the recipe; may be repeated.")]
-Data = Annotated[Path | None, typer.Option("--data", metavar="PATH", parser=writing.path, help="Training samples, or a folder with train, dev and test.")]
-Dev = Annotated[Path | None, typer.Option("--dev", metavar="PATH", parser=writing.path, help="Samples to evaluate on.")]
-Test = Annotated[Path | None, typer.Option("--test", metavar="PATH", parser=writing.path, help="Samples that the best model is evaluated on in the end.")]
-Vocabulary = Annotated[int | None, typer.Option("--vocabulary", metavar="N", help="Tokens that are learnt at most. Default: as many as the model has.")]
-VocabFile = Annotated[Path | None, typer.Option("--vocab-file", metavar="FILE", parser=writing.path, help="A vocab.txt to take instead.")]
-Tokens = Annotated[int | None, typer.Option("--tokens", metavar="N", help="Tokens of a sample; longer ones are cut. Default: as many as the model has positions for.")]
-RecipeName = Annotated[str | None, typer.Option("--recipe", metavar="R", parser=fitting.named_recipe, autocompletion=options.among(recipes), help="A known recipe, or a TOML file. Default: adamw; with --checkpoint hugging-face.")]
+Lockstep = Annotated[
+    bool,
+    typer.Option(
+        "--lockstep",
+        help="Train the same batches in every framework instead, and judge each step against the oracle.",
+    ),
+]
+Case = Annotated[
+    str | None,
+    typer.Option(
+        "--case",
+        metavar="C",
+        autocompletion=options.among(lambda: lockstepping.CASES),
+        help="With --lockstep: model, recipe and batches by name: standard.",
+    ),
+]
+FreeRunning = Annotated[
+    bool,
+    typer.Option(
+        "--free-running",
+        help="With --lockstep: each backend goes on from its own step, not from the oracle's.",
+    ),
+]
+StopFirst = Annotated[
+    bool,
+    typer.Option("--stop-first", help="With --lockstep: leave a backend out after its first divergence."),
+]
+Variant = Annotated[
+    str | None,
+    typer.Option(
+        "--variant",
+        metavar="V",
+        autocompletion=options.among(spec.variants),
+        help="The member of the family; --set changes its sizes.",
+    ),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", parser=writing.path, help="Instead: a model of your own, as TOML."
+    ),
+]
+Pretrained = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="PATH",
+        parser=writing.path,
+        help="Instead: go on from the weights of a checkpoint of any format, or of a run, and with its tokenizer.",
+    ),
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Another value for a field of the configuration or the recipe; may be repeated.",
+    ),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        metavar="PATH",
+        parser=writing.path,
+        help="Training samples, or a folder with train, dev and test.",
+    ),
+]
+Dev = Annotated[
+    Path | None, typer.Option("--dev", metavar="PATH", parser=writing.path, help="Samples to evaluate on.")
+]
+Test = Annotated[
+    Path | None,
+    typer.Option(
+        "--test",
+        metavar="PATH",
+        parser=writing.path,
+        help="Samples that the best model is evaluated on in the end.",
+    ),
+]
+Vocabulary = Annotated[
+    int | None,
+    typer.Option(
+        "--vocabulary", metavar="N", help="Tokens that are learnt at most. Default: as many as the model has."
+    ),
+]
+VocabFile = Annotated[
+    Path | None,
+    typer.Option("--vocab-file", metavar="FILE", parser=writing.path, help="A vocab.txt to take instead."),
+]
+Tokens = Annotated[
+    int | None,
+    typer.Option(
+        "--tokens",
+        metavar="N",
+        help="Tokens of a sample; longer ones are cut. Default: as many as the model has positions for.",
+    ),
+]
+RecipeName = Annotated[
+    str | None,
+    typer.Option(
+        "--recipe",
+        metavar="R",
+        parser=fitting.named_recipe,
+        autocompletion=options.among(recipes),
+        help="A known recipe, or a TOML file. Default: adamw; with --checkpoint hugging-face.",
+    ),
+]
 LearningRate = Annotated[float | None, typer.Option("--learning-rate", metavar="X", help="At its height.")]
-Schedule = Annotated[str | None, typer.Option("--schedule", metavar="S", help="constant, linear, cosine or inverse_square_root.")]
-Warmup = Annotated[int | None, typer.Option("--warmup", metavar="N", help="Steps until the learning rate is at its height.")]
-Dropout = Annotated[float | None, typer.Option("--dropout", metavar="X", help="The share that is dropped: of embeddings, attention and its weights, feed-forward, and before the classifier.")]
-DropoutBy = Annotated[str, typer.Option("--dropout-by", metavar="G", autocompletion=options.among(lambda: GENERATORS), help="spec: the same elements are dropped in every framework. native: by the framework's own dropout, which is faster.")]
-Accumulation = Annotated[int | None, typer.Option("--accumulation", metavar="N", help="Batches for each step.")]
-Batch = Annotated[int | None, typer.Option("--batch", metavar="N", help="Samples in a batch. Default: 32; in lockstep 4.")]
-Bucketed = Annotated[bool, typer.Option("--bucketed/--shuffled", help="Whether samples of like length share a batch.")]
-PadTo = Annotated[int, typer.Option("--pad-to", metavar="N", help="Tokens of a batch are a multiple of N. Frameworks compile for each width: the more widths, the more often.")]
-Epochs = Annotated[int | None, typer.Option("--epochs", metavar="N", help="Default: 3, if nothing else ends the run.")]
+Schedule = Annotated[
+    str | None,
+    typer.Option("--schedule", metavar="S", help="constant, linear, cosine or inverse_square_root."),
+]
+Warmup = Annotated[
+    int | None, typer.Option("--warmup", metavar="N", help="Steps until the learning rate is at its height.")
+]
+Dropout = Annotated[
+    float | None,
+    typer.Option(
+        "--dropout",
+        metavar="X",
+        help="The share that is dropped: of embeddings, attention and its weights, feed-forward, and before the classifier.",
+    ),
+]
+DropoutBy = Annotated[
+    str,
+    typer.Option(
+        "--dropout-by",
+        metavar="G",
+        autocompletion=options.among(lambda: GENERATORS),
+        help="spec: the same elements are dropped in every framework. native: by the framework's own dropout, which is faster.",
+    ),
+]
+Accumulation = Annotated[
+    int | None, typer.Option("--accumulation", metavar="N", help="Batches for each step.")
+]
+Batch = Annotated[
+    int | None, typer.Option("--batch", metavar="N", help="Samples in a batch. Default: 32; in lockstep 4.")
+]
+Bucketed = Annotated[
+    bool, typer.Option("--bucketed/--shuffled", help="Whether samples of like length share a batch.")
+]
+PadTo = Annotated[
+    int,
+    typer.Option(
+        "--pad-to",
+        metavar="N",
+        help="Tokens of a batch are a multiple of N. Frameworks compile for each width: the more widths, the more often.",
+    ),
+]
+Epochs = Annotated[
+    int | None, typer.Option("--epochs", metavar="N", help="Default: 3, if nothing else ends the run.")
+]
 Steps = Annotated[int | None, typer.Option("--steps", metavar="N", help="End after so many steps.")]
 Minutes = Annotated[float | None, typer.Option("--minutes", metavar="X", help="End after this time.")]
-Patience = Annotated[int | None, typer.Option("--patience", metavar="N", help="End after so many evaluations without improvement.")]
-LogEvery = Annotated[int, typer.Option("--log-every", metavar="N", help="Steps between two lines of the log.")]
-EvaluateEvery = Annotated[int | None, typer.Option("--evaluate-every", metavar="N", help="Steps between two evaluations. Default: after each epoch.")]
-SaveEvery = Annotated[int | None, typer.Option("--save-every", metavar="N", help="Steps between two checkpoints besides those at evaluations.")]
-BestBy = Annotated[str, typer.Option("--best-by", metavar="M", help="accuracy or loss: what the best checkpoint has most, or least, of.")]
-Seed = Annotated[int, typer.Option("--seed", metavar="S", help="What weights, order and dropout follow from.")]
-Out = Annotated[Path, typer.Option("--out", metavar="DIR", parser=writing.output, help="The folder of the run.")]
-Resume = Annotated[Path | None, typer.Option("--resume", metavar="DIR", parser=writing.path, help="Go on with the run in DIR; only its limits can be changed.")]
-CurvesFile = Annotated[Path | None, typer.Option("--curves", metavar="FILE", parser=writing.output, help="Write curves of loss and accuracy as SVG, PNG or PDF.")]
-Tensorboard = Annotated[Path | None, typer.Option("--tensorboard", metavar="DIR", parser=writing.output, help="Write event files too.")]
+Patience = Annotated[
+    int | None,
+    typer.Option("--patience", metavar="N", help="End after so many evaluations without improvement."),
+]
+LogEvery = Annotated[
+    int, typer.Option("--log-every", metavar="N", help="Steps between two lines of the log.")
+]
+EvaluateEvery = Annotated[
+    int | None,
+    typer.Option(
+        "--evaluate-every", metavar="N", help="Steps between two evaluations. Default: after each epoch."
+    ),
+]
+SaveEvery = Annotated[
+    int | None,
+    typer.Option(
+        "--save-every", metavar="N", help="Steps between two checkpoints besides those at evaluations."
+    ),
+]
+BestBy = Annotated[
+    str,
+    typer.Option(
+        "--best-by", metavar="M", help="accuracy or loss: what the best checkpoint has most, or least, of."
+    ),
+]
+Seed = Annotated[
+    int, typer.Option("--seed", metavar="S", help="What weights, order and dropout follow from.")
+]
+Out = Annotated[
+    Path, typer.Option("--out", metavar="DIR", parser=writing.output, help="The folder of the run.")
+]
+Resume = Annotated[
+    Path | None,
+    typer.Option(
+        "--resume",
+        metavar="DIR",
+        parser=writing.path,
+        help="Go on with the run in DIR; only its limits can be changed.",
+    ),
+]
+CurvesFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--curves",
+        metavar="FILE",
+        parser=writing.output,
+        help="Write curves of loss and accuracy as SVG, PNG or PDF.",
+    ),
+]
+Tensorboard = Annotated[
+    Path | None,
+    typer.Option("--tensorboard", metavar="DIR", parser=writing.output, help="Write event files too."),
+]
 
 
 def train(
@@ -73,7 +244,18 @@ def train(
 ) -> None:  # fmt: skip
     """Train a model in one framework, or in lockstep in several; a run that was killed goes on with the same bits."""
     recipe_name = recipe_name or ("adamw" if checkpoint is None else "hugging-face")
-    how = (device, implementation, execution, python, ssh, time_limit, memory_limit, threads, precision, deterministic)
+    how = (
+        device,
+        implementation,
+        execution,
+        python,
+        ssh,
+        time_limit,
+        memory_limit,
+        threads,
+        precision,
+        deterministic,
+    )
 
     def begin(name: str, **plan: Any) -> tuple[Checkpoint, dict[str, Corpus]]:
         """Return a run on the samples before its first step, and these."""
@@ -81,11 +263,27 @@ def train(
             from concord.training import beginning
             from concord.training.plan import Plan
         assert data is not None
-        planned = Plan(backend=name, files=beginning.files(data, dev, test, layout, columns_of(columns), on_error), bucketed=bucketed, pad_to=pad_to, dtype=dtype, **plan)
+        planned = Plan(
+            backend=name,
+            files=beginning.files(data, dev, test, layout, columns_of(columns), on_error),
+            bucketed=bucketed,
+            pad_to=pad_to,
+            dtype=dtype,
+            **plan,
+        )
         begun = pretrained.start_of(checkpoint) if checkpoint else None
-        model, recipe = fitting.described(variant, config, recipe_name, changes or [], begun.config if begun else None)
+        model, recipe = fitting.described(
+            variant, config, recipe_name, changes or [], begun.config if begun else None
+        )
         recipe = beginning.changed_recipe(recipe, learning_rate, schedule, warmup, dropout, accumulation)
-        start, corpora = beginning.begin(model, recipe, planned, beginning.Texts(tokenization=tokenization, vocabulary=vocabulary, file=vocab_file, tokens=tokens), seed, begun)
+        start, corpora = beginning.begin(
+            model,
+            recipe,
+            planned,
+            beginning.Texts(tokenization=tokenization, vocabulary=vocabulary, file=vocab_file, tokens=tokens),
+            seed,
+            begun,
+        )
         pretrained.tell(checkpoint, begun, start)
         return start, corpora
 
@@ -95,8 +293,12 @@ def train(
 
         def made() -> JudgedTraining:
             if data is None or case is not None:
-                return lockstepping.chosen(case, variant, config, recipe_name, changes or [], steps, batch, tokens, seed, dtype, data)
-            return lockstepping.on_samples(*begin("", batch=batch or lockstepping.BATCH, steps=steps or lockstepping.STEPS))
+                return lockstepping.chosen(
+                    case, variant, config, recipe_name, changes or [], steps, batch, tokens, seed, dtype, data
+                )
+            return lockstepping.on_samples(
+                *begin("", batch=batch or lockstepping.BATCH, steps=steps or lockstepping.STEPS)
+            )
 
         raise typer.Exit(lockstepping.run(made, backend, how, free_running, stop_first, json, html))
     lockstepping.refuse_alone(case, free_running, stop_first, json)
@@ -108,7 +310,9 @@ def train(
     else:
         name = fitting.one_backend(backend, python, ssh)
         if data is None:
-            raise SpecError("--data is not given: what is the model to be trained on? (--resume DIR goes on with a run)")
+            raise SpecError(
+                "--data is not given: what is the model to be trained on? (--resume DIR goes on with a run)"
+            )
         fitting.refuse_used(out)
         start, corpora = begin(
             name, batch=32 if batch is None else batch, dropout_by=dropout_by, log_every=log_every, evaluate_every=evaluate_every, save_every=save_every, best_by=best_by,
@@ -120,9 +324,20 @@ def train(
 
 def curves(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", parser=writing.path, help="Folders of runs.")],
-    picture: Annotated[Path | None, typer.Option("--out", metavar="FILE", parser=writing.output, help="A picture as SVG, PNG or PDF.")] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", parser=writing.output, help="A picture as SVG, PNG or PDF."),
+    ] = None,
     html: options.Html = None,
-    markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", parser=writing.output, help="Put the table of the runs between its markers in FILE.")] = None,
+    markdown: Annotated[
+        Path | None,
+        typer.Option(
+            "--markdown",
+            metavar="FILE",
+            parser=writing.output,
+            help="Put the table of the runs between its markers in FILE.",
+        ),
+    ] = None,
 ) -> None:
     """Show runs of training over each other: figures, and curves of loss and accuracy."""
     writing.check(picture, html, markdown=markdown, markers=fitting.MARKERS)

@@ -46,7 +46,9 @@ def output(text: str) -> Path:
     return Path(text)
 
 
-def check(*paths: Path | None, markdown: Path | None = None, markers: str = "", goes_on: Path | None = None) -> None:
+def check(
+    *paths: Path | None, markdown: Path | None = None, markers: str = "", goes_on: Path | None = None
+) -> None:
     """Refuse files that cannot be written, are one and the same, or would replace what the command reads, before anything runs.
 
     Args:
@@ -60,7 +62,11 @@ def check(*paths: Path | None, markdown: Path | None = None, markers: str = "", 
     problems = [problem for path in given if (problem := obstacle(path))]
     problems += [f"{other}: is named twice" for one, other in combinations(given, 2) if same_file(one, other)]
     if not problems:
-        problems = [f"{one}: {why}; name another file to write" for one in given if (why := _read_as(one, goes_on if one is paths[0] else None, within=one is not markdown))]
+        problems = [
+            f"{one}: {why}; name another file to write"
+            for one in given
+            if (why := _read_as(one, goes_on if one is paths[0] else None, within=one is not markdown))
+        ]
     try:
         if markdown is not None and not problems:
             around(markdown, markers)
@@ -170,7 +176,9 @@ def _places(read: Path) -> list[Path]:
     from concord.porting.folder import CONFIGS  # what reads checkpoints need not be loaded by other commands
 
     folder = read.absolute().parent
-    return [read, folder] if any((folder / mark).exists() for mark in (checkpoints.CONFIG, *CONFIGS)) else [read]
+    return (
+        [read, folder] if any((folder / mark).exists() for mark in (checkpoints.CONFIG, *CONFIGS)) else [read]
+    )
 
 
 def _read_as(written: Path, goes_on: Path | None, within: bool) -> str:
@@ -182,7 +190,12 @@ def _read_as(written: Path, goes_on: Path | None, within: bool) -> str:
     for read in (place for one in READ if one != goes_on for place in _places(one)):
         if same_file(written, read):
             return "is read"
-        if within and read.is_dir() and written.is_file() and any(_identity(path) == _identity(written) and not _made(path) for path in _inside(read)):
+        if (
+            within
+            and read.is_dir()
+            and written.is_file()
+            and any(_identity(path) == _identity(written) and not _made(path) for path in _inside(read))
+        ):
             return f"is a file of {read}, which is read"
     return ""
 
@@ -206,7 +219,9 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 def _inside(folder: Path) -> Iterator[Path]:
     """Yield all that is in a folder; links to folders are not followed."""
-    yield from (Path(place) / name for place, folders, names in os.walk(folder) for name in (*folders, *names))
+    yield from (
+        Path(place) / name for place, folders, names in os.walk(folder) for name in (*folders, *names)
+    )
 
 
 def _identities(folder: Path) -> set[tuple[int, int] | None]:

@@ -8,4 +8,17 @@ from concord.conformance.expectation import Expectation
 from concord.conformance.judging import judge
 from concord.conformance.tolerance import expect
 
-__all__ = ["Expectation", "Job", "Repeats", "Report", "Result", "Row", "Settings", "Verdict", "check_jobs", "conduct", "expect", "judge"]
+__all__ = [
+    "Expectation",
+    "Job",
+    "Repeats",
+    "Report",
+    "Result",
+    "Row",
+    "Settings",
+    "Verdict",
+    "check_jobs",
+    "conduct",
+    "expect",
+    "judge",
+]

@@ -83,7 +83,9 @@ class Kept:
         """Return what has come of all runs, with those of the next one that differ from the first one."""
         differing = differing | {*(self.result.repeats.differing if self.result.repeats else ())}
         order = {row.tensor: place for place, row in enumerate(verdict.table)}
-        return Repeats(self.times + 1, tuple(sorted(differing, key=lambda name: (order.get(name, len(order)), name))))
+        return Repeats(
+            self.times + 1, tuple(sorted(differing, key=lambda name: (order.get(name, len(order)), name)))
+        )
 
 
 def worse(later: Verdict, earlier: Verdict) -> bool:
@@ -100,7 +102,11 @@ def tensors_of(job: Job, run: Run) -> Tensors:
     """Return every tensor of a run by the name that a verdict gives it."""
     taps = {**run.taps, **run.results(output_name(job.config, job.part))}
     by_taps = {f"taps.{name}": array for name, array in run.tap_gradients.items()}
-    return {**taps, **{f"gradients.{name}": array for name, array in {**run.gradients, **by_taps}.items()}, **run.steps}
+    return {
+        **taps,
+        **{f"gradients.{name}": array for name, array in {**run.gradients, **by_taps}.items()},
+        **run.steps,
+    }
 
 
 def differing(first: Tensors, later: Tensors) -> set[str]:
@@ -109,4 +115,6 @@ def differing(first: Tensors, later: Tensors) -> set[str]:
 
 
 def _same_bits(a: NDArray[np.floating] | None, b: NDArray[np.floating] | None) -> bool:
-    return a is not None and b is not None and (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
+    return (
+        a is not None and b is not None and (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
+    )

@@ -69,7 +69,9 @@ class HeatMap:
 
     def __post_init__(self) -> None:
         if len({len(row) for row in self.levels}) != 1 or not self.levels[0]:
-            raise SpecError(f"a heat map of {' and '.join(filter(None, self.axes))} has rows of {sorted({len(row) for row in self.levels})} levels but must have some, as many in each")
+            raise SpecError(
+                f"a heat map of {' and '.join(filter(None, self.axes))} has rows of {sorted({len(row) for row in self.levels})} levels but must have some, as many in each"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,14 @@ class Breakdown:
     worst: tuple[Element, ...]
 
 
-def break_down(actual: Array, value: Array, sigma: Array, scores: Array, axes: tuple[str, ...], rows: NDArray[np.int64] | None = None) -> Breakdown:
+def break_down(
+    actual: Array,
+    value: Array,
+    sigma: Array,
+    scores: Array,
+    axes: tuple[str, ...],
+    rows: NDArray[np.int64] | None = None,
+) -> Breakdown:
     """Return where the error of a tensor lies.
 
     Args:
@@ -101,14 +110,25 @@ def break_down(actual: Array, value: Array, sigma: Array, scores: Array, axes: t
     levels = np.floor(np.log2(np.clip(scores / Z, 2.0**SMALLEST, 2.0**LARGEST)))
     counted = np.bincount((levels[~np.isnan(levels)] - SMALLEST).astype(np.int64), minlength=1)
     first = int(np.flatnonzero(counted)[0]) if counted.any() else 0
-    return Breakdown(_maps(levels, axes), SMALLEST + first, tuple(counted[first:].tolist()), _worst(actual, value, sigma, scores, rows))
+    return Breakdown(
+        _maps(levels, axes),
+        SMALLEST + first,
+        tuple(counted[first:].tolist()),
+        _worst(actual, value, sigma, scores, rows),
+    )
 
 
 def _maps(levels: Array, axes: tuple[str, ...]) -> tuple[HeatMap, ...]:
     long = [place for place, size in enumerate(levels.shape) if size > 1]
     if len(long) == 1:
         return (_map(levels.reshape(1, -1), ("", axes[long[0]])),)
-    return tuple(_map(np.fmax.reduce(levels, axis=tuple(set(range(levels.ndim)) - {*pair})), (axes[pair[0]], axes[pair[1]])) for pair in pairwise(long))
+    return tuple(
+        _map(
+            np.fmax.reduce(levels, axis=tuple(set(range(levels.ndim)) - {*pair})),
+            (axes[pair[0]], axes[pair[1]]),
+        )
+        for pair in pairwise(long)
+    )
 
 
 def _map(levels: Array, axes: tuple[str, str]) -> HeatMap:
@@ -117,10 +137,16 @@ def _map(levels: Array, axes: tuple[str, str]) -> HeatMap:
         size = levels.shape[axis]
         if size > most:
             levels = np.fmax.reduceat(levels, np.arange(most) * size // most, axis=axis)
-    return HeatMap(axes, (height, width), tuple(tuple(None if np.isnan(level) else int(level) for level in row) for row in levels))
+    return HeatMap(
+        axes,
+        (height, width),
+        tuple(tuple(None if np.isnan(level) else int(level) for level in row) for row in levels),
+    )
 
 
-def _worst(actual: Array, value: Array, sigma: Array, scores: Array, rows: NDArray[np.int64] | None) -> tuple[Element, ...]:
+def _worst(
+    actual: Array, value: Array, sigma: Array, scores: Array, rows: NDArray[np.int64] | None
+) -> tuple[Element, ...]:
     flat = np.nan_to_num(scores.reshape(-1), nan=-1.0, posinf=np.inf)
     few = np.argpartition(-flat, min(MOST_ELEMENTS, flat.size) - 1)[:MOST_ELEMENTS]
     found = []
@@ -145,11 +171,19 @@ def _taps(config: EncoderConfig, part: str) -> dict[str, str]:
 
 def axes_of(case: JudgedProblem, name: str, rank: int) -> tuple[str, ...]:
     """Return the names of the axes of a tensor of a run: of those of the specification its own, of others numbers."""
-    subject = name.removeprefix("gradients.taps.") if is_tap_gradient(name) else name.removeprefix("gradients.")
-    known = _gradients(case.config, case.part) if is_gradient(name) and not is_tap_gradient(name) else _taps(case.config, case.part)
+    subject = (
+        name.removeprefix("gradients.taps.") if is_tap_gradient(name) else name.removeprefix("gradients.")
+    )
+    known = (
+        _gradients(case.config, case.part)
+        if is_gradient(name) and not is_tap_gradient(name)
+        else _taps(case.config, case.part)
+    )
     axes = known.get(subject, "").split()
     if len(axes) != rank:
         return tuple(f"axis {place}" for place in range(rank))
-    if len(set(axes)) < rank:  # two of a kind: a query and its key, or what goes into a linear layer and what comes out
+    if (
+        len(set(axes)) < rank
+    ):  # two of a kind: a query and its key, or what goes into a linear layer and what comes out
         axes[-2:] = ["query", "key"] if axes[-1] == "tokens" else [f"{axes[-2]} in", f"{axes[-1]} out"]
     return tuple(axes)

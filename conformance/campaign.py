@@ -80,8 +80,17 @@ class Job:
         Raises:
             Misfit: for tensors that nobody knows, or of wrong shapes or types.
         """
-        return judge(self.config, self.weights, self.batch, run, self.part, self.expectation, self.derive, rules, self.end_to_end)
-
+        return judge(
+            self.config,
+            self.weights,
+            self.batch,
+            run,
+            self.part,
+            self.expectation,
+            self.derive,
+            rules,
+            self.end_to_end,
+        )
 
     def judgeable(self, run: Run) -> Job:
         """Return the job by which a run is judged: one that declares that it does not compute rows of padding, on a loss that does not depend on them.
@@ -188,13 +197,23 @@ class Settings:
         It is that of an implementation ``emulate:MODE``, or of the arithmetic that float32 products were asked for in.
         """
         kind, _, mode = self.implementation.partition(":")
-        return mode.partition("_")[0] if kind == "emulate" else "tf32" if (self.precision, dtype) == ("tf32", "float32") else None
+        return (
+            mode.partition("_")[0]
+            if kind == "emulate"
+            else "tf32"
+            if (self.precision, dtype) == ("tf32", "float32")
+            else None
+        )
 
     def places(self, names: Iterable[str]) -> dict[str, tuple[str, Settings]]:
         """Return each result's name, to the backend and how it runs: every backend on every device."""
         if len(self.devices) < 2:
             return {name: (name, self) for name in names}
-        return {f"{name} {device}": (name, dataclasses.replace(self, device=device, devices=())) for name in names for device in self.devices}
+        return {
+            f"{name} {device}": (name, dataclasses.replace(self, device=device, devices=()))
+            for name in names
+            for device in self.devices
+        }
 
     def status_of(self, name: str, failure: WorkerFailure) -> str:
         """Return what a backend that gave no result is: one that is not installed is missing only if it was asked for."""
@@ -260,7 +279,12 @@ Progress = Callable[[str, str], None]
 """Called with a backend's name and what it has done: a job's name, or ``"started"``; or what it is doing (:class:`concord.conformance.watching.Underway`)."""
 
 
-def conduct(jobs: Sequence[Job], names: Iterable[str], settings: Settings, progress: Progress = lambda backend, done: None) -> Report:
+def conduct(
+    jobs: Sequence[Job],
+    names: Iterable[str],
+    settings: Settings,
+    progress: Progress = lambda backend, done: None,
+) -> Report:
     """Run every job on every backend, as many backends at a time as there are cores, and judge the runs.
 
     Args:
@@ -277,12 +301,21 @@ def conduct(jobs: Sequence[Job], names: Iterable[str], settings: Settings, progr
     places = settings.places(chosen)
     with Pool(width=len(places)) as pool:
         pace = Pace(places, lambda: pool.stopped)
-        crews = [Crew(label, name, how, pool, environments, progress) for label, (name, how) in places.items()]
+        crews = [
+            Crew(label, name, how, pool, environments, progress) for label, (name, how) in places.items()
+        ]
         results = pool.map(lambda crew: crew.work(turns, pace), crews)
-    return Report([result for of_one in results for result in of_one], environments, settings, time.perf_counter() - started)
+    return Report(
+        [result for of_one in results for result in of_one],
+        environments,
+        settings,
+        time.perf_counter() - started,
+    )
 
 
-def deviations_of(description: Mapping[str, Any], device: str, implementation: str = "explicit") -> list[dict[str, Any]]:
+def deviations_of(
+    description: Mapping[str, Any], device: str, implementation: str = "explicit"
+) -> list[dict[str, Any]]:
     """Return what a backend says that it deviates in, on a device: a list, or one for each kind of device."""
     further = description.get("implementation_deviations", {})
     found = []
@@ -298,7 +331,12 @@ def environment_of(worker: Worker, deviations: Sequence[Mapping[str, Any]]) -> d
         deviations: that it states for how it is run.
     """
     about = {key: value for key, value in worker.description.items() if key != "implementation_deviations"}
-    return {**about, "deviations": list(deviations), "import_seconds": worker.import_seconds, "start_seconds": worker.start_seconds}
+    return {
+        **about,
+        "deviations": list(deviations),
+        "import_seconds": worker.import_seconds,
+        "start_seconds": worker.start_seconds,
+    }
 
 
 class Crew:
@@ -310,7 +348,15 @@ class Crew:
         environments: what it says of itself is noted there.
     """
 
-    def __init__(self, label: str, name: str, settings: Settings, pool: Pool, environments: dict[str, dict[str, Any]], progress: Progress = lambda backend, done: None) -> None:
+    def __init__(
+        self,
+        label: str,
+        name: str,
+        settings: Settings,
+        pool: Pool,
+        environments: dict[str, dict[str, Any]],
+        progress: Progress = lambda backend, done: None,
+    ) -> None:
         self.label, self.name, self.settings = label, name, settings
         self.environments, self.progress = environments, progress
         self.kept: dict[int, Kept] = {}
@@ -358,11 +404,27 @@ class Crew:
         again = before.words(job, self.turn) if before else ""
 
         def kept(
-            status: str, detail: str = "", verdict: Verdict | None = None, stderr: str = "", first: Tensors | None = None, **more: Any
+            status: str,
+            detail: str = "",
+            verdict: Verdict | None = None,
+            stderr: str = "",
+            first: Tensors | None = None,
+            **more: Any,
         ) -> Kept:
             seconds = time.perf_counter() - started + (before.result.seconds if before else 0)
             detail = f"{detail} ({again})" if again and verdict is None else detail
-            made = (self.label, job.group, job.case, job.dtype, status, detail, verdict, seconds, stderr, job.part)
+            made = (
+                self.label,
+                job.group,
+                job.case,
+                job.dtype,
+                status,
+                detail,
+                verdict,
+                seconds,
+                stderr,
+                job.part,
+            )
             return Kept(Result(*made, **more), first, before.times + 1 if before else 1, self.turn)
 
         try:
@@ -407,7 +469,11 @@ class Crew:
             verdict = job.judge(run, self.settings.rules(job.dtype))
         if before is None or earlier is None:
             return verdict, self.attribute(job, run, verdict)
-        return (verdict, f"{said(verdict.status)} {again}") if worse(verdict, earlier) else (earlier, before.result.attribution)
+        return (
+            (verdict, f"{said(verdict.status)} {again}")
+            if worse(verdict, earlier)
+            else (earlier, before.result.attribution)
+        )
 
     def attribute(self, job: Job, run: Run, verdict: Verdict) -> str:
         """Run what diverges in another precision once more in the strict one, and say so if it then agrees."""
@@ -422,7 +488,9 @@ class Crew:
         before, after = (made.info.get("precision_switches", {}) for made in (run, strict))
         others = ", ".join(f"{name}={value}" for name, value in before.items() if after.get(name) != value)
         said = f"{self.settings.precision} precision{f' ({others})' if others else ''}"
-        return f"diverges only under the {said}: agrees under strict; the precision is the cause, not the port"
+        return (
+            f"diverges only under the {said}: agrees under strict; the precision is the cause, not the port"
+        )
 
     def run(self, job: Job, precision: str) -> Run:
         """Run a job in a precision mode."""
@@ -432,23 +500,45 @@ class Crew:
 
         def ask(worker: Worker) -> Run:
             taps = job.training is None
-            return worker.run(*problem, settings.implementation, settings.execution, taps, job.gradients, precision, tap_gradients=by_taps, training=job.training)
+            return worker.run(
+                *problem,
+                settings.implementation,
+                settings.execution,
+                taps,
+                job.gradients,
+                precision,
+                tap_gradients=by_taps,
+                training=job.training,
+            )
 
         made = self.seat.do(ask)
         if self.seat.worker:
-            self.note("peak_memory_bytes", max(self.seat.worker.peak_memory, self.environments[self.label].get("peak_memory_bytes", 0)))
+            self.note(
+                "peak_memory_bytes",
+                max(self.seat.worker.peak_memory, self.environments[self.label].get("peak_memory_bytes", 0)),
+            )
         if precision == settings.precision and "precision_switches" in made.info:
             self.note("precision_switches", made.info["precision_switches"])
         stated = self.environments[self.label].get("deviations", [])
         made.info.setdefault("deviations", stated)
-        self.note("deviations", [*stated, *(entry for entry in made.info.get("deviations", []) if entry not in stated)])  # those of an optimizer, say
+        self.note(
+            "deviations",
+            [*stated, *(entry for entry in made.info.get("deviations", []) if entry not in stated)],
+        )  # those of an optimizer, say
         return made
 
     def started(self, worker: Worker) -> None:
         """Note what a backend says of itself."""
         self.environments[self.label] = {
             **self.environments.get(self.label, {}),
-            **environment_of(worker, deviations_of(worker.description, self.settings.device, variety(self.settings.implementation, self.settings.execution))),
+            **environment_of(
+                worker,
+                deviations_of(
+                    worker.description,
+                    self.settings.device,
+                    variety(self.settings.implementation, self.settings.execution),
+                ),
+            ),
             **({"device": self.settings.device} if self.label != self.name else {}),
         }
         self.progress(self.label, "started")
@@ -460,4 +550,6 @@ class Crew:
 
 def own_fault(doing: str, error: Exception) -> str:
     """Return a line that says that something is Concord's own fault."""
-    return f"a fault of Concord while {doing}: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    return (
+        f"a fault of Concord while {doing}: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    )

@@ -19,7 +19,12 @@ QUICK = ("float32",)
 """Those of a quick check."""
 
 
-def check_cases(variants: Sequence[str] | None = None, dtypes: Sequence[str] = DTYPES, part: str = "model", cases: Sequence[str] | None = None) -> list[Case]:
+def check_cases(
+    variants: Sequence[str] | None = None,
+    dtypes: Sequence[str] = DTYPES,
+    part: str = "model",
+    cases: Sequence[str] | None = None,
+) -> list[Case]:
     """Return the cases of a check.
 
     Args:
@@ -31,13 +36,22 @@ def check_cases(variants: Sequence[str] | None = None, dtypes: Sequence[str] = D
     Raises:
         SpecError: listing every unknown name, with the nearest names.
     """
-    refuse(unknowns("part", [part], PARTS) + unknowns("dtype", dtypes, PRECISIONS) + unknowns("variant", variants or [], known_variants()))
+    refuse(
+        unknowns("part", [part], PARTS)
+        + unknowns("dtype", dtypes, PRECISIONS)
+        + unknowns("variant", variants or [], known_variants())
+    )
     chosen = standard_cases(None if variants is None else list(variants), part)
     refuse(unknowns("case", cases or [], [case.name for case in chosen]))
     return [case for case in chosen if cases is None or case.name in cases]
 
 
-def check_jobs(variants: Sequence[str] | None = None, dtypes: Sequence[str] = DTYPES, part: str = "model", cases: Sequence[str] | None = None) -> list[Job]:
+def check_jobs(
+    variants: Sequence[str] | None = None,
+    dtypes: Sequence[str] = DTYPES,
+    part: str = "model",
+    cases: Sequence[str] | None = None,
+) -> list[Job]:
     """Return the jobs of a check: every case of :func:`check_cases` in every precision.
 
     A case that one precision shows runs in the last of them alone, unless it is asked for by name.

@@ -23,7 +23,11 @@ DIGITS = 4
 
 EMPTY: tuple[Any, ...] = (None, "", (), [], {})
 
-NUMBER = {"description": "A number; where JSON has none, the text inf, -inf or nan.", "type": ["number", "string"], "pattern": "^(-?inf|nan)$"}
+NUMBER = {
+    "description": "A number; where JSON has none, the text inf, -inf or nan.",
+    "type": ["number", "string"],
+    "pattern": "^(-?inf|nan)$",
+}
 
 WHOLE = {"type": "integer", "minimum": 0, "maximum": 2**53}
 """A whole number: a count or a place, unless its type says otherwise."""
@@ -52,8 +56,16 @@ def plain(value: Any) -> Any:
     """Return a value as JSON would give it back; of a dataclass its fields, and the properties that its ``DERIVED`` names."""
     kind: Any = type(value)
     if _is_dataclass(kind):
-        fields = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value) if kept(field)}
-        shown = {name: entry for name, entry in fields.items() if name in required(kind) or entry not in unsaid(kind, name)}
+        fields = {
+            field.name: plain(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+            if kept(field)
+        }
+        shown = {
+            name: entry
+            for name, entry in fields.items()
+            if name in required(kind) or entry not in unsaid(kind, name)
+        }
         return {**shown, **{name: plain(getattr(value, name)) for name in getattr(kind, "DERIVED", ())}}
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
@@ -63,7 +75,9 @@ def plain(value: Any) -> Any:
         nested: dict[str, Any] = {}
         for key, entry in value.items():
             *outer, last = key if isinstance(key, tuple) else (key,)
-            functools.reduce(lambda within, name: within.setdefault(str(name), {}), outer, nested)[str(last)] = plain(entry)
+            functools.reduce(lambda within, name: within.setdefault(str(name), {}), outer, nested)[
+                str(last)
+            ] = plain(entry)
         return nested
     if isinstance(value, (list, tuple)):
         return [plain(entry) for entry in value]
@@ -88,7 +102,9 @@ def restored(hint: Any, data: Any) -> Any:
     if origin is Annotated:
         return restored(inner[0], data)
     if origin in (types.UnionType, typing.Union):
-        return None if data is None else restored(next(one for one in inner if one is not types.NoneType), data)
+        return (
+            None if data is None else restored(next(one for one in inner if one is not types.NoneType), data)
+        )
     if hint is EncoderConfig:
         return from_mapping(data)  # which says itself what it has to be
     if _is_dataclass(hint):
@@ -102,7 +118,11 @@ def restored(hint: Any, data: Any) -> Any:
     if _is_mapping(hint):
         value = inner[1] if len(inner) > 1 else int
         if typing.get_origin(inner[0]) is tuple:
-            return {(outer, last): restored(value, entry) for outer, within in data.items() for last, entry in within.items()}
+            return {
+                (outer, last): restored(value, entry)
+                for outer, within in data.items()
+                for last, entry in within.items()
+            }
         found = {key: restored(value, entry) for key, entry in data.items()}
         return found if len(inner) > 1 else origin(found)  # a Counter
     return hint(data) if hint in (float, int) else data
@@ -117,7 +137,11 @@ def schema_of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         return {**schema_of(inner[0], definitions), **dataclasses.asdict(inner[1])}
     if origin in (types.UnionType, typing.Union):
         found = schema_of(next(one for one in inner if one is not types.NoneType), definitions)
-        return {"anyOf": [found, {"type": "null"}]} if "$ref" in found else {**found, "type": [found["type"], "null"]}
+        return (
+            {"anyOf": [found, {"type": "null"}]}
+            if "$ref" in found
+            else {**found, "type": [found["type"], "null"]}
+        )
     if _is_dataclass(hint):
         if hint.__name__ not in definitions:
             definitions[hint.__name__] = {}  # it may hold one of its own kind
@@ -131,7 +155,10 @@ def schema_of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     if _is_mapping(hint):
         value = schema_of(inner[1] if len(inner) > 1 else int, definitions)
         nested = typing.get_origin(inner[0]) is tuple
-        return {"type": "object", "additionalProperties": {"type": "object", "additionalProperties": value} if nested else value}
+        return {
+            "type": "object",
+            "additionalProperties": {"type": "object", "additionalProperties": value} if nested else value,
+        }
     if hint is float:
         return {"$ref": "#/$defs/number"}
     named: dict[Any, dict[str, Any]] = {str: {"type": "string"}, int: WHOLE, bool: {"type": "boolean"}}
@@ -140,13 +167,22 @@ def schema_of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 
 def _of_dataclass(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     said, hints = meanings(kind), hints_of(kind)
-    properties = {name: {"description": said.get(name, ""), **schema_of(hint, definitions)} for name, hint in hints.items()}
+    properties = {
+        name: {"description": said.get(name, ""), **schema_of(hint, definitions)}
+        for name, hint in hints.items()
+    }
     for name in getattr(kind, "DERIVED", ()):
         found = getattr(kind, name)
         found = found.func if isinstance(found, functools.cached_property) else found.fget
         hint = typing.get_type_hints(found)["return"]
         properties[name] = {"description": _first_line(found), **schema_of(hint, definitions)}
-    return {"description": _first_line(kind), "type": "object", "additionalProperties": False, "required": list(required(kind)), "properties": properties}
+    return {
+        "description": _first_line(kind),
+        "type": "object",
+        "additionalProperties": False,
+        "required": list(required(kind)),
+        "properties": properties,
+    }
 
 
 def kept(field: dataclasses.Field[Any]) -> bool:
@@ -168,7 +204,11 @@ LATER = "later"
 @functools.cache
 def required(kind: Any) -> tuple[str, ...]:
     """Return the fields of a dataclass that are never left out."""
-    return tuple(field.name for field in dataclasses.fields(kind) if kept(field) and LATER not in field.metadata and _default(field) not in EMPTY)
+    return tuple(
+        field.name
+        for field in dataclasses.fields(kind)
+        if kept(field) and LATER not in field.metadata and _default(field) not in EMPTY
+    )
 
 
 @functools.cache
@@ -223,11 +263,19 @@ def departures(data: Any, schema: dict[str, Any]) -> Iterator[str]:
 def _departure(error: Any) -> Iterator[str]:
     while error.context:  # what may be null too
         error = max(error.context, key=lambda one: len(one.absolute_path))
-    where, value, wanted = error.json_path.removeprefix("$").removeprefix(".") or "it", str(error.instance)[:40], error.validator_value
+    where, value, wanted = (
+        error.json_path.removeprefix("$").removeprefix(".") or "it",
+        str(error.instance)[:40],
+        error.validator_value,
+    )
     if error.validator == "required":
         yield f"{where} lacks {error.message.partition(' is a required')[0]}"
     elif error.validator == "additionalProperties":
-        yield from (f"{where} has an unknown key {key!r}" for key in error.instance if key not in error.schema.get("properties", {}))
+        yield from (
+            f"{where} has an unknown key {key!r}"
+            for key in error.instance
+            if key not in error.schema.get("properties", {})
+        )
     elif error.validator == "type":
         yield f"{where} is {value!r} but must be of type {wanted if isinstance(wanted, str) else ' or '.join(wanted)}"
     elif error.validator in ("minItems", "maxItems"):

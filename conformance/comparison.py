@@ -230,7 +230,10 @@ class Verdict:
         if not self.undeclared:
             return "", ""
         known = KNOWN_DEVIATIONS[self.undeclared]
-        return known.alone, f"if this is meant, declare `{self.undeclared}` among its deviations (SPEC {known.clause}, docs/guides/joining.md): {known.meaning}"
+        return (
+            known.alone,
+            f"if this is meant, declare `{self.undeclared}` among its deviations (SPEC {known.clause}, docs/guides/joining.md): {known.meaning}",
+        )
 
     def revise(self, diagnosis: Diagnosis) -> None:
         """Put what all cases together say in place of what this one says by itself."""
@@ -250,20 +253,36 @@ class Verdict:
     def growth(self) -> list[tuple[str, float]]:
         """For each tap that can be said of: its error end to end, in tolerances."""
         judged = ((row.tensor, row.end_to_end) for row in self.table if not is_gradient(row.tensor))
-        return [(name, judgement.ratio) for name, judgement in judged if judgement and judgement.status != "undetermined"]
+        return [
+            (name, judgement.ratio)
+            for name, judgement in judged
+            if judgement and judgement.status != "undetermined"
+        ]
 
     @property
     def unchecked(self) -> str:
         """What was not delivered, and so not checked, in one line; empty if everything was."""
         kinds: dict[str, list[Row]] = {"taps": [], "gradients": [], "gradients by taps": []}
         for row in self.table:
-            kinds["gradients by taps" if is_tap_gradient(row.tensor) else "gradients" if is_gradient(row.tensor) else "taps"].append(row)
+            kinds[
+                "gradients by taps"
+                if is_tap_gradient(row.tensor)
+                else "gradients"
+                if is_gradient(row.tensor)
+                else "taps"
+            ].append(row)
         said = []
         for kind, rows in kinds.items():
-            missing = [row.tensor for row in rows if row.status == "undelivered" and row.note == NOT_DELIVERED]
+            missing = [
+                row.tensor for row in rows if row.status == "undelivered" and row.note == NOT_DELIVERED
+            ]
             if missing:
                 few = len(missing) <= 3 and len(missing) < len(rows)
-                said.append(", ".join(missing) if few else f"{'all' if len(missing) == len(rows) else f'{len(missing)} of'} {len(rows)} {kind}")
+                said.append(
+                    ", ".join(missing)
+                    if few
+                    else f"{'all' if len(missing) == len(rows) else f'{len(missing)} of'} {len(rows)} {kind}"
+                )
         return f"not checked, since not delivered: {'; '.join(said)}" if said else ""
 
     def row(self, tensor: str) -> Row | None:

@@ -118,11 +118,22 @@ def flags_of(job: Job, run: Run) -> Flags:
     delivered = {**run.taps, **{f"gradients.{name}": array for name, array in run.gradients.items()}}
     found: Flags = {}
     for name, criterion in CRITERIA.items():
-        outputs = not passes(criterion, run.output, truth.output) if name not in OF_LOGITS or job.part == "model" else False
-        found[name] = (outputs, None if name in OF_LOGITS else any(not passes(criterion, delivered.get(tensor), wanted[tensor]) for tensor in wanted))
+        outputs = (
+            not passes(criterion, run.output, truth.output)
+            if name not in OF_LOGITS or job.part == "model"
+            else False
+        )
+        found[name] = (
+            outputs,
+            None
+            if name in OF_LOGITS
+            else any(not passes(criterion, delivered.get(tensor), wanted[tensor]) for tensor in wanted),
+        )
     verdict = job.judge(run)
     row = verdict.row(output)
-    from_inputs = bool(row and (row.end_to_end.status == "diverges" if row.end_to_end else row.status == "diverges"))
+    from_inputs = bool(
+        row and (row.end_to_end.status == "diverges" if row.end_to_end else row.status == "diverges")
+    )
     found[OURS] = (from_inputs, verdict.status == "diverges")
     return found
 
@@ -172,7 +183,9 @@ class Comparison:
     @property
     def exit_code(self) -> int:
         """0: the judge flags nothing that is right; 1: it does; 3: a backend gave no result. What is missed in one case may show in another."""
-        if not self.versions or any(failure.status != "absent" or name in self.asked for name, failure in self.failures.items()):
+        if not self.versions or any(
+            failure.status != "absent" or name in self.asked for name, failure in self.failures.items()
+        ):
             return 3
         return 1 if self.exceptions["alarms"] else 0
 
@@ -181,7 +194,9 @@ class Comparison:
         """Return the runs that the judge was wrong about."""
         return {
             "missed": [run for run, flags in self.flagged[FAULTS].items() if not flags[OURS][True]],
-            "alarms": [run for group in GROUPS[1:] for run, flags in self.flagged[group].items() if flags[OURS][True]],
+            "alarms": [
+                run for group in GROUPS[1:] for run, flags in self.flagged[group].items() if flags[OURS][True]
+            ],
         }
 
     def share(self, group: str, criterion: str, everything: bool) -> tuple[int, int] | None:
@@ -193,10 +208,24 @@ class Comparison:
         """Return it as plain data."""
         names = (*CRITERIA, OURS)
         shares = {
-            name: {group: {"outputs": self.share(group, name, False), "all": self.share(group, name, True)} for group in GROUPS} for name in names
+            name: {
+                group: {"outputs": self.share(group, name, False), "all": self.share(group, name, True)}
+                for group in GROUPS
+            }
+            for name in names
         }
-        amounts = {"seed": self.amounts.seed, **{group: len(runs) for group, runs in self.flagged.items()}, "unsupported": self.unsupported}
-        return {"exit_code": self.exit_code, "versions": self.versions, "runs": amounts, "flagged": shares, "exceptions": self.exceptions}
+        amounts = {
+            "seed": self.amounts.seed,
+            **{group: len(runs) for group, runs in self.flagged.items()},
+            "unsupported": self.unsupported,
+        }
+        return {
+            "exit_code": self.exit_code,
+            "versions": self.versions,
+            "runs": amounts,
+            "flagged": shares,
+            "exceptions": self.exceptions,
+        }
 
 
 def runs_of_each(mutants: Sequence[Fault], names: Sequence[str], amounts: Amounts) -> int:
@@ -208,15 +237,27 @@ def _visible(mutants: Sequence[Fault]) -> list[Fault]:
     return [mutant for mutant in mutants if "float32" in mutant.precisions]
 
 
-def compare(mutants: Sequence[Fault], names: Sequence[str], settings: Settings, amounts: Amounts, progress: Progress = lambda backend, done: None) -> Comparison:
+def compare(
+    mutants: Sequence[Fault],
+    names: Sequence[str],
+    settings: Settings,
+    amounts: Amounts,
+    progress: Progress = lambda backend, done: None,
+) -> Comparison:
     """Run faults, right variations and random cases, and have every criterion look at each run."""
     result = Comparison(amounts, asked=settings.asked)
     visible = _visible(mutants)
-    drawn = {dtype: random_jobs(dtype, count, amounts.seed) for dtype, count in (("float32", amounts.single), ("bfloat16", amounts.half))}
+    drawn = {
+        dtype: random_jobs(dtype, count, amounts.seed)
+        for dtype, count in (("float32", amounts.single), ("bfloat16", amounts.half))
+    }
 
     def all_of(place: int) -> None:
         backend = names[place]
-        seat = pool.seat(partial(settings.open, plugin(backend)), started=lambda worker: started(backend, worker.description))
+        seat = pool.seat(
+            partial(settings.open, plugin(backend)),
+            started=lambda worker: started(backend, worker.description),
+        )
         for mutant in visible[place :: len(names)]:
             fault(result, seat, mutant, f"{mutant.name} {backend}")
             progress(backend, mutant.name)
@@ -237,13 +278,18 @@ def compare(mutants: Sequence[Fault], names: Sequence[str], settings: Settings, 
         progress(backend, "started")
 
     with Pool() as pool:
-        pool.map(lambda place: vary(result, amounts) if place < 0 else all_or_nothing(place), range(-1, len(names)))
+        pool.map(
+            lambda place: vary(result, amounts) if place < 0 else all_or_nothing(place), range(-1, len(names))
+        )
     return result
 
 
 def random_jobs(dtype: str, count: int, seed: int) -> list[Job]:
     """Return random cases, judged end to end too: usual criteria look at outputs."""
-    return [case.job(f"random {i}", end_to_end=True) for i, case in enumerate(sample(Plan(names=(), dtypes=(dtype,), seed=seed), range(count)))]
+    return [
+        case.job(f"random {i}", end_to_end=True)
+        for i, case in enumerate(sample(Plan(names=(), dtypes=(dtype,), seed=seed), range(count)))
+    ]
 
 
 def run_job(job: Job, worker: Worker, implementation: str = "explicit") -> Run:
@@ -277,18 +323,25 @@ def fault(result: Comparison, seat: Seat, mutant: Fault, name: str) -> None:
     except WorkerFailure as failure:
         if failure.status != "error":
             raise
-        result.flagged[FAULTS][name] = {criterion: (True, None if criterion in OF_LOGITS else True) for criterion in (*CRITERIA, OURS)}
+        result.flagged[FAULTS][name] = {
+            criterion: (True, None if criterion in OF_LOGITS else True) for criterion in (*CRITERIA, OURS)
+        }
 
 
 def vary(result: Comparison, amounts: Amounts) -> None:
     """Note what is flagged of the right variations, each on cases of its own, in turn."""
     standard = [job_of(case, "float32") for case in standard_cases()]
     np.random.default_rng(amounts.seed).shuffle(standard)
-    turns = itertools.cycle(standard), itertools.cycle(random_jobs("float32", 2 * amounts.cases, amounts.seed + 1))
+    turns = (
+        itertools.cycle(standard),
+        itertools.cycle(random_jobs("float32", 2 * amounts.cases, amounts.seed + 1)),
+    )
     for variation in VARIATIONS:
         for job in itertools.chain.from_iterable(itertools.islice(turn, amounts.cases) for turn in turns):
             request = Request(job.config, job.weights, job.batch, job.part, job.dtype)
-            right(result, RIGHT, f"{variation.name} {job.name}", job, partial(run_variation, variation, request))
+            right(
+                result, RIGHT, f"{variation.name} {job.name}", job, partial(run_variation, variation, request)
+            )
 
 
 # The table.
@@ -301,12 +354,22 @@ def rows(result: Comparison) -> list[list[str]]:
         shares = (result.share(group, criterion, everything) for everything in (False, True))
         return " / ".join("–" if share is None else percent(*share) for share in shares)
 
-    return [["criterion", *GROUPS], *([criterion, *(cell(group, criterion) for group in GROUPS)] for criterion in (*CRITERIA, OURS))]
+    return [
+        ["criterion", *GROUPS],
+        *([criterion, *(cell(group, criterion) for group in GROUPS)] for criterion in (*CRITERIA, OURS)),
+    ]
 
 
 def summary(result: Comparison) -> str:
     """Say what the table was measured on."""
-    counted = ", ".join(f"{len(result.flagged[group])} {words}" for group, words in zip(GROUPS, ("faults", "runs of right variations", "correct runs in float32", "in bfloat16"), strict=True))
+    counted = ", ".join(
+        f"{len(result.flagged[group])} {words}"
+        for group, words in zip(
+            GROUPS,
+            ("faults", "runs of right variations", "correct runs in float32", "in bfloat16"),
+            strict=True,
+        )
+    )
     versions = ", ".join(f"{name} {version}" for name, version in sorted(result.versions.items()))
     return f"Share of runs that are flagged, by their outputs alone / by any tensor. {counted}; {versions}; seed {result.amounts.seed}."
 
@@ -315,7 +378,10 @@ def markdown(result: Comparison) -> str:
     """Return the table as Markdown, for a README."""
     head, *body = rows(result)
     lines = ["| " + " | ".join(cells) + " |" for cells in [head, *body]]
-    return "\n".join([lines[0], "|---" + "|---:" * (len(head) - 1) + "|", *lines[1:], "", summary(result)]) + "\n"
+    return (
+        "\n".join([lines[0], "|---" + "|---:" * (len(head) - 1) + "|", *lines[1:], "", summary(result)])
+        + "\n"
+    )
 
 
 def percent(some: int, of: int) -> str:

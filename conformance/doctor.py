@@ -46,7 +46,9 @@ def machine() -> dict[str, str]:
     }
 
 
-def diagnose(names: Sequence[str], settings: Settings, done: Callable[[str], None] = lambda name: None) -> list[Diagnosis]:
+def diagnose(
+    names: Sequence[str], settings: Settings, done: Callable[[str], None] = lambda name: None
+) -> list[Diagnosis]:
     """Start each backend and ask it what it is.
 
     Args:
@@ -71,11 +73,17 @@ def conclusions(diagnoses: Sequence[Diagnosis], settings: Settings) -> list[str]
     """Return what is to be said of all backends together, one line each: defaults that differ, and GPUs."""
     ready = [diagnosis for diagnosis in diagnoses if diagnosis.status == "ready"]
     lines = [line for kind in ("cpu", "cuda") if (line := _differing(ready, kind))]
-    seen = any(str(device).startswith("cuda") for diagnosis in ready for device in diagnosis.facts.get("devices", []))
+    seen = any(
+        str(device).startswith("cuda") for diagnosis in ready for device in diagnosis.facts.get("devices", [])
+    )
     if not seen and not here.gpus():
-        lines.append("not yet measured on a GPU, and there is none here; docs/guides/gpu.md says how to measure on one")
+        lines.append(
+            "not yet measured on a GPU, and there is none here; docs/guides/gpu.md says how to measure on one"
+        )
     elif not seen and settings.device == "cpu":
-        lines.append("there is a GPU here, which --device cpu hides from the backends; concord doctor --device cuda asks what they make of it")
+        lines.append(
+            "there is a GPU here, which --device cpu hides from the backends; concord doctor --device cuda asks what they make of it"
+        )
     return lines
 
 
@@ -114,11 +122,21 @@ def _advice(facts: dict[str, Any], settings: Settings) -> list[str]:
     wanted, threads = settings.threads or os.cpu_count() or 1, facts.get("threads")
     if isinstance(threads, int) and threads not in (0, wanted):
         advice.append(f"it computes with {threads} threads where {wanted} were asked for")
-    if settings.device != "cpu" and here.gpus() and not any(str(device).startswith("cuda") for device in facts.get("devices", [])):
-        advice.append("it sees no GPU though there is one: this may be its wheel for CPUs, or one for another CUDA than the driver's")
+    if (
+        settings.device != "cpu"
+        and here.gpus()
+        and not any(str(device).startswith("cuda") for device in facts.get("devices", []))
+    ):
+        advice.append(
+            "it sees no GPU though there is one: this may be its wheel for CPUs, or one for another CUDA than the driver's"
+        )
     missing = {"bfloat16", "float16"} - set(facts.get("dtypes", {}).get(settings.device.split(":")[0], []))
     if missing:
-        advice.append(f"no {' or '.join(sorted(missing))} on {settings.device}: such runs are reported as unsupported")
+        advice.append(
+            f"no {' or '.join(sorted(missing))} on {settings.device}: such runs are reported as unsupported"
+        )
     if "MKL_DEBUG_CPU_TYPE" in facts.get("thread_switches", {}) and "AMD" in machine()["processor"]:
-        advice.append("on AMD processors MKL_DEBUG_CPU_TYPE=5 in the environment makes its matrix products several times faster")
+        advice.append(
+            "on AMD processors MKL_DEBUG_CPU_TYPE=5 in the environment makes its matrix products several times faster"
+        )
     return advice

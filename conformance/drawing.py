@@ -40,7 +40,13 @@ def level(ratio: float, beyond: bool = False) -> int:
     return max(found, WITHIN) if beyond else found
 
 
-def strips(blocks: Sequence[Sequence[Sequence[int | None]]], titles: Sequence[str], label: str, bounds: Sequence[int], first: Sequence[int | None]) -> Markup:
+def strips(
+    blocks: Sequence[Sequence[Sequence[int | None]]],
+    titles: Sequence[str],
+    label: str,
+    bounds: Sequence[int],
+    first: Sequence[int | None],
+) -> Markup:
     """Draw blocks of strips: a mark for each tensor, a strip for each run, and an empty strip over each block.
 
     Args:
@@ -65,7 +71,10 @@ def strips(blocks: Sequence[Sequence[Sequence[int | None]]], titles: Sequence[st
     paths = [f'<path class="{name}" d="{"".join(places)}"/>' for name, places in sorted(marks.items())]
     paths.append(_bounds(bounds, height))
     paths += [f'<path class="first" d="{"".join(frames)}"/>'] if frames else []
-    columns = (f'<rect x="{2 * place}" width="2" height="{height}"><title>{escape(shortened(title))}</title></rect>' for place, title in enumerate(titles))
+    columns = (
+        f'<rect x="{2 * place}" width="2" height="{height}"><title>{escape(shortened(title))}</title></rect>'
+        for place, title in enumerate(titles)
+    )
     return _svg("strips", width, height, label, [*paths, '<g class="over">', *columns, "</g>"])
 
 
@@ -89,7 +98,13 @@ def heat_map(rows: Sequence[Sequence[int | None]], levels: Sequence[int], label:
             if name is not None:
                 marks.setdefault(f"l{name}", []).append(f"M{left} {top}.5h{size}")
             left += size
-    return _svg("heat", len(rows[0]), len(rows), label, [f'<path class="{name}" d="{"".join(places)}"/>' for name, places in sorted(marks.items())])
+    return _svg(
+        "heat",
+        len(rows[0]),
+        len(rows),
+        label,
+        [f'<path class="{name}" d="{"".join(places)}"/>' for name, places in sorted(marks.items())],
+    )
 
 
 def _bounds(bounds: Sequence[int], height: int) -> str:
@@ -104,7 +119,9 @@ def _svg(name: str, width: int, height: int, label: str, content: Sequence[str])
 
 def decades(lines: Sequence[Sequence[float | None]]) -> tuple[int, int]:
     """Return the powers of ten between which lines are drawn; the largest float is above all."""
-    exponents = [math.log10(value) for line in lines for value in line if value is not None and 0 < value < math.inf]
+    exponents = [
+        math.log10(value) for line in lines for value in line if value is not None and 0 < value < math.inf
+    ]
     endless = any(value == math.inf for line in lines for value in line)
     lowest = max(-4, math.floor(min(exponents, default=-2)))
     highest = min(20, math.ceil(max(exponents, default=0)))
@@ -120,7 +137,9 @@ def growth(lines: Sequence[Sequence[float | None]], label: str, bounds: Sequence
     lowest, highest = decades(lines)
     width = 2 * max((len(line) for line in lines), default=1)
     limit = _height(1.0, lowest, highest)
-    content = [f'<path class="grid" d="{"".join(f"M0 {CHART * place / 100:g}h{width}" for place, _ in ticks(lowest, highest))}"/>']
+    content = [
+        f'<path class="grid" d="{"".join(f"M0 {CHART * place / 100:g}h{width}" for place, _ in ticks(lowest, highest))}"/>'
+    ]
     content += [_bounds(bounds, CHART), f'<path class="limit" d="M0 {limit:g}h{width}"/>']
     for place, line in enumerate(lines):
         data = "".join(_segments(line, lowest, highest))
@@ -155,7 +174,9 @@ def _power(exponent: int) -> str:
     return f"{10.0**exponent:g}" if -3 <= exponent <= 3 else f"1e{exponent}"
 
 
-def histogram(filled: Sequence[int], outlined: Sequence[int], edges: Sequence[float], limit: float, label: str) -> Markup:
+def histogram(
+    filled: Sequence[int], outlined: Sequence[int], edges: Sequence[float], limit: float, label: str
+) -> Markup:
     """Draw how many elements have an error in each bin, both on logarithmic scales.
 
     Args:
@@ -172,12 +193,21 @@ def histogram(filled: Sequence[int], outlined: Sequence[int], edges: Sequence[fl
     bars: dict[str, list[str]] = {"bar": [], "bar over": []}
     for place, count in enumerate(filled):
         if count:
-            bars["bar over" if lower[place] >= limit else "bar"].append(f"M{10 * place + 1} {BARS}V{top(count):g}h8V{BARS}z")
-    outline = f"M0 {BARS}" + "".join(f"V{top(count):g}h10" for count in outlined) + f"V{BARS}" if any(outlined) else ""
+            bars["bar over" if lower[place] >= limit else "bar"].append(
+                f"M{10 * place + 1} {BARS}V{top(count):g}h8V{BARS}z"
+            )
+    outline = (
+        f"M0 {BARS}" + "".join(f"V{top(count):g}h10" for count in outlined) + f"V{BARS}"
+        if any(outlined)
+        else ""
+    )
     at = 10 * position(limit, edges)
     content = [f'<path class="{name}" d="{"".join(data)}"/>' for name, data in bars.items() if data]
     content += [f'<path class="outline" d="{outline}"/>'] if outline else []
-    content += [f'<path class="limit" d="M{at:g} 0V{BARS}"/>', f'<path class="axis" d="M0 {BARS}h{10 * (len(edges) + 1)}"/>']
+    content += [
+        f'<path class="limit" d="M{at:g} 0V{BARS}"/>',
+        f'<path class="axis" d="M0 {BARS}h{10 * (len(edges) + 1)}"/>',
+    ]
     return _svg("histogram", 10 * (len(edges) + 1), BARS, label, content)
 
 

@@ -95,7 +95,9 @@ def export_cases(folder: Path, jobs: Sequence[Job]) -> list[Path]:
 
 def case_files(job: Job) -> dict[str, bytes]:
     """Return the files of a case by name."""
-    header, arrays = encode_request(Request(job.config, job.weights, job.batch, job.part, job.dtype, gradients=job.gradients))
+    header, arrays = encode_request(
+        Request(job.config, job.weights, job.batch, job.part, job.dtype, gradients=job.gradients)
+    )
     manifest = json.dumps(_manifest(job, json.loads(header)), indent=1) + "\n"
     return {"case.safetensors": arrays, "case.json": manifest.encode()}
 
@@ -108,7 +110,11 @@ def _manifest(job: Job, header: dict[str, Any]) -> dict[str, Any]:
         **header,
         "wanted": {
             "output": output_name(job.config, job.part),
-            "taps": [name for name in taps(job.config, job.part, job.batch.arrays()) if job.gradients or name not in OF_THE_LOSS],
+            "taps": [
+                name
+                for name in taps(job.config, job.part, job.batch.arrays())
+                if job.gradients or name not in OF_THE_LOSS
+            ],
             "gradients": trainable(job.config, job.part) if job.gradients else [],
         },
     }
@@ -153,9 +159,15 @@ def read_run(folder: Path, dtype: str, gradients: bool = True) -> Run:
     missing = [name for name in ("output", "loss") if name not in arrays and (gradients or name == "output")]
     if missing:
         raise SpecError(f"{path}: lacks {', '.join(map(repr, missing))}")
-    strange = [name for name in arrays if name not in ("output", "loss") and not name.startswith(("taps/", "gradients/"))]
+    strange = [
+        name
+        for name in arrays
+        if name not in ("output", "loss") and not name.startswith(("taps/", "gradients/"))
+    ]
     if strange:
-        raise SpecError([f"{path}: {name!r} must be output, loss, taps/NAME or gradients/NAME" for name in strange])
+        raise SpecError(
+            [f"{path}: {name!r} must be output, loss, taps/NAME or gradients/NAME" for name in strange]
+        )
     about = read_as(about_path, About) if os.path.lexists(about_path) else About()
     try:
         check_info(about.info)
@@ -163,7 +175,16 @@ def read_run(folder: Path, dtype: str, gradients: bool = True) -> Run:
         raise SpecError(f"{about_path}: {error}") from None
     # Whatever else it left out, a dump is judged on everything that its case wanted.
     taps, (by_name, by_taps) = section(arrays, "taps/"), split_gradients(section(arrays, "gradients/"))
-    return Run(arrays["output"], arrays.get("loss"), taps, by_name, about.backend, dtype, about.info, tap_gradients=by_taps)
+    return Run(
+        arrays["output"],
+        arrays.get("loss"),
+        taps,
+        by_name,
+        about.backend,
+        dtype,
+        about.info,
+        tap_gradients=by_taps,
+    )
 
 
 def judge_dumps(folder: Path) -> Report:
@@ -193,9 +214,13 @@ def _judge_dump(folder: Path) -> tuple[Result, dict[str, Any]]:
     request, manifest = read_exported(folder)
     group, case, path = manifest.group, manifest.case, folder / "run.safetensors"
     if not os.path.lexists(path):
-        return Result("dump", group, case, request.dtype, "missing", f"{path}: no such file", part=request.part), {}
+        return Result(
+            "dump", group, case, request.dtype, "missing", f"{path}: no such file", part=request.part
+        ), {}
     run = read_run(folder, request.dtype, request.gradients)
     run.requested = tuple(name for name in ("taps", "gradients") if getattr(request, name))
     with located(str(path)):
         verdict = judge(request.config, request.weights, request.batch, run, request.part)
-    return Result(run.backend, group, case, run.dtype, verdict.status, verdict=verdict, part=request.part), run.info
+    return Result(
+        run.backend, group, case, run.dtype, verdict.status, verdict=verdict, part=request.part
+    ), run.info

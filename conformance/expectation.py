@@ -53,7 +53,14 @@ class JudgedProblem:
     @functools.cached_property
     def key(self) -> str:
         """A digest of all of its content."""
-        plain = [self.config.as_dict(), self.part, self.dtype, sorted(self.deviations.items()), self.gradients, self.unrounded]
+        plain = [
+            self.config.as_dict(),
+            self.part,
+            self.dtype,
+            sorted(self.deviations.items()),
+            self.gradients,
+            self.unrounded,
+        ]
         return digest(plain, {**self.weights, **self.batch.arrays()})
 
     @functools.cached_property
@@ -66,7 +73,9 @@ class JudgedProblem:
     @functools.cached_property
     def rows(self) -> dict[str, NDArray[np.int64]]:
         """Which rows of each table have a gradient, by the name of the gradient."""
-        return {f"gradients.{name}": rows for name, rows in used_rows(self.config, self.batch, self.part).items()}
+        return {
+            f"gradients.{name}": rows for name, rows in used_rows(self.config, self.batch, self.part).items()
+        }
 
     def observe(self, arithmetic: Arithmetic, observer: Observer, forced: Forced | None = None) -> int:
         """Compute it in some arithmetic (:func:`concord.spec.reference.observe`), from forced tensors if there are any."""
@@ -109,25 +118,64 @@ class JudgedTraining:
     @functools.cached_property
     def key(self) -> str:
         """A digest of all of its content."""
-        plain = [self.config.as_dict(), self.training.recipe.as_dict(), self.training.seed, self.training.reported, self.part, self.dtype, sorted(self.deviations.items())]
-        batches = {f"{step}.{number}.{name}": array for step, window in enumerate(self.training.windows) for number, batch in enumerate(window) for name, array in batch.arrays().items()}
-        return digest(plain, {**self.weights, **batches, **{f"uncertain.{name}": size for name, size in self.uncertain.items()}})
+        plain = [
+            self.config.as_dict(),
+            self.training.recipe.as_dict(),
+            self.training.seed,
+            self.training.reported,
+            self.part,
+            self.dtype,
+            sorted(self.deviations.items()),
+        ]
+        batches = {
+            f"{step}.{number}.{name}": array
+            for step, window in enumerate(self.training.windows)
+            for number, batch in enumerate(window)
+            for name, array in batch.arrays().items()
+        }
+        return digest(
+            plain,
+            {
+                **self.weights,
+                **batches,
+                **{f"uncertain.{name}": size for name, size in self.uncertain.items()},
+            },
+        )
 
     @property
     def start(self) -> dict[str, Array]:
         """Where training stands before its first step."""
-        return {f"parameters.{name}": array for name, array in self.weights.items() if name in trainable(self.config, self.part)}
+        return {
+            f"parameters.{name}": array
+            for name, array in self.weights.items()
+            if name in trainable(self.config, self.part)
+        }
 
     def trajectory(self, arithmetic: Arithmetic) -> Trajectory:
         """Return the training in some arithmetic, before its first step."""
         weights = {name: precision(self.dtype).round(array) for name, array in self.weights.items()}
-        return Trajectory(self.config, weights, self.training, arithmetic, self.part, self.dtype, self.deviations, self.uncertain)
+        return Trajectory(
+            self.config,
+            weights,
+            self.training,
+            arithmetic,
+            self.part,
+            self.dtype,
+            self.deviations,
+            self.uncertain,
+        )
 
     def clause(self, name: str) -> str:
         """Return the clause that defines a tensor of a step."""
         section = name.split(".")[2]
         update = {"sgd": "OPT-2", "adam": "OPT-3", "rmsprop": "OPT-5"}[self.training.recipe.algorithm]
-        return {"losses": "LOS-2", "gradients": "GRD-1", "norm": "OPT-7", "clipped": "OPT-7", "rate": "OPT-9"}.get(section, update)
+        return {
+            "losses": "LOS-2",
+            "gradients": "GRD-1",
+            "norm": "OPT-7",
+            "clipped": "OPT-7",
+            "rate": "OPT-9",
+        }.get(section, update)
 
 
 @dataclass(frozen=True)
@@ -144,7 +192,10 @@ class Forced:
 
     def without(self, taps: Collection[str]) -> Forced:
         """Return the same without some taps and the gradients by them."""
-        taken, gradients = ({name: array for name, array in arrays.items() if name not in taps} for arrays in (self.taps, self.gradients))
+        taken, gradients = (
+            {name: array for name, array in arrays.items() if name not in taps}
+            for arrays in (self.taps, self.gradients)
+        )
         return Forced(taken, gradients)
 
 
@@ -203,7 +254,9 @@ class Expectation:
     @functools.cached_property
     def overflowing(self) -> bool:
         """Whether the precision does not determine all taps: every gradient flows through all of them."""
-        return not all(np.isfinite(sigma).all() for name, sigma in self.sigmas.items() if not is_gradient(name))
+        return not all(
+            np.isfinite(sigma).all() for name, sigma in self.sigmas.items() if not is_gradient(name)
+        )
 
     @functools.cached_property
     def singular(self) -> frozenset[str]:
@@ -214,7 +267,10 @@ class Expectation:
         """
         gradients = [name for name in self.values if is_gradient(name)]
         largest = precision(self.dtype).largest
-        first = next((place for place, name in enumerate(gradients) if not (abs(self.values[name]) <= largest).all()), len(gradients))
+        first = next(
+            (place for place, name in enumerate(gradients) if not (abs(self.values[name]) <= largest).all()),
+            len(gradients),
+        )
         return frozenset(gradients[first + 1 :])
 
     @functools.cached_property
@@ -226,7 +282,9 @@ class Expectation:
         found = {}
         for name, value in self.values.items():
             if "norm" in name.rpartition(".")[2] and not is_gradient(name):
-                size, noise = (np.max(abs(array), axis=-1, keepdims=True) for array in (value, self.sigmas[name]))
+                size, noise = (
+                    np.max(abs(array), axis=-1, keepdims=True) for array in (value, self.sigmas[name])
+                )
                 rows = ~(noise <= UNDECIDED * size)
                 if name == "normalized":
                     rows &= ~((size == 0) & self.settled(name).all(-1, keepdims=True))

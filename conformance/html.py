@@ -70,7 +70,11 @@ def _of_report(data: Mapping[str, Any], read: Document, report: Report) -> str:
     group = {"check": "variant", "golden": "source"}[read.kind]
     failures, opened = _failures(results), {case.anchor for case in failing[:OPEN]}
     large = sum(len(rows_of(result)) for result in results) > CELLS
-    places = {id(result): place for place, finding in enumerate(findings[:FINDINGS], 1) for result in finding["results"]}
+    places = {
+        id(result): place
+        for place, finding in enumerate(findings[:FINDINGS], 1)
+        for result in finding["results"]
+    }
     sections = {
         **({"findings": "What diverges"} if findings else {}), **({"failures": "What was not judged"} if failures else {}),
         "matrix": f"{group.capitalize()}s", "cases": "Cases", **({"errors": "Errors"} if histograms else {}), "environments": "Backends",
@@ -80,7 +84,11 @@ def _of_report(data: Mapping[str, Any], read: Document, report: Report) -> str:
         "report.html",
         data,
         headline=headline(results, truth),
-        tone="bad" if any(result.status in ("diverges", "refused", "nondeterministic") for result in results) else "broken" if read.exit_code == 3 else "good",
+        tone="bad"
+        if any(result.status in ("diverges", "refused", "nondeterministic") for result in results)
+        else "broken"
+        if read.exit_code == 3
+        else "good",
         compared=_compared(report, cases, truth),
         sections=sections,
         truth=truth,
@@ -117,7 +125,11 @@ def headline(results: Sequence[Result], truth: str = "oracle") -> str:
     failing = [name for name in names if any(found[name][status] for status in FAILED_WORKER)]
     changing = [name for name in names if found[name]["nondeterministic"] and name not in diverging]
     unjudged = [name for name in names if found[name][NOT_JUDGED]]
-    agreeing = [name for name in names if found[name]["agrees"] and name not in (*diverging, *failing, *changing, *unjudged)]
+    agreeing = [
+        name
+        for name in names
+        if found[name]["agrees"] and name not in (*diverging, *failing, *changing, *unjudged)
+    ]
 
     def total(of_these: Sequence[str]) -> str:
         count = sum(found[name].total() for name in of_these)
@@ -126,20 +138,31 @@ def headline(results: Sequence[Result], truth: str = "oracle") -> str:
     parts = []
     if diverging:
         wrong = sum(found[name]["diverges"] + found[name]["refused"] for name in diverging)
-        parts.append(f"{joined(diverging)} {_verb(diverging, 'diverges', 'diverge')} from the {truth} in {wrong} of {total(diverging)}")
+        parts.append(
+            f"{joined(diverging)} {_verb(diverging, 'diverges', 'diverge')} from the {truth} in {wrong} of {total(diverging)}"
+        )
     if changing:
         differ = sum(found[name]["nondeterministic"] for name in changing)
-        parts.append(f"{joined(changing)} {_verb(changing, 'differs', 'differ')} when run again in {differ} of {total(changing)}")
+        parts.append(
+            f"{joined(changing)} {_verb(changing, 'differs', 'differ')} when run again in {differ} of {total(changing)}"
+        )
     if failing:
         owed = sum(found[name][status] for name in failing for status in FAILED_WORKER)
         parts.append(f"{joined(failing)} gave no result in {owed} of {total(failing)}")
     if unjudged:
-        parts.append(f"Concord failed to judge {sum(found[name][NOT_JUDGED] for name in unjudged)} of {total(unjudged)} of {joined(unjudged)}")
+        parts.append(
+            f"Concord failed to judge {sum(found[name][NOT_JUDGED] for name in unjudged)} of {total(unjudged)} of {joined(unjudged)}"
+        )
     if agreeing:
-        parts.append(f"{joined(agreeing)} {_verb(agreeing, 'agrees', 'agree')} with the {truth}" + ("" if parts else " to within rounding, in every tensor of every run that was judged"))
+        parts.append(
+            f"{joined(agreeing)} {_verb(agreeing, 'agrees', 'agree')} with the {truth}"
+            + ("" if parts else " to within rounding, in every tensor of every run that was judged")
+        )
     unsure = [name for name in names if found[name]["undetermined"]]
     if parts and unsure:
-        parts.append(f"{sum(found[name]['undetermined'] for name in unsure)} of {total(unsure)} of {joined(unsure)} {'was' if total(unsure) == '1 run' else 'were'} not judged, or not in every section")
+        parts.append(
+            f"{sum(found[name]['undetermined'] for name in unsure)} of {total(unsure)} of {joined(unsure)} {'was' if total(unsure) == '1 run' else 'were'} not judged, or not in every section"
+        )
     return "; ".join(parts) + "." if parts else "Nothing was judged."
 
 
@@ -155,16 +178,28 @@ def joined(names: Sequence[str]) -> str:
 def _compared(report: Report, cases: Sequence[CaseResults], truth: str) -> list[str]:
     """Say what was compared, with what, and what became of it."""
     results, settings = report.results, report.settings
-    names = [f"{name} {version}" if (version := report.environments.get(name, {}).get("version")) else name for name in ordered(result.backend for result in results)]
+    names = [
+        f"{name} {version}" if (version := report.environments.get(name, {}).get("version")) else name
+        for name in ordered(result.backend for result in results)
+    ]
     counts = Counter(result.status for result in sorted(results, key=gravity))
     verbs = {"agrees": "agree", "diverges": "diverge"}
-    said = ", ".join(f"{count} {verbs.get(status, status) if count > 1 else status}" for status, count in counts.items())
+    said = ", ".join(
+        f"{count} {verbs.get(status, status) if count > 1 else status}" for status, count in counts.items()
+    )
     groups = ordered(result.group for result in results)
-    of_groups = f" of {', '.join(groups) if len(groups) <= 3 else f'{len(groups)} variants or sources'}" if groups else ""
+    of_groups = (
+        f" of {', '.join(groups) if len(groups) <= 3 else f'{len(groups)} variants or sources'}"
+        if groups
+        else ""
+    )
     how = ", ".join([settings.implementation, settings.execution, *(settings.devices or [settings.device])])
     dtypes = ", ".join(ordered(result.dtype for result in results))
     compared = f"Compared: every tensor that {', '.join(names)} computed in {len(cases)} case{'' if len(cases) == 1 else 's'}{of_groups}, in {dtypes} ({how}), with the {truth}."
-    return [*([compared] if results else []), f"{len(results)} run{'' if len(results) == 1 else 's'}{': ' if said else ''}{said}."]
+    return [
+        *([compared] if results else []),
+        f"{len(results)} run{'' if len(results) == 1 else 's'}{': ' if said else ''}{said}.",
+    ]
 
 
 def _finding(result: Result) -> dict[str, Any]:
@@ -192,7 +227,11 @@ def _seen(result: Result) -> list[str]:
     diagnosis = result.verdict.diagnosis if result.verdict else None
     if diagnosis is None:
         return []
-    shown = [diagnosis.description.text] if diagnosis.description and not (diagnosis.cause and diagnosis.cause.confident) else []
+    shown = (
+        [diagnosis.description.text]
+        if diagnosis.description and not (diagnosis.cause and diagnosis.cause.confident)
+        else []
+    )
     return [*shown, *diagnosis.notes]
 
 
@@ -214,18 +253,38 @@ def _findings(report: Report, anchors: Mapping[int, str]) -> list[dict[str, Any]
         found, tensor = [result for result, _ in entries], entries[0][1]
         speaker = speaker_of(found)
         others = [(result, anchors[id(result)]) for result in found if result is not speaker]
-        together = [one for one in report.conclusions if others and (one.backend, one.tensor) == (speaker.backend, tensor)]
+        together = [
+            one
+            for one in report.conclusions
+            if others and (one.backend, one.tensor) == (speaker.backend, tensor)
+        ]
         finding = _finding(speaker)
         refuted = dict.fromkeys([*finding["refuted"], *(text for one in together for text in one.refuted)])
-        told.append({**finding, "refuted": tuple(refuted), "anchor": anchors[id(speaker)], "results": found, "others": others, "together": [one.text for one in together]})
+        told.append(
+            {
+                **finding,
+                "refuted": tuple(refuted),
+                "anchor": anchors[id(speaker)],
+                "results": found,
+                "others": others,
+                "together": [one.text for one in together],
+            }
+        )
     return sorted(told, key=lambda finding: -len(finding["others"]))
 
 
 def _failures(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Return what kept backends from giving results, one for all runs of a backend with the same."""
-    gathered = gather((result for result in results if result.detail or result.stderr), lambda result: (result.backend, result.status, result.detail))
+    gathered = gather(
+        (result for result in results if result.detail or result.stderr),
+        lambda result: (result.backend, result.status, result.detail),
+    )
     told = [
-        {"result": found[0], "results": found, "lines": next((result.stderr for result in found if result.stderr), "").splitlines()[-LINES:]}
+        {
+            "result": found[0],
+            "results": found,
+            "lines": next((result.stderr for result in found if result.stderr), "").splitlines()[-LINES:],
+        }
         for found in gathered
     ]
     return sorted(told, key=lambda failure: WORST_FIRST.index(failure["result"].status))
@@ -242,10 +301,17 @@ def _matrix(results: Sequence[Result], names: Sequence[str], dtypes: Sequence[st
 
     def cell(group: str, name: str, dtype: str) -> dict[str, Any] | None:
         found = gathered.get((group, name, dtype))
-        return {"result": min(found, key=gravity), "count": Counter(result.status for result in found)} if found else None
+        return (
+            {"result": min(found, key=gravity), "count": Counter(result.status for result in found)}
+            if found
+            else None
+        )
 
     groups = ordered(result.group for result in results)
-    return [{"group": group, "cells": [[(dtype, cell(group, name, dtype)) for dtype in dtypes] for name in names]} for group in groups]
+    return [
+        {"group": group, "cells": [[(dtype, cell(group, name, dtype)) for dtype in dtypes] for name in names]}
+        for group in groups
+    ]
 
 
 def _table(case: CaseResults, brief: bool) -> dict[str, Any]:
@@ -259,14 +325,20 @@ def _table(case: CaseResults, brief: bool) -> dict[str, Any]:
     for name, of_runs in found.items():
         place, worst = max(of_runs.items(), key=lambda entry: entry[1].ratio)
         cells = [worst] if brief else [of_runs.get(place) for place in range(len(results))]
-        rows.append({"tensor": name, "row": worst, "cells": [_cell(row) for row in cells], "whose": results[place]})
+        rows.append(
+            {"tensor": name, "row": worst, "cells": [_cell(row) for row in cells], "whose": results[place]}
+        )
     return {"results": results, "rows": rows, "brief": brief}
 
 
 def _cell(row: Row | None) -> tuple[str, bool]:
     if row is None:
         return "–", False
-    return (number(row.ratio), row.status == "diverges") if row.status in ("agrees", "diverges") else (row.status, False)
+    return (
+        (number(row.ratio), row.status == "diverges")
+        if row.status in ("agrees", "diverges")
+        else (row.status, False)
+    )
 
 
 def _about(name: str, report: Report) -> dict[str, Any]:
@@ -280,14 +352,29 @@ def _about(name: str, report: Report) -> dict[str, Any]:
     if isinstance(dtypes, dict) and device in dtypes:
         facts["dtypes"] = {device: dtypes[device]}
     measured = {key: facts.pop(key) for key in MEASURED if isinstance(facts.get(key), (int, float))}
-    deviations = [entry for entry in declared if isinstance(entry, dict)] if isinstance(declared, list) else []
+    deviations = (
+        [entry for entry in declared if isinstance(entry, dict)] if isinstance(declared, list) else []
+    )
     return {
         "name": name,
         "facts": {key.replace("_", " "): plain(value) for key, value in facts.items()},
-        "measured": {key.replace("_", " ").removesuffix(" bytes"): _quantity(key, value) for key, value in measured.items()},
-        "deviations": [{"clause": _clause(entry), **{key: str(entry.get(key, "")) for key in ("name", "value", "reason")}} for entry in deviations],
+        "measured": {
+            key.replace("_", " ").removesuffix(" bytes"): _quantity(key, value)
+            for key, value in measured.items()
+        },
+        "deviations": [
+            {
+                "clause": _clause(entry),
+                **{key: str(entry.get(key, "")) for key in ("name", "value", "reason")},
+            }
+            for entry in deviations
+        ],
         "statuses": Counter(result.status for result in report.results if result.backend == name),
-        "elsewhere": [f"{kind} {places[alone]}" for kind, places in (("interpreter", settings.python), ("host", settings.ssh)) if alone in places],
+        "elsewhere": [
+            f"{kind} {places[alone]}"
+            for kind, places in (("interpreter", settings.python), ("host", settings.ssh))
+            if alone in places
+        ],
         "place": place,
         "repeated": repeated([result for result in report.results if result.backend == name]),
     }
@@ -318,18 +405,34 @@ def plain(value: object) -> str:
 
 def _figures(results: Sequence[Result], brief: bool) -> list[dict[str, Any]]:
     """Return strips and lines for runs of one case and precision: as many figures as there are different sets of tensors."""
-    shown = [result for result in results if any(level(row, way) is not None for row in rows_of(result) for way in ("local", "end_to_end"))]
-    return [_drawn(found, brief) for found in gather(shown, lambda result: tuple(row.tensor for row in rows_of(result)))]
+    shown = [
+        result
+        for result in results
+        if any(level(row, way) is not None for row in rows_of(result) for way in ("local", "end_to_end"))
+    ]
+    return [
+        _drawn(found, brief)
+        for found in gather(shown, lambda result: tuple(row.tensor for row in rows_of(result)))
+    ]
 
 
 def _drawn(results: Sequence[Result], brief: bool) -> dict[str, Any]:
     tables = [rows_of(result) for result in results]
     names = [row.tensor for row in tables[0]]
-    kinds = [kind for kind in ("local", "end_to_end") if any(judged(row, kind) for table in tables for row in table)] or ["end_to_end"]
+    kinds = [
+        kind
+        for kind in ("local", "end_to_end")
+        if any(judged(row, kind) for table in tables for row in table)
+    ] or ["end_to_end"]
     bands = _bands(names)
     bounds = [sum(size for _, size in bands[:place]) for place in range(1, len(bands))]
-    lines = [[there.ratio if (there := judged(row, "end_to_end")) else None for row in table] for table in tables]
-    about = "; ".join(f"{result.backend} {word(result)}" + (f" at {worst.tensor}" if (worst := largest(result)) else "") for result in results)
+    lines = [
+        [there.ratio if (there := judged(row, "end_to_end")) else None for row in table] for table in tables
+    ]
+    about = "; ".join(
+        f"{result.backend} {word(result)}" + (f" at {worst.tensor}" if (worst := largest(result)) else "")
+        for result in results
+    )
     firsts = [result.first_divergence for result in results]
     titles = [_title(list(zip(results, rows, strict=True)), brief) for rows in zip(*tables, strict=True)]
     return {
@@ -344,7 +447,9 @@ def _drawn(results: Sequence[Result], brief: bool) -> dict[str, Any]:
             bounds,
             [names.index(first.tensor) if first else None for first in firsts],
         ),
-        "growth": drawing.growth(lines, f"Error end to end along the {len(names)} tensors, in tolerances", bounds),
+        "growth": drawing.growth(
+            lines, f"Error end to end along the {len(names)} tensors, in tolerances", bounds
+        ),
         "ticks": drawing.ticks(*drawing.decades(lines)),
     }
 
@@ -353,7 +458,11 @@ def _title(column: Sequence[tuple[Result, Row]], brief: bool) -> str:
     """Return what is said of a tensor that is pointed at: its name, and unless there is little room the errors of each run."""
     lines = [f"{column[0][1].tensor} ({column[0][1].clause})"]
     for result, row in () if brief else column:
-        ways = [f"{words} z {error.z:.2g} rms {error.rms:.2g}" for words, way in (("local", "local"), ("end to end", "end_to_end")) if (error := judged(row, way))]
+        ways = [
+            f"{words} z {error.z:.2g} rms {error.rms:.2g}"
+            for words, way in (("local", "local"), ("end to end", "end_to_end"))
+            if (error := judged(row, way))
+        ]
         status = "" if row.status == "agrees" else f" {row.status}"
         ratio = f" {number(row.ratio)}" if row.status in ("agrees", "diverges") else ""
         lines.append(f"{tail(result.backend)}{ratio}{status}: {', '.join(ways) or 'not compared'}")
@@ -366,7 +475,13 @@ def _bands(names: Sequence[str]) -> list[tuple[str, int]]:
     for name in names:
         layer = re.match(r"layers\.(\d+)\.", name)
         first = name.partition(".")[0]
-        band = f"layer {layer[1]}" if layer else first if first in ("gradients", "embeddings", "attention") else "head"
+        band = (
+            f"layer {layer[1]}"
+            if layer
+            else first
+            if first in ("gradients", "embeddings", "attention")
+            else "head"
+        )
         if bands and bands[-1][0] == band:
             bands[-1] = (band, bands[-1][1] + 1)
         else:
@@ -374,9 +489,23 @@ def _bands(names: Sequence[str]) -> list[tuple[str, int]]:
     return bands
 
 
-def _histograms(results: Sequence[Result], names: Sequence[str], dtypes: Sequence[str]) -> list[dict[str, Any]]:
+def _histograms(
+    results: Sequence[Result], names: Sequence[str], dtypes: Sequence[str]
+) -> list[dict[str, Any]]:
     """Return a histogram for each backend and precision."""
-    found = ((name, dtype, [result for result in results if (result.backend, result.dtype) == (name, dtype) and result.verdict]) for name in names for dtype in dtypes)
+    found = (
+        (
+            name,
+            dtype,
+            [
+                result
+                for result in results
+                if (result.backend, result.dtype) == (name, dtype) and result.verdict
+            ],
+        )
+        for name in names
+        for dtype in dtypes
+    )
     return [_histogram(name, dtype, of_these) for name, dtype, of_these in found if of_these]
 
 
@@ -391,7 +520,14 @@ def _histogram(name: str, dtype: str, results: Sequence[Result]) -> dict[str, An
                 for place, elements in enumerate(error.histogram):
                     count[place] += elements
     kind = "local" if sum(counts["local"]) else "end_to_end"
-    return {"backend": name, "dtype": dtype, "kind": kind, "largest": most[kind], "end_to_end": most["end_to_end"], **histogram(counts[kind], counts["end_to_end"] if kind == "local" else [], f"{name}, {dtype}")}
+    return {
+        "backend": name,
+        "dtype": dtype,
+        "kind": kind,
+        "largest": most[kind],
+        "end_to_end": most["end_to_end"],
+        **histogram(counts[kind], counts["end_to_end"] if kind == "local" else [], f"{name}, {dtype}"),
+    }
 
 
 def histogram(filled: Sequence[int], outlined: Sequence[int], whose: str) -> dict[str, Any]:
@@ -404,5 +540,11 @@ def histogram(filled: Sequence[int], outlined: Sequence[int], whose: str) -> dic
         "beyond": over,
         "at": round(100 * drawing.position(z, edges) / (len(edges) + 1), 1),
         "one": round(100 * drawing.position(1.0, edges) / (len(edges) + 1), 1),
-        "svg": drawing.histogram(filled, outlined, edges, z, f"{whose}: errors of {sum(filled)} elements in sigma; {over} beyond {z:g}"),
+        "svg": drawing.histogram(
+            filled,
+            outlined,
+            edges,
+            z,
+            f"{whose}: errors of {sum(filled)} elements in sigma; {over} beyond {z:g}",
+        ),
     }

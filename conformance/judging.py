@@ -17,13 +17,27 @@ from concord.conformance import tolerance
 from concord.conformance.breakdown import axes_of, break_down
 from concord.conformance.comparison import DECLARED, NOT_DELIVERED, UNUSED, Judgement, Row, Verdict
 from concord.conformance.diagnosis import diagnose
-from concord.conformance.expectation import Expectation, Forced, JudgedProblem, is_gradient, is_tap_gradient, root_mean_square
+from concord.conformance.expectation import (
+    Expectation,
+    Forced,
+    JudgedProblem,
+    is_gradient,
+    is_tap_gradient,
+    root_mean_square,
+)
 from concord.conformance.padding import blind_samples, uncomputed
 from concord.conformance.scoring import OUT_OF_RANGE, judge_tensor, scores_of
 from concord.conformance.tolerance import Z
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
-from concord.spec.deviations import KNOWN_DEVIATIONS, UNCOMPUTED_PADDING, WIDER_OUTPUT, Deviations, declared, in_precision
+from concord.spec.deviations import (
+    KNOWN_DEVIATIONS,
+    UNCOMPUTED_PADDING,
+    WIDER_OUTPUT,
+    Deviations,
+    declared,
+    in_precision,
+)
 from concord.spec.errors import SpecError
 from concord.spec.parameters import Weights, trainable
 from concord.spec.precision import precision
@@ -87,11 +101,18 @@ def judge(
     dtype = dtype or run.dtype
     wanted = "gradients" in run.requested and (expectation is not None or bool(run.gradients))
     deviations = in_precision(declared(run.info.get("deviations", [])), dtype)
-    case = JudgedProblem(config, weights, batch, part, dtype, deviations, wanted, tuple(run.info.get("unrounded_taps", ())))
+    case = JudgedProblem(
+        config, weights, batch, part, dtype, deviations, wanted, tuple(run.info.get("unrounded_taps", ()))
+    )
 
     def verdict(declaring: Deviations) -> Verdict:
         followed = {name: value for name, value in declaring.items() if not KNOWN_DEVIATIONS[name].excuses}
-        judging = _Judging(replace(case, deviations=followed), run, derive, {name for name, value in declaring.items() if value and name not in followed})
+        judging = _Judging(
+            replace(case, deviations=followed),
+            run,
+            derive,
+            {name for name, value in declaring.items() if value and name not in followed},
+        )
         return judging.verdict(expectation, expectation is None and bool(run.taps), end_to_end)
 
     found = verdict(deviations)
@@ -100,7 +121,11 @@ def judge(
 
     def would_agree(name: str) -> bool:
         """Return whether the run would agree if it declared a deviation; tried only where its worst elements lie where that shows."""
-        return name not in deviations and _shows(case, name, found) and verdict({**deviations, name: 1.0}).status != "diverges"
+        return (
+            name not in deviations
+            and _shows(case, name, found)
+            and verdict({**deviations, name: 1.0}).status != "diverges"
+        )
 
     names = [name for name, known in KNOWN_DEVIATIONS.items() if known.alone]
     return replace(found, recognise=lambda: next((name for name in names if would_agree(name)), ""))
@@ -118,7 +143,12 @@ def _shows(case: JudgedProblem, deviation: str, verdict: Verdict) -> bool:
         where = uncomputed(case.config, case.batch, case.part, first.tensor, first.axes)
     else:
         where = blind_samples(case.config, case.batch).reshape(-1, *[1] * (len(first.axes) - 1))
-    shape = [max(sizes) for sizes in zip(np.shape(where), *(np.add(one.index, 1) for one in first.deciding.breakdown.worst), strict=True)]
+    shape = [
+        max(sizes)
+        for sizes in zip(
+            np.shape(where), *(np.add(one.index, 1) for one in first.deciding.breakdown.worst), strict=True
+        )
+    ]
     return bool(all(np.broadcast_to(where, shape)[one.index] for one in first.deciding.breakdown.worst))
 
 
@@ -133,14 +163,24 @@ class _Judging:
         excuses: what the run declares that the judge leaves out (:attr:`concord.spec.deviations.KnownDeviation.excuses`).
     """
 
-    def __init__(self, case: JudgedProblem, run: Run, derive: Derivation | None, excuses: Set[str] = frozenset()) -> None:
+    def __init__(
+        self, case: JudgedProblem, run: Run, derive: Derivation | None, excuses: Set[str] = frozenset()
+    ) -> None:
         self.case, self.run, self.excuses = case, run, excuses
         self.output = output_name(case.config, case.part)
-        self.delivered = {**run.results(self.output), **run.taps, **{f"gradients.{name}": array for name, array in run.gradients.items()}}
-        self.delivered |= {f"gradients.taps.{name}": array for name, array in run.tap_gradients.items() if array is not None}
+        self.delivered = {
+            **run.results(self.output),
+            **run.taps,
+            **{f"gradients.{name}": array for name, array in run.gradients.items()},
+        }
+        self.delivered |= {
+            f"gradients.taps.{name}": array for name, array in run.tap_gradients.items() if array is not None
+        }
         self.delivered |= run.steps
         for name, array in self.delivered.items():
-            if array.ndim and np.any(excused := self.excused(name, array.ndim)):  # what is not finite would spread to what is judged
+            if array.ndim and np.any(
+                excused := self.excused(name, array.ndim)
+            ):  # what is not finite would spread to what is judged
                 self.delivered[name] = np.where(excused & ~np.isfinite(array), array.dtype.type(0), array)
         if derive:
             self.delivered = derive(self.delivered)
@@ -149,26 +189,54 @@ class _Judging:
 
     def verdict(self, expectation: Published | None, local: bool, end_to_end: bool) -> Verdict:
         """Judge every requested tensor, in one way or both."""
-        expected = expectation(self.case.deviations) if expectation else self.from_the_inputs(local, end_to_end)
+        expected = (
+            expectation(self.case.deviations) if expectation else self.from_the_inputs(local, end_to_end)
+        )
         shapes = {name: self.shape(name, expected) for name in expected.shapes or expected.values}
-        wanted = {name: expected.clauses[name] for name in shapes if self.requested(name) and (local or name in expected.values)}
+        wanted = {
+            name: expected.clauses[name]
+            for name in shapes
+            if self.requested(name) and (local or name in expected.values)
+        }
         faults = {name: self.fault(name, clause, shapes[name]) for name, clause in wanted.items()}
         sound = [name for name in wanted if faults[name] is None]
-        from_inputs = _EndToEnd(self, expected, deciding=not local).judgements([name for name in sound if name in expected.sigmas])
+        from_inputs = _EndToEnd(self, expected, deciding=not local).judgements(
+            [name for name in sound if name in expected.sigmas]
+        )
         del expected  # the other way takes as much memory
         by_step = self.local(sound, shapes) if local else {}
         self.case.forget()
         for name in (f"gradients.taps.{tap}" for tap in self.unused):
-            faults[name] = Row(name, wanted[name], "undelivered", note=UNUSED, size=math.prod(shapes[name]), axes=axes_of(self.case, name, len(shapes[name])))
-        table = [faults[name] or self.row(name, clause, by_step.get(name), from_inputs.get(name), len(shapes[name])) for name, clause in wanted.items()]
-        table += [Row(name, clause_of(self.case.config, name, self.case.part), "undelivered", note=NOT_DELIVERED) for name in self.without_gradients()]
+            faults[name] = Row(
+                name,
+                wanted[name],
+                "undelivered",
+                note=UNUSED,
+                size=math.prod(shapes[name]),
+                axes=axes_of(self.case, name, len(shapes[name])),
+            )
+        table = [
+            faults[name]
+            or self.row(name, clause, by_step.get(name), from_inputs.get(name), len(shapes[name]))
+            for name, clause in wanted.items()
+        ]
+        table += [
+            Row(name, clause_of(self.case.config, name, self.case.part), "undelivered", note=NOT_DELIVERED)
+            for name in self.without_gradients()
+        ]
         verdict = Verdict(table, case=self.case if local else None)
         first = verdict.first_divergence
         if first is None or expectation is not None or (first.local if local else first.end_to_end) is None:
             return verdict
         statuses = {row.tensor: row.status for row in table}
         forced = {name: tap.astype(np.float64) for name, tap in self.forced(shapes).taps.items()}
-        return Verdict(table, functools.partial(diagnose, self.case, forced, first.tensor, self.delivered, judge_tensor, statuses), self.case)
+        return Verdict(
+            table,
+            functools.partial(
+                diagnose, self.case, forced, first.tensor, self.delivered, judge_tensor, statuses
+            ),
+            self.case,
+        )
 
     def from_the_inputs(self, local: bool, wanted: bool) -> Expectation:
         """Return what is expected from the inputs: where each step is judged, of a large model no gradients, and nothing at all unless it is wanted."""
@@ -208,20 +276,41 @@ class _Judging:
         actual = self.delivered.get(name)
 
         def fault(note: str, status: str = "diverges") -> Row:
-            return Row(name, clause, status, note=note, size=math.prod(shape), axes=axes_of(self.case, name, len(shape)))
+            return Row(
+                name,
+                clause,
+                status,
+                note=note,
+                size=math.prod(shape),
+                axes=axes_of(self.case, name, len(shape)),
+            )
 
         if actual is None:
             note = NOT_DELIVERED if self.declared is None else DECLARED
-            return fault(note, "undelivered") if self.may_lack(name) else fault("missing: the backend returned no such tensor")
+            return (
+                fault(note, "undelivered")
+                if self.may_lack(name)
+                else fault("missing: the backend returned no such tensor")
+            )
         if actual.shape != shape:
             return fault(f"has shape {actual.shape} but must be {shape}")
         target = precision(self.case.dtype)
-        if name not in self.may_be_wider and (self.half or actual.dtype != target.storage) and not target.holds(actual):
+        if (
+            name not in self.may_be_wider
+            and (self.half or actual.dtype != target.storage)
+            and not target.holds(actual)
+        ):
             return fault(WIDER)
         result = self.run.results(self.output).get(name)
         tap = self.run.taps.get(name)
-        if result is not None and tap is not None and not np.array_equal(target.round(result), target.round(tap), equal_nan=True):
-            return fault(f"the run's {'output' if name == self.output else 'loss'} is not its tap of this name")
+        if (
+            result is not None
+            and tap is not None
+            and not np.array_equal(target.round(result), target.round(tap), equal_nan=True)
+        ):
+            return fault(
+                f"the run's {'output' if name == self.output else 'loss'} is not its tap of this name"
+            )
         return None
 
     @functools.cached_property
@@ -232,14 +321,32 @@ class _Judging:
 
     def may_lack(self, name: str) -> bool:
         """Return whether a tensor may be missing: a tap that was declared away, or any if the backend does not say which it has not."""
-        if is_gradient(name) or name == self.output or "steps" in self.run.requested or (name == "loss" and "gradients" in self.run.requested):
+        if (
+            is_gradient(name)
+            or name == self.output
+            or "steps" in self.run.requested
+            or (name == "loss" and "gradients" in self.run.requested)
+        ):
             return False
-        return self.declared is None or (name != "loss" and any(fnmatch.fnmatch(name, pattern) for pattern in self.declared))
+        return self.declared is None or (
+            name != "loss" and any(fnmatch.fnmatch(name, pattern) for pattern in self.declared)
+        )
 
-    def row(self, name: str, clause: str, local: Judgement | None, end_to_end: Judgement | None, rank: int) -> Row:
+    def row(
+        self, name: str, clause: str, local: Judgement | None, end_to_end: Judgement | None, rank: int
+    ) -> Row:
         deciding = local or end_to_end
         assert deciding is not None
-        return Row(name, clause, deciding.status, local, end_to_end, deciding.note, deciding.size, axes_of(self.case, name, rank))
+        return Row(
+            name,
+            clause,
+            deciding.status,
+            local,
+            end_to_end,
+            deciding.note,
+            deciding.size,
+            axes_of(self.case, name, rank),
+        )
 
     @functools.cached_property
     def half(self) -> bool:
@@ -249,9 +356,17 @@ class _Judging:
 
     def forced(self, shapes: Mapping[str, tuple[int, ...]]) -> Forced:
         """Return the run's tensors that others can be recomputed from: the model goes on with them."""
-        sound = {name: array for name, array in self.delivered.items() if array is not None and shapes.get(name) == array.shape}
+        sound = {
+            name: array
+            for name, array in self.delivered.items()
+            if array is not None and shapes.get(name) == array.shape
+        }
         taps = {name: array for name, array in sound.items() if name in self.run.taps and name != "loss"}
-        gradients = {name.removeprefix("gradients.taps."): array for name, array in sound.items() if is_tap_gradient(name)}
+        gradients = {
+            name.removeprefix("gradients.taps."): array
+            for name, array in sound.items()
+            if is_tap_gradient(name)
+        }
         return Forced(taps, gradients).without(self.unused)
 
     def local(self, names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Judgement]:
@@ -259,7 +374,11 @@ class _Judging:
         forced = self.forced(shapes)
         found, _ = self.by_step(names, forced)
         zero = frozenset(tap for tap, gradient in forced.gradients.items() if not gradient.any())
-        if all(found[name].status != "diverges" for name in (f"gradients.taps.{tap}" for tap in zero) if name in found):
+        if all(
+            found[name].status != "diverges"
+            for name in (f"gradients.taps.{tap}" for tap in zero)
+            if name in found
+        ):
             return found
         self.unused = self.passed_by(names, forced, zero)
         return self.by_step(names, forced.without(self.unused))[0] if self.unused else found
@@ -275,24 +394,45 @@ class _Judging:
         gradients = [name for name in found if is_gradient(name)]
 
         def is_passed_by(tap: str) -> bool:
-            stopped = tolerance.plain(self.case, Forced(passing.taps, {**passing.gradients, tap: forced.gradients[tap]})).values
+            stopped = tolerance.plain(
+                self.case, Forced(passing.taps, {**passing.gradients, tap: forced.gradients[tap]})
+            ).values
             other = replace(expectation, values={**expectation.values, **stopped})
-            behind = [name for name in gradients if not np.array_equal(stopped[name], expectation.values[name], equal_nan=True)]
-            return not behind or any(found[name].status == "agrees" and self.locally_at(name, other, sound=True).status == "diverges" for name in behind)
+            behind = [
+                name
+                for name in gradients
+                if not np.array_equal(stopped[name], expectation.values[name], equal_nan=True)
+            ]
+            return not behind or any(
+                found[name].status == "agrees"
+                and self.locally_at(name, other, sound=True).status == "diverges"
+                for name in behind
+            )
 
         return frozenset(filter(is_passed_by, zero))
 
     def by_step(self, names: Sequence[str], forced: Forced) -> tuple[dict[str, Judgement], Expectation]:
         """Judge each step by itself, from these tensors of the run; return by what, too."""
-        skipped = {name for name in names if is_tap_gradient(name) and name.removeprefix("gradients.taps.") not in forced.gradients}
+        skipped = {
+            name
+            for name in names
+            if is_tap_gradient(name) and name.removeprefix("gradients.taps.") not in forced.gradients
+        }
         names = [name for name in names if name not in skipped]
         sound = all(np.isfinite(tap).all() for tap in forced.taps.values())
         if not self.half:
             large = tolerance.is_large(self.case)
-            first = tolerance.local_exactly(self.case, forced, brief=True) if large else tolerance.local(self.case, forced)
+            first = (
+                tolerance.local_exactly(self.case, forced, brief=True)
+                if large
+                else tolerance.local(self.case, forced)
+            )
             found = self.locally(names, first, sound)
             # Few samples do not say what rounding decides.
-            sure = not large or not (first.undecided_rows or any(judgement.status == "undetermined" for judgement in found.values()))
+            sure = not large or not (
+                first.undecided_rows
+                or any(judgement.status == "undetermined" for judgement in found.values())
+            )
             if sure and all(judgement.ratio <= NEAR for judgement in found.values()):
                 return found, first
             del first  # the next takes as much memory
@@ -307,7 +447,9 @@ class _Judging:
         if gradient and not sound:
             return Judgement("undetermined", size=value.size, note="the forward pass is not finite")
         if name in expectation.unsettled and not expectation.settled(name).any():
-            return Judgement("undetermined", size=value.size, note="rounding decides a layer norm that it flows through")
+            return Judgement(
+                "undetermined", size=value.size, note="rounding decides a layer norm that it flows through"
+            )
         if gradient and self.half and _is_noise(value, expectation.sigmas[name]):
             return Judgement("undetermined", size=value.size, note="rounding leaves no digit of it")
         sigma = expectation.sigmas[name]
@@ -320,9 +462,19 @@ class _Judging:
         """Return which elements of a tensor are not judged, since the run declares that it does not compute them."""
         if UNCOMPUTED_PADDING not in self.excuses:
             return False
-        return uncomputed(self.case.config, self.case.batch, self.case.part, name, axes_of(self.case, name, rank))
+        return uncomputed(
+            self.case.config, self.case.batch, self.case.part, name, axes_of(self.case, name, rank)
+        )
 
-    def judged(self, name: str, expectation: Expectation, sigma: Array, strict: bool, lenient: bool, deciding: bool = True) -> Judgement:
+    def judged(
+        self,
+        name: str,
+        expectation: Expectation,
+        sigma: Array,
+        strict: bool,
+        lenient: bool,
+        deciding: bool = True,
+    ) -> Judgement:
         """Judge one tensor; of a table's gradient the rows that are used, if the others are zero.
 
         Args:
@@ -338,7 +490,9 @@ class _Judging:
         if rows is not None:
             others = np.ones(len(actual), bool)
             others[rows] = False
-            if (abs(actual[others]) > Z * precision(self.case.dtype).smallest_normal).any() or np.isnan(actual[others]).any():
+            if (abs(actual[others]) > Z * precision(self.case.dtype).smallest_normal).any() or np.isnan(
+                actual[others]
+            ).any():
                 rows, (value, sigma) = None, expectation.whole(name, actual.shape)
             else:
                 actual = actual[rows]
@@ -346,8 +500,17 @@ class _Judging:
         if deciding and found.status == "diverges":
             axes = axes_of(self.case, name, value.ndim)
             axes = axes if rows is None else (f"{axes[0]} in use", *axes[1:])
-            found = replace(found, breakdown=break_down(actual, value, sigma, scores_of(actual, value, sigma, strict, lenient), axes, rows))
-        return replace(found, element=(int(rows[found.element[0]]), *found.element[1:])) if rows is not None and found.element else found
+            found = replace(
+                found,
+                breakdown=break_down(
+                    actual, value, sigma, scores_of(actual, value, sigma, strict, lenient), axes, rows
+                ),
+            )
+        return (
+            replace(found, element=(int(rows[found.element[0]]), *found.element[1:]))
+            if rows is not None and found.element
+            else found
+        )
 
 
 class _EndToEnd:
@@ -367,7 +530,9 @@ class _EndToEnd:
         if name in self.expectation.undecided:
             return Judgement("undetermined", size=size, note="rounding may have grown beyond a tenth of it")
         lenient = name in self.expectation.singular
-        return self.judging.judged(name, self.expectation, self.expectation.sigmas[name], not lenient, lenient, self.deciding)
+        return self.judging.judged(
+            name, self.expectation, self.expectation.sigmas[name], not lenient, lenient, self.deciding
+        )
 
 
 def _is_noise(value: Array, sigma: Array) -> bool:

@@ -36,9 +36,16 @@ def render(template: str, data: Mapping[str, Any], *folders: Path, script: str =
             (what was compared, and by what), ``sections`` (identity to title).
     """
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([*folders, FOLDER]), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_finalize
+        loader=jinja2.FileSystemLoader([*folders, FOLDER]),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_finalize,
     )
-    environment.policies["json.dumps_function"] = lambda value, **options: json.dumps(legibly(value), **options)
+    environment.policies["json.dumps_function"] = lambda value, **options: json.dumps(
+        legibly(value), **options
+    )
     environment.filters.update(
         number=lambda value: number(value) if value == value else "not judged",
         nine=lambda value: f"{value:.9g}",
@@ -46,7 +53,9 @@ def render(template: str, data: Mapping[str, Any], *folders: Path, script: str =
         short=lambda dtype: SHORT.get(dtype, dtype),
         tone=lambda status: TONES.get(status, "broken"),
         sign=lambda status: SIGNS.get(status, "!"),
-        verb=lambda status, count: {"agrees": "agree", "diverges": "diverge"}.get(status, status) if count != 1 else status,
+        verb=lambda status, count: (
+            {"agrees": "agree", "diverges": "diverge"}.get(status, status) if count != 1 else status
+        ),
         percent=_percent,
         soft=_soft,
         word=word,
@@ -56,11 +65,17 @@ def render(template: str, data: Mapping[str, Any], *folders: Path, script: str =
         code=lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(shortened(text))))),
         many=lambda count, noun: f"{count} {noun}{'' if count == 1 else 's'}",
     )
-    style, shared = (Markup((FOLDER / name).read_text(encoding="utf-8")) for name in ("report.css", "page.js"))
+    style, shared = (
+        Markup((FOLDER / name).read_text(encoding="utf-8")) for name in ("report.css", "page.js")
+    )
     script = shared + Markup(script)
     seal = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # What a page must not hold, or what changes how the rest of it is shown, is written out, wherever it comes from.
-    return legible(environment.get_template(template).render(data=data, style=style, script=script, seal=seal, shown=_Shown(), made_by=machine(data), **parts))
+    return legible(
+        environment.get_template(template).render(
+            data=data, style=style, script=script, seal=seal, shown=_Shown(), made_by=machine(data), **parts
+        )
+    )
 
 
 def _finalize(value: Any) -> Any:
@@ -82,14 +97,25 @@ class _Shown:
             return None
         self.drawn += 1
         exponents = range(min(breakdown.lowest, -1), max(breakdown.lowest + len(breakdown.histogram), 2))
-        counts = [breakdown.histogram[i - breakdown.lowest] if 0 <= i - breakdown.lowest < len(breakdown.histogram) else 0 for i in exponents]
+        counts = [
+            breakdown.histogram[i - breakdown.lowest]
+            if 0 <= i - breakdown.lowest < len(breakdown.histogram)
+            else 0
+            for i in exponents
+        ]
         edges = [2.0**i for i in exponents]
         powers = [power for one in breakdown.maps for row in one.levels for power in row]
         levels = drawing.heat_levels(powers)
         return {
             "maps": [_heat_map(one, levels) for one in breakdown.maps],
             "scale": _scale(levels, [power for power in powers if power is not None]),
-            "histogram": drawing.histogram([0, *counts], [], edges, 1.0, f"How many elements err by how many tolerances: {sum(counts)} in all"),
+            "histogram": drawing.histogram(
+                [0, *counts],
+                [],
+                edges,
+                1.0,
+                f"How many elements err by how many tolerances: {sum(counts)} in all",
+            ),
             "first": edges[0],
             "last": 2 * edges[-1],
             "one": 100 * drawing.position(1.0, edges) / (len(edges) + 1),
@@ -106,9 +132,17 @@ def _scale(levels: Sequence[int], powers: Sequence[int]) -> list[tuple[int, str]
 
 def _heat_map(found: HeatMap, levels: Sequence[int]) -> dict[str, Any]:
     rows, columns = len(found.levels), len(found.levels[0])
-    starts = [place * size // shown for size, shown in zip(found.shape, (rows, columns), strict=True) for place in range(shown)]
+    starts = [
+        place * size // shown
+        for size, shown in zip(found.shape, (rows, columns), strict=True)
+        for place in range(shown)
+    ]
     over = [{place[axis] for place in _beyond(found)} for axis in (0, 1)]
-    words = [f"{name} {_ranges([starts[axis * rows + place] for place in sorted(over[axis])])}" for axis, name in enumerate(found.axes) if name and over[axis]]
+    words = [
+        f"{name} {_ranges([starts[axis * rows + place] for place in sorted(over[axis])])}"
+        for axis, name in enumerate(found.axes)
+        if name and over[axis]
+    ]
     return {
         "axes": found.axes,
         "shape": found.shape,
@@ -116,13 +150,26 @@ def _heat_map(found: HeatMap, levels: Sequence[int]) -> dict[str, Any]:
         "columns": columns,
         "labels": starts[:rows] if found.axes[0] else [],
         "reduced": (rows, columns) != found.shape,
-        "words": "no element alone lies beyond" if not words else "beyond everywhere" if len(_beyond(found)) == rows * columns else f"beyond at {'; '.join(words)}",
-        "picture": drawing.heat_map(found.levels, levels, f"Largest error over {' and '.join(filter(None, found.axes))}, in tolerances"),
+        "words": "no element alone lies beyond"
+        if not words
+        else "beyond everywhere"
+        if len(_beyond(found)) == rows * columns
+        else f"beyond at {'; '.join(words)}",
+        "picture": drawing.heat_map(
+            found.levels,
+            levels,
+            f"Largest error over {' and '.join(filter(None, found.axes))}, in tolerances",
+        ),
     }
 
 
 def _beyond(found: HeatMap) -> list[tuple[int, int]]:
-    return [(i, j) for i, row in enumerate(found.levels) for j, level in enumerate(row) if level is not None and level >= 0]
+    return [
+        (i, j)
+        for i, row in enumerate(found.levels)
+        for j, level in enumerate(row)
+        if level is not None and level >= 0
+    ]
 
 
 def _ranges(places: list[int], most: int = 6) -> str:
@@ -151,6 +198,16 @@ def machine(data: Mapping[str, Any]) -> str:
     """Return by what and on what a record was made, in words."""
     about = data["machine"]
     concord = f"Concord {about['concord']}" if about.get("concord") else "Concord"
-    versions = "".join(f", {name} {about[key]}" for name, key in (("Python", "python"), ("NumPy", "numpy")) if about.get(key))
-    where = [str(part) for part in (about.get("processor"), f"{about['cores']} cores" if about.get("cores") else None, about.get("system")) if part]
+    versions = "".join(
+        f", {name} {about[key]}" for name, key in (("Python", "python"), ("NumPy", "numpy")) if about.get(key)
+    )
+    where = [
+        str(part)
+        for part in (
+            about.get("processor"),
+            f"{about['cores']} cores" if about.get("cores") else None,
+            about.get("system"),
+        )
+        if part
+    ]
     return concord + versions + (f" on {', '.join(where)}" if where else "")

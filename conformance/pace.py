@@ -23,7 +23,13 @@ class Pace:
         ahead: by how many jobs one may be ahead of another that is still at work.
     """
 
-    def __init__(self, names: Iterable[str], stopped: Callable[[], bool] = lambda: False, width: int | None = None, ahead: int = AHEAD) -> None:
+    def __init__(
+        self,
+        names: Iterable[str],
+        stopped: Callable[[], bool] = lambda: False,
+        width: int | None = None,
+        ahead: int = AHEAD,
+    ) -> None:
         self._at = dict.fromkeys(names, 0)
         self._waiting: set[str] = set()
         self._free, self._ahead, self._stopped = width or os.cpu_count() or 1, ahead, stopped
@@ -59,4 +65,8 @@ class Pace:
 
     def _may(self, name: str) -> bool:
         at = self._at[name]
-        return self._free > 0 and at <= min(self._at.values()) + self._ahead and at == min(self._at[other] for other in self._waiting)
+        return (
+            self._free > 0
+            and at <= min(self._at.values()) + self._ahead
+            and at == min(self._at[other] for other in self._waiting)
+        )

@@ -82,7 +82,9 @@ def independent_batch(config: EncoderConfig, batch: Batch, part: str) -> Batch |
     return kept
 
 
-def uncomputed(config: EncoderConfig, batch: Batch, part: str, tensor: str, axes: Sequence[str]) -> Rows | bool:
+def uncomputed(
+    config: EncoderConfig, batch: Batch, part: str, tensor: str, axes: Sequence[str]
+) -> Rows | bool:
     """Return which elements of a tensor are not computed where rows of padding are not, in a shape that broadcasts to the tensor's.
 
     Args:
@@ -98,5 +100,7 @@ def uncomputed(config: EncoderConfig, batch: Batch, part: str, tensor: str, axes
     for place, axis in enumerate(axes):
         if axis in by_axis and (axis != "key" or leaf in UNMASKED or tensor.startswith("gradients.")):
             rows = by_axis[axis]
-            found = found | rows.reshape(len(rows), *[1] * (place - 1), rows.shape[1], *[1] * (len(axes) - place - 1))
+            found = found | rows.reshape(
+                len(rows), *[1] * (place - 1), rows.shape[1], *[1] * (len(axes) - place - 1)
+            )
     return found

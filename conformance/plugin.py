@@ -31,7 +31,10 @@ SEVERAL = {
     "variant": ("V", "a variant; may be repeated; default: all"),
     "part": ("P", "model, encoder, stack, attention or dot_product; may be repeated; default: model"),
     "dtype": ("D", "a precision; may be repeated; default: float64 and float32"),
-    "golden": ("DIR", "a folder of golden files, or off; may be repeated; default: those that come with Concord"),
+    "golden": (
+        "DIR",
+        "a folder of golden files, or off; may be repeated; default: those that come with Concord",
+    ),
 }
 """Options that may be repeated: what stands for a value, and what is said of it."""
 
@@ -42,14 +45,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for name, (metavar, text) in SEVERAL.items():
         group.addoption(f"--concord-{name}", action="append", metavar=metavar, help=text)
     group.addoption("--concord-device", default="cpu", metavar="D", help="cpu, cuda or cuda:N; default: cpu")
-    group.addoption("--concord-implementation", default="explicit", metavar="I", help="explicit, library or a backend's own; default: explicit")
-    group.addoption("--concord-execution", default="eager", metavar="E", help="eager or compiled; default: eager")
+    group.addoption(
+        "--concord-implementation",
+        default="explicit",
+        metavar="I",
+        help="explicit, library or a backend's own; default: explicit",
+    )
+    group.addoption(
+        "--concord-execution", default="eager", metavar="E", help="eager or compiled; default: eager"
+    )
     group.addoption("--concord-forward-only", action="store_true", help="ask for no gradients")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make the markers known that the suite uses."""
-    config.addinivalue_line("markers", "xdist_group(name): tests that share a process where tests run in parallel")
+    config.addinivalue_line(
+        "markers", "xdist_group(name): tests that share a process where tests run in parallel"
+    )
     config.pluginmanager.register(Outcome(), "concord-outcome")
     config.addinivalue_line("markers", "slow: whole training runs; leave them out with -m 'not slow'")
 
@@ -77,7 +89,11 @@ class Outcome:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take over what the runs of a test came to."""
         if report.when == "call":
-            self.statuses += [(value[0], value[1]) for name, value in report.user_properties if name == PROPERTY and isinstance(value, (list, tuple))]
+            self.statuses += [
+                (value[0], value[1])
+                for name, value in report.user_properties
+                if name == PROPERTY and isinstance(value, (list, tuple))
+            ]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Fail if all else passed."""
@@ -132,7 +148,10 @@ class Workers:
         except WorkerFailure as failure:
             if failure.status == "absent" and name not in self.asked:
                 pytest.skip(f"{name} is absent: {failure.detail}")
-            pytest.fail(f"{name} is {'missing' if failure.status == 'absent' else failure.status}: {failure.detail}", pytrace=False)
+            pytest.fail(
+                f"{name} is {'missing' if failure.status == 'absent' else failure.status}: {failure.detail}",
+                pytrace=False,
+            )
 
     def conform(self, backend: str, job: Job) -> None:
         """Run a job and fail with the first divergence in words."""
@@ -144,7 +163,15 @@ class Workers:
         if result.status == "unsupported":
             pytest.skip(f"unsupported: {result.detail}")
         if result.verdict is None:
-            pytest.fail("\n".join([f"{backend} {result.status}: {result.detail}", *(f"  | {line}" for line in result.stderr.splitlines()[-3:])]), pytrace=False)
+            pytest.fail(
+                "\n".join(
+                    [
+                        f"{backend} {result.status}: {result.detail}",
+                        *(f"  | {line}" for line in result.stderr.splitlines()[-3:]),
+                    ]
+                ),
+                pytrace=False,
+            )
         if result.status == "undetermined":
             pytest.fail("\n".join([f"{backend}: {job.name}", *verdict_lines(result.verdict)]), pytrace=False)
         if result.status != "agrees":
@@ -188,18 +215,30 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         # Tests of one backend share a process where tests run in parallel: its worker starts once.
         # Sorted, the slowest comes first and the others fill the time beside it.
         names = asked("backend") or sorted(BUILT_IN)
-        metafunc.parametrize("concord_backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names])
+        metafunc.parametrize(
+            "concord_backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names]
+        )
     if "concord_standard" in metafunc.fixturenames:
-        _parametrize(metafunc, "concord_standard", _standard(asked("variant"), asked("part") or ["model"], asked("dtype"), asked("forward_only")))
+        _parametrize(
+            metafunc,
+            "concord_standard",
+            _standard(asked("variant"), asked("part") or ["model"], asked("dtype"), asked("forward_only")),
+        )
     if "concord_golden" in metafunc.fixturenames:
         _parametrize(metafunc, "concord_golden", _published(asked("golden"), asked("variant")))
 
 
-def _standard(variants: list[str] | None, parts: list[str], dtypes: list[str] | None, forward_only: bool) -> list[Job]:
+def _standard(
+    variants: list[str] | None, parts: list[str], dtypes: list[str] | None, forward_only: bool
+) -> list[Job]:
     from concord.conformance.check import DTYPES, check_jobs, sequence
 
     found = [_usable(check_jobs, variants, dtypes or DTYPES, part) for part in parts]
-    return [job for of_part in found for job in sequence([_forward(job) for job in of_part] if forward_only else of_part)]
+    return [
+        job
+        for of_part in found
+        for job in sequence([_forward(job) for job in of_part] if forward_only else of_part)
+    ]
 
 
 def _forward(job: Job) -> Job:
@@ -213,7 +252,9 @@ def _published(folders: list[str] | None, variants: list[str] | None) -> list[Jo
     if folders == ["off"]:
         return []
     found = [_usable(collect, Path(folder)) for folder in folders or [str(DEFAULT)]]
-    return [job for collection in found for job in collection.jobs if variants is None or job.group in variants]
+    return [
+        job for collection in found for job in collection.jobs if variants is None or job.group in variants
+    ]
 
 
 def _usable(make: Callable[..., T], *arguments: Any) -> T:
@@ -229,7 +270,10 @@ def _usable(make: Callable[..., T], *arguments: Any) -> T:
 def _parametrize(metafunc: pytest.Metafunc, name: str, jobs: list[Job]) -> None:
     # Rounding is carried through all steps of a training run, which takes long.
     found = [pytest.param(job, marks=pytest.mark.slow) if job.training else job for job in jobs]
-    names = [f"{job.name}-again" if any(job is earlier for earlier in jobs[:place]) else job.name for place, job in enumerate(jobs)]
+    names = [
+        f"{job.name}-again" if any(job is earlier for earlier in jobs[:place]) else job.name
+        for place, job in enumerate(jobs)
+    ]
     metafunc.parametrize(name, found, ids=names, indirect=True)
 
 

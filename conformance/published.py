@@ -99,7 +99,9 @@ def expectation_of_training(dtype: str, golden: GoldenTraining, deviations: Devi
 
     def expected(each: Deviations, uncertain: bool) -> Expectation:
         sizes = golden.uncertain if uncertain else {}
-        return of_training(JudgedTraining(golden.config, golden.weights, golden.training, golden.part, dtype, each, sizes))
+        return of_training(
+            JudgedTraining(golden.config, golden.weights, golden.training, golden.part, dtype, each, sizes)
+        )
 
     base, source = expected(deviations, False), expected(golden.deviations, True)
     values, sigmas = dict(base.values), dict(base.sigmas)
@@ -111,7 +113,10 @@ def expectation_of_training(dtype: str, golden: GoldenTraining, deviations: Devi
 
 def _derive(run: GoldenRun, storage: str, tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Return a backend's tensors under the names that the golden file has; classes as numbers of the run's precision."""
-    return {key: array.astype(storage) if array.dtype.kind == "i" else array for key, array in computed(run, tensors).items()}
+    return {
+        key: array.astype(storage) if array.dtype.kind == "i" else array
+        for key, array in computed(run, tensors).items()
+    }
 
 
 def expectation_of(file: GoldenFile, run: GoldenRun, deviations: Deviations) -> Expectation:
@@ -121,14 +126,23 @@ def expectation_of(file: GoldenFile, run: GoldenRun, deviations: Deviations) -> 
         deviations: that the backend declares. Where the source's framework has others, its tensors are moved by what
             the reference says that the difference makes.
     """
-    base, source = (expect(run.config, run.weights, run.batch, run.part, file.dtype, each) for each in (deviations, file.deviations))
+    base, source = (
+        expect(run.config, run.weights, run.batch, run.part, file.dtype, each)
+        for each in (deviations, file.deviations)
+    )
     values, sigmas, clauses = {}, {}, {}
     for key, array in run.expected.items():
         names = key.partition(" as ")[0].split(" + ")
         if names == ["predictions"]:
-            values[key], sigmas[key], clauses[key] = array.astype(np.float64), np.full(array.shape, EXACT), "HED-4"
+            values[key], sigmas[key], clauses[key] = (
+                array.astype(np.float64),
+                np.full(array.shape, EXACT),
+                "HED-4",
+            )
             continue
-        values[key] = array.astype(np.float64) + sum(base.values[name] - source.values[name] for name in names)
+        values[key] = array.astype(np.float64) + sum(
+            base.values[name] - source.values[name] for name in names
+        )
         # The source rounded as much as a backend does; the oracle does not.
         sigmas[key] = reduce(np.hypot, [each.sigmas[name] for name in names for each in (base, source)])
         clauses[key] = base.clauses[names[0]]

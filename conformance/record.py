@@ -166,7 +166,12 @@ def record(outcome: Any, kind: str, title: str = "", complete: bool = False) -> 
         title: what was run, in words.
         complete: whether to keep the full row of every tensor of a check; otherwise only of those that do not agree.
     """
-    head = {"schema": SCHEMA, "kind": kind, "title": title, "written": datetime.now(UTC).isoformat(timespec="seconds")}
+    head = {
+        "schema": SCHEMA,
+        "kind": kind,
+        "title": title,
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
     if isinstance(outcome, dict):
         return {**head, "machine": machine.describe(), **codec.plain(outcome)}
     body = _report(outcome, complete) if isinstance(outcome, Report) else codec.plain(outcome)
@@ -177,7 +182,10 @@ def _report(report: Report, complete: bool) -> dict[str, Any]:
     conclusions = report.conclusions  # which revise what each result says by itself
     tables: dict[Key, int] = {}
     results = [_result(result, tables, complete) for result in report.results]
-    kept = [Table(*(list(column) for column in zip(*table, strict=True))) if table else Table([], [], [], []) for table in tables]
+    kept = [
+        Table(*(list(column) for column in zip(*table, strict=True))) if table else Table([], [], [], [])
+        for table in tables
+    ]
     stored = StoredReport(tuple(conclusions), tuple(kept))
     return {**codec.plain(dataclasses.replace(report, results=[])), **codec.plain(stored), "results": results}
 
@@ -189,9 +197,16 @@ def _result(result: Result, tables: dict[Key, int], complete: bool) -> dict[str,
         return data
     rows, short = verdict.table, [_short(row) for row in verdict.table]
     key = tuple((row.tensor, row.clause, ", ".join(row.axes), row.size) for row in rows)
-    measures = Measures([row.status for row in rows], [codec.short(row.ratio) for row in short], _errors([row.local for row in short]), _errors([row.end_to_end for row in short]))
+    measures = Measures(
+        [row.status for row in rows],
+        [codec.short(row.ratio) for row in short],
+        _errors([row.local for row in short]),
+        _errors([row.end_to_end for row in short]),
+    )
     stored = StoredVerdict(
-        worst=codec.short(max((row.ratio for row in short if row.status in ("agrees", "diverges")), default=0.0)),
+        worst=codec.short(
+            max((row.ratio for row in short if row.status in ("agrees", "diverges")), default=0.0)
+        ),
         table=tables.setdefault(key, len(tables)),
         measures=measures,
         first_divergence=verdict.first_divergence.tensor if verdict.first_divergence else None,
@@ -209,7 +224,12 @@ def _short(row: Row) -> Row:
         if judgement is None:
             return None
         independent = judgement.independent if judgement.rms > R else 0.0
-        return dataclasses.replace(judgement, z=codec.short(judgement.z), rms=codec.short(judgement.rms), independent=codec.short(independent))
+        return dataclasses.replace(
+            judgement,
+            z=codec.short(judgement.z),
+            rms=codec.short(judgement.rms),
+            independent=codec.short(independent),
+        )
 
     return dataclasses.replace(row, local=short(row.local), end_to_end=short(row.end_to_end))
 
@@ -218,12 +238,16 @@ def _errors(judgements: Sequence[Judgement | None]) -> Errors | None:
     """Return what is kept of one way of judging; None if no tensor was judged in that way."""
     if not any(judgements):
         return None
-    judged = [judgement if judgement and judgement.status != "undetermined" else None for judgement in judgements]
+    judged = [
+        judgement if judgement and judgement.status != "undetermined" else None for judgement in judgements
+    ]
     return Errors(
         [one.z if one else None for one in judged],
         [one.rms if one else None for one in judged],
         [_without_trailing_zeros(one.histogram) if one else [] for one in judged],
-        [one.independent if one else 0.0 for one in judged] if any(one and one.independent for one in judged) else [],
+        [one.independent if one else 0.0 for one in judged]
+        if any(one and one.independent for one in judged)
+        else [],
     )
 
 
@@ -272,7 +296,9 @@ def read(path: Path) -> dict[str, Any]:
     found = data.get("schema") if isinstance(data, dict) else None
     if found != SCHEMA:
         older = isinstance(found, str) and re.fullmatch(r"concord\.(report/[1-3]|fuzz/\d|speed/\d)", found)
-        raise SpecError(f"{path}: has schema {found!r} but must have {SCHEMA!r}; {'it was written by an older version' if older else 'it is what --json of this version writes'}")
+        raise SpecError(
+            f"{path}: has schema {found!r} but must have {SCHEMA!r}; {'it was written by an older version' if older else 'it is what --json of this version writes'}"
+        )
     with located(str(path)):
         refuse(problems(data)[: codec.MOST_PROBLEMS])
     return data  # type: ignore[no-any-return]  # an object: the schema says so
@@ -330,18 +356,34 @@ def _restored(data: dict[str, Any], tables: Sequence[Table]) -> Result:
             return Judgement("undetermined", size=table.sizes[place])
         histogram = errors.histogram[place] + [0] * (len(Z_BINS) + 1 - len(errors.histogram[place]))
         independent = errors.independent[place] if errors.independent else 0.0
-        return Judgement("agrees", z, errors.rms[place] or 0.0, size=table.sizes[place], independent=independent, histogram=tuple(histogram))
+        return Judgement(
+            "agrees",
+            z,
+            errors.rms[place] or 0.0,
+            size=table.sizes[place],
+            independent=independent,
+            histogram=tuple(histogram),
+        )
 
     def row(place: int) -> Row:
         name, axes = table.tensors[place], tuple(filter(None, table.axes[place].split(", ")))
         judged = (judgement(measures.local, place), judgement(measures.end_to_end, place))
-        return full.get(name) or Row(name, table.clauses[place], measures.status[place], *judged, "", table.sizes[place], axes)
+        return full.get(name) or Row(
+            name, table.clauses[place], measures.status[place], *judged, "", table.sizes[place], axes
+        )
 
-    verdict = Verdict([row(place) for place in range(len(table.tensors))], recognise=lambda: stored.undeclared)
+    verdict = Verdict(
+        [row(place) for place in range(len(table.tensors))], recognise=lambda: stored.undeclared
+    )
     if stored.diagnosis:
         verdict.revise(stored.diagnosis)
-    if result.status != verdict.status and (result.status, verdict.status) not in {("nondeterministic", "agrees"), ("nondeterministic", "undetermined")}:
-        raise SpecError(f"{result.case} of {result.backend} {result.status} but its tensors come to {verdict.status!r}")
+    if result.status != verdict.status and (result.status, verdict.status) not in {
+        ("nondeterministic", "agrees"),
+        ("nondeterministic", "undetermined"),
+    }:
+        raise SpecError(
+            f"{result.case} of {result.backend} {result.status} but its tensors come to {verdict.status!r}"
+        )
     return dataclasses.replace(result, verdict=verdict)
 
 
@@ -351,27 +393,74 @@ def _restored(data: dict[str, Any], tables: Sequence[Table]) -> Result:
 def schema() -> dict[str, Any]:
     """Return the JSON Schema of all records, made of the classes that they are read back into."""
     definitions: dict[str, Any] = {"number": codec.NUMBER}
-    for kind in (Report, StoredReport, StoredVerdict, *(_class_of(kind) for kind in ("fuzz", "mutants", "lockstep"))):
+    for kind in (
+        Report,
+        StoredReport,
+        StoredVerdict,
+        *(_class_of(kind) for kind in ("fuzz", "mutants", "lockstep")),
+    ):
         codec.schema_of(kind, definitions)
     said = codec.meanings(Document)
     head = {
         "schema": {"description": "It changes when a key changes its meaning or goes away.", "const": SCHEMA},
-        **{name: {"description": said[name], **codec.schema_of(hint, definitions)} for name, hint in codec.hints_of(Document).items() if name != "outcome"},
+        **{
+            name: {"description": said[name], **codec.schema_of(hint, definitions)}
+            for name, hint in codec.hints_of(Document).items()
+            if name != "outcome"
+        },
     }
-    config = {"description": "A configuration: the keys of a variant's TOML file.", "type": "object", "required": definitions["EncoderConfig"]["required"]}
+    config = {
+        "description": "A configuration: the keys of a variant's TOML file.",
+        "type": "object",
+        "required": definitions["EncoderConfig"]["required"],
+    }
     definitions["EncoderConfig"] = config
     definitions["Verdict"] = definitions.pop("StoredVerdict")
     definitions["Result"]["properties"]["status"]["enum"] = list(WORST_FIRST)
-    definitions["Row"]["properties"]["status"]["enum"] = definitions["Measures"]["properties"]["status"]["items"]["enum"] = list(STATUSES)
+    definitions["Row"]["properties"]["status"]["enum"] = definitions["Measures"]["properties"]["status"][
+        "items"
+    ]["enum"] = list(STATUSES)
     report, layout = definitions.pop("Report"), definitions.pop("StoredReport")
-    limits = {"description": "What errors are measured by, in sigma: z, the largest of an element; rms, of a tensor; bins, the edges of every histogram.", "type": "object"}
-    bodies = {"check": report, "golden": report, "fuzz": definitions.pop("Findings"), "mutants": definitions.pop("Matrix"), "lockstep": definitions.pop("Lockstep")}
+    limits = {
+        "description": "What errors are measured by, in sigma: z, the largest of an element; rms, of a tensor; bins, the edges of every histogram.",
+        "type": "object",
+    }
+    bodies = {
+        "check": report,
+        "golden": report,
+        "fuzz": definitions.pop("Findings"),
+        "mutants": definitions.pop("Matrix"),
+        "lockstep": definitions.pop("Lockstep"),
+    }
     for kind, body in bodies.items():
-        properties = {**head, "kind": {**head["kind"], "const": kind}, "limits": limits, **body["properties"], **(layout["properties"] if body is report else {})}
-        definitions[kind] = {**body, "required": [*head, "limits", *body["required"]], "properties": properties}
-    for kind, guide in (("criteria", "README.md"), ("speed", "docs/guides/speed.md"), *((kind, "docs/guides/looking.md") for kind in ("attention", "experiment")), ("certificate", "docs/guides/porting.md")):
-        definitions[kind] = {"description": f"See {guide}.", "type": "object", "required": list(head), "properties": {**head, "kind": {**head["kind"], "const": kind}}}
-    kinds = [{"$ref": f"#/$defs/{kind}"} for kind in (*bodies, "criteria", "speed", "attention", "experiment", "certificate")]
+        properties = {
+            **head,
+            "kind": {**head["kind"], "const": kind},
+            "limits": limits,
+            **body["properties"],
+            **(layout["properties"] if body is report else {}),
+        }
+        definitions[kind] = {
+            **body,
+            "required": [*head, "limits", *body["required"]],
+            "properties": properties,
+        }
+    for kind, guide in (
+        ("criteria", "README.md"),
+        ("speed", "docs/guides/speed.md"),
+        *((kind, "docs/guides/looking.md") for kind in ("attention", "experiment")),
+        ("certificate", "docs/guides/porting.md"),
+    ):
+        definitions[kind] = {
+            "description": f"See {guide}.",
+            "type": "object",
+            "required": list(head),
+            "properties": {**head, "kind": {**head["kind"], "const": kind}},
+        }
+    kinds = [
+        {"$ref": f"#/$defs/{kind}"}
+        for kind in (*bodies, "criteria", "speed", "attention", "experiment", "certificate")
+    ]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A record of Concord", "description": "What --json writes. What is empty is left out.",
         "oneOf": kinds, "$defs": dict(sorted(definitions.items())),
@@ -395,7 +484,9 @@ def problems(data: Any) -> list[str]:
     kind = data.get("kind") if isinstance(data, dict) else None
     if kind not in kinds:
         return [f"kind is {kind!r} but must be one of {', '.join(map(repr, kinds))}"]
-    return list(codec.departures(data, {"$ref": f"#/$defs/{kind}", "$defs": _schema()["$defs"]})) or list(_contradictions(data))
+    return list(codec.departures(data, {"$ref": f"#/$defs/{kind}", "$defs": _schema()["$defs"]})) or list(
+        _contradictions(data)
+    )
 
 
 def _contradictions(data: dict[str, Any]) -> Iterator[str]:
@@ -406,9 +497,16 @@ def _contradictions(data: dict[str, Any]) -> Iterator[str]:
         return
     tables = data.get("tables", [])
     lengths = [len(table["tensors"]) for table in tables]
-    yield from (f"tables[{i}]: every list must have {lengths[i]} entries" for i, table in enumerate(tables) if {len(column) for column in table.values()} != {lengths[i]})
+    yield from (
+        f"tables[{i}]: every list must have {lengths[i]} entries"
+        for i, table in enumerate(tables)
+        if {len(column) for column in table.values()} != {lengths[i]}
+    )
     for place, result in enumerate(data["results"]):
-        if result["status"] in ("agrees", "diverges", "nondeterministic", "undetermined") and "verdict" not in result:
+        if (
+            result["status"] in ("agrees", "diverges", "nondeterministic", "undetermined")
+            and "verdict" not in result
+        ):
             yield f"results[{place}] {result['status']} but lacks 'verdict'"
         if "verdict" not in result:
             continue

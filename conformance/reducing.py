@@ -25,7 +25,17 @@ from concord.spec.tensors import inputs
 
 Array = NDArray[Any]
 
-SIZES = ("num_layers", "batch", "tokens", "num_heads", "head_dim", "d_ff", "num_classes", "vocab_size", "max_positions")
+SIZES = (
+    "num_layers",
+    "batch",
+    "tokens",
+    "num_heads",
+    "head_dim",
+    "d_ff",
+    "num_classes",
+    "vocab_size",
+    "max_positions",
+)
 """What is made smaller, in this order: what makes a case cheap comes first."""
 
 ROUNDS = 4
@@ -101,7 +111,12 @@ class _Search:
         return True
 
 
-def reduce(job: Job, name: str, settings: Settings, progress: Callable[[int, Mapping[str, int]], None] = lambda tried, sizes: None) -> Reduced:
+def reduce(
+    job: Job,
+    name: str,
+    settings: Settings,
+    progress: Callable[[int, Mapping[str, int]], None] = lambda tried, sizes: None,
+) -> Reduced:
     """Make a case small on which a backend fails.
 
     Args:
@@ -123,15 +138,29 @@ def reduce(job: Job, name: str, settings: Settings, progress: Callable[[int, Map
             search.run()
         finally:
             crew.seat.close()
-    return Reduced(replace(search.job, case=f"{job.case}-reduced"), search.result, before, sizes_of(search.job), search.tried)
+    return Reduced(
+        replace(search.job, case=f"{job.case}-reduced"),
+        search.result,
+        before,
+        sizes_of(search.job),
+        search.tried,
+    )
 
 
 def sizes_of(job: Job) -> dict[str, int]:
     """Return how large a case is, by size (:data:`SIZES`)."""
     config, given = job.config, job.batch.arrays()
-    axes = {axis: length for name, entry in inputs(config, job.part).items() if name in given and len(entry.shape.split()) == given[name].ndim for axis, length in zip(entry.shape.split(), given[name].shape, strict=True)}
+    axes = {
+        axis: length
+        for name, entry in inputs(config, job.part).items()
+        if name in given and len(entry.shape.split()) == given[name].ndim
+        for axis, length in zip(entry.shape.split(), given[name].shape, strict=True)
+    }
     found = {size: getattr(config, size) for size in SIZES if hasattr(config, size)}
-    return found | {"batch": axes["batch"], "tokens": axes.get("tokens", max(axes.get("query", 1), axes.get("key", 1)))}
+    return found | {
+        "batch": axes["batch"],
+        "tokens": axes.get("tokens", max(axes.get("query", 1), axes.get("key", 1))),
+    }
 
 
 def cut(job: Job, size: str, length: int) -> Job | None:
@@ -139,7 +168,11 @@ def cut(job: Job, size: str, length: int) -> Job | None:
     if size == "batch":
         return samples_kept(job, list(range(length)))
     if size == "tokens":
-        return _resized(job, {"max_positions": length} if job.config.pooling == "flatten" else {}, dict.fromkeys(("tokens", "query", "key"), length))
+        return _resized(
+            job,
+            {"max_positions": length} if job.config.pooling == "flatten" else {},
+            dict.fromkeys(("tokens", "query", "key"), length),
+        )
     if size == "num_layers":
         return layers_kept(job, list(range(length)))
     if size == "vocab_size":
@@ -150,7 +183,9 @@ def cut(job: Job, size: str, length: int) -> Job | None:
         changes["d_model"] = length * config.head_dim
     if size == "head_dim":
         changes["d_model"] = length * config.num_heads
-    if size == "num_classes" and (length < 2 or (job.batch.labels is not None and int(job.batch.labels.max()) >= length)):
+    if size == "num_classes" and (
+        length < 2 or (job.batch.labels is not None and int(job.batch.labels.max()) >= length)
+    ):
         return None
     return _resized(job, changes)
 
@@ -161,17 +196,38 @@ def _resized(job: Job, changes: Mapping[str, int], shorter: Mapping[str, int] | 
         config = job.config.replace(**changes)
     except SpecError:
         return None
-    lengths = {"d_model": config.d_model, "heads": config.num_heads, "head_dim": config.head_dim, "d_ff": config.d_ff, "classes": config.num_classes, "positions": config.max_positions}
+    lengths = {
+        "d_model": config.d_model,
+        "heads": config.num_heads,
+        "head_dim": config.head_dim,
+        "d_ff": config.d_ff,
+        "classes": config.num_classes,
+        "positions": config.max_positions,
+    }
     weights = {}
     for name, parameter in parameters(job.config, job.part).items():
         array = job.weights[name]
         if "features" in parameter.shape.split():
             if config.pooling == "flatten":
-                array = array.reshape(job.config.max_positions, job.config.d_model, -1)[: config.max_positions, : config.d_model].reshape(-1, array.shape[-1])
-            weights[name] = _first(array, parameter.shape, lengths | {"features": config.d_model if config.pooling != "flatten" else array.shape[0]})
+                array = array.reshape(job.config.max_positions, job.config.d_model, -1)[
+                    : config.max_positions, : config.d_model
+                ].reshape(-1, array.shape[-1])
+            weights[name] = _first(
+                array,
+                parameter.shape,
+                lengths | {"features": config.d_model if config.pooling != "flatten" else array.shape[0]},
+            )
         else:
             weights[name] = _first(array, parameter.shape, lengths)
-    return _remade(job, config, weights, {name: _first(array, entry.shape, {**lengths, **(shorter or {})}) for name, array, entry in _given(job)})
+    return _remade(
+        job,
+        config,
+        weights,
+        {
+            name: _first(array, entry.shape, {**lengths, **(shorter or {})})
+            for name, array, entry in _given(job)
+        },
+    )
 
 
 def _layer(result: Result) -> int | None:
@@ -198,7 +254,9 @@ def layers_kept(job: Job, layers: list[int]) -> Job | None:
 
 def samples_kept(job: Job, samples: list[int]) -> Job | None:
     """Return a case with some of the samples, in their order."""
-    return _remade(job, job.config, job.weights, {name: array[samples] for name, array in job.batch.arrays().items()})
+    return _remade(
+        job, job.config, job.weights, {name: array[samples] for name, array in job.batch.arrays().items()}
+    )
 
 
 def _fewer_tokens(job: Job, length: int) -> Job | None:
@@ -206,7 +264,11 @@ def _fewer_tokens(job: Job, length: int) -> Job | None:
     config, ids = job.config, job.batch.input_ids
     if ids is None or "embeddings.token.weight" not in job.weights:
         return None
-    needed = {int(i) for i in np.unique(ids)} | {config.pad_id} | ({config.token_padding_row} if config.token_padding_row is not None else set())
+    needed = (
+        {int(i) for i in np.unique(ids)}
+        | {config.pad_id}
+        | ({config.token_padding_row} if config.token_padding_row is not None else set())
+    )
     others = (row for row in range(config.vocab_size) if row not in needed)
     if len(needed) > length:
         return None
@@ -216,7 +278,10 @@ def _fewer_tokens(job: Job, length: int) -> Job | None:
     if config.token_padding_row is not None:
         changes["token_padding_row"] = place[config.token_padding_row]
     renamed = np.asarray([place[int(token)] for token in ids.reshape(-1)], ids.dtype).reshape(ids.shape)
-    weights = {**job.weights, "embeddings.token.weight": np.ascontiguousarray(job.weights["embeddings.token.weight"][rows])}
+    weights = {
+        **job.weights,
+        "embeddings.token.weight": np.ascontiguousarray(job.weights["embeddings.token.weight"][rows]),
+    }
     try:
         smaller = config.replace(**changes)
     except SpecError:
@@ -229,7 +294,11 @@ def _given(job: Job) -> Iterator[tuple[str, Array, Any]]:
     table = inputs(job.config, job.part)
     for name, array in job.batch.arrays().items():
         entry = table[name]
-        yield name, array, entry if len(entry.shape.split()) == array.ndim else replace(entry, shape="batch query key")
+        yield (
+            name,
+            array,
+            entry if len(entry.shape.split()) == array.ndim else replace(entry, shape="batch query key"),
+        )
 
 
 def _first(array: Array, shape: str, lengths: Mapping[str, int]) -> Array:

@@ -24,7 +24,17 @@ from concord.spec.errors import SpecError
 from concord.spec.files import read_text
 
 SHORT = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
-WORST_FIRST = ("diverges", NOT_JUDGED, *FAILED_WORKER, "refused", "nondeterministic", "undetermined", "unsupported", "absent", "agrees")
+WORST_FIRST = (
+    "diverges",
+    NOT_JUDGED,
+    *FAILED_WORKER,
+    "refused",
+    "nondeterministic",
+    "undetermined",
+    "unsupported",
+    "absent",
+    "agrees",
+)
 NARROW = 100
 """Columns of a terminal below which backends stand side by side and precisions below each other."""
 
@@ -33,7 +43,13 @@ def number(value: float) -> str:
     """Return a ratio in as few characters as say it."""
     if not math.isfinite(value):
         return "inf" if value > 0 else str(value)
-    return f"{value:.2f}" if value < 10 else f"{value:.0f}" if value < 1e4 else f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
+    return (
+        f"{value:.2f}"
+        if value < 10
+        else f"{value:.0f}"
+        if value < 1e4
+        else f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
+    )
 
 
 def worst_of(results: Sequence[Result]) -> Result:
@@ -65,7 +81,14 @@ def plain_cell(results: Sequence[Result]) -> str:
 
 def _cell(results: Sequence[Result]) -> Text:
     status = worst_of(results).status if results else "absent"
-    style = {"agrees": "green", "diverges": "bold red", "nondeterministic": "red", "absent": "dim", "unsupported": "dim", "undetermined": "yellow"}
+    style = {
+        "agrees": "green",
+        "diverges": "bold red",
+        "nondeterministic": "red",
+        "absent": "dim",
+        "unsupported": "dim",
+        "undetermined": "yellow",
+    }
     return Text(plain_cell(results), style=style.get(status, "bold magenta"))
 
 
@@ -75,12 +98,18 @@ def _ordered(values: Iterable[str]) -> list[str]:
 
 def select(report: Report, **fields: str) -> list[Result]:
     """Return the results whose fields have these values."""
-    return [result for result in report.results if all(getattr(result, key) == value for key, value in fields.items())]
+    return [
+        result
+        for result in report.results
+        if all(getattr(result, key) == value for key, value in fields.items())
+    ]
 
 
 def matrix(report: Report, width: int, title: str, group: str = "variant") -> Table:
     """Return the table of verdicts: worst error over tolerance in each cell."""
-    groups, names, dtypes = (_ordered(getattr(r, key) for r in report.results) for key in ("group", "backend", "dtype"))
+    groups, names, dtypes = (
+        _ordered(getattr(r, key) for r in report.results) for key in ("group", "backend", "dtype")
+    )
     table = Table(title=title, title_justify="left", title_style="bold", padding=(0, 1), expand=False)
     table.add_column(group, no_wrap=True)
     if width >= NARROW:
@@ -88,7 +117,9 @@ def matrix(report: Report, width: int, title: str, group: str = "variant") -> Ta
             for dtype in dtypes:
                 table.add_column(Group(name, SHORT[dtype]), justify="right", overflow="fold")
         for entry in groups:
-            cells = (select(report, group=entry, backend=name, dtype=dtype) for name in names for dtype in dtypes)
+            cells = (
+                select(report, group=entry, backend=name, dtype=dtype) for name in names for dtype in dtypes
+            )
             table.add_row(entry, *(_cell(results) for results in cells))
         return table
     table.add_column("", no_wrap=True)
@@ -97,19 +128,29 @@ def matrix(report: Report, width: int, title: str, group: str = "variant") -> Ta
     for entry in groups:
         for dtype in dtypes:
             cells = (select(report, group=entry, backend=name, dtype=dtype) for name in names)
-            table.add_row(entry if dtype == dtypes[0] else "", SHORT[dtype], *(_cell(results) for results in cells))
+            table.add_row(
+                entry if dtype == dtypes[0] else "", SHORT[dtype], *(_cell(results) for results in cells)
+            )
     return table
 
 
 def markdown(report: Report) -> str:
     """Return the table of verdicts as Markdown, for a README."""
-    groups, names, dtypes = (_ordered(getattr(r, key) for r in report.results) for key in ("group", "backend", "dtype"))
+    groups, names, dtypes = (
+        _ordered(getattr(r, key) for r in report.results) for key in ("group", "backend", "dtype")
+    )
     header = ["variant", *(f"{name} {SHORT[dtype]}" for name in names for dtype in dtypes)]
     lines = ["| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
     for entry in groups:
-        cells = (plain_cell(select(report, group=entry, backend=name, dtype=dtype)) for name in names for dtype in dtypes)
+        cells = (
+            plain_cell(select(report, group=entry, backend=name, dtype=dtype))
+            for name in names
+            for dtype in dtypes
+        )
         lines.append(f"| `{entry}` | " + " | ".join(cells) + " |")
-    versions = ", ".join(f"{name} {about['version']}" for name, about in report.environments.items() if "version" in about)
+    versions = ", ".join(
+        f"{name} {about['version']}" for name, about in report.environments.items() if "version" in about
+    )
     return "\n".join([*lines, "", f"{summary(report)}; {versions}."]) + "\n"
 
 
@@ -144,14 +185,23 @@ def divergence_lines(result: Result, exported: bool = False) -> list[str]:
     """
     assert result.verdict is not None
     head = f"{result.backend} diverges: {result.case}, {result.dtype}{_alone(result.verdict)}"
-    reduce = f"concord reduce cases/{result.case}-{result.dtype} --backend {result.backend} -o smaller" if exported and result.seconds else ""
-    body = [*_divergence(result.verdict, result.backend, result.attribution), *_next_step(result.verdict, reduce)]
+    reduce = (
+        f"concord reduce cases/{result.case}-{result.dtype} --backend {result.backend} -o smaller"
+        if exported and result.seconds
+        else ""
+    )
+    body = [
+        *_divergence(result.verdict, result.backend, result.attribution),
+        *_next_step(result.verdict, reduce),
+    ]
     return [head, *body]
 
 
 def _alone(verdict: Verdict) -> str:
     """Say what alone differs, where that is all that there is to mend."""
-    alone = verdict.alone[0] or ("the forward pass agrees, only gradients diverge" if _only_gradients(verdict) else "")
+    alone = verdict.alone[0] or (
+        "the forward pass agrees, only gradients diverge" if _only_gradients(verdict) else ""
+    )
     return f": {alone}" if alone else ""
 
 
@@ -161,8 +211,16 @@ def verdict_lines(verdict: Verdict) -> list[str]:
         return [f"diverges{_alone(verdict)}", *_divergence(verdict, "the run"), *_next_step(verdict)]
     judged = [row for row in verdict.table if row.status == "agrees"]
     worst = max(judged, key=lambda row: row.ratio, default=None)
-    near = f": of {len(judged)} tensors {worst.tensor} comes nearest to its tolerance, {number(worst.ratio)}" if worst else ""
-    return [f"{verdict.status}{near}", *_unjudged(verdict), *([verdict.unchecked] if verdict.unchecked else [])]
+    near = (
+        f": of {len(judged)} tensors {worst.tensor} comes nearest to its tolerance, {number(worst.ratio)}"
+        if worst
+        else ""
+    )
+    return [
+        f"{verdict.status}{near}",
+        *_unjudged(verdict),
+        *([verdict.unchecked] if verdict.unchecked else []),
+    ]
 
 
 def _unjudged(verdict: Verdict) -> list[str]:
@@ -172,7 +230,11 @@ def _unjudged(verdict: Verdict) -> list[str]:
         rows = [row for row in verdict.table if section_of(row.tensor) == section]
         why = next((note for row in rows if (note := row.deciding.note if row.deciding else row.note)), "")
         if all(row.status == "undelivered" for row in rows):
-            advice = "deliver them, or leave them out with --forward-only" if section == "gradients" else "deliver the output"
+            advice = (
+                "deliver them, or leave them out with --forward-only"
+                if section == "gradients"
+                else "deliver the output"
+            )
         elif all(row.local is None for row in rows):
             advice = "deliver activations: each step is then judged by itself"
         else:
@@ -196,7 +258,11 @@ def _divergence(verdict: Verdict, name: str, attribution: str = "") -> list[str]
 def _only_gradients(verdict: Verdict) -> bool:
     """Return whether gradients alone diverge, and the forward pass was judged."""
     sections = {(section_of(row.tensor), row.status) for row in verdict.table}
-    return ("gradients", "diverges") in sections and ("forward", "agrees") in sections and ("forward", "diverges") not in sections
+    return (
+        ("gradients", "diverges") in sections
+        and ("forward", "agrees") in sections
+        and ("forward", "diverges") not in sections
+    )
 
 
 def _next_step(verdict: Verdict, reduce: str = "") -> list[str]:
@@ -213,13 +279,17 @@ def _next_step(verdict: Verdict, reduce: str = "") -> list[str]:
     if verdict.cause and verdict.cause.confident:
         return [f"{before}mend this and run it again"]
     if _only_gradients(verdict):
-        return [f"{before}{reduce or 'look at the derivative of this step'}; with --forward-only the rest is judged without gradients"]
+        return [
+            f"{before}{reduce or 'look at the derivative of this step'}; with --forward-only the rest is judged without gradients"
+        ]
     earlier = verdict.table[: verdict.table.index(row)]
     right = max((place for place, one in enumerate(earlier) if one.status == "agrees"), default=-1)
     between = [one.tensor for one in earlier[right + 1 :] if one.note == NOT_DELIVERED]
     if between:
         after = f"{earlier[right].tensor} (right)" if right >= 0 else "the inputs"
-        return [f"{before}deliver {between[0]}, the first of {len(between)} missing between {after} and {row.tensor} (wrong)"]
+        return [
+            f"{before}deliver {between[0]}, the first of {len(between)} missing between {after} and {row.tensor} (wrong)"
+        ]
     clause = verdict.diagnosis.clause if verdict.diagnosis else row.clause
     return [f"{before}{reduce or f'compare this step with SPEC {clause}'}"]
 
@@ -264,14 +334,30 @@ def failures(report: Report, details: int = 4, exported: bool = False) -> Render
             lines += [Text(head, style="bold red"), *map(indented, rest)]
             if len(found) > 1:
                 for one in (one for one in conclusions if (one.backend, one.tensor) == (name, tensor)):
-                    lines += [indented(f"  {line}", style="bold") for line in (one.text, *folded(one.refuted))]
-                lines.append(indented(f"  likewise in {_named([result for result in found if result is not speaker_of(found)])}"))
+                    lines += [
+                        indented(f"  {line}", style="bold") for line in (one.text, *folded(one.refuted))
+                    ]
+                lines.append(
+                    indented(
+                        f"  likewise in {_named([result for result in found if result is not speaker_of(found)])}"
+                    )
+                )
         if len(findings) > details:
             more = sum(map(len, list(findings.values())[details:]))
-            lines.append(Text(f"{name}: {more} more runs diverge first at {len(findings) - details} other tensors (--html and --json show them all)", style="red"))
-        lines += _counted(name, (line for r in select(report, backend=name) if r.verdict for line in _unjudged(r.verdict)))
+            lines.append(
+                Text(
+                    f"{name}: {more} more runs diverge first at {len(findings) - details} other tensors (--html and --json show them all)",
+                    style="red",
+                )
+            )
+        lines += _counted(
+            name, (line for r in select(report, backend=name) if r.verdict for line in _unjudged(r.verdict))
+        )
         lines += _explanations(name, [r for r in select(report, backend=name) if r.detail])
-        lines += _counted(name, (r.verdict.unchecked for r in select(report, backend=name) if r.verdict and r.verdict.unchecked))
+        lines += _counted(
+            name,
+            (r.verdict.unchecked for r in select(report, backend=name) if r.verdict and r.verdict.unchecked),
+        )
     return Group(*lines)
 
 
@@ -282,13 +368,19 @@ def indented(line: str, style: str = "") -> RenderableType:
 
 
 def _named(results: Sequence[Result], most: int = 4) -> str:
-    named = [f"{result.case} {SHORT.get(result.dtype, result.dtype)} ({number(result.worst)})" for result in results]
+    named = [
+        f"{result.case} {SHORT.get(result.dtype, result.dtype)} ({number(result.worst)})"
+        for result in results
+    ]
     return ", ".join(named[:most]) + (f" and {len(named) - most} more runs" if len(named) > most else "")
 
 
 def _counted(name: str, texts: Iterable[str]) -> list[Text]:
     """Say what holds of several runs of a backend once, and of how many."""
-    return [Text(f"{name}: {text} [{count} run{'' if count == 1 else 's'}]", style="yellow") for text, count in Counter(texts).most_common(3)]
+    return [
+        Text(f"{name}: {text} [{count} run{'' if count == 1 else 's'}]", style="yellow")
+        for text, count in Counter(texts).most_common(3)
+    ]
 
 
 def reasons(detail: str) -> list[str]:
@@ -339,7 +431,9 @@ def repeated(results: Sequence[Result]) -> str:
 
 def repetitions(report: Report) -> list[str]:
     """Say of each backend whether runs on the same inputs gave the same bits, where they were repeated."""
-    said = {name: repeated(select(report, backend=name)) for name in _ordered(r.backend for r in report.results)}
+    said = {
+        name: repeated(select(report, backend=name)) for name in _ordered(r.backend for r in report.results)
+    }
     return [f"{name}: {words}" for name, words in said.items() if words]
 
 
@@ -347,14 +441,21 @@ def summary(report: Report) -> str:
     """Return the number of runs, and of each status."""
     counted = {status: sum(r.status == status for r in report.results) for status in reversed(WORST_FIRST)}
     plural = {"agrees": "agree", "diverges": "diverge"}
-    parts = (f"{count} {status if count == 1 else plural.get(status, status)}" for status, count in counted.items() if count)
+    parts = (
+        f"{count} {status if count == 1 else plural.get(status, status)}"
+        for status, count in counted.items()
+        if count
+    )
     return f"{len(report.results)} run{'' if len(report.results) == 1 else 's'}: {', '.join(parts)}"
 
 
 def show(report: Report, console: Console, title: str, group: str = "variant") -> None:
     """Print table, failures and summary."""
     console.print(matrix(report, console.width, title, group))
-    console.print("A cell is the worst error in tolerances over all tensors of all cases: up to 1 is rounding.", style="dim")
+    console.print(
+        "A cell is the worst error in tolerances over all tensors of all cases: up to 1 is rounding.",
+        style="dim",
+    )
     console.print(failures(report, exported=group in ("variant", "checkpoint")))
     for line in [*repetitions(report), *declarations(report)]:
         console.print(line, style="dim", highlight=False)

@@ -24,7 +24,13 @@ OUT_OF_RANGE = "out of range"
 
 
 def judge_tensor(
-    actual: Array, value: Array, sigma: Array, dtype: str, strict: bool = True, lenient: bool = False, why: str = OUT_OF_RANGE
+    actual: Array,
+    value: Array,
+    sigma: Array,
+    dtype: str,
+    strict: bool = True,
+    lenient: bool = False,
+    why: str = OUT_OF_RANGE,
 ) -> Judgement:
     """Judge one tensor.
 
@@ -37,13 +43,17 @@ def judge_tensor(
         lenient: whether an element that is finite in the oracle need not be in the backend.
         why: elements may not be determined.
     """
-    return _plainly(actual, value, sigma, dtype) or _carefully(actual, value, sigma, dtype, strict, lenient, why)
+    return _plainly(actual, value, sigma, dtype) or _carefully(
+        actual, value, sigma, dtype, strict, lenient, why
+    )
 
 
 def _plainly(actual: Array, value: Array, sigma: Array, dtype: str) -> Judgement | None:
     """Judge a tensor of which every element can be compared; None where some cannot, or a sum of squares would not be exact."""
     with np.errstate(all="ignore"):
-        errors = np.abs(actual.astype(value.dtype, copy=False) - value).astype(np.float64, copy=False).reshape(-1)
+        errors = (
+            np.abs(actual.astype(value.dtype, copy=False) - value).astype(np.float64, copy=False).reshape(-1)
+        )
         allowed = sigma.astype(np.float64, copy=False).reshape(-1)
         scores = errors / allowed
         squares, sigmas = float(errors @ errors), float(allowed @ allowed)
@@ -73,22 +83,40 @@ def _plainly(actual: Array, value: Array, sigma: Array, dtype: str) -> Judgement
     )
 
 
-def _carefully(actual: Array, value: Array, sigma: Array, dtype: str, strict: bool, lenient: bool, why: str) -> Judgement:
+def _carefully(
+    actual: Array, value: Array, sigma: Array, dtype: str, strict: bool, lenient: bool, why: str
+) -> Judgement:
     """Judge a tensor of which some elements may not be finite, or not determined."""
     actual = actual.astype(value.dtype)
     scores = scores_of(actual, value, sigma, strict, lenient)
     known, finite = ~np.isnan(scores), np.isfinite(value)
     judged, wrongly_finite = known & finite, known & ~finite
     if not known.any():
-        return Judgement("undetermined", size=value.size, note=f"{dtype} does not determine it: {why}" if why == OUT_OF_RANGE else why)
+        return Judgement(
+            "undetermined",
+            size=value.size,
+            note=f"{dtype} does not determine it: {why}" if why == OUT_OF_RANGE else why,
+        )
     scores = np.where(known, scores, 0.0)
     with np.errstate(all="ignore"):
         errors = np.where(judged, abs(actual - value), 0.0)
-        rms = root_mean_square(errors[judged]) / root_mean_square(sigma[judged]) if np.isfinite(scores).all() else np.inf
+        rms = (
+            root_mean_square(errors[judged]) / root_mean_square(sigma[judged])
+            if np.isfinite(scores).all()
+            else np.inf
+        )
     element = np.unravel_index(int(np.argmax(scores)), scores.shape)
     z, beyond = float(scores[element]), int((scores > Z).sum())
-    independent = independent_elements(value[judged], sigma[judged], dtype) if np.isfinite(rms) and rms > R else value.size
-    counted = np.histogram(scores[judged], bins=[0.0, *Z_BINS, np.inf])[0] if judged.any() else [0] * (len(Z_BINS) + 1)
+    independent = (
+        independent_elements(value[judged], sigma[judged], dtype)
+        if np.isfinite(rms) and rms > R
+        else value.size
+    )
+    counted = (
+        np.histogram(scores[judged], bins=[0.0, *Z_BINS, np.inf])[0]
+        if judged.any()
+        else [0] * (len(Z_BINS) + 1)
+    )
     unjudged = f"{judged.size - judged.sum()} elements are not judged: {why}" if not judged.all() else ""
     infinite = unjudged if np.isfinite(actual[judged]).all() else "not finite"
     return Judgement(
@@ -113,7 +141,11 @@ def scores_of(actual: Array, value: Array, sigma: Array, strict: bool = True, le
     judged = finite & np.isfinite(sigma) & (sound | (not lenient))
     with np.errstate(all="ignore"):
         errors = np.where(sound, abs(actual.astype(value.dtype, copy=False) - value) / sigma, np.inf)
-    return np.where(judged, np.nan_to_num(errors, nan=0.0, posinf=np.inf), np.where(~finite & np.isposinf(sigma) & sound & strict, np.inf, np.nan))
+    return np.where(
+        judged,
+        np.nan_to_num(errors, nan=0.0, posinf=np.inf),
+        np.where(~finite & np.isposinf(sigma) & sound & strict, np.inf, np.nan),
+    )
 
 
 def independent_elements(value: Array, sigma: Array, dtype: str) -> float:

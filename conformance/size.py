@@ -43,7 +43,15 @@ class Size:
     gradients: bool
 
 
-MINILM = {"vocab_size": 30522, "d_model": 384, "num_heads": 12, "d_ff": 1536, "num_layers": 6, "max_positions": 512, "num_classes": 2}
+MINILM = {
+    "vocab_size": 30522,
+    "d_model": 384,
+    "num_heads": 12,
+    "d_ff": 1536,
+    "num_layers": 6,
+    "max_positions": 512,
+    "num_classes": 2,
+}
 BASE = {**MINILM, "d_model": 768, "d_ff": 3072, "num_layers": 12}
 LARGE = {**MINILM, "d_model": 1024, "num_heads": 16, "d_ff": 4096, "num_layers": 24}
 
@@ -64,7 +72,11 @@ def problem(size: Size) -> tuple[EncoderConfig, Weights, Batch]:
     for name, parameter in parameters(config).items():
         drawn = 0.04 * random.standard_normal(shape_of(config, parameter), np.float32)
         weights[name] = 1 + drawn if "norm" in name and name.endswith("weight") else drawn
-    return config, weights, example_batch(config, batch=size.batch, tokens=size.tokens, seed=0, padding="ragged")
+    return (
+        config,
+        weights,
+        example_batch(config, batch=size.batch, tokens=size.tokens, seed=0, padding="ragged"),
+    )
 
 
 def make(size: Size, path: Path) -> None:
@@ -74,7 +86,9 @@ def make(size: Size, path: Path) -> None:
     taps = {f"taps/{name}": array for name, array in truth.taps.items()}
     gradients = {f"gradients/{name}": array for name, array in truth.gradients.items()}
     by_taps = {f"by taps/{name}": array for name, array in truth.tap_gradients.items()}
-    save_file({name: np.asarray(array, order="C") for name, array in {**taps, **gradients, **by_taps}.items()}, path)
+    save_file(
+        {name: np.asarray(array, order="C") for name, array in {**taps, **gradients, **by_taps}.items()}, path
+    )
 
 
 def measure(name: str, size: Size, path: Path) -> str:
@@ -83,7 +97,15 @@ def measure(name: str, size: Size, path: Path) -> str:
     arrays = load_file(path)
     taps = section(arrays, "taps/")
     wanted = ("taps", "gradients") if size.gradients else ("taps",)
-    run = Run(taps["logits"], taps["loss"], taps, section(arrays, "gradients/"), "numpy", requested=wanted, tap_gradients=section(arrays, "by taps/"))
+    run = Run(
+        taps["logits"],
+        taps["loss"],
+        taps,
+        section(arrays, "gradients/"),
+        "numpy",
+        requested=wanted,
+        tap_gradients=section(arrays, "by taps/"),
+    )
     started = time.perf_counter()
     verdict = judge(config, weights, batch, run)
     seconds = time.perf_counter() - started
@@ -103,7 +125,17 @@ def main(arguments: list[str]) -> None:
         for name in arguments or SIZES:
             with tempfile.TemporaryDirectory() as folder:
                 for step in ("--make", "--judge"):
-                    subprocess.run([sys.executable, "-m", "concord.conformance.size", step, name, str(Path(folder) / "run.safetensors")], check=True)
+                    subprocess.run(
+                        [
+                            sys.executable,
+                            "-m",
+                            "concord.conformance.size",
+                            step,
+                            name,
+                            str(Path(folder) / "run.safetensors"),
+                        ],
+                        check=True,
+                    )
 
 
 if __name__ == "__main__":

@@ -30,7 +30,14 @@ from numpy.typing import NDArray
 
 from concord.backends import heaps
 from concord.conformance.cache import Cache
-from concord.conformance.expectation import Expectation, Forced, JudgedProblem, is_gradient, is_tap_gradient, least_sigma
+from concord.conformance.expectation import (
+    Expectation,
+    Forced,
+    JudgedProblem,
+    is_gradient,
+    is_tap_gradient,
+    least_sigma,
+)
 from concord.conformance.watching import Steps
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import Batch
@@ -66,6 +73,7 @@ SIDE_BY_SIDE = 1 << 21
 TOGETHER = 2
 """Samples of a large case that are computed at the same time: each takes the memory of a whole run, and NumPy one core."""
 
+
 def rms_limit(size: float) -> float:
     """Return the largest root mean square error of a tensor: one of its elements may err :data:`Z`, the rest :data:`R`.
 
@@ -76,16 +84,30 @@ def rms_limit(size: float) -> float:
 
 
 def expect(
-    config: EncoderConfig, weights: Weights, batch: Batch, part: str = "model", dtype: str = "float32", deviations: Deviations = NONE
+    config: EncoderConfig,
+    weights: Weights,
+    batch: Batch,
+    part: str = "model",
+    dtype: str = "float32",
+    deviations: Deviations = NONE,
 ) -> Expectation:
     """Return what a correct run yields from the inputs, and how far it may lie from it: the judgement end to end.
 
     Gradients of tables are given in full.
     """
     found = end_to_end(JudgedProblem(config, weights, batch, part, dtype, deviations))
-    full = {name: found.whole(name, weights[name.removeprefix("gradients.")].shape) for name in found.rows if name in found.values}
+    full = {
+        name: found.whole(name, weights[name.removeprefix("gradients.")].shape)
+        for name in found.rows
+        if name in found.values
+    }
     values = {**found.values, **{name: value for name, (value, _) in full.items()}}
-    return Expectation(found.dtype, values, {**found.sigmas, **{name: sigma for name, (_, sigma) in full.items()}}, found.clauses)
+    return Expectation(
+        found.dtype,
+        values,
+        {**found.sigmas, **{name: sigma for name, (_, sigma) in full.items()}},
+        found.clauses,
+    )
 
 
 def end_to_end(case: JudgedProblem) -> Expectation:
@@ -124,9 +146,13 @@ def local(case: JudgedProblem, forced: Forced) -> Expectation:
     """
     common = _without_deviations(case, ALIKE)
     key = f"local {sorted(forced.taps)} {sorted(forced.gradients)} {common.key}"
-    usual = _kept(key, lambda: replace(_estimate(common, _of_truth(common, forced)), values={}))  # those of a run are its own
+    usual = _kept(
+        key, lambda: replace(_estimate(common, _of_truth(common, forced)), values={})
+    )  # those of a run are its own
     values = _values(case, forced)
-    sigmas = {name: np.maximum(sigma, least_sigma(values[name], case.dtype)) for name, sigma in usual.sigmas.items()}
+    sigmas = {
+        name: np.maximum(sigma, least_sigma(values[name], case.dtype)) for name, sigma in usual.sigmas.items()
+    }
     return _expectation(case, {name: values[name] for name in sigmas}, sigmas)
 
 
@@ -141,7 +167,10 @@ def local_exactly(case: JudgedProblem, forced: Forced, brief: bool = False) -> E
 
 def is_large(case: JudgedProblem) -> bool:
     """Return whether what a case is judged by is too large to be kept for other runs of it."""
-    sizes = sum(array.size for array in case.weights.values()) + np.prod(next(iter(case.batch.arrays().values())).shape[:2]) * 40 * case.config.d_model
+    sizes = (
+        sum(array.size for array in case.weights.values())
+        + np.prod(next(iter(case.batch.arrays().values())).shape[:2]) * 40 * case.config.d_model
+    )
     return int(sizes) * 8 > Cache.LARGEST
 
 
@@ -154,7 +183,9 @@ def _without_deviations(case: JudgedProblem, share: float) -> JudgedProblem:
     if not case.deviations or any(KNOWN_DEVIATIONS[name].rounds for name in case.deviations):
         return case
     bare = replace(case, deviations=NONE)
-    apart = _estimates.get(f"deviates by {case.key}", lambda: np.float64(difference(plain(case).values, plain(bare).values)))
+    apart = _estimates.get(
+        f"deviates by {case.key}", lambda: np.float64(difference(plain(case).values, plain(bare).values))
+    )
     return bare if apart <= share else case
 
 
@@ -163,9 +194,13 @@ def difference(values: dict[str, Array], others: dict[str, Array]) -> float:
     found = 0.0
     for name, other in others.items():
         finite = np.isfinite(other)
-        if not np.array_equal(finite, np.isfinite(values[name])) or not np.array_equal(values[name][~finite], other[~finite], equal_nan=True):
+        if not np.array_equal(finite, np.isfinite(values[name])) or not np.array_equal(
+            values[name][~finite], other[~finite], equal_nan=True
+        ):
             return np.inf
-        apart = np.max(abs(np.subtract(values[name], other, where=finite, out=np.zeros_like(other))), initial=0.0)
+        apart = np.max(
+            abs(np.subtract(values[name], other, where=finite, out=np.zeros_like(other))), initial=0.0
+        )
         largest = np.max(abs(other), initial=0.0, where=finite)
         if apart:
             found = max(found, float(apart / largest) if largest else np.inf)
@@ -181,10 +216,22 @@ def _of_truth(case: JudgedProblem, forced: Forced) -> Forced:
     )
 
 
-def _expectation(case: JudgedProblem, values: dict[str, Array], sigmas: dict[str, Array], shapes: dict[str, tuple[int, ...]] | None = None) -> Expectation:
+def _expectation(
+    case: JudgedProblem,
+    values: dict[str, Array],
+    sigmas: dict[str, Array],
+    shapes: dict[str, tuple[int, ...]] | None = None,
+) -> Expectation:
     shapes = shapes or {name: value.shape for name, value in values.items()}
     clauses = {name: case.clause(name) for name in shapes}
-    return Expectation(case.dtype, values, sigmas, clauses, {name: rows for name, rows in case.rows.items() if name in shapes}, shapes)
+    return Expectation(
+        case.dtype,
+        values,
+        sigmas,
+        clauses,
+        {name: rows for name, rows in case.rows.items() if name in shapes},
+        shapes,
+    )
 
 
 def _values(case: JudgedProblem, forced: Forced | None) -> dict[str, Array]:
@@ -248,12 +295,16 @@ class Sigma:
         errors = values - self.value
         if len(values) == 1 and not errors.any():
             return
-        found = (np.sqrt(np.square(errors).sum(0)) if len(values) > 1 else abs(errors[0])).astype(self.storage)
+        found = (np.sqrt(np.square(errors).sum(0)) if len(values) > 1 else abs(errors[0])).astype(
+            self.storage
+        )
         with self.busy:
             if self.finite is not None:
                 self.finite |= np.isfinite(values).any(0)
             # The root of the sum of squares: the squares themselves would need twice as many bytes.
-            self.noise = np.asarray(found) if self.noise is None else np.hypot(self.noise, found, out=self.noise)
+            self.noise = (
+                np.asarray(found) if self.noise is None else np.hypot(self.noise, found, out=self.noise)
+            )
 
     def shadow(self, values: Array) -> None:
         """Take up a rounded run."""
@@ -309,7 +360,12 @@ def _estimate(case: JudgedProblem, forced: Forced | None, brief: bool = False) -
         steps.step()
 
     runs = [*samples(case.dtype, elements, count), *rounded]
-    steps = Steps("deriving tolerances end to end" if forced is None else f"deriving tolerances of each step{', a first look' if brief else ''}", len(runs))
+    steps = Steps(
+        "deriving tolerances end to end"
+        if forced is None
+        else f"deriving tolerances of each step{', a first look' if brief else ''}",
+        len(runs),
+    )
     with np.errstate(all="ignore"):
         if alone:
             with ThreadPoolExecutor(max_workers=TOGETHER) as pool:

@@ -11,8 +11,23 @@ from concord.conformance.campaign import FAILED_WORKER, NOT_JUDGED, Result
 from concord.conformance.comparison import Judgement, Row
 from concord.conformance.report import SHORT, WORST_FIRST, number
 
-SIGNS = {"agrees": "✓", "diverges": "✗", "undetermined": "?", "unsupported": "–", "absent": "–", "refused": "✗", "nondeterministic": "✗"}
-TONES = {"agrees": "good", "diverges": "bad", "nondeterministic": "bad", "unsupported": "quiet", "absent": "quiet", "undetermined": "quiet"}
+SIGNS = {
+    "agrees": "✓",
+    "diverges": "✗",
+    "undetermined": "?",
+    "unsupported": "–",
+    "absent": "–",
+    "refused": "✗",
+    "nondeterministic": "✗",
+}
+TONES = {
+    "agrees": "good",
+    "diverges": "bad",
+    "nondeterministic": "bad",
+    "unsupported": "quiet",
+    "absent": "quiet",
+    "undetermined": "quiet",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +49,13 @@ class CaseResults:
     def order(self) -> int:
         """0 where something diverges, 1 where a run failed, 2 otherwise."""
         found = {result.status for result in self.results}
-        return 0 if "diverges" in found else 1 if found & {*FAILED_WORKER, NOT_JUDGED, "refused", "nondeterministic"} else 2
+        return (
+            0
+            if "diverges" in found
+            else 1
+            if found & {*FAILED_WORKER, NOT_JUDGED, "refused", "nondeterministic"}
+            else 2
+        )
 
     @property
     def dtypes(self) -> list[str]:
@@ -54,17 +75,27 @@ class CaseResults:
         """For each backend and status that is no agreement, the worst result, and backend and precisions in few letters."""
         odd = [result for result in self.results if result.status not in ("agrees", "absent", "unsupported")]
         gathered = gather(odd, lambda result: (result.backend, result.status))
-        return [(min(found, key=gravity), f"{tail(found[0].backend)} {self.precisions(found)}".strip()) for found in gathered]
+        return [
+            (min(found, key=gravity), f"{tail(found[0].backend)} {self.precisions(found)}".strip())
+            for found in gathered
+        ]
 
     @property
     def silent(self) -> list[tuple[Result, str]]:
         """Results of which there is nothing to draw: one for all precisions of a backend with the same reason."""
         mute = [result for result in self.results if not result.verdict or result.status == "undetermined"]
-        return [(found[0], ", ".join(result.dtype for result in found)) for found in gather(mute, lambda result: (result.backend, result.status, result.detail))]
+        return [
+            (found[0], ", ".join(result.dtype for result in found))
+            for found in gather(mute, lambda result: (result.backend, result.status, result.detail))
+        ]
 
     def precisions(self, results: Sequence[Result]) -> str:
         """Return the precisions of some results in few letters; nothing if they are all."""
-        return "" if len({result.dtype for result in results}) == len(self.dtypes) > 1 else " ".join(ordered(SHORT.get(result.dtype, result.dtype) for result in results))
+        return (
+            ""
+            if len({result.dtype for result in results}) == len(self.dtypes) > 1
+            else " ".join(ordered(SHORT.get(result.dtype, result.dtype) for result in results))
+        )
 
 
 def gather(results: Iterable[Any], key: Any) -> list[list[Any]]:
@@ -123,7 +154,10 @@ def ordered(values: Iterable[str]) -> list[str]:
 def cases_of(results: Sequence[Result]) -> list[CaseResults]:
     """Return the cases: those that diverge first, then those with failed runs, then the others, each in the order of the results."""
     gathered = gather(results, lambda result: (result.group, result.case, result.part))
-    cases = [CaseResults(f"case-{place}", found[0].case, found[0].group, found[0].part, found) for place, found in enumerate(gathered, 1)]
+    cases = [
+        CaseResults(f"case-{place}", found[0].case, found[0].group, found[0].part, found)
+        for place, found in enumerate(gathered, 1)
+    ]
     return sorted(cases, key=lambda case: case.order)
 
 

@@ -8,4 +8,14 @@ from concord.porting.reading import Recognition, read, recognise
 from concord.porting.registry import formats
 from concord.porting.writing import write
 
-__all__ = ["Checkpoint", "Entry", "LazyTensor", "Recognition", "formats", "from_weights", "read", "recognise", "write"]
+__all__ = [
+    "Checkpoint",
+    "Entry",
+    "LazyTensor",
+    "Recognition",
+    "formats",
+    "from_weights",
+    "read",
+    "recognise",
+    "write",
+]

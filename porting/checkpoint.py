@@ -129,10 +129,20 @@ class Checkpoint:
         """
         wrong = [name for name, tensor in self.tensors.items() if not np.isfinite(tensor.read()).all()]
         if wrong:
-            raise WeightsError([f"{self.tensors[name].foreign!r} holds NaN or infinity but must be finite [parameter={name}, clause=WGT-3]" for name in wrong])
+            raise WeightsError(
+                [
+                    f"{self.tensors[name].foreign!r} holds NaN or infinity but must be finite [parameter={name}, clause=WGT-3]"
+                    for name in wrong
+                ]
+            )
 
 
-def from_weights(config: EncoderConfig, weights: Mapping[str, NDArray[Any]], part: str = "model", files: Mapping[str, bytes] | None = None) -> Checkpoint:
+def from_weights(
+    config: EncoderConfig,
+    weights: Mapping[str, NDArray[Any]],
+    part: str = "model",
+    files: Mapping[str, bytes] | None = None,
+) -> Checkpoint:
     """Return weights in memory as a checkpoint, ready to be written.
 
     Args:

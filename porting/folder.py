@@ -70,7 +70,13 @@ def inside(folder: Path, name: str, where: str) -> Path:
     """
     parts = PurePosixPath(name).parts
     path = folder.joinpath(*parts)
-    if PurePosixPath(name).is_absolute() or ".." in parts or not name.isprintable() or not stays(path, folder) or _too_long(path):
+    if (
+        PurePosixPath(name).is_absolute()
+        or ".." in parts
+        or not name.isprintable()
+        or not stays(path, folder)
+        or _too_long(path)
+    ):
         raise SpecError(f"{where}: names {name[:80]!r} but all its files must lie in {folder}")
     return path
 
@@ -91,7 +97,10 @@ def carried(folder: Path) -> dict[str, bytes]:
         SpecError: if one cannot be read, is larger than any such file is, or is a link that leads out of the folder.
     """
     foreign = sorted(path.name for path in folder.iterdir() if path.name.endswith(FOREIGN))
-    return {name: read_bytes(path, LARGEST) for name, path in lying(folder, (*CARRIED, *SENTENCES, *foreign)).items()}
+    return {
+        name: read_bytes(path, LARGEST)
+        for name, path in lying(folder, (*CARRIED, *SENTENCES, *foreign)).items()
+    }
 
 
 def lying(folder: Path, names: Iterable[str]) -> dict[str, Path]:
@@ -101,7 +110,11 @@ def lying(folder: Path, names: Iterable[str]) -> dict[str, Path]:
         SpecError: if one is a link that leads out of the folder.
     """
     there = {name: folder / name for name in names if (folder / name).exists()}
-    if wrong := [f"{path}: is a link that leads out of the folder: what it leads to would be written into others" for path in there.values() if not stays(path, folder)]:
+    if wrong := [
+        f"{path}: is a link that leads out of the folder: what it leads to would be written into others"
+        for path in there.values()
+        if not stays(path, folder)
+    ]:
         raise SpecError(wrong)
     return there
 
@@ -117,7 +130,9 @@ def stated(folder: Path, required: str) -> tuple[Path, dict[str, Any]]:
     """
     path = next((folder / name for name in CONFIGS if (folder / name).exists()), None)
     if path is None:
-        raise SpecError(f"{folder / CONFIG}: no such file: {required} needs the configuration beside the weights")
+        raise SpecError(
+            f"{folder / CONFIG}: no such file: {required} needs the configuration beside the weights"
+        )
     return path, json_object(path)
 
 
@@ -159,4 +174,6 @@ def unnamed(count: int) -> tuple[str, ...]:
 
 def labels_file(names: tuple[str, ...]) -> bytes:
     """Return the names of classes as this project keeps them (:class:`concord.training.data.Labels`)."""
-    return (json.dumps({"format": "concord.labels/1", "names": names}, ensure_ascii=False, indent=1) + "\n").encode()
+    return (
+        json.dumps({"format": "concord.labels/1", "names": names}, ensure_ascii=False, indent=1) + "\n"
+    ).encode()

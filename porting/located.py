@@ -72,7 +72,13 @@ def located(path: Path, look: Callable[[Path], list[Found]]) -> list[Found]:
         with Process(local=True, time_limit=TIME_LIMIT, memory_limit=MEMORY_LIMIT) as process:
             process.start(None, "", lambda: None)
             target = DELIMITER.join((look.__module__, look.__name__, str(path.absolute())))
-            settings = {"root": str(ROOT), "environment": {}, "appended": {}, "target": target, "serve": f"{__name__}:serve"}
+            settings = {
+                "root": str(ROOT),
+                "environment": {},
+                "appended": {},
+                "target": target,
+                "serve": f"{__name__}:serve",
+            }
             said = json.loads(process.exchange(settings))
     except WorkerFailure as failure:
         raise SpecError(f"{path}: cannot be read as a file of tensors: {failure.detail}") from None
@@ -87,7 +93,12 @@ def understood(said: dict[str, Any], path: Path) -> list[Found]:
     """
     if "refused" in said:
         raise SpecError(f"{path}: {said['refused']}")
-    return [Found(**{**entry, "shape": tuple(entry["shape"]), "stride": entry["stride"] and tuple(entry["stride"])}) for entry in said["tensors"]]
+    return [
+        Found(
+            **{**entry, "shape": tuple(entry["shape"]), "stride": entry["stride"] and tuple(entry["stride"])}
+        )
+        for entry in said["tensors"]
+    ]
 
 
 def serve(channel: Any, target: str) -> None:
@@ -101,7 +112,13 @@ def serve(channel: Any, target: str) -> None:
     with suppress(OSError, ValueError):  # the parent watches too
         resource.setrlimit(resource.RLIMIT_AS, (4 * MEMORY_LIMIT + Path(path).stat().st_size,) * 2)
     said = json.dumps(answer(Path(path), getattr(importlib.import_module(module), name)))
-    channel.send(said if len(said) <= LARGEST else json.dumps({"refused": f"what it says of its tensors takes {len(said)} bytes but may take {LARGEST}"}))
+    channel.send(
+        said
+        if len(said) <= LARGEST
+        else json.dumps(
+            {"refused": f"what it says of its tensors takes {len(said)} bytes but may take {LARGEST}"}
+        )
+    )
 
 
 def answer(path: Path, look: Callable[[Path], list[Found]]) -> dict[str, Any]:
@@ -113,7 +130,9 @@ def answer(path: Path, look: Callable[[Path], list[Found]]) -> dict[str, Any]:
     except MemoryError:
         raise
     except Exception as error:  # of whatever kind a spoilt file makes a library raise
-        return {"refused": f"not a whole file of tensors: {type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+        return {
+            "refused": f"not a whole file of tensors: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        }
 
 
 def mapped(path: Path, found: list[Found]) -> dict[str, Stored]:
@@ -149,7 +168,11 @@ class _Spelled:
     def __call__(self) -> Bits:
         """Return the tensor."""
         one = self.found
-        raw = bytes.fromhex(one.inline) if one.inline else self.content[one.begin : one.begin + one.length].decode("utf-8").encode("latin-1")
+        raw = (
+            bytes.fromhex(one.inline)
+            if one.inline
+            else self.content[one.begin : one.begin + one.length].decode("utf-8").encode("latin-1")
+        )
         if len(raw) != elements(one.shape) * int(NUMPY[one.dtype][2:]):
             raise SpecError(f"{one.name!r} has shape {one.shape} of {one.dtype} but {len(raw)} bytes")
         return Slice(raw, 0, one.dtype, one.shape, one.stride)()

@@ -81,7 +81,9 @@ def match(found: Mapping[str, Stored], configs: Mapping[str, EncoderConfig], nam
     """
     for config in configs.values():
         if config.num_layers > MOST_LAYERS or config.num_layers * config.num_heads > MOST_HEADS:
-            raise WeightsError(f"the configuration has {config.num_layers} layers of {config.num_heads} heads but at most {MOST_LAYERS} layers, and {MOST_HEADS} heads in all, are looked for [source={names.title}]")
+            raise WeightsError(
+                f"the configuration has {config.num_layers} layers of {config.num_heads} heads but at most {MOST_LAYERS} layers, and {MOST_HEADS} heads in all, are looked for [source={names.title}]"
+            )
     tried = [_Matching(found, config, part, names) for part, config in configs.items()]
     best = min(tried, key=lambda one: len(one.problems))  # of equals the most complete part
     if best.problems:
@@ -114,7 +116,11 @@ class _Matching:
     def _prefix(self) -> str:
         """Return the prefix with which most names are there."""
         wanted = [name for place in self.places.values() for name in place.names]
-        return max(self.rules.prefixes, key=lambda prefix: sum(self._renamed(name, prefix) in self.found for name in wanted), default="")
+        return max(
+            self.rules.prefixes,
+            key=lambda prefix: sum(self._renamed(name, prefix) in self.found for name in wanted),
+            default="",
+        )
 
     def _renamed(self, name: str, prefix: str) -> str:
         return renamed(name, self.rules.prefixes, prefix)
@@ -123,7 +129,11 @@ class _Matching:
         """Return how the file spells a name of the table."""
         name = self._renamed(name, self.prefix)
         for end, other in self.rules.older.items():
-            if name not in self.found and name.endswith(end) and (old := name.removesuffix(end) + other) in self.found:
+            if (
+                name not in self.found
+                and name.endswith(end)
+                and (old := name.removesuffix(end) + other) in self.found
+            ):
                 self.older.add(old)
                 return old
         return name
@@ -134,14 +144,18 @@ class _Matching:
             self._positions(shape)
             return
         if place is None:
-            self.problems.append(f"{name!r} is required by this configuration but the source has no weight for it [{self.context}]")
+            self.problems.append(
+                f"{name!r} is required by this configuration but the source has no weight for it [{self.context}]"
+            )
             return
         spelled = [self._spelled(native) for native in place.names]
         wrong = [problem for native in spelled for problem in self._wrong(native, name, place.shape)]
         self.owner.update(dict.fromkeys((native for native in spelled if native in self.found), name))
         self.problems += wrong
         if not wrong:
-            self.tensors[name] = _canonical(shape, spelled, place.layout, [self.found[native] for native in spelled])
+            self.tensors[name] = _canonical(
+                shape, spelled, place.layout, [self.found[native] for native in spelled]
+            )
 
     def _wrong(self, native: str, name: str, shape: tuple[int, ...]) -> Iterator[str]:
         end = f"[parameter={name}, {self.context}]"
@@ -156,19 +170,35 @@ class _Matching:
         """Take the table of fixed positions from where a file may keep it, or compute it."""
         place = self.rules.positions
         if place and (native := self._renamed(place.name, self.prefix)) in self.found:
-            wrong = list(self._wrong(native, POSITIONS, WEIGHT_LAYOUTS[place.layout].shape(shape, self.config.num_heads)))
+            wrong = list(
+                self._wrong(
+                    native, POSITIONS, WEIGHT_LAYOUTS[place.layout].shape(shape, self.config.num_heads)
+                )
+            )
             self.problems += wrong
             self.owner[native] = POSITIONS
             if not wrong:
                 self.tensors[POSITIONS] = _canonical(shape, [native], place.layout, [self.found[native]])
         elif self.config.positions != "sinusoidal":
-            self.problems.append(f"{POSITIONS!r} is required by this configuration but the source has no weight for it [{self.context}]")
+            self.problems.append(
+                f"{POSITIONS!r} is required by this configuration but the source has no weight for it [{self.context}]"
+            )
         elif self.config.max_positions * self.config.d_model > LARGEST_TABLE:
-            self.problems.append(f"the position table has {self.config.max_positions} rows of {self.config.d_model} numbers but at most {LARGEST_TABLE} numbers are computed [{self.context}]")
+            self.problems.append(
+                f"the position table has {self.config.max_positions} rows of {self.config.d_model} numbers but at most {LARGEST_TABLE} numbers are computed [{self.context}]"
+            )
         else:
             stored = in_memory(sinusoid(self.config))
             self.tensors[POSITIONS] = LazyTensor(stored.dtype, stored.shape, "", "table", stored.bits)
-            self.made[POSITIONS] = Entry("", POSITIONS, "computed", "the file has no table of fixed positions: it follows from the configuration", stored.dtype, stored.shape, stored)
+            self.made[POSITIONS] = Entry(
+                "",
+                POSITIONS,
+                "computed",
+                "the file has no table of fixed positions: it follows from the configuration",
+                stored.dtype,
+                stored.shape,
+                stored,
+            )
 
     def _carried(self) -> tuple[dict[str, LazyTensor], dict[str, str]]:
         """Return what the whole model or another head has and this part has not, where the file has it, and what it is called there."""
@@ -177,12 +207,18 @@ class _Matching:
         whole = parameters(self.config)
         for name, place in self.rules.carried.items():
             native = self._spelled(place.name)
-            if native not in self.found or (name not in whole and len(self.found[native].shape) != WEIGHT_LAYOUTS[place.layout].rank):
+            if native not in self.found or (
+                name not in whole and len(self.found[native].shape) != WEIGHT_LAYOUTS[place.layout].rank
+            ):
                 continue
             spelled[native] = name
             # The shapes of a head that the family does not have are the file's own.
             layout = WEIGHT_LAYOUTS[place.layout]
-            shape = shape_of(self.config, whole[name]) if name in whole else layout.shape(self.found[native].shape, self.config.num_heads)
+            shape = (
+                shape_of(self.config, whole[name])
+                if name in whole
+                else layout.shape(self.found[native].shape, self.config.num_heads)
+            )
             wrong = list(self._wrong(native, name, layout.shape(shape, self.config.num_heads)))
             self.problems += wrong
             found |= {} if wrong else {name: _canonical(shape, [native], place.layout, [self.found[native]])}
@@ -192,21 +228,40 @@ class _Matching:
         """Say what becomes of a tensor that is no parameter's."""
         stored, name = self.found[native], self.behind.get(native, "")
         original = self._original(native)
-        copied = bool(original) and stored.shape == self.found[original].shape and stored.dtype == self.found[original].dtype and stored.sha256() == self.found[original].sha256()
-        ignored = next((why for pattern, why in self.rules.ignored.items() if self._fits(native, pattern)), None)
+        copied = (
+            bool(original)
+            and stored.shape == self.found[original].shape
+            and stored.dtype == self.found[original].dtype
+            and stored.sha256() == self.found[original].sha256()
+        )
+        ignored = next(
+            (why for pattern, why in self.rules.ignored.items() if self._fits(native, pattern)), None
+        )
         if ignored is None and not name and not copied:
-            self.problems.append(f"{native!r} is unexpected: the source has no such tensor in this configuration [{self.context}]")
+            self.problems.append(
+                f"{native!r} is unexpected: the source has no such tensor in this configuration [{self.context}]"
+            )
             return
         reason = ignored.reason if ignored else f"stands behind the part {self.part!r}"
         if ignored and ignored.holds and (wrong := HOLDS[ignored.holds](native, self.found)):
-            self.problems.append(f"{native!r} {wrong}: otherwise it is not what it is said to be, {reason} [{self.context}]")
+            self.problems.append(
+                f"{native!r} {wrong}: otherwise it is not what it is said to be, {reason} [{self.context}]"
+            )
             return
         reason += f"; it is no copy of {original!r}" if original else ""
         reason += "; it is carried over to files that have a place for it" if name else ""
         name = name or self._plain(native)
         self.others.setdefault(name, _canonical(stored.shape, [native], UNKNOWN, [stored]))
         if copied:
-            self.entries[native] = Entry(native, self.owner.get(original), "tied", f"a copy of {original!r}, bit for bit", stored.dtype, stored.shape, stored)
+            self.entries[native] = Entry(
+                native,
+                self.owner.get(original),
+                "tied",
+                f"a copy of {original!r}, bit for bit",
+                stored.dtype,
+                stored.shape,
+                stored,
+            )
         else:
             self.entries[native] = Entry(native, None, "ignored", reason, stored.dtype, stored.shape, stored)
         if copied or (ignored and ignored.holds in WHOLE):
@@ -214,7 +269,11 @@ class _Matching:
 
     def _original(self, native: str) -> str:
         """Return what a tensor should be a copy of; empty: of nothing, or of nothing that is there."""
-        owners = [self._spelled(owner) for name, owner in self.rules.tied.items() if native == self._renamed(name, self.prefix)]
+        owners = [
+            self._spelled(owner)
+            for name, owner in self.rules.tied.items()
+            if native == self._renamed(name, self.prefix)
+        ]
         return next((owner for owner in owners if owner in self.found), "")
 
     def _fits(self, native: str, pattern: str) -> bool:
@@ -231,13 +290,21 @@ class _Matching:
         for native, stored in self.found.items():
             other = self.entries.get(native)
             reason = "under an older name" if native in self.older else ""
-            yield other or Entry(native, self.owner[native], "read", reason, stored.dtype, stored.shape, stored)
+            yield other or Entry(
+                native, self.owner[native], "read", reason, stored.dtype, stored.shape, stored
+            )
         yield from self.made.values()
 
 
-def _canonical(shape: tuple[int, ...], foreign: Sequence[str], layout: str, pieces: Sequence[Stored]) -> LazyTensor:
+def _canonical(
+    shape: tuple[int, ...], foreign: Sequence[str], layout: str, pieces: Sequence[Stored]
+) -> LazyTensor:
     def bits() -> Bits:
-        return pieces[0].bits() if layout == UNKNOWN else WEIGHT_LAYOUTS[layout].canonical([piece.bits() for piece in pieces])
+        return (
+            pieces[0].bits()
+            if layout == UNKNOWN
+            else WEIGHT_LAYOUTS[layout].canonical([piece.bits() for piece in pieces])
+        )
 
     return LazyTensor(pieces[0].dtype, shape, " + ".join(foreign), layout, bits)
 

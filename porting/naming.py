@@ -14,13 +14,25 @@ from concord.spec.sources.names import fill, variables
 from concord.spec.sources.schema import CheckpointTable, Ignored, PartTable, Table
 from concord.spec.sources.table import Binding, bindings, part_of
 
-LAYOUTS = {"table": "table", "positions": "table", "kernel": "in_out", "bias": "vector", "gain": "vector", "offset": "vector"}
+LAYOUTS = {
+    "table": "table",
+    "positions": "table",
+    "kernel": "in_out",
+    "bias": "vector",
+    "gain": "vector",
+    "offset": "vector",
+}
 """The canonical layout of each kind of parameter."""
 
 PARTS = ("model", "encoder", "pooled", "stack", "attention")
 """The parts of the model that have parameters, the most complete one first."""
 
-OPTIMIZER = CheckpointTable(ignored={"optimizer*": Ignored("belongs to the optimizer"), "_metadata*": Ignored("belongs to the format")})
+OPTIMIZER = CheckpointTable(
+    ignored={
+        "optimizer*": Ignored("belongs to the optimizer"),
+        "_metadata*": Ignored("belongs to the format"),
+    }
+)
 """What files of backends' models may have besides parameters."""
 
 
@@ -30,7 +42,12 @@ def of_table(table: Table) -> Names:
     def places(config: EncoderConfig, part: str) -> Mapping[str, Binding]:
         return bindings(table.parts[part], config)
 
-    return Names(table.source, tuple(table.parts), places, {name: part.checkpoint for name, part in table.parts.items()})
+    return Names(
+        table.source,
+        tuple(table.parts),
+        places,
+        {name: part.checkpoint for name, part in table.parts.items()},
+    )
 
 
 def canonical() -> Names:
@@ -44,15 +61,30 @@ def of_backend(backend: str, spelled: Callable[[str], str] = lambda name: name) 
     Args:
         spelled: what a kind of file makes of such a name.
     """
-    return Names(backend, PARTS, lambda config, part: _places(config, part, NAMINGS[backend], spelled), dict.fromkeys(PARTS, OPTIMIZER))
+    return Names(
+        backend,
+        PARTS,
+        lambda config, part: _places(config, part, NAMINGS[backend], spelled),
+        dict.fromkeys(PARTS, OPTIMIZER),
+    )
 
 
-def _places(config: EncoderConfig, part: str, naming: Naming | None, spelled: Callable[[str], str]) -> Mapping[str, Binding]:
+def _places(
+    config: EncoderConfig, part: str, naming: Naming | None, spelled: Callable[[str], str]
+) -> Mapping[str, Binding]:
     found = {}
     for name, parameter in parameters(config, part).items():
-        layout = "out_in" if naming and naming.transposed and parameter.kind == "kernel" else LAYOUTS[parameter.kind]
+        layout = (
+            "out_in"
+            if naming and naming.transposed and parameter.kind == "kernel"
+            else LAYOUTS[parameter.kind]
+        )
         native = naming.native_name(name, parameter.kind) if naming else name
-        found[name] = Binding((spelled(native),), layout, WEIGHT_LAYOUTS[layout].shape(shape_of(config, parameter), config.num_heads))
+        found[name] = Binding(
+            (spelled(native),),
+            layout,
+            WEIGHT_LAYOUTS[layout].shape(shape_of(config, parameter), config.num_heads),
+        )
     return found
 
 
@@ -62,7 +94,11 @@ def keras_path(name: str) -> str:
     A list of layers is kept by their class, numbered from the second one on.
     """
     path, _, leaf = name.rpartition(".")
-    path = re.sub(r"^layers\.(\d+)", lambda match: f"blocks.encoder_layer{'' if match[1] == '0' else f'_{match[1]}'}", path)
+    path = re.sub(
+        r"^layers\.(\d+)",
+        lambda match: f"blocks.encoder_layer{'' if match[1] == '0' else f'_{match[1]}'}",
+        path,
+    )
     # ``output`` is a property of every Keras layer.
     path = re.sub(r"(^|\.)attention\.output$", r"\1attention.projection", path)
     return f"{path.replace('.', '/')}/vars/{int(leaf in ('bias', 'beta'))}"

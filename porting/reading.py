@@ -59,20 +59,31 @@ def recognise(path: Path, table: Path | None = None) -> Recognition:
         form = _by_container(path, folder)
         return Recognition(form.name, f"it is such a file; {table.name} says names and layouts")
     if (folder / checkpoints.CONTENTS).exists() and (folder / checkpoints.CONFIG).exists():
-        return Recognition(OWN, f"{checkpoints.CONTENTS} and {checkpoints.CONFIG} are those of this project's own checkpoints")
+        return Recognition(
+            OWN,
+            f"{checkpoints.CONTENTS} and {checkpoints.CONFIG} are those of this project's own checkpoints",
+        )
     if (folder / sentences.MODULES).exists():
         inner = sentences.inner(folder)
         form = _of_sentences(path, inner)
-        return Recognition(form.name, f"{sentences.MODULES} lists modules of sentence-transformers{_beside(path, inner / form.weights[0])}")
+        return Recognition(
+            form.name,
+            f"{sentences.MODULES} lists modules of sentence-transformers{_beside(path, inner / form.weights[0])}",
+        )
     candidates = [form for form in FORMATS.values() if form.name != OWN and not form.modules]
     weights = _weights(candidates, path, folder)
     fitting = [form for form in candidates if form.container.is_one(weights)]
     if (folder / checkpoints.CONFIG).exists():
         native = next((form for form in fitting if form.backend), None)
         if native:
-            return Recognition(native.name, f"{checkpoints.CONFIG} states a configuration of the family, and {weights.name} holds {native.meaning}")
+            return Recognition(
+                native.name,
+                f"{checkpoints.CONFIG} states a configuration of the family, and {weights.name} holds {native.meaning}",
+            )
     known_by_names = [form for form in fitting if form.source]
-    found = _by_names(weights, [form for form in known_by_names if _may_be(form, folder)] or known_by_names, folder)
+    found = _by_names(
+        weights, [form for form in known_by_names if _may_be(form, folder)] or known_by_names, folder
+    )
     return Recognition(found.format, found.why + _beside(path, weights))
 
 
@@ -80,7 +91,14 @@ def _of_sentences(path: Path, inner: Path) -> Format:
     """Return the format of a folder of sentence-transformers with its model in ``inner``: by the file that is named, else as that library chooses, safetensors first."""
     candidates = [form for form in FORMATS.values() if form.modules]
     named = [path] if folders.is_weights(path) else []
-    there = [form for form in candidates if any(place.exists() and form.container.is_one(place) for place in named or [inner / name for name in form.weights])]
+    there = [
+        form
+        for form in candidates
+        if any(
+            place.exists() and form.container.is_one(place)
+            for place in named or [inner / name for name in form.weights]
+        )
+    ]
     return next((form for form in there if _may_be(form, inner)), (there or candidates)[0])
 
 
@@ -92,7 +110,9 @@ def _may_be(form: Format, folder: Path) -> bool:
 def _is_kind(table: Table, stated: dict[str, Any]) -> bool:
     """Say whether a configuration is one of a table's, by the kind that it names."""
     said = stated.get(KIND)
-    return said is None or any(said in part.checkpoint.requires.get(KIND, (said,)) for part in table.parts.values())
+    return said is None or any(
+        said in part.checkpoint.requires.get(KIND, (said,)) for part in table.parts.values()
+    )
 
 
 def _beside_weights(folder: Path, name: str = folders.CONFIG) -> dict[str, Any]:
@@ -108,19 +128,41 @@ def _by_names(weights: Path, fitting: list[Format], folder: Path) -> Recognition
     best = max(alike, key=lambda name: alike[name], default="")
     if not best or alike[best] < ALIKE:
         stated = _beside_weights(folder)
-        some = "" if stated else f", such as {', '.join(repr(name[:80]) for name in list(found)[:3]) or 'none'},"
+        some = (
+            "" if stated else f", such as {', '.join(repr(name[:80]) for name in list(found)[:3]) or 'none'},"
+        )
         own = f"; one of a backend's own needs {checkpoints.CONFIG} beside it"
-        beside = f"; {folders.CONFIG} names {said}" if (said := named(stated)) else "" if (folder / checkpoints.CONFIG).exists() else own
+        beside = (
+            f"; {folders.CONFIG} names {said}"
+            if (said := named(stated))
+            else ""
+            if (folder / checkpoints.CONFIG).exists()
+            else own
+        )
         near = described(found, stated, _tables(stated)) if found else ""
-        raise SpecError(f"{weights}: its {len(found)} tensors{some} have names of no format that is known{beside}{'; ' if near else ''}{near}")
-    return Recognition(best, f"{weights.name} has {alike[best]:.0%} of the names in the table of {FORMATS[best].source}")
+        raise SpecError(
+            f"{weights}: its {len(found)} tensors{some} have names of no format that is known{beside}{'; ' if near else ''}{near}"
+        )
+    return Recognition(
+        best, f"{weights.name} has {alike[best]:.0%} of the names in the table of {FORMATS[best].source}"
+    )
 
 
 def _tables(stated: dict[str, Any]) -> list[Table]:
     """Return the tables that a model may be near to: of the kind that its configuration names, else of those that name any, else all."""
-    every = list({form.source: form.table for form in FORMATS.values() if form.table is not None and not form.modules}.values())
-    kinds = [table for table in every if any(KIND in part.checkpoint.requires for part in table.parts.values())]
-    return [table for table in kinds if KIND in stated and _is_kind(table, stated)] or (kinds if stated else every)
+    every = list(
+        {
+            form.source: form.table
+            for form in FORMATS.values()
+            if form.table is not None and not form.modules
+        }.values()
+    )
+    kinds = [
+        table for table in every if any(KIND in part.checkpoint.requires for part in table.parts.values())
+    ]
+    return [table for table in kinds if KIND in stated and _is_kind(table, stated)] or (
+        kinds if stated else every
+    )
 
 
 def _weights(candidates: list[Format], path: Path, folder: Path) -> Path:
@@ -133,13 +175,21 @@ def _weights(candidates: list[Format], path: Path, folder: Path) -> Path:
         if any(form.container.is_one(path) for form in candidates):
             return path
         raise SpecError(f"{path}: is no file of weights that is known")
-    named = dict.fromkeys(folder / name for form in candidates for name in form.weights if (folder / name).exists())
-    others = sorted(entry for entry in folder.iterdir() if not named and any(form.container.is_one(entry) for form in candidates))
+    named = dict.fromkeys(
+        folder / name for form in candidates for name in form.weights if (folder / name).exists()
+    )
+    others = sorted(
+        entry
+        for entry in folder.iterdir()
+        if not named and any(form.container.is_one(entry) for form in candidates)
+    )
     there = _of_hub([*named]) or others
     if not there:
         raise SpecError(f"{folder}: has no file of weights that is known")
     if len(there) > 1:
-        raise SpecError(f"{folder}: has {', '.join(entry.name for entry in there[:5])}; name the one to read, or its format with --from")
+        raise SpecError(
+            f"{folder}: has {', '.join(entry.name for entry in there[:5])}; name the one to read, or its format with --from"
+        )
     return there[0]
 
 
@@ -153,7 +203,9 @@ def _beside(path: Path, weights: Path) -> str:
     """Say which of Hugging Face's files lie beside the one that is read, if nobody named it."""
     if folders.is_weights(path):
         return ""
-    others = [name for kind in HUB for name in kind if weights.name not in kind and weights.with_name(name).exists()]
+    others = [
+        name for kind in HUB for name in kind if weights.name not in kind and weights.with_name(name).exists()
+    ]
     return f"; {', '.join(others)} beside it {'is' if len(others) == 1 else 'are'} not read" if others else ""
 
 
@@ -210,7 +262,9 @@ def _of_source(found: dict[str, Stored], table: Table, folder: Path, more: dict[
     refused: list[SpecError] = []
     for part, entry in table.parts.items():
         try:
-            configs[part] = tables.configure(table, {**_sized(stated, found, entry.checkpoint), **more}, part, str(path))
+            configs[part] = tables.configure(
+                table, {**_sized(stated, found, entry.checkpoint), **more}, part, str(path)
+            )
         except SpecError as error:  # parts of a source may have configurations of their own
             refused.append(error)
     try:
@@ -223,13 +277,28 @@ def _of_source(found: dict[str, Stored], table: Table, folder: Path, more: dict[
         first, *rest = error.problems
         raise type(error)([f"{first}{f'; {said}' if said else ''}", *rest]) from None
     files = {**folders.carried(folder), folders.CONFIG: read_bytes(path, LARGEST)}
-    return Checkpoint(configs[matched.part], matched.part, matched.tensors, matched.ledger, files, folders.labels(files, stated), table.source, tables.words(table), matched.others, matched.known)
+    return Checkpoint(
+        configs[matched.part],
+        matched.part,
+        matched.tensors,
+        matched.ledger,
+        files,
+        folders.labels(files, stated),
+        table.source,
+        tables.words(table),
+        matched.others,
+        matched.known,
+    )
 
 
 def _sized(stated: dict[str, Any], found: dict[str, Stored], rules: CheckpointTable) -> dict[str, Any]:
     """Return a configuration with the sizes that it leaves to the tensors."""
     places = {key: place.rpartition(":") for key, place in rules.sizes.items() if stated.get(key) is None}
-    sizes = {key: found[name].shape[int(axis)] for key, (name, _, axis) in places.items() if name in found and len(found[name].shape) > int(axis)}
+    sizes = {
+        key: found[name].shape[int(axis)]
+        for key, (name, _, axis) in places.items()
+        if name in found and len(found[name].shape) > int(axis)
+    }
     return {**stated, **sizes}
 
 
@@ -237,22 +306,50 @@ def _native(found: dict[str, Stored], form: Format, folder: Path) -> Checkpoint:
     """Return what the tensors of a backend's model are; the configuration is in the family's words."""
     path = folder / checkpoints.CONFIG
     if not path.exists():
-        raise SpecError(f"{path}: no such file: a file of weights of {form.name} needs the configuration of the family beside it")
+        raise SpecError(
+            f"{path}: no such file: a file of weights of {form.name} needs the configuration of the family beside it"
+        )
     config = from_toml(read_text(path), str(path))
     stated = checkpoints.part_of(folder)
     matched = match(found, dict.fromkeys((stated,) if stated else PARTS, config), form.names)
     files = folders.carried(folder)
-    return Checkpoint(config, matched.part, matched.tensors, matched.ledger, files, folders.labels(files, {}), others=matched.others, known=matched.known)
+    return Checkpoint(
+        config,
+        matched.part,
+        matched.tensors,
+        matched.ledger,
+        files,
+        folders.labels(files, {}),
+        others=matched.others,
+        known=matched.known,
+    )
 
 
 def _own(folder: Path, form: Format) -> Checkpoint:
     """Return one of this project's own checkpoints, each file of which is what was written."""
     contents = checkpoints.read_contents(folder)
     problems = checkpoints.corrupt(folder, contents)
-    problems += [f"{folder}: lacks {name}" for name in (checkpoints.CONFIG, checkpoints.WEIGHTS) if name not in contents.sha256]
+    problems += [
+        f"{folder}: lacks {name}"
+        for name in (checkpoints.CONFIG, checkpoints.WEIGHTS)
+        if name not in contents.sha256
+    ]
     if problems:
         raise SpecError(problems)
     config = from_toml(read_text(folder / checkpoints.CONFIG), str(folder / checkpoints.CONFIG))
     matched = match(form.container.read(folder / checkpoints.WEIGHTS), {contents.part: config}, form.names)
-    files, training = folders.carried(folder), folders.lying(folder, (name for name in folders.TRAINING if name in contents.sha256))
-    return Checkpoint(config, matched.part, matched.tensors, matched.ledger, files, folders.labels(files, {}), others=matched.others, known=matched.known, training=training)
+    files, training = (
+        folders.carried(folder),
+        folders.lying(folder, (name for name in folders.TRAINING if name in contents.sha256)),
+    )
+    return Checkpoint(
+        config,
+        matched.part,
+        matched.tensors,
+        matched.ledger,
+        files,
+        folders.labels(files, {}),
+        others=matched.others,
+        known=matched.known,
+        training=training,
+    )

@@ -63,18 +63,28 @@ def words(folder: Path, poolings: Iterable[str]) -> dict[str, Any]:
     said = folders.json_object(where)
     modes = _modes(said)
     if len(modes) != 1 or modes[0] not in list(poolings):
-        problems.append(f"{where}: pools by {' and '.join(_brief(mode) for mode in modes)} but the family by one of {', '.join(poolings)}; {NOT_REFUSED}")
+        problems.append(
+            f"{where}: pools by {' and '.join(_brief(mode) for mode in modes)} but the family by one of {', '.join(poolings)}; {NOT_REFUSED}"
+        )
     if said.get("include_prompt", True) is not True:
-        problems.append(f"{where}: 'include_prompt' is {_brief(said['include_prompt'])} but must be true: the family pools every token; {NOT_REFUSED}")
+        problems.append(
+            f"{where}: 'include_prompt' is {_brief(said['include_prompt'])} but must be true: the family pools every token; {NOT_REFUSED}"
+        )
     for place in places[2:]:
         named = folders.json_object(place / folders.CONFIG) if (place / folders.CONFIG).exists() else {}
-        problems += [f"{place / folders.CONFIG}: {key!r} is {_brief(named[key])} but must be \"sentence_embedding\"" for key in ("module_input_name", "module_output_name") if named.get(key, "sentence_embedding") != "sentence_embedding"]
+        problems += [
+            f'{place / folders.CONFIG}: {key!r} is {_brief(named[key])} but must be "sentence_embedding"'
+            for key in ("module_input_name", "module_output_name")
+            if named.get(key, "sentence_embedding") != "sentence_embedding"
+        ]
     if problems:
         raise SpecError(problems)
     return {POOLING: modes[0], NORMALIZE: len(places) > 2}
 
 
-def files(said: Mapping[str, Any], config: EncoderConfig, carried: bytes | None, bare: bool) -> dict[str, bytes]:
+def files(
+    said: Mapping[str, Any], config: EncoderConfig, carried: bytes | None, bare: bool
+) -> dict[str, bytes]:
     """Return what makes a folder one of sentence-transformers, by name.
 
     Args:
@@ -84,9 +94,19 @@ def files(said: Mapping[str, Any], config: EncoderConfig, carried: bytes | None,
     """
     kinds = CHAINS[said[NORMALIZE] == "true"]
     places = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds) if number)]
-    modules = [{"idx": number, "name": str(number), "path": place, "type": f"sentence_transformers.models.{kind}"} for number, (place, kind) in enumerate(zip(places, kinds, strict=True))]
-    pooling = {"word_embedding_dimension": config.d_model, **{key: mode == said[POOLING] for key, mode in list(OLDER.items())[:WRITTEN]}}
-    lengths = {"max_seq_length": config.max_positions - config.position_start, "do_lower_case": False} if carried is None else parse_json(carried, folders.LENGTHS)
+    modules = [
+        {"idx": number, "name": str(number), "path": place, "type": f"sentence_transformers.models.{kind}"}
+        for number, (place, kind) in enumerate(zip(places, kinds, strict=True))
+    ]
+    pooling = {
+        "word_embedding_dimension": config.d_model,
+        **{key: mode == said[POOLING] for key, mode in list(OLDER.items())[:WRITTEN]},
+    }
+    lengths = (
+        {"max_seq_length": config.max_positions - config.position_start, "do_lower_case": False}
+        if carried is None
+        else parse_json(carried, folders.LENGTHS)
+    )
     if bare and isinstance(lengths, dict):
         before = lengths.get(ARGUMENTS)
         lengths[ARGUMENTS] = {**(before if isinstance(before, dict) else {}), "add_pooling_layer": False}
@@ -98,11 +118,19 @@ def _places(folder: Path) -> list[Path]:
     """Return the folders of the modules."""
     where = folder / MODULES
     modules = read_json(where)
-    said = [module if isinstance(module, dict) else {} for module in modules] if isinstance(modules, list) else []
+    said = (
+        [module if isinstance(module, dict) else {} for module in modules]
+        if isinstance(modules, list)
+        else []
+    )
     kinds = tuple(str(module.get("type", "")).rpartition(".")[2] for module in said)
     if kinds not in CHAINS:
-        listed = ", ".join(kind if kind.isidentifier() else repr(kind[:40]) for kind in kinds[:10]) or "no modules"
-        raise SpecError(f"{where}: lists {listed} but must list {' or '.join(', '.join(chain) for chain in CHAINS)}; {NOT_REFUSED}")
+        listed = (
+            ", ".join(kind if kind.isidentifier() else repr(kind[:40]) for kind in kinds[:10]) or "no modules"
+        )
+        raise SpecError(
+            f"{where}: lists {listed} but must list {' or '.join(', '.join(chain) for chain in CHAINS)}; {NOT_REFUSED}"
+        )
     names = [str(module.get("path", "")) for module in said]
     places = [folders.inside(folder, name, str(where)) for name in names]
     for place in places[1:]:

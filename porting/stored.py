@@ -48,7 +48,11 @@ MOST_AXES = 32
 
 def are_sizes(values: Any) -> bool:
     """Say whether what a file gives may be a shape, strides, or places of elements: few whole numbers, none of them negative."""
-    return isinstance(values, (list, tuple)) and len(values) <= MOST_AXES and all(type(value) is int and 0 <= value < LARGEST_ELEMENTS for value in values)
+    return (
+        isinstance(values, (list, tuple))
+        and len(values) <= MOST_AXES
+        and all(type(value) is int and 0 <= value < LARGEST_ELEMENTS for value in values)
+    )
 
 
 def elements(shape: tuple[int, ...]) -> int:
@@ -109,7 +113,14 @@ class Slice:
         stride: elements from one to the next along each axis; by default C order.
     """
 
-    def __init__(self, mapped: mmap.mmap | bytes, begin: int, dtype: str, shape: tuple[int, ...], stride: tuple[int, ...] | None = None) -> None:
+    def __init__(
+        self,
+        mapped: mmap.mmap | bytes,
+        begin: int,
+        dtype: str,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...] | None = None,
+    ) -> None:
         self.mapped, self.begin, self.dtype, self.shape, self.stride = mapped, begin, dtype, shape, stride
 
     def __call__(self) -> Bits:

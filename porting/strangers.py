@@ -67,7 +67,11 @@ CAUSAL = re.compile(r"CausalLM|LMHead|DoubleHeads")
 def named(stated: Mapping[str, Any]) -> str:
     """Return the kind of a model, and its classes, as a configuration names them; empty: it does not."""
     classes = stated.get(CLASSES)
-    listed = [one if str(one).isidentifier() else _shown(one) for one in classes[:MOST]] if isinstance(classes, list) else []
+    listed = (
+        [one if str(one).isidentifier() else _shown(one) for one in classes[:MOST]]
+        if isinstance(classes, list)
+        else []
+    )
     kind = f"{KIND} {_shown(stated[KIND])}" if KIND in stated else f"no {KIND}" if stated else ""
     return f"{kind} ({_cut(', '.join(listed))})" if listed else kind
 
@@ -86,7 +90,9 @@ def described(found: Mapping[str, Stored], stated: Mapping[str, Any], tables: It
     meanings: dict[str, str] = {}
     for meaning, detail in (*near.sizes(), *_mechanisms(stated, near.part)):
         meanings.setdefault(meaning, detail)
-    said = [f"{meaning} ({detail})" if detail else meaning for meaning, detail in list(meanings.items())[:MOST]]
+    said = [
+        f"{meaning} ({detail})" if detail else meaning for meaning, detail in list(meanings.items())[:MOST]
+    ]
     said += near.names()
     return f"nearest is the variant {near.table.variant}: {'; '.join(said) or 'the names of its tensors are the same'}"
 
@@ -98,30 +104,59 @@ class _Nearness:
         self.table, self.found, self.stated = table, found, stated
         self.part = without_heads(table)
         self.wanted = self._named(self.part)
-        self.prefix = max(self._beginnings(), key=lambda prefix: sum(prefix + name in found for name in self.wanted))
+        self.prefix = max(
+            self._beginnings(), key=lambda prefix: sum(prefix + name in found for name in self.wanted)
+        )
         self.there = {name for name in self.wanted if self.prefix + name in found}
         heads = sum(name in found for name in self._named(part_of(table)))  # heads have no prefix
         keys = set(self.part.fields.values())
-        self.share = (len(self.there) / max(len(self.wanted), 1), heads, _alike(self.wanted, found), len(keys & set(stated)) / max(len(keys), 1))
+        self.share = (
+            len(self.there) / max(len(self.wanted), 1),
+            heads,
+            _alike(self.wanted, found),
+            len(keys & set(stated)) / max(len(keys), 1),
+        )
 
     def _named(self, part: PartTable) -> dict[str, str]:
         """Return the names of a part's first layer, without prefix, and what each is."""
         first = part.checkpoint.prefixes[:1] or ("",)
-        return {renamed(fill(native.name, {"i": 0, "h": 0, "n": 1}), first, ""): name for name, native in part.weights.items()}
+        return {
+            renamed(fill(native.name, {"i": 0, "h": 0, "n": 1}), first, ""): name
+            for name, native in part.weights.items()
+        }
 
     def _beginnings(self) -> list[str]:
         """Return how the names of the file may begin, nothing first."""
         parts = (name.split(".", 2) for name in self.found)
-        counted = Counter(f"{'.'.join(one[:depth])}." for one in parts for depth in (1, 2) if len(one) > depth)
+        counted = Counter(
+            f"{'.'.join(one[:depth])}." for one in parts for depth in (1, 2) if len(one) > depth
+        )
         return ["", *(prefix for prefix, _ in counted.most_common(BEGINNINGS))]
 
     def sizes(self) -> Iterator[tuple[str, str]]:
         """Yield what the widths of tensors say."""
         width = next((self.stated[key] for key in WIDTHS if type(self.stated.get(key)) is int), 0)
-        token = next((self.found[self.prefix + native] for native, name in self.wanted.items() if name == TOKENS and native in self.there), None)
+        token = next(
+            (
+                self.found[self.prefix + native]
+                for native, name in self.wanted.items()
+                if name == TOKENS and native in self.there
+            ),
+            None,
+        )
         if token is not None and len(token.shape) == 2 and width and token.shape[1] != width:
             yield "factorised embeddings", f"tokens have {token.shape[1]} numbers, layers {width}"
-        joined = next((name for name, stored in self.found.items() if len(stored.shape) == 2 and width and 3 * width in stored.shape and re.search("att|qkv", name, re.I)), "")
+        joined = next(
+            (
+                name
+                for name, stored in self.found.items()
+                if len(stored.shape) == 2
+                and width
+                and 3 * width in stored.shape
+                and re.search("att|qkv", name, re.I)
+            ),
+            "",
+        )
         if joined:
             yield "queries, keys and values in one tensor", _cut(joined)
 
@@ -129,14 +164,26 @@ class _Nearness:
         """Yield which names are missing, and which are left over."""
         plain = {re.sub(r"(?<=\.)\d+(?=\.)", "0", name.removeprefix(self.prefix)) for name in self.found}
         known = {name for part in self.table.parts.values() for name in self._named(part)}
-        ignored = [renamed(pattern, part.checkpoint.prefixes, "") for part in self.table.parts.values() for pattern in part.checkpoint.ignored]
+        ignored = [
+            renamed(pattern, part.checkpoint.prefixes, "")
+            for part in self.table.parts.values()
+            for pattern in part.checkpoint.ignored
+        ]
         yield from _listed("lacks", [name for name in self.wanted if name not in self.there])
-        yield from _listed("has", sorted(name for name in plain - known if not any(fnmatchcase(name, pattern) for pattern in ignored)))
+        yield from _listed(
+            "has",
+            sorted(
+                name for name in plain - known if not any(fnmatchcase(name, pattern) for pattern in ignored)
+            ),
+        )
 
 
 def _alike(wanted: Collection[str], found: Collection[str]) -> float:
     """Return which share of the words of a table's names are those of a file's names."""
-    mine, theirs = ({word for name in names for word in re.split(r"[._/]", name) if not word.isdigit()} for names in (wanted, found))
+    mine, theirs = (
+        {word for name in names for word in re.split(r"[._/]", name) if not word.isdigit()}
+        for names in (wanted, found)
+    )
     return len(mine & theirs) / max(len(mine), 1)
 
 

@@ -64,7 +64,10 @@ def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False, 
             for name, path in checkpoint.training.items():
                 with refusing(folder / name):
                     copyfile(path, folder / name)
-            digests = {name: sha256_of(folder / name) for name in sorted((*files, *checkpoint.training, form.weights[0]))}
+            digests = {
+                name: sha256_of(folder / name)
+                for name in sorted((*files, *checkpoint.training, form.weights[0]))
+            }
             contents = asdict(checkpoints.Contents(checkpoints.FORMAT, digests, checkpoint.part))
             write_bytes(folder / checkpoints.CONTENTS, _json(contents))
 
@@ -104,7 +107,11 @@ def prepared(checkpoint: Checkpoint, form: Format) -> dict[str, Stored]:
     for name, kept in form.names.of(checkpoint.part).carried.items():
         if name in others:
             places[name] = _placed(kept, others[name].shape, checkpoint.config.num_heads)
-    return {native: piece(every[name], place, number, checkpoint.config.num_heads) for name, place in places.items() for number, native in enumerate(place.names)}
+    return {
+        native: piece(every[name], place, number, checkpoint.config.num_heads)
+        for name, place in places.items()
+        for number, native in enumerate(place.names)
+    }
 
 
 def _check_part(checkpoint: Checkpoint, form: Format) -> None:
@@ -114,7 +121,9 @@ def _check_part(checkpoint: Checkpoint, form: Format) -> None:
     modules = any(other.modules and other.source == checkpoint.source for other in FORMATS.values())
     bare = next((other.name for other in FORMATS.values() if other.source == checkpoint.words), "")
     hint = f"; read with --from {bare} it is an encoder, without its pooling" if modules else ""
-    raise SpecError(f"the part {checkpoint.part!r} cannot be written as {form.name}, which has {' or '.join(form.names.parts)}{hint}")
+    raise SpecError(
+        f"the part {checkpoint.part!r} cannot be written as {form.name}, which has {' or '.join(form.names.parts)}{hint}"
+    )
 
 
 def _placed(native: Native, shape: tuple[int, ...], heads: int) -> Binding:
@@ -133,7 +142,11 @@ def _as_they_were(checkpoint: Checkpoint) -> dict[str, Stored]:
     """Return the tensors of a checkpoint under the names that its own file had, heads that are no parameters included."""
     found: dict[str, Stored] = {}
     heads = checkpoint.config.num_heads
-    owned = {native: (name, number) for name, tensor in checkpoint.tensors.items() for number, native in enumerate(_natives(tensor))}
+    owned = {
+        native: (name, number)
+        for name, tensor in checkpoint.tensors.items()
+        for number, native in enumerate(_natives(tensor))
+    }
     tied = {entry.name: entry.foreign for entry in checkpoint.ledger if entry.status == "tied"}
     for entry in checkpoint.ledger:
         if not entry.foreign:
@@ -143,7 +156,9 @@ def _as_they_were(checkpoint: Checkpoint) -> dict[str, Stored]:
             found[entry.foreign] = entry.stored
         else:
             tensor = checkpoint.tensors[name]
-            found[entry.foreign] = piece(tensor, Binding((entry.foreign,), tensor.transform, entry.shape), number, heads)
+            found[entry.foreign] = piece(
+                tensor, Binding((entry.foreign,), tensor.transform, entry.shape), number, heads
+            )
     return found
 
 
@@ -170,21 +185,44 @@ def _files(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
 def _modules(checkpoint: Checkpoint, table: Table, said: dict[str, Any]) -> dict[str, bytes]:
     """Return the files of modules that stand behind a model; what they say is taken out of its configuration."""
     behind = {key: said.pop(key) for key in (sentences.POOLING, sentences.NORMALIZE)}
-    bare = checkpoint.source != table.source and sentences.POOLER in tables.part_of(table, checkpoint.part).checkpoint.ignored
+    bare = (
+        checkpoint.source != table.source
+        and sentences.POOLER in tables.part_of(table, checkpoint.part).checkpoint.ignored
+    )
     return sentences.files(behind, checkpoint.config, checkpoint.files.get(folders.LENGTHS), bare)
 
 
-CLASSES = {"model": "TextClassifier", "pooled": "PooledEncoder", "encoder": "Encoder", "stack": "EncoderStack", "attention": "AttentionAlone"}
+CLASSES = {
+    "model": "TextClassifier",
+    "pooled": "PooledEncoder",
+    "encoder": "Encoder",
+    "stack": "EncoderStack",
+    "attention": "AttentionAlone",
+}
 """The classes of ``concord.backends.tf.model``, by the part that each is."""
 
 
 def keras_members(checkpoint: Checkpoint) -> dict[str, bytes]:
     """Return what ``keras.saving.load_model`` makes this project's model from."""
     module, name = "concord.backends.tf.model", CLASSES[checkpoint.part]
-    dtype = {"module": "keras", "class_name": "DTypePolicy", "config": {"name": next(iter(checkpoint.tensors.values())).dtype}, "registered_name": None}
+    dtype = {
+        "module": "keras",
+        "class_name": "DTypePolicy",
+        "config": {"name": next(iter(checkpoint.tensors.values())).dtype},
+        "registered_name": None,
+    }
     inner = {"name": checkpoint.part, "trainable": True, "dtype": dtype, "config": asdict(checkpoint.config)}
-    model = {"module": module, "class_name": name, "config": inner, "registered_name": f"{module}>{name}", "build_config": {"shapes_dict": {}}}
-    return {"metadata.json": _json({"keras_version": "3.15.1", "date_saved": ""}), "config.json": _json(model)}
+    model = {
+        "module": module,
+        "class_name": name,
+        "config": inner,
+        "registered_name": f"{module}>{name}",
+        "build_config": {"shapes_dict": {}},
+    }
+    return {
+        "metadata.json": _json({"keras_version": "3.15.1", "date_saved": ""}),
+        "config.json": _json(model),
+    }
 
 
 def _carried(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
@@ -208,7 +246,10 @@ def configuration(checkpoint: Checkpoint, table: Table) -> dict[str, Any]:
         names = checkpoint.labels or folders.unnamed(int(said[key]))
         found.pop(key, None)
         if other not in before:
-            found |= {other: {str(number): name for number, name in enumerate(names)}, "label2id": {name: number for number, name in enumerate(names)}}
+            found |= {
+                other: {str(number): name for number, name in enumerate(names)},
+                "label2id": {name: number for number, name in enumerate(names)},
+            }
     return found
 
 

@@ -3,7 +3,15 @@
 from concord.spec.batch import PADDINGS, Batch, example_batch, from_arrays, validate_batch
 from concord.spec.config import FIELDS, EncoderConfig, from_mapping, from_toml, variant, variants
 from concord.spec.errors import BatchError, ConfigError, SpecError, UnknownNameError, WeightsError
-from concord.spec.parameters import PROFILES, Parameter, initialize, parameters, shape_of, trainable, validate_weights
+from concord.spec.parameters import (
+    PROFILES,
+    Parameter,
+    initialize,
+    parameters,
+    shape_of,
+    trainable,
+    validate_weights,
+)
 from concord.spec.precision import PRECISIONS, Precision, precision
 from concord.spec.reference import Truth, predict, reference
 from concord.spec.tensors import PARTS, clause_of, differentiable_inputs, inputs, output_name, taps

@@ -94,7 +94,9 @@ class Arithmetic(Softmax):
         """
         return self._kept(self.precision.round(values))
 
-    def settle_sum(self, values: Values, squares: Callable[[], Values], terms: float | Values, wide: bool = True) -> Values:
+    def settle_sum(
+        self, values: Values, squares: Callable[[], Values], terms: float | Values, wide: bool = True
+    ) -> Values:
         """Return a sum as this arithmetic yields it.
 
         Args:
@@ -160,7 +162,9 @@ class Arithmetic(Softmax):
     def scale(self, a: Node, factor: float) -> Node:
         """Multiply by a constant."""
         units = self._units_of(factor)
-        return self._record(self._scaled(a.value, factor, units), (a, lambda g: self._scaled(g, factor, units)))
+        return self._record(
+            self._scaled(a.value, factor, units), (a, lambda g: self._scaled(g, factor, units))
+        )
 
     def divide_by(self, a: Node, divisor: float) -> Node:
         """Divide by a constant."""
@@ -174,7 +178,9 @@ class Arithmetic(Softmax):
     def shift(self, a: Node, summand: float) -> Node:
         """Add a constant."""
         constant = self._constant(summand)
-        return self._record(self.settle(a.value + constant, 1.0 if float(constant) == summand else 2.0), (a, lambda g: g))
+        return self._record(
+            self.settle(a.value + constant, 1.0 if float(constant) == summand else 2.0), (a, lambda g: g)
+        )
 
     def einsum(self, subscripts: str, a: Node, b: Node) -> Node:
         """Contract two tensors, for example ``"bti,io->bto"``; no index may appear twice in one operand."""
@@ -189,7 +195,9 @@ class Arithmetic(Softmax):
     def sum(self, a: Node, axis: int | None = None) -> Node:
         """Sum over one axis, counted from the end, which stays with size 1, or over all of them to a scalar."""
         axes = (axis,) if axis is not None else tuple(range(self.lead, a.value.ndim))
-        return self._record(self._sum(a.value, axes, axis is not None), (a, lambda g: self._shared(g, a, axis is None)))
+        return self._record(
+            self._sum(a.value, axes, axis is not None), (a, lambda g: self._shared(g, a, axis is None))
+        )
 
     # Elementary functions.
 
@@ -211,7 +219,13 @@ class Arithmetic(Softmax):
         """Return the error function, as near as libraries compute it."""
         value = self._function(erf(a.value), absolute=True)
         slope = self._constant(2 / math.sqrt(math.pi))
-        return self._record(value, (a, lambda g: self.settle(g * self.step(np.exp(-self.step(a.value * a.value)) * slope, FUNCTION))))
+        return self._record(
+            value,
+            (
+                a,
+                lambda g: self.settle(g * self.step(np.exp(-self.step(a.value * a.value)) * slope, FUNCTION)),
+            ),
+        )
 
     def relu(self, a: Node, active: NDArray[np.bool_] | None = None) -> Node:
         """Rectify.
@@ -231,7 +245,9 @@ class Arithmetic(Softmax):
         Frameworks add 1 to an exponential before the logarithm, or do not: near 0 the result errs as it does near 1.
         """
         x = logits.value
-        value = self.settle(np.maximum(x, 0) - x * targets + self.settle(np.log1p(np.exp(-abs(x))), FUNCTION, 2.0))
+        value = self.settle(
+            np.maximum(x, 0) - x * targets + self.settle(np.log1p(np.exp(-abs(x))), FUNCTION, 2.0)
+        )
 
         def pullback(gradient: Values) -> Values:
             # The chance less the target, from whichever side loses no digits.
@@ -245,13 +261,19 @@ class Arithmetic(Softmax):
     def replace(self, a: Node, keep: NDArray[np.bool_], value: float) -> Node:
         """Put a constant wherever ``keep`` is False; no gradient flows there."""
         keep = np.broadcast_to(keep, a.shape)
-        replaced = self._record(np.where(keep, a.value, self._constant(value)), (a, lambda g: np.where(keep, g, 0)))
+        replaced = self._record(
+            np.where(keep, a.value, self._constant(value)), (a, lambda g: np.where(keep, g, 0))
+        )
         replaced.constant = ~keep
         return replaced
 
     def choose(self, keep: NDArray[np.bool_], a: Node, b: Node) -> Node:
         """Return ``a`` where ``keep`` is True, and ``b`` elsewhere."""
-        return self._record(np.where(keep, a.value, b.value), (a, lambda g: np.where(keep, g, 0)), (b, lambda g: np.where(keep, 0, g)))
+        return self._record(
+            np.where(keep, a.value, b.value),
+            (a, lambda g: np.where(keep, g, 0)),
+            (b, lambda g: np.where(keep, 0, g)),
+        )
 
     def larger(self, a: Node, b: Node) -> Node:
         """Return the larger of two, element by element."""
@@ -284,7 +306,12 @@ class Arithmetic(Softmax):
             return total
 
         def pullback(gradient: Values) -> Values:
-            return self.settle_sum(gather(gradient), lambda: gather(np.square(self._one(gradient), dtype=np.float64)), uses, wide=False)
+            return self.settle_sum(
+                gather(gradient),
+                lambda: gather(np.square(self._one(gradient), dtype=np.float64)),
+                uses,
+                wide=False,
+            )
 
         return self._record(table.value[where], (table, pullback))
 
@@ -301,6 +328,7 @@ class Arithmetic(Softmax):
 
     def reshape(self, a: Node, shape: tuple[int, ...]) -> Node:
         """Return the same numbers in another shape, the arithmetic's own leading axes left alone."""
+
         def pullback(gradient: Values) -> Values:
             return gradient.reshape((*gradient.shape[: self.lead], *a.shape))
 
@@ -331,12 +359,19 @@ class Arithmetic(Softmax):
 
     def _kept(self, values: Values) -> Values:
         """Return rounded values, with what is out of range marked."""
-        return np.where(np.isinf(values), np.nan, values).astype(values.dtype) if self._strict and np.isinf(values).any() else values
+        return (
+            np.where(np.isinf(values), np.nan, values).astype(values.dtype)
+            if self._strict and np.isinf(values).any()
+            else values
+        )
 
     def _ranked(self, a: Node, b: Node) -> tuple[Values, Values]:
         """Return the values of two tensors with as many axes, which those of samples need to be broadcast."""
         rank = max(len(a.shape), len(b.shape))
-        left, right = (x.value.reshape((*x.value.shape[: self.lead], *(1,) * (rank - len(x.shape)), *x.shape)) for x in (a, b))
+        left, right = (
+            x.value.reshape((*x.value.shape[: self.lead], *(1,) * (rank - len(x.shape)), *x.shape))
+            for x in (a, b)
+        )
         return left, right
 
     def _one(self, values: Values) -> Values:
@@ -348,7 +383,13 @@ class Arithmetic(Softmax):
 
     def _units_of(self, factor: float) -> float:
         """Return how much a product with a constant errs: nothing for a power of two, more for one that was rounded itself."""
-        return 0.0 if abs(math.frexp(factor)[0]) == 0.5 else 1.0 if float(self._constant(factor)) == factor else 2.0
+        return (
+            0.0
+            if abs(math.frexp(factor)[0]) == 0.5
+            else 1.0
+            if float(self._constant(factor)) == factor
+            else 2.0
+        )
 
     def _scaled(self, values: Values, factor: float, units: float) -> Values:
         return self.settle(values * self._constant(factor), units)
@@ -364,7 +405,9 @@ class Arithmetic(Softmax):
     def _record(self, value: Any, *operands: tuple[Node, Pullback]) -> Node:
         value = np.asarray(value)
         if not self.recording:
-            self.elements = max(self.elements, value.size // 2)  # with no tape there are but a few tensors at a time
+            self.elements = max(
+                self.elements, value.size // 2
+            )  # with no tape there are but a few tensors at a time
             return Node(value, value.shape[self.lead :])
         for operand, _ in operands:
             if not operand.taped:  # where an input is used first, its gradient is complete last
@@ -378,7 +421,10 @@ class Arithmetic(Softmax):
     def _shared(self, gradient: Values, a: Node, everything: bool) -> Values:
         """Return the gradient of a sum for each of its terms."""
         samples = gradient.shape[: self.lead]
-        shared: Values = np.broadcast_to(gradient.reshape((*samples, *(1,) * len(a.shape))) if everything else gradient, (*samples, *a.shape))
+        shared: Values = np.broadcast_to(
+            gradient.reshape((*samples, *(1,) * len(a.shape))) if everything else gradient,
+            (*samples, *a.shape),
+        )
         return shared
 
     def _sum(self, values: Values, axes: tuple[int, ...], keepdims: bool, internal: bool = False) -> Values:
@@ -387,7 +433,12 @@ class Arithmetic(Softmax):
         if internal and self._fused:
             return total
         terms = math.prod(values.shape[axis] for axis in axes)
-        return self.settle_sum(total, lambda: np.square(self._one(values), dtype=np.float64).sum(axes, keepdims=keepdims), terms, wide=False)
+        return self.settle_sum(
+            total,
+            lambda: np.square(self._one(values), dtype=np.float64).sum(axes, keepdims=keepdims),
+            terms,
+            wide=False,
+        )
 
     def _unbroadcast(self, operand: Node) -> Pullback:
         """Return how a gradient sums back to the shape of an operand that was broadcast."""
@@ -409,11 +460,15 @@ class Arithmetic(Softmax):
             return self._unbroadcast(bias)
 
         def pullback(gradient: Values) -> Values:
-            return functools.reduce(lambda total, term: self.settle(total + term), gradient, np.zeros(bias.shape, gradient.dtype))
+            return functools.reduce(
+                lambda total, term: self.settle(total + term), gradient, np.zeros(bias.shape, gradient.dtype)
+            )
 
         return pullback
 
-    def _pulls(self, subscripts: str, a: Node, b: Node) -> tuple[tuple[Node, Pullback], tuple[Node, Pullback]]:
+    def _pulls(
+        self, subscripts: str, a: Node, b: Node
+    ) -> tuple[tuple[Node, Pullback], tuple[Node, Pullback]]:
         """Return the operands of a contraction, with how a gradient flows back to each."""
         left, result = subscripts.split("->")
         index_a, index_b = left.split(",")
@@ -430,7 +485,9 @@ class Arithmetic(Softmax):
         contracted = self._contract(subscripts, a, b)
         if self._strict and self.precision.name == "float16":
             # In another order, or before it is scaled, a partial sum may be out of range.
-            contracted = np.where(self._contract(subscripts, abs(a), abs(b)) > self.precision.largest, np.inf, contracted)
+            contracted = np.where(
+                self._contract(subscripts, abs(a), abs(b)) > self.precision.largest, np.inf, contracted
+            )
         return self.settle_sum(contracted, lambda: self._squares(subscripts, a, b), terms)
 
     def _factor(self, values: Values) -> Values:
@@ -452,4 +509,8 @@ class Arithmetic(Softmax):
 
     def _ordered(self, values: Values, axes: tuple[int, ...]) -> Values:
         """Return the terms of a sum in the order in which they are added."""
-        return values if self._generator is None or not axes else self._generator.permutation(values, axis=axes[0])
+        return (
+            values
+            if self._generator is None or not axes
+            else self._generator.permutation(values, axis=axes[0])
+        )

@@ -93,28 +93,47 @@ def validate_batch(config: EncoderConfig, batch: Batch, part: str = "model", whe
         BatchError: listing everything that is wrong, at once.
     """
     given, table, context = batch.arrays(), inputs(config, part), f"{where}, " if where else ""
-    problems = [f"{n!r} is missing but is required [{context}clause={t.clause}]" for n, t in table.items() if t.required and n not in given]
-    problems += [f"{n!r} is unexpected: part {part!r} of this configuration takes no such input [{context}clause=PRT-1]" for n in given if n not in table]
+    problems = [
+        f"{n!r} is missing but is required [{context}clause={t.clause}]"
+        for n, t in table.items()
+        if t.required and n not in given
+    ]
+    problems += [
+        f"{n!r} is unexpected: part {part!r} of this configuration takes no such input [{context}clause=PRT-1]"
+        for n in given
+        if n not in table
+    ]
     sizes: dict[str, int] = {}
     for name, tensor in table.items():
         if name in given:
-            problem = _kind_problem(name, given[name], tensor.kind) or _shape_problem(config, name, given[name], tensor.shape, sizes)
+            problem = _kind_problem(name, given[name], tensor.kind) or _shape_problem(
+                config, name, given[name], tensor.shape, sizes
+            )
             if problem:
                 problems.append(f"{problem} [{context}clause={tensor.clause}]")
     if not problems:
-        problems = [f"{problem} [{context}clause={clause}]" for problem, clause in _value_problems(config, batch, part)]
+        problems = [
+            f"{problem} [{context}clause={clause}]"
+            for problem, clause in _value_problems(config, batch, part)
+        ]
     if problems:
         raise BatchError(problems)
 
 
 def _kind_problem(name: str, array: NDArray[Any], kind: str) -> str | None:
-    abstract, text = {"int": (np.integer, "an integer type"), "bool": (np.bool_, "bool"), "float": (np.floating, "a floating-point type")}[kind]
+    abstract, text = {
+        "int": (np.integer, "an integer type"),
+        "bool": (np.bool_, "bool"),
+        "float": (np.floating, "a floating-point type"),
+    }[kind]
     if not np.issubdtype(array.dtype, abstract):
         return f"{name!r} has dtype {array.dtype} but must be {text}"
     return None
 
 
-def _shape_problem(config: EncoderConfig, name: str, array: NDArray[Any], shape: str, sizes: dict[str, int]) -> str | None:
+def _shape_problem(
+    config: EncoderConfig, name: str, array: NDArray[Any], shape: str, sizes: dict[str, int]
+) -> str | None:
     """Check a shape against the axes seen so far, and note those that it is the first to have."""
     if name == "key_mask" and array.ndim == 3:
         shape = "batch query key"
@@ -132,7 +151,11 @@ def _shape_problem(config: EncoderConfig, name: str, array: NDArray[Any], shape:
 def _value_problems(config: EncoderConfig, batch: Batch, part: str) -> list[tuple[str, str]]:
     problems = []
     label_count = max(config.num_classes, 2)
-    for name, bound, clause in (("input_ids", config.vocab_size, "INP-1"), ("segment_ids", config.num_segments, "EMB-5"), ("labels", label_count, "INP-3")):
+    for name, bound, clause in (
+        ("input_ids", config.vocab_size, "INP-1"),
+        ("segment_ids", config.num_segments, "EMB-5"),
+        ("labels", label_count, "INP-3"),
+    ):
         ids = getattr(batch, name)
         if ids is not None and ((ids < 0) | (ids >= bound)).any():
             at = tuple(int(i) for i in np.argwhere((ids < 0) | (ids >= bound))[0])
@@ -140,11 +163,30 @@ def _value_problems(config: EncoderConfig, batch: Batch, part: str) -> list[tupl
     if part in OF_IDS:
         tokens, widest = batch.required("input_ids").shape[1], config.max_positions - config.position_start
         if tokens > widest:
-            problems.append((f"'input_ids' has {tokens} tokens but at most {widest} fit: 'max_positions' is {config.max_positions} and numbers start at {config.position_start}", "INP-2"))
+            problems.append(
+                (
+                    f"'input_ids' has {tokens} tokens but at most {widest} fit: 'max_positions' is {config.max_positions} and numbers start at {config.position_start}",
+                    "INP-2",
+                )
+            )
         elif part in POOLED and config.pooling == "flatten" and tokens != config.max_positions:
-            problems.append((f"'input_ids' has {tokens} tokens but must have {config.max_positions}, which is 'max_positions': the head flattens all of them", "INP-5"))
-    if part == "model" and config.ignore_label is not None and (batch.required("labels") == config.ignore_label).all():
-        problems.append((f"'labels' are all {config.ignore_label}, which 'ignore_label' leaves out; at least one must count", "LOS-3"))
+            problems.append(
+                (
+                    f"'input_ids' has {tokens} tokens but must have {config.max_positions}, which is 'max_positions': the head flattens all of them",
+                    "INP-5",
+                )
+            )
+    if (
+        part == "model"
+        and config.ignore_label is not None
+        and (batch.required("labels") == config.ignore_label).all()
+    ):
+        problems.append(
+            (
+                f"'labels' are all {config.ignore_label}, which 'ignore_label' leaves out; at least one must count",
+                "LOS-3",
+            )
+        )
     for name, array in batch.arrays().items():
         if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
             at = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
@@ -161,7 +203,14 @@ PADDINGS: dict[str, str] = {
 """How :func:`example_batch` may pad (SPEC INP-6)."""
 
 
-def example_batch(config: EncoderConfig, batch: int = 4, tokens: int | None = None, seed: int = 0, padding: str = "ragged", part: str = "model") -> Batch:
+def example_batch(
+    config: EncoderConfig,
+    batch: int = 4,
+    tokens: int | None = None,
+    seed: int = 0,
+    padding: str = "ragged",
+    part: str = "model",
+) -> Batch:
     """Draw a batch for a part of the model (SPEC INP-6): ids and labels int64, masks bool, numbers float64.
 
     Args:
@@ -186,7 +235,13 @@ def example_batch(config: EncoderConfig, batch: int = 4, tokens: int | None = No
     return drawn
 
 
-def completed(config: EncoderConfig, batch: Batch, part: str = "model", drawn: bool = False, made: set[str] | None = None) -> Batch:
+def completed(
+    config: EncoderConfig,
+    batch: Batch,
+    part: str = "model",
+    drawn: bool = False,
+    made: set[str] | None = None,
+) -> Batch:
     """Return a batch with what the loss alone needs (SPEC INP-3, LOS-5), where nobody gave it: what is not asked for need not be given.
 
     Args:
@@ -203,9 +258,23 @@ def completed(config: EncoderConfig, batch: Batch, part: str = "model", drawn: b
         return batch
     classes = [label for label in range(max(config.num_classes, 2)) if label != config.ignore_label]
     numbers = np.arange(len(main)) if drawn else np.zeros(len(main), np.int64)
-    shape = resolve(table["cotangent"].shape, axis_sizes(config, batch=len(main), tokens=main.shape[1], query=main.shape[1])) if "cotangent" in missing else ()
-    cotangent = np.random.default_rng(len(main)).standard_normal(shape).astype(np.float32).astype(np.float64) if drawn else np.zeros(shape)
-    values: dict[str, Any] = {"labels": np.asarray(classes, np.int64)[numbers % len(classes)], "cotangent": cotangent}
+    shape = (
+        resolve(
+            table["cotangent"].shape,
+            axis_sizes(config, batch=len(main), tokens=main.shape[1], query=main.shape[1]),
+        )
+        if "cotangent" in missing
+        else ()
+    )
+    cotangent = (
+        np.random.default_rng(len(main)).standard_normal(shape).astype(np.float32).astype(np.float64)
+        if drawn
+        else np.zeros(shape)
+    )
+    values: dict[str, Any] = {
+        "labels": np.asarray(classes, np.int64)[numbers % len(classes)],
+        "cotangent": cotangent,
+    }
     if made is not None:
         made.update(missing)
     return dataclasses.replace(batch, **{name: values[name] for name in missing})
@@ -223,7 +292,9 @@ def batch_of_lengths(config: EncoderConfig, lengths: Sequence[int], tokens: int,
         BatchError: if the batch does not fit the configuration.
     """
     if not lengths or not all(0 <= length <= tokens for length in lengths):
-        raise BatchError([f"lengths are {list(lengths)} but must be at least one number from 0 to {tokens} [clause=INP-1]"])
+        raise BatchError(
+            [f"lengths are {list(lengths)} but must be at least one number from 0 to {tokens} [clause=INP-1]"]
+        )
     real = np.arange(tokens) < np.asarray(lengths)[:, None]
     drawn = Batch(**_draw(config, np.random.default_rng([seed, len(lengths)]), real, "model"))
     validate_batch(config, drawn)
@@ -247,7 +318,9 @@ def _real_tokens(batch: int, tokens: int, padding: str) -> NDArray[np.bool_]:
     return real
 
 
-def _draw(config: EncoderConfig, generator: np.random.Generator, real: NDArray[np.bool_], part: str) -> dict[str, NDArray[Any]]:
+def _draw(
+    config: EncoderConfig, generator: np.random.Generator, real: NDArray[np.bool_], part: str
+) -> dict[str, NDArray[Any]]:
     """Draw each input of a part. Floating-point values are float32 numbers held in float64."""
     batch, tokens = real.shape
     sizes = axis_sizes(config, batch=batch, tokens=tokens, key=tokens, query=tokens // 2 + 1)
@@ -255,12 +328,19 @@ def _draw(config: EncoderConfig, generator: np.random.Generator, real: NDArray[n
     for name, tensor in inputs(config, part).items():
         shape = resolve(tensor.shape, sizes)
         if name == "input_ids":
-            words = generator.integers(0, config.vocab_size - 1, shape) if config.vocab_size > 1 else np.zeros(shape, np.int64)
+            words = (
+                generator.integers(0, config.vocab_size - 1, shape)
+                if config.vocab_size > 1
+                else np.zeros(shape, np.int64)
+            )
             words += words >= config.pad_id  # any id but padding
             drawn[name] = np.where(real, np.minimum(words, config.vocab_size - 1), config.pad_id)
         elif name == "segment_ids":
             border = generator.integers(1, tokens + 1, (batch, 1))
-            drawn[name] = np.where(real, (np.arange(tokens) >= border) + max(0, config.num_segments - 2), 0) % config.num_segments
+            drawn[name] = (
+                np.where(real, (np.arange(tokens) >= border) + max(0, config.num_segments - 2), 0)
+                % config.num_segments
+            )
         elif name == "labels":
             drawn[name] = (np.arange(batch) + 1) % max(config.num_classes, 2)
         elif name == "key_mask":
@@ -275,5 +355,7 @@ def _draw(config: EncoderConfig, generator: np.random.Generator, real: NDArray[n
 def round_inputs(weights: Weights, batch: Batch, dtype: str) -> tuple[dict[str, NDArray[np.floating]], Batch]:
     """Return weights and floating-point inputs rounded once to a precision (SPEC PRC-2), in its storage dtype."""
     target = precision(dtype)
-    inputs = {n: target.round(a) if np.issubdtype(a.dtype, np.floating) else a for n, a in batch.arrays().items()}
+    inputs = {
+        n: target.round(a) if np.issubdtype(a.dtype, np.floating) else a for n, a in batch.arrays().items()
+    }
     return {name: target.round(array) for name, array in weights.items()}, from_arrays(inputs)

@@ -69,9 +69,15 @@ def read_contents(folder: Path) -> Contents:
         SpecError: if it cannot be read, is of another format, or names a part that no model has, or files elsewhere.
     """
     contents = read_as(folder / CONTENTS, Contents, written_by="'concord train' or 'concord port'")
-    problems = [f"{folder / CONTENTS}: names the file {name[:80]!r} but all must lie beside it" for name in contents.sha256 if os.sep in name or not name.isprintable()]
+    problems = [
+        f"{folder / CONTENTS}: names the file {name[:80]!r} but all must lie beside it"
+        for name in contents.sha256
+        if os.sep in name or not name.isprintable()
+    ]
     if contents.part not in PARTS:
-        problems.append(f"{folder / CONTENTS}: 'part' is {contents.part[:80]!r} but must be one of {', '.join(PARTS)}")
+        problems.append(
+            f"{folder / CONTENTS}: 'part' is {contents.part[:80]!r} but must be one of {', '.join(PARTS)}"
+        )
     if problems:
         raise SpecError(problems[:MOST_PROBLEMS])
     return contents
@@ -83,5 +89,7 @@ def corrupt(folder: Path, contents: Contents) -> list[str]:
     for name, digest in contents.sha256.items():
         with collecting(problems):
             if sha256_of(folder / name) != digest:
-                problems.append(f"{folder / name}: is not what was written: its SHA-256 is another than {folder / CONTENTS} says")
+                problems.append(
+                    f"{folder / name}: is not what was written: its SHA-256 is another than {folder / CONTENTS} says"
+                )
     return problems

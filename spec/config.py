@@ -171,10 +171,16 @@ class EncoderConfig:
         Raises:
             ConfigError: if the result describes no model.
         """
-        rows = {name: pad_id for name in ("token_padding_row", "position_padding_row") if getattr(self, name) is not None}
+        rows = {
+            name: pad_id
+            for name in ("token_padding_row", "position_padding_row")
+            if getattr(self, name) is not None
+        }
         start = pad_id + 1 if self.position_of_padding == "pad_row" else self.position_start
         room = self.max_positions - self.position_start
-        return self.replace(**{"pad_id": pad_id, **rows, "position_start": start, "max_positions": room + start, **fields})
+        return self.replace(
+            **{"pad_id": pad_id, **rows, "position_start": start, "max_positions": room + start, **fields}
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields by name, without those that are absent (None)."""
@@ -221,7 +227,18 @@ _VARIANTS = Path(__file__).parent / "variants"
 
 def variants() -> list[str]:
     """Return the names of the published members of the family, the oldest form of the encoder first, ``bert`` and what follows from it last."""
-    order = ["tf1-text-classifier", "bert-pytorch", "vanilla-encoder", "nndl-paddle", "nndl-paddle-api", "keras-attention", "bert", "roberta", "distilbert", "sentence-bert"]
+    order = [
+        "tf1-text-classifier",
+        "bert-pytorch",
+        "vanilla-encoder",
+        "nndl-paddle",
+        "nndl-paddle-api",
+        "keras-attention",
+        "bert",
+        "roberta",
+        "distilbert",
+        "sentence-bert",
+    ]
     names = sorted(path.stem for path in _VARIANTS.glob("*.toml"))
     return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))
 
@@ -246,7 +263,11 @@ def variant(name: str, **fields: Any) -> EncoderConfig:
 def _value_problems(config: EncoderConfig) -> list[str]:
     """Return what is wrong with fields whose types are right."""
     c = config
-    problems = [f"{n!r} is {getattr(c, n)} but must be at least 1 [clause=CFG-1]" for n in _AT_LEAST_ONE if getattr(c, n) < 1]
+    problems = [
+        f"{n!r} is {getattr(c, n)} but must be at least 1 [clause=CFG-1]"
+        for n in _AT_LEAST_ONE
+        if getattr(c, n) < 1
+    ]
     if problems:
         return problems
 
@@ -255,27 +276,96 @@ def _value_problems(config: EncoderConfig) -> list[str]:
             problems.append(problem)
 
     sinusoid = (c.position_layout, c.position_exponent, c.position_base)
-    require(c.num_segments >= 0, f"'num_segments' is {c.num_segments} but must not be negative [clause=CFG-1]")
-    require(c.d_model % c.num_heads == 0, f"'d_model' is {c.d_model} but must be divisible by 'num_heads', which is {c.num_heads} [clause=ATT-2]")
-    require(0 <= c.pad_id < c.vocab_size, f"'pad_id' is {c.pad_id} but must lie in [0, {c.vocab_size}) [clause=MSK-1]")
-    require(c.token_padding_row is None or 0 <= c.token_padding_row < c.vocab_size, f"'token_padding_row' is {c.token_padding_row} but must lie in [0, {c.vocab_size}) [clause=EMB-4]")
-    require(c.token_padding_forward == "stored" or c.token_padding_row is not None, "'token_padding_forward' is 'zero' but 'token_padding_row' is absent; it must name the row [clause=EMB-3]")
-    require(c.segment_padding_row is None or 0 <= c.segment_padding_row < c.num_segments, f"'segment_padding_row' is {c.segment_padding_row} but must lie in [0, {c.num_segments}) [clause=EMB-5]")
-    require(c.positions == "learned" or None not in sinusoid, "'positions' is 'sinusoidal' but 'position_layout', 'position_exponent' and 'position_base' must be given with it [clause=POS-1]")
-    require(c.positions == "sinusoidal" or sinusoid == (None,) * 3, "'positions' is 'learned' but 'position_layout', 'position_exponent' and 'position_base' must be absent with it [clause=POS-1]")
-    require(c.position_layout != "halves" or c.d_model % 2 == 0, f"'d_model' is {c.d_model} but must be even with 'position_layout' 'halves' [clause=POS-2]")
-    require(c.position_base is None or (math.isfinite(c.position_base) and c.position_base > 1), f"'position_base' is {c.position_base} but must be finite and above 1 [clause=POS-4]")
-    require(c.position_start in (0, 1) or c.position_of_padding == "pad_row", f"'position_start' is {c.position_start} but must be 0 or 1 [clause=POS-5]")
-    require(c.position_of_padding != "pad_row" or c.position_start == c.pad_id + 1, f"'position_start' is {c.position_start} but must be {c.pad_id + 1} with 'position_of_padding' 'pad_row': 'pad_id' is {c.pad_id}, and the row after it is the first token's [clause=POS-6]")
-    require(c.position_padding_row is None or (c.positions == "learned" and 0 <= c.position_padding_row < c.max_positions), f"'position_padding_row' is {c.position_padding_row} but must lie in [0, {c.max_positions}), of 'positions' that are 'learned' [clause=POS-7]")
-    require(c.position_of_padding != "zero_row" or c.position_start == 1, "'position_of_padding' is 'zero_row' but 'position_start' is 0; it must be 1, so that row 0 is free [clause=POS-6]")
-    require(c.max_positions > c.position_start, f"'max_positions' is {c.max_positions} but must be above 'position_start', which is {c.position_start} [clause=POS-5]")
-    require(math.isfinite(c.mask_value) and c.mask_value < 0, f"'mask_value' is {c.mask_value} but must be finite and negative [clause=MSK-2]")
-    require(c.mask_assignment == "per_sample" or c.head_computation == "batched", "'mask_assignment' is 'batch_major' but 'head_computation' is 'looped'; it must be 'batched': a loop over heads stacks nothing [clause=MSK-7]")
-    require(math.isfinite(c.norm_epsilon) and c.norm_epsilon > 0, f"'norm_epsilon' is {c.norm_epsilon} but must be finite and positive [clause=NRM-2]")
-    require(c.norm_variance == "biased" or c.d_model > 1, "'d_model' is 1 but must be above 1 with 'norm_variance' 'unbiased' [clause=NRM-4]")
-    require(c.pooler == "none" or c.pooling != "flatten", f"'pooler' is {c.pooler!r} but 'pooling' is 'flatten'; it must be 'first' or 'mean' [clause=HED-2]")
-    require(c.length_epsilon is None or (math.isfinite(c.length_epsilon) and c.length_epsilon > 0), f"'length_epsilon' is {c.length_epsilon} but must be finite and positive [clause=HED-5]")
-    require(math.isfinite(c.l2_weight) and c.l2_weight >= 0, f"'l2_weight' is {c.l2_weight} but must be finite and not negative [clause=LOS-4]")
-    require(c.ignore_label is None or (c.num_classes > 1 and 0 <= c.ignore_label < c.num_classes), f"'ignore_label' is {c.ignore_label} but must be a label below 'num_classes', which must be above 1 and is {c.num_classes} [clause=LOS-3]")
+    require(
+        c.num_segments >= 0, f"'num_segments' is {c.num_segments} but must not be negative [clause=CFG-1]"
+    )
+    require(
+        c.d_model % c.num_heads == 0,
+        f"'d_model' is {c.d_model} but must be divisible by 'num_heads', which is {c.num_heads} [clause=ATT-2]",
+    )
+    require(
+        0 <= c.pad_id < c.vocab_size,
+        f"'pad_id' is {c.pad_id} but must lie in [0, {c.vocab_size}) [clause=MSK-1]",
+    )
+    require(
+        c.token_padding_row is None or 0 <= c.token_padding_row < c.vocab_size,
+        f"'token_padding_row' is {c.token_padding_row} but must lie in [0, {c.vocab_size}) [clause=EMB-4]",
+    )
+    require(
+        c.token_padding_forward == "stored" or c.token_padding_row is not None,
+        "'token_padding_forward' is 'zero' but 'token_padding_row' is absent; it must name the row [clause=EMB-3]",
+    )
+    require(
+        c.segment_padding_row is None or 0 <= c.segment_padding_row < c.num_segments,
+        f"'segment_padding_row' is {c.segment_padding_row} but must lie in [0, {c.num_segments}) [clause=EMB-5]",
+    )
+    require(
+        c.positions == "learned" or None not in sinusoid,
+        "'positions' is 'sinusoidal' but 'position_layout', 'position_exponent' and 'position_base' must be given with it [clause=POS-1]",
+    )
+    require(
+        c.positions == "sinusoidal" or sinusoid == (None,) * 3,
+        "'positions' is 'learned' but 'position_layout', 'position_exponent' and 'position_base' must be absent with it [clause=POS-1]",
+    )
+    require(
+        c.position_layout != "halves" or c.d_model % 2 == 0,
+        f"'d_model' is {c.d_model} but must be even with 'position_layout' 'halves' [clause=POS-2]",
+    )
+    require(
+        c.position_base is None or (math.isfinite(c.position_base) and c.position_base > 1),
+        f"'position_base' is {c.position_base} but must be finite and above 1 [clause=POS-4]",
+    )
+    require(
+        c.position_start in (0, 1) or c.position_of_padding == "pad_row",
+        f"'position_start' is {c.position_start} but must be 0 or 1 [clause=POS-5]",
+    )
+    require(
+        c.position_of_padding != "pad_row" or c.position_start == c.pad_id + 1,
+        f"'position_start' is {c.position_start} but must be {c.pad_id + 1} with 'position_of_padding' 'pad_row': 'pad_id' is {c.pad_id}, and the row after it is the first token's [clause=POS-6]",
+    )
+    require(
+        c.position_padding_row is None
+        or (c.positions == "learned" and 0 <= c.position_padding_row < c.max_positions),
+        f"'position_padding_row' is {c.position_padding_row} but must lie in [0, {c.max_positions}), of 'positions' that are 'learned' [clause=POS-7]",
+    )
+    require(
+        c.position_of_padding != "zero_row" or c.position_start == 1,
+        "'position_of_padding' is 'zero_row' but 'position_start' is 0; it must be 1, so that row 0 is free [clause=POS-6]",
+    )
+    require(
+        c.max_positions > c.position_start,
+        f"'max_positions' is {c.max_positions} but must be above 'position_start', which is {c.position_start} [clause=POS-5]",
+    )
+    require(
+        math.isfinite(c.mask_value) and c.mask_value < 0,
+        f"'mask_value' is {c.mask_value} but must be finite and negative [clause=MSK-2]",
+    )
+    require(
+        c.mask_assignment == "per_sample" or c.head_computation == "batched",
+        "'mask_assignment' is 'batch_major' but 'head_computation' is 'looped'; it must be 'batched': a loop over heads stacks nothing [clause=MSK-7]",
+    )
+    require(
+        math.isfinite(c.norm_epsilon) and c.norm_epsilon > 0,
+        f"'norm_epsilon' is {c.norm_epsilon} but must be finite and positive [clause=NRM-2]",
+    )
+    require(
+        c.norm_variance == "biased" or c.d_model > 1,
+        "'d_model' is 1 but must be above 1 with 'norm_variance' 'unbiased' [clause=NRM-4]",
+    )
+    require(
+        c.pooler == "none" or c.pooling != "flatten",
+        f"'pooler' is {c.pooler!r} but 'pooling' is 'flatten'; it must be 'first' or 'mean' [clause=HED-2]",
+    )
+    require(
+        c.length_epsilon is None or (math.isfinite(c.length_epsilon) and c.length_epsilon > 0),
+        f"'length_epsilon' is {c.length_epsilon} but must be finite and positive [clause=HED-5]",
+    )
+    require(
+        math.isfinite(c.l2_weight) and c.l2_weight >= 0,
+        f"'l2_weight' is {c.l2_weight} but must be finite and not negative [clause=LOS-4]",
+    )
+    require(
+        c.ignore_label is None or (c.num_classes > 1 and 0 <= c.ignore_label < c.num_classes),
+        f"'ignore_label' is {c.ignore_label} but must be a label below 'num_classes', which must be above 1 and is {c.num_classes} [clause=LOS-3]",
+    )
     return problems

@@ -47,26 +47,53 @@ UNCOMPUTED_PADDING, WIDER_OUTPUT, BLIND_ROWS_ZERO = "uncomputed_padding", "wider
 
 
 KNOWN_DEVIATIONS: dict[str, KnownDeviation] = {
-    "softmax_floor": KnownDeviation("ATT-5", "softmax clips each entry less the largest at this number, so that no weight falls below its exponential"),
-    "padding_left_out": KnownDeviation("ATT-5", "padded tokens are left out, but for a sample's first, so that the floor of softmax gives them no weight (value 1)"),
+    "softmax_floor": KnownDeviation(
+        "ATT-5",
+        "softmax clips each entry less the largest at this number, so that no weight falls below its exponential",
+    ),
+    "padding_left_out": KnownDeviation(
+        "ATT-5",
+        "padded tokens are left out, but for a sample's first, so that the floor of softmax gives them no weight (value 1)",
+    ),
     BLIND_ROWS_ZERO: KnownDeviation(
-        "MSK-5", "the attention weights of a query that sees no key are zero, as PyTorch's scaled_dot_product_attention has them (value 1)",
+        "MSK-5",
+        "the attention weights of a query that sees no key are zero, as PyTorch's scaled_dot_product_attention has them (value 1)",
         alone="only rows without a visible key differ",
     ),
     UNCOMPUTED_PADDING: KnownDeviation(
-        "MSK-4", "rows of padding are not computed, or are computed in another way, and hold anything (value 1)", excuses=True,
+        "MSK-4",
+        "rows of padding are not computed, or are computed in another way, and hold anything (value 1)",
+        excuses=True,
         alone="only rows of padding differ",
     ),
     WIDER_OUTPUT: KnownDeviation(
-        "PRC-2", "the output, and the loss that follows it, have more digits than the run (value 1)", excuses=True,
+        "PRC-2",
+        "the output, and the loss that follows it, have more digits than the run (value 1)",
+        excuses=True,
         alone="only the output is wider than the run",
     ),
-    "norm_epsilon_bits": KnownDeviation("NRM-2", "layer norm rounds its epsilon to so many significant bits, whatever the precision", ("float64",)),
-    "gelu_constant_bits": KnownDeviation("FFN-2", "GELU rounds the constants sqrt(1/2) and 0.044715 to so many significant bits, whatever the precision", ("float64",)),
-    "log_softmax_floor": KnownDeviation("LOS-1", "log-softmax clips each entry less the largest at this number, so that a loss saturates"),
-    "optimizer_constant_bits": KnownDeviation("OPT-1", "the optimizer rounds its constants to so many significant bits before anything follows from them"),
+    "norm_epsilon_bits": KnownDeviation(
+        "NRM-2",
+        "layer norm rounds its epsilon to so many significant bits, whatever the precision",
+        ("float64",),
+    ),
+    "gelu_constant_bits": KnownDeviation(
+        "FFN-2",
+        "GELU rounds the constants sqrt(1/2) and 0.044715 to so many significant bits, whatever the precision",
+        ("float64",),
+    ),
+    "log_softmax_floor": KnownDeviation(
+        "LOS-1", "log-softmax clips each entry less the largest at this number, so that a loss saturates"
+    ),
+    "optimizer_constant_bits": KnownDeviation(
+        "OPT-1",
+        "the optimizer rounds its constants to so many significant bits before anything follows from them",
+    ),
     "narrow_bias_gradients": KnownDeviation(
-        "PRC-2", "the gradient of a linear layer's bias is summed in bfloat16 itself, not in float32 (value 1)", ("bfloat16",), rounds=True
+        "PRC-2",
+        "the gradient of a linear layer's bias is summed in bfloat16 itself, not in float32 (value 1)",
+        ("bfloat16",),
+        rounds=True,
     ),
 }
 """Every deviation that can be declared."""
@@ -87,7 +114,9 @@ def declared(entries: Sequence[Mapping[str, Any]]) -> Deviations:
         if not isinstance(name, str) or name not in KNOWN_DEVIATIONS:
             problems += unknowns("deviation", [str(name)], KNOWN_DEVIATIONS)
         elif isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= LARGEST:
-            problems.append(f"deviation {name!r} has value {repr(value)[:40]} but must have a number between -{LARGEST:g} and {LARGEST:g} [clause=PRC-4]")
+            problems.append(
+                f"deviation {name!r} has value {repr(value)[:40]} but must have a number between -{LARGEST:g} and {LARGEST:g} [clause=PRC-4]"
+            )
         elif not (isinstance(reason, str) and reason):
             problems.append(f"deviation {name!r} has no reason but must give one [clause=PRC-4]")
         else:
@@ -99,4 +128,8 @@ def declared(entries: Sequence[Mapping[str, Any]]) -> Deviations:
 
 def in_precision(deviations: Deviations, dtype: str) -> Deviations:
     """Return those that make a difference in a precision."""
-    return {name: value for name, value in deviations.items() if not KNOWN_DEVIATIONS[name].dtypes or dtype in KNOWN_DEVIATIONS[name].dtypes}
+    return {
+        name: value
+        for name, value in deviations.items()
+        if not KNOWN_DEVIATIONS[name].dtypes or dtype in KNOWN_DEVIATIONS[name].dtypes
+    }

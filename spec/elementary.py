@@ -59,7 +59,9 @@ def contract(subscripts: str, a: Values, b: Values) -> Values:
         index_a, index_b, index = subscripts.replace("->", ",").split(",")
         subscripts, a, b = f"{index_b},{index_a}->{index}", b, a
     order_a, order_b, result, restore = _plan(subscripts)
-    sizes = dict(zip(subscripts.split(",")[0], a.shape, strict=True)) | dict(zip(subscripts.split("->")[0].split(",")[1], b.shape, strict=True))
+    sizes = dict(zip(subscripts.split(",")[0], a.shape, strict=True)) | dict(
+        zip(subscripts.split("->")[0].split(",")[1], b.shape, strict=True)
+    )
     batch, rows, inner, columns = (math.prod(sizes[i] for i in group) for group in result)
     left = a.transpose(order_a).reshape(batch, rows, inner)
     right = b.transpose(order_b).reshape(batch, inner, columns)
@@ -71,7 +73,12 @@ def contract(subscripts: str, a: Values, b: Values) -> Values:
 def _multiply(left: Values, right: Values) -> Values:
     """Return the products of stacks of matrices, (N, R, I) and (N, I, C) to (N, R, C)."""
     wide = np.result_type(left, right)
-    if wide != EXTENDED or EXTENDED is np.float64 or left.size * right.shape[-1] <= _FEW or left.shape[-2] <= _FEW_ROWS:
+    if (
+        wide != EXTENDED
+        or EXTENDED is np.float64
+        or left.size * right.shape[-1] <= _FEW
+        or left.shape[-2] <= _FEW_ROWS
+    ):
         return _plainly(left, right)
     if not (np.isfinite(left).all() and np.isfinite(right).all()):
         return _plainly(left, right)
@@ -130,8 +137,16 @@ def _plan(subscripts: str) -> tuple[list[int], list[int], tuple[str, str, str, s
     batch, inner = ("".join(i for i in both if (i in result) == kept) for kept in (True, False))
     rows = "".join(i for i in index_a if i not in index_b)
     columns = "".join(i for i in index_b if i not in index_a)
-    order_a, order_b = [index_a.index(i) for i in batch + rows + inner], [index_b.index(i) for i in batch + inner + columns]
-    return order_a, order_b, (batch, rows, inner, columns), [(batch + rows + columns).index(i) for i in result]
+    order_a, order_b = (
+        [index_a.index(i) for i in batch + rows + inner],
+        [index_b.index(i) for i in batch + inner + columns],
+    )
+    return (
+        order_a,
+        order_b,
+        (batch, rows, inner, columns),
+        [(batch + rows + columns).index(i) for i in result],
+    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -145,4 +160,6 @@ def _comes_out_turned(subscripts: str) -> bool:
 def count_terms(subscripts: str, shape_a: tuple[int, ...]) -> int:
     """Return how many products each element of a contraction is the sum of."""
     left, result = subscripts.split("->")
-    return math.prod(size for index, size in zip(left.split(",")[0], shape_a, strict=True) if index not in result)
+    return math.prod(
+        size for index, size in zip(left.split(",")[0], shape_a, strict=True) if index not in result
+    )

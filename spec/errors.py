@@ -54,7 +54,11 @@ def unknown(kind: str, name: str, known: list[str]) -> UnknownNameError:
     """
     import difflib
 
-    near = [USUAL[name.lower()]] if USUAL.get(name.lower()) in known else difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    near = (
+        [USUAL[name.lower()]]
+        if USUAL.get(name.lower()) in known
+        else difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    )
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"must be one of {', '.join(known)}"
     return UnknownNameError(f"unknown {kind} {name!r}: {hint}")
 
@@ -84,7 +88,9 @@ def located(where: str) -> Iterator[None]:
     try:
         yield
     except SpecError as error:
-        raise type(error)([problem if problem.startswith(where) else f"{where}: {problem}" for problem in error.problems]) from None
+        raise type(error)(
+            [problem if problem.startswith(where) else f"{where}: {problem}" for problem in error.problems]
+        ) from None
 
 
 def collect(*steps: Callable[[], Any]) -> list[Any]:
@@ -127,4 +133,6 @@ def optional(what: str, extra: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("concord"):
             raise
-        raise SpecError(f"{what} needs {error.name or 'a package'}, which is not installed: {installation(extra)}") from None
+        raise SpecError(
+            f"{what} needs {error.name or 'a package'}, which is not installed: {installation(extra)}"
+        ) from None

@@ -30,12 +30,21 @@ def build(kind: type[Kind], fields: Mapping[str, Any], where: str, clause: str) 
     known = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     required = [name for name, field in known.items() if field.default is dataclasses.MISSING]
     problems = [f"{where}: {unknown('field', name, list(known))}" for name in fields if name not in known]
-    problems += [f"{where}: field {name!r} is missing but is required [clause={clause}]" for name in required if name not in fields]
+    problems += [
+        f"{where}: field {name!r} is missing but is required [clause={clause}]"
+        for name in required
+        if name not in fields
+    ]
     if problems:
         raise ConfigError(problems)
     large = [name for name, value in fields.items() if type(value) is int and abs(value) >= LARGEST]
     if large:
-        raise ConfigError([f"{where}: field {name!r} is a number of more than 53 bits, but none may have more [clause={clause}]" for name in large])
+        raise ConfigError(
+            [
+                f"{where}: field {name!r} is a number of more than 53 bits, but none may have more [clause={clause}]"
+                for name in large
+            ]
+        )
     try:
         return kind(**{name: _plain(value, str(known[name].type)) for name, value in fields.items()})
     except ConfigError as error:
@@ -82,7 +91,11 @@ def type_problems(data: Any, choices: Mapping[str, tuple[str, ...]], clause: str
         allowed = [kind.partition("[")[0] for kind in str(field.type).split(" | ")]
         actual = "None" if value is None else type(value).__name__
         if actual not in allowed:
-            problems.append(f"{name!r} is {value!r} ({actual}) but must be {' or '.join(allowed)} [clause={clause}]")
+            problems.append(
+                f"{name!r} is {value!r} ({actual}) but must be {' or '.join(allowed)} [clause={clause}]"
+            )
         elif name in choices and value is not None and value not in choices[name]:
-            problems.append(f"{name!r} is {value!r} but must be one of {', '.join(choices[name])} [clause={clause}]")
+            problems.append(
+                f"{name!r} is {value!r} but must be one of {', '.join(choices[name])} [clause={clause}]"
+            )
     return problems

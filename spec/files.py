@@ -57,7 +57,9 @@ def find(folder: Path, pattern: str) -> list[Path]:
     if not folder.is_dir():
         raise SpecError(f"{folder}: no such folder")
     problems: list[str] = []
-    walk = os.walk(folder, onerror=lambda error: problems.append(f"{error.filename}: cannot be read: {error.strerror}"))
+    walk = os.walk(
+        folder, onerror=lambda error: problems.append(f"{error.filename}: cannot be read: {error.strerror}")
+    )
     found = [Path(place) / name for place, _, names in walk for name in fnmatch.filter(names, pattern)]
     if problems:
         raise SpecError(problems)
@@ -81,7 +83,9 @@ def read_bytes(path: Path, largest: int = LARGEST_ARRAYS) -> bytes:
         if content is None:  # some files of the system are to be waited for
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         if most > largest or len(content) > most:
-            raise SpecError(f"{path}: has {max(size, len(content))} bytes but must have at most {min(most, largest)}")
+            raise SpecError(
+                f"{path}: has {max(size, len(content))} bytes but must have at most {min(most, largest)}"
+            )
         return content
 
 
@@ -236,13 +240,26 @@ def _lines(found: Iterable[ErrorDetails]) -> Iterator[str]:
         if problem["type"] == "missing":
             missing.setdefault(_place(outer[1:]), []).append(repr(last))
             continue
-        required = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be").replace("a valid integer", "an integer").replace("a valid ", "a ").replace("an object", "a JSON object")
+        required = (
+            problem["msg"]
+            .removeprefix("Value error, ")
+            .replace("Input should be", "must be")
+            .replace("a valid integer", "an integer")
+            .replace("a valid ", "a ")
+            .replace("an object", "a JSON object")
+        )
         given, place = problem["input"], _place(problem["loc"])
         if place:
-            yield f"{place!r} is {_briefly(given)} but {required}" if required.startswith("must") else f"{place!r}: {required}"
+            yield (
+                f"{place!r} is {_briefly(given)} but {required}"
+                if required.startswith("must")
+                else f"{place!r}: {required}"
+            )
         else:
             yield f"holds a {type(given).__name__} but {required.replace('must be', 'must hold')}"
-    yield from (f"{f'{place!r} ' if place else ''}lacks {', '.join(names)}" for place, names in missing.items())
+    yield from (
+        f"{f'{place!r} ' if place else ''}lacks {', '.join(names)}" for place, names in missing.items()
+    )
 
 
 def _place(keys: Iterable[int | str]) -> str:
@@ -274,7 +291,15 @@ def read_described(path: Path) -> tuple[dict[str, str], dict[str, NDArray[Any]]]
         arrays = load(content)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     # The library reports a dtype that NumPy lacks in as many ways as it has versions.
-    except (SafetensorError, OSError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+    except (
+        SafetensorError,
+        OSError,
+        TypeError,
+        ValueError,
+        KeyError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         reason = " ".join(str(error).split())
         raise SpecError(f"{path}: not a whole safetensors file of NumPy dtypes: {reason}") from None
     return header.get("__metadata__") or {}, arrays
@@ -307,7 +332,11 @@ def same_file(one: Path, other: Path) -> bool:
         modes = {_mode(one), _mode(other)}
         if any(mode is not None and not stat.S_ISREG(mode) for mode in modes):
             return False
-        return one.samefile(other) if None not in modes else one.resolve(strict=False) == other.resolve(strict=False)
+        return (
+            one.samefile(other)
+            if None not in modes
+            else one.resolve(strict=False) == other.resolve(strict=False)
+        )
     return one == other
 
 
@@ -381,8 +410,14 @@ def refusing(path: Path) -> Iterator[None]:
     except FileExistsError as error:
         if error.filename == str(path):
             raise
-        raise SpecError(f"{path}: cannot be written: {os.strerror(errno.ENOTDIR)}") from None  # a file stands where a folder has to be
-    except (OSError, RuntimeError, ValueError) as error:  # the second for links that go round in a circle, the third for a null character
+        raise SpecError(
+            f"{path}: cannot be written: {os.strerror(errno.ENOTDIR)}"
+        ) from None  # a file stands where a folder has to be
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as error:  # the second for links that go round in a circle, the third for a null character
         raise SpecError(f"{path}: cannot be written: {_reason(error)}") from None
 
 
@@ -426,5 +461,11 @@ def _reason(error: Exception) -> str:
 
 
 def _kind(mode: int) -> str:
-    kinds = {stat.S_ISDIR: "a folder", stat.S_ISFIFO: "a pipe", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device", stat.S_ISSOCK: "a socket"}
+    kinds = {
+        stat.S_ISDIR: "a folder",
+        stat.S_ISFIFO: "a pipe",
+        stat.S_ISCHR: "a device",
+        stat.S_ISBLK: "a device",
+        stat.S_ISSOCK: "a socket",
+    }
     return next((name for test, name in kinds.items() if test(mode)), "something else")

@@ -32,7 +32,11 @@ class Leaves(dict[str, Node]):
 
     def leaf(self, values: Values) -> Node:
         """Return weights as an input of the computation."""
-        return Node(values, values.shape[self.lead :], taped=False) if self.carried else self.arithmetic.leaf(values)
+        return (
+            Node(values, values.shape[self.lead :], taped=False)
+            if self.carried
+            else self.arithmetic.leaf(values)
+        )
 
     def rows(self, name: str, rows: NDArray[np.int64]) -> Node:
         """Return some rows of a table."""

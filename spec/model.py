@@ -55,7 +55,9 @@ class Model:
         self.forced, self.deviations = forced, deviations
         arithmetic.narrow_bias_gradients = bool(deviations.get("narrow_bias_gradients"))
         self.weights = weights if isinstance(weights, Leaves) else Leaves(arithmetic, weights)
-        self.given = {n: arithmetic.leaf(x) for n, x in batch.arrays().items() if np.issubdtype(x.dtype, np.floating)}
+        self.given = {
+            n: arithmetic.leaf(x) for n, x in batch.arrays().items() if np.issubdtype(x.dtype, np.floating)
+        }
         self.rows: dict[str, NDArray[np.int64]] = {}
         self.looked_up: dict[str, Node] = {}
         self.forced_gradients: Mapping[str, Array] = {}
@@ -85,7 +87,11 @@ class Model:
         self.observer(name, tensor.value)
         if self.a.recording:
             tensor.completed = functools.partial(self.complete_tap, name)
-        return self.a.override(tensor, self.forced[name], self.unrounded(name)) if name in self.forced else tensor
+        return (
+            self.a.override(tensor, self.forced[name], self.unrounded(name))
+            if name in self.forced
+            else tensor
+        )
 
     def complete_tap(self, name: str, tensor: Node) -> None:
         """Hand on the gradient by a tap, and let what flows back further go on from the forced one."""
@@ -139,7 +145,9 @@ class Model:
         if part in ("attention", "dot_product"):
             attend = self.attention if part == "attention" else self.dot_product
             query, key, value = (self.given[name] for name in ("query", "key", "value"))
-            return self.cotangent_loss(attend("attention", query, key, value, self.batch.key_mask, self.batch.query_mask))
+            return self.cotangent_loss(
+                attend("attention", query, key, value, self.batch.key_mask, self.batch.query_mask)
+            )
         real = real_tokens(self.config, self.batch.required("input_ids"))
         x = self.given["embeddings"] if part == "stack" else self.drop("embeddings", self.embeddings(real))
         for i in range(self.config.num_layers):
@@ -149,7 +157,9 @@ class Model:
         if part not in POOLED:
             return self.cotangent_loss(x)
         pooled = self.pooled(x, real)
-        return self.classification_loss(self.logits(pooled)) if part == "model" else self.cotangent_loss(pooled)
+        return (
+            self.classification_loss(self.logits(pooled)) if part == "model" else self.cotangent_loss(pooled)
+        )
 
     # Embeddings (EMB-1 to EMB-6, POS-5).
 
@@ -162,13 +172,24 @@ class Model:
         if config.embedding_scale == "sqrt_d_model":
             token = self.a.scale(token, math.sqrt(config.d_model))
         token = self.tap("embeddings.token", token)
-        position = self.tap("embeddings.position", self.lookup("embeddings.position.weight", position_ids(config, real), config.position_padding_row))
+        position = self.tap(
+            "embeddings.position",
+            self.lookup(
+                "embeddings.position.weight", position_ids(config, real), config.position_padding_row
+            ),
+        )
         total = self.a.add(token, position)
         if config.num_segments:
-            segment = self.lookup("embeddings.segment.weight", self.batch.required("segment_ids"), config.segment_padding_row)
+            segment = self.lookup(
+                "embeddings.segment.weight", self.batch.required("segment_ids"), config.segment_padding_row
+            )
             total = self.a.add(total, self.tap("embeddings.segment", segment))
         total = self.tap("embeddings.sum", total)
-        return self.tap("embeddings.norm", self.norm("embeddings.norm", total)) if config.embedding_norm else total
+        return (
+            self.tap("embeddings.norm", self.norm("embeddings.norm", total))
+            if config.embedding_norm
+            else total
+        )
 
     def drop(self, site: str, x: Node) -> Node:
         """Drop elements of a tensor, and scale the others up, where the run drops any (DRP-2)."""
@@ -184,16 +205,32 @@ class Model:
         used = self.looked_up[table] = self.weights.rows(table, self.rows[table])
         vectors = self.a.take(used, places.reshape(ids.shape))  # (B, T, D)
         if self.slices:
-            vectors.completed = lambda node: self.observer(f"gradients.slices.{table}", np.asarray(node.gradient))
-            vectors = self.a.reshape(vectors, vectors.shape)  # a node of its own: a tap may be completed otherwise
+            vectors.completed = lambda node: self.observer(
+                f"gradients.slices.{table}", np.asarray(node.gradient)
+            )
+            vectors = self.a.reshape(
+                vectors, vectors.shape
+            )  # a node of its own: a tap may be completed otherwise
         return vectors if padding_row is None else self.a.freeze(vectors, (ids == padding_row)[..., None])
 
     # The encoder layer (NRM-1, RES-1, FFN-1).
 
     def layer(self, name: str, x: Node, real: NDArray[np.bool_]) -> Node:
         """Return what a layer makes of (B, T, D)."""
-        x = self.sublayer(name, 1, x, lambda h: self.drop(f"{name}.attention", self.attention(f"{name}.attention", h, h, h, real, real)))
-        x = self.sublayer(name, 2, x, lambda h: self.drop(f"{name}.feed_forward", self.feed_forward(f"{name}.feed_forward", h)))
+        x = self.sublayer(
+            name,
+            1,
+            x,
+            lambda h: self.drop(
+                f"{name}.attention", self.attention(f"{name}.attention", h, h, h, real, real)
+            ),
+        )
+        x = self.sublayer(
+            name,
+            2,
+            x,
+            lambda h: self.drop(f"{name}.feed_forward", self.feed_forward(f"{name}.feed_forward", h)),
+        )
         return self.drop(f"{name}.output", x)
 
     def sublayer(self, name: str, number: int, x: Node, function: Callable[[Node], Node]) -> Node:
@@ -214,24 +251,40 @@ class Model:
         centered = a.center(x, mean)
         # A derivative in closed form takes differences from the mean to add up to zero, whatever its rounding (ALG-5).
         differences = a.center(x, a.freeze(mean, np.ones(mean.shape, bool))) if a.closed else centered
-        squares, count = a.sum(a.multiply(differences, differences), -1), config.d_model - (config.norm_variance == "unbiased")
+        squares, count = (
+            a.sum(a.multiply(differences, differences), -1),
+            config.d_model - (config.norm_variance == "unbiased"),
+        )
         variance = a.vary_variance(a.divide_by(squares, count), mean, centered)  # (B, T, 1)
         epsilon = self.held(config.norm_epsilon, "norm_epsilon_bits")
-        deviation = a.sqrt(a.shift(variance, epsilon)) if config.norm_epsilon_placement == "inside" else a.shift(a.sqrt(variance), epsilon)
-        return a.add(a.multiply(a.divide(centered, deviation), self.weights[f"{name}.weight"]), self.weights[f"{name}.bias"])
+        deviation = (
+            a.sqrt(a.shift(variance, epsilon))
+            if config.norm_epsilon_placement == "inside"
+            else a.shift(a.sqrt(variance), epsilon)
+        )
+        return a.add(
+            a.multiply(a.divide(centered, deviation), self.weights[f"{name}.weight"]),
+            self.weights[f"{name}.bias"],
+        )
 
     def linear(self, name: str, x: Node) -> Node:
         """Return x W + b over the last axis (WGT-2)."""
         rows = self.a.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
         weight, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")
-        y = self.a.einsum("ni,io->no", rows, weight) if bias is None else self.a.affine("ni,io->no", rows, weight, bias)
+        y = (
+            self.a.einsum("ni,io->no", rows, weight)
+            if bias is None
+            else self.a.affine("ni,io->no", rows, weight, bias)
+        )
         return self.a.reshape(y, (*x.shape[:-1], y.shape[-1]))
 
     def feed_forward(self, name: str, x: Node) -> Node:
         """Return two linear layers with an activation between them: (B, T, D)."""
         inner = self.tap(f"{name}.inner", self.linear(f"{name}.inner", x))  # (B, T, F)
         active = self.tap(f"{name}.activation", self.activation(inner, self.active(f"{name}.activation")))
-        return self.tap(f"{name}.outer", self.linear(f"{name}.outer", self.drop(f"{name}.activation", active)))  # (B, T, D)
+        return self.tap(
+            f"{name}.outer", self.linear(f"{name}.outer", self.drop(f"{name}.activation", active))
+        )  # (B, T, D)
 
     def activation(self, x: Node, active: NDArray[np.bool_] | None) -> Node:
         """FFN-2."""
@@ -248,14 +301,20 @@ class Model:
 
     # Attention (ATT-1 to ATT-7, MSK-3 to MSK-8).
 
-    def attention(self, name: str, query: Node, key: Node, value: Node, key_mask: Mask, query_mask: Mask) -> Node:
+    def attention(
+        self, name: str, query: Node, key: Node, value: Node, key_mask: Mask, query_mask: Mask
+    ) -> Node:
         """Return attention with its projections: (B, Q, D)."""
         q, k, v = (
             self.tap(f"{name}.{role}", self.project(f"{name}.{role}", x))
             for role, x in (("query", query), ("key", key), ("value", value))
         )
         context = self.dot_product(name, q, k, v, key_mask, query_mask)
-        return self.tap(f"{name}.output", self.linear(f"{name}.output", context)) if self.config.output_projection else context
+        return (
+            self.tap(f"{name}.output", self.linear(f"{name}.output", context))
+            if self.config.output_projection
+            else context
+        )
 
     def project(self, name: str, x: Node) -> Node:
         """Return queries, keys or values by head: (B, T, H, K)."""
@@ -285,10 +344,14 @@ class Model:
             weights = a.replace(weights, np.asarray(visible.any(-1, keepdims=True)), 0.0)
         weights = self.tap(f"{name}.weights", weights)
         if config.query_mask == "overwrite" and query_mask is not None:
-            weights = self.tap(f"{name}.masked_weights", a.replace(weights, query_mask[:, None, :, None], constant))
+            weights = self.tap(
+                f"{name}.masked_weights", a.replace(weights, query_mask[:, None, :, None], constant)
+            )
             sums = None  # of weights that are none no more
         context = a.attend(self.drop(f"{name}.weights", weights), v, sums)
-        return self.tap(f"{name}.context", a.reshape(context, (*context.shape[:2], context.shape[2] * context.shape[3])))
+        return self.tap(
+            f"{name}.context", a.reshape(context, (*context.shape[:2], context.shape[2] * context.shape[3]))
+        )
 
     def softmax_floor(self, key_mask: Mask) -> float | Array | None:
         """Return where the softmax clips: everywhere alike, or for each key (B, 1, 1, S); one that was left out nowhere."""
@@ -319,8 +382,15 @@ class Model:
         pooled = self.tap("pooling", pooled)
         if self.config.pooler != "none":
             dense = self.tap("pooler.dense", self.linear("pooler", pooled))
-            pooled = self.tap("pooler.output", self.a.tanh(dense) if self.config.pooler == "tanh" else self.a.relu(dense, self.active("pooler.output")))
-        return pooled if self.config.length_epsilon is None else self.tap("normalized", self.normalized(pooled))
+            pooled = self.tap(
+                "pooler.output",
+                self.a.tanh(dense)
+                if self.config.pooler == "tanh"
+                else self.a.relu(dense, self.active("pooler.output")),
+            )
+        return (
+            pooled if self.config.length_epsilon is None else self.tap("normalized", self.normalized(pooled))
+        )
 
     def mean_of_real(self, x: Node, real: NDArray[np.bool_]) -> Node:
         """Return the mean of the real tokens of (B, T, D), or zero: (B, D)."""
@@ -342,12 +412,18 @@ class Model:
         """Return the mean cross-entropy and the L2 term of the classifier."""
         config, a, labels = self.config, self.a, self.batch.required("labels")
         if config.num_classes == 1:
-            losses = a.reshape(a.sigmoid_cross_entropy(logits, labels[:, None].astype(logits.value.dtype)), labels.shape)
+            losses = a.reshape(
+                a.sigmoid_cross_entropy(logits, labels[:, None].astype(logits.value.dtype)), labels.shape
+            )
         else:
-            log_probabilities = self.tap("log_probabilities", a.log_softmax(logits, self.deviations.get("log_softmax_floor")))
+            log_probabilities = self.tap(
+                "log_probabilities", a.log_softmax(logits, self.deviations.get("log_softmax_floor"))
+            )
             losses = a.scale(a.index(log_probabilities, (np.arange(len(labels)), labels)), -1.0)
         losses = self.tap("losses", losses)  # (B,)
-        counted = labels != config.ignore_label if config.ignore_label is not None else np.ones(len(labels), bool)
+        counted = (
+            labels != config.ignore_label if config.ignore_label is not None else np.ones(len(labels), bool)
+        )
         loss = a.divide_by(a.sum(a.replace(losses, counted, 0.0)), float(counted.sum()))
         if config.l2_weight:
             for name in ("classifier.weight", "classifier.bias"):

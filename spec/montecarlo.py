@@ -73,10 +73,20 @@ class MonteCarlo(Arithmetic):
     def __init__(self, dtype: str, samples: int, first: int = 0) -> None:
         target = precision(dtype)
         super().__init__(target.storage.name)
-        self.samples, self.first, self.closed = samples, first, True  # which errs by all that the other way does, and more
+        self.samples, self.first, self.closed = (
+            samples,
+            first,
+            True,
+        )  # which errs by all that the other way does, and more
         self.target = target
-        self._roundoff, self._accumulation, self._least = target.unit_roundoff, target.accumulation, target.smallest_normal
-        self._lost = min(target.smallest_normal, precision("float32").smallest_normal)  # half precisions sum in float32
+        self._roundoff, self._accumulation, self._least = (
+            target.unit_roundoff,
+            target.accumulation,
+            target.smallest_normal,
+        )
+        self._lost = min(
+            target.smallest_normal, precision("float32").smallest_normal
+        )  # half precisions sum in float32
         self._half = self._roundoff > self._accumulation
         self._places = np.random.Generator(np.random.SFC64([first, 0x5EED]))
 
@@ -110,7 +120,9 @@ class MonteCarlo(Arithmetic):
         if self._half:
             return super().affine(subscripts, a, b, bias)
         left, right = self._factor(a.value), self._factor(b.value)
-        added = bias.value.reshape((len(bias.value), *(1,) * (len(subscripts.partition("->")[2]) - len(bias.shape)), *bias.shape))
+        added = bias.value.reshape(
+            (len(bias.value), *(1,) * (len(subscripts.partition("->")[2]) - len(bias.shape)), *bias.shape)
+        )
         summed = self.settle_sum(
             self._contract(subscripts, left, right) + added,
             lambda: self._squares(subscripts, left, right) + np.square(self._one(added), dtype=np.float64),
@@ -134,11 +146,17 @@ class MonteCarlo(Arithmetic):
 
         return self._perturbed(values, size)
 
-    def settle_sum(self, values: Values, squares: Callable[[], Values], terms: float | Values, wide: bool = True) -> Values:
+    def settle_sum(
+        self, values: Values, squares: Callable[[], Values], terms: float | Values, wide: bool = True
+    ) -> Values:
         """Perturb a sum (:meth:`Arithmetic.settle_sum`), and round it to the precision if sums are wider than that."""
         # Each sample's own sum would say the same but for rounding: one estimate serves all.
         one, powers = self._one(values), squares()
-        count = max(terms, 1.0) if isinstance(terms, (int, float)) else np.broadcast_to(np.maximum(terms, 1.0), powers.shape).reshape(1, -1)
+        count = (
+            max(terms, 1.0)
+            if isinstance(terms, (int, float))
+            else np.broadcast_to(np.maximum(terms, 1.0), powers.shape).reshape(1, -1)
+        )
         flat, flat_powers = (x.reshape(len(x), -1) for x in (one, powers))
         roundoff = self._accumulation if wide else self._roundoff
 
@@ -151,7 +169,9 @@ class MonteCarlo(Arithmetic):
             power += (terms / 3 - share / terms) * square
             np.maximum(power, square * (terms / 3), out=power)
             self._add_up(power, square, flat_powers[:, part])
-            lost = (terms * self._lost + self._least) * ((power > 0) | (flat[:, part] != 0))  # zero is exact; squares may underflow
+            lost = (terms * self._lost + self._least) * (
+                (power > 0) | (flat[:, part] != 0)
+            )  # zero is exact; squares may underflow
             np.sqrt(power, out=power)
             power *= roundoff
             power += lost
@@ -169,17 +189,26 @@ class MonteCarlo(Arithmetic):
         equal = abs(count - np.rint(count)) <= EQUAL * count
         np.maximum(power, np.square(count / 2) * square, out=power, where=equal)
 
-    def vary_softmax(self, value: Values, x: Values, floor: float | Values | None, logarithms: Callable[[], Values]) -> Values:
+    def vary_softmax(
+        self, value: Values, x: Values, floor: float | Values | None, logarithms: Callable[[], Values]
+    ) -> Values:
         """Perturb a row's weights together, by what the logarithm of its sum may err (:meth:`Arithmetic.vary_softmax`)."""
         return value * self._row_noise(1.0, logarithms())
 
-    def vary_log_softmax(self, value: Values, x: Values, logarithms: Callable[[], Values], floor: float | None) -> Values:
+    def vary_log_softmax(
+        self, value: Values, x: Values, logarithms: Callable[[], Values], floor: float | None
+    ) -> Values:
         """Perturb a row together, by what the logarithm of its sum may err (:meth:`Arithmetic.vary_log_softmax`)."""
         return value + self._row_noise(0.0, logarithms())
 
     def vary_row_sums(self, sums: Values, products: Values) -> Values:
         """Perturb row sums by what those of other products may err (:meth:`Arithmetic.vary_row_sums`)."""
-        return self.settle_sum(sums, lambda: np.square(self._one(products), dtype=np.float64).sum(-1, keepdims=True), products.shape[-1], wide=False)
+        return self.settle_sum(
+            sums,
+            lambda: np.square(self._one(products), dtype=np.float64).sum(-1, keepdims=True),
+            products.shape[-1],
+            wide=False,
+        )
 
     def vary_largest(self, gradient: Values, x: Values, terms: Values, shares: Values) -> Values:
         """Perturb the gradient of a row's largest entry by what the row may sum to (:meth:`Arithmetic.vary_largest`).
@@ -195,7 +224,9 @@ class MonteCarlo(Arithmetic):
         size = np.maximum(_rounding_up_to_larger(x, reach, *summed), _rounding_up_to_larger(*back)[..., ::-1])
         size = np.where(np.isfinite(size), size * self._roundoff, 0.0).reshape(-1)
         places = np.flatnonzero(size)
-        perturbed = np.broadcast_to(gradient, (self.samples, *gradient.shape[1:])).reshape(self.samples, -1).copy()
+        perturbed = (
+            np.broadcast_to(gradient, (self.samples, *gradient.shape[1:])).reshape(self.samples, -1).copy()
+        )
         perturbed[:, places] = self._perturbed(perturbed[:, places], self._of(size[None, places]))
         return perturbed.reshape(self.samples, *gradient.shape[1:])
 
@@ -232,9 +263,19 @@ class MonteCarlo(Arithmetic):
             return total
 
         def squares() -> Values:
-            return np.asarray([sum(float(np.square(np.square(self._one(part.value), dtype=np.float64)).sum()) for part in parts)])
+            return np.asarray(
+                [
+                    sum(
+                        float(np.square(np.square(self._one(part.value), dtype=np.float64)).sum())
+                        for part in parts
+                    )
+                ]
+            )
 
-        return self._record(self.settle_sum(total.value, squares, sum(math.prod(part.shape) for part in parts)), (total, lambda gradient: gradient))
+        return self._record(
+            self.settle_sum(total.value, squares, sum(math.prod(part.shape) for part in parts)),
+            (total, lambda gradient: gradient),
+        )
 
     def vary_variance(self, variance: Node, mean: Node, centered: Node) -> Node:
         """Perturb the variance of rows as ways to compute it in one pass may err (ALG-5).
@@ -243,11 +284,16 @@ class MonteCarlo(Arithmetic):
         of the mean, after one of the row's entries was taken off, it errs by the rounding of both.
         """
         squares = np.square(centered.value, dtype=np.float64)
-        shift = np.sqrt(np.square(squares).mean(-1, keepdims=True))  # the square of what the mean differs by from an entry
+        shift = np.sqrt(
+            np.square(squares).mean(-1, keepdims=True)
+        )  # the square of what the mean differs by from an entry
         merged = 2 * abs(mean.value) * np.sqrt(variance.value)
         shifted = math.sqrt(centered.shape[-1] / 3) * (variance.value + 3 * shift)
         size = (self._accumulation * np.hypot(merged, shifted)).astype(variance.value.dtype)
-        return self._record(np.maximum(self._perturbed(variance.value, self._of(size)), 0), (variance, lambda gradient: gradient))
+        return self._record(
+            np.maximum(self._perturbed(variance.value, self._of(size)), 0),
+            (variance, lambda gradient: gradient),
+        )
 
     def _bias_pullback(self, bias: Node) -> Pullback:
         """Return how a gradient sums to that of a bias.
@@ -267,15 +313,22 @@ class MonteCarlo(Arithmetic):
     def _contract(self, subscripts: str, a: Values, b: Values) -> Values:
         """Contract sample by sample; an operand that is the same for all of them is taken as it is."""
         left, result = subscripts.split("->")
-        indices = [f"z{index}" if len(x) > 1 else index for index, x in zip(left.split(","), (a, b), strict=True)]
+        indices = [
+            f"z{index}" if len(x) > 1 else index for index, x in zip(left.split(","), (a, b), strict=True)
+        ]
         sampled = "z" if len(a) > 1 or len(b) > 1 else ""
-        contracted = contract(f"{','.join(indices)}->{sampled}{result}", *(x if len(x) > 1 else x[0] for x in (a, b)))
+        contracted = contract(
+            f"{','.join(indices)}->{sampled}{result}", *(x if len(x) > 1 else x[0] for x in (a, b))
+        )
         return contracted if sampled else contracted[None]
 
     def _squares(self, subscripts: str, a: Values, b: Values) -> Values:
         """Return the sums of the squares of the products of a contraction; to say how large noise is, a few digits are enough."""
         largest = [float(abs(self._one(x)).max(initial=0.0)) or 1.0 for x in (a, b)]
-        left, right = (np.square(self._flushed(self._one(x) / size, 1e-15), dtype=np.float32) for x, size in zip((a, b), largest, strict=True))
+        left, right = (
+            np.square(self._flushed(self._one(x) / size, 1e-15), dtype=np.float32)
+            for x, size in zip((a, b), largest, strict=True)
+        )
         squares = self._contract(subscripts, left, right).astype(np.float64)
         squares *= np.square(np.float64(largest[0]) * largest[1])
         return squares
@@ -334,8 +387,12 @@ def _rounding_up_to_larger(x: Values, reach: Values, *summed: Values) -> Values:
     size, shape = x.shape[-1], x.shape
     count, power = np.arange(1, size + 1), np.zeros(shape)
     for terms in summed:
-        total, squares = (np.cumsum(values, -1, dtype=np.float64) for values in (terms, np.square(terms, dtype=np.float64)))
-        power += count / 3 * np.square(total) + (count + 1) / 6 * np.maximum(squares - np.square(total) / count, 0)
+        total, squares = (
+            np.cumsum(values, -1, dtype=np.float64) for values in (terms, np.square(terms, dtype=np.float64))
+        )
+        power += count / 3 * np.square(total) + (count + 1) / 6 * np.maximum(
+            squares - np.square(total) / count, 0
+        )
     largest = np.maximum.accumulate(x, -1)
     larger = x[..., 1:] - reach[..., 1:] > largest[..., :-1]
     ends = np.append(larger, np.ones((*shape[:-1], 1), bool), -1)

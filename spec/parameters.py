@@ -76,21 +76,35 @@ def validate_weights(config: EncoderConfig, weights: Weights, part: str = "model
     """
     context = f"{where}, " if where else ""
     if config.num_layers > max(len(weights), MANY_LAYERS) and part not in ("attention", "dot_product"):
-        raise WeightsError(f"'num_layers' is {config.num_layers} but there are {len(weights)} weights; each layer must have its own [{context}clause=WGT-1]")
+        raise WeightsError(
+            f"'num_layers' is {config.num_layers} but there are {len(weights)} weights; each layer must have its own [{context}clause=WGT-1]"
+        )
     table = parameters(config, part)
-    problems = [f"{name!r} is missing but is required [{context}clause=WGT-1]" for name in table if name not in weights]
+    problems = [
+        f"{name!r} is missing but is required [{context}clause=WGT-1]"
+        for name in table
+        if name not in weights
+    ]
     for name, array in weights.items():
         if name not in table:
-            problems.append(f"{name!r} is unexpected: the configuration has no such parameter [{context}clause=WGT-1]")
+            problems.append(
+                f"{name!r} is unexpected: the configuration has no such parameter [{context}clause=WGT-1]"
+            )
             continue
         required = shape_of(config, table[name])
         if not np.issubdtype(array.dtype, np.floating):
-            problems.append(f"{name!r} has dtype {array.dtype} but must be a floating-point type [{context}clause=WGT-3]")
+            problems.append(
+                f"{name!r} has dtype {array.dtype} but must be a floating-point type [{context}clause=WGT-3]"
+            )
         elif array.shape != required:
-            problems.append(f"{name!r} has shape {array.shape} but must be {required} [{context}clause=WGT-2]")
+            problems.append(
+                f"{name!r} has shape {array.shape} but must be {required} [{context}clause=WGT-2]"
+            )
         elif not np.isfinite(array).all():
             element = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
-            problems.append(f"{name!r} is {array[element]} at {element} but must be finite [{context}clause=WGT-3]")
+            problems.append(
+                f"{name!r} is {array[element]} at {element} but must be finite [{context}clause=WGT-3]"
+            )
     if problems:
         raise WeightsError(problems)
 
@@ -105,7 +119,13 @@ PROFILES: dict[str, str] = {
 """How :func:`initialize` may draw weights (SPEC WGT-5)."""
 
 
-def initialize(config: EncoderConfig, seed: int = 0, profile: str = "generic", part: str = "model", names: Collection[str] | None = None) -> dict[str, NDArray[np.float64]]:
+def initialize(
+    config: EncoderConfig,
+    seed: int = 0,
+    profile: str = "generic",
+    part: str = "model",
+    names: Collection[str] | None = None,
+) -> dict[str, NDArray[np.float64]]:
     """Draw weights for conformance runs, none of them at a value that hides an error (SPEC WGT-5).
 
     Each parameter has a stream of its own, so that a change of one leaves the others alone. The values are float32
@@ -151,7 +171,9 @@ def _draw(config: EncoderConfig, parameter: Parameter, normal: NDArray[np.float6
     return drawn
 
 
-def _profiled(config: EncoderConfig, name: str, values: NDArray[np.float64], profile: str) -> NDArray[np.float64]:
+def _profiled(
+    config: EncoderConfig, name: str, values: NDArray[np.float64], profile: str
+) -> NDArray[np.float64]:
     """Return a drawn parameter as a profile has it."""
     if profile == "peaked" and name.endswith(("query.weight", "key.weight")):
         values = values * np.where(np.arange(config.d_model) < config.d_model // 2, 8.0, 200.0)
@@ -160,14 +182,28 @@ def _profiled(config: EncoderConfig, name: str, values: NDArray[np.float64], pro
     if profile == "extreme":
         values = values * next((factor for part, factor in EXTREME.items() if part in name), 1.0)
     if profile == "tiny":
-        deviation = config.norm_epsilon if config.norm_epsilon_placement == "outside" else np.sqrt(config.norm_epsilon)
+        deviation = (
+            config.norm_epsilon
+            if config.norm_epsilon_placement == "outside"
+            else np.sqrt(config.norm_epsilon)
+        )
         last_of_attention = "attention.output." if config.output_projection else "attention.value."
-        into_a_norm = name.startswith("embeddings.") or ".norm" in name or last_of_attention in name or "feed_forward.outer." in name
+        into_a_norm = (
+            name.startswith("embeddings.")
+            or ".norm" in name
+            or last_of_attention in name
+            or "feed_forward.outer." in name
+        )
         values = values * (deviation if into_a_norm else 1.0)
     return values
 
 
-EXTREME = {"feed_forward.inner.": 5.0, "feed_forward.outer.weight": 0.3, "pooler.": 2.0, "classifier.weight": 150.0}
+EXTREME = {
+    "feed_forward.inner.": 5.0,
+    "feed_forward.outer.weight": 0.3,
+    "pooler.": 2.0,
+    "classifier.weight": 150.0,
+}
 """What the profile ``extreme`` multiplies parameters by whose names contain these."""
 
 OFFSET = 40.0
@@ -208,7 +244,10 @@ def _parameters(config: EncoderConfig, part: str) -> Iterator[tuple[str, Paramet
         return
     if part != "stack":
         yield "embeddings.token.weight", Parameter("vocab d_model", "table")
-        yield "embeddings.position.weight", Parameter("positions d_model", "positions", trainable=config.positions == "learned")
+        yield (
+            "embeddings.position.weight",
+            Parameter("positions d_model", "positions", trainable=config.positions == "learned"),
+        )
         if config.num_segments:
             yield "embeddings.segment.weight", Parameter("segments d_model", "table")
         if config.embedding_norm:

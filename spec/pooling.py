@@ -14,4 +14,6 @@ def least_squares(config: EncoderConfig, dtype: str) -> float:
 
 def least_squares_by_dtype(config: EncoderConfig) -> dict[str, float]:
     """Return the least sum of squares in every precision, by its name; nothing where vectors keep their length."""
-    return {} if config.length_epsilon is None else {dtype: least_squares(config, dtype) for dtype in PRECISIONS}
+    return (
+        {} if config.length_epsilon is None else {dtype: least_squares(config, dtype) for dtype in PRECISIONS}
+    )

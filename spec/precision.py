@@ -43,7 +43,11 @@ class Precision:
         if given.dtype == self.storage and self.name != "float16":
             return given
         with np.errstate(over="ignore"):
-            return given.astype(np.float16).astype(np.float32) if self.name == "float16" else given.astype(self.storage)
+            return (
+                given.astype(np.float16).astype(np.float32)
+                if self.name == "float16"
+                else given.astype(self.storage)
+            )
 
     def holds(self, values: Array) -> bool:
         """Whether the precision has each of these numbers; what is not finite is no question of digits."""
@@ -76,7 +80,9 @@ def cut_to_bits(values: Array, bits: int) -> Array:
     """Cut float32 numbers off after so many significant bits, whatever their exponent."""
     kept = np.uint32(0xFFFFFFFF >> (24 - bits) << (24 - bits))
     single = np.atleast_1d(values.astype(np.float32))
-    return np.where(np.isfinite(single), (single.view(np.uint32) & kept).view(np.float32), single).reshape(values.shape)
+    return np.where(np.isfinite(single), (single.view(np.uint32) & kept).view(np.float32), single).reshape(
+        values.shape
+    )
 
 
 def _round_to_bfloat16(values: NDArray[np.floating]) -> NDArray[np.float32]:
@@ -95,14 +101,18 @@ def _sticky(single: NDArray[np.float32], values: NDArray[np.floating]) -> NDArra
     return np.where(inexact, (cut.view(np.uint32) | np.uint32(1)).view(np.float32), single)
 
 
-EXTENDED: type[np.floating] = np.longdouble if np.finfo(np.longdouble).nmant > np.finfo(np.float64).nmant else np.float64
+EXTENDED: type[np.floating] = (
+    np.longdouble if np.finfo(np.longdouble).nmant > np.finfo(np.float64).nmant else np.float64
+)
 """The widest type of this platform, in which float64 is judged; float64 itself where there is no wider one."""
 
 
 def _precision(name: str, storage: type, mantissa: int, exponent: int, factors: float = 0.0) -> Precision:
     largest = (2.0 - 2.0 ** (1 - mantissa)) * 2.0 ** (exponent - 1)
     accumulation = 2.0 ** -max(mantissa, 24)
-    return Precision(name, np.dtype(storage), 2.0**-mantissa, 2.0 ** (2 - exponent), largest, accumulation, factors)
+    return Precision(
+        name, np.dtype(storage), 2.0**-mantissa, 2.0 ** (2 - exponent), largest, accumulation, factors
+    )
 
 
 PRECISIONS: dict[str, Precision] = {

@@ -82,7 +82,17 @@ def reference(
         WeightsError, BatchError: for input that does not fit, listing everything that is wrong.
         UnknownNameError: for an unknown part or precision.
     """
-    return compute(config, weights, batch, Arithmetic(arithmetic, corner, shuffle, fused), gradients, part, dtype, forced, deviations)
+    return compute(
+        config,
+        weights,
+        batch,
+        Arithmetic(arithmetic, corner, shuffle, fused),
+        gradients,
+        part,
+        dtype,
+        forced,
+        deviations,
+    )
 
 
 def compute(
@@ -115,10 +125,19 @@ def compute(
         else:
             taps[name] = array
 
-    run = (model or Model)(config, rounded_weights, rounded_batch, dtype, arithmetic, forced or {}, deviations)
+    run = (model or Model)(
+        config, rounded_weights, rounded_batch, dtype, arithmetic, forced or {}, deviations
+    )
     run.observe(store, gradients, part)
     by_taps = {name.removeprefix("taps."): array for name, array in found.items() if name.startswith("taps.")}
-    return Truth(taps[output_name(config, part)], taps["loss"], taps, {n: g for n, g in found.items() if not n.startswith("taps.")}, by_taps, list(found))
+    return Truth(
+        taps[output_name(config, part)],
+        taps["loss"],
+        taps,
+        {n: g for n, g in found.items() if not n.startswith("taps.")},
+        by_taps,
+        list(found),
+    )
 
 
 def observe(
@@ -161,7 +180,10 @@ def used_rows(config: EncoderConfig, batch: Batch, part: str = "model") -> dict[
     if part not in OF_IDS:
         return {}
     tokens = batch.required("input_ids")
-    ids = {"embeddings.token.weight": tokens, "embeddings.position.weight": position_ids(config, real_tokens(config, tokens))}
+    ids = {
+        "embeddings.token.weight": tokens,
+        "embeddings.position.weight": position_ids(config, real_tokens(config, tokens)),
+    }
     if config.num_segments:
         ids["embeddings.segment.weight"] = batch.required("segment_ids")
     return {name: np.unique(rows) for name, rows in ids.items()}

@@ -32,7 +32,11 @@ def steps(run: Path) -> list[int]:
         names = os.listdir(run) if run.is_dir() else []
     except OSError as error:
         raise SpecError(f"{run}: cannot be read: {error.strerror}") from None
-    return sorted(int(match[1]) for name in names if (match := STEP.fullmatch(name)) and (run / name / CONTENTS).is_file())
+    return sorted(
+        int(match[1])
+        for name in names
+        if (match := STEP.fullmatch(name)) and (run / name / CONTENTS).is_file()
+    )
 
 
 def place(folder: Path, which: Literal["best", "last"] = "best") -> Path:
@@ -45,7 +49,9 @@ def place(folder: Path, which: Literal["best", "last"] = "best") -> Path:
         return folder
     whole = steps(folder)
     if not whole:
-        raise SpecError(f"{folder}: {'is neither a checkpoint nor a run that has one' if folder.is_dir() else 'no such folder'}")
+        raise SpecError(
+            f"{folder}: {'is neither a checkpoint nor a run that has one' if folder.is_dir() else 'no such folder'}"
+        )
     last = step_folder(folder, whole[-1])
     best = _best(last / PROGRESS) if which == "best" else None
     return step_folder(folder, best) if best in whole else last

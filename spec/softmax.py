@@ -41,7 +41,9 @@ class Softmax(ABC):
         """Contract two tensors."""
 
     @abstractmethod
-    def _sum(self, values: Values, axes: tuple[int, ...], keepdims: bool, internal: bool = False) -> Values: ...
+    def _sum(
+        self, values: Values, axes: tuple[int, ...], keepdims: bool, internal: bool = False
+    ) -> Values: ...
 
     @abstractmethod
     def _shifted(self, a: Node, floor: float | Values | None) -> Values: ...
@@ -49,7 +51,13 @@ class Softmax(ABC):
     @abstractmethod
     def _record(self, value: Any, *operands: tuple[Node, Pullback]) -> Node: ...
 
-    def softmax(self, a: Node, floor: float | Values | None = None, visible: NDArray[np.bool_] | None = None, sums: RowSums | None = None) -> Node:
+    def softmax(
+        self,
+        a: Node,
+        floor: float | Values | None = None,
+        visible: NDArray[np.bool_] | None = None,
+        sums: RowSums | None = None,
+    ) -> Node:
         """Softmax over the last axis, with the largest entry taken off first.
 
         Args:
@@ -102,18 +110,27 @@ class Softmax(ABC):
         shifted = self._shifted(a, floor)
         total = self._sum(self.step(np.exp(shifted), FUNCTION), (-1,), True, internal=True)
         value = self.settle(shifted - self.step(np.log(total), FUNCTION))
-        value = self.vary_log_softmax(value, a.value, lambda: self.step(a.value.max(-1, keepdims=True) + self.step(np.log(total), FUNCTION)), floor)
+        value = self.vary_log_softmax(
+            value,
+            a.value,
+            lambda: self.step(a.value.max(-1, keepdims=True) + self.step(np.log(total), FUNCTION)),
+            floor,
+        )
 
         def pullback(gradient: Values) -> Values:
             share = self.step(np.exp(value), FUNCTION)
-            result = self.settle(gradient - self.step(share * self._sum(gradient, (-1,), True, internal=True)))
+            result = self.settle(
+                gradient - self.step(share * self._sum(gradient, (-1,), True, internal=True))
+            )
             return self.vary_largest(result, a.value, gradient, share)
 
         return self._record(value, (a, pullback))
 
     # What admissible ways to compute attention and cross-entropy differ in (SPEC ALG-1 to ALG-4).
 
-    def vary_softmax(self, value: Values, x: Values, floor: float | Values | None, logarithms: Callable[[], Values]) -> Values:
+    def vary_softmax(
+        self, value: Values, x: Values, floor: float | Values | None, logarithms: Callable[[], Values]
+    ) -> Values:
         """Return the softmax in the way of this arithmetic.
 
         Args:
@@ -130,7 +147,9 @@ class Softmax(ABC):
         below = below if floor is None else np.maximum(below, np.asarray(floor, self.precision.storage))
         return np.where(np.isnan(found), value, self.settle(np.exp(below), FUNCTION))
 
-    def vary_log_softmax(self, value: Values, x: Values, logarithms: Callable[[], Values], floor: float | None) -> Values:
+    def vary_log_softmax(
+        self, value: Values, x: Values, logarithms: Callable[[], Values], floor: float | None
+    ) -> Values:
         """Return the logarithm of the softmax in the way of this arithmetic; arguments as of :meth:`vary_softmax`."""
         return self.settle(x - logarithms()) if self.way == "logarithm" and floor is None else value
 

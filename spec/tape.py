@@ -32,7 +32,13 @@ class Node:
 
     __slots__ = ("completed", "constant", "gradient", "operands", "shape", "taped", "value")
 
-    def __init__(self, value: Values, shape: tuple[int, ...], operands: Sequence[tuple[Node, Pullback]] = (), taped: bool = True) -> None:
+    def __init__(
+        self,
+        value: Values,
+        shape: tuple[int, ...],
+        operands: Sequence[tuple[Node, Pullback]] = (),
+        taped: bool = True,
+    ) -> None:
         self.value = value
         self.shape = shape
         self.operands = operands
@@ -50,6 +56,3 @@ class RowSums:
 
     def __init__(self) -> None:
         self.products: Values | None = None
-
-
-

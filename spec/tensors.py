@@ -100,10 +100,16 @@ def differentiable_inputs(part: str) -> tuple[str, ...]:
     Raises:
         UnknownNameError: for an unknown part, with the nearest names.
     """
-    return {"stack": ("embeddings",), "attention": ("query", "key", "value"), "dot_product": ("query", "key", "value")}.get(check_part(part), ())
+    return {
+        "stack": ("embeddings",),
+        "attention": ("query", "key", "value"),
+        "dot_product": ("query", "key", "value"),
+    }.get(check_part(part), ())
 
 
-def taps(config: EncoderConfig, part: str = "model", given: Collection[str] | None = None) -> dict[str, Tensor]:
+def taps(
+    config: EncoderConfig, part: str = "model", given: Collection[str] | None = None
+) -> dict[str, Tensor]:
     """Return every intermediate tensor of a part by name, in the order of computation, with axes and clause (SPEC PRT-1).
 
     Args:
@@ -115,7 +121,10 @@ def taps(config: EncoderConfig, part: str = "model", given: Collection[str] | No
         UnknownNameError: for an unknown part, with the nearest names.
     """
     names = inputs(config, part) if given is None or part not in ("attention", "dot_product") else given
-    masks = _Masks(keys="key_mask" in names or part in _MASKED_BY_IDS, queries="query_mask" in names or part in _MASKED_BY_IDS)
+    masks = _Masks(
+        keys="key_mask" in names or part in _MASKED_BY_IDS,
+        queries="query_mask" in names or part in _MASKED_BY_IDS,
+    )
     return dict(_listed(config, check_part(part), masks))
 
 
@@ -186,7 +195,13 @@ def clause_of(config: EncoderConfig, name: str, part: str = "model") -> str:
 
 def pooled_name(config: EncoderConfig) -> str:
     """Return the name of the tap that goes into the classifier (SPEC HED-3)."""
-    return "normalized" if config.length_epsilon is not None else "pooling" if config.pooler == "none" else "pooler.output"
+    return (
+        "normalized"
+        if config.length_epsilon is not None
+        else "pooling"
+        if config.pooler == "none"
+        else "pooler.output"
+    )
 
 
 def source_of(config: EncoderConfig, tap: str, part: str = "model", which: str = "") -> str:
@@ -199,7 +214,13 @@ def source_of(config: EncoderConfig, tap: str, part: str = "model", which: str =
     pre = config.norm_placement == "pre"
     layer = ".".join(scope.split(".")[:2]) if scope.startswith("layers.") else ""
     if scope.endswith("attention") and leaf in ("query", "key", "value"):
-        return f"inputs.{leaf}" if part in ("attention", "dot_product") else f"{layer}.norm1" if pre else _entering(config, layer, part)
+        return (
+            f"inputs.{leaf}"
+            if part in ("attention", "dot_product")
+            else f"{layer}.norm1"
+            if pre
+            else _entering(config, layer, part)
+        )
     if leaf in ("residual1", "residual2") and which == "result":
         attended = f"{layer}.attention.{'output' if config.output_projection else 'context'}"
         return attended if leaf == "residual1" else f"{layer}.feed_forward.outer"
@@ -214,7 +235,9 @@ def source_of(config: EncoderConfig, tap: str, part: str = "model", which: str =
         "outer": f"{scope}.activation",
         "output": "pooler.dense" if scope == "pooler" else f"{scope}.context",
         "final_norm": _entering(config, f"layers.{config.num_layers}", part),
-        "pooling": "final_norm" if config.final_norm else _entering(config, f"layers.{config.num_layers}", part),
+        "pooling": "final_norm"
+        if config.final_norm
+        else _entering(config, f"layers.{config.num_layers}", part),
         "dense": "pooling",
         "normalized": "pooler.output" if config.pooler != "none" else "pooling",
         "logits": pooled_name(config),
@@ -230,7 +253,13 @@ def _entering(config: EncoderConfig, layer: str, part: str) -> str:
     number = int(layer.rpartition(".")[2] or 0) if layer else 0
     if number:
         return f"layers.{number - 1}.{'residual2' if config.norm_placement == 'pre' else 'norm2'}"
-    return "inputs.embeddings" if part == "stack" else "embeddings.norm" if config.embedding_norm else "embeddings.sum"
+    return (
+        "inputs.embeddings"
+        if part == "stack"
+        else "embeddings.norm"
+        if config.embedding_norm
+        else "embeddings.sum"
+    )
 
 
 _USES = {
@@ -259,7 +288,9 @@ def _clause_of_use(config: EncoderConfig, tap: str, part: str) -> str:
         case "sum" | "norm" | "norm1" | "norm2" | "final_norm" | "residual1" | "residual2":
             # A norm, the first linear layer of a sublayer, the pooling, or the end.
             kind = following.rpartition(".")[2]
-            return {"query": "ATT-1", "inner": "FFN-1", "pooling": "HED-1", "loss": "LOS-5"}.get(kind, "NRM-2")
+            return {"query": "ATT-1", "inner": "FFN-1", "pooling": "HED-1", "loss": "LOS-5"}.get(
+                kind, "NRM-2"
+            )
         case kind:
             return _USES.get(kind, "GRD-1")
 
@@ -308,7 +339,9 @@ def _embedding_taps(config: EncoderConfig) -> Iterator[tuple[str, Tensor]]:
         yield "embeddings.norm", Tensor(shape, "EMB-6")
 
 
-def _dot_product_taps(config: EncoderConfig, name: str, masks: _Masks, query: str, key: str) -> Iterator[tuple[str, Tensor]]:
+def _dot_product_taps(
+    config: EncoderConfig, name: str, masks: _Masks, query: str, key: str
+) -> Iterator[tuple[str, Tensor]]:
     weights = f"batch heads {query} {key}"
     yield f"{name}.scores", Tensor(weights, "ATT-4")
     if masks.keys:
@@ -319,7 +352,9 @@ def _dot_product_taps(config: EncoderConfig, name: str, masks: _Masks, query: st
     yield f"{name}.context", Tensor(f"batch {query} d_model", "ATT-6")
 
 
-def _attention_taps(config: EncoderConfig, name: str, masks: _Masks, query: str, key: str) -> Iterator[tuple[str, Tensor]]:
+def _attention_taps(
+    config: EncoderConfig, name: str, masks: _Masks, query: str, key: str
+) -> Iterator[tuple[str, Tensor]]:
     yield f"{name}.query", Tensor(f"batch {query} heads head_dim", "ATT-2")
     yield f"{name}.key", Tensor(f"batch {key} heads head_dim", "ATT-2")
     yield f"{name}.value", Tensor(f"batch {key} heads head_dim", "ATT-2")

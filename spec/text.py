@@ -15,7 +15,11 @@ def legible(text: str) -> str:
 
 def _seen(char: str) -> str:
     # Spaces of other widths are not printable to Python, but harm nobody.
-    return char if char.isprintable() or (char.isspace() and char > "\x9f" and char not in "\u2028\u2029") else char.encode("unicode_escape").decode()
+    return (
+        char
+        if char.isprintable() or (char.isspace() and char > "\x9f" and char not in "\u2028\u2029")
+        else char.encode("unicode_escape").decode()
+    )
 
 
 def shortened(text: str, most: int = LONGEST) -> str:

@@ -42,15 +42,24 @@ def drift(old: Mapping[str, Any], new: Mapping[str, Any]) -> float | None:
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
     """Compare two records (:func:`concord.speed.record.read`), entry by entry."""
-    before, after = ({(e["backend"], e["mode"], e["workload"]): e for e in data["entries"]} for data in (old, new))
+    before, after = (
+        {(e["backend"], e["mode"], e["workload"]): e for e in data["entries"]} for data in (old, new)
+    )
     for key in dict.fromkeys([*before, *after]):
         if key not in before or key not in after:
             yield Change(*key, "new" if key in after else "gone")
         else:
-            yield _change(key, before[key], after[key], old["workloads"][key[2]]["key"] == new["workloads"][key[2]]["key"])
+            yield _change(
+                key,
+                before[key],
+                after[key],
+                old["workloads"][key[2]]["key"] == new["workloads"][key[2]]["key"],
+            )
 
 
-def _change(key: tuple[str, str, str], old: Mapping[str, Any], new: Mapping[str, Any], same_work: bool) -> Change:
+def _change(
+    key: tuple[str, str, str], old: Mapping[str, Any], new: Mapping[str, Any], same_work: bool
+) -> Change:
     if not same_work:
         return Change(*key, "cannot say", detail="the workload is not the same")
     a, b = old.get("summary"), new.get("summary")

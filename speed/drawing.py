@@ -27,12 +27,19 @@ def bars(rows: Sequence[tuple[str, float, float, float, str, int]], label: str) 
         width, start, end = (100 * x / longest for x in (value, low, high))
         line = f'<b style="left:{start:.2f}%;width:{end - start:.2f}%"></b>' if high > low else ""
         bar = f'<i class="f{colour % COLOURS}" style="width:{width:.2f}%"></i>{line}'
-        parts.append(f'<li><span>{escape(shortened(name))}</span><span class="bar">{bar}</span><span class="figure">{escape(shortened(words))}</span></li>')
+        parts.append(
+            f'<li><span>{escape(shortened(name))}</span><span class="bar">{bar}</span><span class="figure">{escape(shortened(words))}</span></li>'
+        )
     return Markup(f'<ul class="bars" aria-label="{escape(shortened(label))}">{"".join(parts)}</ul>')
 
 
 def loglog(
-    series: Mapping[str, tuple[int, Sequence[tuple[float, float]]]], label: str, across: str, up: str, ceilings: Sequence[tuple[float, float, float, float]] = (), joined: bool = True
+    series: Mapping[str, tuple[int, Sequence[tuple[float, float]]]],
+    label: str,
+    across: str,
+    up: str,
+    ceilings: Sequence[tuple[float, float, float, float]] = (),
+    joined: bool = True,
 ) -> Markup:
     """Draw series on logarithmic scales.
 
@@ -42,32 +49,48 @@ def loglog(
         ceilings: lines, as x and y of both ends.
         joined: whether the points of a series belong on a line.
     """
-    points = [point for _, line in series.values() for point in line] + [(x, y) for a, b, c, d in ceilings for x, y in ((a, b), (c, d))]
+    points = [point for _, line in series.values() for point in line] + [
+        (x, y) for a, b, c, d in ceilings for x, y in ((a, b), (c, d))
+    ]
     (left, right), (bottom, top) = (_bounds([point[axis] for point in points]) for axis in (0, 1))
     height, margin = 300, 52
 
     def place(x: float, y: float) -> tuple[float, float]:
         wide, high = WIDTH - margin - 16, height - margin - 12
-        return margin + wide * (math.log10(x) - left) / (right - left), 12 + high * (top - math.log10(y)) / (top - bottom)
+        return margin + wide * (math.log10(x) - left) / (right - left), 12 + high * (top - math.log10(y)) / (
+            top - bottom
+        )
 
     parts = []
     for exponent in range(math.ceil(left), math.floor(right) + 1):
         x, y = place(10**exponent, 10**bottom)
-        parts.append(f'<path d="M{x:.1f} 12V{y:.1f}" class="grid"/><text x="{x:.1f}" y="{y + 16:.1f}" text-anchor="middle">{_power(exponent)}</text>')
+        parts.append(
+            f'<path d="M{x:.1f} 12V{y:.1f}" class="grid"/><text x="{x:.1f}" y="{y + 16:.1f}" text-anchor="middle">{_power(exponent)}</text>'
+        )
     for exponent in range(math.ceil(bottom), math.floor(top) + 1):
         x, y = place(10**left, 10**exponent)
-        parts.append(f'<path d="M{x:.1f} {y:.1f}H{WIDTH - 16}" class="grid"/><text x="{x - 6:.1f}" y="{y + 4:.1f}" text-anchor="end">{_power(exponent)}</text>')
+        parts.append(
+            f'<path d="M{x:.1f} {y:.1f}H{WIDTH - 16}" class="grid"/><text x="{x - 6:.1f}" y="{y + 4:.1f}" text-anchor="end">{_power(exponent)}</text>'
+        )
     for a, b, c, d in ceilings:
         (x1, y1), (x2, y2) = place(a, b), place(c, d)
         parts.append(f'<path d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}" class="ceiling"/>')
     for name, (colour, line) in series.items():
         places = [place(x, y) for x, y in line]
         if joined:
-            parts.append(f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in places)}" class="c{colour % COLOURS}"/>')
+            parts.append(
+                f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in places)}" class="c{colour % COLOURS}"/>'
+            )
         for (x, y), (size, value) in zip(places, line, strict=True):
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" class="f{colour % COLOURS}"><title>{escape(shortened(name))}: {size:g}, {value:.3g}</title></circle>')
-    parts.append(f'<text x="{(margin + WIDTH) / 2}" y="{height - 6}" text-anchor="middle">{escape(across)}</text>')
-    parts.append(f'<text x="14" y="{height / 2}" text-anchor="middle" transform="rotate(-90 14 {height / 2})">{escape(up)}</text>')
+            parts.append(
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" class="f{colour % COLOURS}"><title>{escape(shortened(name))}: {size:g}, {value:.3g}</title></circle>'
+            )
+    parts.append(
+        f'<text x="{(margin + WIDTH) / 2}" y="{height - 6}" text-anchor="middle">{escape(across)}</text>'
+    )
+    parts.append(
+        f'<text x="14" y="{height / 2}" text-anchor="middle" transform="rotate(-90 14 {height / 2})">{escape(up)}</text>'
+    )
     return _svg(WIDTH, height, label, parts)
 
 
@@ -85,4 +108,6 @@ def _power(exponent: int) -> str:
 
 
 def _svg(width: int, height: int, label: str, parts: Sequence[str]) -> Markup:
-    return Markup(f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(shortened(label))}">{"".join(parts)}</svg>')
+    return Markup(
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(shortened(label))}">{"".join(parts)}</svg>'
+    )

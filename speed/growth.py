@@ -19,7 +19,9 @@ def curves(data: Mapping[str, Any]) -> dict[tuple[str, str, str, str], list[tupl
         point = POINT.fullmatch(work["preset"])
         if point and entry["summary"]:
             name = f"{point['preset']} {work['kind']} {work['padding']}"
-            found.setdefault((name, point["axis"], entry["backend"], entry["mode"]), []).append((int(point["size"]), entry["summary"]["median_seconds"]))
+            found.setdefault((name, point["axis"], entry["backend"], entry["mode"]), []).append(
+                (int(point["size"]), entry["summary"]["median_seconds"])
+            )
     return {key: sorted(points) for key, points in found.items() if len({size for size, _ in points}) > 1}
 
 

@@ -16,19 +16,30 @@ Kept = Callable[[dict[str, Any]], None]
 """Called with each entry as soon as it is complete."""
 
 
-def measure(plan: Plan, done: Sequence[tuple[str, str, str]] = (), keep: Kept = lambda entry: None, tell: Told = lambda text: None) -> bool:
+def measure(
+    plan: Plan,
+    done: Sequence[tuple[str, str, str]] = (),
+    keep: Kept = lambda entry: None,
+    tell: Told = lambda text: None,
+) -> bool:
     """Measure all that a plan names and that is not done yet; return whether the time sufficed for all of it.
 
     Args:
         done: backend, mode and workload of what an earlier run measured.
         keep: called with each entry of the record.
     """
-    left = {mode: [work for work in plan.workloads if (mode, work) not in plan.left_out] for mode in plan.modes}
+    left = {
+        mode: [work for work in plan.workloads if (mode, work) not in plan.left_out] for mode in plan.modes
+    }
     known = Known(plan, sum(map(len, left.values())))
     with tempfile.TemporaryDirectory(prefix="concord-", ignore_cleanup_errors=True) as folder:
         for mode, works in left.items():
             names = [name for name in plan.names if takes_part(name, mode, known.offered)]
-            asked = {work: wanted for work in works if (wanted := [name for name in names if (name, mode.name, work.name) not in done])}
+            asked = {
+                work: wanted
+                for work in works
+                if (wanted := [name for name in names if (name, mode.name, work.name) not in done])
+            }
             known.ahead -= len(works) - len(asked)
             if not asked:
                 continue
@@ -51,5 +62,9 @@ def takes_part(name: str, mode: Mode, offered: Mapping[str, Sequence[str]]) -> b
         offered: the implementations of backends of which that is known.
     """
     if name in PEERS:
-        return mode.implementation == "library" and mode.execution in PEER_EXECUTIONS[name] and mode.profile == "tuned"
+        return (
+            mode.implementation == "library"
+            and mode.execution in PEER_EXECUTIONS[name]
+            and mode.profile == "tuned"
+        )
     return ":" not in mode.implementation or mode.implementation in offered.get(name, [mode.implementation])

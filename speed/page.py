@@ -12,7 +12,17 @@ from concord.conformance.layout import render
 from concord.speed import drawing
 from concord.speed.growth import curves, exponent
 from concord.speed.record import check
-from concord.speed.table import HARMLESS, limits, memory, percent, rate, seconds, spread, unmeasured, updated_by
+from concord.speed.table import (
+    HARMLESS,
+    limits,
+    memory,
+    percent,
+    rate,
+    seconds,
+    spread,
+    unmeasured,
+    updated_by,
+)
 
 UPDATED = 7
 """Numbers that AdamW moves for each weight: reads it, its gradient and two moments, and writes it and them."""
@@ -27,14 +37,25 @@ def page(data: Mapping[str, Any]) -> str:
     absent = [fault for fault in faults if fault["status"] in HARMLESS]
     failed = [fault for fault in faults if fault["status"] not in HARMLESS]
     growth, roofline = _growth(data, backends), _roofline(data, backends)
-    shown = {"faults": ("What failed", failed), "time": ("Time", True), "growth": ("Growth", growth), "roofline": ("Roofline", roofline), "absent": ("What was not measured", absent), "backends": ("Backends", True)}
+    shown = {
+        "faults": ("What failed", failed),
+        "time": ("Time", True),
+        "growth": ("Growth", growth),
+        "roofline": ("Roofline", roofline),
+        "absent": ("What was not measured", absent),
+        "backends": ("Backends", True),
+    }
     return render(
         "speed.html",
         data,
         Path(__file__).parent / "templates",
         headline=_headline(data),
         tone={0: "good", 1: "bad"}.get(data["exit_code"], "broken"),
-        compared=[_compared(data, backends), _fastest(works), f"Best bare matrix product: {limits(data)}.{'' if data['complete'] else ' Not complete.'}"],
+        compared=[
+            _compared(data, backends),
+            _fastest(works),
+            f"Best bare matrix product: {limits(data)}.{'' if data['complete'] else ' Not complete.'}",
+        ],
         sections={name: title for name, (title, there) in shown.items() if there},
         works=[work for work in works if work["rows"]],
         faults=failed,
@@ -54,13 +75,23 @@ def page(data: Mapping[str, Any]) -> str:
 def _fastest(works: Sequence[Mapping[str, Any]]) -> str:
     """Say which measurement of each workload is the fastest."""
     first = [(work["name"], work["rows"][0]) for work in works if work["rows"]]
-    said = [f"{name}: {row['backend']} {row['mode']}, {seconds(row['summary']['median_seconds'])}" for name, row in first]
+    said = [
+        f"{name}: {row['backend']} {row['mode']}, {seconds(row['summary']['median_seconds'])}"
+        for name, row in first
+    ]
     return f"Fastest: {'; '.join(said)}." if said else "Nothing was measured."
 
 
 def _compared(data: Mapping[str, Any], backends: Sequence[str]) -> str:
     """Say what was compared, and by what."""
-    versions = [f"{name} {version}" if (version := next((about.get("version") for about in data["backends"].get(name, {}).values()), None)) else name for name in backends]
+    versions = [
+        f"{name} {version}"
+        if (
+            version := next((about.get("version") for about in data["backends"].get(name, {}).values()), None)
+        )
+        else name
+        for name in backends
+    ]
     settings = data["settings"]
     return f"Compared: the time of {', '.join(versions)} for {', '.join(data['workloads'])}, in turns, on {settings['device']} with {settings['threads']} threads, {settings['precision']} precision."
 
@@ -72,10 +103,22 @@ def _headline(data: Mapping[str, Any]) -> str:
     return text + (f"; {len(wrong)} withheld, because what they computed is wrong" if wrong else "")
 
 
-def _work(name: str, work: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], backends: Sequence[str]) -> dict[str, Any]:
-    rows = sorted((e for e in entries if e["workload"] == name and e["summary"]), key=lambda e: e["summary"]["median_seconds"])
+def _work(
+    name: str, work: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], backends: Sequence[str]
+) -> dict[str, Any]:
+    rows = sorted(
+        (e for e in entries if e["workload"] == name and e["summary"]),
+        key=lambda e: e["summary"]["median_seconds"],
+    )
     times = [
-        (f"{e['backend']} {e['mode']}", s["median_seconds"], s["low_seconds"], s["high_seconds"], seconds(s["median_seconds"]) + (" ~" if s["steady"] is False else ""), backends.index(e["backend"]))
+        (
+            f"{e['backend']} {e['mode']}",
+            s["median_seconds"],
+            s["low_seconds"],
+            s["high_seconds"],
+            seconds(s["median_seconds"]) + (" ~" if s["steady"] is False else ""),
+            backends.index(e["backend"]),
+        )
         for e in rows
         for s in [e["summary"]]
     ]
@@ -85,7 +128,13 @@ def _work(name: str, work: Mapping[str, Any], entries: Sequence[Mapping[str, Any
         for peak in [e["summary"]["peak_memory_bytes"]]
         if peak
     ]
-    return {"name": name, **work, "rows": rows, "bars": drawing.bars(times, f"seconds a step, {name}"), "held": drawing.bars(held, f"largest resident memory, {name}") if held else None}
+    return {
+        "name": name,
+        **work,
+        "rows": rows,
+        "bars": drawing.bars(times, f"seconds a step, {name}"),
+        "held": drawing.bars(held, f"largest resident memory, {name}") if held else None,
+    }
 
 
 def _faults(data: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -110,7 +159,14 @@ def _growth(data: Mapping[str, Any], backends: Sequence[str]) -> list[dict[str, 
     for (name, axis), lines in found.items():
         series = {" ".join(line): (backends.index(line[0]), points) for line, points in lines.items()}
         fits = [(" ".join(line), exponent(points), points) for line, points in lines.items()]
-        pictures.append({"name": name, "axis": axis, "picture": drawing.loglog(series, f"{name}: seconds by {axis}", axis, "seconds"), "fits": fits})
+        pictures.append(
+            {
+                "name": name,
+                "axis": axis,
+                "picture": drawing.loglog(series, f"{name}: seconds by {axis}", axis, "seconds"),
+                "fits": fits,
+            }
+        )
     return pictures
 
 
@@ -122,14 +178,24 @@ def _roofline(data: Mapping[str, Any], backends: Sequence[str]) -> Markup | None
         work = data["workloads"][entry["workload"]]
         if entry["summary"] and work["dtype"] == "float32":
             point = (intensity(work), entry["summary"]["gflops"])
-            series[f"{entry['backend']} {entry['mode']}, {entry['workload']}"] = (backends.index(entry["backend"]), [point])
+            series[f"{entry['backend']} {entry['mode']}, {entry['workload']}"] = (
+                backends.index(entry["backend"]),
+                [point],
+            )
     if not series or not best or not bandwidth:
         return None
     reached = [points[0][0] for _, points in series.values()]
     ridge = best / bandwidth
     first, last = min(*reached, ridge) / 2, max(*reached, ridge) * 2
     ceilings = [(first, first * bandwidth, ridge, best), (ridge, best, last, best)]
-    return drawing.loglog(series, "roofline", "operations for each byte of weights and activations", "GFLOP/s", ceilings, joined=False)
+    return drawing.loglog(
+        series,
+        "roofline",
+        "operations for each byte of weights and activations",
+        "GFLOP/s",
+        ceilings,
+        joined=False,
+    )
 
 
 def intensity(work: Mapping[str, Any]) -> float:
@@ -138,6 +204,12 @@ def intensity(work: Mapping[str, Any]) -> float:
     width, inner, layers = config["d_model"], config["d_ff"], config["num_layers"]
     rows = work["batch"] * work["tokens"]
     weights = layers * (4 * width * width + 2 * width * inner)
-    results = layers * (rows * (8 * width + 2 * inner) + 2 * work["batch"] * config["num_heads"] * work["tokens"] ** 2)
-    numbers = weights + results if work["kind"] == "inference" else 3 * (weights + results) + (UPDATED if work.get("recipe") else 0) * weights
+    results = layers * (
+        rows * (8 * width + 2 * inner) + 2 * work["batch"] * config["num_heads"] * work["tokens"] ** 2
+    )
+    numbers = (
+        weights + results
+        if work["kind"] == "inference"
+        else 3 * (weights + results) + (UPDATED if work.get("recipe") else 0) * weights
+    )
     return float(work["flops"] / (itemsize * numbers))

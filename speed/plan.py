@@ -38,7 +38,9 @@ class Mode:
     @property
     def name(self) -> str:
         """A name for tables and records."""
-        return f"{self.implementation} {self.execution}" + ("" if self.profile == "tuned" else f", {self.profile}")
+        return f"{self.implementation} {self.execution}" + (
+            "" if self.profile == "tuned" else f", {self.profile}"
+        )
 
 
 @dataclass(frozen=True)

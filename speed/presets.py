@@ -73,18 +73,32 @@ class Workload:
     @property
     def name(self) -> str:
         """A name for tables and records."""
-        return f"{self.preset.name} {self.kind} {self.padding}" + ("" if self.dtype == "float32" else f" {self.dtype}")
+        return f"{self.preset.name} {self.kind} {self.padding}" + (
+            "" if self.dtype == "float32" else f" {self.dtype}"
+        )
 
     @functools.cached_property
     def lengths(self) -> list[int]:
         """The number of real tokens of each sample."""
         preset = self.preset
-        return list(preset.ragged) or ragged(preset.batch, preset.tokens) if self.padding == "ragged" else [preset.tokens] * preset.batch
+        return (
+            list(preset.ragged) or ragged(preset.batch, preset.tokens)
+            if self.padding == "ragged"
+            else [preset.tokens] * preset.batch
+        )
 
     @property
     def key(self) -> str:
         """A digest of all that its result follows from, but for the number of times it is run."""
-        plain = [self.preset.config.as_dict(), self.kind, self.lengths, self.preset.tokens, self.dtype, SEED, *([self.recipe.as_dict()] if self.recipe else [])]
+        plain = [
+            self.preset.config.as_dict(),
+            self.kind,
+            self.lengths,
+            self.preset.tokens,
+            self.dtype,
+            SEED,
+            *([self.recipe.as_dict()] if self.recipe else []),
+        ]
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -119,11 +133,35 @@ def _bert(name: str, source: str, batch: int, tokens: int, **sizes: int) -> Pres
 def presets() -> Mapping[str, Preset]:
     """Return the presets by name."""
     found = [
-        Preset("nndl", "NNDL practice 8.4: one layer, batches of 32 x 52", variant("nndl-paddle-api", num_layers=1), 32, 52),
+        Preset(
+            "nndl",
+            "NNDL practice 8.4: one layer, batches of 32 x 52",
+            variant("nndl-paddle-api", num_layers=1),
+            32,
+            52,
+        ),
         Preset("tf1", "TF1 text classifier: batches of 128 x 100", variant("tf1-text-classifier"), 128, 100),
-        _bert("minilm", "MiniLM, 6 layers of width 384", 8, 128, num_layers=6, d_model=384, num_heads=12, d_ff=1536),
+        _bert(
+            "minilm",
+            "MiniLM, 6 layers of width 384",
+            8,
+            128,
+            num_layers=6,
+            d_model=384,
+            num_heads=12,
+            d_ff=1536,
+        ),
         _bert("bert-base", "BERT base", 8, 128),
-        _bert("bert-large", "BERT large, at a size for accelerators", 64, 512, num_layers=24, d_model=1024, num_heads=16, d_ff=4096),
+        _bert(
+            "bert-large",
+            "BERT large, at a size for accelerators",
+            64,
+            512,
+            num_layers=24,
+            d_model=1024,
+            num_heads=16,
+            d_ff=4096,
+        ),
     ]
     return {preset.name: preset for preset in found}
 
@@ -156,7 +194,9 @@ def own_config(path: Path) -> Preset:
     config = from_toml(read_text(path), str(path))
     numbers = weights_of(config)
     if numbers > MOST_WEIGHTS:
-        raise SpecError(f"{path}: describes a model of {numbers} weights but must have at most {MOST_WEIGHTS} to be measured")
+        raise SpecError(
+            f"{path}: describes a model of {numbers} weights but must have at most {MOST_WEIGHTS} to be measured"
+        )
     return own(path.stem, str(path), config)
 
 
@@ -165,7 +205,10 @@ MOST_WEIGHTS = 2**32
 
 def weights_of(config: EncoderConfig) -> int:
     """Return how many weights a model has, of whatever depth; nothing is built."""
-    one, two = (sum(math.prod(shape_of(config, entry)) for entry in parameters(config.replace(num_layers=n)).values()) for n in (1, 2))
+    one, two = (
+        sum(math.prod(shape_of(config, entry)) for entry in parameters(config.replace(num_layers=n)).values())
+        for n in (1, 2)
+    )
     return one + (config.num_layers - 1) * (two - one)
 
 
@@ -201,7 +244,9 @@ def named(name: str) -> Preset:
     return presets()[name]
 
 
-def workload(preset: str | Preset, kind: str = "inference", padding: str = "full", dtype: str = "float32") -> Workload:
+def workload(
+    preset: str | Preset, kind: str = "inference", padding: str = "full", dtype: str = "float32"
+) -> Workload:
     """Return a workload, of a preset or of one by name.
 
     Raises:
@@ -217,7 +262,11 @@ def workload(preset: str | Preset, kind: str = "inference", padding: str = "full
     return Workload(model, kind, padding, dtype)
 
 
-SWEEPS: dict[str, tuple[int, ...]] = {"tokens": (32, 64, 128, 256), "batch": (1, 2, 4, 8, 16), "layers": (1, 2, 3, 4, 6)}
+SWEEPS: dict[str, tuple[int, ...]] = {
+    "tokens": (32, 64, 128, 256),
+    "batch": (1, 2, 4, 8, 16),
+    "layers": (1, 2, 3, 4, 6),
+}
 """What a sweep varies, and its points."""
 
 
@@ -238,6 +287,8 @@ def _resized(preset: Preset, axis: str, size: int) -> Preset:
         return replace(preset, name=name, config=replace(preset.config, num_layers=size))
     config = preset.config
     if axis == "tokens" and (size > config.max_positions or config.pooling == "flatten"):
-        config = replace(config, max_positions=size)  # a flattening head takes exactly as many tokens as there are positions
+        config = replace(
+            config, max_positions=size
+        )  # a flattening head takes exactly as many tokens as there are positions
     sizes = {"batch": preset.batch, "tokens": preset.tokens, axis: size}
     return replace(preset, name=name, config=config, batch=sizes["batch"], tokens=sizes["tokens"])

@@ -36,14 +36,33 @@ class Record:
     def __init__(self, plan: Plan, data: Mapping[str, Any] | None = None) -> None:
         earlier = data or {}
         before = earlier.get("workloads", {})
-        others = [work.name for work in plan.workloads if work.name in before and before[work.name]["key"] != work.key]
+        others = [
+            work.name
+            for work in plan.workloads
+            if work.name in before and before[work.name]["key"] != work.key
+        ]
         if others:
-            raise SpecError([f"the record to go on with has measured another {name!r} than this version measures: it must be measured anew" for name in others])
+            raise SpecError(
+                [
+                    f"the record to go on with has measured another {name!r} than this version measures: it must be measured anew"
+                    for name in others
+                ]
+            )
         self.seconds = float(earlier.get("seconds", 0.0))
         self.complete = False
         self.backends: dict[str, Any] = dict(earlier.get("backends", {}))
-        self.workloads: dict[str, Any] = {**earlier.get("workloads", {}), **{work.name: described(work) for work in plan.workloads}}
-        self.settings = {"device": plan.device, "precision": plan.precision, "turns": plan.turns, "budget": plan.budget, "threads": plan.threads, "limit": plan.limit}
+        self.workloads: dict[str, Any] = {
+            **earlier.get("workloads", {}),
+            **{work.name: described(work) for work in plan.workloads},
+        }
+        self.settings = {
+            "device": plan.device,
+            "precision": plan.precision,
+            "turns": plan.turns,
+            "budget": plan.budget,
+            "threads": plan.threads,
+            "limit": plan.limit,
+        }
         self.entries: list[dict[str, Any]] = list(earlier.get("entries", []))
 
     @property
@@ -72,7 +91,10 @@ class Record:
             "workloads": self.workloads,
             "backends": self.backends,
             "best_product_gflops": {dtype: rate for (name, dtype), rate in best.items() if not name},
-            "entries": [{**entry, "summary": summary(entry, self.workloads[entry["workload"]], best)} for entry in self.entries],
+            "entries": [
+                {**entry, "summary": summary(entry, self.workloads[entry["workload"]], best)}
+                for entry in self.entries
+            ],
         }
 
 
@@ -96,7 +118,9 @@ def described(work: Workload) -> dict[str, Any]:
     }
 
 
-def best_rates(entries: Sequence[Mapping[str, Any]], workloads: Mapping[str, Any]) -> dict[tuple[str, str], float]:
+def best_rates(
+    entries: Sequence[Mapping[str, Any]], workloads: Mapping[str, Any]
+) -> dict[tuple[str, str], float]:
     """Return the best rate of a bare product for each backend and precision, and over all backends under ``""``."""
     best: dict[tuple[str, str], float] = {}
     for entry in entries:
@@ -105,7 +129,9 @@ def best_rates(entries: Sequence[Mapping[str, Any]], workloads: Mapping[str, Any
     return best
 
 
-def summary(entry: Mapping[str, Any], work: Mapping[str, Any], best: Mapping[tuple[str, str], float]) -> dict[str, Any] | None:
+def summary(
+    entry: Mapping[str, Any], work: Mapping[str, Any], best: Mapping[tuple[str, str], float]
+) -> dict[str, Any] | None:
     """Return the figures of an entry; None if it was not measured."""
     turns = [turn["seconds"] for turn in entry["turns"]]
     if entry["status"] != "measured" or not turns:
@@ -162,7 +188,9 @@ def check(data: Mapping[str, Any]) -> None:
 def exit_code(entries: Sequence[Mapping[str, Any]]) -> int:
     """0: all was measured that can be; 1: something was withheld because it is wrong; 3: a backend failed, or something was not judged, or nothing measured."""
     found = {entry["status"] for entry in entries}
-    if found & {*FAILED_WORKER, "undetermined"} or "measured" not in found | ({"measured"} if "withheld" in found else set()):
+    if found & {*FAILED_WORKER, "undetermined"} or "measured" not in found | (
+        {"measured"} if "withheld" in found else set()
+    ):
         return 3
     return 1 if found & {"withheld", "refused"} else 0
 

@@ -26,7 +26,13 @@ def seconds(value: float | None) -> str:
     """Return a duration in the unit that suits it."""
     if value is None:
         return ""
-    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} µs"
+    return (
+        f"{value:.2f} s"
+        if value >= 1
+        else f"{value * 1e3:.3g} ms"
+        if value >= 1e-3
+        else f"{value * 1e6:.3g} µs"
+    )
 
 
 def rate(value: float | None) -> str:
@@ -36,7 +42,10 @@ def rate(value: float | None) -> str:
 
 def limits(data: Mapping[str, Any]) -> str:
     """Return the best rates of bare products."""
-    return ", ".join(f"{rate(found)}FLOP/s ({dtype})" for dtype, found in data["best_product_gflops"].items()) or "none"
+    return (
+        ", ".join(f"{rate(found)}FLOP/s ({dtype})" for dtype, found in data["best_product_gflops"].items())
+        or "none"
+    )
 
 
 def memory(value: float | None) -> str:
@@ -60,7 +69,11 @@ def updated_by(work: Mapping[str, Any]) -> str:
     if work["kind"] == "inference":
         return ""
     recipe = work.get("recipe")
-    return f"; updated by AdamW, rate {recipe['learning_rate']:g}" if recipe else "; updated by plain gradient descent (an older record)"
+    return (
+        f"; updated by AdamW, rate {recipe['learning_rate']:g}"
+        if recipe
+        else "; updated by plain gradient descent (an older record)"
+    )
 
 
 def show(data: Mapping[str, Any], console: Console) -> None:
@@ -77,12 +90,18 @@ def _fits(data: Mapping[str, Any], console: Console) -> None:
     """Print how fast cost grows along each sweep."""
     found = curves(data)
     if found:
-        table = Table(title="Growth: the exponent of the size that fits best; 1 is linear", title_justify="left", title_style="bold")
+        table = Table(
+            title="Growth: the exponent of the size that fits best; 1 is linear",
+            title_justify="left",
+            title_style="bold",
+        )
         for column in ("sweep", "backend", "mode"):
             table.add_column(column, overflow="fold")
         table.add_column("exponent", justify="right")
         for (name, axis, backend, mode), points in found.items():
-            table.add_row(f"{name}, {axis} {points[0][0]} to {points[-1][0]}", backend, mode, f"{exponent(points):.2f}")
+            table.add_row(
+                f"{name}, {axis} {points[0][0]} to {points[-1][0]}", backend, mode, f"{exponent(points):.2f}"
+            )
         console.print(table)
 
 
@@ -91,15 +110,30 @@ def _table(name: str, work: Mapping[str, Any], entries: Sequence[Mapping[str, An
     table = Table(title=f"{name}: {size}", title_justify="left", title_style="bold")
     table.add_column("backend", overflow="fold")
     table.add_column("mode", overflow="fold", min_width=14 if wide else None)
-    columns = ["step", "±", *(["min"] if wide else []), "tokens/s", "FLOP/s", "of best"] + (["of own", "import", "build", "compile", "first", "MiB", "cores"] if wide else ["MiB"])
+    columns = ["step", "±", *(["min"] if wide else []), "tokens/s", "FLOP/s", "of best"] + (
+        ["of own", "import", "build", "compile", "first", "MiB", "cores"] if wide else ["MiB"]
+    )
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     for entry in sorted((e for e in entries if e["summary"]), key=lambda e: e["summary"]["median_seconds"]):
         s = entry["summary"]
         unsteady = Text(spread(s), style="" if s["steady"] else "bold yellow")
-        cells: list[str | Text] = [seconds(s["median_seconds"]), unsteady, *([seconds(s["min_seconds"])] if wide else []), f"{s['real_tokens_per_second']:,.0f}", rate(s["gflops"]), percent(s["share_of_best_product"])]
+        cells: list[str | Text] = [
+            seconds(s["median_seconds"]),
+            unsteady,
+            *([seconds(s["min_seconds"])] if wide else []),
+            f"{s['real_tokens_per_second']:,.0f}",
+            rate(s["gflops"]),
+            percent(s["share_of_best_product"]),
+        ]
         if wide:
-            cells += [percent(s["share_of_own_product"]), seconds(entry["import_seconds"]), seconds(entry["build_seconds"]), seconds(s["compile_seconds"]), seconds(entry["first_seconds"])]
+            cells += [
+                percent(s["share_of_own_product"]),
+                seconds(entry["import_seconds"]),
+                seconds(entry["build_seconds"]),
+                seconds(s["compile_seconds"]),
+                seconds(entry["first_seconds"]),
+            ]
         cells.append(memory(s["peak_memory_bytes"]))
         if wide:
             cells.append("" if s["busy_cores"] is None else f"{s['busy_cores']:.1f}")
@@ -111,14 +145,20 @@ def _notes(data: Mapping[str, Any], console: Console) -> None:
     for (backend, status, detail), runs in unmeasured(data).items():
         style = "dim" if status in HARMLESS else "bold red"
         more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
-        console.print(Text(f"{backend} {status}: {detail} [{runs[0]['workload']}, {runs[0]['mode']}{more}]", style=style))
+        console.print(
+            Text(
+                f"{backend} {status}: {detail} [{runs[0]['workload']}, {runs[0]['mode']}{more}]", style=style
+            )
+        )
     for name, who in unsteady(data).items():
         console.print(Text(f"unsteady, {name}: {', '.join(who)}", style="yellow"))
     for entry in greedy(data):
         text = f"{entry['backend']} kept {entry['summary']['busy_cores']:.1f} cores busy with {data['settings']['threads']} threads: {entry['mode']}, {entry['workload']}"
         console.print(Text(text, style="bold yellow"))
     if not data["complete"]:
-        console.print(Text("not complete: what was measured until then is above; --resume FILE goes on", style="yellow"))
+        console.print(
+            Text("not complete: what was measured until then is above; --resume FILE goes on", style="yellow")
+        )
 
 
 def unmeasured(data: Mapping[str, Any]) -> dict[tuple[str, str, str], list[Mapping[str, Any]]]:
@@ -135,33 +175,65 @@ def unsteady(data: Mapping[str, Any]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for entry in data["entries"]:
         if entry["summary"] and entry["summary"]["steady"] is False:
-            found.setdefault(f"{entry['workload']}, {entry['mode']}", []).append(f"{entry['backend']} {percent(entry['summary']['spread'])}")
+            found.setdefault(f"{entry['workload']}, {entry['mode']}", []).append(
+                f"{entry['backend']} {percent(entry['summary']['spread'])}"
+            )
     return found
 
 
 def greedy(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the entries of backends that kept more cores busy than they were given threads."""
     threads = data["settings"].get("threads")
-    measured = [entry for entry in data["entries"] if entry["summary"] and entry["profile"] == "tuned" and threads]
+    measured = [
+        entry for entry in data["entries"] if entry["summary"] and entry["profile"] == "tuned" and threads
+    ]
     return [entry for entry in measured if (entry["summary"]["busy_cores"] or 0.0) > threads + TOLERATED]
 
 
-def show_changes(old: Mapping[str, Any], new: Mapping[str, Any], changes: Iterable[Change], console: Console) -> None:
+def show_changes(
+    old: Mapping[str, Any], new: Mapping[str, Any], changes: Iterable[Change], console: Console
+) -> None:
     """Print what changed between two records."""
     table = Table(title="New against old", title_justify="left", title_style="bold")
     for column in ("workload", "backend", "mode"):
         table.add_column(column, overflow="fold")
     for column in ("old", "new", "time", "noise", ""):
         table.add_column(column, justify="right", no_wrap=True)
-    styles = {"slower": "bold red", "faster": "bold green", "same": "", "new": "dim", "gone": "dim", "cannot say": "yellow"}
+    styles = {
+        "slower": "bold red",
+        "faster": "bold green",
+        "same": "",
+        "new": "dim",
+        "gone": "dim",
+        "cannot say": "yellow",
+    }
     for change in changes:
         ratio = "" if change.ratio is None else f"{100 * (change.ratio - 1):+.1f} %"
         noise = "" if change.noise is None else f"±{100 * change.noise:.1f} %"
-        said = Text(change.verdict + (f": {change.detail}" if change.detail else ""), style=styles[change.verdict])
-        table.add_row(change.workload, change.backend, change.mode, seconds(change.old), seconds(change.new), ratio, noise, said)
+        said = Text(
+            change.verdict + (f": {change.detail}" if change.detail else ""), style=styles[change.verdict]
+        )
+        table.add_row(
+            change.workload,
+            change.backend,
+            change.mode,
+            seconds(change.old),
+            seconds(change.new),
+            ratio,
+            noise,
+            said,
+        )
     console.print(table)
     machine = drift(old, new)
     if machine is not None:
-        console.print(f"The best bare matrix product is {100 * (machine - 1):+.1f} % as fast as it was: what the machine itself did.", highlight=False)
+        console.print(
+            f"The best bare matrix product is {100 * (machine - 1):+.1f} % as fast as it was: what the machine itself did.",
+            highlight=False,
+        )
     if old["machine"].get("processor") != new["machine"].get("processor"):
-        console.print(Text(f"Not the same processor: {old['machine'].get('processor')}, {new['machine'].get('processor')}", style="bold yellow"))
+        console.print(
+            Text(
+                f"Not the same processor: {old['machine'].get('processor')}, {new['machine'].get('processor')}",
+                style="bold yellow",
+            )
+        )

@@ -40,7 +40,11 @@ def alike(tuned: Mapping[str, Any], shipped: Mapping[str, Any]) -> bool:
     Args:
         tuned, shipped: what it says in each profile (:meth:`concord.backends.interface.Backend.describe`).
     """
-    return "threads" in tuned and tuned["threads"] == shipped.get("threads") and not SWITCHES.keys() & tuned.get("thread_switches", {}).keys()
+    return (
+        "threads" in tuned
+        and tuned["threads"] == shipped.get("threads")
+        and not SWITCHES.keys() & tuned.get("thread_switches", {}).keys()
+    )
 
 
 def rules_of(work: Workload, plan: Plan, about: Mapping[str, Any]) -> str | None:
@@ -118,7 +122,10 @@ class Member:
         try:
             self.about = {**self.seat.get().description}
         except WorkerFailure as failure:
-            self.failure = "missing" if failure.status == "absent" and self.asked else failure.status, failure.detail
+            self.failure = (
+                "missing" if failure.status == "absent" and self.asked else failure.status,
+                failure.detail,
+            )
 
     def ask(self, operation: str, **asked: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """Have the worker do something; None if it did not, and :attr:`failure` says why."""
@@ -151,8 +158,24 @@ class Member:
 class Team:
     """All backends in one mode, each in a process of its own."""
 
-    def __init__(self, plan: Plan, mode: Mode, names: Sequence[str], works: Sequence[Workload], known: Known, folder: Path, tell: Told) -> None:
-        self.plan, self.mode, self.works, self.known, self.folder, self.tell = plan, mode, works, known, folder, tell
+    def __init__(
+        self,
+        plan: Plan,
+        mode: Mode,
+        names: Sequence[str],
+        works: Sequence[Workload],
+        known: Known,
+        folder: Path,
+        tell: Told,
+    ) -> None:
+        self.plan, self.mode, self.works, self.known, self.folder, self.tell = (
+            plan,
+            mode,
+            works,
+            known,
+            folder,
+            tell,
+        )
         self.pool = Pool(len(names) or 1)
         self.members = [Member(name, mode, plan, self.pool) for name in names]
 
@@ -194,7 +217,9 @@ class Team:
         """Measure one workload on every backend, and yield an entry for each."""
         members, until = [member for member in self.members if member.name in names], self.known.share()
         different = self.different(names)
-        entries = {member.name: self._nothing_new(member, work) for member in members if member not in different}
+        entries = {
+            member.name: self._nothing_new(member, work) for member in members if member not in different
+        }
         for sizes in self._sizes(work):
             self._products(different, sizes, work.dtype)
         began = time.perf_counter()
@@ -210,12 +235,18 @@ class Team:
                 entry |= {"status": member.failure[0], "detail": member.failure[1]}
             member.failure = None if member.worker else member.failure
             member.ask("release")
-            rates = [max(self.known.rates.get((sizes, work.dtype), {}).get(member.name, [0.0])) for sizes in self._sizes(work)]
+            rates = [
+                max(self.known.rates.get((sizes, work.dtype), {}).get(member.name, [0.0]))
+                for sizes in self._sizes(work)
+            ]
             yield entry | {"product_gflops": max(rates)}
 
     def _sizes(self, work: Workload) -> tuple[tuple[int, int, int], ...]:
         """Return the sizes of the products by which a workload is measured."""
-        return (*([SQUARE[self.plan.device.partition(":")[0]]] if self.plan.thorough else []), product_sizes(work))
+        return (
+            *([SQUARE[self.plan.device.partition(":")[0]]] if self.plan.thorough else []),
+            product_sizes(work),
+        )
 
     def different(self, names: Sequence[str]) -> list[Member]:
         """Return those of the backends to which the mode's profile makes a difference."""
@@ -230,16 +261,34 @@ class Team:
     def _nothing_new(self, member: Member, work: Workload) -> dict[str, Any]:
         """Return the entry of a backend to which a profile makes no difference."""
         detail = f"as shipped it computes with {member.about['threads']} threads too, and none of the switches is for it"
-        return {**self._entry(member, work), "status": "as tuned", "detail": detail, "backend_info": member.about}
+        return {
+            **self._entry(member, work),
+            "status": "as tuned",
+            "detail": detail,
+            "backend_info": member.about,
+        }
 
     def _entry(self, member: Member, work: Workload) -> dict[str, Any]:
-        return {"backend": member.name, "mode": self.mode.name, "workload": work.name, **_plain(self.mode), "status": "measured", "detail": "", "turns": []}
+        return {
+            "backend": member.name,
+            "mode": self.mode.name,
+            "workload": work.name,
+            **_plain(self.mode),
+            "status": "measured",
+            "detail": "",
+            "turns": [],
+        }
 
     def _prepare(self, member: Member, work: Workload) -> dict[str, Any]:
         """Build a program and check what it computes first; nothing is timed that is wrong."""
         self.tell(f"{work.name}, {self.mode.name}: building on {member.name}")
         entry = self._entry(member, work)
-        settings = {"implementation": self.mode.implementation, "execution": self.mode.execution, "device": self.plan.device, "precision": self.plan.precision}
+        settings = {
+            "implementation": self.mode.implementation,
+            "execution": self.mode.execution,
+            "device": self.plan.device,
+            "precision": self.plan.precision,
+        }
         checked = truth.probe(work)
         entry["backend_info"], entry["checked_samples"] = member.about, checked.preset.batch
         for one in [checked, *([work] if checked != work else [])]:
@@ -255,13 +304,27 @@ class Team:
         member.first_seconds = entry["first_seconds"]
         return entry
 
-    def _compare(self, member: Member, work: Workload, results: Mapping[str, NDArray[Any]], entry: dict[str, Any]) -> dict[str, str]:
+    def _compare(
+        self, member: Member, work: Workload, results: Mapping[str, NDArray[Any]], entry: dict[str, Any]
+    ) -> dict[str, str]:
         """Note how far results are from the oracle's, and return status and detail of what must not be timed, if that is so."""
-        worst, tensor = truth.expected(work, rules_of(work, self.plan, member.about)).worst(results, self.plan.limit)
+        worst, tensor = truth.expected(work, rules_of(work, self.plan, member.about)).worst(
+            results, self.plan.limit
+        )
         entry["error_in_tolerances"] = worst
         if math.isnan(worst):
-            return {"status": "undetermined", "detail": f"what it computed was not judged: {work.dtype} does not determine {tensor}"}
-        return {} if worst <= 1 else {"status": "withheld", "detail": f"what it computed is wrong: {tensor} lies {worst:.3g} tolerances from the oracle"}
+            return {
+                "status": "undetermined",
+                "detail": f"what it computed was not judged: {work.dtype} does not determine {tensor}",
+            }
+        return (
+            {}
+            if worst <= 1
+            else {
+                "status": "withheld",
+                "detail": f"what it computed is wrong: {tensor} lies {worst:.3g} tolerances from the oracle",
+            }
+        )
 
     def _weights(self, work: Workload) -> str:
         """Return the file that holds a model's weights, for all modes: drawing them takes longer than reading them."""
@@ -269,7 +332,9 @@ class Team:
         path = self.folder / f"{hashlib.sha256(config.to_toml().encode()).hexdigest()}.safetensors"
         if not path.exists():
             drawn = initialize(config, SEED)
-            save_file({name: np.asarray(array, np.float32, order="C") for name, array in drawn.items()}, path)  # exact: they are float32 numbers
+            save_file(
+                {name: np.asarray(array, np.float32, order="C") for name, array in drawn.items()}, path
+            )  # exact: they are float32 numbers
         return str(path)
 
     def _products(self, members: Sequence[Member], sizes: tuple[int, int, int], dtype: str) -> None:
@@ -292,14 +357,18 @@ class Team:
             found.setdefault(member.name, [0.0])
             member.failure = None if member.worker else member.failure
 
-    def _turns(self, members: Sequence[Member], work: Workload, until: float) -> Iterator[tuple[Member, dict[str, Any]]]:
+    def _turns(
+        self, members: Sequence[Member], work: Workload, until: float
+    ) -> Iterator[tuple[Member, dict[str, Any]]]:
         """Let backends run in turns: all of them the same number of times, until every one is steady, or patience or time end."""
         steps: dict[str, list[list[float]]] = {member.name: [] for member in members}
         self._warm_up(members, work)
         began = time.perf_counter()
         for turn in range(self.plan.turns * self.plan.patience):
             one = (time.perf_counter() - began) / max(turn, 1)
-            if turn >= self.plan.turns and (all(settled(steps[m.name]) for m in members if m.worker) or time.perf_counter() + one > until):
+            if turn >= self.plan.turns and (
+                all(settled(steps[m.name]) for m in members if m.worker) or time.perf_counter() + one > until
+            ):
                 return
             self.tell(f"{work.name}, {self.mode.name}: turn {turn + 1}")
             for member in members:
@@ -332,4 +401,6 @@ def busy_cores(before: float | None, after: float | None, elapsed: float) -> flo
 
 def _processor_seconds(worker: Worker | None) -> float | None:
     """Return how long the threads of a worker have computed, all together."""
-    return machine.processor_seconds(worker.pid) if worker and worker.local and worker.pid is not None else None
+    return (
+        machine.processor_seconds(worker.pid) if worker and worker.local and worker.pid is not None else None
+    )

@@ -80,7 +80,10 @@ class Expected:
                 return float("inf"), name
             if not (np.isfinite(value).all() and math.isfinite(self.sigmas[name])):
                 return float("nan"), name
-            found = max(found, (float(np.max(abs(actual.astype(np.float64) - value))) / (limit * self.sigmas[name]), name))
+            found = max(
+                found,
+                (float(np.max(abs(actual.astype(np.float64) - value))) / (limit * self.sigmas[name]), name),
+            )
         return found
 
 
@@ -104,18 +107,29 @@ def derive(work: Workload, shadows: int = SHADOWS, rules: str | None = None) -> 
     def outcome(arithmetic: Callable[[], Arithmetic]) -> dict[str, Array]:
         if work.recipe:
             return _trained(config, weights, _training(work.recipe, windows), arithmetic(), work.dtype)
-        return {"logits": np.concatenate([compute(config, weights, part, arithmetic(), False, "model", work.dtype).output for part in windows[0]])}
+        return {
+            "logits": np.concatenate(
+                [
+                    compute(config, weights, part, arithmetic(), False, "model", work.dtype).output
+                    for part in windows[0]
+                ]
+            )
+        }
 
     values = outcome(Arithmetic)
     squares = dict.fromkeys(values, 0.0)
     for seed in range(shadows):
-        rounded = outcome(lambda seed=seed: Arithmetic(rules or work.dtype, shuffle=seed or None, fused=seed % 2 == 1))  # type: ignore[misc]
+        rounded = outcome(
+            lambda seed=seed: Arithmetic(rules or work.dtype, shuffle=seed or None, fused=seed % 2 == 1)  # type: ignore[misc]
+        )
         for name, value in values.items():
             squares[name] += float(np.mean(np.square(rounded[name] - value))) / shadows
     sigmas = {}
     for name, value in values.items():
         stored = weights[name.removeprefix("updates/")] if name.startswith("updates/") else value
-        least = target.unit_roundoff / np.sqrt(3) * float(np.sqrt(np.mean(np.square(stored, dtype=np.float64))))  # the result itself is rounded
+        least = (
+            target.unit_roundoff / np.sqrt(3) * float(np.sqrt(np.mean(np.square(stored, dtype=np.float64))))
+        )  # the result itself is rounded
         sigmas[name] = float(np.hypot(np.sqrt(squares[name]), least)) + target.smallest_normal
     return Expected(values, sigmas)
 
@@ -131,7 +145,10 @@ def samples(config: EncoderConfig, batch: Batch, most: int = 1) -> list[Batch]:
     if config.mask_assignment != "per_sample" or config.ignore_label is not None or config.l2_weight:
         return [batch]
     arrays = batch.arrays()
-    return [from_arrays({name: array[i : i + most] for name, array in arrays.items()}) for i in range(0, len(arrays["input_ids"]), most)]
+    return [
+        from_arrays({name: array[i : i + most] for name, array in arrays.items()})
+        for i in range(0, len(arrays["input_ids"]), most)
+    ]
 
 
 def _training(recipe: Recipe, windows: Sequence[Sequence[Batch]]) -> Training:
@@ -139,19 +156,29 @@ def _training(recipe: Recipe, windows: Sequence[Sequence[Batch]]) -> Training:
     return Training(recipe.replace(accumulation=len(windows[0]), accumulation_mean="samples"), windows)
 
 
-def _trained(config: EncoderConfig, weights: Weights, training: Training, arithmetic: Arithmetic, dtype: str) -> dict[str, Array]:
+def _trained(
+    config: EncoderConfig, weights: Weights, training: Training, arithmetic: Arithmetic, dtype: str
+) -> dict[str, Array]:
     """Return what steps of training are reported by."""
     losses: list[list[float]] = [[] for _ in training.windows]
     trajectory = Averaging(config, weights, training, arithmetic, dtype=dtype)
 
     def take(step: int) -> Observer:
-        return lambda name, values: losses[step].append(float(np.squeeze(values))) if name.startswith("losses.") else None
+        return lambda name, values: (
+            losses[step].append(float(np.squeeze(values))) if name.startswith("losses.") else None
+        )
 
     for step, window in enumerate(training.windows):
         trajectory.step(window, take(step))
-    changes = ((name, np.subtract(trajectory.parameters[name].value, weights[name], dtype=np.float64)) for name in trainable(config))
+    changes = (
+        (name, np.subtract(trajectory.parameters[name].value, weights[name], dtype=np.float64))
+        for name in trainable(config)
+    )
     kept = ((name, node.value) for name, node in trajectory.optimizer.state.items())
-    means = [np.dot(found, trajectory.shares(window)) for found, window in zip(losses, training.windows, strict=True)]
+    means = [
+        np.dot(found, trajectory.shares(window))
+        for found, window in zip(losses, training.windows, strict=True)
+    ]
     return {"loss": np.array(means), **moved(changes, kept)}
 
 
@@ -162,7 +189,9 @@ class Averaging(Trajectory):
         super().__init__(*given, **named)
         self.looked_up: dict[str, NDArray[np.int64]] = {}
 
-    def accumulated(self, window: Sequence[Batch], observer: Observer) -> tuple[dict[str, Values], dict[str, list[Values]]]:
+    def accumulated(
+        self, window: Sequence[Batch], observer: Observer
+    ) -> tuple[dict[str, Values], dict[str, list[Values]]]:
         """Return the gradient of a step (:meth:`concord.spec.training.trajectory.Trajectory.accumulated`)."""
         total, slices = super().accumulated(window, observer)
         return {name: self.a.settle(values) for name, values in total.items()}, slices
@@ -172,7 +201,12 @@ class Averaging(Trajectory):
         self.looked_up[name] = rows
         return values
 
-    def added(self, total: Mapping[str, Values], piece: Mapping[str, Values], share: float) -> dict[str, Values]:  # noqa: ARG002 - each has been scaled
+    def added(
+        self,
+        total: Mapping[str, Values],
+        piece: Mapping[str, Values],
+        share: float,  # noqa: ARG002 - each has been scaled
+    ) -> dict[str, Values]:
         """Return the sum of gradients so far with those of one more sample, in place of what it was."""
         found = dict(total) or {name: np.zeros(self.parameters[name].shape) for name in piece}
         for name, values in piece.items():
@@ -207,7 +241,11 @@ def save(work: Workload) -> Path:
     """Derive what a program has to yield, and keep it."""
     work = probe(work)
     found = derive(work)
-    plain = {"key": work.key, "values": {name: value.tolist() for name, value in found.values.items()}, "sigmas": found.sigmas}
+    plain = {
+        "key": work.key,
+        "values": {name: value.tolist() for name, value in found.values.items()},
+        "sigmas": found.sigmas,
+    }
     path = _file(work)
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(plain) + "\n")
@@ -222,7 +260,9 @@ def main(names: Sequence[str]) -> None:
     """
     usual = (("nndl", "tf1", "minilm", "bert-base"), WORKLOAD_KINDS, LENGTHS, ("float32",))
     known = (PRESETS, WORKLOAD_KINDS, LENGTHS, tuple(PRECISIONS))
-    chosen = [[name for name in names if name in every] or most for every, most in zip(known, usual, strict=True)]
+    chosen = [
+        [name for name in names if name in every] or most for every, most in zip(known, usual, strict=True)
+    ]
     for what in itertools.product(*chosen):
         print(save(workload(*what)), flush=True)
 

@@ -21,7 +21,9 @@ def flops(workload: Workload, real_only: bool = False) -> float:
     per_token = 2 * width * (projections * width + 2 * config.d_ff)
     attention = 4 * preset.batch * tokens * tokens * width
     features = width * (config.max_positions if config.pooling == "flatten" else 1)
-    head = 2 * preset.batch * (features * config.num_classes + (width * width if config.pooler != "none" else 0))
+    head = (
+        2 * preset.batch * (features * config.num_classes + (width * width if config.pooler != "none" else 0))
+    )
     forward = config.num_layers * (rows * per_token + attention) + head
     return float(forward * (1 + BACKWARD if workload.kind == "training" else 1))
 
@@ -33,4 +35,8 @@ def real_tokens(workload: Workload) -> int:
 
 def product_sizes(workload: Workload) -> tuple[int, int, int]:
     """Return the sizes of the largest product of the model: the feed-forward's first."""
-    return workload.preset.batch * workload.preset.tokens, workload.preset.config.d_model, workload.preset.config.d_ff
+    return (
+        workload.preset.batch * workload.preset.tokens,
+        workload.preset.config.d_model,
+        workload.preset.config.d_ff,
+    )

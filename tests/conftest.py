@@ -22,11 +22,22 @@ from tests.toys.shared_cache import SharedCache
 from tests.toys.surroundings import EACH_BACKEND, errors
 
 # Every axis has a size of its own, prime wherever the model allows it.
-SIZES = {"vocab_size": 23, "max_positions": 13, "d_model": 10, "num_heads": 2, "d_ff": 17, "num_layers": 2, "num_classes": 3}
+SIZES = {
+    "vocab_size": 23,
+    "max_positions": 13,
+    "d_model": 10,
+    "num_heads": 2,
+    "d_ff": 17,
+    "num_layers": 2,
+    "num_classes": 3,
+}
 TOKENS, BATCH = 11, 7
 
 
-COMPILED = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+COMPILED = {
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
 """Also what is small, and compiled in no time, is kept."""
 
 SHARED = "CONCORD_TESTS_SHARED"
@@ -66,7 +77,10 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
         if mark or item.path.name == "test_conformance.py":
             function, (backend,) = item.nodeid.partition("[")[0], item.get_closest_marker("xdist_group").args  # type: ignore[union-attr]
             golden = item.callspec.params.get("concord_golden")
-            seat, entry = backend, tuple((name, id(value)) for name, value in item.callspec.params.items() if value != backend)
+            seat, entry = (
+                backend,
+                tuple((name, id(value)) for name, value in item.callspec.params.items() if value != backend),
+            )
             if golden:
                 seat, entry = f"{backend} {golden.dtype}", (golden.group, golden.case)
             entries = functions.setdefault(function, {})
@@ -83,7 +97,10 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
 
 def is_the_only_one(job: Job | None) -> bool:
     """Return whether a standard case has a scenario that one variant alone has, or is of a variant that has few."""
-    return job is not None and (job.group in OWN or bool(SCENARIOS[job.case.removeprefix(f"{job.group}-").removesuffix(f"-{job.part}")].only))
+    return job is not None and (
+        job.group in OWN
+        or bool(SCENARIOS[job.case.removeprefix(f"{job.group}-").removesuffix(f"-{job.part}")].only)
+    )
 
 
 def turns(names: Sequence[str], place: int, count: int = 1) -> set[str]:
@@ -133,7 +150,9 @@ def worker(request: pytest.FixtureRequest, open_worker: Callable[[str], Worker])
 
 
 @pytest.fixture
-def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, list[str]]]:
+def invoke(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, list[str]]]:
     """Return a function that runs the command line here, and gives exit code, output and lines of errors."""
 
     def run(*arguments: str | Path, columns: int = 200) -> tuple[int, str, list[str]]:

@@ -74,7 +74,9 @@ def kernel(chosen: str) -> str:
     """Return the kernel that NumPy's BLAS takes where one is asked for."""
     program = "import numpy, threadpoolctl; print(*{str(one.get('architecture')) for one in threadpoolctl.threadpool_info()})"
     environment = {**os.environ, **({"OPENBLAS_CORETYPE": chosen} if chosen else {})}
-    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def obstacle(name: str) -> str:
@@ -94,9 +96,15 @@ def run_kernels() -> int:
             print(f"\n{name}", flush=True)
             files = [str(ROOT / "tests" / f"{file}.py") for file in FILES]
             command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", *files]
-            failed = subprocess.run(command, cwd=ROOT, env={**os.environ, "OPENBLAS_CORETYPE": name}, check=False).returncode
+            failed = subprocess.run(
+                command, cwd=ROOT, env={**os.environ, "OPENBLAS_CORETYPE": name}, check=False
+            ).returncode
             outcomes[name] = "FAILED" if failed else "passed"
-    print("\nkernels of NumPy's BLAS:", *(f"  {name}: {outcome}" for name, outcome in outcomes.items()), sep="\n")
+    print(
+        "\nkernels of NumPy's BLAS:",
+        *(f"  {name}: {outcome}" for name, outcome in outcomes.items()),
+        sep="\n",
+    )
     return int("FAILED" in outcomes.values())
 
 
@@ -106,14 +114,21 @@ def commands(backends: Sequence[str], kinds: Sequence[str]) -> dict[str, list[st
 
     asked = [word for name in backends for word in ("--backend", name)]
     sample = [word for mutant in chosen(None)[::EVERY] for word in ("--mutant", mutant.name)]
-    found = {"check": ["check", *asked], "golden": ["golden", *asked], "mutants": ["mutants", *asked, *sample]}
+    found = {
+        "check": ["check", *asked],
+        "golden": ["golden", *asked],
+        "mutants": ["mutants", *asked, *sample],
+    }
     return {kind: found[kind] for kind in kinds}
 
 
 def outcomes_of(record: dict[str, Any]) -> dict[tuple[str, ...], str]:
     """Return what came of each run of a record, by what it is: a status, and of a mutant the tensor that is named."""
     if "findings" in record:
-        return {(one["backend"], one["mutant"]): f"{one['status']} {one.get('tensor', '')}".strip() for one in record["findings"]}
+        return {
+            (one["backend"], one["mutant"]): f"{one['status']} {one.get('tensor', '')}".strip()
+            for one in record["findings"]
+        }
     return {(one["backend"], one["case"], one["dtype"]): one["status"] for one in record["results"]}
 
 
@@ -123,7 +138,14 @@ def judged(name: str, kind: str, command: Sequence[str], folder: Path) -> dict[s
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         words = [sys.executable, "-m", "concord", *command, "--json", str(path)]
-        done = subprocess.run(words, cwd=ROOT, env={**os.environ, **PROCESSORS[name][1]}, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            words,
+            cwd=ROOT,
+            env={**os.environ, **PROCESSORS[name][1]},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if not path.exists():
             raise SystemExit(f"{name}, {kind}: no record came of it:\n{done.stderr}")
     found: dict[str, Any] = json.loads(path.read_text())
@@ -140,14 +162,19 @@ def run_verdicts(backends: Sequence[str], kinds: Sequence[str], folder: Path) ->
     usual: dict[str, dict[tuple[str, ...], str]] = {}
     for name, (needs, _) in PROCESSORS.items():
         if lacking := needs - features():
-            table.append(f"| {name} |" + f" skipped: this processor has no {', '.join(sorted(lacking))} |" * len(kinds))
+            table.append(
+                f"| {name} |" + f" skipped: this processor has no {', '.join(sorted(lacking))} |" * len(kinds)
+            )
             continue
         cells = []
         for kind, command in commands(backends, kinds).items():
             found = outcomes_of(judged(name, kind, command, folder))
             before = usual.setdefault(kind, found)
             others = [key for key in {**before, **found} if before.get(key) != found.get(key)]
-            differing += [f"{name}, {kind}: {' '.join(key)}: {found.get(key)}, but {before.get(key)} as it is" for key in others]
+            differing += [
+                f"{name}, {kind}: {' '.join(key)}: {found.get(key)}, but {before.get(key)} as it is"
+                for key in others
+            ]
             counted = Counter(outcome.partition(" ")[0] for outcome in found.values())
             said = ", ".join(f"{count} {status}" for status, count in sorted(counted.items()))
             cells.append(f"{said}; {len(others) or 'none'} differ{'s' if len(others) == 1 else ''}")
@@ -176,8 +203,20 @@ def main() -> int:
         return run_kernels()
     from concord.conformance.report import within
 
-    table, differing = run_verdicts(asked.backend or ("torch", "tf", "paddle", "jax"), asked.kind or KINDS, RECORDS)
-    text = "\n".join(["", *table, "", *(f"- {line}" for line in differing), *([""] if differing else []), versions(RECORDS), ""])
+    table, differing = run_verdicts(
+        asked.backend or ("torch", "tf", "paddle", "jax"), asked.kind or KINDS, RECORDS
+    )
+    text = "\n".join(
+        [
+            "",
+            *table,
+            "",
+            *(f"- {line}" for line in differing),
+            *([""] if differing else []),
+            versions(RECORDS),
+            "",
+        ]
+    )
     GUIDE.write_text(within(GUIDE, "machines", text))
     print(*differing, sep="\n")
     return int(bool(differing))

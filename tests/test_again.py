@@ -21,7 +21,17 @@ Invoke = Callable[..., tuple[int, str, list[str]]]
 def test_jobs_that_are_repeated_run_so_often_in_all() -> None:
     jobs = sequence(check_jobs(["bert"], ["float32"], cases=["bert-ragged", "bert-full", "bert-single"]))
     ragged, full, single = (f"bert-{name}" for name in ("ragged", "full", "single"))
-    assert [job.case for job in repeated(jobs, 3)] == [single, ragged, ragged, ragged, single, single, full, full, full]
+    assert [job.case for job in repeated(jobs, 3)] == [
+        single,
+        ragged,
+        ragged,
+        ragged,
+        single,
+        single,
+        full,
+        full,
+        full,
+    ]
     assert {job.times for job in repeated(jobs, 3)} == {3}
 
 
@@ -32,7 +42,11 @@ CARRIED = {
     "AddsGradients": (("ragged",), "gradients.classifier.bias", "run 2 of 2; the first agrees"),
     "KeepsItsMask": (("full", "equal"), "layers.0.attention.masked_scores", ""),
     "CutsItsPositions": (("peaked", "single"), "embeddings.position", ""),
-    "ShiftsAfterALongerText": (("peaked", "single"), "embeddings.position", "run 2 of 2, after others; the first agrees"),
+    "ShiftsAfterALongerText": (
+        ("peaked", "single"),
+        "embeddings.position",
+        "run 2 of 2, after others; the first agrees",
+    ),
     "KeepsItsOutput": (("ragged", "peaked"), "logits", ""),
 }
 
@@ -40,16 +54,29 @@ CARRIED = {
 @pytest.mark.parametrize("name", CARRIED)
 def test_what_a_backend_carries_into_a_later_run_diverges_in_a_plain_check(name: str, invoke: Invoke) -> None:
     cases, tensor, when = CARRIED[name]
-    code, output, _ = invoke("check", "--variant", "bert", "--quick", "--backend", toy(name, "stateful"), *options("--case", (f"bert-{case}" for case in cases)))
+    code, output, _ = invoke(
+        "check",
+        "--variant",
+        "bert",
+        "--quick",
+        "--backend",
+        toy(name, "stateful"),
+        *options("--case", (f"bert-{case}" for case in cases)),
+    )
     assert code == 1
     assert f"first at {tensor} " in output
     assert (f"diverges only when it is run again: {when}" in output) == bool(when)
 
 
 def test_what_fails_only_when_it_is_run_again_says_so(invoke: Invoke) -> None:
-    code, output, _ = invoke("check", "--quick", "--backend", toy("FailsAgain", "stateful"), "--case", "bert-ragged")
+    code, output, _ = invoke(
+        "check", "--quick", "--backend", toy("FailsAgain", "stateful"), "--case", "bert-ragged"
+    )
     assert code == 3
-    assert "ArithmeticError: it has been here (only when it is run again: run 2 of 2; the first agrees)" in output
+    assert (
+        "ArithmeticError: it has been here (only when it is run again: run 2 of 2; the first agrees)"
+        in output
+    )
 
 
 def test_other_bits_in_a_later_run_are_no_failure_unless_they_are_asked_for() -> None:
@@ -75,18 +102,54 @@ def test_a_backend_that_fails_again_stays_what_its_first_run_was() -> None:
 
 
 def test_all_cases_together_say_what_comes_only_with_another_run() -> None:
-    jobs = sequence(check_jobs(["bert"], ["float32"], cases=[f"bert-{case}" for case in ("ragged", "peaked", "single", "full", "equal")]))
+    jobs = sequence(
+        check_jobs(
+            ["bert"],
+            ["float32"],
+            cases=[f"bert-{case}" for case in ("ragged", "peaked", "single", "full", "equal")],
+        )
+    )
     report = conduct(jobs, [toy("AddsGradients", "stateful")], Settings(threads=1))
-    assert {result.case for result in report.results if result.status == "diverges"} == {"bert-ragged", "bert-full", "bert-equal"}
+    assert {result.case for result in report.results if result.status == "diverges"} == {
+        "bert-ragged",
+        "bert-full",
+        "bert-equal",
+    }
     (conclusion,) = report.conclusions
-    assert conclusion.text.endswith("bert-ragged diverges only when it is run again: run 2 of 2; the first agrees")
+    assert conclusion.text.endswith(
+        "bert-ragged diverges only when it is run again: run 2 of 2; the first agrees"
+    )
 
 
 def test_the_suite_runs_a_case_of_each_variant_again_under_pytest(tmp_path: Path) -> None:
-    chosen = {"backend": toy("AddsGradients", "stateful"), "variant": "bert", "dtype": "float32", "golden": "off"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "concord.conformance", "-k", "ragged"]
+    chosen = {
+        "backend": toy("AddsGradients", "stateful"),
+        "variant": "bert",
+        "dtype": "float32",
+        "golden": "off",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--pyargs",
+        "concord.conformance",
+        "-k",
+        "ragged",
+    ]
     command += [f"--concord-{name}={value}" for name, value in chosen.items()]
-    ran = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    ran = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
     assert ran.returncode == 1, ran.stdout
     assert "1 failed, 1 passed" in ran.stdout
     assert "bert-ragged-float32-again]" in ran.stdout

@@ -40,7 +40,14 @@ def reading_of(config: spec.EncoderConfig, lengths: int, tokens: int) -> Reading
     parts = (np.arange(tokens) >= 3).astype(np.int64)
     if config.num_segments:
         batch = replace(batch, segment_ids=parts[None])
-    return Reading("a text", config, spec.initialize(config), batch, tuple(f"word{i}" for i in range(tokens)), tuple(parts.tolist()))
+    return Reading(
+        "a text",
+        config,
+        spec.initialize(config),
+        batch,
+        tuple(f"word{i}" for i in range(tokens)),
+        tuple(parts.tolist()),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +81,10 @@ def test_the_page_holds_weights_and_errors_as_halves(two: Maps, data: dict[str, 
             if first is not None:
                 codes = codes ^ first[layer]
             np.testing.assert_array_equal(codes.view("<f2"), side.weights[layer].astype("<f2"))
-            np.testing.assert_array_equal(unpacked(kept["errors"][layer], "<f2", two), codes_of_errors(side.errors[layer], coarse=False).view("<f2"))
+            np.testing.assert_array_equal(
+                unpacked(kept["errors"][layer], "<f2", two),
+                codes_of_errors(side.errors[layer], coarse=False).view("<f2"),
+            )
         first = first or [unpacked(kept["weights"][layer], "<u2", two) for layer in range(2)]
 
 
@@ -83,7 +93,9 @@ def test_a_difference_in_tolerances_points_to_the_head_that_is_wrong(two: Maps, 
     assert (largest[0] < 1).all()
     assert largest[1, 1] > 1e6
     assert (largest[1, [0, 2]] < 1).all()
-    beyond = {(measure["layer"], measure["head"]) for measure in data["measures"] if measure["difference"] > 1}
+    beyond = {
+        (measure["layer"], measure["head"]) for measure in data["measures"] if measure["difference"] > 1
+    }
     assert beyond == {(1, 1)}
     assert data["exit_code"] == 1
     assert "WrongSecondHead diverges" in said(page(data))
@@ -126,10 +138,14 @@ def test_names_of_tokens_cannot_leave_the_page(two: Maps) -> None:
     assert not [tag for tag, _ in outline.tags if tag == "img"]
 
 
-def test_a_record_comes_back_and_makes_the_same_page(invoke: Invoke, data: dict[str, Any], tmp_path: Path) -> None:
+def test_a_record_comes_back_and_makes_the_same_page(
+    invoke: Invoke, data: dict[str, Any], tmp_path: Path
+) -> None:
     record.write(tmp_path / "maps.json", data)
     assert record.read(tmp_path / "maps.json") == data
-    assert invoke("report", tmp_path / "maps.json", "--html", tmp_path / "maps.html")[0] == 1  # as the run did
+    assert (
+        invoke("report", tmp_path / "maps.json", "--html", tmp_path / "maps.html")[0] == 1
+    )  # as the run did
     assert (tmp_path / "maps.html").read_text() == page(data)
 
 
@@ -151,7 +167,11 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of a model that reads Chinese, by characters."""
     config = small_config("bert")
     encoder = TextEncoder.learn(["今天天气很好", "天气不好吗"] * 2, config)
-    config = config.replace(vocab_size=max(encoder.vocab_size, config.vocab_size), pad_id=encoder.pad_id, token_padding_row=encoder.pad_id)
+    config = config.replace(
+        vocab_size=max(encoder.vocab_size, config.vocab_size),
+        pad_id=encoder.pad_id,
+        token_padding_row=encoder.pad_id,
+    )
     folder = tmp_path_factory.mktemp("runs") / "chinese"
     checkpoint.write(folder, checkpoint.Checkpoint(config, spec.initialize(config), encoder=encoder))
     return folder
@@ -170,16 +190,43 @@ def test_somebody_elses_model_reads_by_its_own_tokenizer(invoke: Invoke, tmp_pat
         found = looking.reading_of(path, "The cats sat", "who?", None, None, 0)
         assert found.tokens == ("[CLS]", "the", "cat", "##s", "sat", "[SEP]", "who", "?", "[SEP]")
         assert (found.segments, found.part, kept in found.weights) == ([0] * 6 + [1] * 3, part, True)
-        code, output, lines = invoke("attention", "--checkpoint", path, "--text-a", "The cats sat", "--backend", RIGHT, "--json", tmp_path / "x.json")
+        code, output, lines = invoke(
+            "attention",
+            "--checkpoint",
+            path,
+            "--text-a",
+            "The cats sat",
+            "--backend",
+            RIGHT,
+            "--json",
+            tmp_path / "x.json",
+        )
         assert (code, lines) == (0, []), output
         assert json.loads((tmp_path / "x.json").read_text())["tokens"][1:4] == ["the", "cat", "##s"]
     (path / "vocab.txt").unlink()
     code, _, lines = invoke("attention", "--checkpoint", path, "--text-a", "The cats sat", "--backend", RIGHT)
-    assert (code, lines) == (2, [f"concord: error: {path}: has no tokenizer: it lacks tokenizer.json and vocab.txt"])
+    assert (code, lines) == (
+        2,
+        [f"concord: error: {path}: has no tokenizer: it lacks tokenizer.json and vocab.txt"],
+    )
 
 
 def test_chinese_tokens_stand_in_the_figure_as_text(run_folder: Path, invoke: Invoke, tmp_path: Path) -> None:
-    code, _, lines = invoke("attention", "--checkpoint", run_folder, "--text-a", "天气好", "--backend", RIGHT, "--layer", "0", "--head", "0", "--svg", tmp_path / "x.svg")
+    code, _, lines = invoke(
+        "attention",
+        "--checkpoint",
+        run_folder,
+        "--text-a",
+        "天气好",
+        "--backend",
+        RIGHT,
+        "--layer",
+        "0",
+        "--head",
+        "0",
+        "--svg",
+        tmp_path / "x.svg",
+    )
     assert (code, lines) == (0, [])
     assert ">天</text>" in (tmp_path / "x.svg").read_text()
 
@@ -194,11 +241,21 @@ def test_figures_are_files_that_hold_the_tokens(two: Maps, head: int | None) -> 
     assert figures.png(made).startswith(b"\x89PNG\r\n\x1a\n")
 
 
-def test_letters_that_no_font_has_are_said_and_never_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_letters_that_no_font_has_are_said_and_never_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(figures, "_letters_of", lambda file: frozenset(range(128)))
-    figures.write(Terminal(), lambda say: figures.draw(lambda made: made.text(0.5, 0.5, say("a 中")), 1, 1), tmp_path / "x.svg", tmp_path / "x.png", ["a 中"])
+    figures.write(
+        Terminal(),
+        lambda say: figures.draw(lambda made: made.text(0.5, 0.5, say("a 中")), 1, 1),
+        tmp_path / "x.svg",
+        tmp_path / "x.png",
+        ["a 中"],
+    )
     assert "a 中</text>" in (tmp_path / "x.svg").read_text()
-    assert "no installed font has 中: the PNG says their numbers instead" in capsys.readouterr().out.replace("\n", " ")
+    assert "no installed font has 中: the PNG says their numbers instead" in capsys.readouterr().out.replace(
+        "\n", " "
+    )
     assert figures.lacking("a 中文") == "中文"
     assert figures.legible("a 中") == "a U+4E2D"
     assert "fonts-noto-cjk" in figures.told("中文", painted=True)
@@ -209,9 +266,16 @@ def test_a_font_of_boxes_is_no_font() -> None:
     from matplotlib import font_manager
 
     chosen = figures.fonts_for("天气")
-    files = {entry.name: entry.fname for entry in font_manager.fontManager.ttflist}  # with the fonts that were taken in for it
+    files = {
+        entry.name: entry.fname for entry in font_manager.fontManager.ttflist
+    }  # with the fonts that were taken in for it
     assert not [name for name in chosen if "LastResort" in files[name]]
-    assert set("天气") == set(figures.lacking("天气")) | {chr(one) for name in chosen for one in font_manager.get_font(files[name]).get_charmap() if chr(one) in "天气"}
+    assert set("天气") == set(figures.lacking("天气")) | {
+        chr(one)
+        for name in chosen
+        for one in font_manager.get_font(files[name]).get_charmap()
+        if chr(one) in "天气"
+    }
 
 
 @pytest.mark.parametrize(
@@ -236,13 +300,28 @@ def test_what_cannot_be_looked_at_is_refused(invoke: Invoke, options: str, words
 def test_the_command_writes_page_record_and_figures(invoke: Invoke, tmp_path: Path) -> None:
     outputs = {name: tmp_path / f"out.{name}" for name in ("html", "json", "svg", "png")}
     files = [word for name, path in outputs.items() for word in (f"--{name}", path)]
-    code, output, lines = invoke("attention", "--variant", "nndl-paddle-api", "--tokens", "7", "--backend", RIGHT, "--layer", "0", "--head", "1", *files)
+    code, output, lines = invoke(
+        "attention",
+        "--variant",
+        "nndl-paddle-api",
+        "--tokens",
+        "7",
+        "--backend",
+        RIGHT,
+        "--layer",
+        "0",
+        "--head",
+        "1",
+        *files,
+    )
     assert (code, lines) == (0, [])
     assert all(f"written: {path}" in output for path in outputs.values())
     assert record.read(outputs["json"])["tokens"] == list(example("nndl-paddle-api", 7).tokens)
 
 
 def test_a_library_that_keeps_its_weights_to_itself_is_said(invoke: Invoke) -> None:
-    code, output, _ = invoke("attention", "--variant", "nndl-paddle-api", "--tokens", "7", "--backend", toy("DeclaresUndelivered"))
+    code, output, _ = invoke(
+        "attention", "--variant", "nndl-paddle-api", "--tokens", "7", "--backend", toy("DeclaresUndelivered")
+    )
     assert "delivers no attention weights" in output
     assert code == 0

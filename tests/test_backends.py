@@ -14,7 +14,11 @@ from concord.spec.cases import build_case
 from concord.spec.config import CHOICES
 from concord.spec.errors import ConfigError
 
-VARIED = {name: choices for name, choices in CHOICES.items() if name not in ("positions", "position_layout", "position_exponent")}
+VARIED = {
+    name: choices
+    for name, choices in CHOICES.items()
+    if name not in ("positions", "position_layout", "position_exponent")
+}
 
 
 def assert_conforms(worker: Worker, config, weights, batch, part="model", dtype="float32", execution="eager"):
@@ -37,9 +41,13 @@ def test_part_conforms_alone(worker, name, part):
 @pytest.mark.clause("MSK-4", "MSK-7", "ATT-3", "ATT-7")
 @pytest.mark.parametrize("part", ["attention", "dot_product"])
 @pytest.mark.parametrize("mask", ["none", "three-dimensional"])
-@pytest.mark.parametrize("mode", [("batched", "batch_major"), ("batched", "per_sample"), ("looped", "per_sample")], ids="-".join)
+@pytest.mark.parametrize(
+    "mode", [("batched", "batch_major"), ("batched", "per_sample"), ("looped", "per_sample")], ids="-".join
+)
 def test_attention_conforms_with_every_mask_and_mode(worker, part, mask, mode):
-    case = build_case("keras-attention", "ragged", part, {"head_computation": mode[0], "mask_assignment": mode[1]})
+    case = build_case(
+        "keras-attention", "ragged", part, {"head_computation": mode[0], "mask_assignment": mode[1]}
+    )
     arrays = {name: array for name, array in case.batch.arrays().items() if not name.endswith("_mask")}
     if mask == "three-dimensional":
         arrays["key_mask"] = np.random.default_rng(2).random((5, 6, 11)) > 0.4
@@ -57,10 +65,15 @@ def random_config(seed: int) -> spec.EncoderConfig:
             "position_layout": str(generator.choice(CHOICES["position_layout"])),
             "position_exponent": str(generator.choice(CHOICES["position_exponent"])),
         }  # fmt: skip
-        flags = {name: bool(generator.integers(2)) for name in ("embedding_norm", "qkv_bias", "output_projection", "final_norm")}
+        flags = {
+            name: bool(generator.integers(2))
+            for name in ("embedding_norm", "qkv_bias", "output_projection", "final_norm")
+        }
         other = {
             "positions": "learned" if learned else "sinusoidal",
-            "position_start": int(generator.integers(2)) if drawn["position_of_padding"] != "pad_row" else base.pad_id + 1,
+            "position_start": int(generator.integers(2))
+            if drawn["position_of_padding"] != "pad_row"
+            else base.pad_id + 1,
             "mask_value": float(generator.choice([-1e9, -1e4, -4294967295.0])),
             "norm_epsilon": float(generator.choice([1e-12, 1e-6, 1e-5])),
             "num_classes": int(generator.choice([1, 3])),
@@ -85,7 +98,10 @@ def test_random_member_of_the_family_conforms(worker, seed):
     if config.pooling == "flatten" and tokens != config.max_positions:
         config = config.replace(position_start=0, position_of_padding="counted")
         tokens = 11
-    weights, batch = spec.initialize(config, seed=seed), spec.example_batch(config, 5, tokens, seed=seed, padding=padding)
+    weights, batch = (
+        spec.initialize(config, seed=seed),
+        spec.example_batch(config, 5, tokens, seed=seed, padding=padding),
+    )
     for dtype in ("float64", "float32"):
         assert_conforms(worker, config, weights, batch, "model", dtype)
 
@@ -112,7 +128,9 @@ def test_compiled_execution_conforms(worker, name):
 def test_mask_constants_survive_in_float64(worker):
     """A framework that passes constants through float32 turns -2^32 + 1 into -2^32."""
     for fill in ("replace", "add"):
-        case = build_case("tf1-text-classifier", "ragged", "attention", {"mask_fill": fill, "query_mask": "none"})
+        case = build_case(
+            "tf1-text-classifier", "ragged", "attention", {"mask_fill": fill, "query_mask": "none"}
+        )
         run = worker.run(case.config, case.weights, case.batch, part="attention", dtype="float64")
         hidden = ~case.batch.key_mask[3]
         assert (run.taps["attention.masked_scores"][3][..., hidden] != -4294967296.0).all()
@@ -131,5 +149,7 @@ def test_run_without_taps_or_gradients_delivers_output_and_loss(worker):
 def test_worker_process_needs_neither_execnet_nor_psutil():
     """Another environment's interpreter brings its framework, NumPy and safetensors, and nothing else of ours."""
     program = "import sys, concord.backends.remote; print(sorted({'execnet', 'psutil', 'rich', 'typer', 'pytest'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.strip() == "[]"

@@ -23,7 +23,9 @@ def test_a_batch_is_what_the_model_takes(tmp_path: Path, variant_config: spec.En
     for numbers, batch in data.batches(made, config, batch_size=5, seed=1):
         validate_batch(config, batch)
         assert batch.input_ids is not None
-        for number, row, label, at in zip(numbers, batch.input_ids, batch.labels, range(len(numbers)), strict=True):
+        for number, row, label, at in zip(
+            numbers, batch.input_ids, batch.labels, range(len(numbers)), strict=True
+        ):
             index = made.numbers.tolist().index(number)
             seen.append(index)
             length = made.lengths[index]
@@ -44,11 +46,16 @@ def test_the_order_follows_from_seed_and_epoch_alone(tmp_path: Path, small: Conf
         return [found.tolist() for found, _ in data.batches(made, small("bert"), 5, **options)]
 
     for bucketed in (False, True):
-        orders = [numbers(seed=seed, epoch=epoch, bucketed=bucketed) for seed, epoch in ((3, 0), (3, 0), (3, 1), (4, 0), (2**40 + 3, 0))]
+        orders = [
+            numbers(seed=seed, epoch=epoch, bucketed=bucketed)
+            for seed, epoch in ((3, 0), (3, 0), (3, 1), (4, 0), (2**40 + 3, 0))
+        ]
         assert orders[0] == orders[1]
         assert len({str(one) for one in orders}) == 4
         assert all([len(batch) for batch in one] == [5, 5, 5, 5, 3] for one in orders)
-        assert all(sorted(number for batch in one for number in batch) == made.numbers.tolist() for one in orders)
+        assert all(
+            sorted(number for batch in one for number in batch) == made.numbers.tolist() for one in orders
+        )
     assert numbers() == [made.numbers[at : at + 5].tolist() for at in range(0, 23, 5)]
     assert order(7, 3, 0).tolist() == [5, 2, 4, 1, 3, 6, 0]
 
@@ -57,7 +64,10 @@ def test_buckets_have_less_padding_and_the_same_samples(tmp_path: Path, small: C
     made = small_corpus(tmp_path, small("bert"), count=211)
 
     def size(bucketed: bool) -> int:
-        return sum(batch.arrays()["input_ids"].size for _, batch in data.batches(made, small("bert"), 7, seed=0, bucketed=bucketed))
+        return sum(
+            batch.arrays()["input_ids"].size
+            for _, batch in data.batches(made, small("bert"), 7, seed=0, bucketed=bucketed)
+        )
 
     assert made.lengths.sum() <= size(True) < 0.85 * size(False)
 
@@ -67,14 +77,22 @@ def test_widths_are_multiples_and_those_of_a_step_are_one(tmp_path: Path, small:
     made = small_corpus(tmp_path, config, count=211)
 
     def widths(**asked: int) -> list[int]:
-        return [batch.required("input_ids").shape[1] for _, batch in data.batches(made, config, 2, seed=0, **asked)]
+        return [
+            batch.required("input_ids").shape[1]
+            for _, batch in data.batches(made, config, 2, seed=0, **asked)
+        ]
 
     alone, rounded, pairs = widths(), widths(multiple=5), widths(multiple=5, together=2)
     assert len(set(alone)) > len(set(rounded)) > 1
     assert rounded == [min(-(-width // 5) * 5, 13) for width in alone]
     assert pairs == [max(rounded[place - place % 2 : place - place % 2 + 2]) for place in range(len(rounded))]
-    assert refusal(data.batches, made, config, 2, multiple=0, together=0) == ["'multiple' is 0 but must be at least 1", "'together' is 0 but must be at least 1"]
-    for (numbers, batch), (others, wider) in zip(data.batches(made, config, 2), data.batches(made, config, 2, multiple=13), strict=True):
+    assert refusal(data.batches, made, config, 2, multiple=0, together=0) == [
+        "'multiple' is 0 but must be at least 1",
+        "'together' is 0 but must be at least 1",
+    ]
+    for (numbers, batch), (others, wider) in zip(
+        data.batches(made, config, 2), data.batches(made, config, 2, multiple=13), strict=True
+    ):
         ids, padded = batch.required("input_ids"), wider.required("input_ids")
         assert numbers.tolist() == others.tolist()
         assert (padded[:, : ids.shape[1]] == ids).all()
@@ -83,11 +101,15 @@ def test_widths_are_multiples_and_those_of_a_step_are_one(tmp_path: Path, small:
 
 def test_the_width_of_batches_can_be_fixed(tmp_path: Path, small: Config) -> None:
     made = small_corpus(tmp_path, small("bert"))
-    assert {batch.arrays()["input_ids"].shape[1] for _, batch in data.batches(made, small("bert"), 5, multiple=13)} == {13}
+    assert {
+        batch.arrays()["input_ids"].shape[1] for _, batch in data.batches(made, small("bert"), 5, multiple=13)
+    } == {13}
     flat = small("tf1-text-classifier", max_positions=13)
     assert {batch.arrays()["input_ids"].shape[1] for _, batch in data.batches(made, flat, 5)} == {13}
     longest = int(made.lengths.max())
-    assert refusal(data.batches, made, small("bert", num_segments=1, vocab_size=3, num_classes=2, max_positions=7), 0) == [
+    assert refusal(
+        data.batches, made, small("bert", num_segments=1, vocab_size=3, num_classes=2, max_positions=7), 0
+    ) == [
         f"a sample has {longest} tokens but must have at most 7 [clause=INP-2]",
         "a token has id 14 but must be below 3, which is 'vocab_size' [clause=INP-1]",
         "segments are 0, 1, 0 but must be below 1, which is 'num_segments' [clause=EMB-5]",

@@ -9,7 +9,15 @@ import pytest
 
 from concord.backends.interface import Run
 from concord.conformance import codec
-from concord.conformance.breakdown import GRID, LARGEST, MOST_ELEMENTS, SMALLEST, Breakdown, axes_of, break_down
+from concord.conformance.breakdown import (
+    GRID,
+    LARGEST,
+    MOST_ELEMENTS,
+    SMALLEST,
+    Breakdown,
+    axes_of,
+    break_down,
+)
 from concord.conformance.expectation import JudgedProblem
 from concord.conformance.judging import judge
 from concord.conformance.scoring import scores_of
@@ -33,7 +41,11 @@ def test_heat_maps_show_the_largest_error_over_neighbouring_axes() -> None:
     errors[1, 2, :, 4] = 9.0
     errors[0, 0, 3, 3] = 2.0
     found = broken(errors)
-    assert [(one.axes, one.shape) for one in found.maps] == [(("batch", "heads"), (2, 3)), (("heads", "query"), (3, 5)), (("query", "key"), (5, 7))]
+    assert [(one.axes, one.shape) for one in found.maps] == [
+        (("batch", "heads"), (2, 3)),
+        (("heads", "query"), (3, 5)),
+        (("query", "key"), (5, 7)),
+    ]
     assert found.maps[0].levels == ((1, -2, -2), (-2, -2, 3))
     assert found.maps[1].levels == ((-2, -2, -2, 1, -2), (-2,) * 5, (3,) * 5)
     assert [row[4] for row in found.maps[2].levels] == [3] * 5
@@ -42,7 +54,9 @@ def test_heat_maps_show_the_largest_error_over_neighbouring_axes() -> None:
 
 def test_axes_of_one_entry_are_left_out_and_one_axis_alone_is_a_row() -> None:
     errors = np.array([0.5, 4.0, 1.0])
-    assert [(one.axes, one.levels) for one in broken(errors.reshape(1, 3, 1), ("batch", "tokens", "d_model")).maps] == [(("", "tokens"), ((-1, 2, 0),))]
+    assert [
+        (one.axes, one.levels) for one in broken(errors.reshape(1, 3, 1), ("batch", "tokens", "d_model")).maps
+    ] == [(("", "tokens"), ((-1, 2, 0),))]
     assert broken(np.array(3.0), ()).maps == ()
 
 
@@ -50,7 +64,13 @@ def test_the_histogram_counts_elements_by_powers_of_two_of_a_tolerance() -> None
     found = broken(np.array([0.26, 0.3, 1.5, 5.0, 7.9, 0.0, 2.0**60]), ("d_model",))
     assert found.lowest == SMALLEST
     counts = dict(zip(range(found.lowest, found.lowest + len(found.histogram)), found.histogram, strict=True))
-    assert {power: count for power, count in counts.items() if count} == {SMALLEST: 1, -2: 2, 0: 1, 2: 2, LARGEST: 1}
+    assert {power: count for power, count in counts.items() if count} == {
+        SMALLEST: 1,
+        -2: 2,
+        0: 1,
+        2: 2,
+        LARGEST: 1,
+    }
     assert broken(np.array([5.0, 9.0]), ("d_model",)).lowest == 2
 
 
@@ -66,7 +86,9 @@ def test_the_worst_elements_come_first_with_their_values() -> None:
 
 
 def test_rows_of_a_table_keep_their_numbers() -> None:
-    found = broken(np.array([[0.1, 0.2], [3.0, 0.1], [0.1, 0.1]]), ("vocab in use", "d_model"), rows=np.array([4, 9, 31]))
+    found = broken(
+        np.array([[0.1, 0.2], [3.0, 0.1], [0.1, 0.1]]), ("vocab in use", "d_model"), rows=np.array([4, 9, 31])
+    )
     assert found.worst[0].index == (9, 0)
 
 
@@ -110,11 +132,26 @@ def test_the_judgement_that_decides_says_where_and_no_other(taps: bool) -> None:
     truth = reference(case.config, case.weights, case.batch, False, case.part, "float64")
     wrong = {name: array.copy() for name, array in truth.taps.items()}
     wrong["logits"][1, 0] += 1.0
-    run = Run(wrong["logits"], truth.loss, wrong if taps else {}, {}, "toy", "float64", requested=("taps",) if taps else ())
+    run = Run(
+        wrong["logits"],
+        truth.loss,
+        wrong if taps else {},
+        {},
+        "toy",
+        "float64",
+        requested=("taps",) if taps else (),
+    )
     row = judge(case.config, case.weights, case.batch, run).first_divergence
     assert row is not None
-    assert (row.tensor, row.axes, row.deciding.breakdown.worst[0].index) == ("logits", ("batch", "classes"), (1, 0))
+    assert (row.tensor, row.axes, row.deciding.breakdown.worst[0].index) == (
+        "logits",
+        ("batch", "classes"),
+        (1, 0),
+    )
     assert (row.local is not None) == taps
     assert not (taps and row.end_to_end.breakdown)
-    beyond = [[level is not None and level >= 0 for level in levels] for levels in row.deciding.breakdown.maps[0].levels]
+    beyond = [
+        [level is not None and level >= 0 for level in levels]
+        for levels in row.deciding.breakdown.maps[0].levels
+    ]
     assert np.array(beyond).nonzero()[0].tolist() == [1]

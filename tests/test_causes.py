@@ -102,7 +102,10 @@ def test_the_cause_is_named(name):
     assert cause is not None, verdict.first_divergence
     assert fault.diagnosed(cause.hypothesis) == "right", cause
     assert WORDS[name] in cause.text
-    assert f"`{verdict.first_divergence.tensor}` {'is' if cause.confident else 'may be'} explained by" in cause.text
+    assert (
+        f"`{verdict.first_divergence.tensor}` {'is' if cause.confident else 'may be'} explained by"
+        in cause.text
+    )
 
 
 USUAL = [case for case in standard_cases() if case.scenario != "long"]
@@ -124,7 +127,9 @@ def wrongly_sure(case: Case, meetings: Iterable[tuple[Fault, str]]) -> list[str]
 def test_no_fault_is_taken_for_another(place):
     """A sample of the whole table: some of the cases meet some of the faults."""
     dtype = ("float32", "float64")[place // 8 % 2]
-    assert not wrongly_sure(USUAL[place], [(fault, dtype) for i, fault in enumerate(NAMED) if (i + place) % 67 == 0])
+    assert not wrongly_sure(
+        USUAL[place], [(fault, dtype) for i, fault in enumerate(NAMED) if (i + place) % 67 == 0]
+    )
 
 
 @pytest.mark.slow
@@ -138,10 +143,14 @@ def test_no_fault_is_taken_for_another_in_any_case(place):
 # What is not known is not named.
 
 UNKNOWN: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
-    "one element off": lambda x, random: x + 1e-3 * abs(x).max() * (np.arange(x.size).reshape(x.shape) == x.size // 2),
+    "one element off": lambda x, random: (
+        x + 1e-3 * abs(x).max() * (np.arange(x.size).reshape(x.shape) == x.size // 2)
+    ),
     "noise": lambda x, random: x + 1e-3 * abs(x).max() * random.standard_normal(x.shape),
     "faint noise": lambda x, random: x * (1 + 2e-5 * random.standard_normal(x.shape)),
-    "last half off": lambda x, random: np.where(np.arange(x.size).reshape(x.shape) < x.size // 2, x, 1.01 * x),
+    "last half off": lambda x, random: np.where(
+        np.arange(x.size).reshape(x.shape) < x.size // 2, x, 1.01 * x
+    ),
 }
 TENSORS = (
     "embeddings.token", "embeddings.norm", "layers.0.attention.query", SCORES, WEIGHTS, "layers.1.attention.context", "layers.1.residual2",
@@ -155,7 +164,11 @@ TENSORS = (
 def test_an_unknown_mistake_is_given_no_name(kind, tensor):
     case = build_case("bert", "ragged")
     run = run_of(case, SOUND)
-    tensors, name = (run.gradients, tensor.removeprefix("gradients.")) if tensor.startswith("gradients.") else (run.taps, tensor)
+    tensors, name = (
+        (run.gradients, tensor.removeprefix("gradients."))
+        if tensor.startswith("gradients.")
+        else (run.taps, tensor)
+    )
     tensors[name] = UNKNOWN[kind](tensors[name], np.random.default_rng(3)).astype(np.float32)
     verdict = verdict_of(case, dataclasses.replace(run, output=run.taps["logits"]))
     assert verdict.first_divergence.tensor == tensor
@@ -181,9 +194,14 @@ def test_what_is_missing_has_no_cause():
 def test_causes_that_are_alike_are_named_together():
     """The first sample has no padding: its mask for all is no mask at all."""
     case = build_case("bert", "ragged")
-    cause = verdict_of(case, run_of(case, step("*.masked_scores", lambda run, name, y: run.beside(name, "scores")))).cause
+    cause = verdict_of(
+        case, run_of(case, step("*.masked_scores", lambda run, name, y: run.beside(name, "scores")))
+    ).cause
     assert cause.hypothesis == "mask_ignored or mask_of_other_sample"
-    assert "may be explained by no mask at all (MSK-1) or by the mask of the first sample for all (MSK-7)" in cause.text
+    assert (
+        "may be explained by no mask at all (MSK-1) or by the mask of the first sample for all (MSK-7)"
+        in cause.text
+    )
     assert not cause.confident
 
 
@@ -207,7 +225,9 @@ def test_an_epsilon_that_nobody_uses_is_not_sure():
     case = build_case("bert", "tiny")
     cause = verdict_of(case, run_of(case, option(norm_epsilon=2e-6))).cause
     assert cause == Cause(
-        "norm_epsilon", "`embeddings.norm` may be explained by norm_epsilon = 2e-06 instead of 1e-12 (NRM-2)", confident=False
+        "norm_epsilon",
+        "`embeddings.norm` may be explained by norm_epsilon = 2e-06 instead of 1e-12 (NRM-2)",
+        confident=False,
     )
 
 
@@ -219,7 +239,9 @@ def test_scores_that_are_clamped_are_recognised():
         return run.a.replace(high, high.value > -5, -5.0)
 
     cause = verdict_of(case, run_of(case, step("*.scores", clamped))).cause
-    assert cause == Cause("clamped", f"`{SCORES}` is explained by numbers that are clamped to 5 (ATT-4)", confident=True)
+    assert cause == Cause(
+        "clamped", f"`{SCORES}` is explained by numbers that are clamped to 5 (ATT-4)", confident=True
+    )
 
 
 # Parts, fused implementations, dropout, precisions.
@@ -237,15 +259,30 @@ def test_scores_that_are_clamped_are_recognised():
 )
 def test_the_cause_is_named_in_parts(part, name):
     fault = FAULTS[name]
-    of_the_part = tuple((tuple(f"*{pattern.rpartition('.')[2]}" for pattern in patterns), edit) for patterns, edit in fault.change.edits)
+    of_the_part = tuple(
+        (tuple(f"*{pattern.rpartition('.')[2]}" for pattern in patterns), edit)
+        for patterns, edit in fault.change.edits
+    )
     case = build_case("bert", fault.scenario, part)
-    cause = verdict_of(case, run_with(dataclasses.replace(fault, change=dataclasses.replace(fault.change, edits=of_the_part)), case)).cause
+    cause = verdict_of(
+        case,
+        run_with(
+            dataclasses.replace(fault, change=dataclasses.replace(fault.change, edits=of_the_part)), case
+        ),
+    ).cause
     assert cause is not None
     assert fault.diagnosed(cause.hypothesis) == "right"
 
 
 @pytest.mark.parametrize(
-    "name", ["score_scale_missing", "mask_causal_too", "softmax_over_heads", "weight_key_and_value_swapped", "heads_split_by_reshape"]
+    "name",
+    [
+        "score_scale_missing",
+        "mask_causal_too",
+        "softmax_over_heads",
+        "weight_key_and_value_swapped",
+        "heads_split_by_reshape",
+    ],
 )
 def test_a_cause_within_a_fused_step_is_named_where_the_step_ends(name):
     case = build_case("bert", "ragged")
@@ -264,12 +301,20 @@ def dropped(run: Spoiled, name: str, y: Node) -> Node:
 
 
 def without_some_weights(run: Spoiled, name: str, y: Node) -> Node:
-    context = run.a.einsum("bhqs,bshk->bqhk", dropped(run, name, run.beside(name, "weights")), run.beside(name, "value"))
+    context = run.a.einsum(
+        "bhqs,bshk->bqhk", dropped(run, name, run.beside(name, "weights")), run.beside(name, "value")
+    )
     return run.a.reshape(context, y.shape)
 
 
 @pytest.mark.parametrize(
-    ("tap", "change"), [("embeddings.norm", dropped), ("*.outer", dropped), ("*.context", without_some_weights), ("*.residual1", None)]
+    ("tap", "change"),
+    [
+        ("embeddings.norm", dropped),
+        ("*.outer", dropped),
+        ("*.context", without_some_weights),
+        ("*.residual1", None),
+    ],
 )
 def test_dropout_that_was_left_on_is_recognised(tap, change):
     case = build_case("bert", "ragged")
@@ -289,22 +334,41 @@ def test_a_step_that_was_computed_with_fewer_bits_is_recognised(name):
 
     def norm(run: Spoiled, tap: str, y: Node) -> Node:
         x = run.beside(tap, "residual1")
-        short = Spoiled(run.config, {n: w.value for n, w in run.weights.items()}, run.batch, "float32", Arithmetic(name), {}, {})
+        short = Spoiled(
+            run.config,
+            {n: w.value for n, w in run.weights.items()},
+            run.batch,
+            "float32",
+            Arithmetic(name),
+            {},
+            {},
+        )
         return run.a._record(short.norm(tap, short.a.leaf(x.value)).value, (y, lambda g: g))
 
     cause = verdict_of(case, run_of(case, step("layers.0.norm1", norm))).cause
-    assert cause == Cause(f"computed_in_{name}", f"`layers.0.norm1` is explained by a step that was computed in {name} (PRC-2)", True)
+    assert cause == Cause(
+        f"computed_in_{name}",
+        f"`layers.0.norm1` is explained by a step that was computed in {name} (PRC-2)",
+        True,
+    )
 
 
 @pytest.mark.parametrize("scores", [False, True])
 def test_products_of_shortened_factors_are_recognised(scores):
     case = build_case("bert", "ragged")
     run = run_of(case, SOUND, "float32")
-    model = compute(case.config, case.weights, case.batch, Arithmetic("tf32", shuffle=3), True, dtype="float32")
+    model = compute(
+        case.config, case.weights, case.batch, Arithmetic("tf32", shuffle=3), True, dtype="float32"
+    )
     names = list(model.taps)
     if scores:  # the first products are those of the projections
-        run.taps = {name: (run if names.index(name) < names.index(SCORES) else model).taps[name] for name in names}
-        q, k = (spec.precision("tf32").round_factor(run.taps[f"layers.0.attention.{role}"]).astype(np.float64) for role in ("query", "key"))
+        run.taps = {
+            name: (run if names.index(name) < names.index(SCORES) else model).taps[name] for name in names
+        }
+        q, k = (
+            spec.precision("tf32").round_factor(run.taps[f"layers.0.attention.{role}"]).astype(np.float64)
+            for role in ("query", "key")
+        )
         run.taps[SCORES] = (np.einsum("bqhk,bshk->bhqs", q, k) / math.sqrt(7)).astype(np.float32)
     else:
         run = Run(model.output, model.loss, dict(model.taps), dict(model.gradients), "numpy", "float32")
@@ -321,7 +385,9 @@ def test_a_variance_by_squares_is_recognised():
         x, a, own = run.beside(tap, "residual1"), run.a, tap
         x = a.shift(x, 0.0)
         mean = a.divide_by(a.sum(x, -1), run.config.d_model)
-        power = a.subtract(a.divide_by(a.sum(a.multiply(x, x), -1), run.config.d_model), a.multiply(mean, mean))
+        power = a.subtract(
+            a.divide_by(a.sum(a.multiply(x, x), -1), run.config.d_model), a.multiply(mean, mean)
+        )
         centered = a.divide(a.subtract(x, mean), a.sqrt(a.shift(power, run.config.norm_epsilon)))
         return a.add(a.multiply(centered, run.weights[f"{own}.weight"]), run.weights[f"{own}.bias"])
 
@@ -336,7 +402,10 @@ def test_a_variance_by_squares_is_recognised():
 
 @pytest.mark.parametrize(
     "case",
-    sample_of(standard_cases() + standard_cases(["bert"], "attention") + standard_cases(["bert"], "stack"), quick_case),
+    sample_of(
+        standard_cases() + standard_cases(["bert"], "attention") + standard_cases(["bert"], "stack"),
+        quick_case,
+    ),
     ids=lambda case: case.name,
 )
 def test_a_step_without_a_mistake_is_the_reference(case):
@@ -346,7 +415,10 @@ def test_a_step_without_a_mistake_is_the_reference(case):
         question = Question(judged, {}, tensor, np.zeros(()))
         value = question.values(RIGHT)
         np.testing.assert_array_equal(
-            value, truth.taps[tensor] if tensor in truth.taps else truth.gradients[tensor.removeprefix("gradients.")]
+            value,
+            truth.taps[tensor]
+            if tensor in truth.taps
+            else truth.gradients[tensor.removeprefix("gradients.")],
         )
 
 

@@ -26,10 +26,22 @@ from concord.spec.precision import precision
 from tests.toys.ready import headed
 from tests.toys.surroundings import ROOT
 
-SIZES = {"vocab_size": 11, "d_model": 6, "num_heads": 2, "d_ff": 7, "num_classes": 3, "num_layers": 1, "max_positions": 5}
+SIZES = {
+    "vocab_size": 11,
+    "d_model": 6,
+    "num_heads": 2,
+    "d_ff": 7,
+    "num_classes": 3,
+    "num_layers": 1,
+    "max_positions": 5,
+}
 CONFIG = spec.variant("bert", **SIZES)
 WEIGHTS = {name: array.astype(np.float32) for name, array in spec.initialize(CONFIG, seed=3).items()}
-QUERY, KEY, POSITION = "layers.0.attention.query.weight", "layers.0.attention.key.weight", "embeddings.position.weight"
+QUERY, KEY, POSITION = (
+    "layers.0.attention.query.weight",
+    "layers.0.attention.key.weight",
+    "embeddings.position.weight",
+)
 TOY = "tests.toys.numpy_backend:"
 Array = np.ndarray[Any, Any]
 
@@ -40,7 +52,14 @@ def folder(path: Path, form: str, weights: dict[str, Array] | None = None) -> Pa
 
 
 def asked(source: Path, target: Path, backend: str = "NumpyBackend") -> Asked:
-    return Asked(source, target, backends=(TOY + backend,), home=TOY + "NumpyBackend", dtypes=("float32",), settings=Settings(asked=(TOY + backend,)))
+    return Asked(
+        source,
+        target,
+        backends=(TOY + backend,),
+        home=TOY + "NumpyBackend",
+        dtypes=("float32",),
+        settings=Settings(asked=(TOY + backend,)),
+    )
 
 
 def statuses(found: Certificate) -> dict[str, str]:
@@ -58,17 +77,38 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Certificate]:
 def test_a_right_port_is_proven_and_what_nobody_looked_at_is_not(right: tuple[Path, Certificate]) -> None:
     _, found = right
     assert statuses(found) == {
-        **dict.fromkeys(("same bits", "every tensor accounted for", "configuration", "round trip", "round trip back", "outputs", "taps", "loss", "gradients"), "proven"),
+        **dict.fromkeys(
+            (
+                "same bits",
+                "every tensor accounted for",
+                "configuration",
+                "round trip",
+                "round trip back",
+                "outputs",
+                "taps",
+                "loss",
+                "gradients",
+            ),
+            "proven",
+        ),
         **dict.fromkeys(("would notice, by bits", "would notice, by outputs"), "proven"),
-        **dict.fromkeys((f"{evidence.HOME}{kind}" for kind in ("outputs", "taps", "loss", "gradients")), "proven"),
+        **dict.fromkeys(
+            (f"{evidence.HOME}{kind}" for kind in ("outputs", "taps", "loss", "gradients")), "proven"
+        ),
         **dict.fromkeys(("labels", "tokenizer"), "not applicable"),
         **dict.fromkeys(("optimizer step",), "unverified"),
     }
     assert all(item.reason for item in found.items)
     assert found.exit_code == 0
     assert "none failed; not verified: optimizer step." in found.verdict
-    assert set(found.inputs) == {"sentences", "awkward rows", "one token", "longest input"} == {run.case for run in found.runs} - {"optimizer step"}
-    assert all(one.source and one.target and one.source.sha256 == one.target.sha256 for one in found.parameters)
+    assert (
+        set(found.inputs)
+        == {"sentences", "awkward rows", "one token", "longest input"}
+        == {run.case for run in found.runs} - {"optimizer step"}
+    )
+    assert all(
+        one.source and one.target and one.source.sha256 == one.target.sha256 for one in found.parameters
+    )
     assert {one.name for one in found.parameters} == set(WEIGHTS)
     worst = found.errors[TOY + "NumpyBackend", "float32"]
     assert {"logits", "loss", f"gradients.{QUERY}"} <= worst.keys()
@@ -83,9 +123,26 @@ WRONG: dict[str, tuple[Callable[[dict[str, Array]], dict[str, Array]], tuple[str
     "transposed": (lambda w: {**w, QUERY: w[QUERY].T.copy()}, (QUERY,), "transposed"),
     "swapped": (lambda w: {**w, QUERY: w[KEY], KEY: w[QUERY]}, (QUERY, KEY), f"it is A's {KEY}, bit for bit"),
     "heads": (lambda w: rolled(w, QUERY), (QUERY,), "heads permuted"),
-    "bfloat16": (lambda w: {**w, QUERY: precision("bfloat16").round(w[QUERY])}, (QUERY,), "rounded to bfloat16"),
-    "shifted": (lambda w: {**w, POSITION: np.roll(w[POSITION], 2, 0)}, (POSITION,), "counted from the padding id"),
-    "one bit": (lambda w: {**w, POSITION: np.nextafter(w[POSITION], np.float32(9), where=np.arange(30).reshape(5, 6) == 7, out=w[POSITION].copy())}, (POSITION,), "last digits"),
+    "bfloat16": (
+        lambda w: {**w, QUERY: precision("bfloat16").round(w[QUERY])},
+        (QUERY,),
+        "rounded to bfloat16",
+    ),
+    "shifted": (
+        lambda w: {**w, POSITION: np.roll(w[POSITION], 2, 0)},
+        (POSITION,),
+        "counted from the padding id",
+    ),
+    "one bit": (
+        lambda w: {
+            **w,
+            POSITION: np.nextafter(
+                w[POSITION], np.float32(9), where=np.arange(30).reshape(5, 6) == 7, out=w[POSITION].copy()
+            ),
+        },
+        (POSITION,),
+        "last digits",
+    ),
 }
 
 
@@ -93,19 +150,31 @@ WRONG: dict[str, tuple[Callable[[dict[str, Array]], dict[str, Array]], tuple[str
 def test_a_wrong_port_fails_by_the_tensors_name(mistake: str) -> None:
     change, names, words = WRONG[mistake]
     source, target = porting.from_weights(CONFIG, WEIGHTS), porting.from_weights(CONFIG, change(WEIGHTS))
-    rows = ledger.parameters(source, target, ledger.stands(source), ledger.stands(target), compare(source, target))
+    rows = ledger.parameters(
+        source, target, ledger.stands(source), ledger.stands(target), compare(source, target)
+    )
     side = certificates.certificate.Side("", "concord", "", "model", {}, {})
-    item = next(item for item in ledger.items(source, target, (side, side), rows, ()) if item.name == "same bits")
+    item = next(
+        item for item in ledger.items(source, target, (side, side), rows, ()) if item.name == "same bits"
+    )
     assert item.status == "failed"
     assert all(f"{name}: " in item.reason for name in names)
     assert words in item.reason
 
 
 def test_a_wrong_port_is_run_too_and_judged_by_the_source(tmp_path: Path) -> None:
-    source, target = folder(tmp_path / "a", "concord"), folder(tmp_path / "b", "paddle", {**WEIGHTS, QUERY: WEIGHTS[QUERY].T.copy()})
+    source, target = (
+        folder(tmp_path / "a", "concord"),
+        folder(tmp_path / "b", "paddle", {**WEIGHTS, QUERY: WEIGHTS[QUERY].T.copy()}),
+    )
     found = certify(asked(source, target))
     said = statuses(found)
-    assert (said["same bits"], said["outputs"], said["taps"], said["round trip"]) == ("failed", "failed", "failed", "proven")
+    assert (said["same bits"], said["outputs"], said["taps"], said["round trip"]) == (
+        "failed",
+        "failed",
+        "failed",
+        "proven",
+    )
     assert found.exit_code == 1
     assert found.verdict.startswith("The port is wrong: same bits")
 
@@ -113,13 +182,20 @@ def test_a_wrong_port_is_run_too_and_judged_by_the_source(tmp_path: Path) -> Non
 def test_a_framework_that_computes_something_else_fails_where_it_does(tmp_path: Path) -> None:
     found = certify(asked(folder(tmp_path / "a", "concord"), folder(tmp_path / "b", "torch"), "ReturnsNaN"))
     outputs = next(item for item in found.items if item.name == "outputs")
-    assert (statuses(found)["same bits"], outputs.status, statuses(found)["gradients"], found.exit_code) == ("proven", "failed", "unverified", 1)
+    assert (statuses(found)["same bits"], outputs.status, statuses(found)["gradients"], found.exit_code) == (
+        "proven",
+        "failed",
+        "unverified",
+        1,
+    )
     assert "first logits on sentences: first at logits" in outputs.reason
 
 
 @pytest.mark.parametrize("backend", ["ExitsAtOnce", "SaysUnsupported"])
 def test_what_was_not_computed_is_unverified(tmp_path: Path, backend: str) -> None:
-    found = certify(asked(folder(tmp_path / "a", "concord"), folder(tmp_path / "b", "torch-safetensors"), backend))
+    found = certify(
+        asked(folder(tmp_path / "a", "concord"), folder(tmp_path / "b", "torch-safetensors"), backend)
+    )
     said = statuses(found)
     assert {said[kind] for kind in evidence.KINDS} == {"unverified"}
     assert (said["same bits"], found.exit_code) == ("proven", 3)
@@ -128,41 +204,96 @@ def test_what_was_not_computed_is_unverified(tmp_path: Path, backend: str) -> No
 
 
 def test_a_part_that_is_missing_in_the_target_fails(tmp_path: Path) -> None:
-    target = porting.from_weights(CONFIG, {name: array for name, array in WEIGHTS.items() if not name.startswith(("pooler", "classifier"))}, "encoder")
+    target = porting.from_weights(
+        CONFIG,
+        {name: array for name, array in WEIGHTS.items() if not name.startswith(("pooler", "classifier"))},
+        "encoder",
+    )
     porting.write(target, tmp_path / "b", "torch-safetensors")
     found = certify(asked(folder(tmp_path / "a", "concord"), tmp_path / "b"))
     said = statuses(found)
     assert (said["same bits"], said["configuration"], said["outputs"]) == ("failed", "failed", "unverified")
-    assert "pooler.weight: missing in the target" in next(item.reason for item in found.items if item.name == "same bits")
+    assert "pooler.weight: missing in the target" in next(
+        item.reason for item in found.items if item.name == "same bits"
+    )
 
 
 LENGTHS = "sentence_bert_config.json"
-BESIDE = {"vocab.txt": b"[PAD]\na\n", "tokenizer.json": b'{"version": 1}', "labels.json": b'{"names": ["a", "b", "c"]}', LENGTHS: b'{"max_seq_length": 7}'}
+BESIDE = {
+    "vocab.txt": b"[PAD]\na\n",
+    "tokenizer.json": b'{"version": 1}',
+    "labels.json": b'{"names": ["a", "b", "c"]}',
+    LENGTHS: b'{"max_seq_length": 7}',
+}
 
 
 @pytest.mark.parametrize(
     ("format", "change", "status", "words"),
     [
         ("torch", {}, "proven", "the same bytes: vocab.txt, tokenizer.json, sentence_bert_config.json"),
-        ("torch", {"vocab.txt": b"[PAD]\nb\n"}, "failed", "vocab.txt: line 2 is \"a\" in the source and \"b\" in the target"),
-        ("torch", {"vocab.txt": None, LENGTHS: None}, "failed", "vocab.txt is missing in the target; sentence_bert_config.json is missing in the target"),
-        ("torch", {"tokenizer.json": b'{\n"version": 1}'}, "proven", "the same bytes: vocab.txt, sentence_bert_config.json; the same entries: tokenizer.json"),
-        ("torch", {LENGTHS: b'{"max_seq_length": 5}'}, "failed", "sentence_bert_config.json: max_seq_length is 7 in the source and 5 in the target"),
+        (
+            "torch",
+            {"vocab.txt": b"[PAD]\nb\n"},
+            "failed",
+            'vocab.txt: line 2 is "a" in the source and "b" in the target',
+        ),
+        (
+            "torch",
+            {"vocab.txt": None, LENGTHS: None},
+            "failed",
+            "vocab.txt is missing in the target; sentence_bert_config.json is missing in the target",
+        ),
+        (
+            "torch",
+            {"tokenizer.json": b'{\n"version": 1}'},
+            "proven",
+            "the same bytes: vocab.txt, sentence_bert_config.json; the same entries: tokenizer.json",
+        ),
+        (
+            "torch",
+            {LENGTHS: b'{"max_seq_length": 5}'},
+            "failed",
+            "sentence_bert_config.json: max_seq_length is 7 in the source and 5 in the target",
+        ),
         ("hugging-face", {LENGTHS: None}, "proven", "the same bytes: vocab.txt, tokenizer.json"),
     ],
 )
-def test_the_tokenizer_has_to_come_along(format: str, change: dict[str, bytes | None], status: str, words: str) -> None:
+def test_the_tokenizer_has_to_come_along(
+    format: str, change: dict[str, bytes | None], status: str, words: str
+) -> None:
     files = {name: content for name, content in {**BESIDE, **change}.items() if content is not None}
-    source, target = (dataclasses.replace(porting.from_weights(CONFIG, WEIGHTS, files=there), labels=("a", "b", "c")) for there in (BESIDE, files))
-    sides = [certificates.certificate.Side("", format, "", "model", {}, {}, {name: ledger.digest_of(content) for name, content in one.files.items()}) for one in (source, target)]
+    source, target = (
+        dataclasses.replace(porting.from_weights(CONFIG, WEIGHTS, files=there), labels=("a", "b", "c"))
+        for there in (BESIDE, files)
+    )
+    sides = [
+        certificates.certificate.Side(
+            "",
+            format,
+            "",
+            "model",
+            {},
+            {},
+            {name: ledger.digest_of(content) for name, content in one.files.items()},
+        )
+        for one in (source, target)
+    ]
     items = {item.name: item for item in ledger.items(source, target, (sides[0], sides[1]), (), ())}
-    assert (items["labels"].status, items["tokenizer"].status, items["tokenizer"].reason) == ("proven", status, words)
+    assert (items["labels"].status, items["tokenizer"].status, items["tokenizer"].reason) == (
+        "proven",
+        status,
+        words,
+    )
 
 
 def claim(source: Path, target: Path) -> certificates.certificate.Item:
     one, other = porting.read(source), porting.read(target)
     side = certificates.certificate.Side("", "torch", "", "encoder", {}, {})
-    return next(item for item in ledger.items(one, other, (side, side), (), ()) if item.name == certificates.certificate.OTHERS)
+    return next(
+        item
+        for item in ledger.items(one, other, (side, side), (), ())
+        if item.name == certificates.certificate.OTHERS
+    )
 
 
 def test_heads_that_the_family_does_not_have_are_a_claim_of_their_own(tmp_path: Path) -> None:
@@ -171,15 +302,22 @@ def test_heads_that_the_family_does_not_have_are_a_claim_of_their_own(tmp_path: 
     porting.write(porting.read(source), tmp_path / "own", "concord")
     assert claim(source, tmp_path / "flax").status == "proven"
     item = claim(source, tmp_path / "own")
-    assert (item.status, "bert.pooler.dense.weight: not compared: is in the source alone" in item.reason) == ("unverified", True)
+    assert (item.status, "bert.pooler.dense.weight: not compared: is in the source alone" in item.reason) == (
+        "unverified",
+        True,
+    )
     item = claim(source, headed(tmp_path / "b", cls__predictions__bias=np.ones(25, np.float32)))
     assert (item.status, "cls.predictions.bias: all numbers of B are 1" in item.reason) == ("failed", True)
     nothing = certificates.certificate.Sensitivity((), {}, 0, "")
-    assert "The target is the source" not in certificates.certificate.verdict((dataclasses.replace(item, status="unverified"),), nothing)
+    assert "The target is the source" not in certificates.certificate.verdict(
+        (dataclasses.replace(item, status="unverified"),), nothing
+    )
 
 
 def test_a_tokenizer_that_the_target_alone_has_is_not_verified() -> None:
-    source, target = (porting.from_weights(CONFIG, WEIGHTS, files=files) for files in ({}, {"tokenizer.json": b"{}"}))
+    source, target = (
+        porting.from_weights(CONFIG, WEIGHTS, files=files) for files in ({}, {"tokenizer.json": b"{}"})
+    )
     side = certificates.certificate.Side("", "torch", "", "model", {}, {})
     said = [item for item in ledger.items(source, target, (side, side), (), ()) if item.name == "tokenizer"]
     assert [item.status for item in said] == ["unverified"]
@@ -187,7 +325,10 @@ def test_a_tokenizer_that_the_target_alone_has_is_not_verified() -> None:
 
 
 def test_labels_have_to_come_along() -> None:
-    source, target = (dataclasses.replace(porting.from_weights(CONFIG, WEIGHTS), labels=names) for names in (("a", "b", "c"), ("a", "c", "b")))
+    source, target = (
+        dataclasses.replace(porting.from_weights(CONFIG, WEIGHTS), labels=names)
+        for names in (("a", "b", "c"), ("a", "c", "b"))
+    )
     side = certificates.certificate.Side("", "torch", "", "model", {}, {})
     items = {item.name: item for item in ledger.items(source, target, (side, side), (), ())}
     assert (items["labels"].status, items["tokenizer"].status) == ("failed", "not applicable")
@@ -199,8 +340,18 @@ def test_every_change_is_noticed_but_those_that_are_none(variant: str) -> None:
     weights = {name: array.astype(np.float32) for name, array in spec.initialize(config, seed=5).items()}
     checkpoint = porting.from_weights(config, weights)
     batch = inputs.of(config, "model", None, 0).batches["sentences"]
-    found = sensitivity.prove(checkpoint, ledger.stands(checkpoint), evidence.Model(config, weights, "model"), batch, "sentences", 0, lambda done, total: None)
-    assert [(one.kind, one.unseen, one.contradicted) for one in found.tried if one.unseen or one.contradicted] == []
+    found = sensitivity.prove(
+        checkpoint,
+        ledger.stands(checkpoint),
+        evidence.Model(config, weights, "model"),
+        batch,
+        "sentences",
+        0,
+        lambda done, total: None,
+    )
+    assert [
+        (one.kind, one.unseen, one.contradicted) for one in found.tried if one.unseen or one.contradicted
+    ] == []
     assert all(one.by_bits == one.made - one.same and one.run == one.made - one.same for one in found.tried)
     assert {item.status for item in sensitivity.items(found)} == {"proven"}
     assert sum(one.by_outputs for one in found.tried) > 50
@@ -208,44 +359,85 @@ def test_every_change_is_noticed_but_those_that_are_none(variant: str) -> None:
 
 def test_a_certificate_that_notices_nothing_fails() -> None:
     blind = certificates.certificate.Tried("transposed", 3, 1, 1, 2, 1, 0, unseen=("a",))
-    items = {item.name: item for item in sensitivity.items(certificates.certificate.Sensitivity((blind,), {}, 0, "sentences"))}
-    assert (items["would notice, by bits"].status, items["would notice, by outputs"].status) == ("failed", "unverified")
+    items = {
+        item.name: item
+        for item in sensitivity.items(certificates.certificate.Sensitivity((blind,), {}, 0, "sentences"))
+    }
+    assert (items["would notice, by bits"].status, items["would notice, by outputs"].status) == (
+        "failed",
+        "unverified",
+    )
     wrong = dataclasses.replace(blind, contradicted=("b",))
-    assert {item.name: item.status for item in sensitivity.items(certificates.certificate.Sensitivity((wrong,), {}, 0, ""))}["would notice, by outputs"] == "failed"
+    assert {
+        item.name: item.status
+        for item in sensitivity.items(certificates.certificate.Sensitivity((wrong,), {}, 0, ""))
+    }["would notice, by outputs"] == "failed"
 
 
 def test_tensors_that_are_alike_leave_nothing_to_notice() -> None:
     same = {name: np.zeros_like(array) for name, array in WEIGHTS.items()}
     checkpoint = porting.from_weights(CONFIG, same)
     batch = inputs.of(CONFIG, "model", None, 0).batches["sentences"]
-    found = sensitivity.prove(checkpoint, ledger.stands(checkpoint), evidence.Model(CONFIG, same, "model"), batch, "", 0, lambda done, total: None)
+    found = sensitivity.prove(
+        checkpoint,
+        ledger.stands(checkpoint),
+        evidence.Model(CONFIG, same, "model"),
+        batch,
+        "",
+        0,
+        lambda done, total: None,
+    )
     swapped = next(one for one in found.tried if one.kind.startswith("swapped"))
     assert (swapped.made, swapped.same, swapped.by_bits) == (17, 17, 0)
-    assert {change.kind for change in changes(CONFIG, "model", checkpoint.tensors, batch, {})} == {one.kind for one in found.tried}
+    assert {change.kind for change in changes(CONFIG, "model", checkpoint.tensors, batch, {})} == {
+        one.kind for one in found.tried
+    }
 
 
 def test_outputs_are_sampled_where_a_model_is_too_large_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sensitivity, "WORK", 0.0)
     checkpoint = porting.from_weights(CONFIG, WEIGHTS)
-    model, batch = evidence.Model(CONFIG, WEIGHTS, "model"), inputs.of(CONFIG, "model", None, 0).batches["sentences"]
-    found = sensitivity.prove(checkpoint, ledger.stands(checkpoint), model, batch, "", 7, lambda done, total: None)
+    model, batch = (
+        evidence.Model(CONFIG, WEIGHTS, "model"),
+        inputs.of(CONFIG, "model", None, 0).batches["sentences"],
+    )
+    found = sensitivity.prove(
+        checkpoint, ledger.stands(checkpoint), model, batch, "", 7, lambda done, total: None
+    )
     assert sum(one.run for one in found.tried) == sensitivity.AT_LEAST
-    assert sum(one.by_bits for one in found.tried) == sum(one.made - one.same for one in found.tried) > sensitivity.AT_LEAST
-    assert "not run" in next(item.reason for item in sensitivity.items(found) if item.name == "would notice, by outputs")
+    assert (
+        sum(one.by_bits for one in found.tried)
+        == sum(one.made - one.same for one in found.tried)
+        > sensitivity.AT_LEAST
+    )
+    assert "not run" in next(
+        item.reason for item in sensitivity.items(found) if item.name == "would notice, by outputs"
+    )
 
 
 def test_large_models_say_what_is_spared() -> None:
     model = dataclasses.replace(evidence.Model(CONFIG, WEIGHTS, "model"))
     given = inputs.of(CONFIG, "model", None, 0)
     assert (list(evidence.spared(model, given, ("float64",))), evidence.steps_problem(model)) == ([], "")
-    large = evidence.Model(CONFIG, {"embeddings.token.weight": np.broadcast_to(np.float32(0), (50_000_000,))}, "model")
+    large = evidence.Model(
+        CONFIG, {"embeddings.token.weight": np.broadcast_to(np.float32(0), (50_000_000,))}, "model"
+    )
     assert {item.status for item in evidence.spared(large, given, ("float64",))} == {"unverified"}
     assert "50,000,000 parameters" in evidence.steps_problem(large)
-    runs = [(job.case, job.dtype, job.gradients) for job in evidence.jobs(large, large, given, ("float64", "float32"), step=False)]
+    runs = [
+        (job.case, job.dtype, job.gradients)
+        for job in evidence.jobs(large, large, given, ("float64", "float32"), step=False)
+    ]
     assert ("longest input", "float64", False) not in runs
     assert [(case, dtype) for case, dtype, gradients in runs if gradients] == [("sentences", "float32")]
-    medium = evidence.Model(CONFIG, {"embeddings.token.weight": np.broadcast_to(np.float32(0), (20_000_000,))}, "model")
-    assert [job.dtype for job in evidence.jobs(medium, medium, given, ("float64", "float32"), step=True) if job.gradients and job.training is None] == ["float64", "float32"]
+    medium = evidence.Model(
+        CONFIG, {"embeddings.token.weight": np.broadcast_to(np.float32(0), (20_000_000,))}, "model"
+    )
+    assert [
+        job.dtype
+        for job in evidence.jobs(medium, medium, given, ("float64", "float32"), step=True)
+        if job.gradients and job.training is None
+    ] == ["float64", "float32"]
 
 
 @pytest.mark.parametrize("variant", spec.variants())
@@ -274,13 +466,20 @@ def test_texts_take_the_place_of_what_is_drawn() -> None:
     assert given.batches["sentences"].required("input_ids").tolist() == [[3, 4, 5], [6, 0, 0]]
     assert given.batches["sentences"].required("segment_ids").tolist() == [[0, 0, 1], [0, 0, 0]]
     assert given.tried["sentences"] == "2 texts that were given"
-    assert "11 tokens" in inputs.of(CONFIG, "model", [([*range(1, 10), 1, 2], [0] * 11)], 0).left_out["sentences"]
+    assert (
+        "11 tokens"
+        in inputs.of(CONFIG, "model", [([*range(1, 10), 1, 2], [0] * 11)], 0).left_out["sentences"]
+    )
 
 
-def test_a_certificate_is_read_back_and_no_byte_may_be_another(right: tuple[Path, Certificate], tmp_path: Path) -> None:
+def test_a_certificate_is_read_back_and_no_byte_may_be_another(
+    right: tuple[Path, Certificate], tmp_path: Path
+) -> None:
     place, found = right
     _, back = certificates.read(place / "cert.json")
-    assert json.dumps(certificates.recorded(back)["items"]) == json.dumps(certificates.recorded(found)["items"])
+    assert json.dumps(certificates.recorded(back)["items"]) == json.dumps(
+        certificates.recorded(found)["items"]
+    )
     assert (back.parameters, back.sensitivity) == (found.parameters, found.sensitivity)
     content = (place / "cert.json").read_bytes()
     other = tmp_path / "other.json"
@@ -314,15 +513,28 @@ def test_verifying_makes_it_again(right: tuple[Path, Certificate]) -> None:
     toy = (TOY + "NumpyBackend",)
     again = certificates.verify(found, named=toy)
     assert (again.problems, again.exit_code) == ((), 0)
-    forged = dataclasses.replace(found, items=tuple(dataclasses.replace(item, status="proven") for item in found.items))
-    assert any("optimizer step" in problem and "was proven, is unverified" in problem for problem in certificates.verify(forged, named=toy).problems)
+    forged = dataclasses.replace(
+        found, items=tuple(dataclasses.replace(item, status="proven") for item in found.items)
+    )
+    assert any(
+        "optimizer step" in problem and "was proven, is unverified" in problem
+        for problem in certificates.verify(forged, named=toy).problems
+    )
     assert place.exists()
 
 
 def test_the_commands_reject_altered_files(right: tuple[Path, Certificate], tmp_path: Path) -> None:
     run, (_, found) = CliRunner(), right
-    source, target, path = folder(tmp_path / "a", "concord"), folder(tmp_path / "b", "torch-safetensors"), tmp_path / "b" / "certificate.json"
-    moved = dataclasses.replace(found, source=dataclasses.replace(found.source, path=str(source)), target=dataclasses.replace(found.target, path=str(target)))
+    source, target, path = (
+        folder(tmp_path / "a", "concord"),
+        folder(tmp_path / "b", "torch-safetensors"),
+        tmp_path / "b" / "certificate.json",
+    )
+    moved = dataclasses.replace(
+        found,
+        source=dataclasses.replace(found.source, path=str(source)),
+        target=dataclasses.replace(found.target, path=str(target)),
+    )
     path.write_text(record.text(certificates.recorded(moved)))
 
     def verified(*more: str) -> tuple[int, str]:
@@ -330,7 +542,11 @@ def test_the_commands_reject_altered_files(right: tuple[Path, Certificate], tmp_
         return outcome.exit_code, outcome.output.replace("\n", " ")
 
     code, said = verified()
-    assert (code, f"{len(found.source.files) + len(found.target.files)} files have the bytes that it states; nothing was computed" in said) == (0, True)
+    assert (
+        code,
+        f"{len(found.source.files) + len(found.target.files)} files have the bytes that it states; nothing was computed"
+        in said,
+    ) == (0, True)
     content = path.read_bytes()
     path.write_bytes(content.replace(b"unverified", b"provenprov", 1))
     assert (verified()[0], "its digest is" in verified()[1]) == (1, True)
@@ -347,7 +563,9 @@ def test_the_commands_reject_altered_files(right: tuple[Path, Certificate], tmp_
 
 def test_a_certificate_is_written_beside_the_weights_alone(tmp_path: Path) -> None:
     source, target = folder(tmp_path / "a", "concord"), folder(tmp_path / "b", "torch-safetensors")
-    outcome = CliRunner().invoke(app, ["certify", str(source), str(target), "--certificate", str(target / "proof.json")])
+    outcome = CliRunner().invoke(
+        app, ["certify", str(source), str(target), "--certificate", str(target / "proof.json")]
+    )
     assert outcome.exit_code == 2 or isinstance(outcome.exception, SpecError)
     assert not (target / "proof.json").exists()
 

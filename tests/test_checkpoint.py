@@ -31,41 +31,78 @@ def trained(config: spec.EncoderConfig, step: int = 7, dtype: str = "float32") -
     encoder, labels = TextEncoder.learn(["好 书 好 书", "書"], config), Labels(("neg", "pos", "否"))
     config = fitted(config, encoder, labels)
     weights = {name: array.astype(dtype) for name, array in spec.initialize(config, seed=5).items()}
-    shapes = {name: shape_of(config, entry) for name, entry in spec.parameters(config).items() if entry.trainable}
+    shapes = {
+        name: shape_of(config, entry) for name, entry in spec.parameters(config).items() if entry.trainable
+    }
     generator = np.random.default_rng(step)
-    state = {f"{slot}.{name}": generator.standard_normal(shape).astype(dtype) for slot in ("first_moment", "second_moment") for name, shape in shapes.items()}
-    progress = Progress(step=step, epoch=1, position=3, seed=11, best=Best(step, 0.5, 0.75), logs={"log.csv": 13}, plan=Plan(backend="torch", minutes=2.5, files=Files(train="a.tsv", columns=["text_a", "label"])))
+    state = {
+        f"{slot}.{name}": generator.standard_normal(shape).astype(dtype)
+        for slot in ("first_moment", "second_moment")
+        for name, shape in shapes.items()
+    }
+    progress = Progress(
+        step=step,
+        epoch=1,
+        position=3,
+        seed=11,
+        best=Best(step, 0.5, 0.75),
+        logs={"log.csv": 13},
+        plan=Plan(backend="torch", minutes=2.5, files=Files(train="a.tsv", columns=["text_a", "label"])),
+    )
     return Checkpoint(config, weights, labels, encoder, recipe("nndl-paddle"), state, progress)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_checkpoint_comes_back_bit_for_bit(variant_config: spec.EncoderConfig, tmp_path: Path, dtype: str) -> None:
+def test_checkpoint_comes_back_bit_for_bit(
+    variant_config: spec.EncoderConfig, tmp_path: Path, dtype: str
+) -> None:
     given = trained(variant_config, dtype=dtype)
     checkpoint.write(tmp_path / "c", given)
     found = checkpoint.read(tmp_path / "c")
-    assert (found.config, found.recipe, found.labels, found.progress) == (given.config, given.recipe, given.labels, given.progress)
+    assert (found.config, found.recipe, found.labels, found.progress) == (
+        given.config,
+        given.recipe,
+        given.labels,
+        given.progress,
+    )
     assert found.encoder is not None
     assert given.encoder is not None
     assert found.encoder.files() == given.encoder.files()
     assert list(found.weights) == list(given.weights)
     for one, other in ((found.weights, given.weights), (found.state, given.state)):
-        assert {name: (array.dtype, array.tobytes()) for name, array in one.items()} == {name: (array.dtype, array.tobytes()) for name, array in other.items()}
+        assert {name: (array.dtype, array.tobytes()) for name, array in one.items()} == {
+            name: (array.dtype, array.tobytes()) for name, array in other.items()
+        }
 
 
-def test_checkpoint_for_prediction_needs_neither_state_nor_texts(small: Callable[..., spec.EncoderConfig], tmp_path: Path) -> None:
+def test_checkpoint_for_prediction_needs_neither_state_nor_texts(
+    small: Callable[..., spec.EncoderConfig], tmp_path: Path
+) -> None:
     config = small()
     checkpoint.write(tmp_path / "c", Checkpoint(config, spec.initialize(config)))
     found = checkpoint.read(tmp_path / "c")
     assert (found.labels, found.encoder, found.recipe, found.state) == (None, None, None, {})
-    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["config.toml", "contents.json", "progress.json", "weights.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == [
+        "config.toml",
+        "contents.json",
+        "progress.json",
+        "weights.safetensors",
+    ]
 
 
-def test_parts_that_do_not_fit_are_listed_together(small: Callable[..., spec.EncoderConfig], tmp_path: Path) -> None:
+def test_parts_that_do_not_fit_are_listed_together(
+    small: Callable[..., spec.EncoderConfig], tmp_path: Path
+) -> None:
     given = trained(small())
     weights = {**given.weights, "classifier.bias": np.zeros(5), "extra": np.zeros(3)}
-    state = {name: array for name, array in given.state.items() if name != "first_moment.classifier.weight"} | {"momentum.classifier.bias": np.zeros(3)}
+    state = {
+        name: array for name, array in given.state.items() if name != "first_moment.classifier.weight"
+    } | {"momentum.classifier.bias": np.zeros(3)}
     with pytest.raises(SpecError) as refused:
-        checkpoint.write(tmp_path / "c", dataclasses.replace(given, weights=weights, state=state, labels=Labels(("a", "b"))))
+        checkpoint.write(
+            tmp_path / "c",
+            dataclasses.replace(given, weights=weights, state=state, labels=Labels(("a", "b"))),
+        )
     assert refused.value.problems == [
         "'classifier.bias' has shape (5,) but must be (3,) [clause=WGT-2]",
         "'extra' is unexpected: the configuration has no such parameter [clause=WGT-1]",
@@ -76,7 +113,9 @@ def test_parts_that_do_not_fit_are_listed_together(small: Callable[..., spec.Enc
     assert not (tmp_path / "c").exists()
 
 
-def test_files_that_were_changed_are_named_all_of_them(small: Callable[..., spec.EncoderConfig], tmp_path: Path) -> None:
+def test_files_that_were_changed_are_named_all_of_them(
+    small: Callable[..., spec.EncoderConfig], tmp_path: Path
+) -> None:
     folder = tmp_path / "c"
     checkpoint.write(folder, trained(small()))
     content = bytearray((folder / "weights.safetensors").read_bytes())
@@ -86,14 +125,18 @@ def test_files_that_were_changed_are_named_all_of_them(small: Callable[..., spec
     (folder / "recipe.toml").unlink()
     with pytest.raises(SpecError) as refused:
         checkpoint.read(folder)
-    assert [problem.partition(": ")[0] for problem in refused.value.problems] == [str(folder / name) for name in ("labels.json", "recipe.toml", "weights.safetensors")]
+    assert [problem.partition(": ")[0] for problem in refused.value.problems] == [
+        str(folder / name) for name in ("labels.json", "recipe.toml", "weights.safetensors")
+    ]
     contents = json.loads((folder / "contents.json").read_text()) | {"format": "concord.checkpoint/2"}
     (folder / "contents.json").write_text(json.dumps(contents))
     with pytest.raises(SpecError, match="must be 'concord\\.checkpoint/1'"):
         checkpoint.read(folder)
 
 
-def test_run_gives_its_best_or_last_whole_checkpoint(small: Callable[..., spec.EncoderConfig], tmp_path: Path) -> None:
+def test_run_gives_its_best_or_last_whole_checkpoint(
+    small: Callable[..., spec.EncoderConfig], tmp_path: Path
+) -> None:
     given = trained(small())
     with pytest.raises(SpecError, match="is neither a checkpoint nor a run that has one"):
         checkpoint.read(tmp_path)
@@ -121,12 +164,19 @@ for step in range(given.progress.step + 1, 10_000):
 """
 
 
-def test_kill_leaves_the_last_whole_checkpoint(small: Callable[..., spec.EncoderConfig], tmp_path: Path) -> None:
+def test_kill_leaves_the_last_whole_checkpoint(
+    small: Callable[..., spec.EncoderConfig], tmp_path: Path
+) -> None:
     checkpoint.write(runs.step_folder(tmp_path, 7), trained(small()))
     generator = np.random.default_rng(2)
     for _ in range(2):
         before = runs.steps(tmp_path)[-1]
-        with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}) as writing:
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        ) as writing:
             assert writing.stdout is not None
             done = [int(writing.stdout.readline()) for _ in range(3)]
             time.sleep(float(generator.uniform(0, 0.05)))

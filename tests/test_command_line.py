@@ -35,7 +35,13 @@ ONE = ("--case", "bert-single", "--dtype", "float32")
 
 @pytest.mark.parametrize(
     ("code", "names"),
-    [(0, ["NumpyBackend"]), (3, ["NumpyBackend", "SaysUnsupported"]), (1, ["NumpyBackend", "ReturnsNaN"]), (3, ["ReturnsNaN", "KillsItself"]), (3, ["SaysUnsupported"])],
+    [
+        (0, ["NumpyBackend"]),
+        (3, ["NumpyBackend", "SaysUnsupported"]),
+        (1, ["NumpyBackend", "ReturnsNaN"]),
+        (3, ["ReturnsNaN", "KillsItself"]),
+        (3, ["SaysUnsupported"]),
+    ],
 )
 def test_the_exit_code_says_what_came_of_it(invoke: Invoke, code: int, names: list[str]) -> None:
     found, _, errors = invoke("check", *options("--backend", map(toy, names)), *ONE)
@@ -45,12 +51,19 @@ def test_the_exit_code_says_what_came_of_it(invoke: Invoke, code: int, names: li
 def test_a_check_takes_precision_devices_and_repetition(invoke: Invoke, tmp_path: Path) -> None:
     path, name = tmp_path / "out.json", toy("MultipliesInTf32", "precise")
     both = ("--device", "cpu", "--device", "cuda", "--device", "cpu")
-    code, output, errors = invoke("check", "--backend", name, *ONE, *both, "--precision", "tf32", "--repeat", "2", "--json", path)
+    code, output, errors = invoke(
+        "check", "--backend", name, *ONE, *both, "--precision", "tf32", "--repeat", "2", "--json", path
+    )
     assert (code, errors) == (0, [])
     assert "Conformance: model, explicit, eager, cpu, cuda, precision tf32" in output
     assert f"{name} cpu: 2 runs each of 1 job: bit-equal" in output
     settings = json.loads(path.read_text())["settings"]
-    assert {key: settings[key] for key in ("device", "devices", "precision", "repeat")} == {"device": "cpu", "devices": ["cpu", "cuda"], "precision": "tf32", "repeat": 2}
+    assert {key: settings[key] for key in ("device", "devices", "precision", "repeat")} == {
+        "device": "cpu",
+        "devices": ["cpu", "cuda"],
+        "precision": "tf32",
+        "repeat": 2,
+    }
 
 
 def test_a_check_needs_only_what_a_check_needs(tmp_path: Path) -> None:
@@ -58,7 +71,11 @@ def test_a_check_needs_only_what_a_check_needs(tmp_path: Path) -> None:
     for name in ("jinja2", "markupsafe", "psutil", "hypothesis", "distributed", "matplotlib", "keras"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('this test hides it')\n")
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    for arguments in (["check", "--backend", RIGHT, *ONE], ["doctor", "--backend", RIGHT], ["variants", "bert"]):
+    for arguments in (
+        ["check", "--backend", RIGHT, *ONE],
+        ["doctor", "--backend", RIGHT],
+        ["variants", "bert"],
+    ):
         done = concord(*arguments, PYTHONPATH=path)
         assert (done.returncode, errors(done.stderr)) == (0, ""), arguments
 
@@ -66,9 +83,19 @@ def test_a_check_needs_only_what_a_check_needs(tmp_path: Path) -> None:
 def test_both_entrances_give_the_same_exit_code() -> None:
     script = Path(sys.executable).with_name("concord")
     for command in ([sys.executable, "-m", "concord"], [str(script)]):
-        done = subprocess.run([*command, "variants", "brt"], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        done = subprocess.run(
+            [*command, "variants", "brt"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == "concord: error: unknown variant 'brt': did you mean 'bert' or 'roberta' or 'distilbert'?\n"
+        assert (
+            done.stderr
+            == "concord: error: unknown variant 'brt': did you mean 'bert' or 'roberta' or 'distilbert'?\n"
+        )
 
 
 # Refusals.
@@ -76,7 +103,10 @@ def test_both_entrances_give_the_same_exit_code() -> None:
 REFUSED: dict[str, tuple[str, ...]] = {
     "check --variant brt": ("unknown variant 'brt': did you mean 'bert'",),
     "check --backend troch": ("unknown backend 'troch': did you mean 'torch'?",),
-    "check --backend troch --backend padle": ("unknown backend 'troch': did you mean 'torch'?", "unknown backend 'padle': did you mean 'paddle'?"),
+    "check --backend troch --backend padle": (
+        "unknown backend 'troch': did you mean 'torch'?",
+        "unknown backend 'padle': did you mean 'paddle'?",
+    ),
     "check --backend tests.toys.numpy_backend:": ("unknown backend 'tests.toys.numpy_backend:'",),
     "check --dtype float46": ("unknown dtype 'float46': did you mean 'float64'",),
     "check --dtype double": ("unknown dtype 'double': must be one of float64, float32, bfloat16, float16",),
@@ -94,14 +124,21 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "fuzz --sets 99999999": ("--sets is 99999999 but must be at most",),
     "fuzz --scheduler nonsense": ("--scheduler is 'nonsense' but must be HOST:PORT",),
     "mutants --markdown README.md": ("--markdown is given but --criteria is not",),
-    "check --device cpu --device gpu --device cuda:x": ("--device is 'gpu' but must be", "--device is 'cuda:x' but must be"),
+    "check --device cpu --device gpu --device cuda:x": (
+        "--device is 'gpu' but must be",
+        "--device is 'cuda:x' but must be",
+    ),
     "check --device gpu": ("--device is 'gpu' but must be cpu, cuda or cuda:N",),
     "check --device cuda:first": ("--device is 'cuda:first' but must be cpu, cuda or cuda:N",),
     "check --python torch": ("--python is 'torch' but must be BACKEND=VALUE",),
     "check --python =/usr/bin/python3": ("--python is '=/usr/bin/python3' but must be BACKEND=VALUE",),
-    "check --python troch=/usr/bin/python3": ("--python is 'troch=/usr/bin/python3': unknown backend 'troch': did you mean 'torch'?",),
+    "check --python troch=/usr/bin/python3": (
+        "--python is 'troch=/usr/bin/python3': unknown backend 'troch': did you mean 'torch'?",
+    ),
     "check --ssh torch=": ("--ssh is 'torch=' but must be BACKEND=VALUE",),
-    "check --ssh torch=-oProxyCommand=id": ("--ssh: host is '-oProxyCommand=id' but must be a name or an address, or USER@HOST",),
+    "check --ssh torch=-oProxyCommand=id": (
+        "--ssh: host is '-oProxyCommand=id' but must be a name or an address, or USER@HOST",
+    ),
     "check --ssh tprch=far": ("--ssh is 'tprch=far': unknown backend 'tprch': did you mean 'torch'?",),
     "check --threads 0": ("--threads is 0 but must be at least 1",),
     "check --time-limit 0": ("--time-limit is 0 but must be above 0",),
@@ -112,20 +149,38 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "check --memory-limit nan": ("--memory-limit is nan MiB but must be above 0 and at most",),
     "check --memory-limit 1e308": ("--memory-limit is 1e+308 MiB but must be above 0 and at most",),
     "check --backend tensorflow": ("unknown backend 'tensorflow': did you mean 'tf'?",),
-    "check --backend tests.toys.numpy_backend": ("unknown backend 'tests.toys.numpy_backend': must be a name, or a class as package.module:Class; its module is looked for in the current folder, in PYTHONPATH",),
+    "check --backend tests.toys.numpy_backend": (
+        "unknown backend 'tests.toys.numpy_backend': must be a name, or a class as package.module:Class; its module is looked for in the current folder, in PYTHONPATH",
+    ),
     "fuzz --shapes 99999999": ("--shapes is 99999999 but must be at most 10000",),
     "speed --dtype int8": ("unknown dtype 'int8': must be one of float64",),
     "export-case .": (f"{Path.cwd()}: holds something already; export into an empty folder",),
-    "report /dev/zero --html page.html": ("/dev/zero: cannot be read: is a device but must be a regular file",),
-    "check --threads -1 --time-limit 0 --python x": ("--python is 'x'", "--time-limit is 0", "--threads is -1"),
-    "check --backend torch --python jax=/usr/bin/python3": ("'jax' is given an interpreter or a host but does not run; add --backend jax",),
-    "check --variant brt --dtype float46 --threads 0": ("--threads is 0", "unknown dtype 'float46'", "unknown variant 'brt'"),
+    "report /dev/zero --html page.html": (
+        "/dev/zero: cannot be read: is a device but must be a regular file",
+    ),
+    "check --threads -1 --time-limit 0 --python x": (
+        "--python is 'x'",
+        "--time-limit is 0",
+        "--threads is -1",
+    ),
+    "check --backend torch --python jax=/usr/bin/python3": (
+        "'jax' is given an interpreter or a host but does not run; add --backend jax",
+    ),
+    "check --variant brt --dtype float46 --threads 0": (
+        "--threads is 0",
+        "unknown dtype 'float46'",
+        "unknown variant 'brt'",
+    ),
     "golden --execution eagr": ("unknown execution 'eagr': did you mean 'eager'?",),
     "golden --implementation explict": ("unknown implementation 'explict': did you mean 'explicit'?",),
     "golden --backend troch": ("unknown backend 'troch': did you mean 'torch'?",),
     "golden /no/such/folder": ("/no/such/folder: no such folder",),
-    "check --json /no/such/folder/out.json": ("/no/such/folder/out.json: cannot be written: No such file or directory",),
-    "golden --json /no/such/folder/out.json": ("/no/such/folder/out.json: cannot be written: No such file or directory",),
+    "check --json /no/such/folder/out.json": (
+        "/no/such/folder/out.json: cannot be written: No such file or directory",
+    ),
+    "golden --json /no/such/folder/out.json": (
+        "/no/such/folder/out.json: cannot be written: No such file or directory",
+    ),
     "check --json /dev/null/out.json": ("/dev/null/out.json: cannot be written: Not a directory",),
     "export-case /no/such --variant brt": ("unknown variant 'brt': did you mean 'bert'",),
     "export-case /no/such --dtype float46": ("unknown dtype 'float46': did you mean 'float64'",),
@@ -152,9 +207,23 @@ def test_the_shell_completes_options_and_values(tmp_path: Path) -> None:
         COMP_CWORD=2; COMP_WORDS=(concord fuzz --stop); {complete}
         COMP_CWORD=3; COMP_WORDS=(concord check --variant ber); {complete}
     """
-    surroundings = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(["bash", "-c", program], env=surroundings, capture_output=True, text=True, timeout=PATIENCE, check=True)
-    assert [sorted(line.split()) for line in done.stdout.splitlines()] == [["--stop-first"], ["bert", "bert-pytorch"]]
+    surroundings = {
+        **os.environ,
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        ["bash", "-c", program],
+        env=surroundings,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
+    assert [sorted(line.split()) for line in done.stdout.splitlines()] == [
+        ["--stop-first"],
+        ["bert", "bert-pytorch"],
+    ]
 
 
 def test_version_is_that_of_the_package(invoke: Invoke) -> None:
@@ -163,7 +232,9 @@ def test_version_is_that_of_the_package(invoke: Invoke) -> None:
 
 @pytest.mark.parametrize("line", REFUSED)
 def test_what_cannot_be_done_is_refused_in_a_line_for_each_problem(invoke: Invoke, line: str) -> None:
-    narrowed = line.startswith("check") and not {"--variant", "--case", "--dtype", "--part"} & set(line.split())
+    narrowed = line.startswith("check") and not {"--variant", "--case", "--dtype", "--part"} & set(
+        line.split()
+    )
     code, output, errors = invoke(*line.split(), *(ONE if narrowed else ()))
     assert (code, output) == (2, "")
     assert len(errors) == len(REFUSED[line])
@@ -174,7 +245,17 @@ def test_what_cannot_be_done_is_refused_in_a_line_for_each_problem(invoke: Invok
 @pytest.mark.parametrize(
     ("line", "option"),
     [
-        *((f"{command} ''", "a name is required") for command in ("check --json", "check --markdown", "check --from-dump", "golden", "export-case", "speed --config")),
+        *(
+            (f"{command} ''", "a name is required")
+            for command in (
+                "check --json",
+                "check --markdown",
+                "check --from-dump",
+                "golden",
+                "export-case",
+                "speed --config",
+            )
+        ),
         ("check --threads many", "--threads"),
         ("check --time-limit soon", "--time-limit"),
         ("check --memory-limit 1GiB", "--memory-limit"),
@@ -192,7 +273,11 @@ def test_what_cannot_be_parsed_is_refused_and_named(invoke: Invoke, line: str, o
 
 
 def test_an_empty_folder_of_golden_files_is_refused(invoke: Invoke, tmp_path: Path) -> None:
-    assert invoke("golden", tmp_path) == (2, "", [f"concord: error: {tmp_path}: holds no golden files (*.safetensors)"])
+    assert invoke("golden", tmp_path) == (
+        2,
+        "",
+        [f"concord: error: {tmp_path}: holds no golden files (*.safetensors)"],
+    )
 
 
 def test_corrupt_golden_files_are_all_named(invoke: Invoke, tmp_path: Path) -> None:
@@ -201,14 +286,21 @@ def test_corrupt_golden_files_are_all_named(invoke: Invoke, tmp_path: Path) -> N
     (tmp_path / "deeper" / "b.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{broken}")
     code, output, errors = invoke("golden", tmp_path, "--backend", RIGHT, "--json", tmp_path / "out.json")
     assert (code, output) == (2, "")
-    assert [error.split(": ")[2] for error in errors] == [str(tmp_path / "a.safetensors"), str(tmp_path / "deeper" / "b.safetensors")]
+    assert [error.split(": ")[2] for error in errors] == [
+        str(tmp_path / "a.safetensors"),
+        str(tmp_path / "deeper" / "b.safetensors"),
+    ]
     assert not (tmp_path / "out.json").exists()
 
 
 def test_results_that_cannot_be_written_leave_nothing_behind(invoke: Invoke, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("kept")
-    for target, reason in (("folder", "Is a directory"), ("absent/out.json", "No such file or directory"), ("file/out.json", "Not a directory")):
+    for target, reason in (
+        ("folder", "Is a directory"),
+        ("absent/out.json", "No such file or directory"),
+        ("file/out.json", "Not a directory"),
+    ):
         code, output, errors = invoke("check", "--backend", RIGHT, *ONE, "--json", tmp_path / target)
         assert (code, output) == (2, "")  # nothing ran in vain
         assert errors == [f"concord: error: {tmp_path / target}: cannot be written: {reason}"]
@@ -216,11 +308,24 @@ def test_results_that_cannot_be_written_leave_nothing_behind(invoke: Invoke, tmp
     assert (tmp_path / "file").read_text() == "kept"
 
 
-def test_a_markdown_file_without_markers_is_refused_before_anything_runs(invoke: Invoke, tmp_path: Path) -> None:
+def test_a_markdown_file_without_markers_is_refused_before_anything_runs(
+    invoke: Invoke, tmp_path: Path
+) -> None:
     (tmp_path / "README.md").write_text("text\n")
-    code, output, errors = invoke("check", "--backend", RIGHT, *ONE, "--markdown", tmp_path / "README.md", "--json", tmp_path / "out.json")
+    code, output, errors = invoke(
+        "check",
+        "--backend",
+        RIGHT,
+        *ONE,
+        "--markdown",
+        tmp_path / "README.md",
+        "--json",
+        tmp_path / "out.json",
+    )
     assert (code, output) == (2, "")
-    assert errors == [f"concord: error: {tmp_path / 'README.md'}: lacks the lines '<!-- begin check -->' and '<!-- end check -->'"]
+    assert errors == [
+        f"concord: error: {tmp_path / 'README.md'}: lacks the lines '<!-- begin check -->' and '<!-- end check -->'"
+    ]
     assert (tmp_path / "README.md").read_text() == "text\n"
     assert not (tmp_path / "out.json").exists()
 
@@ -228,7 +333,10 @@ def test_a_markdown_file_without_markers_is_refused_before_anything_runs(invoke:
 def test_markers_are_found_and_lines_kept_where_they_end_as_on_windows(tmp_path: Path) -> None:
     page = tmp_path / "README.md"
     page.write_bytes(b"a\r\n<!-- begin check -->\r\nold\r\n<!-- end check -->\r\nb\r\n")
-    assert within(page, "check", "x\ny\n") == "a\r\n<!-- begin check -->\r\nx\r\ny\r\n<!-- end check -->\r\nb\r\n"
+    assert (
+        within(page, "check", "x\ny\n")
+        == "a\r\n<!-- begin check -->\r\nx\r\ny\r\n<!-- end check -->\r\nb\r\n"
+    )
 
 
 def test_a_markdown_file_gets_the_table_between_its_markers(invoke: Invoke, tmp_path: Path) -> None:
@@ -338,7 +446,11 @@ def test_doctor_tells_what_a_backend_is_and_runs_on(invoke: Invoke) -> None:
     code, output, errors = invoke("doctor", "--backend", RIGHT, "--threads", "1")
     assert (code, errors) == (0, [])
     assert f"{RIGHT}: ready" in output
-    facts = {line.split()[0]: line.split(maxsplit=1)[1].strip() for line in output.splitlines() if len(line.split()) > 1}
+    facts = {
+        line.split()[0]: line.split(maxsplit=1)[1].strip()
+        for line in output.splitlines()
+        if len(line.split()) > 1
+    }
     assert facts["python"] == sys.version.split()[0]
     assert facts["cores"] == str(os.cpu_count())
     assert facts["threads"] == "1"
@@ -349,7 +461,16 @@ def test_doctor_tells_what_a_backend_is_and_runs_on(invoke: Invoke) -> None:
 
 def test_doctor_tells_what_is_wrong(tmp_path: Path) -> None:
     packages = offer(hide_frameworks(tmp_path), ghost="no_such_package.backend:Ghost")
-    asked = concord("doctor", "--backend", "ghost", "--backend", "tests.toys.unimportable:NumpyBackend", "--backend", "torch", PYTHONPATH=str(packages))
+    asked = concord(
+        "doctor",
+        "--backend",
+        "ghost",
+        "--backend",
+        "tests.toys.unimportable:NumpyBackend",
+        "--backend",
+        "torch",
+        PYTHONPATH=str(packages),
+    )
     assert (asked.returncode, errors(asked.stderr)) == (3, "")
     assert "ghost: absent" in asked.stdout
     assert "tests.toys.unimportable:NumpyBackend: broken" in asked.stdout
@@ -370,13 +491,29 @@ def test_results_are_written_as_strict_json(invoke: Invoke, tmp_path: Path) -> N
     path = tmp_path / "out.json"
     path.write_text("old")
     names = [RIGHT, WRONG, toy("ReturnsNaN"), toy("Raises"), toy("SaysUnsupported")]
-    code, _, _ = invoke("check", *options("--backend", names), "--case", "bert-ragged", "--dtype", "float64", "--threads", "1", "--json", path)
+    code, _, _ = invoke(
+        "check",
+        *options("--backend", names),
+        "--case",
+        "bert-ragged",
+        "--dtype",
+        "float64",
+        "--threads",
+        "1",
+        "--json",
+        path,
+    )
     data = strictly(path.read_text())
     assert [entry.name for entry in tmp_path.iterdir()] == ["out.json"]
     assert (data["schema"], data["kind"], data["exit_code"], code) == ("concord.report/4", "check", 3, 3)
     assert record.problems(data) == []
     settings = data["settings"]
-    assert (settings["device"], settings["execution"], settings["threads"], settings["asked"]) == ("cpu", "eager", 1, names)
+    assert (settings["device"], settings["execution"], settings["threads"], settings["asked"]) == (
+        "cpu",
+        "eager",
+        1,
+        names,
+    )
     results = {result["backend"].partition(":")[2]: result for result in data["results"]}
     assert {name: result["status"] for name, result in results.items()} == {
         "NumpyBackend": "agrees",
@@ -387,14 +524,28 @@ def test_results_are_written_as_strict_json(invoke: Invoke, tmp_path: Path) -> N
     }
     for result in data["results"]:
         assert {"backend", "group", "case", "part", "dtype", "status", "seconds"} <= result.keys()
-        assert (result["group"], result["case"], result["part"], result["dtype"]) == ("bert", "bert-ragged", "model", "float64")
-    right, wrong, nan = (results[name]["verdict"] for name in ("NumpyBackend", "WrongAfterTheFirstLayer", "ReturnsNaN"))
+        assert (result["group"], result["case"], result["part"], result["dtype"]) == (
+            "bert",
+            "bert-ragged",
+            "model",
+            "float64",
+        )
+    right, wrong, nan = (
+        results[name]["verdict"] for name in ("NumpyBackend", "WrongAfterTheFirstLayer", "ReturnsNaN")
+    )
     assert not {"first_divergence", "diagnosis", "tensors"} & right.keys()
     assert 0 <= right["worst"] <= 1
     assert wrong["first_divergence"] == wrong["tensors"][0]["tensor"] == "layers.1.attention.scores"
     assert wrong["worst"] > 1
     row = wrong["tensors"][0]
-    assert row["ratio"] == max(row["local"]["z"] / data["limits"]["z"], row["local"]["rms"] / rms_limit(row["local"]["independent"])) > 1
+    assert (
+        row["ratio"]
+        == max(
+            row["local"]["z"] / data["limits"]["z"],
+            row["local"]["rms"] / rms_limit(row["local"]["independent"]),
+        )
+        > 1
+    )
     assert (row["clause"], row["status"], len(row["element"])) == ("ATT-4", "diverges", 4)
     assert 0 < row["beyond"] <= row["size"]
     assert (nan["worst"], nan["tensors"][0]["ratio"], nan["tensors"][0]["actual"]) == ("inf", "inf", "nan")
@@ -402,7 +553,14 @@ def test_results_are_written_as_strict_json(invoke: Invoke, tmp_path: Path) -> N
     assert results["Raises"]["stderr"].endswith("and has more to say")
     about = data["environments"][RIGHT]
     assert (about["threads"], about["devices"]) == (1, ["cpu"])
-    assert {"version", "dtypes", "import_seconds", "start_seconds", "run_seconds", "peak_memory_bytes"} <= about.keys()
+    assert {
+        "version",
+        "dtypes",
+        "import_seconds",
+        "start_seconds",
+        "run_seconds",
+        "peak_memory_bytes",
+    } <= about.keys()
 
 
 # Ctrl-C.
@@ -412,9 +570,21 @@ def test_results_are_written_as_strict_json(invoke: Invoke, tmp_path: Path) -> N
 def test_an_interrupt_ends_everything_at_once(tmp_path: Path, name: str) -> None:
     for folder in ("notes", "temporary"):
         (tmp_path / folder).mkdir()
-    command = [sys.executable, "-m", "concord", "check", *options("--backend", [toy(name), RIGHT]), "--variant", "bert", "--json", str(tmp_path / "out.json")]
+    command = [
+        sys.executable,
+        "-m",
+        "concord",
+        "check",
+        *options("--backend", [toy(name), RIGHT]),
+        "--variant",
+        "bert",
+        "--json",
+        str(tmp_path / "out.json"),
+    ]
     environment = {**os.environ, "TOY_NOTES": str(tmp_path / "notes"), "TMPDIR": str(tmp_path / "temporary")}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             wait_for(tmp_path / "notes" / "hanging")
             workers = psutil.Process(process.pid).children(recursive=True)

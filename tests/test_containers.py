@@ -22,7 +22,14 @@ from concord.porting.pickles.reader import look
 from concord.porting.stored import FLOATS, NUMPY, in_memory
 from concord.spec.errors import SpecError
 
-WRITTEN = {safetensors: "a.safetensors", torch: "a.pt", paddle: "a.pdparams", msgpack: "a.msgpack", bundle: "a.ckpt.index", h5: "a.weights.h5"}
+WRITTEN = {
+    safetensors: "a.safetensors",
+    torch: "a.pt",
+    paddle: "a.pdparams",
+    msgpack: "a.msgpack",
+    bundle: "a.ckpt.index",
+    h5: "a.weights.h5",
+}
 """What writes files, and how their names end."""
 
 OFTEN = settings(max_examples=25, deadline=None, derandomize=True, database=None)
@@ -47,23 +54,36 @@ def here() -> Any:
 def tensor(dtype: str, shape: tuple[int, ...], seed: int) -> Any:
     """Return a tensor of any bits, NaN and infinity too."""
     count = int(np.prod(shape, dtype=int)) * np.dtype(NUMPY[dtype]).itemsize
-    return in_memory(np.frombuffer(np.random.default_rng(seed).bytes(count), NUMPY[dtype]).reshape(shape), dtype)
+    return in_memory(
+        np.frombuffer(np.random.default_rng(seed).bytes(count), NUMPY[dtype]).reshape(shape), dtype
+    )
 
 
 @pytest.mark.parametrize("container", WRITTEN, ids=lambda container: container.__name__.rpartition(".")[2])
 @RARELY
-@given(st.dictionaries(NAMES, st.builds(tensor, st.sampled_from(FLOATS), SHAPES, st.integers(0, 9)), max_size=5))
+@given(
+    st.dictionaries(NAMES, st.builds(tensor, st.sampled_from(FLOATS), SHAPES, st.integers(0, 9)), max_size=5)
+)
 def test_whatever_is_written_comes_back_bit_for_bit(container: Any, tensors: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / WRITTEN[container]
         container.write(path, tensors)
         found = container.read(path)
-        assert {name: (one.dtype, one.shape, one.sha256()) for name, one in found.items()} == {name: (one.dtype, one.shape, one.sha256()) for name, one in tensors.items()}
+        assert {name: (one.dtype, one.shape, one.sha256()) for name, one in found.items()} == {
+            name: (one.dtype, one.shape, one.sha256()) for name, one in tensors.items()
+        }
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**65), 2**65) | st.text(max_size=9) | st.sampled_from(["F32", "U8", "dtype", "shape", "data_offsets"]),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["dtype", "shape", "data_offsets", "a"]), inner, max_size=4),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**65), 2**65)
+    | st.text(max_size=9)
+    | st.sampled_from(["F32", "U8", "dtype", "shape", "data_offsets"]),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["dtype", "shape", "data_offsets", "a"]), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 
@@ -88,7 +108,9 @@ def test_any_header_is_read_or_refused(header: dict[str, Any], data: bytes) -> N
     refused_or_read(safetensors, "a.safetensors", len(text).to_bytes(8, "little") + text + data)
 
 
-CODES = st.lists(st.integers(0x80, 0xFF).map(lambda code: bytes([code])) | st.binary(max_size=6), max_size=30).map(b"".join)
+CODES = st.lists(
+    st.integers(0x80, 0xFF).map(lambda code: bytes([code])) | st.binary(max_size=6), max_size=30
+).map(b"".join)
 
 
 @OFTEN
@@ -97,7 +119,12 @@ def test_any_msgpack_is_read_or_refused(content: bytes) -> None:
     refused_or_read(msgpack, "a.msgpack", b"\x81\xa1a" + content)
 
 
-OPCODES = st.lists(st.sampled_from(sorted(machine._STEPS)) | st.binary(max_size=5) | st.sampled_from([b"torch._utils\n_rebuild_tensor_v2\n", b"\x01\x00\x00\x00", pickle.MARK * 3]), max_size=60).map(b"".join)
+OPCODES = st.lists(
+    st.sampled_from(sorted(machine._STEPS))
+    | st.binary(max_size=5)
+    | st.sampled_from([b"torch._utils\n_rebuild_tensor_v2\n", b"\x01\x00\x00\x00", pickle.MARK * 3]),
+    max_size=60,
+).map(b"".join)
 
 
 @OFTEN

@@ -20,7 +20,14 @@ SPECIFICATION = (Path(__file__).parent.parent / "spec" / "SPEC.md").read_text()
 NAMED = {fault.group: fault for fault in reversed(ALL) if fault.expected == "named"}
 """The first of each group that is read, and judged, which takes longer."""
 
-SLOWLY = [pytest.param(fault, id=fault.name, marks=[pytest.mark.slow] if fault.expected == "named" and fault not in NAMED.values() else []) for fault in ALL]
+SLOWLY = [
+    pytest.param(
+        fault,
+        id=fault.name,
+        marks=[pytest.mark.slow] if fault.expected == "named" and fault not in NAMED.values() else [],
+    )
+    for fault in ALL
+]
 
 
 @pytest.fixture(autouse=True)

@@ -50,7 +50,9 @@ LOGITS = np.array([[2.0, -1.0, 0.5], [0.1, 3.0, -2.0]])
         ("KL 1e-3", LOGITS + 5, LOGITS * 1.2),
     ],
 )
-def test_criterion_passes_what_is_near_and_flags_what_is_far(criterion: str, near: np.ndarray, far: np.ndarray) -> None:
+def test_criterion_passes_what_is_near_and_flags_what_is_far(
+    criterion: str, near: np.ndarray, far: np.ndarray
+) -> None:
     assert passes(CRITERIA[criterion], LOGITS, LOGITS)
     assert passes(CRITERIA[criterion], near, LOGITS)
     assert not passes(CRITERIA[criterion], far, LOGITS)
@@ -78,7 +80,10 @@ def test_right_run_is_not_flagged_and_a_wrong_one_is_by_those_that_see_it() -> N
     assert flags[OURS] == (False, False)
     assert flags["allclose 1e-3"] == (False, False)
     assert flags["KL 1e-3"] == (False, None)
-    taps = {**run.taps, "layers.0.attention.scores": run.taps["layers.0.attention.scores"] * np.float32(1.0001)}
+    taps = {
+        **run.taps,
+        "layers.0.attention.scores": run.taps["layers.0.attention.scores"] * np.float32(1.0001),
+    }
     wrong = flags_of(job, dataclasses.replace(run, taps=taps))  # type: ignore[arg-type]
     assert wrong[OURS] == (False, True)
     assert wrong["allclose 1e-5"] == (flags["allclose 1e-5"][0], True)
@@ -89,7 +94,16 @@ def test_shares_exit_code_record_and_table_follow_from_the_flags() -> None:
     every = (*CRITERIA, OURS)
     none: dict = {name: (False, None if name == "KL 1e-3" else False) for name in every}
     found = {**none, OURS: (False, True), "PCC 0.99": (True, True)}
-    result = Comparison(Amounts(), {FAULTS: {"a torch": found, "b torch": found}, RIGHT: {"c": none}, SINGLE: {"d": none}, HALF: {"e": none}}, versions={"torch": "2"})
+    result = Comparison(
+        Amounts(),
+        {
+            FAULTS: {"a torch": found, "b torch": found},
+            RIGHT: {"c": none},
+            SINGLE: {"d": none},
+            HALF: {"e": none},
+        },
+        versions={"torch": "2"},
+    )
     assert result.exit_code == 0
     assert result.share(FAULTS, OURS, False) == (0, 2)
     assert result.share(FAULTS, OURS, True) == (2, 2)
@@ -97,7 +111,10 @@ def test_shares_exit_code_record_and_table_follow_from_the_flags() -> None:
     table = markdown(result)
     assert f"| {OURS} | 0 % / 100 % | 0 % / 0 % | 0 % / 0 % | 0 % / 0 % |" in table
     assert "2 faults" in table
-    assert json.loads(json.dumps(result.as_dict()))["flagged"]["PCC 0.99"][FAULTS] == {"outputs": [2, 2], "all": [2, 2]}
+    assert json.loads(json.dumps(result.as_dict()))["flagged"]["PCC 0.99"][FAULTS] == {
+        "outputs": [2, 2],
+        "all": [2, 2],
+    }
     result.flagged[RIGHT]["f"] = found
     assert (result.exit_code, result.exceptions["alarms"]) == (1, ["f"])
     result.failures["jax"] = WorkerFailure("absent", "jax is not installed")
@@ -107,13 +124,21 @@ def test_shares_exit_code_record_and_table_follow_from_the_flags() -> None:
 
 
 def test_percent_never_rounds_to_all_or_nothing() -> None:
-    assert [percent(0, 9), percent(9, 9), percent(1, 500), percent(499, 500), percent(1, 3)] == ["0 %", "100 %", "0.2 %", "99.8 %", "33 %"]
+    assert [percent(0, 9), percent(9, 9), percent(1, 500), percent(499, 500), percent(1, 3)] == [
+        "0 %",
+        "100 %",
+        "0.2 %",
+        "99.8 %",
+        "33 %",
+    ]
     assert percent(1, 10**6) == "< 0.1 %"
     assert percent(10**6 - 1, 10**6) == "> 99.9 %"
 
 
 def test_right_variations_run_on_cases_that_follow_from_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("concord.conformance.criteria.VARIATIONS", [VARIATIONS["norm_welford"], VARIATIONS["sums_pairwise"]])
+    monkeypatch.setattr(
+        "concord.conformance.criteria.VARIATIONS", [VARIATIONS["norm_welford"], VARIATIONS["sums_pairwise"]]
+    )
     monkeypatch.setattr("concord.conformance.criteria.flags_of", lambda job, run: {})
     first, again, other = (Comparison(Amounts(cases=2, seed=seed)) for seed in (3, 3, 4))
     for result in (first, again, other):
@@ -126,8 +151,16 @@ def test_right_variations_run_on_cases_that_follow_from_the_seed(monkeypatch: py
 def test_record_names_every_criterion_and_the_readme_shows_it() -> None:
     root = Path(__file__).parent.parent
     record = json.loads((root / "conformance/results/criteria.json").read_text())
-    table = (root / "README.md").read_text().partition("<!-- begin criteria -->")[2].partition("<!-- end criteria -->")[0]
+    table = (
+        (root / "README.md")
+        .read_text()
+        .partition("<!-- begin criteria -->")[2]
+        .partition("<!-- end criteria -->")[0]
+    )
     assert list(record["flagged"]) == [*CRITERIA, OURS]
     for name, groups in record["flagged"].items():
-        cells = (" / ".join("–" if share is None else percent(*share) for share in groups[group].values()) for group in GROUPS)
+        cells = (
+            " / ".join("–" if share is None else percent(*share) for share in groups[group].values())
+            for group in GROUPS
+        )
         assert f"| {name} | {' | '.join(cells)} |" in table

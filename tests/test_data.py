@@ -29,7 +29,7 @@ from tests.toys.surroundings import PATIENCE, ROOT
 
 Config = Callable[..., spec.EncoderConfig]
 
-PAIRS = "谁有狂三这张高清的\t这张高清图，谁有\t0\n英雄联盟什么英雄最好\t英雄联盟最好英雄是什么\t1\n我想要一个\"好\"的\t我要\t1\n"
+PAIRS = '谁有狂三这张高清的\t这张高清图，谁有\t0\n英雄联盟什么英雄最好\t英雄联盟最好英雄是什么\t1\n我想要一个"好"的\t我要\t1\n'
 WORDS = "a film of rare beauty<SEP>good\nso dull so very dull<SEP>bad\n"
 LINES = '{"text": "so dull", "label": "bad"}\n{"sentence1": "a film", "sentence2": "a movie", "label": "good", "id": 7}\n{"text": "rare", "label": null}\n'
 
@@ -54,18 +54,37 @@ def fields(path: Path, **options: Any) -> list[tuple[str, str | None, str | None
 
 
 def test_tab_separated_pairs_are_read_as_lcqmc_has_them(tmp_path: Path) -> None:
-    expected = [("谁有狂三这张高清的", "这张高清图，谁有", "0"), ("英雄联盟什么英雄最好", "英雄联盟最好英雄是什么", "1"), ('我想要一个"好"的', "我要", "1")]
+    expected = [
+        ("谁有狂三这张高清的", "这张高清图，谁有", "0"),
+        ("英雄联盟什么英雄最好", "英雄联盟最好英雄是什么", "1"),
+        ('我想要一个"好"的', "我要", "1"),
+    ]
     assert fields(written(tmp_path, "train.tsv", PAIRS)) == expected
-    assert fields(written(tmp_path, "bom.tsv", b"\xef\xbb\xbf" + PAIRS.replace("\n", "\r\n").encode())) == expected
-    assert fields(written(tmp_path, "headed.tsv", "text_a\ttext_b\tlabel\n" + PAIRS.removesuffix("\n"))) == expected
+    assert (
+        fields(written(tmp_path, "bom.tsv", b"\xef\xbb\xbf" + PAIRS.replace("\n", "\r\n").encode()))
+        == expected
+    )
+    assert (
+        fields(written(tmp_path, "headed.tsv", "text_a\ttext_b\tlabel\n" + PAIRS.removesuffix("\n")))
+        == expected
+    )
     assert fields(written(tmp_path, "turned.tsv", "label\tsentence\n1\tgut\n")) == [("gut", None, "1")]
-    assert fields(written(tmp_path, "short.tsv", "gut\t1\nschlecht\t 0 \n")) == [("gut", None, "1"), ("schlecht", None, "0")]
-    assert fields(written(tmp_path, "pairs.tsv", "a b\tc\n"), columns=["text_a", "text_b"]) == [("a b", "c", None)]
+    assert fields(written(tmp_path, "short.tsv", "gut\t1\nschlecht\t 0 \n")) == [
+        ("gut", None, "1"),
+        ("schlecht", None, "0"),
+    ]
+    assert fields(written(tmp_path, "pairs.tsv", "a b\tc\n"), columns=["text_a", "text_b"]) == [
+        ("a b", "c", None)
+    ]
 
 
 def test_words_with_a_label_are_read_as_the_tf1_source_has_them(tmp_path: Path) -> None:
     expected = [("a film of rare beauty", None, "good"), ("so dull so very dull", None, "bad")]
-    assert fields(written(tmp_path, "train.txt", WORDS)) == fields(written(tmp_path, "train", WORDS), layout="sep") == expected
+    assert (
+        fields(written(tmp_path, "train.txt", WORDS))
+        == fields(written(tmp_path, "train", WORDS), layout="sep")
+        == expected
+    )
     assert fields(written(tmp_path, "plain.txt", "one\ntwo\n")) == [("one", None, None), ("two", None, None)]
 
 
@@ -87,9 +106,17 @@ def test_json_lines_are_read_under_the_usual_names(tmp_path: Path) -> None:
 
 def test_datasets_of_hugging_face_are_read_from_their_folder(tmp_path: Path) -> None:
     library = pytest.importorskip("datasets")
-    features = library.Features({"sentence1": library.Value("string"), "sentence2": library.Value("string"), "label": library.ClassLabel(names=["unlike", "alike"])})
+    features = library.Features(
+        {
+            "sentence1": library.Value("string"),
+            "sentence2": library.Value("string"),
+            "label": library.ClassLabel(names=["unlike", "alike"]),
+        }
+    )
     rows = {"sentence1": ["a", "b", "c", " "], "sentence2": ["x", "y", "z", "u"], "label": [1, 0, -1, 1]}
-    library.DatasetDict({"train": library.Dataset.from_dict(rows, features=features)}).save_to_disk(str(tmp_path / "saved"))
+    library.DatasetDict({"train": library.Dataset.from_dict(rows, features=features)}).save_to_disk(
+        str(tmp_path / "saved")
+    )
     (folder,) = data.splits(tmp_path / "saved").values()
     found = data.read(folder, on_error="skip")
     assert [(sample.text_a, sample.text_b, sample.label, found.where(sample.number)) for sample in found.samples] == [
@@ -102,16 +129,27 @@ def test_datasets_of_hugging_face_are_read_from_their_folder(tmp_path: Path) -> 
 
 
 def test_a_folder_that_is_no_dataset_says_so(tmp_path: Path) -> None:
-    assert refusal(data.read, tmp_path) == [f"{tmp_path}: is a folder but no dataset: 'dataset_info.json' and 'state.json' must be in it"]
-    assert refusal(data.splits, tmp_path)[0].startswith(f"{tmp_path}: has no train.tsv or train.jsonl or train.txt")
+    assert refusal(data.read, tmp_path) == [
+        f"{tmp_path}: is a folder but no dataset: 'dataset_info.json' and 'state.json' must be in it"
+    ]
+    assert refusal(data.splits, tmp_path)[0].startswith(
+        f"{tmp_path}: has no train.tsv or train.jsonl or train.txt"
+    )
     for name in ("validation.tsv", "train.tsv", "notes.md"):
         written(tmp_path, name, PAIRS)
-    assert {split: path.name for split, path in data.splits(tmp_path).items()} == {"train": "train.tsv", "dev": "validation.tsv"}
+    assert {split: path.name for split, path in data.splits(tmp_path).items()} == {
+        "train": "train.tsv",
+        "dev": "validation.tsv",
+    }
     written(tmp_path, "dev.jsonl", LINES)
-    assert refusal(data.splits, tmp_path) == [f"{tmp_path}: has dev.jsonl and validation.tsv but must have one dev"]
+    assert refusal(data.splits, tmp_path) == [
+        f"{tmp_path}: has dev.jsonl and validation.tsv but must have one dev"
+    ]
 
 
-def test_a_folder_of_a_dataset_without_the_library_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_a_dataset_without_the_library_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("dataset_info.json", "state.json"):
         written(tmp_path, name, "{}")
     monkeypatch.setitem(sys.modules, "datasets", None)
@@ -137,29 +175,45 @@ def test_bad_lines_are_named_by_file_and_line_or_skipped_and_counted(tmp_path: P
     assert [found.where(sample.number) for sample in found.samples] == [f"{path}:1", f"{path}:6", f"{path}:8"]
     assert (found.complaints.count, found.complaints.listed()) == (5, problems)
     many = written(tmp_path, "many.tsv", "a\t1\n" + "b\n" * (SHOWN + 3))
-    assert refusal(data.read, many)[-2:] == [f"{many}:{SHOWN + 1}: has 1 columns but must have 2: text_a, label", "and 3 more bad lines"]
+    assert refusal(data.read, many)[-2:] == [
+        f"{many}:{SHOWN + 1}: has 1 columns but must have 2: text_a, label",
+        "and 3 more bad lines",
+    ]
 
 
 def test_nothing_to_read_is_refused(tmp_path: Path) -> None:
-    empty, bad, pipe = written(tmp_path, "empty.tsv", ""), written(tmp_path, "bad.tsv", "a\tb\tc\td\n"), tmp_path / "pipe.tsv"
+    empty, bad, pipe = (
+        written(tmp_path, "empty.tsv", ""),
+        written(tmp_path, "bad.tsv", "a\tb\tc\td\n"),
+        tmp_path / "pipe.tsv",
+    )
     os.mkfifo(pipe)
     assert refusal(data.read, empty) == [f"{empty}: no sample"]
-    assert refusal(data.read, bad, on_error="skip") == [f"{bad}: no sample", f"{bad}:1: has 4 columns but must have 1 (text_a), 2 (text_a, label) or 3 (text_a, text_b, label)"]
+    assert refusal(data.read, bad, on_error="skip") == [
+        f"{bad}: no sample",
+        f"{bad}:1: has 4 columns but must have 1 (text_a), 2 (text_a, label) or 3 (text_a, text_b, label)",
+    ]
     assert refusal(data.read, pipe) == [f"{pipe}: cannot be read: is a pipe but must be a regular file"]
     assert refusal(data.read, tmp_path / "none.tsv") == [f"{tmp_path}/none.tsv: no such file"]
-    assert refusal(data.read, empty, on_error="ignore") == ["unknown --on-error 'ignore': must be one of fail, skip"]
+    assert refusal(data.read, empty, on_error="ignore") == [
+        "unknown --on-error 'ignore': must be one of fail, skip"
+    ]
     assert refusal(data.read, empty, layout="csv")[0].startswith("unknown layout 'csv'")
-    assert refusal(data.read, empty, columns=["text_b"]) == ["columns are text_b but must be text_a and any of text_b, label, each once"]
+    assert refusal(data.read, empty, columns=["text_b"]) == [
+        "columns are text_b but must be text_a and any of text_b, label, each once"
+    ]
 
 
 def test_numbers_of_samples_say_nothing_of_their_content(tmp_path: Path) -> None:
-    one, other = written(tmp_path, "a.tsv", "x\t1\ny\t0\n"), written(tmp_path, "b.tsv", "bad\nz\t0\n" "u\t1\n")
+    one, other = written(tmp_path, "a.tsv", "x\t1\ny\t0\n"), written(tmp_path, "b.tsv", "bad\nz\t0\nu\t1\n")
     found = data.read(one, other, on_error="skip", columns=["text_a", "label"])
     assert [sample.number for sample in found.samples] == [1, 2, 2**32 + 2, 2**32 + 3]
     assert found.digest != data.read(other, one, on_error="skip", columns=["text_a", "label"]).digest
 
 
-@pytest.mark.parametrize(("name", "content"), [("train.tsv", PAIRS), ("train.txt", WORDS), ("train.jsonl", LINES)])
+@pytest.mark.parametrize(
+    ("name", "content"), [("train.tsv", PAIRS), ("train.txt", WORDS), ("train.jsonl", LINES)]
+)
 def test_spoilt_files_are_read_or_refused_by_line(tmp_path: Path, name: str, content: str) -> None:
     random, outcomes = Random(11), Counter[str]()
     for number in range(300):
@@ -168,7 +222,11 @@ def test_spoilt_files_are_read_or_refused_by_line(tmp_path: Path, name: str, con
             found = data.read(path, on_error=("fail", "skip")[number % 2])
             outcomes["read"] += len(found.samples) > 0
         except SpecError as error:
-            outcomes["refused" if all(problem.startswith((str(path), "and ")) for problem in error.problems) else "unnamed"] += 1
+            outcomes[
+                "refused"
+                if all(problem.startswith((str(path), "and ")) for problem in error.problems)
+                else "unnamed"
+            ] += 1
     assert (min(outcomes["read"], outcomes["refused"]) > 20, outcomes["unnamed"]) == (True, 0), outcomes
 
 
@@ -180,18 +238,27 @@ def test_labels_are_numbered_in_a_stable_order(tmp_path: Path) -> None:
     assert data.Labels.of(["b", "10", "a"]).names == ("10", "a", "b")
     data.Labels(("no", "yes")).write(tmp_path / "labels.json")
     assert data.Labels.read(tmp_path / "labels.json").names == ("no", "yes")
-    assert refusal(data.Labels.of, ["a", "a"]) == ["labels are 'a' but there must be at least two classes to tell apart"]
+    assert refusal(data.Labels.of, ["a", "a"]) == [
+        "labels are 'a' but there must be at least two classes to tell apart"
+    ]
     written(tmp_path, "labels.json", '{"format": "concord.labels/1", "names": ["a", "a"]}')
-    assert refusal(data.Labels.read, tmp_path / "labels.json") == [f"{tmp_path}/labels.json: labels are 'a', 'a' but each must be there once, and none be empty"]
+    assert refusal(data.Labels.read, tmp_path / "labels.json") == [
+        f"{tmp_path}/labels.json: labels are 'a', 'a' but each must be there once, and none be empty"
+    ]
     written(tmp_path, "labels.json", '{"format": "concord.labels/2", "names": 3}')
     assert "written" not in refusal(data.Labels.read, tmp_path / "labels.json")[0]
     assert "'format' is 'concord.labels/2'" in refusal(data.Labels.read, tmp_path / "labels.json")[0]
 
 
 def test_a_label_that_training_did_not_have_is_a_bad_line(tmp_path: Path, small: Config) -> None:
-    train, dev = data.read(written(tmp_path, "train.tsv", "x\ta\ny\tb\n")), written(tmp_path, "dev.tsv", "x\tc\ny\tb\n")
+    train, dev = (
+        data.read(written(tmp_path, "train.tsv", "x\ta\ny\tb\n")),
+        written(tmp_path, "dev.tsv", "x\tc\ny\tb\n"),
+    )
     labels, encoder = data.Labels.of(sample.label for sample in train.samples), encoder_of(small())
-    assert refusal(data.encode, data.read(dev), encoder, labels) == [f"{dev}:1: label is 'c' but must be one of 'a', 'b'"]
+    assert refusal(data.encode, data.read(dev), encoder, labels) == [
+        f"{dev}:1: label is 'c' but must be one of 'a', 'b'"
+    ]
     found = data.read(dev, on_error="skip")
     assert data.encode(found, encoder, labels).labels.tolist() == [1]
     assert found.complaints.count == 1
@@ -205,8 +272,12 @@ def test_a_label_that_training_did_not_have_is_a_bad_line(tmp_path: Path, small:
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefgh你好吗", "ab", "##cd", "##e"]
 
 
-def encoder_of(config: spec.EncoderConfig, tokenization: str = "characters", max_tokens: int | None = None) -> data.TextEncoder:
-    return data.TextEncoder(tokenizers.from_vocabulary(tokenization, VOCABULARY), data.text_for(config, max_tokens))
+def encoder_of(
+    config: spec.EncoderConfig, tokenization: str = "characters", max_tokens: int | None = None
+) -> data.TextEncoder:
+    return data.TextEncoder(
+        tokenizers.from_vocabulary(tokenization, VOCABULARY), data.text_for(config, max_tokens)
+    )
 
 
 def test_texts_and_pairs_are_put_together(small: Config) -> None:
@@ -221,25 +292,45 @@ def test_texts_and_pairs_are_put_together(small: Config) -> None:
     assert pair.segment_ids.tolist() == [0, 0, 0, 0, 1, 1, 1]
     assert encoder_of(small("bert-pytorch")).encode("ab", "你z").segment_ids.tolist() == [1, 1, 1, 1, 2, 2, 2]
     assert encoder_of(small("vanilla-encoder")).encode("ab", "你z").segment_ids.tolist() == [0] * 7
-    assert encoder_of(small("bert"), "wordpiece").encode("abcde 你好").tokens == ("[CLS]", "ab", "cd", "e", "你", "好", "[SEP]")
+    assert encoder_of(small("bert"), "wordpiece").encode("abcde 你好").tokens == (
+        "[CLS]",
+        "ab",
+        "cd",
+        "e",
+        "你",
+        "好",
+        "[SEP]",
+    )
     assert encoder_of(small("bert"), "words").encode("ab abc h").ids.tolist() == [2, 15, 1, 11, 3]
 
 
 def test_truncation_keeps_both_texts(small: Config) -> None:
     encoder = encoder_of(small("bert"), max_tokens=11)
-    for a, b, kept, truncated in (("abcdefgh", "abcdefgh", (4, 4), (4, 4)), ("ab", "abcdefgh", (2, 6), (0, 2)), ("abcdefgh", "a", (7, 1), (1, 0)), ("abc", "abc", (3, 3), (0, 0))):
+    for a, b, kept, truncated in (
+        ("abcdefgh", "abcdefgh", (4, 4), (4, 4)),
+        ("ab", "abcdefgh", (2, 6), (0, 2)),
+        ("abcdefgh", "a", (7, 1), (1, 0)),
+        ("abc", "abc", (3, 3), (0, 0)),
+    ):
         found = encoder.encode(a, b)
         assert found.tokens == ("[CLS]", *a[: kept[0]], "[SEP]", *b[: kept[1]], "[SEP]")
         assert (len(found.ids) <= 11, found.truncated) == (True, truncated)
     assert encoder.encode("abcdefgh" * 2).truncated == (7, 0)
-    assert refusal(encoder_of, small(), max_tokens=14) == ["'max_tokens' is 14 but must be at most 13: so many positions has the model [clause=INP-2]"]
-    assert refusal(encoder_of, small(), max_tokens=4) == ["'max_tokens' is 4 but must be at least 5: two texts of a token, and 3 special ones"]
+    assert refusal(encoder_of, small(), max_tokens=14) == [
+        "'max_tokens' is 14 but must be at most 13: so many positions has the model [clause=INP-2]"
+    ]
+    assert refusal(encoder_of, small(), max_tokens=4) == [
+        "'max_tokens' is 4 but must be at least 5: two texts of a token, and 3 special ones"
+    ]
 
 
 def test_many_texts_are_encoded_as_each_by_itself(small: Config) -> None:
     encoder, random = encoder_of(small("bert"), max_tokens=7), Random(3)
     texts = ["".join(random.choices("abcdefgh你好吗z ", k=random.randint(1, 9))) for _ in range(37)]
-    pairs = [(a, b if number % 3 else None) for number, (a, b) in enumerate(zip(texts, reversed(texts), strict=True))]
+    pairs = [
+        (a, b if number % 3 else None)
+        for number, (a, b) in enumerate(zip(texts, reversed(texts), strict=True))
+    ]
     for (a, b), (ids, border, cut) in zip(pairs, encoder.encode_many(pairs), strict=True):
         alone = encoder.encode(a, b)
         assert (ids.tolist(), cut) == (alone.ids.tolist(), sum(alone.truncated))
@@ -254,7 +345,9 @@ def test_no_text_can_say_padding_or_a_mark(small: Config, tokenization: str) -> 
 
 
 def test_what_is_no_text_is_refused(small: Config) -> None:
-    assert refusal(encoder_of(small()).encode, "ab\udcffc") == ["'ab\\udcffc' is no text: surrogates not allowed at character 2"]
+    assert refusal(encoder_of(small()).encode, "ab\udcffc") == [
+        "'ab\\udcffc' is no text: surrogates not allowed at character 2"
+    ]
     assert encoder_of(small()).encode("a" * 100_000).truncated == (99_989, 0)
     assert encoder_of(small()).encode("\x01\u200b").tokens[0] == "[CLS]"
 
@@ -266,10 +359,22 @@ def test_a_vocabulary_is_learnt_the_same_each_time(small: Config, tokenization: 
         "import sys, hashlib; from concord import spec; from concord.training import data\n"
         f"texts = {texts!r}\nencoder = data.TextEncoder.learn(texts, spec.variant('bert'), {tokenization!r}, size=31)\nprint(encoder.digest(), encoder.vocab_size)"
     )
-    found = {subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout for _ in range(2)}
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=True,
+        ).stdout
+        for _ in range(2)
+    }
     assert len(found) == 1
     assert 4 < int(found.pop().split()[1]) <= 31
-    assert refusal(data.TextEncoder.learn, [], small()) == ["no token comes 2 times in the texts: there is no vocabulary to learn"]
+    assert refusal(data.TextEncoder.learn, [], small()) == [
+        "no token comes 2 times in the texts: there is no vocabulary to learn"
+    ]
 
 
 def test_an_encoder_is_read_as_it_was_written(tmp_path: Path, small: Config) -> None:
@@ -285,7 +390,10 @@ def test_a_vocabulary_of_a_file_is_checked(tmp_path: Path, small: Config) -> Non
     path = written(tmp_path, "vocab.txt", "\r\n".join(VOCABULARY) + "\r\n")
     assert data.TextEncoder.from_vocabulary(path, small()).encode("abcd").ids.tolist() == [2, 15, 16, 3]
     written(tmp_path, "vocab.txt", "[PAD]\n[UNK]\n[CLS]\na\na\n")
-    assert refusal(data.TextEncoder.from_vocabulary, path, small()) == [f"{path}: vocabulary lacks [SEP]", f"{path}: vocabulary has 'a' more than once"]
+    assert refusal(data.TextEncoder.from_vocabulary, path, small()) == [
+        f"{path}: vocabulary lacks [SEP]",
+        f"{path}: vocabulary has 'a' more than once",
+    ]
 
 
 def test_spoilt_encoders_are_read_or_refused(tmp_path: Path, small: Config) -> None:
@@ -308,23 +416,35 @@ def test_spoilt_encoders_are_read_or_refused(tmp_path: Path, small: Config) -> N
 
 def small_corpus(folder: Path, config: spec.EncoderConfig, count: int = 23, **options: Any) -> data.Corpus:
     random = Random(7)
-    lines = [f"{''.join(random.choices('abcdefgh你好吗', k=random.randint(1, 6)))}\t{''.join(random.choices('abcdefgh', k=random.randint(1, 6)))}\t{number % 3}" for number in range(count)]
+    lines = [
+        f"{''.join(random.choices('abcdefgh你好吗', k=random.randint(1, 6)))}\t{''.join(random.choices('abcdefgh', k=random.randint(1, 6)))}\t{number % 3}"
+        for number in range(count)
+    ]
     found = data.read(written(folder, "train.tsv", "\n".join(lines) + "\n"))
-    return data.encode(found, encoder_of(config), data.Labels.of(sample.label for sample in found.samples), **options)
+    return data.encode(
+        found, encoder_of(config), data.Labels.of(sample.label for sample in found.samples), **options
+    )
 
 
-def test_a_corpus_is_kept_by_content_and_made_anew_if_spoilt(tmp_path: Path, small: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_corpus_is_kept_by_content_and_made_anew_if_spoilt(
+    tmp_path: Path, small: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache, told = tmp_path / "cache", list[str]()
     made = small_corpus(tmp_path, small("bert"), cache=cache, tell=told.append)
     (kept,) = cache.glob("corpora/*.safetensors")
     monkeypatch.setattr(data.TextEncoder, "encode_many", lambda *arguments: pytest.fail("encoded again"))
     again = small_corpus(tmp_path, small("bert"), cache=cache, tell=told.append)
-    assert all(np.array_equal(getattr(made, name), getattr(again, name)) for name in ("ids", "starts", "borders", "labels", "numbers", "truncated"))
+    assert all(
+        np.array_equal(getattr(made, name), getattr(again, name))
+        for name in ("ids", "starts", "borders", "labels", "numbers", "truncated")
+    )
     monkeypatch.undo()
     assert told == []
     for spoilt in (kept.read_bytes()[:100], kept.read_bytes()[:-1] + b"\x07", b""):
         kept.write_bytes(spoilt)
-        assert np.array_equal(small_corpus(tmp_path, small("bert"), cache=cache, tell=told.append).ids, made.ids)
+        assert np.array_equal(
+            small_corpus(tmp_path, small("bert"), cache=cache, tell=told.append).ids, made.ids
+        )
     assert len(told) == 3
     assert all(line.startswith(str(kept)) and line.endswith("; encoding anew") for line in told)
     small_corpus(tmp_path, small("bert"), count=29, cache=cache)
@@ -354,8 +474,22 @@ def test_a_part_of_a_corpus_keeps_its_samples(tmp_path: Path, small: Config) -> 
 
 def test_a_configuration_that_does_not_fit_is_explained(small: Config) -> None:
     encoder, labels = encoder_of(small("bert")), data.Labels(("a", "b", "c"))
-    found = data.unfit(small("bert", vocab_size=7, pad_id=1, token_padding_row=1, max_positions=11, num_segments=1, num_classes=2), encoder, labels)
-    assert [problem.rpartition("as ")[2] for problem in found] == [f"{name!r} says" for name in ("vocab_size", "pad_id", "max_positions", "num_segments", "num_classes")]
+    found = data.unfit(
+        small(
+            "bert",
+            vocab_size=7,
+            pad_id=1,
+            token_padding_row=1,
+            max_positions=11,
+            num_segments=1,
+            num_classes=2,
+        ),
+        encoder,
+        labels,
+    )
+    assert [problem.rpartition("as ")[2] for problem in found] == [
+        f"{name!r} says" for name in ("vocab_size", "pad_id", "max_positions", "num_segments", "num_classes")
+    ]
     assert data.fitted(small("vanilla-encoder"), encoder, labels).token_padding_row == 0
     assert data.fitted(small("bert", num_classes=1), encoder, data.Labels(("a", "b"))).num_classes == 1
     assert json.loads(encoder.files()["text.json"])["max_tokens"] == 13
@@ -364,7 +498,15 @@ def test_a_configuration_that_does_not_fit_is_explained(small: Config) -> None:
 
 def test_the_example_of_the_guide_runs(tmp_path: Path) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/data.md").read_text(), re.DOTALL)
-    done = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", example],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     first, second, tokens = done.stdout.splitlines()
     assert sorted(re.findall(r"tsv:(\d)", first + second)) == list("1234")
@@ -375,12 +517,25 @@ def test_a_folder_is_read_by_its_splits_in_whatever_layout(tmp_path: Path) -> No
     for split, text in (("train", "b c"), ("dev", "d")):
         (tmp_path / f"{split}.txt").write_text(f"{text}{SEPARATOR}x\n")
     found = beginning.samples(beginning.files(tmp_path, layout="sep"))
-    assert {split: [(sample.text_a, sample.label) for sample in some.samples] for split, some in found.items()} == {"train": [("b c", "x")], "dev": [("d", "x")]}
+    assert {
+        split: [(sample.text_a, sample.label) for sample in some.samples] for split, some in found.items()
+    } == {"train": [("b c", "x")], "dev": [("d", "x")]}
 
 
 @pytest.mark.parametrize("ending", [b"", b"\n", b"\r\n"])
 def test_longest_line_is_taken_however_it_ends(ending: bytes) -> None:
     for size, taken in ((LONGEST, 1), (LONGEST + 1, 0), (LONGEST + 2, 0), (LONGEST + 3, 0)):
         complaints = data.Complaints()
-        assert len([text for _, text in numbered(BytesIO(b"x" * size + ending), "toy", complaints) if len(text) == size]) == taken
-        assert complaints.listed() == ([] if taken else [f"toy:1: has {size} bytes but must have at most {LONGEST}"])
+        assert (
+            len(
+                [
+                    text
+                    for _, text in numbered(BytesIO(b"x" * size + ending), "toy", complaints)
+                    if len(text) == size
+                ]
+            )
+            == taken
+        )
+        assert complaints.listed() == (
+            [] if taken else [f"toy:1: has {size} bytes but must have at most {LONGEST}"]
+        )

@@ -107,11 +107,18 @@ def wide(case, dtype="bfloat16", taps=True, declares=""):
     run.taps = {**run.taps, **{name: exact.taps[name] for name in names}} if taps else {}
     pooled = run.taps["pooler.output"].astype(np.float64) if taps else None
     if taps:  # what a classifier in float32 makes of the run's own vector
-        logits = (pooled @ case.weights["classifier.weight"] + case.weights["classifier.bias"]).astype(np.float32)
+        logits = (pooled @ case.weights["classifier.weight"] + case.weights["classifier.bias"]).astype(
+            np.float32
+        )
         shifted = logits - logits.max(-1, keepdims=True)
         log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
         losses = -log_probabilities[np.arange(len(logits)), case.batch.labels]
-        run.taps |= {"logits": logits, "log_probabilities": log_probabilities, "losses": losses, "loss": losses.mean()}
+        run.taps |= {
+            "logits": logits,
+            "log_probabilities": log_probabilities,
+            "losses": losses,
+            "loss": losses.mean(),
+        }
         return dataclasses.replace(run, output=logits, loss=run.taps["loss"])
     return dataclasses.replace(run, output=exact.output, loss=exact.loss)
 
@@ -165,7 +172,9 @@ def test_gradients_that_never_come_are_not_judged_and_the_verdict_says_how_to_do
 
 
 def changed(**fields):
-    return lambda run: dataclasses.replace(run, **{name: make(getattr(run, name)) for name, make in fields.items()})
+    return lambda run: dataclasses.replace(
+        run, **{name: make(getattr(run, name)) for name, make in fields.items()}
+    )
 
 
 MISFITS = {

@@ -52,7 +52,9 @@ def test_an_unforeseen_mistake_is_placed_and_described(name):
     if name not in UNSAID:
         assert diagnosis.clause in mistake.clauses.split(), diagnosis
         assert said(mistake, diagnosis.text), diagnosis.text
-    assert not (diagnosis.cause and diagnosis.cause.confident) or said(mistake, diagnosis.cause.text), diagnosis.cause
+    assert not (diagnosis.cause and diagnosis.cause.confident) or said(mistake, diagnosis.cause.text), (
+        diagnosis.cause
+    )
     if diagnosis.description:
         assert codec.plain(diagnosis)["description"]["text"] == diagnosis.description.text
         assert diagnosis.description.wrong <= diagnosis.description.size
@@ -71,7 +73,9 @@ def results_of(wrong: Unseen | Fault | Port, variant: str, scenarios: tuple[str,
     found = []
     for scenario in scenarios:
         case = build_case(variant, scenario)
-        verdict = judge(case.config, case.weights, case.batch, run_in(case, wrong), case.part, end_to_end=False)
+        verdict = judge(
+            case.config, case.weights, case.batch, run_in(case, wrong), case.part, end_to_end=False
+        )
         found.append(Result("toy", variant, case.name, "float32", verdict.status, verdict=verdict))
     return found
 
@@ -81,7 +85,9 @@ def test_a_cause_that_other_cases_refute_is_not_named():
     results = results_of(FAULTS["score_scale_missing"], "bert", ("ragged", "full", "long"))
     (conclusion,) = conclude(results)
     assert "scores without a scale (ATT-4) fits 3 of them" in conclusion.text
-    assert conclusion.refuted == ("not scores that are divided by sqrt(H) instead of sqrt(K): it explains 1 of 3 runs",)
+    assert conclusion.refuted == (
+        "not scores that are divided by sqrt(H) instead of sqrt(K): it explains 1 of 3 runs",
+    )
     assert {result.verdict.cause.hypothesis for result in results} == {"no_score_scale"}
 
 
@@ -89,14 +95,21 @@ def test_what_the_wrong_cases_have_in_common_is_said():
     doubled = Unseen("", "", (), {"*.scores": edited(lambda run, name, y: 2 * y if len(y) == 1 else y)})
     results = results_of(doubled, "bert", ("ragged", "single", "full", "equal"))
     (conclusion,) = conclude(results)
-    assert (conclusion.tensor, conclusion.clause, conclusion.cases) == ("layers.*.attention.scores", "ATT-4", 1)
+    assert (conclusion.tensor, conclusion.clause, conclusion.cases) == (
+        "layers.*.attention.scores",
+        "ATT-4",
+        1,
+    )
     assert "it is wrong only where the number of samples is 1 or less" in conclusion.text
 
 
 def test_a_neighbour_that_would_show_elsewhere_is_not_named():
     """A wrong step of one case alone, which is that of a known mistake, where other cases are right."""
     quick = FAULTS["gelu_quick"]
-    results = [*results_of(quick, "bert", ("ragged",)), *results_of(SOUND, "bert", ("full", "equal", "offset"))]
+    results = [
+        *results_of(quick, "bert", ("ragged",)),
+        *results_of(SOUND, "bert", ("full", "equal", "offset")),
+    ]
     assert results[0].verdict.cause.confident
     (conclusion,) = conclude(results)
     assert "it would show in bert-full" in conclusion.text or "only where" in conclusion.text
@@ -108,8 +121,13 @@ def test_an_option_that_would_change_right_steps_is_not_named():
         return run.a.reshape(run.linear(name, entered), y.shape)
 
     case = build_case("bert-pytorch", "ragged")
-    diagnosis = judge(case.config, case.weights, case.batch, ported(case, step("*.value", unnormed)), case.part).diagnosis
-    assert "not norm_placement = post instead of pre: `layers.0.norm1` would be wrong too, and is right" in diagnosis.text
+    diagnosis = judge(
+        case.config, case.weights, case.batch, ported(case, step("*.value", unnormed)), case.part
+    ).diagnosis
+    assert (
+        "not norm_placement = post instead of pre: `layers.0.norm1` would be wrong too, and is right"
+        in diagnosis.text
+    )
     assert "what entered the sublayer" in diagnosis.cause.text
     assert not diagnosis.cause.confident
 
@@ -131,11 +149,18 @@ def test_the_lowest_finite_number_for_a_mask_constant_is_read_off():
 
 
 def test_a_mistake_that_no_model_of_width_1_can_have_does_not_end_the_search(small):
-    config = small("bert-pytorch", d_model=1, num_heads=1, norm_variance="biased", final_norm=True, norm_epsilon=1e-3)
+    config = small(
+        "bert-pytorch", d_model=1, num_heads=1, norm_variance="biased", final_norm=True, norm_epsilon=1e-3
+    )
     weights, batch = spec.initialize(config, seed=3), spec.example_batch(config, 3, 7)
     truth = compute(config, weights, batch, Arithmetic("float32"), gradients=True, dtype="float32")
     wrong = {**truth.gradients, "final_norm.weight": truth.gradients["final_norm.weight"] + 0.5}
-    verdict = judge(config, weights, batch, Run(truth.output, truth.loss, truth.taps, wrong, "toy", "float32", tap_gradients=truth.tap_gradients))
+    verdict = judge(
+        config,
+        weights,
+        batch,
+        Run(truth.output, truth.loss, truth.taps, wrong, "toy", "float32", tap_gradients=truth.tap_gradients),
+    )
     assert verdict.first_divergence.tensor == "gradients.final_norm.weight"
     assert not [note for note in verdict.diagnosis.notes if "failed" in note]
     assert verdict.diagnosis.text
@@ -154,8 +179,12 @@ def test_what_is_no_number_is_no_relation(seed):
     taps = {name: array.astype(np.float64) for name, array in truth.taps.items() if name != "loss"}
     question = Question(JudgedProblem(case.config, case.weights, case.batch), taps, tensor, actual)
     right = question.right
-    value, sigma = (np.array(np.broadcast_to(array, actual.shape), np.float64) for array in (right.value, right.sigma))
-    for array in (one for place, one in enumerate((value, sigma, question.actual)) if (seed + 1) >> place & 1):
+    value, sigma = (
+        np.array(np.broadcast_to(array, actual.shape), np.float64) for array in (right.value, right.sigma)
+    )
+    for array in (
+        one for place, one in enumerate((value, sigma, question.actual)) if (seed + 1) >> place & 1
+    ):
         hit = random.random(array.shape) < random.choice([0.1, 0.6, 1.0])
         array[hit] = random.choice([np.nan, np.inf, -np.inf], hit.sum())
     question.__dict__["right"] = Prediction(value, sigma)
@@ -171,7 +200,12 @@ def test_of_what_is_not_known_nothing_is_said():
     case = build_case("bert", "ragged")
     truth = compute(case.config, case.weights, case.batch, Arithmetic("float32"), False, dtype="float32")
     taps = {name: array.astype(np.float64) for name, array in truth.taps.items() if name != "loss"}
-    question = Question(JudgedProblem(case.config, case.weights, case.batch), taps, "embeddings.sum", taps["embeddings.sum"] + 1)
+    question = Question(
+        JudgedProblem(case.config, case.weights, case.batch),
+        taps,
+        "embeddings.sum",
+        taps["embeddings.sum"] + 1,
+    )
     question.__dict__["right"] = Prediction(question.right.value, np.full(question.actual.shape, np.nan))
     everywhere = Region("", np.ones(question.actual.shape, bool), kind="everywhere")
     assert relate(question, everywhere) is None
@@ -182,7 +216,9 @@ def test_of_what_is_not_known_nothing_is_said():
 def test_an_offset_is_never_zero_in_words(offset):
     shifted = Unseen("", "", (), {"embeddings.position": edited(lambda run, name, y: y + offset)})
     case = build_case("bert", "tiny" if offset < 1e-4 else "ragged")
-    found = judge(case.config, case.weights, case.batch, run_of(case, shifted), case.part, end_to_end=False).diagnosis
+    found = judge(
+        case.config, case.weights, case.batch, run_of(case, shifted), case.part, end_to_end=False
+    ).diagnosis
     assert found.tensor == "embeddings.position"
     assert " 0 too large" not in found.text
 
@@ -193,7 +229,12 @@ def test_the_runs_that_a_cause_fits_are_counted():
     for result in results:
         cause = result.verdict.cause
         again = dataclasses.replace(cause.hypotheses[0], text="another of the same kind")
-        result.verdict.revise(dataclasses.replace(result.verdict.diagnosis, cause=dataclasses.replace(cause, hypotheses=(*cause.hypotheses, again))))
+        result.verdict.revise(
+            dataclasses.replace(
+                result.verdict.diagnosis,
+                cause=dataclasses.replace(cause, hypotheses=(*cause.hypotheses, again)),
+            )
+        )
     (conclusion,) = conclude(results)
     assert "scores without a scale (ATT-4) fits 3 of them" in conclusion.text
 
@@ -203,12 +244,20 @@ def test_the_runs_that_a_cause_fits_are_counted():
 
 def lines_of(case: Case, run: Run, exported: bool = False) -> list[str]:
     verdict = judge(case.config, case.weights, case.batch, run, case.part)
-    return divergence_lines(Result("toy", "bert", case.name, "float32", verdict.status, verdict=verdict, seconds=1.0), exported)
+    return divergence_lines(
+        Result("toy", "bert", case.name, "float32", verdict.status, verdict=verdict, seconds=1.0), exported
+    )
 
 
 def noisy(run: Run, tensor: str) -> Run:
-    kind, name = (run.gradients, tensor.removeprefix("gradients.")) if tensor.startswith("gradients.") else (run.taps, tensor)
-    kind[name] = (kind[name] + 1e-3 * abs(kind[name]).max() * np.random.default_rng(5).standard_normal(kind[name].shape)).astype(np.float32)
+    kind, name = (
+        (run.gradients, tensor.removeprefix("gradients."))
+        if tensor.startswith("gradients.")
+        else (run.taps, tensor)
+    )
+    kind[name] = (
+        kind[name] + 1e-3 * abs(kind[name]).max() * np.random.default_rng(5).standard_normal(kind[name].shape)
+    ).astype(np.float32)
     return dataclasses.replace(run, output=run.taps["logits"])
 
 
@@ -218,13 +267,19 @@ def test_the_next_tap_to_deliver_is_named():
     for name in ("layers.1.attention.output", "layers.1.residual1", "layers.0.norm1"):
         del run.taps[name]
     last = lines_of(case, run)[-1]
-    assert last == "  next: deliver layers.1.attention.output, the first of 2 missing between layers.1.attention.context (right) and layers.1.norm1 (wrong)"
+    assert (
+        last
+        == "  next: deliver layers.1.attention.output, the first of 2 missing between layers.1.attention.context (right) and layers.1.norm1 (wrong)"
+    )
 
 
 def test_a_case_that_has_all_taps_is_made_smaller():
     case = build_case("bert", "ragged")
     run = noisy(ported(case, SOUND), "layers.1.norm1")
-    assert lines_of(case, run, exported=True)[-1] == "  next: concord reduce cases/bert-ragged-float32 --backend toy -o smaller"
+    assert (
+        lines_of(case, run, exported=True)[-1]
+        == "  next: concord reduce cases/bert-ragged-float32 --backend toy -o smaller"
+    )
     lines = lines_of(case, run)
     clause = re.search(r"\(SPEC (\S+)\)", lines[1])[1]
     assert lines[-1] == f"  next: compare this step with SPEC {clause}"
@@ -232,7 +287,10 @@ def test_a_case_that_has_all_taps_is_made_smaller():
 
 def test_a_cause_that_is_sure_is_to_be_mended():
     case = build_case("bert", "ragged")
-    assert lines_of(case, ported(case, option(activation="gelu_tanh")), exported=True)[-1] == "  next: mend this and run it again"
+    assert (
+        lines_of(case, ported(case, option(activation="gelu_tanh")), exported=True)[-1]
+        == "  next: mend this and run it again"
+    )
 
 
 def test_that_only_gradients_diverge_is_said_first():
@@ -253,9 +311,25 @@ def test_what_does_not_hold_is_folded():
     case = build_case("bert-pytorch", "ragged")
     verdict = judge(case.config, case.weights, case.batch, ported(case, step("*.value", unnormed)), case.part)
     (refuted,) = verdict.diagnosis.refuted
-    assert refuted == "not norm_placement = post instead of pre: `layers.0.norm1` would be wrong too, and is right"
+    assert (
+        refuted
+        == "not norm_placement = post instead of pre: `layers.0.norm1` would be wrong too, and is right"
+    )
     assert refuted not in str(verdict)
     assert "  1 other explanation was tried and does not hold" in str(verdict).splitlines()
-    page = html.page(record(Report([Result("toy", "bert-pytorch", case.name, "float32", "diverges", verdict=verdict)], {}, Settings()), "check"))
-    folded = re.search(r"<details class=\"rows\"><summary>1 other explanation, tried and not true</summary>(.*?)</details>", page, re.DOTALL)
+    page = html.page(
+        record(
+            Report(
+                [Result("toy", "bert-pytorch", case.name, "float32", "diverges", verdict=verdict)],
+                {},
+                Settings(),
+            ),
+            "check",
+        )
+    )
+    folded = re.search(
+        r"<details class=\"rows\"><summary>1 other explanation, tried and not true</summary>(.*?)</details>",
+        page,
+        re.DOTALL,
+    )
     assert "norm_placement = post instead of pre" in folded[1]

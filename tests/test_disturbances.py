@@ -24,7 +24,12 @@ from concord.backends.process import MARK
 from tests.toys.disturbed import DEADLY, HARMLESS, WHEN, name_of
 from tests.toys.surroundings import ROOT, errors, options, toy
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found by their environment")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not Path("/proc/self/environ").exists(), reason="processes are found by their environment"
+    ),
+]
 
 RIGHT = toy("NumpyBackend")
 CASES = ("bert-ragged", "bert-single")
@@ -43,7 +48,16 @@ BOUND = 240.0
 """Seconds after which a command hangs, on a machine that has much else to do."""
 
 STATUSES = {"broken", "crashed", "timed out", "out of memory", "error", "absent", "missing"}
-TO_WORKERS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGSTOP, signal.SIGSEGV, signal.SIGABRT, signal.SIGQUIT)
+TO_WORKERS = (
+    signal.SIGKILL,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGSTOP,
+    signal.SIGSEGV,
+    signal.SIGABRT,
+    signal.SIGQUIT,
+)
 TO_PARENTS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGSTOP)
 
 
@@ -69,14 +83,29 @@ class Command:
         self.mark, self.folder = f"TOY_DISTURBANCE={uuid.uuid4().hex}", folder
         name, _, value = self.mark.partition("=")
         self.out, self.err = (folder / "out.txt").open("w"), (folder / "err.txt").open("w")
-        environment = {**os.environ, name: value, "COLUMNS": "200", "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
+        environment = {
+            **os.environ,
+            name: value,
+            "COLUMNS": "200",
+            "TMPDIR": str(folder),
+            "PYTHONUNBUFFERED": "1",
+        }
         self.started = time.monotonic()
-        self.process = subprocess.Popen([sys.executable, "-m", "concord", *arguments], cwd=ROOT, env=environment, stdout=self.out, stderr=self.err)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "concord", *arguments],
+            cwd=ROOT,
+            env=environment,
+            stdout=self.out,
+            stderr=self.err,
+        )
 
     def wait_for_handlers(self) -> None:
         """Wait until the command heeds signals: before that, it is Python that starts."""
         status, bit = Path(f"/proc/{self.process.pid}/status"), 1 << (signal.SIGTERM - 1)
-        while not any(line.startswith("SigCgt:") and int(line.split()[1], 16) & bit for line in status.read_text().splitlines()):
+        while not any(
+            line.startswith("SigCgt:") and int(line.split()[1], 16) & bit
+            for line in status.read_text().splitlines()
+        ):
             time.sleep(0.01)
 
     def all(self) -> list[int]:
@@ -134,7 +163,16 @@ def test_what_happens_within_a_worker_is_its_row(number: int, tmp_path: Path) ->
     together = within()[number]
     backends = {name_of(what, when): what for what, when in together}
     path = tmp_path / "out.json"
-    command = Command(tmp_path, *CHECK, *options("--case", CASES), *options("--backend", [RIGHT, *backends, toy("Raises")]), "--time-limit", str(TIME_LIMIT), "--json", str(path))
+    command = Command(
+        tmp_path,
+        *CHECK,
+        *options("--case", CASES),
+        *options("--backend", [RIGHT, *backends, toy("Raises")]),
+        "--time-limit",
+        str(TIME_LIMIT),
+        "--json",
+        str(path),
+    )
     assert command.end() == 3
     found = results(path)
     assert found.keys() == {RIGHT, *backends, toy("Raises")}
@@ -150,8 +188,21 @@ def test_what_happens_within_a_worker_is_its_row(number: int, tmp_path: Path) ->
 @pytest.mark.parametrize("number", range(0, SIGNALLED, 3))
 def test_a_signal_to_a_worker_loses_no_other_s_results(number: int, tmp_path: Path) -> None:
     drawn, path = random.Random(SEED + number), tmp_path / "out.json"
-    names = [RIGHT, *(toy(name) for name in ("SaysUnsupported", "Revealing", "RaisesOnOneSample", "DeclaresUndelivered"))]
-    command = Command(tmp_path, *CHECK, "--variant", "bert", *options("--backend", names), "--time-limit", str(TIME_LIMIT), "--json", str(path))
+    names = [
+        RIGHT,
+        *(toy(name) for name in ("SaysUnsupported", "Revealing", "RaisesOnOneSample", "DeclaresUndelivered")),
+    ]
+    command = Command(
+        tmp_path,
+        *CHECK,
+        "--variant",
+        "bert",
+        *options("--backend", names),
+        "--time-limit",
+        str(TIME_LIMIT),
+        "--json",
+        str(path),
+    )
     hit: set[str] = set()
     for how in (TO_WORKERS[(number + place) % len(TO_WORKERS)] for place in range(3)):
         time.sleep(drawn.uniform(0, 1.5))
@@ -168,7 +219,9 @@ def test_a_signal_to_a_worker_loses_no_other_s_results(number: int, tmp_path: Pa
     assert found.keys() == set(names)
     assert len({frozenset(of_one) for of_one in found.values()}) == 1
     usual = {toy("SaysUnsupported"): {"unsupported"}, toy("RaisesOnOneSample"): {"agrees", "error"}}
-    disturbed = [name for name, of_one in found.items() if not set(of_one.values()) <= usual.get(name, {"agrees"})]
+    disturbed = [
+        name for name, of_one in found.items() if not set(of_one.values()) <= usual.get(name, {"agrees"})
+    ]
     assert len(disturbed) <= len(hit)
     assert all(set(found[name].values()) <= STATUSES | usual.get(name, {"agrees"}) for name in disturbed)
     assert code == 3  # one of them raises
@@ -181,14 +234,24 @@ def disturbances_of_parents() -> Iterator[tuple[int, tuple[str, ...], signal.Sig
         (*HUNT, *options("--backend", [RIGHT, toy("Raises")])),
         (*HUNT, *options("--backend", [RIGHT, toy("Raises")]), "--sets", "2"),
     )
-    for number, (how, command) in zip(range(PARENTS), itertools.cycle(itertools.product(TO_PARENTS, commands)), strict=False):
+    for number, (how, command) in zip(
+        range(PARENTS), itertools.cycle(itertools.product(TO_PARENTS, commands)), strict=False
+    ):
         yield number, command, how
 
 
-@pytest.mark.parametrize(("number", "arguments", "how"), disturbances_of_parents(), ids=lambda value: "" if isinstance(value, tuple) else str(value))
-def test_a_signal_to_the_parent_ends_all_of_it(number: int, arguments: tuple[str, ...], how: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "arguments", "how"),
+    disturbances_of_parents(),
+    ids=lambda value: "" if isinstance(value, tuple) else str(value),
+)
+def test_a_signal_to_the_parent_ends_all_of_it(
+    number: int, arguments: tuple[str, ...], how: signal.Signals, tmp_path: Path
+) -> None:
     drawn, path, out = random.Random(SEED + number), tmp_path / "out.json", tmp_path / "found"
-    command = Command(tmp_path, *arguments, "--json", str(path), *(("--out", str(out)) if arguments[0] == "fuzz" else ()))
+    command = Command(
+        tmp_path, *arguments, "--json", str(path), *(("--out", str(out)) if arguments[0] == "fuzz" else ())
+    )
     command.wait_for_handlers()
     time.sleep(drawn.uniform(0.0, 5.0))
     if how == signal.SIGSTOP:
@@ -206,7 +269,9 @@ def test_a_signal_to_the_parent_ends_all_of_it(number: int, arguments: tuple[str
         assert code == -how
     else:
         assert code == 128 + how
-        assert said[-1] == ("concord: interrupted" if how == signal.SIGINT else f"concord: ended by {how.name}")
+        assert said[-1] == (
+            "concord: interrupted" if how == signal.SIGINT else f"concord: ended by {how.name}"
+        )
     left = command.files() - ({"found"} if arguments[0] == "fuzz" else set())
     whole = whole_records(path, out)
     if how != signal.SIGKILL:

@@ -16,10 +16,22 @@ from concord.cli import main
 from concord.ending import end
 from tests.toys.surroundings import PATIENCE, ROOT, errors, toy
 
-ONE_RUN = ("check", "--backend", toy("NumpyBackend"), "--case", "bert-single", "--dtype", "float32", "--threads", "1")
+ONE_RUN = (
+    "check",
+    "--backend",
+    toy("NumpyBackend"),
+    "--case",
+    "bert-single",
+    "--dtype",
+    "float32",
+    "--threads",
+    "1",
+)
 
 
-def told(*arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[object, str]:
+def told(
+    *arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[object, str]:
     """Run a command here; return its exit code, and what it said on standard error."""
     monkeypatch.setattr(sys, "argv", ["concord", *arguments])
     with pytest.raises(SystemExit) as ended:
@@ -27,7 +39,9 @@ def told(*arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return ended.value.code, errors(capsys.readouterr().err)
 
 
-def test_a_fault_of_concord_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_of_concord_is_told_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fails(*arguments: object) -> None:
         raise ZeroDivisionError("of Concord\nin two lines")
 
@@ -57,19 +71,25 @@ def test_a_signal_is_not_lost_where_nothing_can_be_raised(capsys: pytest.Capture
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-def test_the_record_is_written_before_anything_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_record_is_written_before_anything_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fails(*arguments: object) -> None:
         raise RecursionError("of what shows it")
 
     monkeypatch.setattr("concord.conformance.report.show", fails)
     code, said = told(*ONE_RUN, "--json", str(tmp_path / "out.json"), monkeypatch=monkeypatch, capsys=capsys)
     assert (code, said.count("\n")) == (3, 1)
-    assert [result["status"] for result in json.loads((tmp_path / "out.json").read_text())["results"]] == ["agrees"]
+    assert [result["status"] for result in json.loads((tmp_path / "out.json").read_text())["results"]] == [
+        "agrees"
+    ]
 
 
 def test_a_reader_that_has_gone_changes_nothing(tmp_path: Path) -> None:
     arguments = [sys.executable, "-m", "concord", *ONE_RUN, "--json", str(tmp_path / "out.json")]
-    with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         process.stdout.close()
         assert process.stderr is not None
@@ -83,6 +103,16 @@ def test_a_full_disk_behind_standard_output_is_no_fault_of_concord(tmp_path: Pat
     if not Path("/dev/full").exists():
         pytest.skip("there is no device that is always full")
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run([sys.executable, "-m", "concord", *ONE_RUN], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", "concord", *ONE_RUN],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
     assert done.returncode == 2
-    assert errors(done.stderr) == "concord: error: standard output: cannot be written: No space left on device\n"
+    assert (
+        errors(done.stderr) == "concord: error: standard output: cannot be written: No space left on device\n"
+    )

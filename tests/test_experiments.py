@@ -36,21 +36,47 @@ def data(tmp_path: Path) -> Path:
     folder = tmp_path / "data"
     folder.mkdir()
     for split, count in (("train", 24), ("dev", 7), ("test", 5)):
-        lines = [f"{'ab' if number % 2 else 'ba'}{'ab' * (number % 3)}\t{'yes' if number % 2 else 'no'}" for number in range(count)]
+        lines = [
+            f"{'ab' if number % 2 else 'ba'}{'ab' * (number % 3)}\t{'yes' if number % 2 else 'no'}"
+            for number in range(count)
+        ]
         (folder / f"{split}.tsv").write_text("text_a\tlabel\n" + "\n".join(lines) + "\n")
     return folder
 
 
 def asked(data: Path, out: Path, seeds: int = 2, steps: int = STEPS, name: str = "depth") -> Experiment:
-    plan = Plan(backend="torch", files=files(data), batch=3, steps=steps, evaluate_every=2, log_every=1, threads=1)
-    return Experiment(name, ways(name, small_config()), seeds, recipe("adamw").replace(warmup_steps=1), plan, Texts(tokens=11), out)
+    plan = Plan(
+        backend="torch", files=files(data), batch=3, steps=steps, evaluate_every=2, log_every=1, threads=1
+    )
+    return Experiment(
+        name,
+        ways(name, small_config()),
+        seeds,
+        recipe("adamw").replace(warmup_steps=1),
+        plan,
+        Texts(tokens=11),
+        out,
+    )
 
 
 def differing(configs: dict[str, spec.EncoderConfig]) -> set[str]:
-    return {field for one in configs.values() for other in configs.values() for field in spec.FIELDS if getattr(one, field) != getattr(other, field)}
+    return {
+        field
+        for one in configs.values()
+        for other in configs.values()
+        for field in spec.FIELDS
+        if getattr(one, field) != getattr(other, field)
+    }
 
 
-@pytest.mark.parametrize(("name", "fields"), [("depth", {"num_layers"}), ("norm-placement", {"norm_placement", "final_norm"}), ("heads", {"num_heads"})])
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("depth", {"num_layers"}),
+        ("norm-placement", {"norm_placement", "final_norm"}),
+        ("heads", {"num_heads"}),
+    ],
+)
 def test_models_differ_in_one_thing(name: str, fields: set[str]) -> None:
     assert differing(ways(name, small_config(d_model=12))) == fields
 
@@ -58,14 +84,21 @@ def test_models_differ_in_one_thing(name: str, fields: set[str]) -> None:
 def test_variants_are_all_there_in_the_same_sizes() -> None:
     found = ways("variants", small_config())
     assert list(found) == spec.variants()
-    assert {(one.d_model, one.num_heads, one.num_layers, one.d_ff, one.max_positions) for one in found.values()} == {(10, 2, 2, 17, 13)}
+    assert {
+        (one.d_model, one.num_heads, one.num_layers, one.d_ff, one.max_positions) for one in found.values()
+    } == {(10, 2, 2, 17, 13)}
     with pytest.raises(SpecError, match="unknown experiment 'dept': did you mean 'depth'"):
         ways("dept", small_config())
 
 
 def test_cells_are_every_model_once_then_every_model_again(data: Path, tmp_path: Path) -> None:
     found = asked(data, tmp_path / "out").cells()
-    assert [(cell.way, cell.seed) for cell in found] == [("1 block", 0), ("2 blocks", 0), ("1 block", 1), ("2 blocks", 1)]
+    assert [(cell.way, cell.seed) for cell in found] == [
+        ("1 block", 0),
+        ("2 blocks", 0),
+        ("1 block", 1),
+        ("2 blocks", 1),
+    ]
     assert len({cell.folder for cell in found}) == 4
 
 
@@ -76,7 +109,9 @@ def test_a_folder_takes_one_experiment_and_more_seeds_of_it(data: Path, tmp_path
         asked(data, tmp_path / "out", steps=7).claim()
 
 
-def test_an_experiment_is_trained_kept_and_goes_on(data: Path, tmp_path: Path, open_worker: Callable[[str], object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_experiment_is_trained_kept_and_goes_on(
+    data: Path, tmp_path: Path, open_worker: Callable[[str], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     open_worker("torch")  # skips where it is not installed
     experiment = asked(data, tmp_path / "out")
     first = experiment.cells()[0]
@@ -86,11 +121,15 @@ def test_an_experiment_is_trained_kept_and_goes_on(data: Path, tmp_path: Path, o
     assert begun is not None
     assert (begun.status, begun.steps) == ("halted", 1)
     found = conduct(experiment, Settings())
-    assert [(one.way, one.seed, one.status, one.steps) for one in found] == [(cell.way, cell.seed, "done", STEPS) for cell in experiment.cells()]
+    assert [(one.way, one.seed, one.status, one.steps) for one in found] == [
+        (cell.way, cell.seed, "done", STEPS) for cell in experiment.cells()
+    ]
     assert all(one.dev and one.test and [step for step, *_ in one.curve] == [2, 4, 5] for one in found)
     assert found[0].parameters < found[1].parameters
     straight = asked(data, tmp_path / "straight", seeds=1)
-    assert [replace(one, seconds=0, tokens_per_second=None) for one in conduct(straight, Settings())] == [replace(one, seconds=0, tokens_per_second=None) for one in found[:2]]
+    assert [replace(one, seconds=0, tokens_per_second=None) for one in conduct(straight, Settings())] == [
+        replace(one, seconds=0, tokens_per_second=None) for one in found[:2]
+    ]
     monkeypatch.setattr(cells, "train", lambda *_: pytest.fail("it was finished"))
     assert conduct(experiment, Settings()) == found
 
@@ -102,10 +141,16 @@ def test_what_is_not_begun_when_it_halts_is_said(data: Path, tmp_path: Path) -> 
 
 def test_cells_may_be_tasks_of_dask(data: Path, tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")
-    with distributed.LocalCluster(processes=False, n_workers=1, threads_per_worker=2, dashboard_address=None) as cluster:
+    with distributed.LocalCluster(
+        processes=False, n_workers=1, threads_per_worker=2, dashboard_address=None
+    ) as cluster:
         experiment = asked(data, tmp_path / "out", seeds=1)
-        toy = replace(experiment, plan=replace(experiment.plan, backend="tests.toys.numpy_backend:NumpyBackend"))
-        assert [one.status for one in conduct(toy, Settings(), scheduler=cluster.scheduler_address)] == ["unsupported"] * 2
+        toy = replace(
+            experiment, plan=replace(experiment.plan, backend="tests.toys.numpy_backend:NumpyBackend")
+        )
+        assert [one.status for one in conduct(toy, Settings(), scheduler=cluster.scheduler_address)] == [
+            "unsupported"
+        ] * 2
 
 
 def test_a_backend_that_cannot_train_is_a_result(data: Path, tmp_path: Path) -> None:
@@ -120,21 +165,53 @@ def some(shares: dict[str, list[float]]) -> list[Trained]:
     """Return runs with these accuracies."""
     runs = []
     for way, values in shares.items():
-        runs += [Trained(way, seed, "done", "", 1234, 9, 2.5, 700.0, Best(9, 0.5, value), None, ((4, 0.7, value / 2), (9, 0.5, value))) for seed, value in enumerate(values)]
+        runs += [
+            Trained(
+                way,
+                seed,
+                "done",
+                "",
+                1234,
+                9,
+                2.5,
+                700.0,
+                Best(9, 0.5, value),
+                None,
+                ((4, 0.7, value / 2), (9, 0.5, value)),
+            )
+            for seed, value in enumerate(values)
+        ]
     return runs
 
 
 def test_what_lies_within_the_spread_is_not_told_apart() -> None:
-    near, far = some({"one": [0.70, 0.80], "two": [0.74, 0.80]}), some({"one": [0.50, 0.52], "two": [0.90, 0.91]})
+    near, far = (
+        some({"one": [0.70, 0.80], "two": [0.74, 0.80]}),
+        some({"one": [0.50, 0.52], "two": [0.90, 0.91]}),
+    )
     assert headline(near).endswith("so that they are not told apart.")
-    assert headline(far) == "two: accuracy 90.50 %, 39.50 points before one; the spread over seeds is 1.41 points."
+    assert (
+        headline(far)
+        == "two: accuracy 90.50 %, 39.50 points before one; the spread over seeds is 1.41 points."
+    )
     assert headline(some({"one": [0.5], "two": [0.75]})).endswith("one seed says nothing of the spread.")
-    assert summaries(far)["one"].row("one")[:7] == ["one", "1 234", "2", "51.00 %", "1.41 %", "50.00 %", "52.00 %"]
+    assert summaries(far)["one"].row("one")[:7] == [
+        "one",
+        "1 234",
+        "2",
+        "51.00 %",
+        "1.41 %",
+        "50.00 %",
+        "52.00 %",
+    ]
 
 
 def test_page_record_and_figure_hold_every_run(data: Path, tmp_path: Path) -> None:
     experiment = asked(data, tmp_path / "out")
-    found = [*some({"1 block": [0.5, 0.6], "2 blocks": [0.7]}), Trained("2 blocks", 1, "crashed", "it was killed")]
+    found = [
+        *some({"1 block": [0.5, 0.6], "2 blocks": [0.7]}),
+        Trained("2 blocks", 1, "crashed", "it was killed"),
+    ]
     kept = json.loads(record.text(as_data(experiment, found)))
     assert record.problems(kept) == []
     text = page(kept)
@@ -149,9 +226,13 @@ def test_page_record_and_figure_hold_every_run(data: Path, tmp_path: Path) -> No
 
 
 def test_experiments_are_listed_and_refused_in_words(invoke: Invoke, data: Path, tmp_path: Path) -> None:
-    code, _, lines = invoke("experiment", "dept", "--data", data, "--backend", "torch", "--out", tmp_path / "out")
+    code, _, lines = invoke(
+        "experiment", "dept", "--data", data, "--backend", "torch", "--out", tmp_path / "out"
+    )
     assert (code, lines) == (2, ["concord: error: unknown experiment 'dept': did you mean 'depth'?"])
-    code, _, lines = invoke("experiment", "depth", "--data", data / "train.tsv", "--backend", "torch", "--out", tmp_path / "out")
+    code, _, lines = invoke(
+        "experiment", "depth", "--data", data / "train.tsv", "--backend", "torch", "--out", tmp_path / "out"
+    )
     assert code == 2
     assert "no samples to evaluate on" in lines[0]
     assert set(EXPERIMENTS) == {"depth", "norm-placement", "heads", "variants"}

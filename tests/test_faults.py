@@ -27,12 +27,18 @@ SPECIFICATION = (Path(__file__).parent.parent / "spec" / "SPEC.md").read_text()
 EDITED = [fault for fault in ALL if fault.change.edits]
 
 
-def truth_of(fault: Fault | None, case: Any, arithmetic: Any = None, memory: dict[str, Any] | None = None) -> Truth:
-    return truth_with(fault.change if fault else Change(), case, arithmetic or Arithmetic(), "float64", memory)
+def truth_of(
+    fault: Fault | None, case: Any, arithmetic: Any = None, memory: dict[str, Any] | None = None
+) -> Truth:
+    return truth_with(
+        fault.change if fault else Change(), case, arithmetic or Arithmetic(), "float64", memory
+    )
 
 
 def differ(right: Any, wrong: Any, limit: float) -> bool:
-    return right.shape != wrong.shape or not np.isfinite(wrong).all() or bool(abs(right - wrong).max() > limit)
+    return (
+        right.shape != wrong.shape or not np.isfinite(wrong).all() or bool(abs(right - wrong).max() > limit)
+    )
 
 
 @pytest.mark.parametrize("fault", ALL, ids=lambda fault: fault.name)
@@ -47,8 +53,16 @@ def test_fault_changes_its_tap_first_and_a_gradient_alone_where_it_says_so(fault
         assert REFUSED in fault.first
         return
     largest = max(abs(gradient).max() for gradient in right.gradients.values())
-    taps = [name for name in right.taps if differ(right.taps[name], wrong.taps[name], 1e-12 * abs(right.taps[name]).max())]
-    gradients = [f"gradients.{name}" for name in right.backward if name in right.gradients and differ(right.gradients[name], wrong.gradients[name], 1e-9 * largest)]
+    taps = [
+        name
+        for name in right.taps
+        if differ(right.taps[name], wrong.taps[name], 1e-12 * abs(right.taps[name]).max())
+    ]
+    gradients = [
+        f"gradients.{name}"
+        for name in right.backward
+        if name in right.gradients and differ(right.gradients[name], wrong.gradients[name], 1e-9 * largest)
+    ]
     if not fault.precisions:
         assert not [*taps, *gradients]
     elif all(pattern.startswith("gradients.") or pattern == REFUSED for pattern in fault.first):
@@ -72,7 +86,21 @@ def test_source_of_every_tap_is_computed_before_it() -> None:
             names = list(taps(config, part))
             known = [*names, *(f"inputs.{name}" for name in inputs(config, part))]
             for tap in names:
-                if tap.rpartition(".")[2] in ("norm1", "norm2", "query", "key", "value", "residual1", "residual2", "inner", "outer", "activation", "logits", "pooling", "final_norm"):
+                if tap.rpartition(".")[2] in (
+                    "norm1",
+                    "norm2",
+                    "query",
+                    "key",
+                    "value",
+                    "residual1",
+                    "residual2",
+                    "inner",
+                    "outer",
+                    "activation",
+                    "logits",
+                    "pooling",
+                    "final_norm",
+                ):
                     source = source_of(config, tap, part)
                     assert source in known
                     assert source.startswith("inputs.") or names.index(source) < names.index(tap)
@@ -105,7 +133,9 @@ SAME = {
 
 
 @pytest.mark.parametrize("name", SAME)
-@pytest.mark.parametrize("arithmetic", [Arithmetic, lambda: MonteCarlo("float64", 2)], ids=["exact", "samples"])
+@pytest.mark.parametrize(
+    "arithmetic", [Arithmetic, lambda: MonteCarlo("float64", 2)], ids=["exact", "samples"]
+)
 def test_tape_computes_and_differentiates_as_numpy_does(name: str, arithmetic: Any) -> None:
     on_tape, plain = SAME[name]
     tape = arithmetic()
@@ -157,7 +187,13 @@ def test_context_recomputes_what_a_fused_kernel_keeps() -> None:
         np.testing.assert_allclose(value, right.taps[name], rtol=1e-12)
 
 
-SAID = [fault for fault in EDITED if fault.cause == fault.name and fault.group in ("kernels", "places", "saturation", "rounding") and not fault.after]
+SAID = [
+    fault
+    for fault in EDITED
+    if fault.cause == fault.name
+    and fault.group in ("kernels", "places", "saturation", "rounding")
+    and not fault.after
+]
 
 BACKWARD = [fault for fault in EDITED if fault.group == "backward"]
 
@@ -166,7 +202,15 @@ def verdict_of(fault: Fault) -> Verdict:
     """Judge the reference with a fault, whose sums are in another order, in float64."""
     case = build_case(fault.variant, fault.scenario, options=dict(fault.options))
     truth = truth_of(fault, case, Arithmetic("float64", shuffle=5))
-    run = Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", "float64", tap_gradients=dict(truth.tap_gradients))
+    run = Run(
+        truth.output,
+        truth.loss,
+        dict(truth.taps),
+        dict(truth.gradients),
+        "numpy",
+        "float64",
+        tap_gradients=dict(truth.tap_gradients),
+    )
     return judge(case.config, case.weights, case.batch, run, end_to_end=False)
 
 
@@ -177,14 +221,18 @@ def assert_placed(fault: Fault, verdict: Verdict) -> None:
     assert not [note for note in verdict.diagnosis.notes if " failed: " in note]
 
 
-@pytest.mark.parametrize("fault", sample_of(SAID, lambda place, fault: place % 6 == 0), ids=lambda fault: fault.name)
+@pytest.mark.parametrize(
+    "fault", sample_of(SAID, lambda place, fault: place % 6 == 0), ids=lambda fault: fault.name
+)
 def test_fault_of_a_run_is_named_by_its_own_edit(fault: Fault) -> None:
     verdict = verdict_of(fault)
     assert_placed(fault, verdict)
     assert fault.diagnosed(verdict.cause.hypothesis if verdict.cause else "") == "right"
 
 
-@pytest.mark.parametrize("fault", sample_of(BACKWARD, lambda place, fault: place % 3 == 0), ids=lambda fault: fault.name)
+@pytest.mark.parametrize(
+    "fault", sample_of(BACKWARD, lambda place, fault: place % 3 == 0), ids=lambda fault: fault.name
+)
 def test_fault_of_the_backward_pass_is_placed_and_named(fault: Fault) -> None:
     verdict = verdict_of(fault)
     assert_placed(fault, verdict)

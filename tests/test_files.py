@@ -11,7 +11,18 @@ from typing import Literal
 import pytest
 
 from concord.spec.errors import SpecError
-from concord.spec.files import LARGEST, find, obstacle, parse_toml, read_as, read_bytes, read_json, read_text, same_file, write_text
+from concord.spec.files import (
+    LARGEST,
+    find,
+    obstacle,
+    parse_toml,
+    read_as,
+    read_bytes,
+    read_json,
+    read_text,
+    same_file,
+    write_text,
+)
 
 
 def refusal(function, *arguments) -> str:
@@ -26,18 +37,29 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     circle.symlink_to(circle)
     assert refusal(read_text, pipe) == f"{pipe}: cannot be read: is a pipe but must be a regular file"
-    assert refusal(read_text, Path("/dev/zero")) == "/dev/zero: cannot be read: is a device but must be a regular file"
-    assert refusal(read_bytes, tmp_path) == f"{tmp_path}: cannot be read: is a folder but must be a regular file"
+    assert (
+        refusal(read_text, Path("/dev/zero"))
+        == "/dev/zero: cannot be read: is a device but must be a regular file"
+    )
+    assert (
+        refusal(read_bytes, tmp_path) == f"{tmp_path}: cannot be read: is a folder but must be a regular file"
+    )
     assert refusal(read_json, tmp_path / "none") == f"{tmp_path / 'none'}: no such file"
     assert refusal(read_json, circle).startswith(f"{circle}: cannot be read: ")
 
 
-def test_a_folder_that_cannot_be_read_is_no_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_read_is_no_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("b/x.json", "a/x.json", "x.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
     (tmp_path / "again").symlink_to(tmp_path)
-    assert find(tmp_path, "*.json") == [tmp_path / "a" / "x.json", tmp_path / "b" / "x.json", tmp_path / "x.json"]
+    assert find(tmp_path, "*.json") == [
+        tmp_path / "a" / "x.json",
+        tmp_path / "b" / "x.json",
+        tmp_path / "x.json",
+    ]
     assert refusal(find, tmp_path / "none", "*") == f"{tmp_path / 'none'}: no such folder"
     scan = os.scandir
 
@@ -77,7 +99,10 @@ def test_types_are_checked_and_everything_wrong_is_said_at_once(tmp_path: Path) 
         f"{path}: 'inner.y' lacks 'count', 'names'",
     ]
     path.write_text('{"format": "a/2", "inner": 3}')
-    assert refusal(lambda: read_as(path, Outer, written_by="'it'")) == f"{path}: 'format' is 'a/2' but must be 'a/1'; it is what 'it' of this version writes"
+    assert (
+        refusal(lambda: read_as(path, Outer, written_by="'it'"))
+        == f"{path}: 'format' is 'a/2' but must be 'a/1'; it is what 'it' of this version writes"
+    )
     path.write_text("[1]")
     assert refusal(read_as, path, Outer) == f"{path}: holds a list but must hold a JSON object"
 
@@ -103,7 +128,11 @@ def test_numbers_and_characters_that_are_none_are_no_json(tmp_path: Path, conten
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [("a = " + "[" * 5000, "nested too deeply"), ("a = 0x" + "f" * 5000, "a whole number has more than 64 bits"), ("a = " + "9" * 5000, "digits")],
+    [
+        ("a = " + "[" * 5000, "nested too deeply"),
+        ("a = 0x" + "f" * 5000, "a whole number has more than 64 bits"),
+        ("a = " + "9" * 5000, "digits"),
+    ],
     ids=["nested", "wide", "long"],
 )
 def test_toml_that_is_none_is_refused(content: str, reason: str) -> None:
@@ -175,8 +204,12 @@ def test_a_pipe_and_a_device_are_written_straight_into(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
-    assert refusal(write_text, tmp_path / "none" / "out", "text").startswith(f"{tmp_path / 'none' / 'out'}: cannot be written: ")
-    assert refusal(write_text, tmp_path / ("n" * 300), "text").endswith("cannot be written: File name too long")
+    assert refusal(write_text, tmp_path / "none" / "out", "text").startswith(
+        f"{tmp_path / 'none' / 'out'}: cannot be written: "
+    )
+    assert refusal(write_text, tmp_path / ("n" * 300), "text").endswith(
+        "cannot be written: File name too long"
+    )
     full = Path("/dev/full")
     if full.is_char_device():
         assert refusal(write_text, full, "text") == "/dev/full: cannot be written: No space left on device"

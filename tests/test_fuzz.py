@@ -19,19 +19,33 @@ from concord.backends.interface import Unsupported
 from concord.backends.worker import Worker
 from concord.conformance import codec, record
 from concord.conformance.campaign import Result, Settings
-from concord.conformance.fuzz import Findings, Plan, case_from, hunt, places, read_found, sample, write_failures
+from concord.conformance.fuzz import (
+    Findings,
+    Plan,
+    case_from,
+    hunt,
+    places,
+    read_found,
+    sample,
+    write_failures,
+)
 from concord.conformance.fuzz import hunting as hunting_module
 from concord.conformance.fuzz.findings import Origin, failure_of
 from tests.toys.surroundings import PATIENCE, ROOT, errors, fake_ssh, options, toy
 
-RIGHT, WRONG, DIES, RAISES = (toy(name) for name in ("NumpyBackend", "WrongAfterTheFirstLayer", "KillsItselfOnOneSample", "RaisesOnOneSample"))
+RIGHT, WRONG, DIES, RAISES = (
+    toy(name)
+    for name in ("NumpyBackend", "WrongAfterTheFirstLayer", "KillsItselfOnOneSample", "RaisesOnOneSample")
+)
 QUICK = {"shapes": 2, "parts": ("model",)}
 
 Invoke = Callable[..., tuple[int, str, list[str]]]
 
 
 @pytest.fixture
-def invoke(invoke: Callable[..., tuple[int, str, list[str]]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[int, str, list[str]]]:
+def invoke(
+    invoke: Callable[..., tuple[int, str, list[str]]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., tuple[int, str, list[str]]]:
     """Return a function that hunts from the command line in a folder of the test's own, and gives exit code, output and lines of errors."""
     monkeypatch.chdir(tmp_path)
     return lambda *arguments, columns=200: invoke("fuzz", *arguments, columns=columns)
@@ -52,14 +66,19 @@ def hunted(*names: str, sets: int = 1, **fields: Any) -> Findings:
 def comparable(findings: Findings) -> dict[str, Any]:
     """Return what does not depend on who ran it and how long that took."""
     data = codec.plain(findings)
-    return {"exit_code": findings.exit_code, **{key: data.get(key) for key in ("cases", "tallies", "failures", "notes")}}
+    return {
+        "exit_code": findings.exit_code,
+        **{key: data.get(key) for key in ("cases", "tallies", "failures", "notes")},
+    }
 
 
 # What is found.
 
 
 def test_a_sound_backend_survives_and_is_measured() -> None:
-    found = hunted(RIGHT, cases=30, dtypes=("float32", "float64"), parts=tuple(spec.PARTS), shapes=3, end_to_end=True)
+    found = hunted(
+        RIGHT, cases=30, dtypes=("float32", "float64"), parts=tuple(spec.PARTS), shapes=3, end_to_end=True
+    )
     assert (found.failures, found.notes, found.exit_code, found.cases) == ([], [], 0, 30)
     assert set(found.tallies) == {(RIGHT, "float32"), (RIGHT, "float64")}
     assert sum(tally.cases for tally in found.tallies.values()) == 30
@@ -73,13 +92,24 @@ def test_a_sound_backend_survives_and_is_measured() -> None:
         assert 0 < statistics.z.value < 16
         assert 0 < statistics.rms.value < 4
         assert statistics.z.origin is not None
-        assert statistics.z.case == sample(Plan(names=(), dtypes=("float32", "float64"), shapes=3), [statistics.z.origin.index])[0]
+        assert (
+            statistics.z.case
+            == sample(Plan(names=(), dtypes=("float32", "float64"), shapes=3), [statistics.z.origin.index])[0]
+        )
         assert statistics.z.tensor.startswith("gradients.") == (kind == "gradients")
 
 
 def test_a_wrong_backend_is_found_made_small_and_replayed(invoke: Invoke, tmp_path: Path) -> None:
     arguments = [*options("--backend", [RIGHT, WRONG]), "--cases", "8", "--part", "model", "--shapes", "3"]
-    code, output, errors = invoke(*arguments, "--out", tmp_path / "out", "--json", tmp_path / "out.json", "--html", tmp_path / "out.html")
+    code, output, errors = invoke(
+        *arguments,
+        "--out",
+        tmp_path / "out",
+        "--json",
+        tmp_path / "out.json",
+        "--html",
+        tmp_path / "out.html",
+    )
     assert (code, errors) == (1, [])
     (folder,) = (tmp_path / "out").iterdir()
     found = json.loads((folder / "found.json").read_text())
@@ -87,9 +117,22 @@ def test_a_wrong_backend_is_found_made_small_and_replayed(invoke: Invoke, tmp_pa
     assert found["tensor"] == "layers.1.attention.scores"
     assert case.config.num_layers == 2
     assert (case.batch, case.tokens, case.config.d_model) == (1, 1, 3)
-    assert (case.profile, case.padding, case.scale, case.offset, case.config.embedding_norm) == ("generic", "none", 1.0, 0.0, False)
-    assert found["found_as"] == sample(Plan(names=(), parts=("model",), shapes=3), [found["origin"]["index"]])[0].as_dict()
-    assert (found["backend"], found["status"], found["settings"]["implementation"]) == (WRONG, "diverges", "explicit")
+    assert (case.profile, case.padding, case.scale, case.offset, case.config.embedding_norm) == (
+        "generic",
+        "none",
+        1.0,
+        0.0,
+        False,
+    )
+    assert (
+        found["found_as"]
+        == sample(Plan(names=(), parts=("model",), shapes=3), [found["origin"]["index"]])[0].as_dict()
+    )
+    assert (found["backend"], found["status"], found["settings"]["implementation"]) == (
+        WRONG,
+        "diverges",
+        "explicit",
+    )
     assert found["versions"].keys() == {"concord", "python", "numpy", "system", "processor", "cores", WRONG}
     assert found["row"]["tensor"] == found["tensor"]
     assert found["row"]["local"]["breakdown"]["worst"]
@@ -97,7 +140,12 @@ def test_a_wrong_backend_is_found_made_small_and_replayed(invoke: Invoke, tmp_pa
     assert f"concord fuzz --backend {WRONG} --replay {folder}" in output
     assert "8 random cases" in output
     data = json.loads((tmp_path / "out.json").read_text(), parse_constant=pytest.fail)
-    assert (data["schema"], data["exit_code"], data["plan"]["seed"], data["cases"]) == ("concord.report/4", 1, 0, 8)
+    assert (data["schema"], data["exit_code"], data["plan"]["seed"], data["cases"]) == (
+        "concord.report/4",
+        1,
+        0,
+        8,
+    )
     assert [data["tallies"][name]["float32"]["cases"] for name in (RIGHT, WRONG)] == [8, 8]
     assert data["failures"][0]["times"] == data["tallies"][WRONG]["float32"]["statuses"]["diverges"]
     read = record.document(record.read(tmp_path / "out.json")).outcome
@@ -108,14 +156,20 @@ def test_a_wrong_backend_is_found_made_small_and_replayed(invoke: Invoke, tmp_pa
 
     code, output, (error,) = invoke("--replay", folder)  # a file does not say what code is imported
     assert (code, output) == (2, "")
-    assert error == f"concord: error: found.json names backend {WRONG!r}, which is not known here; to have it imported, say --backend {WRONG}"
+    assert (
+        error
+        == f"concord: error: found.json names backend {WRONG!r}, which is not known here; to have it imported, say --backend {WRONG}"
+    )
     code, output, errors = invoke("--backend", WRONG, "--replay", folder)
     assert (code, errors) == (1, [])
     assert f"{WRONG} still fails: was diverges, is diverges" in output
     assert "first at layers.1.attention.scores" in output
     ((job, _),) = read_found(folder)
     about = json.loads((folder / "found.json").read_text())
-    assert (job.case, about["backend"]) == (f"tests-toys-numpy-backend-WrongAfterTheFirstLayer-0-{found['origin']['index']}", WRONG)
+    assert (job.case, about["backend"]) == (
+        f"tests-toys-numpy-backend-WrongAfterTheFirstLayer-0-{found['origin']['index']}",
+        WRONG,
+    )
     about["backend"] = RIGHT  # as if the backend had been mended
     (folder / "found.json").write_text(json.dumps(about))
     code, output, errors = invoke("--backend", RIGHT, "--replay", tmp_path / "out")
@@ -127,7 +181,10 @@ def test_a_crash_and_an_exception_are_findings(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setitem(hunting_module.ATTEMPTS, "crashed", 3)
     found = hunted(DIES, RAISES, RIGHT, cases=8)
     assert found.exit_code == 3
-    assert [(f.backend, f.status, f.case.batch) for f in found.failures] == [(DIES, "crashed", 1), (RAISES, "error", 1)]
+    assert [(f.backend, f.status, f.case.batch) for f in found.failures] == [
+        (DIES, "crashed", 1),
+        (RAISES, "error", 1),
+    ]
     crash, error = found.failures
     assert crash.attempts <= 4
     assert "killed by SIGKILL" in crash.detail
@@ -149,7 +206,9 @@ def test_a_hang_is_found_once_and_ends_the_chunk_of_its_backend() -> None:
     (failure,) = found.failures
     assert (failure.status, failure.attempts, failure.times, found.exit_code) == ("timed out", 0, 1, 3)
     assert {name: tally.cases for (name, _), tally in found.tallies.items()} == {toy("Hangs"): 1, RIGHT: 4}
-    assert found.notes == [f"{toy('Hangs')}: timed out: no answer within 2 s; it was stopped; it was not started again for the rest of chunk 0"]
+    assert found.notes == [
+        f"{toy('Hangs')}: timed out: no answer within 2 s; it was stopped; it was not started again for the rest of chunk 0"
+    ]
 
 
 @pytest.mark.usefixtures("hasty")
@@ -187,7 +246,9 @@ def test_a_backend_that_is_not_there_is_owed_and_the_others_go_on() -> None:
     found = hunted("no_such_package.backend:Ghost", RIGHT, cases=3)
     assert (found.exit_code, found.cases, list(found.tallies)) == (3, 3, [(RIGHT, "float32")])
     (note,) = found.notes
-    assert note.startswith("no_such_package.backend:Ghost is missing: No module named 'no_such_package'; its module is looked for in")
+    assert note.startswith(
+        "no_such_package.backend:Ghost is missing: No module named 'no_such_package'; its module is looked for in"
+    )
     alone = hunted("no_such_package.backend:Ghost", cases=3)
     assert (alone.exit_code, alone.cases) == (3, 0)
 
@@ -198,7 +259,9 @@ def test_an_error_of_the_judge_names_its_case_and_ends_nothing(monkeypatch: pyte
 
     monkeypatch.setattr("concord.conformance.campaign.judge", judge)
     found = hunted(RIGHT, cases=2)
-    assert found.notes == [f"fuzz-0-0 could not be judged: {RIGHT}: a fault of Concord while judging: ZeroDivisionError: of the judge"]
+    assert found.notes == [
+        f"fuzz-0-0 could not be judged: {RIGHT}: a fault of Concord while judging: ZeroDivisionError: of the judge"
+    ]
     assert (found.cases, found.failures, found.exit_code) == (2, [], 3)
     assert found.tallies[RIGHT, "float32"].statuses == {"not judged": 2}
 
@@ -233,7 +296,9 @@ def test_the_chunks_may_be_tasks_of_dask() -> None:
     distributed = pytest.importorskip("distributed", reason="distributed is not installed")
     plan = Plan(names=(RIGHT, RAISES), cases=5, chunk=2, **QUICK)
     settings = Settings(asked=plan.names, threads=1)
-    with distributed.LocalCluster(processes=False, n_workers=1, threads_per_worker=2, dashboard_address=None) as cluster:
+    with distributed.LocalCluster(
+        processes=False, n_workers=1, threads_per_worker=2, dashboard_address=None
+    ) as cluster:
         found = hunt(plan, places(settings, plan.names, scheduler=cluster.scheduler_address))
     assert comparable(found) == comparable(hunt(plan, places(settings, plan.names)))
 
@@ -242,7 +307,10 @@ def test_without_dask_the_extra_is_named(invoke: Invoke, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "distributed", None)
     code, output, (error,) = invoke("--backend", RIGHT, "--scheduler", "tcp://localhost:1")
     assert (code, output) == (2, "")
-    assert error == "concord: error: --scheduler needs distributed, which is not installed: pip install -e '.[dask]' -c constraints/py311.txt"
+    assert (
+        error
+        == "concord: error: --scheduler needs distributed, which is not installed: pip install -e '.[dask]' -c constraints/py311.txt"
+    )
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -251,7 +319,9 @@ def test_a_scheduler_that_is_not_there_is_named_soon(invoke: Invoke, monkeypatch
     monkeypatch.setattr("concord.conformance.fuzz.sets.PATIENCE", 0.5)
     code, output, (error,) = invoke("--backend", RIGHT, "--scheduler", "tcp://127.0.0.1:9")
     assert (code, output) == (2, "")
-    assert error.startswith("concord: error: --scheduler is 'tcp://127.0.0.1:9' but no scheduler answers there within 0.5 s: ")
+    assert error.startswith(
+        "concord: error: --scheduler is 'tcp://127.0.0.1:9' but no scheduler answers there within 0.5 s: "
+    )
 
 
 # The command line.
@@ -264,10 +334,14 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "--time inf": ("--time is inf but must be finite and above 0",),
     "--sets 0": ("--sets is 0 but must be at least 1",),
     "--host :there": ("--host: host is '' but must be a name or an address, or USER@HOST",),
-    "--host -oProxyCommand=id": ("--host: host is '-oProxyCommand=id' but must be a name or an address, or USER@HOST",),
+    "--host -oProxyCommand=id": (
+        "--host: host is '-oProxyCommand=id' but must be a name or an address, or USER@HOST",
+    ),
     "--sets 2 --scheduler tcp://x:1": ("--scheduler takes the place of --sets and --host; give either",),
     "--out /dev/null/x": ("--out /dev/null/x: cannot be written: Not a directory",),
-    "--json /no/such/folder/out.json": ("/no/such/folder/out.json: cannot be written: No such file or directory",),
+    "--json /no/such/folder/out.json": (
+        "/no/such/folder/out.json: cannot be written: No such file or directory",
+    ),
     "--replay /no/such/folder": ("/no/such/folder: no such folder",),
     "--backend troch --dtype float46 --part modle --cases 0 --sets 0": (
         "unknown backend 'troch': did you mean 'torch'?",
@@ -288,20 +362,30 @@ def test_what_cannot_be_done_is_refused_in_a_line_for_each_problem(invoke: Invok
         assert error.startswith(f"concord: error: {expected}")
 
 
-def test_a_folder_without_failures_or_with_broken_ones_cannot_be_replayed(invoke: Invoke, tmp_path: Path) -> None:
-    assert invoke("--replay", tmp_path) == (2, "", [f"concord: error: {tmp_path}: holds no found.json; 'concord fuzz' writes such folders"])
+def test_a_folder_without_failures_or_with_broken_ones_cannot_be_replayed(
+    invoke: Invoke, tmp_path: Path
+) -> None:
+    assert invoke("--replay", tmp_path) == (
+        2,
+        "",
+        [f"concord: error: {tmp_path}: holds no found.json; 'concord fuzz' writes such folders"],
+    )
     for name, text in (("a", "{"), ("b", '{"format": "concord.found/1"}')):
         (tmp_path / name).mkdir()
         (tmp_path / name / "found.json").write_text(text)
     code, _, errors = invoke("--replay", tmp_path)
     assert code == 2
-    assert [error.split(": ")[2] for error in errors] == [str(tmp_path / name / "found.json") for name in "ab"]
+    assert [error.split(": ")[2] for error in errors] == [
+        str(tmp_path / name / "found.json") for name in "ab"
+    ]
 
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("columns", [80, 200])
 def test_the_summary_fits_the_terminal(invoke: Invoke, columns: int) -> None:
-    code, output, errors = invoke("--backend", toy("ReturnsNaN"), "--part", "model", "--cases", "2", "--shapes", "2", columns=columns)
+    code, output, errors = invoke(
+        "--backend", toy("ReturnsNaN"), "--part", "model", "--cases", "2", "--shapes", "2", columns=columns
+    )
     assert (code, errors) == (1, [])
     told = [line for line in output.splitlines() if "--replay" not in line]
     assert max(map(len, told)) <= columns
@@ -313,11 +397,29 @@ def test_the_summary_fits_the_terminal(invoke: Invoke, columns: int) -> None:
 
 def test_an_interrupt_keeps_what_was_found(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
-    arguments = ["--backend", RAISES, "--part", "model", "--cases", "100000", "--shapes", "2", "--out", str(tmp_path / "out")]
+    arguments = [
+        "--backend",
+        RAISES,
+        "--part",
+        "model",
+        "--cases",
+        "100000",
+        "--shapes",
+        "2",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     command = [sys.executable, "-m", "concord", "fuzz", *arguments]
     for sets in ("1", "2"):
         environment = {**os.environ, "TOY_NOTES": str(tmp_path / "notes"), "COLUMNS": "200"}
-        with subprocess.Popen([*command, "--sets", sets], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            [*command, "--sets", sets],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
             try:
                 wait_for_runs(tmp_path / "notes" / "ran", 20)
                 process.send_signal(signal.SIGINT)
@@ -344,7 +446,17 @@ def test_a_backend_that_always_fails_is_one_finding(invoke: Invoke, monkeypatch:
 
 
 @pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize("taken", ["by a link", "by a file", "by another's files", "by the finding of another case", "by the same finding", "nothing"])
+@pytest.mark.parametrize(
+    "taken",
+    [
+        "by a link",
+        "by a file",
+        "by another's files",
+        "by the finding of another case",
+        "by the same finding",
+        "nothing",
+    ],
+)
 def test_findings_are_written_beside_what_is_there(invoke: Invoke, tmp_path: Path, taken: str) -> None:
     place, other, data = tmp_path / "out" / PLACE, tmp_path / "other", tmp_path / "out.json"
     if taken in ("by the finding of another case", "by the same finding"):
@@ -356,7 +468,9 @@ def test_findings_are_written_beside_what_is_there(invoke: Invoke, tmp_path: Pat
         for folder in (place.parent, other):
             folder.mkdir()
         (other / "precious").write_text("mine")
-        place.symlink_to(other) if taken == "by a link" else place.write_text("mine") if taken == "by a file" else other.rename(place)
+        place.symlink_to(other) if taken == "by a link" else place.write_text(
+            "mine"
+        ) if taken == "by a file" else other.rename(place)
     code, output, said = invoke(*ALWAYS, "--cases", "1", "--out", tmp_path / "out", "--json", data)
     assert (code, said) == (1, [])
     target = place if taken in ("nothing", "by the same finding") else place.with_name(f"{PLACE}-2")
@@ -368,13 +482,20 @@ def test_findings_are_written_beside_what_is_there(invoke: Invoke, tmp_path: Pat
 
 
 @pytest.mark.usefixtures("hasty")
-def test_findings_that_cannot_be_written_are_shown_and_recorded(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_findings_that_cannot_be_written_are_shown_and_recorded(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def full(folder: Path, files: object) -> None:
         raise spec.SpecError(f"{folder.parent}: cannot be written: No space left on device")
 
     monkeypatch.setattr("concord.conformance.fuzz.replay.write_folder", full)
-    code, output, said = invoke(*ALWAYS, "--cases", "1", "--out", tmp_path / "out", "--json", tmp_path / "out.json")
-    assert (code, said) == (2, [f"concord: error: {tmp_path / 'out'}: cannot be written: No space left on device"])
+    code, output, said = invoke(
+        *ALWAYS, "--cases", "1", "--out", tmp_path / "out", "--json", tmp_path / "out.json"
+    )
+    assert (code, said) == (
+        2,
+        [f"concord: error: {tmp_path / 'out'}: cannot be written: No space left on device"],
+    )
     assert "1 failure found" in output
     assert len(json.loads((tmp_path / "out.json").read_text())["failures"]) == 1
     assert not list((tmp_path / "out").rglob("*"))

@@ -22,7 +22,9 @@ from concord.spec.parameters import validate_weights
 
 @functools.cache
 def drawn_cases(shapes: int) -> tuple[FuzzCase, ...]:
-    return tuple(sample(Plan(names=(), shapes=shapes, dtypes=tuple(spec.PRECISIONS)), range(300 if shapes else 100)))
+    return tuple(
+        sample(Plan(names=(), shapes=shapes, dtypes=tuple(spec.PRECISIONS)), range(300 if shapes else 100))
+    )
 
 
 @pytest.mark.parametrize("shapes", [12, 0])
@@ -49,7 +51,13 @@ def test_the_whole_option_space_is_drawn() -> None:
     epsilons = [config.norm_epsilon for config in configs]
     assert min(epsilons) < 1e-11
     assert max(epsilons) > 1e-4
-    for name, known in (("part", spec.PARTS), ("profile", spec.PROFILES), ("padding", PADDINGS), ("key_mask", KEY_MASKS), ("dtype", spec.PRECISIONS)):
+    for name, known in (
+        ("part", spec.PARTS),
+        ("profile", spec.PROFILES),
+        ("padding", PADDINGS),
+        ("key_mask", KEY_MASKS),
+        ("dtype", spec.PRECISIONS),
+    ):
         assert {getattr(case, name) for case in drawn} == set(known), name
     attending = [case for case in drawn if case.part == "attention"]
     assert {case.queries > case.tokens for case in attending} == {True, False}
@@ -58,7 +66,16 @@ def test_the_whole_option_space_is_drawn() -> None:
     assert max(case.offset for case in drawn) == 512
 
 
-PLAIN = {"pad_id": 3, "num_segments": 0, "segment_padding_row": None, "token_padding_row": None, "token_padding_forward": "stored", "position_padding_row": None, "position_of_padding": "counted", "position_start": 0}
+PLAIN = {
+    "pad_id": 3,
+    "num_segments": 0,
+    "segment_padding_row": None,
+    "token_padding_row": None,
+    "token_padding_forward": "stored",
+    "position_padding_row": None,
+    "position_of_padding": "counted",
+    "position_start": 0,
+}
 """Fields that let a text of any length and vocabulary in."""
 
 
@@ -85,7 +102,9 @@ def test_a_case_follows_from_seed_and_number_alone() -> None:
     assert sample(dataclasses.replace(plan, chunk=3, cases=7, names=("x",)), [5]) == [several[5]]
     assert sample(dataclasses.replace(plan, seed=5), [5]) != [several[5]]
     assert case_from(several[3].as_dict()) == several[3]
-    first, again = (case.build() for case in (several[3], case_from(json.loads(json.dumps(several[3].as_dict())))))
+    first, again = (
+        case.build() for case in (several[3], case_from(json.loads(json.dumps(several[3].as_dict()))))
+    )
     for name, array in first[1].items():
         np.testing.assert_array_equal(array, again[1][name])
     for name, array in first[2].arrays().items():
@@ -101,7 +120,10 @@ def test_drawing_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_case_that_cannot_be_read_is_refused_by_name() -> None:
     fields = sample(Plan(names=()), [0])[0].as_dict()
     del fields["scale"]
-    with pytest.raises(spec.SpecError, match=r"^case: field 'scale' is missing but is required\ncase: field 'sclae' is unknown$"):
+    with pytest.raises(
+        spec.SpecError,
+        match=r"^case: field 'scale' is missing but is required\ncase: field 'sclae' is unknown$",
+    ):
         case_from({**fields, "sclae": 1.0})
 
 
@@ -115,9 +137,19 @@ def test_shapes_are_shared_few_and_apart() -> None:
     assert {1, 64} <= {sizes.num_heads * sizes.head_dim for sizes in shapes}
     assert 1 in {sizes.num_heads for sizes in shapes}
     assert list(shapes) == sorted(shapes, key=lambda sizes: (sizes.large, sizes.volume))
-    drawn = {(case.batch, case.tokens, case.config.d_model) for case in sample(Plan(names=(), seed=3), range(60))}
+    drawn = {
+        (case.batch, case.tokens, case.config.d_model) for case in sample(Plan(names=(), seed=3), range(60))
+    }
     assert drawn <= {(sizes.batch, sizes.tokens, sizes.num_heads * sizes.head_dim) for sizes in shapes}
-    assert len({(case.batch, case.tokens, case.config.d_model) for case in sample(Plan(names=(), seed=3, shapes=0), range(60))}) > 50
+    assert (
+        len(
+            {
+                (case.batch, case.tokens, case.config.d_model)
+                for case in sample(Plan(names=(), seed=3, shapes=0), range(60))
+            }
+        )
+        > 50
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -133,7 +165,11 @@ def test_every_pool_has_one_of_each_large_kind(seed: int) -> None:
 @pytest.mark.parametrize("shapes", [12, 0])
 def test_few_cases_are_large(shapes: int) -> None:
     drawn = drawn_cases(shapes)
-    large = [case for case in drawn if case.config.num_heads > 4 or case.tokens > 64 or case.config.vocab_size > 256]
+    large = [
+        case
+        for case in drawn
+        if case.config.num_heads > 4 or case.tokens > 64 or case.config.vocab_size > 256
+    ]
     assert 0.03 < len(large) / len(drawn) < 0.3
 
 
@@ -144,13 +180,19 @@ def test_the_space_reaches_what_kernels_branch_on() -> None:
     drawn = drawn_cases(12) + drawn_cases(0)
     assert any(case.config.d_model == 1 for case in drawn)
     assert any(case.profile == "extreme" and case.scale > 2 for case in drawn)
-    assert {case.config.pad_id == case.config.vocab_size - 1 for case in drawn if case.config.vocab_size > 256} == {True, False}
+    assert {
+        case.config.pad_id == case.config.vocab_size - 1 for case in drawn if case.config.vocab_size > 256
+    } == {True, False}
 
 
 def test_a_large_table_is_used_to_its_end_and_often() -> None:
     usual = sample(Plan(names=(), parts=("encoder",)), [0])[0]
     config = usual.config.replace(vocab_size=70_001, max_positions=300, **PLAIN)
-    ids = dataclasses.replace(usual, config=config, batch=2, tokens=290, padding="none").build()[2].required("input_ids")
+    ids = (
+        dataclasses.replace(usual, config=config, batch=2, tokens=290, padding="none")
+        .build()[2]
+        .required("input_ids")
+    )
     assert {255, 256, 257, 65_535, 65_536, 65_537, 70_000} <= set(ids.ravel().tolist())
     assert np.unique(ids, return_counts=True)[1].max() > 9
 
@@ -159,7 +201,11 @@ def test_a_large_table_is_used_to_its_end_and_often() -> None:
 def test_a_large_case_shrinks_to_a_small_one(shapes: int) -> None:
     """Whatever made a case fail, but for its size: what is left is small again."""
     plan = Plan(names=(), shapes=shapes)
-    number, case = next((i, case) for i, case in enumerate(drawn_cases(shapes)) if case.tokens > 64 or case.config.vocab_size > 256)
+    number, case = next(
+        (i, case)
+        for i, case in enumerate(drawn_cases(shapes))
+        if case.tokens > 64 or case.config.vocab_size > 256
+    )
     plan = dataclasses.replace(plan, dtypes=tuple(spec.PRECISIONS))
     failing: list[FuzzCase] = []
 

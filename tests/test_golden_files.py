@@ -27,7 +27,9 @@ ABSENT = "no golden files beside the repository, in ../shared/golden"
 Arrays = dict[str, NDArray[Any]]
 
 
-def attention_file(path: Path, change: Callable[[Arrays, dict[str, str]], None] = lambda tensors, metadata: None) -> Path:
+def attention_file(
+    path: Path, change: Callable[[Arrays, dict[str, str]], None] = lambda tensors, metadata: None
+) -> Path:
     """Write a file as the dot product's own source would, B = 2, Q = 3, S = 5, K = 7, with a stored mask."""
     generator = np.random.default_rng(0)
     query, key, value = (generator.standard_normal(shape) for shape in ((2, 3, 7), (2, 5, 7), (2, 5, 7)))
@@ -36,9 +38,25 @@ def attention_file(path: Path, change: Callable[[Arrays, dict[str, str]], None] 
     scores = np.where(mask, query @ key.swapaxes(1, 2) / np.sqrt(7), -1e9)
     exponentials = np.exp(scores - scores.max(-1, keepdims=True))
     weights = exponentials / exponentials.sum(-1, keepdims=True)
-    tensors: Arrays = {"inputs/q": query, "inputs/k": key, "inputs/v": value, "inputs/mask": mask, "inputs/cotangent": np.ones((2, 3, 7))}
-    tensors |= {"outputs/attention": weights, "outputs/output": weights @ value, "outputs/loss": np.asarray(np.sum(weights @ value))}
-    config = {"kind": "ScaledDotProductAttention", "d_k": 7, "pad_id": 0, "mask_value": -1e9, "mask": "(B,Q,K) stored"}
+    tensors: Arrays = {
+        "inputs/q": query,
+        "inputs/k": key,
+        "inputs/v": value,
+        "inputs/mask": mask,
+        "inputs/cotangent": np.ones((2, 3, 7)),
+    }
+    tensors |= {
+        "outputs/attention": weights,
+        "outputs/output": weights @ value,
+        "outputs/loss": np.asarray(np.sum(weights @ value)),
+    }
+    config = {
+        "kind": "ScaledDotProductAttention",
+        "d_k": 7,
+        "pad_id": 0,
+        "mask_value": -1e9,
+        "mask": "(B,Q,K) stored",
+    }
     metadata = {"source": "keras-attention", "case": "x", "dtype": "float64", "config": json.dumps(config)}
     change(tensors, metadata)
     save_file(tensors, path, metadata)
@@ -101,15 +119,29 @@ def test_a_corrupt_or_absent_file_is_refused_in_one_line(tmp_path: Path) -> None
     ("key", "value", "message"),
     [
         ("source", None, "the metadata lack 'source'"),
-        ("source", "gpt", "the metadata's 'source' is 'gpt' but must be one of bert-hugging-face, bert-pytorch"),
+        (
+            "source",
+            "gpt",
+            "the metadata's 'source' is 'gpt' but must be one of bert-hugging-face, bert-pytorch",
+        ),
         ("dtype", "float16", "'dtype' is 'float16' but must be 'float64' or 'float32'"),
         ("config", "{", "the metadata's 'config': not valid JSON"),
         ("config", "[1]", "the metadata's 'config' is a JSON list but must be an object"),
-        ("config", '{"kind": "Decoder"}', "key 'kind' of the metadata's 'config' is 'Decoder' but must begin with one of"),
-        ("config", '{"kind": "ScaledDotProductAttention", "pad_id": 0, "mask_value": -1.0}', "key 'd_k' is missing but is required"),
+        (
+            "config",
+            '{"kind": "Decoder"}',
+            "key 'kind' of the metadata's 'config' is 'Decoder' but must begin with one of",
+        ),
+        (
+            "config",
+            '{"kind": "ScaledDotProductAttention", "pad_id": 0, "mask_value": -1.0}',
+            "key 'd_k' is missing but is required",
+        ),
     ],
 )
-def test_metadata_that_do_not_say_what_the_file_is_are_refused(tmp_path: Path, key: str, value: str | None, message: str) -> None:
+def test_metadata_that_do_not_say_what_the_file_is_are_refused(
+    tmp_path: Path, key: str, value: str | None, message: str
+) -> None:
     def change(tensors: Arrays, metadata: dict[str, str]) -> None:
         del metadata[key]
         if value is not None:
@@ -128,11 +160,17 @@ def test_metadata_that_do_not_say_what_the_file_is_are_refused(tmp_path: Path, k
         ("inputs/mask", None, "'inputs/key_ids' is missing, but it or 'inputs/*mask*' is required"),
         ("outputs/output", None, "'outputs/output' is missing but is required: it is 'attention.context'"),
         ("outputs/attention", np.ones((2, 4, 5)), "'outputs/attention' has shape (2, 4, 5) but must be"),
-        ("outputs/output", np.ones((2, 3, 7), np.int64), "'outputs/output' has dtype int64 but must be a floating-point type"),
+        (
+            "outputs/output",
+            np.ones((2, 3, 7), np.int64),
+            "'outputs/output' has dtype int64 but must be a floating-point type",
+        ),
         ("weights/w", np.ones(2), "'w' is unexpected"),
     ],
 )
-def test_tensors_that_are_missing_or_misshapen_are_refused(tmp_path: Path, name: str, array: NDArray[Any] | None, message: str) -> None:
+def test_tensors_that_are_missing_or_misshapen_are_refused(
+    tmp_path: Path, name: str, array: NDArray[Any] | None, message: str
+) -> None:
     def change(tensors: Arrays, metadata: dict[str, str]) -> None:
         tensors.pop(name, None)
         if array is not None:
@@ -152,17 +190,34 @@ def test_golden_files_are_consumed_and_agree_with_the_reference(path: Path) -> N
     assert (not file.runs) == ("train" in path.name)
     if not file.runs:
         assert file.training
-        used = {name.partition("[")[0] for value in file.training.expected_native.values() for name in value.split(", ")}
+        used = {
+            name.partition("[")[0]
+            for value in file.training.expected_native.values()
+            for name in value.split(", ")
+        }
         fixed = {name for name in names if name.startswith("outputs/") and "position" in name}
         assert {name for name in names if name.startswith("outputs/")} == used | fixed | set(file.unchecked)
         return
     clipped = set(file.training.expected_native.values()) if file.training else set()
-    expected = clipped | {name for run in file.runs for value in run.expected_native.values() for name in value.split(", ")}
-    repeated = {name for run in file.runs for note in run.notes for name in names if note.startswith(f"'{name}' holds the same")}
+    expected = clipped | {
+        name for run in file.runs for value in run.expected_native.values() for name in value.split(", ")
+    }
+    repeated = {
+        name
+        for run in file.runs
+        for note in run.notes
+        for name in names
+        if note.startswith(f"'{name}' holds the same")
+    }
     results = {name for name in names if name.startswith(("outputs/", "grads/"))}
     assert results == (expected | repeated | set(file.unchecked)) & results
     for run in file.runs:
-        truth = spec.reference(run.config, run.weights, run.batch, gradients=True, part=run.part, dtype=file.dtype)
-        tensors_found = {**truth.taps, **{f"gradients.{name}": array for name, array in truth.gradients.items()}}
+        truth = spec.reference(
+            run.config, run.weights, run.batch, gradients=True, part=run.part, dtype=file.dtype
+        )
+        tensors_found = {
+            **truth.taps,
+            **{f"gradients.{name}": array for name, array in truth.gradients.items()},
+        }
         found = golden.computed(run, tensors_found)
         assert set(found) == set(run.expected)

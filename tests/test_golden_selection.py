@@ -18,7 +18,14 @@ from concord.spec.precision import precision
 from concord.spec.reference import reference
 from concord.spec.training.trajectory import Trajectory
 
-SOURCES = ("tf1-text-classifier", "bert-pytorch", "vanilla-encoder", "nndl-paddle", "nndl-paddle-api", "keras-attention")
+SOURCES = (
+    "tf1-text-classifier",
+    "bert-pytorch",
+    "vanilla-encoder",
+    "nndl-paddle",
+    "nndl-paddle-api",
+    "keras-attention",
+)
 JOBS = collect(DEFAULT).jobs
 
 
@@ -27,7 +34,9 @@ def test_selection_has_every_case_and_both_precisions_of_one(source):
     stems = [path.name.removesuffix(".safetensors") for path in (INCLUDED / source).glob("*.safetensors")]
     cases = {stem.removesuffix(".f64") for stem in stems}
     for letter in "abcdf":
-        assert any(case.removeprefix("full_").removeprefix("stack_").startswith(f"{letter}_") for case in cases), letter
+        assert any(
+            case.removeprefix("full_").removeprefix("stack_").startswith(f"{letter}_") for case in cases
+        ), letter
     assert any(f"{case}.f64" in stems and case in stems for case in cases)
 
 
@@ -47,27 +56,46 @@ def test_selection_is_what_the_collection_holds():
 def test_reference_reproduces_the_source(job):
     truth = reference(job.config, job.weights, job.batch, gradients=True, part=job.part, dtype=job.dtype)
     held = precision(job.dtype).round
-    taps, gradients = ({name: held(array) for name, array in named.items()} for named in (truth.taps, truth.gradients))
+    taps, gradients = (
+        {name: held(array) for name, array in named.items()} for named in (truth.taps, truth.gradients)
+    )
     run = Run(held(truth.output), held(truth.loss), taps, gradients, "reference", job.dtype)
     verdict = judge(job.config, job.weights, job.batch, run, job.part, job.expectation, job.derive)
     assert verdict.passed, verdict.first_divergence
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the whole collection does not lie beside this checkout")
-@pytest.mark.parametrize("path", sorted(SHARED.glob("*/train_*.safetensors")), ids=lambda path: f"{path.parent.name}/{path.name}")
+@pytest.mark.parametrize(
+    "path", sorted(SHARED.glob("*/train_*.safetensors")), ids=lambda path: f"{path.parent.name}/{path.name}"
+)
 def test_reference_trains_as_the_source_did(path):
     file = read(path)
     steps = 3  # a share of the twenty, which take long
     training = replace(file.training.training, windows=file.training.training.windows[:steps])
-    expected = {name: array for name, array in file.training.expected.items() if int(name.split(".")[1]) < steps}
+    expected = {
+        name: array for name, array in file.training.expected.items() if int(name.split(".")[1]) < steps
+    }
     assert {name.split(".")[2] for name in expected} >= {"losses", "parameters"}
     golden, reported = replace(file.training, training=training, expected=expected), {}
-    Trajectory(golden.config, golden.weights, training, Arithmetic(), golden.part, file.dtype, golden.deviations).run(reported.__setitem__)
+    Trajectory(
+        golden.config, golden.weights, training, Arithmetic(), golden.part, file.dtype, golden.deviations
+    ).run(reported.__setitem__)
     held = {name: precision(file.dtype).round(array) for name, array in reported.items()}
     batch = training.windows[0][0]
-    run = Run(np.zeros(1), np.zeros(1), backend="reference", dtype=file.dtype, requested=("steps",), steps=held)
-    run.info["deviations"] = [{"name": name, "value": value, "reason": "the source's"} for name, value in golden.deviations.items()]
-    verdict = judge(golden.config, golden.weights, batch, run, golden.part, partial(expectation_of_training, file.dtype, golden))
+    run = Run(
+        np.zeros(1), np.zeros(1), backend="reference", dtype=file.dtype, requested=("steps",), steps=held
+    )
+    run.info["deviations"] = [
+        {"name": name, "value": value, "reason": "the source's"} for name, value in golden.deviations.items()
+    ]
+    verdict = judge(
+        golden.config,
+        golden.weights,
+        batch,
+        run,
+        golden.part,
+        partial(expectation_of_training, file.dtype, golden),
+    )
     assert verdict.passed, verdict.first_divergence
 
 
@@ -88,5 +116,7 @@ def test_keras_modes_differ_exactly_where_masks_do():
         weights = next(name for name in mode0.expectation(NONE).values if name.endswith("attention.weights"))
         first, second = mode0.expectation(NONE), mode1.expectation(NONE)
         alike = (abs(first.values[weights] - second.values[weights]) <= Z * first.sigmas[weights]).all()
-        same = Path(case).name.startswith(("mha_b1", "mha_b3_nopad", "mha_b3_same", "mha_b2_no_mask")) or case.endswith(("a_nopad", "f_single_row"))
+        same = Path(case).name.startswith(
+            ("mha_b1", "mha_b3_nopad", "mha_b3_same", "mha_b2_no_mask")
+        ) or case.endswith(("a_nopad", "f_single_row"))
         assert alike == same, case

@@ -30,14 +30,48 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def laughs(times: int = 40) -> bytes:
     """A list in a list, twice, and so on: few bytes, and more entries than there is time for."""
-    step = pickle.EMPTY_LIST + pickle.MARK + pickle.BINGET + b"\x00" + pickle.BINGET + b"\x00" + pickle.APPENDS + pickle.BINPUT + b"\x00"
+    step = (
+        pickle.EMPTY_LIST
+        + pickle.MARK
+        + pickle.BINGET
+        + b"\x00"
+        + pickle.BINGET
+        + b"\x00"
+        + pickle.APPENDS
+        + pickle.BINPUT
+        + b"\x00"
+    )
     return pickle.PROTO + b"\x02" + pickle.EMPTY_LIST + pickle.BINPUT + b"\x00" + step * times + pickle.STOP
 
 
 def key_of_tuples(times: int = 40) -> bytes:
     """The same as the key of a dictionary, which would be hashed."""
-    step = pickle.MARK + pickle.BINGET + b"\x00" + pickle.BINGET + b"\x00" + pickle.TUPLE + pickle.BINPUT + b"\x00" + pickle.POP
-    return pickle.PROTO + b"\x02" + pickle.EMPTY_TUPLE + pickle.BINPUT + b"\x00" + pickle.POP + step * times + pickle.EMPTY_DICT + pickle.BINGET + b"\x00" + pickle.NONE + pickle.SETITEM + pickle.STOP
+    step = (
+        pickle.MARK
+        + pickle.BINGET
+        + b"\x00"
+        + pickle.BINGET
+        + b"\x00"
+        + pickle.TUPLE
+        + pickle.BINPUT
+        + b"\x00"
+        + pickle.POP
+    )
+    return (
+        pickle.PROTO
+        + b"\x02"
+        + pickle.EMPTY_TUPLE
+        + pickle.BINPUT
+        + b"\x00"
+        + pickle.POP
+        + step * times
+        + pickle.EMPTY_DICT
+        + pickle.BINGET
+        + b"\x00"
+        + pickle.NONE
+        + pickle.SETITEM
+        + pickle.STOP
+    )
 
 
 def archive(member: str, content: bytes, compressed: int = zipfile.ZIP_DEFLATED) -> bytes:
@@ -85,7 +119,9 @@ def virtual(file: Any) -> None:
 def link(kind: str) -> Callable[[Any], None]:
     import h5py
 
-    return lambda file: file.__setitem__("a", h5py.ExternalLink("/etc/passwd", "/a") if kind == "external" else h5py.SoftLink("/b"))
+    return lambda file: file.__setitem__(
+        "a", h5py.ExternalLink("/etc/passwd", "/a") if kind == "external" else h5py.SoftLink("/b")
+    )
 
 
 def nested(depth: int) -> bytes:
@@ -112,7 +148,9 @@ def table(blocks: int) -> bytes:
 
 
 def entries(**given: bytes) -> bytes:
-    return index.table({name.encode(): value for name, value in given.items()} | {b"": messages.message(f1=1)})
+    return index.table(
+        {name.encode(): value for name, value in given.items()} | {b"": messages.message(f1=1)}
+    )
 
 
 MADE: dict[str, tuple[str, Callable[[], bytes], str]] = {
@@ -120,32 +158,97 @@ MADE: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "a list in lists, for Paddle": ("paddle", laughs, "more than"),
     "a key that would be hashed": ("torch", key_of_tuples, "a key of a dictionary is neither"),
     "a bomb of PyTorch": ("torch", lambda: archive("archive/data.pkl", bytes(80 << 20)), "its pickle has"),
-    "a bomb that says it is small": ("torch", lambda: lying(archive("archive/data.pkl", bytes(80 << 20))), "not a whole file of tensors"),
+    "a bomb that says it is small": (
+        "torch",
+        lambda: lying(archive("archive/data.pkl", bytes(80 << 20))),
+        "not a whole file of tensors",
+    ),
     "a bomb of Keras": ("keras", lambda: archive("model.weights.h5", bytes(80 << 20)), "is compressed"),
     "a way out of the archive": ("keras", lambda: archive("../../model.weights.h5", b"x"), "has 0 members"),
     "a link to another file": ("keras-h5", lambda: hdf5(link("external")), "is a link that leads elsewhere"),
     "a link to another name": ("keras-h5", lambda: hdf5(link("soft")), "is a link that leads elsewhere"),
     "numbers in another file": ("keras-h5", lambda: hdf5(outside), "lies in another file"),
     "a view of another file": ("keras-h5", lambda: hdf5(virtual), "lies in another file"),
-    "a bomb of HDF5": ("keras-h5", lambda: hdf5(lambda file: file.create_dataset("a", (1 << 36,), "f4", chunks=(1 << 20,), compression="gzip")), "kept in pieces, or compressed"),
-    "numbers that are not there": ("keras-h5", lambda: hdf5(lambda file: file.create_dataset("a", (1 << 36,), "f4")), "kept in pieces, or compressed"),
+    "a bomb of HDF5": (
+        "keras-h5",
+        lambda: hdf5(
+            lambda file: file.create_dataset("a", (1 << 36,), "f4", chunks=(1 << 20,), compression="gzip")
+        ),
+        "kept in pieces, or compressed",
+    ),
+    "numbers that are not there": (
+        "keras-h5",
+        lambda: hdf5(lambda file: file.create_dataset("a", (1 << 36,), "f4")),
+        "kept in pieces, or compressed",
+    ),
     "groups in a circle": ("keras-h5", lambda: hdf5(in_a_circle), "lie more than"),
-    "bytes that do not follow": ("jax-msgpack", lambda: b"\x81\xa1a\xc6\xff\xff\xff\xff", "4294967295 bytes follow, but it ends before"),
-    "text that does not follow": ("jax-msgpack", lambda: b"\x81\xa1a\xdb\xff\xff\xff\xff", "4294967295 bytes follow, but it ends before"),
-    "entries that do not follow": ("jax-msgpack", lambda: b"\xdf\xff\xff\xff\xff", "a dictionary of 4294967295 entries"),
-    "a list that does not follow": ("jax-msgpack", lambda: b"\x81\xa1a\xdd\xff\xff\xff\xff", "a list of 4294967295 entries"),
-    "an array that does not follow": ("jax-msgpack", lambda: b"\x81\xa1a\xc9\xff\xff\xff\xff\x01", "4294967295 bytes follow, but it ends before"),
+    "bytes that do not follow": (
+        "jax-msgpack",
+        lambda: b"\x81\xa1a\xc6\xff\xff\xff\xff",
+        "4294967295 bytes follow, but it ends before",
+    ),
+    "text that does not follow": (
+        "jax-msgpack",
+        lambda: b"\x81\xa1a\xdb\xff\xff\xff\xff",
+        "4294967295 bytes follow, but it ends before",
+    ),
+    "entries that do not follow": (
+        "jax-msgpack",
+        lambda: b"\xdf\xff\xff\xff\xff",
+        "a dictionary of 4294967295 entries",
+    ),
+    "a list that does not follow": (
+        "jax-msgpack",
+        lambda: b"\x81\xa1a\xdd\xff\xff\xff\xff",
+        "a list of 4294967295 entries",
+    ),
+    "an array that does not follow": (
+        "jax-msgpack",
+        lambda: b"\x81\xa1a\xc9\xff\xff\xff\xff\x01",
+        "4294967295 bytes follow, but it ends before",
+    ),
     "dictionaries in each other": ("jax-msgpack", lambda: nested(100_000), "lies more than"),
-    "a shape of many axes": ("jax-msgpack", lambda: array(b"\xdd" + (100_000).to_bytes(4, "big") + b"\xce\xff\xff\xff\xff" * 100_000), "an array has shape"),
+    "a shape of many axes": (
+        "jax-msgpack",
+        lambda: array(b"\xdd" + (100_000).to_bytes(4, "big") + b"\xce\xff\xff\xff\xff" * 100_000),
+        "an array has shape",
+    ),
     "a shape of two lines": ("jax-msgpack", lambda: array(b"\xa3a\nb"), "an array has shape 'a\\nb'"),
     "a shape below zero": ("jax-msgpack", lambda: array(b"\x92\xff\xff", b"\0" * 4), "an array has shape"),
     "a name that is there twice": ("jax-msgpack", lambda: b"\x82\xa1a\xc0\xa1a\xc0", "is there twice"),
     "one block again and again": ("tensorflow", lambda: table(1000), "its blocks have more bytes than it"),
-    "a shape that is a number": ("tensorflow", lambda: entries(a=b"\x08\x01\x10\x05"), "a number stands where a message should"),
-    "more than its data": ("tensorflow", lambda: entries(a=messages.message(f1=1, f2=messages.message(f2=messages.message(f1=1 << 30)), f5=1 << 32)), "reaches beyond the end"),
-    "a long header": ("hugging-face", lambda: (1 << 25).to_bytes(8, "little") + b" " * (1 << 25), "its header says"),
-    "a header of lists": ("hugging-face", lambda: (100_000).to_bytes(8, "little") + b"[" * 100_000, "nested too deeply"),
-    "a name that is there twice, in safetensors": ("hugging-face", lambda: header('{"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}, "a": {"dtype": "U8", "shape": [1], "data_offsets": [1, 2]}}') + b"\0\0", "must begin where another ends"),
+    "a shape that is a number": (
+        "tensorflow",
+        lambda: entries(a=b"\x08\x01\x10\x05"),
+        "a number stands where a message should",
+    ),
+    "more than its data": (
+        "tensorflow",
+        lambda: entries(
+            a=messages.message(f1=1, f2=messages.message(f2=messages.message(f1=1 << 30)), f5=1 << 32)
+        ),
+        "reaches beyond the end",
+    ),
+    "a long header": (
+        "hugging-face",
+        lambda: (1 << 25).to_bytes(8, "little") + b" " * (1 << 25),
+        "its header says",
+    ),
+    "a header of lists": (
+        "hugging-face",
+        lambda: (100_000).to_bytes(8, "little") + b"[" * 100_000,
+        "nested too deeply",
+    ),
+    "a name that is there twice, in safetensors": (
+        "hugging-face",
+        lambda: (
+            header(
+                '{"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}, "a": {"dtype": "U8", "shape": [1], "data_offsets": [1, 2]}}'
+            )
+            + b"\0\0"
+        ),
+        "must begin where another ends",
+    ),
 }
 """A format, what stands in place of its weights, and what is said."""
 
@@ -155,7 +258,9 @@ def header(text: str) -> bytes:
 
 
 @pytest.mark.parametrize("what", MADE)
-def test_what_was_made_to_do_harm_is_refused_in_a_line(what: str, tmp_path: Path, invoke: Callable[..., tuple[int, str, list[str]]]) -> None:
+def test_what_was_made_to_do_harm_is_refused_in_a_line(
+    what: str, tmp_path: Path, invoke: Callable[..., tuple[int, str, list[str]]]
+) -> None:
     format, make, said = MADE[what]
     source = tmp_path / "source"
     source.mkdir()
@@ -184,7 +289,17 @@ def test_a_link_out_of_the_folder_is_not_carried_over(name: str, tmp_path: Path)
     assert porting.read(source).tensors, "a link to itself leads nowhere"
 
 
-@pytest.mark.parametrize(("where", "said"), [("3", "no such folder"), ("config.json", "no such folder"), ("..", "must lie in"), ("/", "must lie in"), ("é" * 400, "must lie in")], ids=["missing", "a file", "above", "root", "too long"])
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("3", "no such folder"),
+        ("config.json", "no such folder"),
+        ("..", "must lie in"),
+        ("/", "must lie in"),
+        ("é" * 400, "must lie in"),
+    ],
+    ids=["missing", "a file", "above", "root", "too long"],
+)
 def test_a_list_of_modules_does_not_lead_out_of_the_folder(where: str, said: str, tmp_path: Path) -> None:
     written(SENTENCES, tmp_path)
     modules = json.loads((tmp_path / "modules.json").read_text())
@@ -195,7 +310,9 @@ def test_a_list_of_modules_does_not_lead_out_of_the_folder(where: str, said: str
     assert len(caught.value.problems) == 1
 
 
-def test_of_a_name_without_end_its_beginning_is_told(tmp_path: Path, invoke: Callable[..., tuple[int, str, list[str]]]) -> None:
+def test_of_a_name_without_end_its_beginning_is_told(
+    tmp_path: Path, invoke: Callable[..., tuple[int, str, list[str]]]
+) -> None:
     (tmp_path / "source").mkdir()
     written("hugging-face", tmp_path / "source")
     (tmp_path / "source" / "model.safetensors").write_bytes(header(json.dumps({"x" * 1_000_000: {}})))
@@ -205,8 +322,16 @@ def test_of_a_name_without_end_its_beginning_is_told(tmp_path: Path, invoke: Cal
     assert len(lines[0]) < 5000
 
 
-@pytest.mark.parametrize("sizes", [{"num_hidden_layers": 10_000_000}, {"num_hidden_layers": 2000, "num_attention_heads": 1000, "hidden_size": 1000}])
-def test_a_configuration_of_more_layers_than_there_is_memory_for_is_refused(sizes: dict[str, int], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"num_hidden_layers": 10_000_000},
+        {"num_hidden_layers": 2000, "num_attention_heads": 1000, "hidden_size": 1000},
+    ],
+)
+def test_a_configuration_of_more_layers_than_there_is_memory_for_is_refused(
+    sizes: dict[str, int], tmp_path: Path
+) -> None:
     written("hugging-face", tmp_path)
     stated = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(stated | sizes))
@@ -225,7 +350,11 @@ def test_an_index_does_not_lead_out_of_the_folder(where: str, tmp_path: Path) ->
     os.mkfifo(source / "pipe")
     where_is = source / "model.safetensors.index.json"
     shards = json.loads(where_is.read_text())["weight_map"]
-    where_is.write_text(json.dumps({"weight_map": {name: where if shard == FIRST else shard for name, shard in shards.items()}}))
+    where_is.write_text(
+        json.dumps(
+            {"weight_map": {name: where if shard == FIRST else shard for name, shard in shards.items()}}
+        )
+    )
     with pytest.raises(SpecError, match=r"must lie beside it|must be a regular file") as caught:
         porting.read(source)
     assert len(caught.value.problems) == 1

@@ -64,7 +64,12 @@ class Outline(HTMLParser):
         self.texts.append((self.open[-1] if self.open else "", data))
 
     def attributes(self, name: str) -> list[str]:
-        return [value for _, attributes in self.tags for key, value in attributes.items() if key == name and value is not None]
+        return [
+            value
+            for _, attributes in self.tags
+            for key, value in attributes.items()
+            if key == name and value is not None
+        ]
 
 
 def said(text: str) -> str:
@@ -78,7 +83,11 @@ def script_of(outline: Outline) -> str:
     (attributes,) = [attributes for tag, attributes in outline.tags if tag == "script"]
     assert attributes == {}
     script = "".join(text for tag, text in outline.texts if tag == "script")
-    (policy,) = [attributes["content"] for tag, attributes in outline.tags if tag == "meta" and "http-equiv" in attributes]
+    (policy,) = [
+        attributes["content"]
+        for tag, attributes in outline.tags
+        if tag == "meta" and "http-equiv" in attributes
+    ]
     seal = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{seal}'"
     return script
@@ -97,7 +106,9 @@ REPORTS = {
     "everything": reports.mixed,
     "agreement": reports.agreeing,
     "nothing": lambda: Report([], {}, Settings()),
-    "only failures": lambda: Report([reports.result("tf", "missing", detail="No module named 'tf'")], {}, Settings()),
+    "only failures": lambda: Report(
+        [reports.result("tf", "missing", detail="No module named 'tf'")], {}, Settings()
+    ),
     "a case that diverges in every run": lambda: reports.large(wrong=3, cases=2),
 }
 
@@ -123,17 +134,33 @@ def test_a_page_is_well_formed_and_needs_nothing_else(name: str, kind: str) -> N
 def test_a_page_can_be_read_without_eyes_for_colour_or_at_all(mixed: str) -> None:
     outline = Outline(mixed)
     assert dict(outline.tags)["html"] == {"lang": "en"}
-    assert all(attributes.get("aria-label") or attributes.get("aria-hidden") for tag, attributes in outline.tags if tag == "svg")
+    assert all(
+        attributes.get("aria-label") or attributes.get("aria-hidden")
+        for tag, attributes in outline.tags
+        if tag == "svg"
+    )
     assert all(attributes.get("scope") in ("col", "row") for tag, attributes in outline.tags if tag == "th")
     headings = [int(tag[1]) for tag, _ in outline.tags if re.fullmatch("h[1-6]", tag)]
     assert headings.count(1) == 1
     assert all(after <= before + 1 for before, after in pairwise(headings))
-    assert {"0.10 ✓ agrees", "1e9 ✗ diverges", "inf ✗ diverges"} <= set(re.findall(r"[\w.]+ [✓✗] (?:agrees|diverges)", said(mixed)))
+    assert {"0.10 ✓ agrees", "1e9 ✗ diverges", "inf ✗ diverges"} <= set(
+        re.findall(r"[\w.]+ [✓✗] (?:agrees|diverges)", said(mixed))
+    )
 
 
 def test_a_page_names_every_backend_case_and_status(mixed: str) -> None:
     words = said(mixed)
-    for name in ("torch", "my.plugin:Backend", "jax", "tf", "paddle", "half", "bert-ragged", "bert-full", "what was run"):
+    for name in (
+        "torch",
+        "my.plugin:Backend",
+        "jax",
+        "tf",
+        "paddle",
+        "half",
+        "bert-ragged",
+        "bert-full",
+        "what was run",
+    ):
         assert name in words
     assert words.count("Exit code 3") == 1
     assert "12 runs: 4 diverge, 2 crashed, 1 undetermined, 1 unsupported, 1 absent, 3 agree" in words
@@ -143,9 +170,18 @@ def test_a_page_tells_first_divergences_in_words(mixed: str) -> None:
     words = said(mixed)
     assert "my.plugin:Backend diverges first at layers.1.attention.scores (SPEC ATT-2)" in words
     assert "float32: element (0, 1)" in words
-    assert "500 tolerances (largest error 8e+03 σ of 16 allowed, RMS 1e+03 of 4); 1 of 6 elements lie beyond." in words
-    assert "first at layers.1.attention.scores (SPEC ATT-2), element (0, 1) : 1e+09, oracle 0.5, tolerance ±1. 1e9 tolerances; 1 of 11 tensors lie beyond theirs. Told above." in words
-    assert "End to end it is 250 tolerances. At the logits, end to end, it is 250 tolerances; 1 of 11 tensors lie beyond" in words
+    assert (
+        "500 tolerances (largest error 8e+03 σ of 16 allowed, RMS 1e+03 of 4); 1 of 6 elements lie beyond."
+        in words
+    )
+    assert (
+        "first at layers.1.attention.scores (SPEC ATT-2), element (0, 1) : 1e+09, oracle 0.5, tolerance ±1. 1e9 tolerances; 1 of 11 tensors lie beyond theirs. Told above."
+        in words
+    )
+    assert (
+        "End to end it is 250 tolerances. At the logits, end to end, it is 250 tolerances; 1 of 11 tensors lie beyond"
+        in words
+    )
     assert "Likely cause: The scores are too large by a factor of 1.001. [scale]" in words
     assert words.count("The scores are too large") == 1
     assert "jax diverges first at layers.0.attention.weights (SPEC ATT-2)" in words
@@ -155,7 +191,10 @@ def test_a_page_tells_first_divergences_in_words(mixed: str) -> None:
 
 def test_a_page_tells_what_failed(mixed: str) -> None:
     words = said(mixed)
-    assert "tf: crashed killed by SIGSEGV bert-ragged, float32, and 1 more run The last lines of its process first words last words" in words
+    assert (
+        "tf: crashed killed by SIGSEGV bert-ragged, float32, and 1 more run The last lines of its process first words last words"
+        in words
+    )
     assert "paddle absent, and not asked for: No module named 'paddle'" in words
     assert "jax unsupported: no such precision" in words
     assert "half , float16: undetermined: the precision determines none of its tensors" in words
@@ -185,11 +224,20 @@ def test_grave_cases_come_first_and_open_and_agreeing_ones_folded(mixed: str) ->
     assert folded == [("1", ""), ("2", "")]
     runs = [("torch", "a", 0.1), ("torch", "b", 500.0), ("torch", "c", 0.1), ("tf", "c", None)]
     results = [
-        reports.result(name, "crashed" if ratio is None else None, None if ratio is None else reports.verdict(wrong=2 if ratio > 1 else None), case=case)
+        reports.result(
+            name,
+            "crashed" if ratio is None else None,
+            None if ratio is None else reports.verdict(wrong=2 if ratio > 1 else None),
+            case=case,
+        )
         for name, case, ratio in runs
     ]
     text = page_of(Report(results, {}, Settings()))
-    assert re.findall(r'<details id="case-\d+"( open)?>\n<summary>.*?<h3>(\w)</h3>', text) == [(" open", "b"), (" open", "c"), ("", "a")]
+    assert re.findall(r'<details id="case-\d+"( open)?>\n<summary>.*?<h3>(\w)</h3>', text) == [
+        (" open", "b"),
+        (" open", "c"),
+        ("", "a"),
+    ]
 
 
 @pytest.mark.parametrize("wrong", [None, 3])
@@ -207,14 +255,23 @@ def test_the_page_of_a_whole_check_stays_small(wrong: int | None) -> None:
 
 def test_the_page_of_four_precisions_says_less_of_each_tensor() -> None:
     report = reports.large()
-    report.results += [reports.result(r.backend, judged=r.verdict, case=r.case, dtype={"float64": "bfloat16", "float32": "float16"}[r.dtype]) for r in report.results]
+    report.results += [
+        reports.result(
+            r.backend,
+            judged=r.verdict,
+            case=r.case,
+            dtype={"float64": "bfloat16", "float32": "float16"}[r.dtype],
+        )
+        for r in report.results
+    ]
     assert len(page_of(report).encode()) < 1.2 * MOST
 
 
 def test_every_tensor_can_be_read_off_its_column(mixed: str) -> None:
     titles = [text for tag, text in Outline(mixed).texts if tag == "title"]
     assert any(
-        "layers.1.attention.scores (ATT-2)\ntorch 0.10: local z 1.6 rms 0.2, end to end z 1.6 rms 0.2\nBackend 500 diverges: local z 8e+03 rms 1e+03," in title
+        "layers.1.attention.scores (ATT-2)\ntorch 0.10: local z 1.6 rms 0.2, end to end z 1.6 rms 0.2\nBackend 500 diverges: local z 8e+03 rms 1e+03,"
+        in title
         for title in titles
     )
     assert any("jax undelivered: not compared" in title for title in titles)
@@ -222,14 +279,21 @@ def test_every_tensor_can_be_read_off_its_column(mixed: str) -> None:
 
 def test_a_diverging_tensor_can_be_opened(mixed: str) -> None:
     words = said(mixed)
-    assert "1 tensor beyond its tolerance, each to be opened ✗ layers.1.attention.scores : 1e9 tolerances, local error, 1 of 6 elements beyond" in words
+    assert (
+        "1 tensor beyond its tolerance, each to be opened ✗ layers.1.attention.scores : 1e9 tolerances, local error, 1 of 6 elements beyond"
+        in words
+    )
     assert "batch ↓ 2 × classes → 3 0 1 beyond at batch 0; classes 1" in words
     assert "batch classes Backend oracle tolerance error in tolerances 0 1 500.5 0.5 1 500" in words
-    assert mixed.count('<svg class="heat"') == 2 + 3  # two findings of numbers, and each of the three runs once more with its case
+    assert (
+        mixed.count('<svg class="heat"') == 2 + 3
+    )  # two findings of numbers, and each of the three runs once more with its case
 
 
 def test_the_tensors_of_a_case_are_a_table_that_can_be_searched_and_sorted(mixed: str) -> None:
-    tables = [attributes for tag, attributes in Outline(mixed).tags if tag == "table" and "data-find" in attributes]
+    tables = [
+        attributes for tag, attributes in Outline(mixed).tags if tag == "table" and "data-find" in attributes
+    ]
     assert [attributes["data-find"] for attributes in tables] == ["a tensor"] * 2
     words = said(mixed)
     assert "tensor clause torch f32 torch f64 Backend f32 Backend f64 jax f32 half f16" in words
@@ -238,7 +302,16 @@ def test_the_tensors_of_a_case_are_a_table_that_can_be_searched_and_sorted(mixed
 
 def test_the_same_finding_is_told_once() -> None:
     names = [f"layers.{layer}.attention.scores" for layer in range(2)]
-    results = [reports.result("torch", judged=reports.verdict(wrong=layer, cause=reports.CAUSE, tensors=[(name, "ATT-4") for name in names]), case=f"case-{layer}") for layer in range(2)]
+    results = [
+        reports.result(
+            "torch",
+            judged=reports.verdict(
+                wrong=layer, cause=reports.CAUSE, tensors=[(name, "ATT-4") for name in names]
+            ),
+            case=f"case-{layer}",
+        )
+        for layer in range(2)
+    ]
     report = Report(results, {}, Settings())
     text = page_of(report)
     assert text.count('<article class="card finding"') == 1
@@ -261,9 +334,24 @@ def test_every_kind_of_record_has_a_page() -> None:
         script_of(outline)
         kinds[data["kind"]] = said(writing.page(data))
     assert kinds.keys() == {"fuzz", "speed", "criteria", "lockstep", "mutants"}
-    found = Finding("gelu_quick", "torch", "found", "logits", 500.0, "bert-ragged", "float64", row=reports.row("logits", "HED-3", 500.0))
+    found = Finding(
+        "gelu_quick",
+        "torch",
+        "found",
+        "logits",
+        500.0,
+        "bert-ragged",
+        "float64",
+        row=reports.row("logits", "HED-3", 500.0),
+    )
     kinds["mutants"] = said(page(record.record(Matrix([found], (), {"torch": "2.0"}), "mutants")))
-    for name, sentence in (("fuzz", "nothing was found in 1 000 random cases."), ("mutants", "Injected bugs that were found: torch 1 of 1."), ("criteria", "The derived tolerances miss"), ("speed", "all of programs that conformed"), ("lockstep", "torch, tf, paddle and jax agree with the oracle at each of 200 steps.")):
+    for name, sentence in (
+        ("fuzz", "nothing was found in 1 000 random cases."),
+        ("mutants", "Injected bugs that were found: torch 1 of 1."),
+        ("criteria", "The derived tolerances miss"),
+        ("speed", "all of programs that conformed"),
+        ("lockstep", "torch, tf, paddle and jax agree with the oracle at each of 200 steps."),
+    ):
         assert sentence in kinds[name]
         assert "Compared: " in kinds[name]
     assert "torch gelu_quick: logits , 500 tolerances (bert-ragged, float64)" in kinds["mutants"]
@@ -282,7 +370,9 @@ def test_the_same_page_is_made_of_a_record_that_was_written_and_read(tmp_path: P
 
 # Whatever a backend says.
 
-HOSTILE = '<script>alert("1")</script>&amp;\'"--><svg/onload=x>\x1b[31m\x00\u202e{{ 7919 * 7907 }}{% raw %}\ud800'
+HOSTILE = (
+    '<script>alert("1")</script>&amp;\'"--><svg/onload=x>\x1b[31m\x00\u202e{{ 7919 * 7907 }}{% raw %}\ud800'
+)
 
 
 def poisoned(value: Any, keys: bool = False) -> Any:
@@ -300,11 +390,21 @@ def test_whatever_a_backend_says_is_only_text() -> None:
         data[key] = poisoned(data[key])
     data["notes"], data["environments"] = poisoned(data["notes"], True), poisoned(data["environments"], True)
     for result in data["results"]:
-        result.update({key: poisoned(result[key]) for key in ("backend", "group", "case", "part", "dtype", "detail", "stderr") if key in result})
+        result.update(
+            {
+                key: poisoned(result[key])
+                for key in ("backend", "group", "case", "part", "dtype", "detail", "stderr")
+                if key in result
+            }
+        )
         verdict = result.get("verdict", {})
-        verdict.update({key: poisoned(verdict[key]) for key in ("first_divergence", "diagnosis") if key in verdict})
+        verdict.update(
+            {key: poisoned(verdict[key]) for key in ("first_divergence", "diagnosis") if key in verdict}
+        )
         for row in verdict.get("tensors", []):
-            row.update({key: poisoned(row[key]) for key in ("tensor", "clause", "note", "axes") if key in row})
+            row.update(
+                {key: poisoned(row[key]) for key in ("tensor", "clause", "note", "axes") if key in row}
+            )
     assert record.problems(data) == []
     text = page(data)
     outline = Outline(text)
@@ -335,24 +435,42 @@ def test_characters_that_change_others_are_written_out_and_long_names_shortened(
 @pytest.mark.parametrize(
     ("statuses", "sentence"),
     [
-        ({"torch": "agrees"}, "torch agrees with the oracle to within rounding, in every tensor of every run that was judged."),
-        ({"torch": "agrees", "jax": "diverges"}, "jax diverges from the oracle in 1 of 1 run; torch agrees with the oracle."),
-        ({"a": "crashed", "b": "missing", "c": "agrees"}, "a and b gave no result in 2 of 2 runs; c agrees with the oracle."),
-        ({"a": "refused", "b": "diverges", "c": "error"}, "a and b diverge from the oracle in 2 of 2 runs; c gave no result in 1 of 1 run."),
+        (
+            {"torch": "agrees"},
+            "torch agrees with the oracle to within rounding, in every tensor of every run that was judged.",
+        ),
+        (
+            {"torch": "agrees", "jax": "diverges"},
+            "jax diverges from the oracle in 1 of 1 run; torch agrees with the oracle.",
+        ),
+        (
+            {"a": "crashed", "b": "missing", "c": "agrees"},
+            "a and b gave no result in 2 of 2 runs; c agrees with the oracle.",
+        ),
+        (
+            {"a": "refused", "b": "diverges", "c": "error"},
+            "a and b diverge from the oracle in 2 of 2 runs; c gave no result in 1 of 1 run.",
+        ),
         ({"a": "unsupported", "b": "absent", "c": "undetermined"}, "Nothing was judged."),
         ({}, "Nothing was judged."),
     ],
 )
 def test_the_headline_says_it_in_a_sentence(statuses: dict[str, str], sentence: str) -> None:
     results = [
-        reports.result(name, None, reports.verdict(wrong=2)) if status == "diverges" else reports.result(name) if status == "agrees" else reports.result(name, status)
+        reports.result(name, None, reports.verdict(wrong=2))
+        if status == "diverges"
+        else reports.result(name)
+        if status == "agrees"
+        else reports.result(name, status)
         for name, status in statuses.items()
     ]
     assert headline(results) == sentence
 
 
 def test_levels_follow_the_error_and_the_verdict() -> None:
-    assert [drawing.level(ratio) for ratio in (0.0, 0.03, 0.05, 0.2, 1.0, 1.01, 100.0, 1e4, 1e9, math.inf)] == [0, 0, 1, 2, 3, 4, 5, 6, 7, 7]
+    assert [
+        drawing.level(ratio) for ratio in (0.0, 0.03, 0.05, 0.2, 1.0, 1.01, 100.0, 1e4, 1e9, math.inf)
+    ] == [0, 0, 1, 2, 3, 4, 5, 6, 7, 7]
     assert drawing.level(1.0, beyond=True) == drawing.WITHIN  # 1.00001, written with four digits
     assert len(drawing.HEIGHTS) == len(drawing.LEVELS) + 1
     assert max(drawing.HEIGHTS[: drawing.WITHIN]) < min(drawing.HEIGHTS[drawing.WITHIN :])
@@ -374,7 +492,14 @@ def test_lines_keep_within_the_chart_and_break_where_nothing_is_known() -> None:
 
 def test_histograms_show_where_the_limit_lies() -> None:
     edges = [1.0, 2.0, 4.0, 8.0]
-    assert [drawing.position(value, edges) for value in (0.1, 1.0, 2.0, 4.0, 8.0, 99.0)] == [0.5, 1.0, 2.0, 3.0, 4.0, 4.5]
+    assert [drawing.position(value, edges) for value in (0.1, 1.0, 2.0, 4.0, 8.0, 99.0)] == [
+        0.5,
+        1.0,
+        2.0,
+        3.0,
+        4.0,
+        4.5,
+    ]
     assert drawing.position(2.0, [1.0, 4.0, 8.0]) == 1.5
     svg = drawing.histogram([5, 0, 1, 0, 2], [1, 1, 1, 1, 1], edges, 4.0, "a <label>")
     assert svg.count('class="bar"') == svg.count('class="bar over"') == svg.count('class="outline"') == 1
@@ -384,7 +509,10 @@ def test_histograms_show_where_the_limit_lies() -> None:
 
 def test_cases_of_the_same_name_but_another_part_are_apart() -> None:
     report = Report([reports.result(part=part) for part in ("model", "stack", "model")], {}, Settings())
-    assert [(case.part, len(case.results)) for case in cases_of(report.results)] == [("model", 2), ("stack", 1)]
+    assert [(case.part, len(case.results)) for case in cases_of(report.results)] == [
+        ("model", 2),
+        ("stack", 1),
+    ]
 
 
 # The command line.
@@ -393,7 +521,18 @@ def test_cases_of_the_same_name_but_another_part_are_apart() -> None:
 def test_the_command_line_writes_the_page_and_makes_it_again(tmp_path: Path) -> None:
     first, again, data = (tmp_path / name for name in ("first.html", "again.html", "out.json"))
     names = [toy("NumpyBackend"), toy("WrongAfterTheFirstLayer"), toy("KillsItself"), "no.such:Backend"]
-    done = concord("check", *options("--backend", names), "--case", "bert-ragged", "--dtype", "float64", "--json", data, "--html", first)
+    done = concord(
+        "check",
+        *options("--backend", names),
+        "--case",
+        "bert-ragged",
+        "--dtype",
+        "float64",
+        "--json",
+        data,
+        "--html",
+        first,
+    )
     assert done.returncode == 3, done.stderr
     assert f"written: {first}" in done.stdout
     assert Outline(first.read_text()).wrong == []
@@ -411,11 +550,20 @@ def test_the_command_line_refuses_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "out.json").write_text(json.dumps({"schema": "concord.report/1"}))
     same = tmp_path / "same"
     for arguments, problem in (
-        (["check", "--html", tmp_path / "no" / "x.html"], f"{tmp_path / 'no' / 'x.html'}: cannot be written: No such file or directory"),
+        (
+            ["check", "--html", tmp_path / "no" / "x.html"],
+            f"{tmp_path / 'no' / 'x.html'}: cannot be written: No such file or directory",
+        ),
         (["golden", "--html", tmp_path], f"{tmp_path}: cannot be written: Is a directory"),
         (["check", "--json", same, "--html", same], f"{same}: is named twice"),
-        (["report", tmp_path / "out.json", "--html", tmp_path / "x.html"], f"{tmp_path / 'out.json'}: has schema 'concord.report/1'"),
-        (["report", tmp_path / "out.json", "--html", tmp_path / "out.json"], f"{tmp_path / 'out.json'}: is read; name another file"),
+        (
+            ["report", tmp_path / "out.json", "--html", tmp_path / "x.html"],
+            f"{tmp_path / 'out.json'}: has schema 'concord.report/1'",
+        ),
+        (
+            ["report", tmp_path / "out.json", "--html", tmp_path / "out.json"],
+            f"{tmp_path / 'out.json'}: is read; name another file",
+        ),
     ):
         done = concord(*arguments)
         assert (done.returncode, done.stdout) == (2, "")

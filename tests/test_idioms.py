@@ -122,17 +122,27 @@ found["param_dtype reaches each weight"] = {leaf.dtype.name for leaf in jax.tree
 """,
 }
 
+
 def run(backend: str, folder: Path) -> dict[str, Any]:
     """Run a framework's program in a process of its own, and return what it found."""
     settings = {**os.environ, **environment("cpu", 1), "PYTHONPATH": str(ROOT)}
     program = GIVEN + PROGRAMS[backend] + "print(json.dumps(found))"
-    done = subprocess.run([sys.executable, "-c", program, str(folder / "model")], env=settings, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder / "model")],
+        env=settings,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-@pytest.mark.parametrize("backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in PROGRAMS])
+@pytest.mark.parametrize(
+    "backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in PROGRAMS]
+)
 def test_model_lives_outside_the_harness(backend: str, tmp_path: Path) -> None:
     if importlib.util.find_spec({"tf": "tensorflow"}.get(backend, backend)) is None:
         pytest.skip(f"{backend} is not installed")

@@ -21,7 +21,11 @@ Invoke = Callable[..., tuple[int, str, list[str]]]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.is_symlink()
+    }
 
 
 @pytest.fixture
@@ -82,28 +86,61 @@ SPELLINGS: dict[str, Callable[[Path], tuple[Path, Path]]] = {
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_a_checkpoint_is_not_ported_onto_itself(tmp_path: Path, source: Path, spelling: str, invoke: Invoke) -> None:
+def test_a_checkpoint_is_not_ported_onto_itself(
+    tmp_path: Path, source: Path, spelling: str, invoke: Invoke
+) -> None:
     given, target = SPELLINGS[spelling](source)
     before = contents(tmp_path)
     code, output, lines = invoke("port", given, "-o", target, "--to", "concord", "--force")
     assert (code, output, len(lines)) == (2, "", 1)
-    assert "which is read" in lines[0] or "is read; name another folder" in lines[0] or "cannot be written" in lines[0] or "is no folder" in lines[0]
+    assert (
+        "which is read" in lines[0]
+        or "is read; name another folder" in lines[0]
+        or "cannot be written" in lines[0]
+        or "is no folder" in lines[0]
+    )
     assert contents(tmp_path) == before
 
 
-def test_a_table_and_texts_are_not_replaced_by_the_checkpoint(tmp_path: Path, source: Path, invoke: Invoke) -> None:
+def test_a_table_and_texts_are_not_replaced_by_the_checkpoint(
+    tmp_path: Path, source: Path, invoke: Invoke
+) -> None:
     target = hugging_face(tmp_path / "target")
     given = texts(target / "given.txt")
     before = contents(tmp_path)
-    code, _, lines = invoke("port", source, "-o", target, "--to", "concord", "--force", "--texts", given, "--certificate", tmp_path / "proof.json")
-    assert (code, lines) == (2, [f"concord: error: {target}: holds {given}, which is read; name another folder to write"])
+    code, _, lines = invoke(
+        "port",
+        source,
+        "-o",
+        target,
+        "--to",
+        "concord",
+        "--force",
+        "--texts",
+        given,
+        "--certificate",
+        tmp_path / "proof.json",
+    )
+    assert (code, lines) == (
+        2,
+        [f"concord: error: {target}: holds {given}, which is read; name another folder to write"],
+    )
     assert contents(tmp_path) == before
 
 
-def test_a_folder_beside_is_written(tmp_path: Path, source: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_beside_is_written(
+    tmp_path: Path, source: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(source)
-    assert invoke("port", "model.safetensors.index.json", "-o", tmp_path / "outer" / "target", "--to", "concord")[0] == 0
-    assert invoke("port", "model.safetensors.index.json", "-o", "beside", "--to", "concord")[0] == 0, "beside the file that is read"
+    assert (
+        invoke(
+            "port", "model.safetensors.index.json", "-o", tmp_path / "outer" / "target", "--to", "concord"
+        )[0]
+        == 0
+    )
+    assert invoke("port", "model.safetensors.index.json", "-o", "beside", "--to", "concord")[0] == 0, (
+        "beside the file that is read"
+    )
     assert porting.read(source / "beside").part == "model"
 
 
@@ -129,7 +166,13 @@ LINES: dict[str, str] = {
 WAYS = ("a file", "a link to a file", "a hard link", "a file of the folder", "a link to a file of the folder")
 
 
-@pytest.mark.parametrize(("command", "what"), [*(("predict", way) for way in WAYS), *((command, WAYS[n % len(WAYS)]) for n, command in enumerate(LINES))])
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        *(("predict", way) for way in WAYS),
+        *((command, WAYS[n % len(WAYS)]) for n, command in enumerate(LINES)),
+    ],
+)
 def test_a_file_that_is_read_is_not_replaced(tmp_path: Path, command: str, what: str, invoke: Invoke) -> None:
     source = hugging_face(tmp_path / "source")
     weights = source / "model.safetensors"
@@ -162,12 +205,34 @@ def test_a_run_is_not_begun_in_its_own_checkpoint(tmp_path: Path, invoke: Invoke
     data.write_text("0\tthe cat\n")
     before = contents(tmp_path)
     for checkpoint in (source, source / "model.safetensors"):
-        code, _, lines = invoke("train", "--checkpoint", checkpoint, "--data", data, "--backend", "tests.toys.numpy_backend:NumpyBackend", "--out", source)
+        code, _, lines = invoke(
+            "train",
+            "--checkpoint",
+            checkpoint,
+            "--data",
+            data,
+            "--backend",
+            "tests.toys.numpy_backend:NumpyBackend",
+            "--out",
+            source,
+        )
         assert (code, lines) == (2, [f"concord: error: {source}: is read; name another folder to write"])
     assert contents(tmp_path) == before
 
 
-WRITTEN = {"--json", "--html", "--markdown", "--svg", "--png", "--certificate", "--out", "--output", "--curves", "--tensorboard", "--cache"}
+WRITTEN = {
+    "--json",
+    "--html",
+    "--markdown",
+    "--svg",
+    "--png",
+    "--certificate",
+    "--out",
+    "--output",
+    "--curves",
+    "--tensorboard",
+    "--cache",
+}
 
 
 @pytest.mark.parametrize("command", app.registered_commands, ids=lambda command: command.callback.__name__)
@@ -175,5 +240,8 @@ def test_every_option_for_a_file_says_whether_it_is_read_or_written(command: Any
     for name, hint in get_type_hints(command.callback, include_extras=True).items():
         if name != "return" and "Path" in str(get_args(hint)[:1]):
             about = get_args(hint)[1]
-            written = bool(WRITTEN & {about.default if isinstance(about.default, str) else "", *(about.param_decls or ())}) or str(about.help).startswith("An empty folder")
+            written = bool(
+                WRITTEN
+                & {about.default if isinstance(about.default, str) else "", *(about.param_decls or ())}
+            ) or str(about.help).startswith("An empty folder")
             assert about.parser is (writing.output if written else writing.path), name

@@ -38,7 +38,15 @@ class Place:
         """Run Python there."""
         surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         command = [str(self.python), *arguments]
-        return subprocess.run(command, cwd=self.folder, env={**surroundings, "COLUMNS": "200", **environment}, capture_output=True, text=True, timeout=MINUTES, check=False)
+        return subprocess.run(
+            command,
+            cwd=self.folder,
+            env={**surroundings, "COLUMNS": "200", **environment},
+            capture_output=True,
+            text=True,
+            timeout=MINUTES,
+            check=False,
+        )
 
     def concord(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return self.run("-m", "concord", *arguments, **environment)
@@ -54,7 +62,18 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(folder),
+        str(source),
+    ]
     subprocess.run(command, check=True, capture_output=True, timeout=MINUTES)
     (found,) = folder.glob("*.whl")
     return found
@@ -76,7 +95,12 @@ def environment(folder: Path) -> tuple[Path, Path]:
 
 
 def pip(python: Path, *arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", *arguments], check=True, capture_output=True, timeout=MINUTES)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", *arguments],
+        check=True,
+        capture_output=True,
+        timeout=MINUTES,
+    )
 
 
 @pytest.fixture(scope="session")
@@ -94,12 +118,19 @@ def test_the_wheel_holds_one_package_with_all_its_data(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
         names = {name for name in file.namelist() if ".dist-info/" not in name}
     assert {name.partition("/")[0] for name in names} == {"concord"}
-    here = {path.relative_to(ROOT).as_posix() for part in PARTS for path in (ROOT / part).rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    here = {
+        path.relative_to(ROOT).as_posix()
+        for part in PARTS
+        for path in (ROOT / part).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
     assert {name.removeprefix("concord/") for name in names} >= here
 
 
 def test_the_public_face_is_that_of_the_package_installed(place: Place) -> None:
-    done = place.run("-c", "from concord import spec, backends, conformance; print(spec.__file__); print(backends.names())")
+    done = place.run(
+        "-c", "from concord import spec, backends, conformance; print(spec.__file__); print(backends.names())"
+    )
     assert (done.returncode, done.stderr) == (0, "")
     where, names = done.stdout.splitlines()
     assert Path(where).is_relative_to(place.site)
@@ -117,7 +148,9 @@ def test_the_public_face_is_that_of_the_package_installed(place: Place) -> None:
     ],
     ids=lambda value: value[0].strip("-") if isinstance(value, tuple) else "",
 )
-def test_commands_run_where_others_have_folders_of_these_names(place: Place, arguments: tuple[str, ...], said: str, hidden: Callable[..., str]) -> None:
+def test_commands_run_where_others_have_folders_of_these_names(
+    place: Place, arguments: tuple[str, ...], said: str, hidden: Callable[..., str]
+) -> None:
     words = [word.format(site=place.site) for word in arguments]
     done = place.concord(*words, PYTHONPATH=hidden("hypothesis", "pytest", "distributed"))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -130,17 +163,25 @@ def hidden(tmp_path: Path) -> Callable[..., str]:
 
     def hide(*names: str) -> str:
         for name in names:
-            (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError(\"No module named '{name}'\", name='{name}')\n")
+            (tmp_path / f"{name}.py").write_text(
+                f"raise ModuleNotFoundError(\"No module named '{name}'\", name='{name}')\n"
+            )
         return str(tmp_path)
 
     return hide
 
 
-@pytest.mark.parametrize("command", [("fuzz", "--cases", "1"), ("mutants", "--criteria")], ids=["fuzz", "criteria"])
-def test_what_a_command_needs_and_is_not_there_is_named_with_how_to_install_it(place: Place, command: tuple[str, ...], hidden: Callable[..., str]) -> None:
+@pytest.mark.parametrize(
+    "command", [("fuzz", "--cases", "1"), ("mutants", "--criteria")], ids=["fuzz", "criteria"]
+)
+def test_what_a_command_needs_and_is_not_there_is_named_with_how_to_install_it(
+    place: Place, command: tuple[str, ...], hidden: Callable[..., str]
+) -> None:
     done = place.concord(*command, "--backend", "torch", PYTHONPATH=hidden("hypothesis"))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith("needs hypothesis, which is not installed: pip install 'concord-conformance[fuzz]'\n")
+    assert done.stderr.endswith(
+        "needs hypothesis, which is not installed: pip install 'concord-conformance[fuzz]'\n"
+    )
 
 
 def test_the_doctor_names_what_installs_a_framework(place: Place, hidden: Callable[..., str]) -> None:
@@ -154,11 +195,35 @@ def test_the_suite_runs_in_the_pytest_of_others(place: Place) -> None:
     (place.folder / "test_own.py").write_text(example)
     chosen = ("--concord-backend", "torch", "--concord-variant", "bert", "--concord-dtype", "float32")
     suite = ("test_own.py", "--pyargs", "concord.conformance", *chosen, "--concord-golden", "off")
-    done = place.run("-m", "pytest", "-p", "no:cacheprovider", "-q", "-o", "addopts=--strict-markers", *suite, "--concord-part", "model", "--concord-part", "attention", "--concord-forward-only")
+    done = place.run(
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        "-o",
+        "addopts=--strict-markers",
+        *suite,
+        "--concord-part",
+        "model",
+        "--concord-part",
+        "attention",
+        "--concord-forward-only",
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     passed = int(done.stdout.rpartition(" passed")[0].split()[-1])
     assert passed > 4, done.stdout
-    wrong = place.run("-m", "pytest", "-p", "no:cacheprovider", "-q", "--pyargs", "concord.conformance", "--concord-variant", "brt")
+    wrong = place.run(
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        "--pyargs",
+        "concord.conformance",
+        "--concord-variant",
+        "brt",
+    )
     assert wrong.returncode == 2
     assert "unknown variant 'brt': did you mean 'bert'" in wrong.stdout
 
@@ -168,7 +233,12 @@ def test_the_wheel_brings_all_that_it_needs(wheel: Path, tmp_path: Path) -> None
     python, site = environment(tmp_path / "environment")
     pip(python, "-c", str(ROOT / "constraints" / "py311.txt"), f"{wheel}[torch]")
     alone = Place(project(tmp_path / "project"), python, site)
-    for arguments in (("check", *SMALL), ("variants",), ("doctor", "--backend", "torch"), ("golden", "--backend", "torch")):
+    for arguments in (
+        ("check", *SMALL),
+        ("variants",),
+        ("doctor", "--backend", "torch"),
+        ("golden", "--backend", "torch"),
+    ):
         done = alone.concord(*arguments)
         assert done.returncode == 0, done.stdout + done.stderr
     assert not list(site.glob("pytest")) + list(site.glob("hypothesis"))

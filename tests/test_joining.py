@@ -26,18 +26,33 @@ Invoke = Callable[..., tuple[int, str, list[str]]]
 @pytest.mark.parametrize("part", ["model", "dot_product"])
 def test_a_class_agrees_in_every_precision(invoke: Invoke, part: str) -> None:
     dtypes = options("--dtype", ["float64", "float32", "bfloat16", "float16"])
-    code, output, errors = invoke("check", "--backend", toy("NumpyBackend"), *dtypes, "--part", part, "--variant", "bert", "--variant", "keras-attention")
+    code, output, errors = invoke(
+        "check",
+        "--backend",
+        toy("NumpyBackend"),
+        *dtypes,
+        "--part",
+        part,
+        "--variant",
+        "bert",
+        "--variant",
+        "keras-attention",
+    )
     assert errors == []
     assert " agree" in output.splitlines()[-2]
     assert "diverges" not in output
     # Of gradients that leave the range of float16 nothing is judged, and what was not judged does not agree.
     assert code == (3 if "undetermined" in output else 0)
-    assert ("gradients not judged (the forward pass is not finite)" in output or "out of range" in output) == (code == 3)
+    assert (
+        "gradients not judged (the forward pass is not finite)" in output or "out of range" in output
+    ) == (code == 3)
 
 
 def test_a_class_of_ones_own_is_found_in_the_folder_where_the_command_is_given(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "backend.py").write_text("from tests.toys.numpy_backend import NumpyBackend\n\nclass Mine(NumpyBackend):\n    name = 'mine'\n")
+    (tmp_path / "mine" / "backend.py").write_text(
+        "from tests.toys.numpy_backend import NumpyBackend\n\nclass Mine(NumpyBackend):\n    name = 'mine'\n"
+    )
     done = concord("check", "--backend", "mine.backend:Mine", "--case", "bert-single", folder=tmp_path)
     assert (done.returncode, errors(done.stderr)) == (0, "")
     assert "2 agree" in done.stdout
@@ -46,7 +61,13 @@ def test_a_class_of_ones_own_is_found_in_the_folder_where_the_command_is_given(t
 @pytest.fixture(scope="module")
 def verdicts() -> Report:
     """What becomes of backends that return something else than they should."""
-    names = ["WrongAfterTheFirstLayer", "ReturnsNaN", "ReturnsAWrongShape", "ComputesInFloat32", "ReturnsFloat32"]
+    names = [
+        "WrongAfterTheFirstLayer",
+        "ReturnsNaN",
+        "ReturnsAWrongShape",
+        "ComputesInFloat32",
+        "ReturnsFloat32",
+    ]
     names += ["LeavesOutATap", "LeavesOutGradients", "DeclaresUndelivered", "SaysUnsupported", "NumpyBackend"]
     jobs = check_jobs(["bert"], ["float64", "bfloat16"], cases=["bert-ragged", "bert-single"])
     return conduct(jobs, [toy(name) for name in names], Settings(threads=1))
@@ -56,19 +77,33 @@ FIRST = [
     ("WrongAfterTheFirstLayer", "bert-ragged", "float64", "layers.1.attention.scores", ""),
     ("ReturnsNaN", "bert-single", "bfloat16", "logits", "not finite"),
     ("ComputesInFloat32", "bert-ragged", "float64", "embeddings.sum", ""),
-    ("ComputesInFloat32", "bert-ragged", "bfloat16", "embeddings.sum", "holds numbers that the precision has not: it was computed in a wider one"),
+    (
+        "ComputesInFloat32",
+        "bert-ragged",
+        "bfloat16",
+        "embeddings.sum",
+        "holds numbers that the precision has not: it was computed in a wider one",
+    ),
 ]
 
 BROKEN = [
     ("ReturnsAWrongShape", "bert-ragged", "float64", "'logits' is of shape (3, 5) but must be (5, 3)"),
-    ("ReturnsFloat32", "bert-single", "float64", "more are of dtype float32 but must be float64 in a float64 run"),
+    (
+        "ReturnsFloat32",
+        "bert-single",
+        "float64",
+        "more are of dtype float32 but must be float64 in a float64 run",
+    ),
 ]
 
 
 @pytest.mark.xdist_group("verdicts")
 @pytest.mark.parametrize(
     ("name", "words", "status"),
-    [("LeavesOutATap", "layers.0.attention.weights", "agrees"), ("LeavesOutGradients", "gradients", "undetermined")],
+    [
+        ("LeavesOutATap", "layers.0.attention.weights", "agrees"),
+        ("LeavesOutGradients", "gradients", "undetermined"),
+    ],
 )
 def test_what_a_backend_leaves_out_is_said(verdicts: Report, name: str, words: str, status: str) -> None:
     """One activation of many is said; of gradients that were asked for none was judged."""
@@ -79,7 +114,9 @@ def test_what_a_backend_leaves_out_is_said(verdicts: Report, name: str, words: s
 
 @pytest.mark.xdist_group("verdicts")
 @pytest.mark.parametrize(("name", "case", "dtype", "words"), BROKEN)
-def test_what_cannot_be_what_was_asked_for_is_broken(verdicts: Report, name: str, case: str, dtype: str, words: str) -> None:
+def test_what_cannot_be_what_was_asked_for_is_broken(
+    verdicts: Report, name: str, case: str, dtype: str, words: str
+) -> None:
     (result,) = [r for r in verdicts.results if (r.backend, r.case, r.dtype) == (toy(name), case, dtype)]
     assert (result.status, result.verdict) == ("broken", None)
     assert words in result.detail
@@ -87,7 +124,9 @@ def test_what_cannot_be_what_was_asked_for_is_broken(verdicts: Report, name: str
 
 @pytest.mark.xdist_group("verdicts")
 @pytest.mark.parametrize(("name", "case", "dtype", "tensor", "note"), FIRST)
-def test_what_is_wrong_or_missing_diverges_where_it_is(verdicts: Report, name: str, case: str, dtype: str, tensor: str, note: str) -> None:
+def test_what_is_wrong_or_missing_diverges_where_it_is(
+    verdicts: Report, name: str, case: str, dtype: str, tensor: str, note: str
+) -> None:
     (result,) = [r for r in verdicts.results if (r.backend, r.case, r.dtype) == (toy(name), case, dtype)]
     assert result.status == "diverges"
     assert result.first_divergence is not None
@@ -97,7 +136,9 @@ def test_what_is_wrong_or_missing_diverges_where_it_is(verdicts: Report, name: s
 @pytest.mark.xdist_group("verdicts")
 def test_what_is_right_agrees_beside_what_is_wrong(verdicts: Report) -> None:
     found = {(r.backend.partition(":")[2], r.case, r.dtype): r for r in verdicts.results}
-    assert {r.status for (name, *_), r in found.items() if name in ("NumpyBackend", "DeclaresUndelivered")} == {"agrees"}
+    assert {
+        r.status for (name, *_), r in found.items() if name in ("NumpyBackend", "DeclaresUndelivered")
+    } == {"agrees"}
     # Wrong in its second layer only, it has nothing wrong with a model of one.
     assert found["WrongAfterTheFirstLayer", "bert-single", "float64"].status == "agrees"
     undelivered = found["DeclaresUndelivered", "bert-single", "float64"].verdict
@@ -109,7 +150,9 @@ def test_what_is_right_agrees_beside_what_is_wrong(verdicts: Report) -> None:
 @pytest.mark.xdist_group("verdicts")
 def test_what_is_not_supported_says_why_and_is_no_failure(verdicts: Report) -> None:
     found = [r for r in verdicts.results if r.backend == toy("SaysUnsupported")]
-    assert {(r.status, r.dtype, r.detail) for r in found} == {("unsupported", dtype, f"this toy has no {dtype} kernels") for dtype in ("float64", "bfloat16")}
+    assert {(r.status, r.dtype, r.detail) for r in found} == {
+        ("unsupported", dtype, f"this toy has no {dtype} kernels") for dtype in ("float64", "bfloat16")
+    }
     assert verdicts.exit_code == 3  # because of the others
 
 
@@ -129,8 +172,19 @@ def test_an_installed_package_offers_a_backend(tmp_path: Path) -> None:
 def test_a_package_cannot_take_the_place_of_a_framework(tmp_path: Path) -> None:
     program = "from concord import backends; print(backends.names(), backends.resolve('torch'))"
     packages = offer(tmp_path, torch=toy("ReturnsNaN"), zeta=toy("NumpyBackend"), alpha=toy("NumpyBackend"))
-    done = subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": str(packages)}, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=True)
-    assert done.stdout.strip() == "['torch', 'tf', 'paddle', 'jax', 'alpha', 'zeta'] concord.backends.torch.adapter:Adapter"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": str(packages)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
+    assert (
+        done.stdout.strip()
+        == "['torch', 'tf', 'paddle', 'jax', 'alpha', 'zeta'] concord.backends.torch.adapter:Adapter"
+    )
 
 
 # The guide.
@@ -141,7 +195,9 @@ def guide(tmp_path: Path) -> Path:
     """A folder with the programs of the guide."""
     text = (ROOT / "docs" / "guides" / "joining.md").read_text()
     programs = [block.partition("```")[0] for block in text.split("```python\n")[1:]]
-    for name, program in zip(("numpy_attention.py", "numpy_backend.py", "run_cases.py"), programs, strict=True):
+    for name, program in zip(
+        ("numpy_attention.py", "numpy_backend.py", "run_cases.py"), programs, strict=True
+    ):
         (tmp_path / name).write_text(program)
     return tmp_path
 
@@ -157,15 +213,37 @@ def test_the_plugin_of_the_guide_agrees_with_golden_files_and_under_pytest(guide
     done = concord("golden", "--backend", "numpy_backend:Backend", folder=guide)
     assert (done.returncode, errors(done.stderr)) == (0, "")
     assert "runs: 4 agree, " in done.stdout
-    suite = ["--pyargs", "concord.conformance", "--concord-backend", "numpy_backend:Backend", "--concord-part", "dot_product", "--concord-variant", "keras-attention"]
+    suite = [
+        "--pyargs",
+        "concord.conformance",
+        "--concord-backend",
+        "numpy_backend:Backend",
+        "--concord-part",
+        "dot_product",
+        "--concord-variant",
+        "keras-attention",
+    ]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *suite]
-    ran = subprocess.run(command, cwd=guide, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    ran = subprocess.run(
+        command,
+        cwd=guide,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stdout
     assert " failed" not in ran.stdout
 
 
 def test_the_program_of_the_guide_that_has_only_files_agrees(guide: Path) -> None:
-    assert concord("export-case", "cases", "--part", "dot_product", "--variant", "vanilla-encoder", folder=guide).returncode == 0
+    assert (
+        concord(
+            "export-case", "cases", "--part", "dot_product", "--variant", "vanilla-encoder", folder=guide
+        ).returncode
+        == 0
+    )
     subprocess.run([sys.executable, "run_cases.py", "cases"], cwd=guide, timeout=PATIENCE, check=True)
     done = concord("check", "--from-dump", "cases", folder=guide)
     assert (done.returncode, errors(done.stderr)) == (0, "")
@@ -174,7 +252,12 @@ def test_the_program_of_the_guide_that_has_only_files_agrees(guide: Path) -> Non
 
 # Files.
 
-CASES = ("bert-single-float64", "bert-single-float32", "keras-attention-ragged-float64", "keras-attention-ragged-float32")
+CASES = (
+    "bert-single-float64",
+    "bert-single-float32",
+    "keras-attention-ragged-float64",
+    "keras-attention-ragged-float32",
+)
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +272,11 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def answer(folder: Path, *wrong: str) -> Path:
     """Let the stand-alone tool compute the cases of a folder."""
-    subprocess.run([sys.executable, ROOT / "tests" / "toys" / "standalone.py", folder, *wrong], timeout=PATIENCE, check=True)
+    subprocess.run(
+        [sys.executable, ROOT / "tests" / "toys" / "standalone.py", folder, *wrong],
+        timeout=PATIENCE,
+        check=True,
+    )
     return folder
 
 
@@ -212,7 +299,13 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_an_exported_case_says_all_that_has_to_come_back(exported: Path) -> None:
     case = json.loads((exported / CASES[0] / "case.json").read_text())
     arrays = load_file(exported / CASES[0] / "case.safetensors")
-    assert (case["format"], case["case"], case["group"], case["part"], case["dtype"]) == ("concord.case/1", "bert-single", "bert", "model", "float64")
+    assert (case["format"], case["case"], case["group"], case["part"], case["dtype"]) == (
+        "concord.case/1",
+        "bert-single",
+        "bert",
+        "model",
+        "float64",
+    )
     assert case["wanted"]["output"] == "logits"
     assert case["wanted"]["taps"][-1] == "loss"
     assert {f"weights/{name}" for name in case["wanted"]["gradients"]} <= arrays.keys()
@@ -228,8 +321,12 @@ def test_right_dumps_agree(invoke: Invoke, answered: Path, tmp_path: Path) -> No
     assert record["environments"] == {"standalone": {"numpy": np.__version__}}
 
 
-@pytest.mark.parametrize("tensor", ["taps/layers.0.attention.context", "gradients/layers.0.norm2.bias", "taps/loss"])
-def test_a_wrong_dump_diverges_at_the_wrong_tensor(invoke: Invoke, exported: Path, tmp_path: Path, tensor: str) -> None:
+@pytest.mark.parametrize(
+    "tensor", ["taps/layers.0.attention.context", "gradients/layers.0.norm2.bias", "taps/loss"]
+)
+def test_a_wrong_dump_diverges_at_the_wrong_tensor(
+    invoke: Invoke, exported: Path, tmp_path: Path, tensor: str
+) -> None:
     folder = answer(shutil.copytree(exported / CASES[0], tmp_path / "one"), tensor)
     code, output, errors = invoke("check", "--from-dump", folder)
     assert (code, errors) == (1, [])
@@ -284,7 +381,9 @@ def cut(path: Path) -> None:
 
 
 def edit(path: Path, **fields: object) -> None:
-    data = {key: value for key, value in {**json.loads(path.read_text()), **fields}.items() if value is not None}
+    data = {
+        key: value for key, value in {**json.loads(path.read_text()), **fields}.items() if value is not None
+    }
     path.write_text(json.dumps(data))
 
 
@@ -296,24 +395,64 @@ def put(path: Path, **arrays: np.ndarray | None) -> None:
 
 DAMAGE: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "a truncated run": ("run.safetensors", cut, "not a whole safetensors file"),
-    "a run that is something else": ("run.safetensors", lambda path: path.write_bytes(b"no tensors at all, but text"), "not a whole safetensors file"),
+    "a run that is something else": (
+        "run.safetensors",
+        lambda path: path.write_bytes(b"no tensors at all, but text"),
+        "not a whole safetensors file",
+    ),
     "an empty run": ("run.safetensors", lambda path: path.write_bytes(b""), "not a whole safetensors file"),
     "a run without its loss": ("run.safetensors", lambda path: put(path, loss=None), "lacks 'loss'"),
-    "a run by nobody": ("run.json", lambda path: edit(path, backend=3), "'backend' is 3 but must be a string"),
-    "a run that declares nonsense": ("run.json", lambda path: edit(path, info={"undelivered_taps": "*"}), "'undelivered_taps' is '*' but must be a list of strings"),
+    "a run by nobody": (
+        "run.json",
+        lambda path: edit(path, backend=3),
+        "'backend' is 3 but must be a string",
+    ),
+    "a run that declares nonsense": (
+        "run.json",
+        lambda path: edit(path, info={"undelivered_taps": "*"}),
+        "'undelivered_taps' is '*' but must be a list of strings",
+    ),
     "a truncated description of a run": ("run.json", cut, "not valid JSON"),
     "truncated arrays": ("case.safetensors", cut, "not a whole safetensors file"),
     "no arrays": ("case.safetensors", lambda path: path.unlink(), "no such file"),
-    "inputs out of range": ("case.safetensors", lambda path: put(path, inputs__labels=np.array([99])), "'labels' is 99 at (0,) but must lie in [0, 3)"),
-    "a missing weight": ("case.safetensors", lambda path: put(path, **{"weights__classifier.bias": None}), "'classifier.bias' is missing but is required"),
+    "inputs out of range": (
+        "case.safetensors",
+        lambda path: put(path, inputs__labels=np.array([99])),
+        "'labels' is 99 at (0,) but must lie in [0, 3)",
+    ),
+    "a missing weight": (
+        "case.safetensors",
+        lambda path: put(path, **{"weights__classifier.bias": None}),
+        "'classifier.bias' is missing but is required",
+    ),
     "a truncated case": ("case.json", cut, "not valid JSON"),
-    "a case that is a list": ("case.json", lambda path: path.write_text("[]"), "holds a list but must hold a JSON object"),
+    "a case that is a list": (
+        "case.json",
+        lambda path: path.write_text("[]"),
+        "holds a list but must hold a JSON object",
+    ),
     "a case that is no text": ("case.json", lambda path: path.write_bytes(b"\xff\xfe\x00"), "not valid JSON"),
-    "a case of another format": ("case.json", lambda path: edit(path, format="concord.case/9"), "'format' is 'concord.case/9' but must be 'concord.case/1'"),
+    "a case of another format": (
+        "case.json",
+        lambda path: edit(path, format="concord.case/9"),
+        "'format' is 'concord.case/9' but must be 'concord.case/1'",
+    ),
     "a case without its precision": ("case.json", lambda path: edit(path, dtype=None), "lacks 'dtype'"),
-    "a case without its configuration": ("case.json", lambda path: edit(path, config={}), "field 'vocab_size' is missing but is required"),
-    "a case of an unknown part": ("case.json", lambda path: edit(path, part="modle"), "unknown part 'modle': did you mean 'model'"),
-    "a case of an unknown precision": ("case.json", lambda path: edit(path, dtype="float46"), "unknown dtype 'float46'"),
+    "a case without its configuration": (
+        "case.json",
+        lambda path: edit(path, config={}),
+        "field 'vocab_size' is missing but is required",
+    ),
+    "a case of an unknown part": (
+        "case.json",
+        lambda path: edit(path, part="modle"),
+        "unknown part 'modle': did you mean 'model'",
+    ),
+    "a case of an unknown precision": (
+        "case.json",
+        lambda path: edit(path, dtype="float46"),
+        "unknown dtype 'float46'",
+    ),
 }
 
 
@@ -334,22 +473,31 @@ def test_every_damaged_file_is_named(invoke: Invoke, dumps: Path) -> None:
         cut(dumps / case / "run.safetensors")
     code, _, errors = invoke("check", "--from-dump", dumps)
     assert code == 2
-    assert sorted(error.split(": ")[2] for error in errors) == sorted(str(dumps / case / "run.safetensors") for case in CASES[:3])
+    assert sorted(error.split(": ")[2] for error in errors) == sorted(
+        str(dumps / case / "run.safetensors") for case in CASES[:3]
+    )
 
 
 def test_a_folder_without_cases_is_refused(invoke: Invoke, tmp_path: Path) -> None:
-    for folder, problem in ((tmp_path, "holds no case.json; export cases with 'concord export-case'"), (tmp_path / "absent", "no such folder")):
+    for folder, problem in (
+        (tmp_path, "holds no case.json; export cases with 'concord export-case'"),
+        (tmp_path / "absent", "no such folder"),
+    ):
         code, _, errors = invoke("check", "--from-dump", folder)
         assert (code, errors) == (2, [f"concord: error: {folder}: {problem}"])
 
 
-def test_export_into_a_folder_that_holds_the_case_changes_nothing(invoke: Invoke, exported: Path, tmp_path: Path) -> None:
+def test_export_into_a_folder_that_holds_the_case_changes_nothing(
+    invoke: Invoke, exported: Path, tmp_path: Path
+) -> None:
     folder = shutil.copytree(exported, tmp_path / "cases")
     before = contents(folder)
     # Of its four runs two are there already.
     code, output, errors = invoke("export-case", folder, "--case", "bert-tiny", "--case", "bert-single")
     assert (code, output) == (2, "")
-    assert errors == [f"concord: error: {folder.absolute()}: holds something already; export into an empty folder"]
+    assert errors == [
+        f"concord: error: {folder.absolute()}: holds something already; export into an empty folder"
+    ]
     assert contents(folder) == before
     assert {path.name for path in folder.iterdir()} == set(CASES)
 
@@ -357,7 +505,12 @@ def test_export_into_a_folder_that_holds_the_case_changes_nothing(invoke: Invoke
 def test_export_to_where_no_folder_can_be_is_refused(invoke: Invoke, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
     code, _, errors = invoke("export-case", tmp_path / "file" / "cases", "--case", "bert-single")
-    assert (code, errors) == (2, [f"concord: error: {tmp_path / 'file' / 'cases' / 'bert-single-float64'}: cannot be written: Not a directory"])
+    assert (code, errors) == (
+        2,
+        [
+            f"concord: error: {tmp_path / 'file' / 'cases' / 'bert-single-float64'}: cannot be written: Not a directory"
+        ],
+    )
     assert contents(tmp_path) == {"file": b"kept"}
 
 

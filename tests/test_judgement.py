@@ -24,7 +24,15 @@ def run_of(case, dtype="float32", config=None, weights=None, arithmetic=None, sh
         config or case.config, weights or case.weights, case.batch, gradients=True, part=case.part,
         dtype=dtype, arithmetic=arithmetic or dtype, shuffle=shuffle,
     )  # fmt: skip
-    return Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", dtype, {"undelivered_taps": []})
+    return Run(
+        truth.output,
+        truth.loss,
+        dict(truth.taps),
+        dict(truth.gradients),
+        "numpy",
+        dtype,
+        {"undelivered_taps": []},
+    )
 
 
 def verdict_of(case, run):
@@ -34,29 +42,52 @@ def verdict_of(case, run):
 @pytest.mark.parametrize("dtype", spec.PRECISIONS)
 @pytest.mark.parametrize("case", sample_of(standard_cases(), quick_case), ids=lambda case: case.name)
 def test_rounding_is_not_called_a_divergence(case, dtype):
-    for seed in range(100, 103 if dtype in ("float64", "float32") else 101):  # in few bits every run has a tolerance of its own
+    for seed in range(
+        100, 103 if dtype in ("float64", "float32") else 101
+    ):  # in few bits every run has a tolerance of its own
         verdict = verdict_of(case, run_of(case, dtype, shuffle=seed))
-        assert verdict.status in (("agrees", "undetermined") if dtype == "float16" else ("agrees",)), verdict.first_divergence
-        assert dtype in ("float16", "bfloat16") or not [row.tensor for row in verdict.table if row.status == "undetermined"]
+        assert verdict.status in (("agrees", "undetermined") if dtype == "float16" else ("agrees",)), (
+            verdict.first_divergence
+        )
+        assert dtype in ("float16", "bfloat16") or not [
+            row.tensor for row in verdict.table if row.status == "undetermined"
+        ]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("case", standard_cases(["tf1-text-classifier", "nndl-paddle"]), ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", standard_cases(["tf1-text-classifier", "nndl-paddle"]), ids=lambda case: case.name
+)
 def test_tolerance_is_a_small_share_of_every_tensor(case, dtype):
     """A tolerance as large as the tensor would let anything pass."""
     asked = JudgedProblem(case.config, case.weights, case.batch, case.part, dtype)
     truth = tolerance.end_to_end(asked).values
-    taps = {name: value for name, value in truth.items() if not name.startswith("gradients.") and name != "loss"}
+    taps = {
+        name: value for name, value in truth.items() if not name.startswith("gradients.") and name != "loss"
+    }
     expectation = tolerance.local(asked, Forced(taps, {}))
     for name, value in expectation.values.items():
-        flat = name.endswith("key.bias") or (name.startswith("gradients.") and case.scenario in ("peaked", "tiny", "offset"))
+        flat = name.endswith("key.bias") or (
+            name.startswith("gradients.") and case.scenario in ("peaked", "tiny", "offset")
+        )
         if not flat:
-            heads = name.endswith(("query", "key", "value"))  # of width 1 in some case: a row is that of all heads
-            largest = np.max(abs(value), axis=((-2, -1) if heads else -1) if value.ndim > 2 else None, keepdims=True)
+            heads = name.endswith(
+                ("query", "key", "value")
+            )  # of width 1 in some case: a row is that of all heads
+            largest = np.max(
+                abs(value), axis=((-2, -1) if heads else -1) if value.ndim > 2 else None, keepdims=True
+            )
             share = np.max(Z * expectation.sigmas[name] / np.where(largest > 0, largest, np.inf))
             # A softmax by its logarithm errs by as much as the score that is taken off was rounded (SPEC ALG-1).
-            scores = abs(truth[name.replace("weights", "scores")]).max() if name.endswith("attention.weights") else 0.0
-            assert share < max(2.0**-36 if dtype == "float64" else 2.0**-8, 2 * Z * scores * spec.precision(dtype).unit_roundoff), name
+            scores = (
+                abs(truth[name.replace("weights", "scores")]).max()
+                if name.endswith("attention.weights")
+                else 0.0
+            )
+            assert share < max(
+                2.0**-36 if dtype == "float64" else 2.0**-8,
+                2 * Z * scores * spec.precision(dtype).unit_roundoff,
+            ), name
 
 
 @pytest.fixture
@@ -71,7 +102,9 @@ def test_beside_an_empty_text_gradients_through_a_length_are_judged():
     run = run_of(case)
     assert not run.taps["pooling"].any(-1).all()
     for name in ("layers.1.norm2.bias", "embeddings.norm.weight"):
-        wrong = dataclasses.replace(run, gradients={**run.gradients, name: run.gradients[name] * np.float32(1.001)})
+        wrong = dataclasses.replace(
+            run, gradients={**run.gradients, name: run.gradients[name] * np.float32(1.001)}
+        )
         assert verdict_of(case, wrong).first_divergence.tensor == f"gradients.{name}"
 
 
@@ -79,15 +112,25 @@ def test_a_large_case_is_judged_by_a_first_look_where_that_is_enough(sound, monk
     case, run = sound
     usual, looks, exactly = verdict_of(case, run), [], tolerance.local_exactly
     monkeypatch.setattr(tolerance, "is_large", lambda case: True)
-    monkeypatch.setattr(tolerance, "local_exactly", lambda case, forced, brief=False: looks.append(brief) or exactly(case, forced, brief))
+    monkeypatch.setattr(
+        tolerance,
+        "local_exactly",
+        lambda case, forced, brief=False: looks.append(brief) or exactly(case, forced, brief),
+    )
     first = verdict_of(case, run)
     assert (first.status, looks) == ("agrees", [True])
     for row, same in zip(first.table, usual.table, strict=True):
         assert (row.tensor, row.status) == (same.tensor, same.status)
     run.taps["layers.0.norm1"] = run.taps["layers.0.norm1"].copy()
-    run.taps["layers.0.norm1"][2, 5, 7] += 100 * max(row_of(found, "layers.0.norm1").tolerance for found in (usual, first))
+    run.taps["layers.0.norm1"][2, 5, 7] += 100 * max(
+        row_of(found, "layers.0.norm1").tolerance for found in (usual, first)
+    )
     wrong = verdict_of(case, run)
-    assert (wrong.first_divergence.tensor, wrong.first_divergence.beyond, looks) == ("layers.0.norm1", 1, [True, True, False])
+    assert (wrong.first_divergence.tensor, wrong.first_divergence.beyond, looks) == (
+        "layers.0.norm1",
+        1,
+        [True, True, False],
+    )
 
 
 def row_of(verdict, tensor):
@@ -99,7 +142,13 @@ def test_verdict_says_where_and_by_how_much(sound):
     run.taps["layers.1.norm1"] = run.taps["layers.1.norm1"].copy()
     run.taps["layers.1.norm1"][2, 5, 7] += 0.25
     row = verdict_of(case, run).first_divergence
-    assert (row.tensor, row.clause, row.element, row.beyond, row.size) == ("layers.1.norm1", "NRM-1", (2, 5, 7), 1, 770)
+    assert (row.tensor, row.clause, row.element, row.beyond, row.size) == (
+        "layers.1.norm1",
+        "NRM-1",
+        (2, 5, 7),
+        1,
+        770,
+    )
     assert abs(row.actual - row.expected - 0.25) < row.tolerance
     assert abs(row.ratio - 0.25 / row.tolerance) < 1
 
@@ -127,7 +176,10 @@ def test_what_is_missing_diverges(sound):
     verdict = verdict_of(case, run)
     assert verdict.first_divergence.tensor == "layers.0.attention.weights"
     assert "missing" in verdict.first_divergence.note
-    assert [row.tensor for row in verdict.table if row.status == "diverges"] == ["layers.0.attention.weights", "gradients.pooler.bias"]
+    assert [row.tensor for row in verdict.table if row.status == "diverges"] == [
+        "layers.0.attention.weights",
+        "gradients.pooler.bias",
+    ]
 
 
 def test_what_nothing_was_said_of_is_not_checked(sound):
@@ -137,7 +189,10 @@ def test_what_nothing_was_said_of_is_not_checked(sound):
     verdict = verdict_of(case, run)
     assert (verdict.status, verdict.unjudged) == ("undetermined", ("gradients",))
     assert verdict.row("layers.0.attention.weights").status == "undelivered"
-    assert verdict.unchecked == f"not checked, since not delivered: layers.0.attention.weights; all {len(spec.trainable(case.config))} gradients"
+    assert (
+        verdict.unchecked
+        == f"not checked, since not delivered: layers.0.attention.weights; all {len(spec.trainable(case.config))} gradients"
+    )
 
 
 def test_what_was_not_requested_is_not_judged(sound):
@@ -159,7 +214,9 @@ def test_tap_that_a_backend_declares_it_has_not_is_undelivered(sound):
     assert verdict.row("layers.1.attention.scores").status == "undelivered"
     run.gradients.pop("pooler.bias")
     run.info["undelivered_taps"] = ["*"]
-    assert verdict_of(case, run).first_divergence.tensor == "gradients.pooler.bias", "a gradient cannot be declared away"
+    assert verdict_of(case, run).first_divergence.tensor == "gradients.pooler.bias", (
+        "a gradient cannot be declared away"
+    )
 
 
 def test_result_that_is_not_its_tap_diverges(sound):
@@ -170,7 +227,10 @@ def test_result_that_is_not_its_tap_diverges(sound):
     run.info["undelivered_taps"] = ["*"]
     run.taps.pop("loss")
     run.loss = 2 * run.loss
-    assert {row.tensor for row in verdict_of(case, run).table if row.status == "diverges"} == {"logits", "loss"}
+    assert {row.tensor for row in verdict_of(case, run).table if row.status == "diverges"} == {
+        "logits",
+        "loss",
+    }
 
 
 def test_result_without_its_tap_is_judged_as_the_result_that_it_is(sound):
@@ -203,7 +263,13 @@ def test_out_of_range_is_undetermined():
 @pytest.mark.clause("GRD-4")
 @pytest.mark.clause("NRM-7")
 def test_beyond_a_gradient_that_is_not_finite_only_finite_values_are_compared(small):
-    config = small(norm_placement="post", norm_epsilon_placement="outside", qkv_activation="relu", embedding_norm=False, positions="sinusoidal")
+    config = small(
+        norm_placement="post",
+        norm_epsilon_placement="outside",
+        qkv_activation="relu",
+        embedding_norm=False,
+        positions="sinusoidal",
+    )
     weights, batch = spec.initialize(config), spec.example_batch(config, 7, 11)
     weights["layers.0.norm1.weight"][:] = 0.0  # then norm2 sees rows that only the feed-forward tells apart,
     weights["layers.0.feed_forward.outer.weight"][:] = 0.0  # and now nothing
@@ -216,7 +282,9 @@ def test_beyond_a_gradient_that_is_not_finite_only_finite_values_are_compared(sm
     assert np.isnan(run.gradients["layers.0.norm1.bias"]).any()
     assert (run.gradients[beyond] == 0).all()
     assert judge(config, weights, batch, run).passed
-    multiplied = dataclasses.replace(run, gradients={**run.gradients, beyond: np.full_like(run.gradients[beyond], np.nan)})
+    multiplied = dataclasses.replace(
+        run, gradients={**run.gradients, beyond: np.full_like(run.gradients[beyond], np.nan)}
+    )
     assert judge(config, weights, batch, multiplied).passed
     wrong = dataclasses.replace(run, gradients={**run.gradients, beyond: np.ones_like(run.gradients[beyond])})
     assert judge(config, weights, batch, wrong).first_divergence.tensor == f"gradients.{beyond}"
@@ -227,7 +295,9 @@ def test_gradient_that_is_mathematically_zero_is_judged_by_its_own_rounding():
     for dtype in ("float64", "float32"):
         run = run_of(case, dtype)
         assert verdict_of(case, run).passed
-        run.gradients["layers.0.attention.key.bias"] = run.gradients["layers.0.attention.key.bias"] + run.output.dtype.type(1e-4)
+        run.gradients["layers.0.attention.key.bias"] = run.gradients[
+            "layers.0.attention.key.bias"
+        ] + run.output.dtype.type(1e-4)
         assert verdict_of(case, run).first_divergence.tensor == "gradients.layers.0.attention.key.bias"
 
 
@@ -243,7 +313,9 @@ def wrong_scores(case, dtype="float32"):
         case.config, case.weights, case.batch, gradients=True, dtype=dtype, arithmetic=dtype, forced={**before(run, name), name: wrong}
     )  # fmt: skip
     taps = {**truth.taps, **before(run, name), name: wrong}
-    return name, Run(taps["logits"], taps["loss"], taps, dict(truth.gradients), "numpy", dtype, {"undelivered_taps": []})
+    return name, Run(
+        taps["logits"], taps["loss"], taps, dict(truth.gradients), "numpy", dtype, {"undelivered_taps": []}
+    )
 
 
 def before(run, name):
@@ -274,10 +346,15 @@ def test_forced_taps_are_gone_on_from_and_gradients_flow_by_them():
     for name, gradient in free.gradients.items():
         assert np.array_equal(forced.gradients[name], gradient), name
     inner = "layers.0.feed_forward.inner"
-    moved = reference(case.config, case.weights, case.batch, gradients=True, forced={inner: -free.taps[inner]})
+    moved = reference(
+        case.config, case.weights, case.batch, gradients=True, forced={inner: -free.taps[inner]}
+    )
     assert np.array_equal(moved.taps[inner], free.taps[inner])
     assert np.array_equal(moved.taps["layers.0.feed_forward.activation"], np.maximum(-free.taps[inner], 0))
-    assert not np.array_equal(moved.gradients["layers.0.feed_forward.outer.weight"], free.gradients["layers.0.feed_forward.outer.weight"])
+    assert not np.array_equal(
+        moved.gradients["layers.0.feed_forward.outer.weight"],
+        free.gradients["layers.0.feed_forward.outer.weight"],
+    )
 
 
 @pytest.mark.clause("PRT-2")
@@ -286,7 +363,11 @@ def test_slope_of_a_relu_whose_result_is_forced_follows_the_result():
     free = reference(case.config, case.weights, case.batch, gradients=True)
     name = "layers.0.attention.value"
     dead = {name: np.where(np.arange(7) == 3, 0.0, free.taps[name])}
-    gradient = reference(case.config, case.weights, case.batch, gradients=True, forced=dead).gradients[f"{name}.bias"].reshape(2, 7)
+    gradient = (
+        reference(case.config, case.weights, case.batch, gradients=True, forced=dead)
+        .gradients[f"{name}.bias"]
+        .reshape(2, 7)
+    )
     assert (gradient[:, 3] == 0).all()
     assert (free.gradients[f"{name}.bias"].reshape(2, 7)[:, 3] != 0).any()
 
@@ -301,7 +382,15 @@ def test_a_bug_in_one_gradient_alone_is_found_there(sound):
 
 def test_without_taps_a_run_is_judged_end_to_end(sound):
     case, run = sound
-    bare = Run(run.output * np.float32(1.001), run.loss, {}, run.gradients, "numpy", "float32", requested=("gradients",))
+    bare = Run(
+        run.output * np.float32(1.001),
+        run.loss,
+        {},
+        run.gradients,
+        "numpy",
+        "float32",
+        requested=("gradients",),
+    )
     verdict = verdict_of(case, bare)
     assert verdict.first_divergence.tensor == "logits"
     assert verdict.first_divergence.local is None
@@ -309,7 +398,10 @@ def test_without_taps_a_run_is_judged_end_to_end(sound):
 
 def test_end_to_end_says_nothing_from_where_rounding_may_have_grown_too_large():
     case = build_case("bert", "peaked")
-    weights = {name: array * (4.0 if name.endswith(("query.weight", "key.weight")) else 1.0) for name, array in case.weights.items()}
+    weights = {
+        name: array * (4.0 if name.endswith(("query.weight", "key.weight")) else 1.0)
+        for name, array in case.weights.items()
+    }
     case = dataclasses.replace(case, weights=weights)
     table = verdict_of(case, run_of(case, "bfloat16")).table
     taps = [row for row in table if not row.tensor.startswith("gradients.")]
@@ -325,8 +417,24 @@ def test_end_to_end_says_nothing_from_where_rounding_may_have_grown_too_large():
 
 def clipped(case, dtype="float32"):
     """Return what a framework computes whose softmax clips."""
-    truth = reference(case.config, case.weights, case.batch, gradients=True, dtype=dtype, arithmetic=dtype, deviations={"softmax_floor": -64.0})
-    return Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", dtype, {"undelivered_taps": []})
+    truth = reference(
+        case.config,
+        case.weights,
+        case.batch,
+        gradients=True,
+        dtype=dtype,
+        arithmetic=dtype,
+        deviations={"softmax_floor": -64.0},
+    )
+    return Run(
+        truth.output,
+        truth.loss,
+        dict(truth.taps),
+        dict(truth.gradients),
+        "numpy",
+        dtype,
+        {"undelivered_taps": []},
+    )
 
 
 FLOOR = {"name": "softmax_floor", "value": -64.0, "reason": "the kernel clips"}
@@ -342,12 +450,21 @@ def test_deviation_agrees_only_if_it_is_declared(dtype):
     assert verdict_of(case, run).passed
     sound = run_of(case, dtype)
     sound.info["deviations"] = [FLOOR]
-    assert verdict_of(case, sound).first_divergence.tensor == "layers.0.attention.weights", "it was declared and is not there"
+    assert verdict_of(case, sound).first_divergence.tensor == "layers.0.attention.weights", (
+        "it was declared and is not there"
+    )
 
 
 BY_TRAINING = {"optimizer_constant_bits"}
-BY_THE_JUDGE = {name for name, known in KNOWN_DEVIATIONS.items() if known.excuses}  # tests/test_declarations.py
-VALUES = {"softmax_floor": -0.5, "log_softmax_floor": -0.5, "norm_epsilon_bits": 2.0, "gelu_constant_bits": 2.0}
+BY_THE_JUDGE = {
+    name for name, known in KNOWN_DEVIATIONS.items() if known.excuses
+}  # tests/test_declarations.py
+VALUES = {
+    "softmax_floor": -0.5,
+    "log_softmax_floor": -0.5,
+    "norm_epsilon_bits": 2.0,
+    "gelu_constant_bits": 2.0,
+}
 
 
 @pytest.mark.clause("PRC-4")
@@ -358,8 +475,21 @@ def test_every_deviation_changes_what_the_reference_computes(name):
     others = {"softmax_floor": -0.5} if name == "padding_left_out" else {}
 
     def bits(deviations):
-        truth = reference(case.config, case.weights, case.batch, gradients=True, dtype="bfloat16", arithmetic="bfloat16", deviations=deviations)
-        return {tensor: array.tobytes() for tensor, array in (truth.taps | {f"gradients.{n}": g for n, g in truth.gradients.items()}).items()}
+        truth = reference(
+            case.config,
+            case.weights,
+            case.batch,
+            gradients=True,
+            dtype="bfloat16",
+            arithmetic="bfloat16",
+            deviations=deviations,
+        )
+        return {
+            tensor: array.tobytes()
+            for tensor, array in (
+                truth.taps | {f"gradients.{n}": g for n, g in truth.gradients.items()}
+            ).items()
+        }
 
     assert bits({**others, name: VALUES.get(name, 1.0)}) != bits(others)
 
@@ -367,25 +497,52 @@ def test_every_deviation_changes_what_the_reference_computes(name):
 @pytest.mark.clause("PRC-2", "PRC-4")
 def test_bias_gradients_summed_in_bfloat16_agree_only_if_that_is_declared():
     """What is less than half of a sum's last bit is lost, however often it comes."""
-    config = spec.variant("bert", vocab_size=23, max_positions=41, d_model=10, num_heads=2, d_ff=17, num_layers=1, num_classes=3)
+    config = spec.variant(
+        "bert", vocab_size=23, max_positions=41, d_model=10, num_heads=2, d_ff=17, num_layers=1, num_classes=3
+    )
     batch = spec.example_batch(config, batch=17, tokens=41, seed=0, part="attention")
     cotangent = np.full_like(batch.cotangent, 2.0**-8 - 2.0**-14)
     cotangent[0, 0] = 1.0
     batch = dataclasses.replace(batch, cotangent=cotangent)
-    case = JudgedProblem(config, spec.initialize(config, seed=0, part="attention"), batch, "attention", "bfloat16")
+    case = JudgedProblem(
+        config, spec.initialize(config, seed=0, part="attention"), batch, "attention", "bfloat16"
+    )
     bias = "attention.output.bias"
     narrow = {"narrow_bias_gradients": 1.0}
-    truth = reference(config, case.weights, batch, gradients=True, part="attention", dtype="bfloat16", arithmetic="bfloat16", deviations=narrow)
+    truth = reference(
+        config,
+        case.weights,
+        batch,
+        gradients=True,
+        part="attention",
+        dtype="bfloat16",
+        arithmetic="bfloat16",
+        deviations=narrow,
+    )
     assert truth.gradients[bias].tolist() == [1.0] * 10
-    run = Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", "bfloat16", {"undelivered_taps": []})
+    run = Run(
+        truth.output,
+        truth.loss,
+        dict(truth.taps),
+        dict(truth.gradients),
+        "numpy",
+        "bfloat16",
+        {"undelivered_taps": []},
+    )
     assert verdict_of(case, run).first_divergence.tensor == f"gradients.{bias}"
-    run.info["deviations"] = [{"name": "narrow_bias_gradients", "value": 1, "reason": "the kernel adds term by term"}]
+    run.info["deviations"] = [
+        {"name": "narrow_bias_gradients", "value": 1, "reason": "the kernel adds term by term"}
+    ]
     assert verdict_of(case, run).passed
 
 
 @pytest.mark.clause("PRC-4")
 def test_deviations_that_cannot_be_understood_are_refused_together():
-    wrong = [{"name": "softmax_flor", "value": 1}, {"name": "softmax_floor", "value": "low", "reason": "x"}, {"name": "log_softmax_floor", "value": 1}]
+    wrong = [
+        {"name": "softmax_flor", "value": 1},
+        {"name": "softmax_floor", "value": "low", "reason": "x"},
+        {"name": "log_softmax_floor", "value": 1},
+    ]
     with pytest.raises(spec.SpecError) as error:
         declared(wrong)
     assert len(error.value.problems) == 3
@@ -424,9 +581,14 @@ def test_gradient_of_which_rounding_leaves_no_digit_is_undetermined_in_a_half_pr
     statuses = {row.tensor: row.status for row in judge(config, weights, batch, run).table}
     assert statuses["gradients.layers.0.attention.query.weight"] == "undetermined"
     assert statuses["gradients.layers.0.attention.value.weight"] == "agrees"
-    assert statuses["gradients.layers.1.attention.key.bias"] == "agrees"  # zero in exact arithmetic: rounding is judged
+    assert (
+        statuses["gradients.layers.1.attention.key.bias"] == "agrees"
+    )  # zero in exact arithmetic: rounding is judged
     single = Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", "float32")
-    assert judge(config, weights, batch, single).row("gradients.layers.0.attention.query.weight").status != "undetermined"
+    assert (
+        judge(config, weights, batch, single).row("gradients.layers.0.attention.query.weight").status
+        != "undetermined"
+    )
 
 
 def test_a_verdict_prints_what_the_terminal_says(sound):
@@ -434,7 +596,9 @@ def test_a_verdict_prints_what_the_terminal_says(sound):
     told = str(judge(case.config, case.weights, case.batch, run, end_to_end=False))
     assert re.fullmatch(r"agrees: of \d+ tensors \S+ comes nearest to its tolerance, 0\.\d\d", told), told
     wrong = {**run.taps, "layers.0.norm1": run.taps["layers.0.norm1"] + 1}
-    told = str(judge(case.config, case.weights, case.batch, dataclasses.replace(run, taps=wrong), end_to_end=False)).splitlines()
+    told = str(
+        judge(case.config, case.weights, case.batch, dataclasses.replace(run, taps=wrong), end_to_end=False)
+    ).splitlines()
     assert told[0] == "diverges"
     assert told[1].startswith("  first at layers.0.norm1 (SPEC NRM-2), element (")
     assert re.fullmatch(r"  \d+ of \d+ tensors lie beyond their tolerance", told[-2])

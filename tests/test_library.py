@@ -20,10 +20,24 @@ HAS_A_LAYER = ("torch", "paddle")
 
 
 def run_of(worker: Worker, case: Case, dtype: str, implementation: str = "library", **settings: Any) -> Run:
-    return worker.run(case.config, case.weights, case.batch, part=case.part, dtype=dtype, implementation=implementation, **settings)
+    return worker.run(
+        case.config,
+        case.weights,
+        case.batch,
+        part=case.part,
+        dtype=dtype,
+        implementation=implementation,
+        **settings,
+    )
 
 
-def assert_conforms(worker: Worker, case: Case, dtypes: Iterable[str] = ("float64", "float32"), implementation: str = "library", **settings: Any) -> None:
+def assert_conforms(
+    worker: Worker,
+    case: Case,
+    dtypes: Iterable[str] = ("float64", "float32"),
+    implementation: str = "library",
+    **settings: Any,
+) -> None:
     for dtype in dtypes:
         if (worker.name, dtype) == ("jax", "float64"):
             with pytest.raises(Unsupported, match="softmax in float32"):
@@ -66,13 +80,24 @@ def test_library_conforms_with_other_options(worker: Worker, options: dict[str, 
 
 
 @pytest.mark.clause("PRT-1", "MSK-4")
-@pytest.mark.parametrize(("name", "part"), [("bert", "encoder"), ("nndl-paddle", "stack"), ("keras-attention", "attention"), ("bert", "dot_product")])
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("bert", "encoder"),
+        ("nndl-paddle", "stack"),
+        ("keras-attention", "attention"),
+        ("bert", "dot_product"),
+    ],
+)
 def test_part_conforms_alone(worker: Worker, name: str, part: str) -> None:
     case = build_case(name, "ragged", part)
     assert_conforms(worker, case)
     if part in ("attention", "dot_product"):
         arrays = {name: array for name, array in case.batch.arrays().items() if not name.endswith("_mask")}
-        for mask in ({}, {"key_mask": np.random.default_rng(3).random((5, arrays["query"].shape[1], 11)) > 0.4}):
+        for mask in (
+            {},
+            {"key_mask": np.random.default_rng(3).random((5, arrays["query"].shape[1], 11)) > 0.4},
+        ):
             batch = spec.from_arrays({**arrays, **mask})
             assert_conforms(worker, Case(case.variant, case.scenario, part, case.config, case.weights, batch))
 
@@ -89,7 +114,10 @@ def test_fused_kernel_conforms_where_each_query_sees_a_key(open_worker: Callable
         assert_conforms(torch, build_case("bert", scenario), implementation="library:fused")
     case = build_case("nndl-paddle", "ragged")
     assert_conforms(torch, case, implementation="library:fused", gradients=False)
-    with pytest.raises(Unsupported, match="a query sees no key: the fused kernel differentiates its weights as if each were 1"):
+    with pytest.raises(
+        Unsupported,
+        match="a query sees no key: the fused kernel differentiates its weights as if each were 1",
+    ):
         run_of(torch, case, "float32", "library:fused")
 
 
@@ -148,28 +176,40 @@ def test_whole_layer_delivers_its_result(layered: Worker) -> None:
     for placement, result in (("post", "norm2"), ("pre", "residual2")):
         case = build_case("bert", "ragged", options={"norm_placement": placement})
         run = run_of(layered, case, "float32", "library:layer")
-        assert [name for name in run.taps if name.startswith("layers.")] == [f"layers.0.{result}", f"layers.1.{result}"]
+        assert [name for name in run.taps if name.startswith("layers.")] == [
+            f"layers.0.{result}",
+            f"layers.1.{result}",
+        ]
 
 
 @pytest.mark.clause("PRC-4")
 def test_deviations_of_library_layers_are_declared_for_them_alone(worker: Worker) -> None:
     own = {"tf": ["gelu_constant_bits"], "paddle": ["norm_epsilon_bits"]}.get(worker.name, [])
-    names = {implementation: [entry["name"] for entry in deviations_of(worker.description, "cpu", implementation)] for implementation in ("explicit", "library")}
+    names = {
+        implementation: [entry["name"] for entry in deviations_of(worker.description, "cpu", implementation)]
+        for implementation in ("explicit", "library")
+    }
     assert names["library"] == names["explicit"] + own
     case = build_case("bert", "ragged")
     for implementation, expected in names.items():
-        assert [entry["name"] for entry in run_of(worker, case, "float32", implementation).info["deviations"]] == expected
+        assert [
+            entry["name"] for entry in run_of(worker, case, "float32", implementation).info["deviations"]
+        ] == expected
 
 
 @pytest.mark.clause("PRC-4", "FFN-2", "NRM-2")
 @pytest.mark.parametrize(
     ("backend", "name", "tensor"),
     [
-        pytest.param("tf", "gelu_constant_bits", "feed_forward.activation", marks=pytest.mark.xdist_group("tf")),
+        pytest.param(
+            "tf", "gelu_constant_bits", "feed_forward.activation", marks=pytest.mark.xdist_group("tf")
+        ),
         pytest.param("paddle", "norm_epsilon_bits", "norm", marks=pytest.mark.xdist_group("paddle")),
     ],
 )
-def test_without_its_declaration_a_deviation_is_found(open_worker: Callable[[str], Worker], backend: str, name: str, tensor: str) -> None:
+def test_without_its_declaration_a_deviation_is_found(
+    open_worker: Callable[[str], Worker], backend: str, name: str, tensor: str
+) -> None:
     worker = open_worker(backend)
     case = build_case("bert", "tiny", options={"norm_epsilon": 1e-5})
     run = run_of(worker, case, "float64")
@@ -184,7 +224,11 @@ def test_without_its_declaration_a_deviation_is_found(open_worker: Callable[[str
 
 REASONS = {
     "tf1-text-classifier": ["mask_fill='replace': ", "query_mask='overwrite': "],
-    "bert-pytorch": ["mask_fill='replace': ", "norm_epsilon_placement='outside': ", "norm_variance='unbiased': "],
+    "bert-pytorch": [
+        "mask_fill='replace': ",
+        "norm_epsilon_placement='outside': ",
+        "norm_variance='unbiased': ",
+    ],
     "vanilla-encoder": ["mask_fill='replace': "],
     "keras-attention": ["norm_epsilon_placement='outside': "],
 }
@@ -198,14 +242,23 @@ def test_what_library_layers_cannot_express_is_refused_in_one_line(worker: Worke
     said, _, reasons = str(refusal.value).partition(": ")
     assert said == f"{worker.name} cannot express this by its library layers"
     found = reasons.split("; ")
-    assert [reason.startswith(start) for reason, start in zip(found, REASONS[name], strict=True)] == [True] * len(found)
+    assert [reason.startswith(start) for reason, start in zip(found, REASONS[name], strict=True)] == [
+        True
+    ] * len(found)
     assert all(reason.endswith(")") for reason in found)
 
 
 def test_report_has_a_line_for_each_reason_and_not_for_each_run(capsys: pytest.CaptureFixture[str]) -> None:
     head = "torch cannot express this by its library layers: "
-    details = [f"{head}mask: only added (MSK-3); norm: only inside (NRM-3)", f"{head}norm: only inside (NRM-3)", "sees 0 devices; none is there"]
-    results = [Result("torch", "bert", f"bert-{i}", "float32", "unsupported", detail) for i, detail in enumerate(details)]
+    details = [
+        f"{head}mask: only added (MSK-3); norm: only inside (NRM-3)",
+        f"{head}norm: only inside (NRM-3)",
+        "sees 0 devices; none is there",
+    ]
+    results = [
+        Result("torch", "bert", f"bert-{i}", "float32", "unsupported", detail)
+        for i, detail in enumerate(details)
+    ]
     Console(width=200).print(failures(Report(results, {}, Settings())))
     assert capsys.readouterr().out.splitlines() == [
         "torch unsupported: mask: only added (MSK-3) [bert-0]",
@@ -219,7 +272,13 @@ def test_a_norm_stands_in_the_way_of_no_part_that_has_none(worker: Worker) -> No
 
 
 def test_whole_layer_refuses_what_it_has_not(worker: Worker) -> None:
-    options = {"qkv_bias": False, "qkv_activation": "relu", "output_projection": False, "norm_sharing": "shared", "mask_assignment": "batch_major"}
+    options = {
+        "qkv_bias": False,
+        "qkv_activation": "relu",
+        "output_projection": False,
+        "norm_sharing": "shared",
+        "mask_assignment": "batch_major",
+    }
     case = build_case("bert", "single", options=options)
     if worker.name not in HAS_A_LAYER:
         with pytest.raises(Unsupported, match="has no implementation 'library:layer'"):
@@ -238,6 +297,11 @@ def test_what_only_paddle_cannot_express(open_worker: Callable[[str], Worker]) -
     with pytest.raises(Unsupported, match=r"norm_epsilon=0\.01: nn\.LayerNorm takes none above 0\.001"):
         run_of(paddle, build_case("bert", "single", options={"norm_epsilon": 0.01}), "float32")
     with pytest.raises(Unsupported, match="activation='gelu_tanh'"):
-        run_of(paddle, build_case("bert", "single", options={"activation": "gelu_tanh"}), "float32", "library:layer")
+        run_of(
+            paddle,
+            build_case("bert", "single", options={"activation": "gelu_tanh"}),
+            "float32",
+            "library:layer",
+        )
     with pytest.raises(Unsupported, match=r"rounds 1 / sqrt\(K\) to float32"):
         run_of(paddle, build_case("bert", "single"), "float64", "library:layer", execution="compiled")

@@ -50,7 +50,9 @@ def noted(notes: Path) -> list[int]:
     return [int(line) for line in file.read_text().split()] if file.exists() else []
 
 
-def left_by(arguments: tuple[str, ...], how: signal.Signals, notes: Path, hanging: int, **environment: str) -> list[int]:
+def left_by(
+    arguments: tuple[str, ...], how: signal.Signals, notes: Path, hanging: int, **environment: str
+) -> list[int]:
     """Have a parent's workers hang, end the parent, and return its descendants that live on for more than a few seconds."""
     with subprocess.Popen(
         [sys.executable, "-m", "concord", *arguments],
@@ -72,7 +74,9 @@ def left_by(arguments: tuple[str, ...], how: signal.Signals, notes: Path, hangin
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize(("name", "hanging"), [("Hangs", 1), ("ComputesWithoutEnd", 1), ("ForksAndHangs", 2)])
-def test_a_worker_ends_when_its_parent_is_gone(name: str, hanging: int, how: signal.Signals, tmp_path: Path) -> None:
+def test_a_worker_ends_when_its_parent_is_gone(
+    name: str, hanging: int, how: signal.Signals, tmp_path: Path
+) -> None:
     assert left_by(("check", "--backend", toy(name), *ONE_CASE), how, tmp_path, hanging) == []
 
 
@@ -88,37 +92,68 @@ def test_a_worker_on_another_host_ends_when_its_parent_is_gone(tmp_path: Path) -
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_the_processes_of_a_hunt_end_when_their_parent_is_gone(how: signal.Signals, tmp_path: Path) -> None:
-    arguments = ("fuzz", "--backend", toy("Hangs"), "--sets", "2", "--cases", "200", "--threads", "1", "--out", str(tmp_path / "out"))
+    arguments = (
+        "fuzz",
+        "--backend",
+        toy("Hangs"),
+        "--sets",
+        "2",
+        "--cases",
+        "200",
+        "--threads",
+        "1",
+        "--out",
+        str(tmp_path / "out"),
+    )
     assert left_by(arguments, how, tmp_path, 2) == []
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_is_told_in_a_line_and_in_the_exit_code(how: signal.Signals, tmp_path: Path) -> None:
     arguments = ("check", "--backend", toy("Hangs"), *ONE_CASE, "--json", str(tmp_path / "out.json"))
-    with subprocess.Popen([sys.executable, "-m", "concord", *arguments], cwd=ROOT, env={**os.environ, "TOY_NOTES": str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-m", "concord", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "TOY_NOTES": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as parent:
         assert until(lambda: len(noted(tmp_path)) == 1)
         for _ in range(2):  # a second one changes nothing
             parent.send_signal(how)
         output, said = parent.communicate(timeout=PATIENCE)
     assert (parent.returncode, output) == (128 + how, "")
-    assert errors(said) == ("concord: interrupted\n" if how == signal.SIGINT else f"concord: ended by {how.name}\n")
+    assert errors(said) == (
+        "concord: interrupted\n" if how == signal.SIGINT else f"concord: ended by {how.name}\n"
+    )
     assert not (tmp_path / "out.json").exists()
 
 
-def test_what_a_worker_has_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: SmallConfig) -> None:
+def test_what_a_worker_has_started_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: SmallConfig
+) -> None:
     monkeypatch.setenv("TOY_NOTES", str(tmp_path))
-    with backends.open(toy("ForksAndHangs"), threads=1, time_limit=5.0) as worker, pytest.raises(WorkerFailure, match="timed out"):
+    with (
+        backends.open(toy("ForksAndHangs"), threads=1, time_limit=5.0) as worker,
+        pytest.raises(WorkerFailure, match="timed out"),
+    ):
         run_of(worker, request_for(small()))
     assert len(noted(tmp_path)) == 2
     assert until(lambda: not any(map(alive, noted(tmp_path))), 5.0)
 
 
 @pytest.mark.parametrize("name", ["ForksAndDies", "LeavesADaemonAndDies"])
-def test_a_process_that_holds_the_pipe_of_a_dead_worker_delays_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: SmallConfig) -> None:
+def test_a_process_that_holds_the_pipe_of_a_dead_worker_delays_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: SmallConfig
+) -> None:
     monkeypatch.setenv("TOY_NOTES", str(tmp_path))
     started = time.monotonic()
     try:
-        with backends.open(toy(name), threads=1) as worker, pytest.raises(WorkerFailure, match="crashed: its process ended with exit code 9"):
+        with (
+            backends.open(toy(name), threads=1) as worker,
+            pytest.raises(WorkerFailure, match="crashed: its process ended with exit code 9"),
+        ):
             run_of(worker, request_for(small()))
         assert time.monotonic() - started < 20
         assert until(lambda: not any(map(alive, noted(tmp_path))), 5.0)

@@ -20,7 +20,15 @@ from concord.conformance.comparison import Row, Verdict
 from concord.conformance.expectation import Expectation
 from concord.conformance.faults.training.catalogue import TRAINING
 from concord.conformance.html import page
-from concord.conformance.lockstep import Entrant, JudgedTraining, Lockstep, Track, free_running, resynchronised, running
+from concord.conformance.lockstep import (
+    Entrant,
+    JudgedTraining,
+    Lockstep,
+    Track,
+    free_running,
+    resynchronised,
+    running,
+)
 from concord.conformance.lockstep.cases import standard
 from concord.conformance.lockstep.conduct import about, rates
 from concord.conformance.lockstep.envelope import in_range
@@ -41,8 +49,13 @@ from tests.toys.flat import Flat
 from tests.toys.stepping import Stepping
 from tests.toys.trained import Faulty
 
-CONFIG = spec.variant("nndl-paddle", d_model=6, num_heads=2, d_ff=5, num_layers=1, vocab_size=17, max_positions=7, num_classes=3)
-DROPOUT = {f"dropout_{site}": 0.1 for site in ("embeddings", "weights", "attention", "activation", "feed_forward", "output", "head")}
+CONFIG = spec.variant(
+    "nndl-paddle", d_model=6, num_heads=2, d_ff=5, num_layers=1, vocab_size=17, max_positions=7, num_classes=3
+)
+DROPOUT = {
+    f"dropout_{site}": 0.1
+    for site in ("embeddings", "weights", "attention", "activation", "feed_forward", "output", "head")
+}
 ADAMW: dict[str, Any] = {
     "algorithm": "adam", "learning_rate": 0.01, "weight_decay": 0.1, "decay_form": "times_rate", "undecayed": ("bias", "gain", "offset"), "clipping": "global_norm",
     "clip_at": 1.0, "schedule": "linear", "warmup_steps": 2, "total_steps": 7, "accumulation": 2, "accumulation_mean": "samples", **DROPOUT,
@@ -51,9 +64,17 @@ ADAMW: dict[str, Any] = {
 
 def case(dtype: str = "float32", steps: int = 5, **fields: Any) -> JudgedTraining:
     """Return some steps of two batches each, the last one of a single batch."""
-    batches = [spec.example_batch(CONFIG, batch=3 - number % 2, tokens=5, seed=number, padding="ragged") for number in range(2 * steps - 1)]
+    batches = [
+        spec.example_batch(CONFIG, batch=3 - number % 2, tokens=5, seed=number, padding="ragged")
+        for number in range(2 * steps - 1)
+    ]
     windows = [batches[first : first + 2] for first in range(0, len(batches), 2)]
-    return JudgedTraining(CONFIG, spec.initialize(CONFIG, seed=3), Training(Recipe(**{**ADAMW, **fields}), windows, seed=11), dtype=dtype)
+    return JudgedTraining(
+        CONFIG,
+        spec.initialize(CONFIG, seed=3),
+        Training(Recipe(**{**ADAMW, **fields}), windows, seed=11),
+        dtype=dtype,
+    )
 
 
 class Sevens(Stepping):
@@ -62,7 +83,12 @@ class Sevens(Stepping):
     def step(self, window: Any, report: bool = False) -> Any:
         wholly = 0 < self.late <= self.steps
         found = super().step(window, report)
-        return {name: np.full_like(array, 7) if wholly or (not self.late and name.startswith("parameters.")) else array for name, array in found.items()}
+        return {
+            name: np.full_like(array, 7)
+            if wholly or (not self.late and name.startswith("parameters."))
+            else array
+            for name, array in found.items()
+        }
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -71,9 +97,19 @@ def test_right_training_agrees_at_every_step(mode: Any, dtype: str) -> None:
     asked = case(dtype)
     (track,) = mode(asked, [Entrant("toy", Stepping(asked))])
     assert (track.status, track.steps, track.first_divergence) == ("agrees", 5, None)
-    assert {curve.section for curve in track.curves} == {"losses", "gradients", "norm", "clipped", "rate", "moments", "parameters"}
+    assert {curve.section for curve in track.curves} == {
+        "losses",
+        "gradients",
+        "norm",
+        "clipped",
+        "rate",
+        "moments",
+        "parameters",
+    }
     assert 0 < track.worst < 1
-    assert all(len(curve.ratio) == len(curve.difference) == len(curve.envelope) == 5 for curve in track.curves)
+    assert all(
+        len(curve.ratio) == len(curve.difference) == len(curve.envelope) == 5 for curve in track.curves
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,9 +122,13 @@ def test_right_training_agrees_at_every_step(mode: Any, dtype: str) -> None:
         ({"accumulation_mean": "batches"}, "gradients.", "GRD-1", ("OPT-10",)),
     ],
 )
-def test_wrong_step_shows_at_its_own_step_with_its_cause(fields: dict[str, Any], tensor: str, clause: str, explained: tuple[str, ...]) -> None:
+def test_wrong_step_shows_at_its_own_step_with_its_cause(
+    fields: dict[str, Any], tensor: str, clause: str, explained: tuple[str, ...]
+) -> None:
     asked = case()
-    (track,) = resynchronised(asked, [Entrant("toy", Stepping(case(**fields), late=2, usual=asked))], stop_first=True)
+    (track,) = resynchronised(
+        asked, [Entrant("toy", Stepping(case(**fields), late=2, usual=asked))], stop_first=True
+    )
     assert track.first_divergence is not None
     step, name, broken, ratio = track.first_divergence
     assert (step, broken, track.steps) == (2, clause, 3)
@@ -100,7 +140,9 @@ def test_wrong_step_shows_at_its_own_step_with_its_cause(fields: dict[str, Any],
 
 def test_free_running_leaves_its_envelope_after_a_wrong_step_and_stays_beyond() -> None:
     asked = case(steps=6)
-    (track,) = free_running(asked, [Entrant("toy", Stepping(case(steps=6, epsilon=1e-6), late=3, usual=asked))])
+    (track,) = free_running(
+        asked, [Entrant("toy", Stepping(case(steps=6, epsilon=1e-6), late=3, usual=asked))]
+    )
     assert track.first is not None
     assert (track.first.step, track.diverged) == (3, 3)
 
@@ -119,7 +161,15 @@ def test_backends_with_and_without_deviations_are_each_judged_by_their_own() -> 
             return found
 
     for mode in (resynchronised, free_running):
-        plain, declared, silent = mode(asked, steps=2, entrants=[Entrant("plain", Stepping(asked)), Entrant("declared", Rounded(asked), rounding), Entrant("silent", Rounded(asked))])
+        plain, declared, silent = mode(
+            asked,
+            steps=2,
+            entrants=[
+                Entrant("plain", Stepping(asked)),
+                Entrant("declared", Rounded(asked), rounding),
+                Entrant("silent", Rounded(asked)),
+            ],
+        )
         assert (plain.status, declared.status, silent.status) == ("agrees", "agrees", "diverges")
 
 
@@ -127,10 +177,15 @@ def test_backends_with_and_without_deviations_are_each_judged_by_their_own() -> 
 @pytest.mark.parametrize("clipping", ["global_norm", "group_norm"])
 def test_norm_of_many_tensors_may_be_summed_term_by_term(clipping: str) -> None:
     recipe = Recipe(algorithm="sgd", learning_rate=0.1, clipping=clipping, clip_at=1.0)
-    given = {str(number): np.random.default_rng(number).normal(0, 0.1, 1009).astype(np.float32) for number in range(127)}
+    given = {
+        str(number): np.random.default_rng(number).normal(0, 0.1, 1009).astype(np.float32)
+        for number in range(127)
+    }
 
     def found(arithmetic: Arithmetic) -> Any:
-        scaled, _ = clipped(arithmetic, recipe, {name: arithmetic.leaf(array) for name, array in given.items()})
+        scaled, _ = clipped(
+            arithmetic, recipe, {name: arithmetic.leaf(array) for name, array in given.items()}
+        )
         return scaled["0"].value
 
     value, rounded = found(exact("float32")), list(shadows("float32"))
@@ -138,7 +193,10 @@ def test_norm_of_many_tensors_may_be_summed_term_by_term(clipping: str) -> None:
     for arithmetic in (*samples("float32", 127 * 1009), *rounded):
         (sigma.sample if isinstance(arithmetic, MonteCarlo) else sigma.shadow)(found(arithmetic))
     flat = np.sqrt(np.cumsum(np.square(np.concatenate(list(given.values()))), dtype=np.float32)[-1])
-    assert judge_tensor(given["0"] * (np.float32(1) / flat), value, sigma.result(len(rounded)), "float32").status == "agrees"
+    assert (
+        judge_tensor(given["0"] * (np.float32(1) / flat), value, sigma.result(len(rounded)), "float32").status
+        == "agrees"
+    )
 
 
 def clipping_case(dtype: str, **fields: Any) -> JudgedTraining:
@@ -152,28 +210,51 @@ def test_clipping_by_the_norm_of_one_flat_buffer_is_right_and_a_wrong_clip_is_no
     asked, off = clipping_case(dtype), 0.25 if dtype == "float16" else 0.01
     ways: dict[str, dict[str, Any]] = {
         "right": {},
-        "right within the norm's tolerance": {"off": {"float64": 2.0**-47, "float32": 2.0**-18, "float16": 2.0**-8}[dtype]},
+        "right within the norm's tolerance": {
+            "off": {"float64": 2.0**-47, "float32": 2.0**-18, "float16": 2.0**-8}[dtype]
+        },
         "another epsilon": {"epsilon": off},
         "another limit": {"limit": 1 + off},
         "a norm without the head": {"left_out": "classifier"},
         "by a norm without the head, and silent": {"left_out": "classifier", "silent": True},
     }
-    tracks = resynchronised(asked, [Entrant(name, Flat(asked, **otherwise)) for name, otherwise in ways.items()])
-    found = {track.backend: track.first_divergence[1].split(".")[0] if track.first_divergence else track.status for track in tracks}
-    assert found == dict(zip(ways, ["agrees", "agrees", "clipped", "clipped", "norm", "clipped"], strict=True))
+    tracks = resynchronised(
+        asked, [Entrant(name, Flat(asked, **otherwise)) for name, otherwise in ways.items()]
+    )
+    found = {
+        track.backend: track.first_divergence[1].split(".")[0] if track.first_divergence else track.status
+        for track in tracks
+    }
+    assert found == dict(
+        zip(ways, ["agrees", "agrees", "clipped", "clipped", "norm", "clipped"], strict=True)
+    )
 
 
 @pytest.mark.clause("OPT-7", "ALG-7")
 def test_clipping_of_gradients_whose_squares_float16_has_not_is_right() -> None:
     asked = clipping_case("float16", clip_at=2.0**-8)
-    asked = replace(asked, weights={name: array * (2.0**-7 if name.startswith("classifier") else 1.0) for name, array in asked.weights.items()})
+    asked = replace(
+        asked,
+        weights={
+            name: array * (2.0**-7 if name.startswith("classifier") else 1.0)
+            for name, array in asked.weights.items()
+        },
+    )
     (track,) = resynchronised(asked, [Entrant("flat", Flat(asked))])
     assert track.status == "agrees", track.first
 
 
 @pytest.mark.parametrize("mode", [resynchronised, free_running])
 def test_step_from_a_state_out_of_range_is_undetermined_and_not_wrong(mode: Any) -> None:
-    huge = {"algorithm": "sgd", "learning_rate": 2.0**25, "schedule": "constant", "warmup_steps": 0, "total_steps": None, "weight_decay": 0.0, "decay_form": "none"}
+    huge = {
+        "algorithm": "sgd",
+        "learning_rate": 2.0**25,
+        "schedule": "constant",
+        "warmup_steps": 0,
+        "total_steps": None,
+        "weight_decay": 0.0,
+        "decay_form": "none",
+    }
     asked = case("float16", steps=2, **huge)  # its first step leaves weights that float16 has not
     (track,) = mode(asked, [Entrant("sevens", Sevens(asked, late=1, usual=asked))])
     assert track.first is None
@@ -185,16 +266,33 @@ def test_step_from_a_state_out_of_range_is_undetermined_and_not_wrong(mode: Any)
     ("state", "losses", "gradients", "undetermined"),
     [
         ({}, 1.0, [2.0, 3.0], set()),
-        ({"parameters.a": np.asarray([1.0, np.inf])}, 1.0, [2.0, 3.0], {"losses", "gradients", "norm", "parameters"}),
+        (
+            {"parameters.a": np.asarray([1.0, np.inf])},
+            1.0,
+            [2.0, 3.0],
+            {"losses", "gradients", "norm", "parameters"},
+        ),
         ({}, np.nan, [2.0, 3.0], {"gradients", "norm", "parameters"}),
         ({}, 1e5, [2.0, 3.0], {"gradients", "norm", "parameters"}),
         ({}, 1.0, [2.0, np.inf], {"gradients", "norm", "parameters"}),
     ],
 )
-def test_what_follows_from_numbers_out_of_range_is_undetermined(state: dict[str, Any], losses: float, gradients: list[float], undetermined: set[str]) -> None:
-    values = {"losses.0": losses, "gradients.a": gradients[0], "gradients.b": gradients[1], "norm": 3.0, "rate": 0.1, "parameters.a": 1.0}
+def test_what_follows_from_numbers_out_of_range_is_undetermined(
+    state: dict[str, Any], losses: float, gradients: list[float], undetermined: set[str]
+) -> None:
+    values = {
+        "losses.0": losses,
+        "gradients.a": gradients[0],
+        "gradients.b": gradients[1],
+        "norm": 3.0,
+        "rate": 0.1,
+        "parameters.a": 1.0,
+    }
     values = {f"steps.0.{name}": np.asarray(value) for name, value in values.items()}
-    found = in_range(Expectation("float16", values, {name: np.ones_like(value) for name, value in values.items()}, {}), state)
+    found = in_range(
+        Expectation("float16", values, {name: np.ones_like(value) for name, value in values.items()}, {}),
+        state,
+    )
     assert {name.split(".")[2] for name, sigma in found.sigmas.items() if np.isnan(sigma)} == undetermined
 
 
@@ -203,25 +301,68 @@ def test_session_that_returns_or_raises_nonsense_is_a_row_and_the_others_go_on()
     said = {
         "Right": ("agrees", 2, ""),
         "Loading": ("error", 1, "ArithmeticError: no state fits"),
-        "Returning": ("error", 0, "TypeError: step() returned a NoneType but must return a dict of arrays by name"),
-        "ReturningText": ("error", 0, "TypeError: step() returned 'norm' as a str but must return an array of numbers"),
-        "ReturningRagged": ("error", 0, "TypeError: step() returned 'norm' as a list but must return an array of numbers"),
-        "ReturningNumbered": ("error", 0, "TypeError: step() returned an array by the name 0 but must name each by text"),
-        "ReturningUnknown": ("broken", 0, "step() returned 'velocity.pooler.bias', 'loss', but this training has only losses, gradients, norm, clipped, rate, first_moment, second_moment, parameters"),
-        "ReturningRows": ("broken", 0, "step() returned 'losses.0' of shape (1,) but must be () (and 113 like it)"),
-        "ReturningWhole": ("broken", 0, "step() returned 'losses.0' of dtype int64 but must be a floating-point type (and 113 like it)"),
-        "ReturningFew": ("diverges", 2, "gradients.embeddings.token.weight missing: the backend returned no such tensor"),
+        "Returning": (
+            "error",
+            0,
+            "TypeError: step() returned a NoneType but must return a dict of arrays by name",
+        ),
+        "ReturningText": (
+            "error",
+            0,
+            "TypeError: step() returned 'norm' as a str but must return an array of numbers",
+        ),
+        "ReturningRagged": (
+            "error",
+            0,
+            "TypeError: step() returned 'norm' as a list but must return an array of numbers",
+        ),
+        "ReturningNumbered": (
+            "error",
+            0,
+            "TypeError: step() returned an array by the name 0 but must name each by text",
+        ),
+        "ReturningUnknown": (
+            "broken",
+            0,
+            "step() returned 'velocity.pooler.bias', 'loss', but this training has only losses, gradients, norm, clipped, rate, first_moment, second_moment, parameters",
+        ),
+        "ReturningRows": (
+            "broken",
+            0,
+            "step() returned 'losses.0' of shape (1,) but must be () (and 113 like it)",
+        ),
+        "ReturningWhole": (
+            "broken",
+            0,
+            "step() returned 'losses.0' of dtype int64 but must be a floating-point type (and 113 like it)",
+        ),
+        "ReturningFew": (
+            "diverges",
+            2,
+            "gradients.embeddings.token.weight missing: the backend returned no such tensor",
+        ),
         "ReturningNothing": ("diverges", 2, "losses.0 missing: the backend returned no such tensor"),
     }
     tracks = resynchronised(asked, [Entrant(name, getattr(holding, name).session(asked)) for name in said])
-    found = {track.backend: (track.status, track.steps, f"{track.first.row.tensor.split('.', 2)[2]} {track.first.row.note}" if track.first else track.detail) for track in tracks}
+    found = {
+        track.backend: (
+            track.status,
+            track.steps,
+            f"{track.first.row.tensor.split('.', 2)[2]} {track.first.row.note}"
+            if track.first
+            else track.detail,
+        )
+        for track in tracks
+    }
     assert found == said
 
 
 def test_fault_of_the_judge_is_a_row_and_is_not_the_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = case(steps=2)
     monkeypatch.setattr(running, "cause_of", lambda question: 1 / 0)
-    tracks = resynchronised(asked, [Entrant("right", Stepping(asked)), Entrant("wrong", Stepping(case(epsilon=1e-6)))])
+    tracks = resynchronised(
+        asked, [Entrant("right", Stepping(asked)), Entrant("wrong", Stepping(case(epsilon=1e-6)))]
+    )
     assert [(track.status, track.detail) for track in tracks] == [
         ("agrees", ""), ("not judged", "a fault of Concord while judging step 1: ZeroDivisionError: division by zero"),
     ]  # fmt: skip
@@ -237,7 +378,9 @@ def test_fault_of_the_judge_is_a_row_and_is_not_the_backends(monkeypatch: pytest
         ({"epsilon": 1e-7}, "hyperparameters", "OPT-1", "epsilon is 1e-07 but must be 1e-08"),
     ],
 )
-def test_preflight_names_what_is_going_to_be_done_otherwise(fields: dict[str, Any], subject: str, clause: str, words: str) -> None:
+def test_preflight_names_what_is_going_to_be_done_otherwise(
+    fields: dict[str, Any], subject: str, clause: str, words: str
+) -> None:
     asked, other = case(), Stepping(case(**fields))
     (found,) = differences(asked, right_plan(asked), "toy", other.plan(asked.training.windows), {})
     assert (found.subject, found.clause) == (subject, clause)
@@ -265,9 +408,14 @@ def test_preflight_takes_constants_as_a_backend_declares_to_hold_them() -> None:
 
 def outcome(mode: str = "resynchronised") -> Lockstep:
     asked = case(steps=4)
-    entrants = [Entrant("right", Stepping(asked)), Entrant("wrong", Stepping(case(steps=4, epsilon=1e-6), late=1, usual=asked))]
+    entrants = [
+        Entrant("right", Stepping(asked)),
+        Entrant("wrong", Stepping(case(steps=4, epsilon=1e-6), late=1, usual=asked)),
+    ]
     tracks = {"resynchronised": resynchronised, "free-running": free_running}[mode](asked, entrants)
-    return Lockstep(mode, "float32", about(asked, Settings()), tuple(tracks), (), rates(asked.training), {}, 3.0)
+    return Lockstep(
+        mode, "float32", about(asked, Settings()), tuple(tracks), (), rates(asked.training), {}, 3.0
+    )
 
 
 def test_record_of_lockstep_is_read_back_and_makes_a_page(tmp_path: Path) -> None:
@@ -296,7 +444,10 @@ def test_section_that_no_step_judges_keeps_training_from_agreeing() -> None:
     console = Console(width=200, file=io.StringIO())
     show(found, console, "two steps")
     for text in (console.file.getvalue(), page(written)):  # type: ignore[attr-defined]
-        assert "not judged: parameters at 2 of 2 steps: bfloat16 does not hold the recipe's beta2, weight_decay (OPT-11); train with numbers" in " ".join(unescape(text).split())
+        assert (
+            "not judged: parameters at 2 of 2 steps: bfloat16 does not hold the recipe's beta2, weight_decay (OPT-11); train with numbers"
+            in " ".join(unescape(text).split())
+        )
     (row,) = [line for line in console.file.getvalue().splitlines() if line.startswith("│ sevens")]  # type: ignore[attr-defined]
     assert row.split()[-2:] == ["judged", "│"]
     assert "right: parameters not judged; sevens: parameters not judged." in page(written)
@@ -304,7 +455,10 @@ def test_section_that_no_step_judges_keeps_training_from_agreeing() -> None:
 
 
 def test_section_that_one_step_judges_is_judged_and_the_others_are_told() -> None:
-    known, unknown = (Verdict([Row("steps.0.losses.0", "LOS-2", "agrees"), Row("steps.0.norm", "OPT-7", status)]) for status in ("agrees", "undetermined"))
+    known, unknown = (
+        Verdict([Row("steps.0.losses.0", "LOS-2", "agrees"), Row("steps.0.norm", "OPT-7", status)])
+        for status in ("agrees", "undetermined")
+    )
     recorder, nothing = Recorder("toy"), Expectation("float16", {}, {}, {})
     for step, verdict in enumerate((unknown, known, unknown)):
         recorder.add(step, verdict, {}, nothing)
@@ -323,12 +477,29 @@ def test_training_of_which_a_section_is_judged_nowhere_is_not_said_to_be_right()
     asked = replace(asked, training=replace(asked.training, reported=(0, 1)))
     session = Stepping(asked)
     with pytest.raises(SpecError, match="no step of this training was judged in its parameters"):
-        running.first_divergence(asked, [session.step(window, report=True) for window in asked.training.windows])
+        running.first_divergence(
+            asked, [session.step(window, report=True) for window in asked.training.windows]
+        )
 
 
-@pytest.mark.parametrize(("statuses", "code"), [(["agrees", "unsupported"], 0), (["unsupported"], 3), ([], 3), (["agrees", "undetermined"], 3), (["diverges", "undetermined"], 1), (["agrees", "refused"], 3)])
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [
+        (["agrees", "unsupported"], 0),
+        (["unsupported"], 3),
+        ([], 3),
+        (["agrees", "undetermined"], 3),
+        (["diverges", "undetermined"], 1),
+        (["agrees", "refused"], 3),
+    ],
+)
 def test_lockstep_passes_only_if_something_was_judged(statuses: list[str], code: int) -> None:
-    assert Lockstep("resynchronised", "float32", {}, tuple(Track("toy", status) for status in statuses)).exit_code == code
+    assert (
+        Lockstep(
+            "resynchronised", "float32", {}, tuple(Track("toy", status) for status in statuses)
+        ).exit_code
+        == code
+    )
 
 
 @pytest.mark.clause("OPT-11")
@@ -350,10 +521,22 @@ def test_standard_case_meets_what_training_branches_on() -> None:
     assert min(norms) < limit < max(norms)
     assert (shares[16], shares[-1], max(shares)) == (1, 1, 2)
     first = [counts(asked.config, batch) for batch in asked.training.windows[0]]
-    assert len({tuple(spec_shares(asked.training.recipe.replace(accumulation_mean=mean), first)) for mean in ("batches", "samples", "labels")}) == 3
+    assert (
+        len(
+            {
+                tuple(spec_shares(asked.training.recipe.replace(accumulation_mean=mean), first))
+                for mean in ("batches", "samples", "labels")
+            }
+        )
+        == 3
+    )
     steps = rates(asked.training)
     assert steps[0] < max(steps) > steps[-1]
-    moments = {name: node.value for name, node in trajectory.optimizer.state.items() if name.startswith("second_moment.")}
+    moments = {
+        name: node.value
+        for name, node in trajectory.optimizer.state.items()
+        if name.startswith("second_moment.")
+    }
     table = moments["second_moment.embeddings.token.weight"]
     assert (table == 0).all(-1).sum() > 10
     positions = moments["second_moment.embeddings.position.weight"]
@@ -361,17 +544,27 @@ def test_standard_case_meets_what_training_branches_on() -> None:
     assert 0 < max(values.max() for name, values in moments.items() if name.endswith("key.bias")) < 1e-25
 
 
-def test_standard_case_shows_means_of_means_and_positions_that_are_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_case_shows_means_of_means_and_positions_that_are_not_trained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(running, "cause_of", lambda question: None)
     first = {
         "mean_of_means": "gradients", "mean_by_samples": "gradients", "shares_by_first_batch": "gradients", "positions_detached": "gradients", "positions_frozen": "first_moment",
         "decay_not_of_positions": "parameters", "dense_as_lazy": "parameters",
     }  # fmt: skip
     asked = standard(steps=2)
-    tracks = resynchronised(asked, [Entrant(name, Faulty(asked, TRAINING[name].change)) for name in first], steps=1)
-    found = {track.backend: track.first_divergence[1] if track.first_divergence else track.status for track in tracks}
+    tracks = resynchronised(
+        asked, [Entrant(name, Faulty(asked, TRAINING[name].change)) for name in first], steps=1
+    )
+    found = {
+        track.backend: track.first_divergence[1] if track.first_divergence else track.status
+        for track in tracks
+    }
     assert {name: tensor.split(".")[0] for name, tensor in found.items()} == first
-    assert all(found[name].endswith("embeddings.position.weight") for name in ("positions_detached", "positions_frozen", "decay_not_of_positions"))
+    assert all(
+        found[name].endswith("embeddings.position.weight")
+        for name in ("positions_detached", "positions_frozen", "decay_not_of_positions")
+    )
 
 
 DECAYS: dict[str, Any] = {
@@ -385,16 +578,28 @@ DECAYS: dict[str, Any] = {
 def test_decay_that_is_rounded_alike_in_every_step_stays_in_the_envelope() -> None:
     rates = [0.001 * (1 - step / 1999) for step in range(1999)]
     weights = np.random.default_rng(7).normal(0, 0.02, (3, 389)).astype(np.float32)
-    weights[0, 0] = 0.0626  # just above a power of two, where a product is rounded most, as are few others of its row
+    weights[0, 0] = (
+        0.0626  # just above a power of two, where a product is rounded most, as are few others of its row
+    )
     recipe = Recipe(algorithm="sgd", learning_rate=0.001, weight_decay=0.01, decay_form="times_rate")
 
     def trained(arithmetic: Arithmetic) -> Any:
-        optimizer, still = Optimizer(arithmetic, recipe, {"w": "table"}), arithmetic.leaf(np.zeros(weights.shape))
-        return reduce(lambda before, rate: optimizer.update({"w": before}, {"w": still}, rate)["w"], rates, arithmetic.leaf(weights)).value
+        optimizer, still = (
+            Optimizer(arithmetic, recipe, {"w": "table"}),
+            arithmetic.leaf(np.zeros(weights.shape)),
+        )
+        return reduce(
+            lambda before, rate: optimizer.update({"w": before}, {"w": still}, rate)["w"],
+            rates,
+            arithmetic.leaf(weights),
+        ).value
 
     value, rounded = trained(exact("float32")), list(shadows("float32"))
     sigma = Sigma(value, "float32")
     for arithmetic in (*samples("float32", weights.size), *rounded):
         (sigma.sample if isinstance(arithmetic, MonteCarlo) else sigma.shadow)(trained(arithmetic))
-    found = {name: judge_tensor(reduce(left, rates, weights), value, sigma.result(len(rounded)), "float32").ratio for name, left in DECAYS.items()}
+    found = {
+        name: judge_tensor(reduce(left, rates, weights), value, sigma.result(len(rounded)), "float32").ratio
+        for name, left in DECAYS.items()
+    }
     assert {name for name, ratio in found.items() if ratio > 1} == {"by a hundredth more"}, found

@@ -22,7 +22,9 @@ from concord.spec.deviations import declared, in_precision
 from concord.spec.training.recipe import RATES, Recipe
 from tests.toys.surroundings import concord, toy
 
-CONFIG = spec.variant("nndl-paddle", d_model=6, num_heads=2, d_ff=5, num_layers=1, vocab_size=17, max_positions=7, num_classes=3)
+CONFIG = spec.variant(
+    "nndl-paddle", d_model=6, num_heads=2, d_ff=5, num_layers=1, vocab_size=17, max_positions=7, num_classes=3
+)
 ADAMW = Recipe(
     algorithm="adam", learning_rate=0.01, weight_decay=0.1, decay_form="times_rate", undecayed=("bias", "gain", "offset"), clipping="global_norm", clip_at=1.0, schedule="linear",
     warmup_steps=3, total_steps=7, accumulation=2, accumulation_mean="samples",
@@ -55,11 +57,24 @@ class _Open:
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("mode", MODES)
 def test_backend_agrees_in_lockstep(worker: Worker, mode: str, dtype: str) -> None:
-    found = conduct(example(CONFIG, ADAMW, 4, batch=3, tokens=5, seed=1, dtype=dtype), [worker.name], OneWorker(worker), mode)
+    found = conduct(
+        example(CONFIG, ADAMW, 4, batch=3, tokens=5, seed=1, dtype=dtype),
+        [worker.name],
+        OneWorker(worker),
+        mode,
+    )
     assert not found.differences
     (track,) = found.tracks
     assert (track.status, track.steps, track.detail) == ("agrees", 4, ""), track.first
-    assert {curve.section for curve in track.curves} == {"losses", "gradients", "norm", "clipped", "rate", "moments", "parameters"}
+    assert {curve.section for curve in track.curves} == {
+        "losses",
+        "gradients",
+        "norm",
+        "clipped",
+        "rate",
+        "moments",
+        "parameters",
+    }
     assert found.exit_code == 0
 
 
@@ -75,7 +90,10 @@ def test_backend_agrees_in_lockstep(worker: Worker, mode: str, dtype: str) -> No
 def test_backend_says_what_it_is_going_to_do(worker: Worker, fields: dict[str, Any]) -> None:
     case = example(CONFIG, ADAMW.replace(**fields), 3, batch=3, tokens=5, seed=2)
     with worker.train(Field(case, Settings(), ExitStack()).request()) as session:
-        found, held = session.plan(case.training.windows), in_precision(declared(session.info["deviations"]), case.dtype)
+        found, held = (
+            session.plan(case.training.windows),
+            in_precision(declared(session.info["deviations"]), case.dtype),
+        )
         assert not differences(case, right_plan(case), worker.name, found, held)
         assert len(found.masks) == 2 * 7
         assert found.decayed
@@ -85,7 +103,12 @@ def test_backend_says_what_it_is_going_to_do(worker: Worker, fields: dict[str, A
 @pytest.mark.clause("OPT-6", "OPT-11")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_backend_says_what_decays_where_epsilon_or_beta_is_lost(worker: Worker, dtype: str) -> None:
-    for fields in ({}, {"decay_form": "coupled"}, {"decay_form": "alone", "weight_decay": 1e-3}, {"undecayed": ("table", "bias")}):
+    for fields in (
+        {},
+        {"decay_form": "coupled"},
+        {"decay_form": "alone", "weight_decay": 1e-3},
+        {"undecayed": ("table", "bias")},
+    ):
         case = example(CONFIG, ADAMW.replace(**fields), 1, batch=3, tokens=5, seed=2, dtype=dtype)
         try:
             with worker.train(Field(case, Settings(), ExitStack()).request()) as session:
@@ -95,9 +118,43 @@ def test_backend_says_what_decays_where_epsilon_or_beta_is_lost(worker: Worker, 
 
 
 def test_command_names_step_tensor_and_cause_of_a_late_fault(tmp_path: Path) -> None:
-    sizes = [f"--set={name}={value}" for name, value in (("d_model", 6), ("num_heads", 2), ("d_ff", 5), ("num_layers", 1), ("vocab_size", 17), ("max_positions", 7))]
-    recipe = [f"--set={name}={value}" for name, value in (("schedule", "linear"), ("warmup_steps", 3), ("total_steps", 7), ("learning_rate", 0.01), ("accumulation", 2))]
-    ran = concord("train", "--lockstep", "--variant", "nndl-paddle", *sizes, *recipe, "--steps", "4", "--tokens", "5", "--backend", toy("Late", "late"), "--json", tmp_path / "found.json")
+    sizes = [
+        f"--set={name}={value}"
+        for name, value in (
+            ("d_model", 6),
+            ("num_heads", 2),
+            ("d_ff", 5),
+            ("num_layers", 1),
+            ("vocab_size", 17),
+            ("max_positions", 7),
+        )
+    ]
+    recipe = [
+        f"--set={name}={value}"
+        for name, value in (
+            ("schedule", "linear"),
+            ("warmup_steps", 3),
+            ("total_steps", 7),
+            ("learning_rate", 0.01),
+            ("accumulation", 2),
+        )
+    ]
+    ran = concord(
+        "train",
+        "--lockstep",
+        "--variant",
+        "nndl-paddle",
+        *sizes,
+        *recipe,
+        "--steps",
+        "4",
+        "--tokens",
+        "5",
+        "--backend",
+        toy("Late", "late"),
+        "--json",
+        tmp_path / "found.json",
+    )
     assert ran.returncode == 1, ran.stderr
     assert "diverges first at step 3, parameters." in ran.stdout
     data = json.loads((tmp_path / "found.json").read_text())
@@ -106,16 +163,55 @@ def test_command_names_step_tensor_and_cause_of_a_late_fault(tmp_path: Path) -> 
 
 
 def test_command_names_a_difference_before_the_first_step() -> None:
-    sizes = [f"--set={name}={value}" for name, value in (("d_model", 6), ("num_heads", 2), ("d_ff", 5), ("num_layers", 1), ("vocab_size", 17), ("max_positions", 7))]
-    decay = ["--set=algorithm=adam", "--set=weight_decay=0.1", "--set=decay_form=times_rate", '--set=undecayed=["bias", "gain", "offset"]']
-    ran = concord("train", "--lockstep", "--variant", "nndl-paddle", *sizes, *decay, "--steps", "1", "--tokens", "5", "--backend", toy("Decaying", "late"))
+    sizes = [
+        f"--set={name}={value}"
+        for name, value in (
+            ("d_model", 6),
+            ("num_heads", 2),
+            ("d_ff", 5),
+            ("num_layers", 1),
+            ("vocab_size", 17),
+            ("max_positions", 7),
+        )
+    ]
+    decay = [
+        "--set=algorithm=adam",
+        "--set=weight_decay=0.1",
+        "--set=decay_form=times_rate",
+        '--set=undecayed=["bias", "gain", "offset"]',
+    ]
+    ran = concord(
+        "train",
+        "--lockstep",
+        "--variant",
+        "nndl-paddle",
+        *sizes,
+        *decay,
+        "--steps",
+        "1",
+        "--tokens",
+        "5",
+        "--backend",
+        toy("Decaying", "late"),
+    )
     assert ran.returncode == 1, ran.stderr
     assert "before the first step: decay groups (OPT-6)" in ran.stdout
     assert "decay but must not" in ran.stdout
 
 
 def test_backend_that_holds_no_training_is_unsupported_and_one_that_is_not_there_missing() -> None:
-    ran = concord("train", "--lockstep", "--case", "standard", "--steps", "1", "--backend", toy("NumpyBackend"), "--backend", "nowhere.at_all:Backend")
+    ran = concord(
+        "train",
+        "--lockstep",
+        "--case",
+        "standard",
+        "--steps",
+        "1",
+        "--backend",
+        toy("NumpyBackend"),
+        "--backend",
+        "nowhere.at_all:Backend",
+    )
     assert ran.returncode == 3
     assert "unsupported" in ran.stdout
     assert "missing" in ran.stdout
@@ -125,13 +221,26 @@ def test_session_that_says_nonsense_is_a_row_and_the_others_go_on() -> None:
     said = {
         "Right": ("agrees", ""),  # without deviations in its info
         "Silent": ("error", "its answer cannot be read: 'info' is None but must be an object"),
-        "DeclaringText": ("error", "its answer cannot be read: 'deviations' is 'some' but must be a list of objects [clause=PRC-4]"),
+        "DeclaringText": (
+            "error",
+            "its answer cannot be read: 'deviations' is 'some' but must be a list of objects [clause=PRC-4]",
+        ),
         "Unplanned": ("error", "TypeError: plan() returned a NoneType but must return a StepPlan"),
-        "PlanningText": ("refused", "'rates' of a plan is 'fast' but must be a list of numbers; 'decayed' of a plan is [3] but must be a list of texts"),
-        "Returning": ("error", "TypeError: step() returned a NoneType but must return a dict of arrays by name"),
+        "PlanningText": (
+            "refused",
+            "'rates' of a plan is 'fast' but must be a list of numbers; 'decayed' of a plan is [3] but must be a list of texts",
+        ),
+        "Returning": (
+            "error",
+            "TypeError: step() returned a NoneType but must return a dict of arrays by name",
+        ),
         "Loading": ("error", "ArithmeticError: no state fits"),
     }
-    found = conduct(example(CONFIG, ADAMW, 2, batch=3, tokens=5, seed=1), [toy(name, "holding") for name in said], Settings(threads=1))
+    found = conduct(
+        example(CONFIG, ADAMW, 2, batch=3, tokens=5, seed=1),
+        [toy(name, "holding") for name in said],
+        Settings(threads=1),
+    )
     assert {track.backend.partition(":")[2]: (track.status, track.detail) for track in found.tracks} == said
     assert found.exit_code == 3
 
@@ -146,7 +255,9 @@ def test_session_that_says_nonsense_is_a_row_and_the_others_go_on() -> None:
         (["--variant", "bert", "--set", "depth=3"], "unknown field in --set NAME=VALUE: 'depth'"),
     ],
 )
-def test_options_that_describe_no_training_are_refused(invoke: Callable[..., Any], options: list[str], problem: str) -> None:
+def test_options_that_describe_no_training_are_refused(
+    invoke: Callable[..., Any], options: list[str], problem: str
+) -> None:
     code, _, errors = invoke("train", "--lockstep", *options)
     assert code == 2
     assert any(problem in line for line in errors), errors
@@ -156,13 +267,28 @@ def test_options_that_describe_no_training_are_refused(invoke: Callable[..., Any
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_standard_case_raises_no_false_alarm(dtype: str, seed: int) -> None:
-    found = conduct(standard(seed=seed, dtype=dtype), backends.BUILT_IN, Settings(threads=1, asked=backends.BUILT_IN), MODES[0], stop_first=True)
+    found = conduct(
+        standard(seed=seed, dtype=dtype),
+        backends.BUILT_IN,
+        Settings(threads=1, asked=backends.BUILT_IN),
+        MODES[0],
+        stop_first=True,
+    )
     assert not found.differences
-    assert [(track.backend, track.status, track.steps) for track in found.tracks] == [(name, "agrees", 200) for name in backends.BUILT_IN]
+    assert [(track.backend, track.status, track.steps) for track in found.tracks] == [
+        (name, "agrees", 200) for name in backends.BUILT_IN
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_free_running_stays_inside_the_envelope(dtype: str) -> None:
-    found = conduct(standard(seed=0, dtype=dtype), backends.BUILT_IN, Settings(threads=1, asked=backends.BUILT_IN), MODES[1])
-    assert [(track.backend, track.status, track.steps) for track in found.tracks] == [(name, "agrees", 200) for name in backends.BUILT_IN]
+    found = conduct(
+        standard(seed=0, dtype=dtype),
+        backends.BUILT_IN,
+        Settings(threads=1, asked=backends.BUILT_IN),
+        MODES[1],
+    )
+    assert [(track.backend, track.status, track.steps) for track in found.tracks] == [
+        (name, "agrees", 200) for name in backends.BUILT_IN
+    ]

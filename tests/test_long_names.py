@@ -11,7 +11,9 @@ import typer
 
 from concord import cli, writing
 
-COMMANDS: dict[str, Any] = {name: command.params for name, command in typer.main.get_command(cli.app).commands.items()}  # type: ignore[attr-defined]
+COMMANDS: dict[str, Any] = {
+    name: command.params for name, command in typer.main.get_command(cli.app).commands.items()
+}  # type: ignore[attr-defined]
 
 
 def is_path(parameter: Any) -> bool:
@@ -22,25 +24,48 @@ def is_argument(parameter: Any) -> bool:
     return not parameter.opts[0].startswith("-")
 
 
-PATHS = [(name, parameter.opts[0]) for name, parameters in COMMANDS.items() for parameter in parameters if is_path(parameter)]
+PATHS = [
+    (name, parameter.opts[0])
+    for name, parameters in COMMANDS.items()
+    for parameter in parameters
+    if is_path(parameter)
+]
 
 
 def line(command: str, path: str, text: str) -> list[str]:
     """Return a command line in which one path is this, and everything else that has to be there is too."""
-    arguments = [text if one.opts[0] == path else "there" for one in COMMANDS[command] if is_argument(one) and (one.required or one.opts[0] == path)]
-    needed = [word for one in COMMANDS[command] if not is_argument(one) and one.required and one.opts[0] != path for word in (one.opts[0], "there")]
+    arguments = [
+        text if one.opts[0] == path else "there"
+        for one in COMMANDS[command]
+        if is_argument(one) and (one.required or one.opts[0] == path)
+    ]
+    needed = [
+        word
+        for one in COMMANDS[command]
+        if not is_argument(one) and one.required and one.opts[0] != path
+        for word in (one.opts[0], "there")
+    ]
     values = [text] * next(one.nargs for one in COMMANDS[command] if one.opts[0] == path)
     return [command, *arguments, *needed, *([path, *values] if path.startswith("-") else [])]
 
 
 def test_every_command_that_reads_or_writes_is_tried() -> None:
     assert len(PATHS) > 60
-    assert {"check", "fuzz", "report", "verify", "diff", "port", "train", "speed", "reduce", "run"} <= {command for command, _ in PATHS}
+    assert {"check", "fuzz", "report", "verify", "diff", "port", "train", "speed", "reduce", "run"} <= {
+        command for command, _ in PATHS
+    }
 
 
 @pytest.mark.parametrize("form", ["{}", "{}/x"], ids=["a file", "a folder"])
 @pytest.mark.parametrize(("command", "path"), PATHS)
-def test_a_name_of_300_bytes_is_refused_in_a_line(command: str, path: str, form: str, invoke: Callable[..., tuple[int, str, list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_of_300_bytes_is_refused_in_a_line(
+    command: str,
+    path: str,
+    form: str,
+    invoke: Callable[..., tuple[int, str, list[str]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.chdir(tmp_path)
     code, _, lines = invoke(*line(command, path, form.format("é" * 150)))
     assert code == 2, lines

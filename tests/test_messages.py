@@ -52,7 +52,11 @@ def arbitrary(dtype: str) -> NDArray[Any]:
     """Return every kind of bit pattern: for floating-point types also NaN with payloads, infinities and subnormals."""
     target = np.dtype(dtype)
     generator = np.random.default_rng(0)
-    array = generator.integers(0, 256, 3 * 5 * 7 * target.itemsize, np.uint8).view(target).reshape(3, 5, 7) if dtype != "bool" else generator.random((3, 5, 7)) < 0.5
+    array = (
+        generator.integers(0, 256, 3 * 5 * 7 * target.itemsize, np.uint8).view(target).reshape(3, 5, 7)
+        if dtype != "bool"
+        else generator.random((3, 5, 7)) < 0.5
+    )
     if target.kind == "f":
         words = array.view(f"u{target.itemsize}")
         quiet = np.array([np.nan], target).view(words.dtype)[0]
@@ -67,10 +71,21 @@ def test_arrays_pass_through_messages_bit_for_bit(dtype: str, shape: str) -> Non
     array = np.asarray(SHAPES[shape](arbitrary(dtype)))
     expected = np.array(array, order="C")
     assert expected.tobytes() == array.tobytes()
-    run = Run(array, array, {"b": array, "a": array}, {"g": array}, "toy", dtype, {"version": "1"}, tap_gradients={"b": array})
+    run = Run(
+        array,
+        array,
+        {"b": array, "a": array},
+        {"g": array},
+        "toy",
+        dtype,
+        {"version": "1"},
+        tap_gradients={"b": array},
+    )
     found = wire.decode_run(wire.encode_run(run))
     assert (list(found.taps), list(found.gradients), list(found.tap_gradients)) == (["b", "a"], ["g"], ["b"])
-    arrays = dict.fromkeys(("output", "loss", "taps/b", "taps/a", "gradients/g", "gradients/taps.b"), expected)
+    arrays = dict.fromkeys(
+        ("output", "loss", "taps/b", "taps/a", "gradients/g", "gradients/taps.b"), expected
+    )
     assert_same_bits(wire.run_arrays(found), arrays)
     assert (found.backend, found.dtype, found.info) == ("toy", dtype, {"version": "1"})
 
@@ -83,7 +98,15 @@ def test_numbers_of_the_other_byte_order_keep_their_values() -> None:
 
 @pytest.mark.parametrize("part", spec.PARTS)
 def test_requests_pass_through_messages_bit_for_bit(variant_config: spec.EncoderConfig, part: str) -> None:
-    request = request_for(variant_config, part, dtype="bfloat16", implementation="explicit", execution="compiled", device="cuda:1", taps=False)
+    request = request_for(
+        variant_config,
+        part,
+        dtype="bfloat16",
+        implementation="explicit",
+        execution="compiled",
+        device="cuda:1",
+        taps=False,
+    )
     found = wire.decode_request(wire.encode_request(request))
     for field in ("config", "part", "dtype", "implementation", "execution", "device", "taps", "gradients"):
         assert getattr(found, field) == getattr(request, field), field
@@ -109,7 +132,9 @@ def numpy_worker() -> Iterator[Worker]:
 
 
 @pytest.mark.parametrize("dtype", spec.PRECISIONS)
-def test_weights_reach_a_worker_rounded_once_and_bit_for_bit(numpy_worker: Worker, small: SmallConfig, dtype: str) -> None:
+def test_weights_reach_a_worker_rounded_once_and_bit_for_bit(
+    numpy_worker: Worker, small: SmallConfig, dtype: str
+) -> None:
     config = small()
     weights, batch = awkward(config, dtype), spec.example_batch(config, 3)
     found = numpy_worker.round_trip(config, weights, batch, dtype=dtype)
@@ -120,7 +145,9 @@ def test_weights_reach_a_worker_rounded_once_and_bit_for_bit(numpy_worker: Worke
     assert 0 < first[1] < spec.precision(dtype).smallest_normal
 
 
-def test_what_is_long_is_sent_in_pieces(numpy_worker: Worker, small: SmallConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_long_is_sent_in_pieces(
+    numpy_worker: Worker, small: SmallConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     request = request_for(small())
     whole = run_of(numpy_worker, request)
     monkeypatch.setattr(parcel, "PIECE", 1009)
@@ -140,12 +167,16 @@ def test_a_parcel_arrives_whole_and_is_used_once(size: int, monkeypatch: pytest.
         found.take()
 
 
-def test_weights_in_fewer_bytes_than_the_precision_are_sent_so_and_arrive_widened(numpy_worker: Worker, small: SmallConfig) -> None:
+def test_weights_in_fewer_bytes_than_the_precision_are_sent_so_and_arrive_widened(
+    numpy_worker: Worker, small: SmallConfig
+) -> None:
     wide = request_for(small(), dtype="float64")
     rounded = {name: array.astype(np.float32) for name, array in wide.weights.items()}
     narrow = dataclasses.replace(wide, weights=rounded)
     assert len(wire.encode_request(narrow)[1]) < 0.7 * len(wire.encode_request(wide)[1])
-    widened = dataclasses.replace(wide, weights={name: array.astype(np.float64) for name, array in rounded.items()})
+    widened = dataclasses.replace(
+        wide, weights={name: array.astype(np.float64) for name, array in rounded.items()}
+    )
     assert_same_bits(dict(wire.decode_request(wire.encode_request(narrow)).weights), dict(widened.weights))
     assert run_of(numpy_worker, narrow).output.tobytes() == run_of(numpy_worker, widened).output.tobytes()
 
@@ -183,27 +214,89 @@ def poked(array: NDArray[Any] | None, value: float) -> NDArray[Any]:
 
 BIAS = "layers.1.feed_forward.inner.bias"
 BAD: dict[str, tuple[str, Callable[[Request], Request], str]] = {
-    "an id beyond the table": ("model", lambda r: with_input(r, input_ids=poked(r.batch.input_ids, 23)), "'input_ids' is 23 at (2, 4) but must lie in [0, 23)"),
-    "a negative id": ("model", lambda r: with_input(r, input_ids=poked(r.batch.input_ids, -1)), "'input_ids' is -1 at (2, 4) but must lie in [0, 23)"),
-    "a label beyond the classes": ("model", lambda r: with_input(r, labels=poked(r.batch.labels, 3)), "'labels' is 3 at (2,) but must lie in [0, 3)"),
-    "ids that are no integers": ("model", lambda r: with_input(r, input_ids=np.ones((3, 5))), "'input_ids' has dtype float64 but must be an integer type"),
-    "labels for another batch": ("model", lambda r: with_input(r, labels=np.zeros(2, np.int64)), "'labels' has shape (2,) but must be (3,)"),
-    "more tokens than positions": ("model", lambda r: with_input(r, input_ids=np.zeros((3, 14), np.int64)), "'input_ids' has 14 tokens but at most 13 fit"),
-    "a given tensor with NaN": ("stack", lambda r: with_input(r, embeddings=poked(r.batch.embeddings, NAN)), "'embeddings' is nan at (2, 4, 9) but must be finite"),
-    "an infinite cotangent": ("attention", lambda r: with_input(r, cotangent=poked(r.batch.cotangent, np.inf)), "'cotangent' is inf at"),
-    "queries of the wrong rank": ("dot_product", lambda r: with_input(r, query=np.zeros((3, 5))), "'query' has rank 2"),
-    "a missing mask dtype": ("attention", lambda r: with_input(r, key_mask=np.ones((3, 5))), "'key_mask' has dtype float64 but must be bool"),
-    "a weight with NaN": ("model", lambda r: with_weight(r, BIAS, np.full(17, NAN)), f"'{BIAS}' is nan at (0,) but must be finite"),
-    "a transposed weight": ("model", lambda r: with_weight(r, "classifier.weight", r.weights["classifier.weight"].T), "'classifier.weight' has shape (3, 10) but must be (10, 3)"),
-    "a missing weight": ("model", lambda r: with_weight(r, BIAS, None), f"'{BIAS}' is missing but is required"),
-    "an unexpected weight": ("model", lambda r: with_weight(r, "layers.9.bias", np.zeros(3)), "'layers.9.bias' is unexpected"),
-    "weights of integers": ("model", lambda r: with_weight(r, BIAS, np.zeros(17, np.int64)), f"'{BIAS}' has dtype int64 but must be a floating-point type"),
+    "an id beyond the table": (
+        "model",
+        lambda r: with_input(r, input_ids=poked(r.batch.input_ids, 23)),
+        "'input_ids' is 23 at (2, 4) but must lie in [0, 23)",
+    ),
+    "a negative id": (
+        "model",
+        lambda r: with_input(r, input_ids=poked(r.batch.input_ids, -1)),
+        "'input_ids' is -1 at (2, 4) but must lie in [0, 23)",
+    ),
+    "a label beyond the classes": (
+        "model",
+        lambda r: with_input(r, labels=poked(r.batch.labels, 3)),
+        "'labels' is 3 at (2,) but must lie in [0, 3)",
+    ),
+    "ids that are no integers": (
+        "model",
+        lambda r: with_input(r, input_ids=np.ones((3, 5))),
+        "'input_ids' has dtype float64 but must be an integer type",
+    ),
+    "labels for another batch": (
+        "model",
+        lambda r: with_input(r, labels=np.zeros(2, np.int64)),
+        "'labels' has shape (2,) but must be (3,)",
+    ),
+    "more tokens than positions": (
+        "model",
+        lambda r: with_input(r, input_ids=np.zeros((3, 14), np.int64)),
+        "'input_ids' has 14 tokens but at most 13 fit",
+    ),
+    "a given tensor with NaN": (
+        "stack",
+        lambda r: with_input(r, embeddings=poked(r.batch.embeddings, NAN)),
+        "'embeddings' is nan at (2, 4, 9) but must be finite",
+    ),
+    "an infinite cotangent": (
+        "attention",
+        lambda r: with_input(r, cotangent=poked(r.batch.cotangent, np.inf)),
+        "'cotangent' is inf at",
+    ),
+    "queries of the wrong rank": (
+        "dot_product",
+        lambda r: with_input(r, query=np.zeros((3, 5))),
+        "'query' has rank 2",
+    ),
+    "a missing mask dtype": (
+        "attention",
+        lambda r: with_input(r, key_mask=np.ones((3, 5))),
+        "'key_mask' has dtype float64 but must be bool",
+    ),
+    "a weight with NaN": (
+        "model",
+        lambda r: with_weight(r, BIAS, np.full(17, NAN)),
+        f"'{BIAS}' is nan at (0,) but must be finite",
+    ),
+    "a transposed weight": (
+        "model",
+        lambda r: with_weight(r, "classifier.weight", r.weights["classifier.weight"].T),
+        "'classifier.weight' has shape (3, 10) but must be (10, 3)",
+    ),
+    "a missing weight": (
+        "model",
+        lambda r: with_weight(r, BIAS, None),
+        f"'{BIAS}' is missing but is required",
+    ),
+    "an unexpected weight": (
+        "model",
+        lambda r: with_weight(r, "layers.9.bias", np.zeros(3)),
+        "'layers.9.bias' is unexpected",
+    ),
+    "weights of integers": (
+        "model",
+        lambda r: with_weight(r, BIAS, np.zeros(17, np.int64)),
+        f"'{BIAS}' has dtype int64 but must be a floating-point type",
+    ),
 }
 
 
 @pytest.mark.parametrize("what", BAD)
 @pytest.mark.clause("INP-1", "INP-2", "INP-3", "INP-4", "WGT-1", "WGT-2", "WGT-3")
-def test_bad_input_is_refused_before_it_is_sent(numpy_worker: Worker, small: SmallConfig, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+def test_bad_input_is_refused_before_it_is_sent(
+    numpy_worker: Worker, small: SmallConfig, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
     part, change, message = BAD[what]
     monkeypatch.setattr(numpy_worker, "exchange", lambda sent: pytest.fail("it was sent"))
     with pytest.raises(spec.SpecError) as refused:
@@ -231,7 +324,9 @@ def test_bad_input_is_refused_by_every_backend_that_gets_it(worker: Worker, smal
     assert run_of(worker, request_for(small("vanilla-encoder"))).output.shape == (3, 3)
 
 
-def test_bad_input_reaches_no_computation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: SmallConfig) -> None:
+def test_bad_input_reaches_no_computation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: SmallConfig
+) -> None:
     monkeypatch.setenv("TOY_NOTES", str(tmp_path))
     with backends.open(toy("NumpyBackend"), threads=1) as worker:
         for part, change, _ in BAD.values():
@@ -244,7 +339,9 @@ def test_bad_input_reaches_no_computation(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.in_turn(2)
 @pytest.mark.clause("WGT-4")
-def test_weights_that_go_into_a_model_come_back_bit_for_bit(worker: Worker, variant_config: spec.EncoderConfig) -> None:
+def test_weights_that_go_into_a_model_come_back_bit_for_bit(
+    worker: Worker, variant_config: spec.EncoderConfig
+) -> None:
     batch = request_for(variant_config).batch
     for dtype in spec.PRECISIONS:
         weights = awkward(variant_config, dtype)
@@ -259,7 +356,9 @@ def test_weights_that_go_into_a_model_come_back_bit_for_bit(worker: Worker, vari
 
 @pytest.mark.clause("DRP-1")
 @pytest.mark.parametrize(("part", "dtype"), [("model", "float32"), ("attention", "float64")])
-def test_a_run_repeated_is_the_same_bit_for_bit(worker: Worker, small: SmallConfig, part: str, dtype: str) -> None:
+def test_a_run_repeated_is_the_same_bit_for_bit(
+    worker: Worker, small: SmallConfig, part: str, dtype: str
+) -> None:
     request = request_for(small("vanilla-encoder"), part, dtype=dtype)
     first, second = (wire.run_arrays(run_of(worker, request)) for _ in range(2))
     assert_same_bits(second, first)
@@ -267,7 +366,9 @@ def test_a_run_repeated_is_the_same_bit_for_bit(worker: Worker, small: SmallConf
 
 @pytest.mark.clause("PRC-3")
 @pytest.mark.parametrize("dtype", spec.PRECISIONS)
-def test_a_precision_is_computed_or_declared_unsupported(worker: Worker, small: SmallConfig, dtype: str) -> None:
+def test_a_precision_is_computed_or_declared_unsupported(
+    worker: Worker, small: SmallConfig, dtype: str
+) -> None:
     request = request_for(small("vanilla-encoder"), "attention", dtype=dtype)
     if worker.name == "paddle" and dtype in ("bfloat16", "float16"):
         with pytest.raises(Unsupported, match=f"paddle .* has no {dtype} matrix product on cpu"):
@@ -280,11 +381,15 @@ def test_a_precision_is_computed_or_declared_unsupported(worker: Worker, small: 
         assert array.dtype == target.storage, name
         np.testing.assert_array_equal(target.round(array), array, err_msg=name)
     # Values that only this precision has: it was not computed in a narrower one.
-    narrower = spec.precision("float32" if dtype == "float64" else "bfloat16" if dtype != "bfloat16" else "float16")
+    narrower = spec.precision(
+        "float32" if dtype == "float64" else "bfloat16" if dtype != "bfloat16" else "float16"
+    )
     assert dtype == "bfloat16" or any((narrower.round(array) != array).any() for array in arrays.values())
 
 
-def test_a_device_that_is_not_there_is_unsupported(worker: Worker, small: SmallConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_is_not_there_is_unsupported(
+    worker: Worker, small: SmallConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(worker, "device", "cuda:7")
     with pytest.raises(Unsupported, match=r"(?i)cuda|gpu"):
         run_of(worker, request_for(small()))

@@ -29,7 +29,9 @@ from tests.toys.surroundings import EACH_BACKEND, errors, sample_of
 
 EDITS = [mutant for mutant in ALL if mutant.precisions and mutant.change.edits]
 VISIBLE = [mutant for mutant in ALL if mutant.precisions and not mutant.change.edits]
-KINDS = {(mutant.group, mutant.clause, mutant.scenario): mutant.name for mutant in reversed((*VISIBLE, *EDITS))}
+KINDS = {
+    (mutant.group, mutant.clause, mutant.scenario): mutant.name for mutant in reversed((*VISIBLE, *EDITS))
+}
 """The first fault of each group that breaks a clause in a scenario: those are quick."""
 EQUIVALENT = [mutant for mutant in ALL if not mutant.precisions]
 each_mutant = pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
@@ -50,7 +52,12 @@ def request_of(case: Case) -> Request:
 
 
 def arrays_of(run: Run) -> dict[str, Any]:
-    return {"output": run.output, "loss": run.loss, **run.taps, **{f"gradients.{name}": array for name, array in run.gradients.items()}}
+    return {
+        "output": run.output,
+        "loss": run.loss,
+        **run.taps,
+        **{f"gradients.{name}": array for name, array in run.gradients.items()},
+    }
 
 
 # The catalogue.
@@ -113,26 +120,41 @@ def test_clean_run_after_mutated_ones_is_the_same_bit_for_bit(mutated: tuple[str
 
     before = clean()
     for name in ("mutant:tf32_everywhere", "mutant:gelu_quick", "mutant:weight_transposed"):
-        changed = arrays_of(worker.run(case.config, case.weights, case.batch, dtype="float32", implementation=name))
+        changed = arrays_of(
+            worker.run(case.config, case.weights, case.batch, dtype="float32", implementation=name)
+        )
         assert changed.keys() == before.keys()
     with pytest.raises(WorkerFailure):
-        worker.run(one.config, one.weights, one.batch, dtype="float32", implementation="mutant:pooling_squeezed")
+        worker.run(
+            one.config, one.weights, one.batch, dtype="float32", implementation="mutant:pooling_squeezed"
+        )
     after = clean()
     assert not [name for name in before if not np.array_equal(before[name], after[name])]
 
 
 @pytest.mark.in_turn
-@pytest.mark.parametrize("mutant", sample_of([*VISIBLE, *EDITS], lambda _, mutant: mutant.name in KINDS.values()), ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize(
+    "mutant",
+    sample_of([*VISIBLE, *EDITS], lambda _, mutant: mutant.name in KINDS.values()),
+    ids=lambda mutant: mutant.name,
+)
 def test_mutant_is_found_at_the_right_tensor(mutated: tuple[str, Worker], mutant: Fault) -> None:
     name, worker = mutated
     finding = Hunt(name, worker=worker, diagnosing=False).find(mutant, everywhere=False)
     assert finding.status == "found", finding
 
 
-@pytest.mark.parametrize(("name", "implementation", "execution"), [("norm_gain_from_zero", "@library", "eager"), ("mask_causal_too", "", "compiled")])
-def test_mutant_is_found_in_other_implementations_and_executions(mutated: tuple[str, Worker], name: str, implementation: str, execution: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "implementation", "execution"),
+    [("norm_gain_from_zero", "@library", "eager"), ("mask_causal_too", "", "compiled")],
+)
+def test_mutant_is_found_in_other_implementations_and_executions(
+    mutated: tuple[str, Worker], name: str, implementation: str, execution: str
+) -> None:
     case, asked = case_of(FAULTS[name]), f"mutant:{name}{implementation}"
-    run = mutated[1].run(case.config, case.weights, case.batch, dtype="float32", implementation=asked, execution=execution)
+    run = mutated[1].run(
+        case.config, case.weights, case.batch, dtype="float32", implementation=asked, execution=execution
+    )
     row = judge(case.config, case.weights, case.batch, run).first_divergence
     assert row is not None
     assert FAULTS[name].rightly_first(row.tensor)
@@ -146,9 +168,13 @@ def test_equivalent_mutant_is_not_called_a_bug(mutated: tuple[str, Worker], muta
 
 
 @pytest.mark.parametrize("emulation", [*EMULATIONS, "tf32@library"])
-def test_products_in_tf32_conform_to_tf32_and_not_to_float32(mutated: tuple[str, Worker], emulation: str) -> None:
+def test_products_in_tf32_conform_to_tf32_and_not_to_float32(
+    mutated: tuple[str, Worker], emulation: str
+) -> None:
     case = build_case("bert", "ragged")
-    run = mutated[1].run(case.config, case.weights, case.batch, dtype="float32", implementation=f"emulate:{emulation}")
+    run = mutated[1].run(
+        case.config, case.weights, case.batch, dtype="float32", implementation=f"emulate:{emulation}"
+    )
     assert judge(case.config, case.weights, case.batch, run, dtype="tf32").passed
     assert not judge(case.config, case.weights, case.batch, run).passed
 
@@ -215,7 +241,9 @@ def test_a_mutant_is_looked_for_at_home_first_and_then_everywhere() -> None:
     assert (found.status, found.designated) == ("found", False)
     scenarios = list(dict.fromkeys(scenario for scenario, _ in hunt.looked))
     assert scenarios[:2] == ["tiny", "ragged"]
-    assert hunt.looked == [(scenario, dtype) for scenario in scenarios for dtype in ("float64", "float32")][:-1]
+    assert (
+        hunt.looked == [(scenario, dtype) for scenario in scenarios for dtype in ("float64", "float32")][:-1]
+    )
     assert hunt.find(mutant, everywhere=False).status == "missed"
     assert Imagined({("tiny", "float32"): "logits"}).find(mutant).status == "misplaced"
 
@@ -231,7 +259,9 @@ def test_a_mutant_found_where_nothing_can_show_it_is_an_alarm() -> None:
 
 
 @pytest.fixture
-def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[Any, str, str]]:
+def invoke(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[Any, str, str]]:
     def run(*arguments: str, columns: int = 200) -> tuple[Any, str, str]:
         monkeypatch.setattr(sys, "argv", ["concord", "mutants", *arguments])
         monkeypatch.setenv("COLUMNS", str(columns))
@@ -243,12 +273,16 @@ def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("columns", [80, 200])
-def test_matrix_is_legible(columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrix_is_legible(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from rich.console import Console
 
     monkeypatch.setenv("COLUMNS", str(columns))
     names = [name for name in FAULTS if FAULTS[name].precisions]
-    findings = [finding("found", backend, name, margin=3e12) for backend in backends.BUILT_IN for name in names]
+    findings = [
+        finding("found", backend, name, margin=3e12) for backend in backends.BUILT_IN for name in names
+    ]
     findings[0] = finding("misplaced", "torch", names[0], case="bert-ragged", dtype="float64")
     findings += [finding("equivalent", backend, EQUIVALENT[0].name) for backend in backends.BUILT_IN]
     show(Matrix(findings), Console())
@@ -263,15 +297,40 @@ def test_matrix_is_legible(columns: int, capsys: pytest.CaptureFixture[str], mon
 
 
 @pytest.mark.xdist_group("torch")
-def test_command_shows_the_matrix(invoke: Callable[..., tuple[Any, str, str]], open_worker: Callable[[str], Worker], tmp_path: Path) -> None:
+def test_command_shows_the_matrix(
+    invoke: Callable[..., tuple[Any, str, str]], open_worker: Callable[[str], Worker], tmp_path: Path
+) -> None:
     open_worker(plugin("torch"))  # or skip
     file = tmp_path / "matrix.json"
-    code, printed, said = invoke("--backend", "torch", "--mutant", "norm_gain_missing", "--mutant", "heads_one_by_one", "--mutant", "last_batch_dropped", "--json", str(file), "--html", str(tmp_path / "matrix.html"), "--threads", "1")
+    code, printed, said = invoke(
+        "--backend",
+        "torch",
+        "--mutant",
+        "norm_gain_missing",
+        "--mutant",
+        "heads_one_by_one",
+        "--mutant",
+        "last_batch_dropped",
+        "--json",
+        str(file),
+        "--html",
+        str(tmp_path / "matrix.html"),
+        "--threads",
+        "1",
+    )
     assert (code, errors(said)) == (0, "")
     assert "torch: found 2 of 2; first tensor right in 100 %" in printed
     data = json.loads(file.read_text())
-    assert [(entry["mutant"], entry["status"]) for entry in data["findings"]] == [("norm_gain_missing", "found"), ("heads_one_by_one", "equivalent"), ("last_batch_dropped", "found")]
-    assert (data["kind"], data["exit_code"], data["findings"][0]["tensor"]) == ("mutants", 0, "embeddings.norm")
+    assert [(entry["mutant"], entry["status"]) for entry in data["findings"]] == [
+        ("norm_gain_missing", "found"),
+        ("heads_one_by_one", "equivalent"),
+        ("last_batch_dropped", "found"),
+    ]
+    assert (data["kind"], data["exit_code"], data["findings"][0]["tensor"]) == (
+        "mutants",
+        0,
+        "embeddings.norm",
+    )
     assert data["findings"][0]["row"]["local"]["breakdown"]["worst"]
     assert "missing: the backend returned no such tensor" in (page := (tmp_path / "matrix.html").read_text())
     assert 'class="heat"' in page
@@ -280,7 +339,10 @@ def test_command_shows_the_matrix(invoke: Callable[..., tuple[Any, str, str]], o
 def test_a_group_is_all_of_its_mutants_each_once() -> None:
     found = chosen(["last_batch_dropped", "data", "mask_missing"])
     assert found[0].name == "last_batch_dropped"
-    assert {mutant.name for mutant in found} == {"mask_missing", *(fault.name for fault in KNOWN.values() if fault.group == "data")}
+    assert {mutant.name for mutant in found} == {
+        "mask_missing",
+        *(fault.name for fault in KNOWN.values() if fault.group == "data"),
+    }
     assert len(found) == len({mutant.name for mutant in found}) > 9
 
 
@@ -304,5 +366,9 @@ def test_every_scenario_has_a_mutant_that_it_alone_shows() -> None:
 def test_without_its_scenario_a_mutant_lives(open_worker: Callable[[str], Worker], mutant: Fault) -> None:
     hunt = Hunt("torch", worker=open_worker(plugin("torch")), diagnosing=False)
     # What combines much runs in one precision alone, and stands in for no case that runs in all of them.
-    others = [scenario for scenario in mutant.scenarios if scenario == mutant.scenario or not SCENARIOS[scenario].once]
+    others = [
+        scenario
+        for scenario in mutant.scenarios
+        if scenario == mutant.scenario or not SCENARIOS[scenario].once
+    ]
     assert [scenario for scenario in others if hunt.look(mutant, scenario, "float32")] == [mutant.scenario]

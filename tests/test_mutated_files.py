@@ -41,22 +41,40 @@ from tests.toys.surroundings import ROOT
 TOGETHER = 10_000
 """Spoilt files of the long campaign."""
 
+
 def exported(folder: Path) -> None:
     """A small case with its run."""
     (job,) = check_jobs(["keras-attention"], ["float64"], "attention", ["keras-attention-single-attention"])
     for name, content in dump.case_files(job).items():
         (folder / name).write_bytes(content)
     truth = reference(job.config, job.weights, job.batch, gradients=True, part=job.part)
-    arrays = {"output": truth.output, "loss": truth.loss, **{f"taps/{name}": array for name, array in truth.taps.items()}}
+    arrays = {
+        "output": truth.output,
+        "loss": truth.loss,
+        **{f"taps/{name}": array for name, array in truth.taps.items()},
+    }
     arrays |= {f"gradients/{name}": array for name, array in truth.gradients.items()}
-    (folder / "run.safetensors").write_bytes(save({name: np.asarray(array, order="C") for name, array in arrays.items()}))
-    about = {"backend": "mine", "info": {"undelivered_taps": ["*.x"], "deviations": [{"name": "softmax_floor", "value": -64.0, "reason": "so it is"}]}}
+    (folder / "run.safetensors").write_bytes(
+        save({name: np.asarray(array, order="C") for name, array in arrays.items()})
+    )
+    about = {
+        "backend": "mine",
+        "info": {
+            "undelivered_taps": ["*.x"],
+            "deviations": [{"name": "softmax_floor", "value": -64.0, "reason": "so it is"}],
+        },
+    }
     (folder / "run.json").write_text(json.dumps(about))
 
 
 def found(folder: Path) -> None:
     exported(folder)
-    about = {"format": "concord.found/1", "backend": "torch", "status": "diverges", "settings": {"device": "cpu", "precision": "strict"}}
+    about = {
+        "format": "concord.found/1",
+        "backend": "torch",
+        "status": "diverges",
+        "settings": {"device": "cpu", "precision": "strict"},
+    }
     (folder / "found.json").write_text(json.dumps(about))
 
 
@@ -104,14 +122,35 @@ READERS: dict[str, tuple[Callable[[Path], None], Callable[[Path], object]]] = {
     "a finding": (found, read_found),
     "a golden file": (copied(GOLDEN[0]), lambda folder: read_golden(folder / GOLDEN[0].name)),
     "a folder of golden files": (copied(GOLDEN[len(GOLDEN) // 2]), published.collect),
-    **({"a training file": (copied(TRAINING[0]), lambda folder: read_golden(folder / TRAINING[0].name))} if TRAINING else {}),
-    **{f"a record of {kind}": (functools.partial(records.write, kind), lambda folder: writing.read_page(folder / records.NAME)) for kind in records.RECORDS},
+    **(
+        {"a training file": (copied(TRAINING[0]), lambda folder: read_golden(folder / TRAINING[0].name))}
+        if TRAINING
+        else {}
+    ),
+    **{
+        f"a record of {kind}": (
+            functools.partial(records.write, kind),
+            lambda folder: writing.read_page(folder / records.NAME),
+        )
+        for kind in records.RECORDS
+    },
     "a certificate": (functools.partial(records.write, "certificate"), verify),
     "a speed record": (copied(ROOT / "conformance" / "results" / "speed.json"), show_speed),
     "a configuration": (copied(CONFIG), lambda folder: presets.own_config(folder / CONFIG.name)),
-    "a table of a source": (copied(ROOT / "spec" / "sources" / f"{SOURCE}.toml"), lambda folder: table.read(folder / f"{SOURCE}.toml")),
-    "a standard case": (copied(*(case_files.FOLDER / f"keras-attention-long.{end}" for end in ("json", "safetensors"))), lambda folder: case_files.read_case(folder / "keras-attention-long.json")),
-    "a page with markers": (lambda folder: (folder / "README.md").write_text("a\n<!-- begin check -->\nb\n<!-- end check -->\nc\n") and None, lambda folder: report.within(folder / "README.md", "check", "x")),
+    "a table of a source": (
+        copied(ROOT / "spec" / "sources" / f"{SOURCE}.toml"),
+        lambda folder: table.read(folder / f"{SOURCE}.toml"),
+    ),
+    "a standard case": (
+        copied(*(case_files.FOLDER / f"keras-attention-long.{end}" for end in ("json", "safetensors"))),
+        lambda folder: case_files.read_case(folder / "keras-attention-long.json"),
+    ),
+    "a page with markers": (
+        lambda folder: (
+            (folder / "README.md").write_text("a\n<!-- begin check -->\nb\n<!-- end check -->\nc\n") and None
+        ),
+        lambda folder: report.within(folder / "README.md", "check", "x"),
+    ),
 }
 
 
@@ -145,7 +184,12 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize("reader", COMMANDS)
-def test_a_command_says_in_a_line_what_is_wrong_with_a_spoilt_file(reader: str, tmp_path: Path, invoke: Callable[..., tuple[int, str, list[str]]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_says_in_a_line_what_is_wrong_with_a_spoilt_file(
+    reader: str,
+    tmp_path: Path,
+    invoke: Callable[..., tuple[int, str, list[str]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     READERS[reader][0](tmp_path)
     right = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     monkeypatch.chdir(tmp_path)

@@ -25,20 +25,35 @@ def deviation(**said: Any) -> dict[str, Any]:
 NONSENSE: dict[str, tuple[str, Callable[[Any], None]]] = {
     '"text"': ("describe() returned a str but must return a dict", check_description),
     "17": ("describe() returned a int but must return a dict", check_description),
-    described(licence="x" * (1 << 24)): (f"has {(1 << 24) + 31} characters but must have at most {1 << 24}", check_description),
+    described(licence="x" * (1 << 24)): (
+        f"has {(1 << 24) + 31} characters but must have at most {1 << 24}",
+        check_description,
+    ),
     '{"a":' * 40 + "1" + "}" * 40: ("is nested deeper than 32 levels", check_description),
     "[" * 100_000 + "]" * 100_000: ("is nested deeper than 32 levels", check_description),
     described(deviations={"cpu": 3}): ("describe(): 'deviations' must be a list of dicts", check_description),
-    described(implementation_deviations=[1]): ("describe(): 'implementation_deviations' is a list but must be a dict", check_description),
+    described(implementation_deviations=[1]): (
+        "describe(): 'implementation_deviations' is a list but must be a dict",
+        check_description,
+    ),
     described(**deviation(name=["softmax_floor"])): ("unknown deviation", check_description),
-    described(**deviation(value=float("-inf"))): ("deviation 'softmax_floor' has value -inf but must have a number between -1e+06 and 1e+06", check_description),
+    described(**deviation(value=float("-inf"))): (
+        "deviation 'softmax_floor' has value -inf but must have a number between -1e+06 and 1e+06",
+        check_description,
+    ),
     described(**deviation(value=10**400)): ("deviation 'softmax_floor' has value 1000", check_description),
     described(**deviation(value=True)): ("deviation 'softmax_floor' has value True", check_description),
     described(**deviation(reason="")): ("deviation 'softmax_floor' has no reason", check_description),
     "[]": ("'info' is [] but must be an object", check_info),
     json.dumps(deviation(value=None)): ("deviation 'softmax_floor' has value None", check_info),
-    '{"precision_switches": "all off"}': ("'precision_switches' is 'all off' but must be an object", check_info),
-    '{"undelivered_taps": [["*"]]}': ("'undelivered_taps' is [['*']] but must be a list of strings", check_info),
+    '{"precision_switches": "all off"}': (
+        "'precision_switches' is 'all off' but must be an object",
+        check_info,
+    ),
+    '{"undelivered_taps": [["*"]]}': (
+        "'undelivered_taps' is [['*']] but must be a list of strings",
+        check_info,
+    ),
 }
 
 
@@ -66,8 +81,14 @@ WRONG: dict[str, tuple[Any, str]] = {
     "no output": (Run(None, None), "output is a NoneType but must be an array of numbers"),  # type: ignore[arg-type]
     "text for an array": (Run(ARRAY, "low"), "loss is a str but must be an array of numbers"),  # type: ignore[arg-type]
     "a list of taps": (Run(ARRAY, None, [ARRAY]), "'taps' is a list but must be a dict"),  # type: ignore[arg-type]
-    "no tap of a name": (Run(ARRAY, None, {"logits": None}), "taps['logits'] is a NoneType but must be an array of numbers"),  # type: ignore[dict-item]
-    "a ragged gradient": (Run(ARRAY, None, {}, {"x": [[1], [1, 2]]}), "gradients['x'] is a list but must be an array of numbers"),  # type: ignore[dict-item]
+    "no tap of a name": (
+        Run(ARRAY, None, {"logits": None}),
+        "taps['logits'] is a NoneType but must be an array of numbers",
+    ),  # type: ignore[dict-item]
+    "a ragged gradient": (
+        Run(ARRAY, None, {}, {"x": [[1], [1, 2]]}),
+        "gradients['x'] is a list but must be an array of numbers",
+    ),  # type: ignore[dict-item]
     "no precision": (Run(ARRAY, None, dtype=None), "'dtype' is a NoneType but must be text"),  # type: ignore[arg-type]
     "no run": (None, "run() returned a NoneType but must return a Run"),
 }
@@ -82,11 +103,16 @@ def test_a_run_that_is_none_is_refused_in_words(name: str) -> None:
     assert "\n" not in str(refused.value)
 
 
-def test_a_plug_in_that_returns_none_by_name_is_judged_on_its_output(invoke: Callable[..., tuple[int, str, list[str]]]) -> None:
+def test_a_plug_in_that_returns_none_by_name_is_judged_on_its_output(
+    invoke: Callable[..., tuple[int, str, list[str]]],
+) -> None:
     check = ("check", "--case", "bert-single", "--dtype", "float32", "--backend")
     code, output, _ = invoke(*check, "tests.toys.nonsense:ReturnsNoneByName", "--forward-only")
     assert (code, "1 agrees" in output) == (0, True)
     code, output, _ = invoke(*check, "tests.toys.nonsense:ReturnsNoneByName")
     assert (code, "first at loss (SPEC LOS-2): missing" in output) == (1, True)
     code, output, _ = invoke(*check, "tests.toys.nonsense:ReturnsNoOutput", "--forward-only")
-    assert (code, "run() returned a Run whose output is a NoneType but must be an array of numbers" in output) == (3, True)
+    assert (
+        code,
+        "run() returned a Run whose output is a NoneType but must be an array of numbers" in output,
+    ) == (3, True)

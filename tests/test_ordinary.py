@@ -39,7 +39,10 @@ def batches(epoch: int) -> Iterator[tuple[list[int], spec.Batch]]:
     order = np.random.default_rng([3, epoch]).permutation(5)
     for number in order:
         size = 2 if number == 4 else 3
-        yield [10 * int(number) + row for row in range(size)], spec.example_batch(CONFIG, batch=size, tokens=5, seed=int(number))
+        yield (
+            [10 * int(number) + row for row in range(size)],
+            spec.example_batch(CONFIG, batch=size, tokens=5, seed=int(number)),
+        )
 
 
 SOURCE = Source(batches, lambda: iter([spec.example_batch(CONFIG, batch=7, tokens=5, seed=99)]))
@@ -47,7 +50,9 @@ SOURCE = Source(batches, lambda: iter([spec.example_batch(CONFIG, batch=7, token
 
 def beginning(**fields: Any) -> Checkpoint:
     plan = Plan(**{"backend": "numpy", "steps": 11, "log_every": 2, "save_every": 2, **fields})
-    return Checkpoint(CONFIG, spec.initialize(CONFIG, seed=1), recipe=RECIPE, progress=Progress(seed=7, plan=plan))
+    return Checkpoint(
+        CONFIG, spec.initialize(CONFIG, seed=1), recipe=RECIPE, progress=Progress(seed=7, plan=plan)
+    )
 
 
 def after(steps: int) -> Callable[[], bool]:
@@ -59,22 +64,34 @@ def after(steps: int) -> Callable[[], bool]:
 def same(one: Checkpoint, other: Checkpoint) -> None:
     for name in ("weights", "state"):
         found, wanted = getattr(one, name), getattr(other, name)
-        assert {key: array.tobytes() for key, array in found.items()} == {key: array.tobytes() for key, array in wanted.items()}
+        assert {key: array.tobytes() for key, array in found.items()} == {
+            key: array.tobytes() for key, array in wanted.items()
+        }
     timeless = {"seconds": 0.0, "logs": {}, "recent": []}
     assert dataclasses.replace(one.progress, **timeless) == dataclasses.replace(other.progress, **timeless)
 
 
 def timeless(run: Path) -> list[dict[str, Any]]:
-    return [{name: value for name, value in row.items() if name not in ("seconds", "tokens_per_second")} for row in read_log(run)]
+    return [
+        {name: value for name, value in row.items() if name not in ("seconds", "tokens_per_second")}
+        for row in read_log(run)
+    ]
 
 
 def test_training_makes_the_steps_of_its_recipe_and_keeps_the_best(tmp_path: Path) -> None:
     last = fit(Trainable(), beginning(), SOURCE, tmp_path).last
-    assert (last.progress.step, last.progress.epoch, last.progress.position, last.progress.ended) == (11, 3, 4, "11 steps")
+    assert (last.progress.step, last.progress.epoch, last.progress.position, last.progress.ended) == (
+        11,
+        3,
+        4,
+        "11 steps",
+    )
     same(checkpoint.read(tmp_path, "last"), last)
     rows = read_log(tmp_path)
     assert [row["step"] for row in rows] == [2, 3, 4, 6, 8, 9, 10, 11]
-    assert all(row["learning_rate"] == learning_rate(RECIPE, row["step"] - 1) for row in rows if "loss" in row)
+    assert all(
+        row["learning_rate"] == learning_rate(RECIPE, row["step"] - 1) for row in rows if "loss" in row
+    )
     found = {row["step"]: (row["dev_accuracy"], -row["dev_loss"]) for row in rows if "dev_loss" in row}
     assert list(found) == [3, 6, 9, 11]
     best = last.progress.best
@@ -109,8 +126,13 @@ def test_interrupted_run_ends_with_the_same_bits_and_the_same_log(tmp_path: Path
 
 
 def test_patience_minutes_and_epochs_end_a_run(tmp_path: Path) -> None:
-    frozen = dataclasses.replace(beginning(steps=None, patience=2), recipe=dataclasses.replace(RECIPE, learning_rate=0.0))
-    assert fit(Trainable(), frozen, SOURCE, tmp_path / "a").last.progress.ended == "no improvement in 2 evaluations"
+    frozen = dataclasses.replace(
+        beginning(steps=None, patience=2), recipe=dataclasses.replace(RECIPE, learning_rate=0.0)
+    )
+    assert (
+        fit(Trainable(), frozen, SOURCE, tmp_path / "a").last.progress.ended
+        == "no improvement in 2 evaluations"
+    )
     assert checkpoint.read(tmp_path / "a", "last").progress.epoch == 3
     assert checkpoint.read(tmp_path / "a").progress.step == 3
     assert fit(Trainable(), beginning(steps=None, epochs=2), SOURCE, tmp_path / "b").last.progress.step == 6
@@ -122,7 +144,9 @@ def test_loss_that_is_not_finite_ends_a_run_and_leaves_its_checkpoint(tmp_path: 
     with pytest.raises(SpecError) as refused:
         fit(Trainable(infinite=5), beginning(), SOURCE, tmp_path)
     last = runs.step_folder(tmp_path, 4)
-    assert refused.value.problems == [f"the loss of step 6 is inf: training has diverged at a learning rate of 0.0127; the last checkpoint is {last}"]
+    assert refused.value.problems == [
+        f"the loss of step 6 is inf: training has diverged at a learning rate of 0.0127; the last checkpoint is {last}"
+    ]
     assert checkpoint.read(tmp_path, "last").progress.step == 4
 
 

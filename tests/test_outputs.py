@@ -33,7 +33,9 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An exported case with its run: what is judged without a worker."""
     folder = tmp_path_factory.mktemp("answered") / "cases"
     assert concord("export-case", folder, "--case", "bert-single", "--dtype", "float32").returncode == 0
-    subprocess.run([sys.executable, ROOT / "tests" / "toys" / "standalone.py", folder], timeout=PATIENCE, check=True)
+    subprocess.run(
+        [sys.executable, ROOT / "tests" / "toys" / "standalone.py", folder], timeout=PATIENCE, check=True
+    )
     return folder
 
 
@@ -68,7 +70,9 @@ def places(tmp_path: Path) -> Path:
     ],
     ids=lambda text: text[:24],
 )
-def test_an_output_that_cannot_be_written_is_refused_before_anything_runs(invoke: Invoke, places: Path, monkeypatch: pytest.MonkeyPatch, line: str, expected: str) -> None:
+def test_an_output_that_cannot_be_written_is_refused_before_anything_runs(
+    invoke: Invoke, places: Path, monkeypatch: pytest.MonkeyPatch, line: str, expected: str
+) -> None:
     monkeypatch.chdir(places)
     before = sorted(os.listdir(places))
     for command in ("check --backend tests.toys.numpy_backend:NumpyBackend", "check --from-dump ."):
@@ -81,13 +85,21 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_runs(invoke
 def test_a_record_is_not_replaced_by_its_page(invoke: Invoke, tmp_path: Path) -> None:
     (tmp_path / "out.json").write_text("{}")
     code, _, lines = invoke("report", tmp_path / "out.json", "--html", tmp_path / "out.json")
-    assert (code, lines) == (2, [f"concord: error: {tmp_path / 'out.json'}: is read; name another file to write"])
+    assert (code, lines) == (
+        2,
+        [f"concord: error: {tmp_path / 'out.json'}: is read; name another file to write"],
+    )
 
 
 def test_a_name_that_is_no_text_is_written_and_read(invoke: Invoke, answered: Path, tmp_path: Path) -> None:
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe"))
     shutil.copytree(answered, folder)
-    assert invoke("check", "--from-dump", folder, "--json", folder / "out.json", "--html", folder / "out.html")[0] == 0
+    assert (
+        invoke("check", "--from-dump", folder, "--json", folder / "out.json", "--html", folder / "out.html")[
+            0
+        ]
+        == 0
+    )
     assert invoke("report", folder / "out.json", "--html", tmp_path / "page.html")[0] == 0
 
 
@@ -117,15 +129,31 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[Path]]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 OLD = {"out.json": b"old", "out.html": b"old", "README.md": MARKED.encode()}
 
 
-def test_a_full_disk_leaves_each_output_as_it_was_or_as_it_should_be(invoke: Invoke, answered: Path, tmp_path: Path, full: Callable[[int], list[Path]]) -> None:
+def test_a_full_disk_leaves_each_output_as_it_was_or_as_it_should_be(
+    invoke: Invoke, answered: Path, tmp_path: Path, full: Callable[[int], list[Path]]
+) -> None:
     names = list(OLD)
-    command = ["check", "--from-dump", answered, "--json", tmp_path / names[0], "--html", tmp_path / names[1], "--markdown", tmp_path / names[2]]
+    command = [
+        "check",
+        "--from-dump",
+        answered,
+        "--json",
+        tmp_path / names[0],
+        "--html",
+        tmp_path / names[1],
+        "--markdown",
+        tmp_path / names[2],
+    ]
     for at in range(len(names) + 1):
         for name, content in OLD.items():
             (tmp_path / name).write_bytes(content)
@@ -136,14 +164,19 @@ def test_a_full_disk_leaves_each_output_as_it_was_or_as_it_should_be(invoke: Inv
         if at == len(names):
             assert (code, lines) == (0, [])
         else:
-            assert (code, lines) == (2, [f"concord: error: {tmp_path / names[at]}: cannot be written: No space left on device"])
+            assert (code, lines) == (
+                2,
+                [f"concord: error: {tmp_path / names[at]}: cannot be written: No space left on device"],
+            )
         found = contents(tmp_path)
         assert found.keys() == OLD.keys()
         for place, name in enumerate(names):
             assert (found[name] == OLD[name]) == (place == at)
 
 
-def test_a_full_disk_leaves_no_half_of_an_export(invoke: Invoke, tmp_path: Path, full: Callable[[int], list[Path]]) -> None:
+def test_a_full_disk_leaves_no_half_of_an_export(
+    invoke: Invoke, tmp_path: Path, full: Callable[[int], list[Path]]
+) -> None:
     for at in range(4):
         full(at)
         code, output, (line,) = invoke("export-case", tmp_path / "cases", "--case", "bert-single")
@@ -160,12 +193,17 @@ def findings() -> Findings:
     """Two failures, of which nobody has to be found first."""
     cases = sample(Plan(names=(), parts=("dot_product",), shapes=1), range(2))
     failures = [
-        Failure((f"b{i}", "diverges", ""), case.dtype, "", "", 2.0, ("it diverges",), case, case, Origin(0, i), 0) for i, case in enumerate(cases)
+        Failure(
+            (f"b{i}", "diverges", ""), case.dtype, "", "", 2.0, ("it diverges",), case, case, Origin(0, i), 0
+        )
+        for i, case in enumerate(cases)
     ]
     return Findings(failures=failures)
 
 
-def test_a_full_disk_takes_a_finding_whole_and_no_other(findings: Findings, tmp_path: Path, full: Callable[[int], list[Path]]) -> None:
+def test_a_full_disk_takes_a_finding_whole_and_no_other(
+    findings: Findings, tmp_path: Path, full: Callable[[int], list[Path]]
+) -> None:
     for at in range(6):
         full(at)
         folders, problems = write_failures(tmp_path / str(at), findings, Settings())
@@ -218,28 +256,45 @@ def test_of_two_that_write_a_folder_one_is_told(tmp_path: Path) -> None:
 
 def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     line = f"set -o pipefail; {shlex.quote(sys.executable)} -m concord {command}"
-    return subprocess.run(["bash", "-c", line], cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return subprocess.run(
+        ["bash", "-c", line],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize(
     ("behind", "environment", "code", "said"),
     [
         ("| head -1", {}, 0, ""),
-        (">/dev/full", {}, 2, "concord: error: standard output: cannot be written: No space left on device\n"),
+        (
+            ">/dev/full",
+            {},
+            2,
+            "concord: error: standard output: cannot be written: No space left on device\n",
+        ),
         (">/dev/full 2>/dev/full", {}, 2, ""),
         ("| cat", {"PYTHONIOENCODING": "ascii"}, 0, ""),
         (">&-", {}, 0, ""),
         ("2>&-", {}, 0, ""),
     ],
 )
-def test_what_becomes_of_standard_output_loses_no_file(answered: Path, tmp_path: Path, behind: str, environment: dict[str, str], code: int, said: str) -> None:
+def test_what_becomes_of_standard_output_loses_no_file(
+    answered: Path, tmp_path: Path, behind: str, environment: dict[str, str], code: int, said: str
+) -> None:
     done = shell(f"check --from-dump {answered} --json {tmp_path / 'out.json'} {behind}", **environment)
     assert (done.returncode, done.stderr) == (code, said)
     assert json.loads((tmp_path / "out.json").read_text())["exit_code"] == 0
 
 
 def test_a_worker_runs_without_standard_error(tmp_path: Path) -> None:
-    done = shell(f"check --backend {toy('NumpyBackend')} --case bert-single --dtype float32 --json {tmp_path / 'out.json'} <&- 2>&-")
+    done = shell(
+        f"check --backend {toy('NumpyBackend')} --case bert-single --dtype float32 --json {tmp_path / 'out.json'} <&- 2>&-"
+    )
     assert done.returncode == 0
     assert "1 agrees" in done.stdout
 
@@ -247,7 +302,10 @@ def test_a_worker_runs_without_standard_error(tmp_path: Path) -> None:
 def test_help_and_names_say_that_they_could_not_be_printed() -> None:
     for command in ("--help", "variants bert"):
         done = shell(f"{command} >/dev/full")
-        assert (done.returncode, done.stderr) == (2, "concord: error: standard output: cannot be written: No space left on device\n")
+        assert (done.returncode, done.stderr) == (
+            2,
+            "concord: error: standard output: cannot be written: No space left on device\n",
+        )
 
 
 @pytest.mark.parametrize("name", ["[/red]", "[bold", "[link=x]y[/link]", ":smile:"])
@@ -265,7 +323,9 @@ def test_brackets_in_a_name_are_text(invoke: Invoke, answered: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["\x1b[31mred", "a\nb", "", "n" * 301])
-def test_a_name_that_cannot_be_printed_is_refused(invoke: Invoke, answered: Path, tmp_path: Path, name: str) -> None:
+def test_a_name_that_cannot_be_printed_is_refused(
+    invoke: Invoke, answered: Path, tmp_path: Path, name: str
+) -> None:
     folder = shutil.copytree(answered, tmp_path / "cases")
     (path,) = folder.rglob("run.json")
     path.write_text(json.dumps({"backend": name}))

@@ -67,27 +67,37 @@ def test_pairs_have_segments_and_labels_are_the_models(tmp_path: Path) -> None:
     path = texts(tmp_path / "t.jsonl", *map(json.dumps, lines))
     (batch,) = load(Given(folder, texts=path)).batches.values()
     assert batch.labels.tolist() == [2, 0]
-    assert "has the labels 'maybe' but the model's are 'no', 'so so', 'yes'" in refusal(lambda: load(Given(folder, texts=texts(path, json.dumps({"text": "a", "label": "maybe"})))))
+    assert "has the labels 'maybe' but the model's are 'no', 'so so', 'yes'" in refusal(
+        lambda: load(Given(folder, texts=texts(path, json.dumps({"text": "a", "label": "maybe"}))))
+    )
 
 
 def test_what_is_cut_off_is_said(tmp_path: Path) -> None:
     found = load(Given(hugging_face(tmp_path / "bert"), texts=texts(tmp_path / "t.txt"), max_tokens=7))
     (batch,) = found.batches.values()
     assert batch.input_ids.shape == (5, 7)
-    assert (batch.input_ids[0] == [ID[word] for word in ["[CLS]", "the", "cat", "sat", "on", "the", "[SEP]"]]).all()
+    assert (
+        batch.input_ids[0] == [ID[word] for word in ["[CLS]", "the", "cat", "sat", "on", "the", "[SEP]"]]
+    ).all()
     assert [line.partition(": ")[2] for line in found.remarks if "cut off" in line] == [
         "2 tokens were cut off: 7 are as many as it may have", "6 tokens were cut off: 7 are as many as it may have", "5 tokens were cut off: 7 are as many as it may have",
     ]  # fmt: skip
-    assert "at most 19" in refusal(lambda: load(Given(tmp_path / "bert", texts=tmp_path / "t.txt", max_tokens=20)))
+    assert "at most 19" in refusal(
+        lambda: load(Given(tmp_path / "bert", texts=tmp_path / "t.txt", max_tokens=20))
+    )
 
 
 def test_a_limit_beside_the_tokenizer_is_kept(tmp_path: Path) -> None:
     folder = hugging_face(tmp_path / "bert")
-    (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 1000000000000000019884624838656, "do_lower_case": True}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"model_max_length": 1000000000000000019884624838656, "do_lower_case": True})
+    )
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 8}))
     (batch,) = load(Given(folder, texts=texts(tmp_path / "t.txt"))).batches.values()
     assert batch.input_ids.shape == (5, 8)
-    (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 5}))  # sentence-transformers does not ask it then
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"model_max_length": 5})
+    )  # sentence-transformers does not ask it then
     (batch,) = load(Given(folder, texts=tmp_path / "t.txt")).batches.values()
     assert batch.input_ids.shape == (5, 8)
 
@@ -104,20 +114,32 @@ def test_a_prompt_and_small_letters_are_those_of_sentence_transformers(tmp_path:
     assert ids() == [[ID[word] for word in ("[CLS]", "[UNK]", "[UNK]", "[SEP]")]]
     (folder / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
     assert ids() == [[ID[word] for word in ("[CLS]", "the", "cat", "[SEP]")]]
-    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "Dog: ", "passage": ""}, "default_prompt_name": None}))
+    (folder / "config_sentence_transformers.json").write_text(
+        json.dumps({"prompts": {"query": "Dog: ", "passage": ""}, "default_prompt_name": None})
+    )
     assert ids() == [[ID[word] for word in ("[CLS]", "the", "cat", "[SEP]")]]
-    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "Dog, "}, "default_prompt_name": "query"}))
+    (folder / "config_sentence_transformers.json").write_text(
+        json.dumps({"prompts": {"query": "Dog, "}, "default_prompt_name": "query"})
+    )
     assert ids() == [[ID[word] for word in ("[CLS]", "dog", ",", "the", "cat", "[SEP]")]]
-    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {}, "default_prompt_name": "query"}))
+    (folder / "config_sentence_transformers.json").write_text(
+        json.dumps({"prompts": {}, "default_prompt_name": "query"})
+    )
     assert "'default_prompt_name' is \"query\" but must be the name of one of its 'prompts'" in refusal(ids)
 
 
 def test_tokens_of_a_prompt_lie_in_no_text(tmp_path: Path) -> None:
-    files = {"vocab.txt": "\n".join(WORDS).encode(), "config_sentence_transformers.json": b'{"prompts": {"query": "dog, "}, "default_prompt_name": "query"}'}
+    files = {
+        "vocab.txt": "\n".join(WORDS).encode(),
+        "config_sentence_transformers.json": b'{"prompts": {"query": "dog, "}, "default_prompt_name": "query"}',
+    }
     encoder = encoder_of(tmp_path, files, CONFIG)
     assert encoder is not None
     found = encoder.encode("the cat", "ran")
-    assert (found.tokens, found.offsets) == (("[CLS]", "dog", ",", "the", "cat", "[SEP]", "ran", "[SEP]"), (None, None, None, (0, 0, 3), (0, 4, 7), None, (1, 0, 3), None))
+    assert (found.tokens, found.offsets) == (
+        ("[CLS]", "dog", ",", "the", "cat", "[SEP]", "ran", "[SEP]"),
+        (None, None, None, (0, 0, 3), (0, 4, 7), None, (1, 0, 3), None),
+    )
     with pytest.raises(SpecError, match="'dog, ' is put before every text"):
         text_encoder(tmp_path, files, CONFIG)
 
@@ -125,14 +147,38 @@ def test_tokens_of_a_prompt_lie_in_no_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda folder: (folder / "vocab.txt").unlink(), "has no tokenizer.json and no vocab.txt: put one beside the weights, or give ids as --inputs"),
-        (lambda folder: (folder / "vocab.txt").write_text("\n".join([*WORDS[:5], *map(str, range(30)), *WORDS[5:]])), "has id 35 but the model's table has 25 rows: is it another model's tokenizer?"),
-        (lambda folder: (folder / "vocab.txt").write_text("the\ncat\n"), "vocab.txt: vocabulary lacks [PAD], [UNK], [CLS], [SEP]"),
-        (lambda folder: (folder / "t.txt").write_text("the cat\na [PAD] dog\n"), "t.txt:2: token 2, '[PAD]', has id 0, which is padding ('pad_id') to the model"),
-        (lambda folder: (folder / "t.txt").write_text("the cat\na\tdog\n"), "t.txt:2: has a tab, but the first line has none"),
+        (
+            lambda folder: (folder / "vocab.txt").unlink(),
+            "has no tokenizer.json and no vocab.txt: put one beside the weights, or give ids as --inputs",
+        ),
+        (
+            lambda folder: (folder / "vocab.txt").write_text(
+                "\n".join([*WORDS[:5], *map(str, range(30)), *WORDS[5:]])
+            ),
+            "has id 35 but the model's table has 25 rows: is it another model's tokenizer?",
+        ),
+        (
+            lambda folder: (folder / "vocab.txt").write_text("the\ncat\n"),
+            "vocab.txt: vocabulary lacks [PAD], [UNK], [CLS], [SEP]",
+        ),
+        (
+            lambda folder: (folder / "t.txt").write_text("the cat\na [PAD] dog\n"),
+            "t.txt:2: token 2, '[PAD]', has id 0, which is padding ('pad_id') to the model",
+        ),
+        (
+            lambda folder: (folder / "t.txt").write_text("the cat\na\tdog\n"),
+            "t.txt:2: has a tab, but the first line has none",
+        ),
         (lambda folder: (folder / "t.txt").write_text("the cat\n \n"), "t.txt:2: 'text_a' is empty"),
     ],
-    ids=["no tokenizer", "another's tokenizer", "no special tokens", "padding in a text", "a tab", "an empty line"],
+    ids=[
+        "no tokenizer",
+        "another's tokenizer",
+        "no special tokens",
+        "padding in a text",
+        "a tab",
+        "an empty line",
+    ],
 )
 def test_what_is_wrong_with_texts_is_said(tmp_path: Path, spoil: Callable[[Path], object], said: str) -> None:
     hugging_face(tmp_path)
@@ -143,28 +189,44 @@ def test_what_is_wrong_with_texts_is_said(tmp_path: Path, spoil: Callable[[Path]
 
 def test_a_header_says_what_columns_are(tmp_path: Path) -> None:
     labelled = texts(tmp_path / "t.tsv", "sentence\tlabel", "the cat\t1")
-    assert [(one.text_a, one.text_b, one.label) for one in read_texts(labelled).samples] == [("the cat", None, "1")]
+    assert [(one.text_a, one.text_b, one.label) for one in read_texts(labelled).samples] == [
+        ("the cat", None, "1")
+    ]
 
 
 # Inputs.
 
 
 def test_inputs_are_taken_as_they_are(tmp_path: Path) -> None:
-    given = {"input_ids": np.array([[2, 7, 3], [2, 3, 0]], np.int32), "token_type_ids": np.zeros((2, 3), np.int64), "attention_mask": np.array([[1, 1, 1], [1, 1, 0]])}
+    given = {
+        "input_ids": np.array([[2, 7, 3], [2, 3, 0]], np.int32),
+        "token_type_ids": np.zeros((2, 3), np.int64),
+        "attention_mask": np.array([[1, 1, 1], [1, 1, 0]]),
+    }
     save_file(given, tmp_path / "i.safetensors")
     folder = hugging_face(tmp_path / "bert", "encoder")
     found = load(Given(folder, inputs=tmp_path / "i.safetensors"))
     (batch,) = found.batches.values()
-    assert (found.part, batch.input_ids.tolist(), batch.cotangent.shape) == ("encoder", [[2, 7, 3], [2, 3, 0]], (2, 3, 14))
+    assert (found.part, batch.input_ids.tolist(), batch.cotangent.shape) == (
+        "encoder",
+        [[2, 7, 3], [2, 3, 0]],
+        (2, 3, 14),
+    )
     assert "cotangent is drawn, since nobody gave any" in " ".join(found.remarks)
-    assert list(load(Given(folder, inputs=tmp_path / "i.safetensors", batch=1)).batches) == ["bert-i-1", "bert-i-2"]
+    assert list(load(Given(folder, inputs=tmp_path / "i.safetensors", batch=1)).batches) == [
+        "bert-i-1",
+        "bert-i-2",
+    ]
 
 
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
         ({"input_ids": np.array([[2, 25]])}, "'input_ids' is 25 at (0, 1) but must lie in [0, 25)"),
-        ({"input_ids": np.array([[2, 7]]), "attention_mask": np.array([[1, 0]])}, "the mask is 0 at (0, 1), where 'input_ids' is 7, but must hide 0 ('pad_id') and nothing else"),
+        (
+            {"input_ids": np.array([[2, 7]]), "attention_mask": np.array([[1, 0]])},
+            "the mask is 0 at (0, 1), where 'input_ids' is 7, but must hide 0 ('pad_id') and nothing else",
+        ),
         ({"input_ids": np.full((1, 20), 7)}, "'input_ids' has 20 tokens but at most 19 fit"),
         ({"ids": np.array([[2]])}, "unknown input 'ids'"),
         ({"segment_ids": np.array([[0]])}, "'input_ids' is missing but is required"),
@@ -184,28 +246,60 @@ def test_inputs_that_do_not_fit_are_refused(tmp_path: Path, arrays: dict[str, np
 @pytest.mark.parametrize("part", ["model", "encoder"])
 def test_a_plugin_is_judged_on_a_checkpoint_and_texts(invoke: Invoke, tmp_path: Path, part: str) -> None:
     folder, path = hugging_face(tmp_path / "bert", part), texts(tmp_path / "t.txt")
-    code, output, said = invoke("check", "--checkpoint", folder, "--texts", path, "--backend", NUMPY, "--dtype", "float32", "--json", tmp_path / "r.json")
+    code, output, said = invoke(
+        "check",
+        "--checkpoint",
+        folder,
+        "--texts",
+        path,
+        "--backend",
+        NUMPY,
+        "--dtype",
+        "float32",
+        "--json",
+        tmp_path / "r.json",
+    )
     assert code == 0, said
     assert ("Conformance: encoder" in output) == (part == "encoder")
     result, tensors = judged(tmp_path / "r.json")
-    assert (result["group"], result["case"], result["part"], result["status"]) == ("bert", "bert-t-1", part, "agrees")
+    assert (result["group"], result["case"], result["part"], result["status"]) == (
+        "bert",
+        "bert-t-1",
+        part,
+        "agrees",
+    )
     assert any(name.startswith("gradients.") for name in tensors)
 
 
 def test_without_gradients_none_are_judged(invoke: Invoke, tmp_path: Path) -> None:
     folder = hugging_face(tmp_path / "bert")
-    code, _, said = invoke("check", "--checkpoint", folder, "--backend", NUMPY, "--dtype", "float64", "--forward-only", "--json", tmp_path / "r.json")
+    code, _, said = invoke(
+        "check",
+        "--checkpoint",
+        folder,
+        "--backend",
+        NUMPY,
+        "--dtype",
+        "float64",
+        "--forward-only",
+        "--json",
+        tmp_path / "r.json",
+    )
     assert code == 0, said
     result, tensors = judged(tmp_path / "r.json")
     assert result["status"] == "agrees"
     assert not any(name.startswith("gradients.") for name in tensors)
 
 
-def test_options_about_a_checkpoint_need_one_and_exclude_standard_cases(invoke: Invoke, tmp_path: Path) -> None:
+def test_options_about_a_checkpoint_need_one_and_exclude_standard_cases(
+    invoke: Invoke, tmp_path: Path
+) -> None:
     folder = hugging_face(tmp_path / "bert")
     code, _, said = invoke("check", "--texts", texts(tmp_path / "t.txt"), "--backend", NUMPY)
     assert (code, said) == (2, ["concord: error: --texts is given but --checkpoint is not: whose weights?"])
-    code, _, said = invoke("check", "--checkpoint", folder, "--variant", "bert", "--case", "bert-tiny", "--backend", NUMPY)
+    code, _, said = invoke(
+        "check", "--checkpoint", folder, "--variant", "bert", "--case", "bert-tiny", "--backend", NUMPY
+    )
     assert code == 2
     assert [line.partition(" is given beside")[0].split()[-1] for line in said] == ["--variant", "--case"]
     code, _, said = invoke("check", "--checkpoint", folder, "--part", "stack", "--backend", NUMPY)
@@ -215,35 +309,69 @@ def test_options_about_a_checkpoint_need_one_and_exclude_standard_cases(invoke: 
 # Files alone.
 
 
-def answered(folder: Path, spoil: Callable[[spec.EncoderConfig, dict], tuple] = lambda config, weights: (config, weights)) -> Path:
+def answered(
+    folder: Path,
+    spoil: Callable[[spec.EncoderConfig, dict], tuple] = lambda config, weights: (config, weights),
+) -> Path:
     """Hand back the output alone of each case, computed by the reference; a mistake is a change of configuration or weights."""
     for path in folder.rglob("case.json"):
         case, arrays = json.loads(path.read_text()), load_file(path.with_name("case.safetensors"))
-        config, weights = spoil(from_mapping(case["config"]), {name.removeprefix("weights/"): array for name, array in arrays.items() if name.startswith("weights/")})
-        batch = from_arrays({name.removeprefix("inputs/"): array for name, array in arrays.items() if name.startswith("inputs/")})
+        config, weights = spoil(
+            from_mapping(case["config"]),
+            {
+                name.removeprefix("weights/"): array
+                for name, array in arrays.items()
+                if name.startswith("weights/")
+            },
+        )
+        batch = from_arrays(
+            {
+                name.removeprefix("inputs/"): array
+                for name, array in arrays.items()
+                if name.startswith("inputs/")
+            }
+        )
         made = compute(config, weights, batch, Arithmetic(case["dtype"]), False, case["part"], case["dtype"])
         save_file({"output": np.asarray(made.output, order="C")}, path.with_name("run.safetensors"))
     return folder
 
 
 def exported(invoke: Invoke, folder: Path, part: str = "encoder") -> Path:
-    code, _, said = invoke("export-case", folder / "cases", "--checkpoint", hugging_face(folder / "bert", part), "--texts", texts(folder / "t.txt"), "--forward-only", "--dtype", "float32")
+    code, _, said = invoke(
+        "export-case",
+        folder / "cases",
+        "--checkpoint",
+        hugging_face(folder / "bert", part),
+        "--texts",
+        texts(folder / "t.txt"),
+        "--forward-only",
+        "--dtype",
+        "float32",
+    )
     assert code == 0, said
     return folder / "cases"
 
 
 @pytest.mark.parametrize("part", ["model", "encoder"])
-def test_a_port_that_hands_back_its_output_alone_is_judged_on_it(invoke: Invoke, tmp_path: Path, part: str) -> None:
+def test_a_port_that_hands_back_its_output_alone_is_judged_on_it(
+    invoke: Invoke, tmp_path: Path, part: str
+) -> None:
     cases = exported(invoke, tmp_path, part)
     (path,) = cases.rglob("case.json")
     case = json.loads(path.read_text())
-    assert (case["gradients"], case["wanted"]["gradients"], "loss" in case["wanted"]["taps"]) == (False, [], False)
+    assert (case["gradients"], case["wanted"]["gradients"], "loss" in case["wanted"]["taps"]) == (
+        False,
+        [],
+        False,
+    )
     code, output, said = invoke("check", "--from-dump", answered(cases))
     assert code == 0, said
     assert "1 run: 1 agrees" in output
 
 
-def swapped(config: spec.EncoderConfig, weights: dict, one: str, other: str) -> tuple[spec.EncoderConfig, dict]:
+def swapped(
+    config: spec.EncoderConfig, weights: dict, one: str, other: str
+) -> tuple[spec.EncoderConfig, dict]:
     def name(given: str) -> str:
         return given.replace(one, "*").replace(other, one).replace("*", other)
 
@@ -251,16 +379,42 @@ def swapped(config: spec.EncoderConfig, weights: dict, one: str, other: str) -> 
 
 
 MISTAKES = {
-    "tanh": (lambda config, weights: (config.replace(activation="gelu_tanh"), weights), "activation = gelu_tanh instead of gelu_erf (FFN-2)"),
-    "unmasked": (lambda config, weights: (config.replace(mask_value=-1e-30), weights), "no mask at all, in every layer (MSK-1)"),
-    "epsilon": (lambda config, weights: (config.replace(norm_epsilon=1e-5), weights), "norm_epsilon = 1e-05 instead of 1e-12 (NRM-2)"),
-    "no segments": (lambda config, weights: (config, {**weights, "embeddings.segment.weight": 0 * weights["embeddings.segment.weight"]}), "segment"),
-    "query and key": (lambda config, weights: swapped(config, weights, ".query.", ".key."), "queries and keys have changed places, in every layer (ATT-3)"),
-    "not transposed": (lambda config, weights: (config, {**weights, "layers.0.attention.output.weight": weights["layers.0.attention.output.weight"].T}), "layers.0.attention.output.weight"),
+    "tanh": (
+        lambda config, weights: (config.replace(activation="gelu_tanh"), weights),
+        "activation = gelu_tanh instead of gelu_erf (FFN-2)",
+    ),
+    "unmasked": (
+        lambda config, weights: (config.replace(mask_value=-1e-30), weights),
+        "no mask at all, in every layer (MSK-1)",
+    ),
+    "epsilon": (
+        lambda config, weights: (config.replace(norm_epsilon=1e-5), weights),
+        "norm_epsilon = 1e-05 instead of 1e-12 (NRM-2)",
+    ),
+    "no segments": (
+        lambda config, weights: (
+            config,
+            {**weights, "embeddings.segment.weight": 0 * weights["embeddings.segment.weight"]},
+        ),
+        "segment",
+    ),
+    "query and key": (
+        lambda config, weights: swapped(config, weights, ".query.", ".key."),
+        "queries and keys have changed places, in every layer (ATT-3)",
+    ),
+    "not transposed": (
+        lambda config, weights: (
+            config,
+            {**weights, "layers.0.attention.output.weight": weights["layers.0.attention.output.weight"].T},
+        ),
+        "layers.0.attention.output.weight",
+    ),
 }
 
 
-@pytest.mark.parametrize("mistake", [pytest.param(name, marks=[] if name == "tanh" else [pytest.mark.slow]) for name in MISTAKES])
+@pytest.mark.parametrize(
+    "mistake", [pytest.param(name, marks=[] if name == "tanh" else [pytest.mark.slow]) for name in MISTAKES]
+)
 def test_of_an_output_alone_the_mistake_is_named(invoke: Invoke, tmp_path: Path, mistake: str) -> None:
     spoil, said = MISTAKES[mistake]
     code, output, _ = invoke("check", "--from-dump", answered(exported(invoke, tmp_path), spoil))
@@ -270,7 +424,9 @@ def test_of_an_output_alone_the_mistake_is_named(invoke: Invoke, tmp_path: Path,
     assert said in words.partition("is explained by")[2]
 
 
-def test_a_case_without_a_cotangent_is_judged_where_it_wants_no_gradients(invoke: Invoke, tmp_path: Path) -> None:
+def test_a_case_without_a_cotangent_is_judged_where_it_wants_no_gradients(
+    invoke: Invoke, tmp_path: Path
+) -> None:
     cases = answered(exported(invoke, tmp_path))
     (path,) = cases.rglob("case.safetensors")
     arrays = load_file(path)
@@ -318,7 +474,9 @@ def test_a_workload_is_as_long_as_texts_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize("batch", [[], ["--batch", "2"]])
 def test_run_writes_what_a_backend_computes(invoke: Invoke, tmp_path: Path, batch: list[str]) -> None:
     folder, path, out = hugging_face(tmp_path / "bert"), texts(tmp_path / "t.txt"), tmp_path / "o.safetensors"
-    code, output, said = invoke("run", folder, "--backend", NUMPY, "--texts", path, "-o", out, "--dtype", "float64", *batch)
+    code, output, said = invoke(
+        "run", folder, "--backend", NUMPY, "--texts", path, "-o", out, "--dtype", "float64", *batch
+    )
     assert code == 0, said
     assert f"written: {out}: output float64 (5, 3), 2 inputs" in output
     arrays = load_file(out)
@@ -334,7 +492,18 @@ def test_run_writes_what_a_backend_computes(invoke: Invoke, tmp_path: Path, batc
 
 def test_run_writes_taps_and_gradients_by_name(invoke: Invoke, tmp_path: Path) -> None:
     out = tmp_path / "o.safetensors"
-    code, _, said = invoke("run", hugging_face(tmp_path / "bert"), "--backend", NUMPY, "--texts", texts(tmp_path / "t.txt"), "-o", out, "--taps", "--gradients")
+    code, _, said = invoke(
+        "run",
+        hugging_face(tmp_path / "bert"),
+        "--backend",
+        NUMPY,
+        "--texts",
+        texts(tmp_path / "t.txt"),
+        "-o",
+        out,
+        "--taps",
+        "--gradients",
+    )
     assert code == 0, said
     arrays = load_file(out)
     assert {f"taps/{name}" for name in spec.taps(CONFIG)} <= arrays.keys()
@@ -345,10 +514,17 @@ def test_run_writes_taps_and_gradients_by_name(invoke: Invoke, tmp_path: Path) -
 def test_run_refuses_what_it_cannot_do_and_writes_nothing(invoke: Invoke, tmp_path: Path) -> None:
     folder, out = hugging_face(tmp_path / "bert"), tmp_path / "o.safetensors"
     code, _, said = invoke("run", folder, "--backend", NUMPY, "-o", out)
-    assert (code, said[0]) == (2, "concord: error: neither --texts nor --inputs is given: what is it to be run on?")
-    code, _, said = invoke("run", folder, "--backend", NUMPY, "--texts", texts(tmp_path / "t.txt"), "-o", tmp_path / "t.txt")
+    assert (code, said[0]) == (
+        2,
+        "concord: error: neither --texts nor --inputs is given: what is it to be run on?",
+    )
+    code, _, said = invoke(
+        "run", folder, "--backend", NUMPY, "--texts", texts(tmp_path / "t.txt"), "-o", tmp_path / "t.txt"
+    )
     assert (code, "is read; name another file to write" in said[0]) == (2, True)
-    code, _, said = invoke("run", folder, "--backend", toy("SaysUnsupported"), "--texts", tmp_path / "t.txt", "-o", out)
+    code, _, said = invoke(
+        "run", folder, "--backend", toy("SaysUnsupported"), "--texts", tmp_path / "t.txt", "-o", out
+    )
     assert code == 3
     assert not out.exists()
     assert (tmp_path / "t.txt").read_text().splitlines() == list(SENTENCES)

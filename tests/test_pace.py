@@ -25,7 +25,10 @@ def work(pace, name, seconds, at, seen, busy):
 def test_pace_keeps_workers_together_and_lets_so_many_work_at_a_time():
     names = {"slow": 0.004, "fast": 0.0, "faster": 0.0}
     pace, at, seen, busy = Pace(names, width=2, ahead=AHEAD), dict.fromkeys(names, 0), [], []
-    threads = [threading.Thread(target=work, args=(pace, name, seconds, at, seen, busy)) for name, seconds in names.items()]
+    threads = [
+        threading.Thread(target=work, args=(pace, name, seconds, at, seen, busy))
+        for name, seconds in names.items()
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

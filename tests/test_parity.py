@@ -35,15 +35,43 @@ PARITY_EXCEPTIONS = (
     ("jax", "layers.py", "- LayerNorm.weight", "`scale` and `bias` of a norm"),
     ("jax", "layers.py", "+ LayerNorm.scale", "`scale` and `bias` of a norm"),
     # What the frameworks themselves have, or need said of them.
-    *((name, "library.py", pattern, "has one kernel") for name in ("tf", "paddle", "jax") for pattern in ("- kernels(request)", "- fused_reasons(request)")),
+    *(
+        (name, "library.py", pattern, "has one kernel")
+        for name in ("tf", "paddle", "jax")
+        for pattern in ("- kernels(request)", "- fused_reasons(request)")
+    ),
     *((name, "adapter.py", "+ Adapter.within(self, request)", "within `") for name in ("tf", "jax")),
     ("jax", "adapter.py", "+ Adapter.__init__(self)", "`jax_enable_x64`"),
-    *((name, "session.py", f"- Session.{method}", "compiles a whole step") for name in ("tf", "jax") for method in ("evaluating(self)", "evaluation(*", "forget(self)", "prepare(self)")),
-    *((name, "session.py", "+ Session.number(self, value)", "compiles a whole step") for name in ("tf", "jax")),
-    *((name, "session.py", pattern, "no graph: ") for name in ("tf", "paddle", "jax") for pattern in ("- MODES", "- Session.captured")),
+    *(
+        (name, "session.py", f"- Session.{method}", "compiles a whole step")
+        for name in ("tf", "jax")
+        for method in ("evaluating(self)", "evaluation(*", "forget(self)", "prepare(self)")
+    ),
+    *(
+        (name, "session.py", "+ Session.number(self, value)", "compiles a whole step")
+        for name in ("tf", "jax")
+    ),
+    *(
+        (name, "session.py", pattern, "no graph: ")
+        for name in ("tf", "paddle", "jax")
+        for pattern in ("- MODES", "- Session.captured")
+    ),
     ("paddle", "session.py", "[+-] Session.evaluation(*", "no graph: "),
-    *(("jax", "session.py", pattern, "the model's state, and gets the new one back") for pattern in ("[+-] Session.*(self, *inputs*)", "+ Session.model*", "+ Session.operands(self)", "+ Session.h*", "+ Session.pending(self)", "+ Session.state")),
-    *((name, "weights.py", "- NativeWeights.explicit_names", "has no encoder layer") for name in ("tf", "jax")),
+    *(
+        ("jax", "session.py", pattern, "the model's state, and gets the new one back")
+        for pattern in (
+            "[+-] Session.*(self, *inputs*)",
+            "+ Session.model*",
+            "+ Session.operands(self)",
+            "+ Session.h*",
+            "+ Session.pending(self)",
+            "+ Session.state",
+        )
+    ),
+    *(
+        (name, "weights.py", "- NativeWeights.explicit_names", "has no encoder layer")
+        for name in ("tf", "jax")
+    ),
     ("jax", "session.py", "+ OPTIONS", "xla_allow_excess_precision"),
     *((name, "switches.py", "- REDUCED", "`switches.py`") for name in ("tf", "paddle", "jax")),
     ("tf", "library.py", "+ KNOWN_DEVIATIONS", "rounds sqrt(1/2) and 0.044715 to float32"),
@@ -54,8 +82,20 @@ PARITY_EXCEPTIONS = (
     ("paddle", "unpad.py", "+ KNOWN_DEVIATIONS", "`padding_left_out`"),
     *((name, "optimizers.py", "[+-] own(*", "own optimizer trains") for name in ("tf", "paddle", "jax")),
     *(("tf", "optimizers.py", pattern, "own optimizer trains") for pattern in ("- SLOTS", "+ ORDER")),
-    *(("paddle", "optimizers.py", pattern, "`optimizer_constant_bits`") for pattern in ("+ CONSTANTS", "+ OwnOptimizer.known_deviations")),
-    *(("jax", "optimizers.py", pattern, "own optimizer trains") for pattern in ("+ direction(recipe)", "+ OwnOptimizer.*", "- OwnOptimizer.begin(*", "- OwnOptimizer.rate(*", "- OwnOptimizer.constants(*")),
+    *(
+        ("paddle", "optimizers.py", pattern, "`optimizer_constant_bits`")
+        for pattern in ("+ CONSTANTS", "+ OwnOptimizer.known_deviations")
+    ),
+    *(
+        ("jax", "optimizers.py", pattern, "own optimizer trains")
+        for pattern in (
+            "+ direction(recipe)",
+            "+ OwnOptimizer.*",
+            "- OwnOptimizer.begin(*",
+            "- OwnOptimizer.rate(*",
+            "- OwnOptimizer.constants(*",
+        )
+    ),
 )
 """The only differences of outline between a backend and torch's."""
 
@@ -70,16 +110,30 @@ def public(name: str) -> bool:
 def signature(function: ast.FunctionDef, prefix: str = "") -> str:
     name = "forward" if function.name in ("call", "__call__") else function.name
     further = set.union(*CONSTRUCTORS.values()) if function.name == "__init__" else set()
-    names = [argument.arg for argument in [*function.args.args, *function.args.kwonlyargs] if argument.arg not in further]
+    names = [
+        argument.arg
+        for argument in [*function.args.args, *function.args.kwonlyargs]
+        if argument.arg not in further
+    ]
     return f"{prefix}{name}({', '.join(names)})"
 
 
 def attributes(function: ast.FunctionDef) -> Iterator[str]:
     """Yield the names that a method assigns to on ``self``."""
     for node in ast.walk(function):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        targets = (
+            node.targets
+            if isinstance(node, ast.Assign)
+            else [node.target]
+            if isinstance(node, ast.AnnAssign)
+            else []
+        )
         for target in targets:
-            if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
+            if (
+                isinstance(target, ast.Attribute)
+                and isinstance(target.value, ast.Name)
+                and target.value.id == "self"
+            ):
                 yield target.attr
 
 
@@ -91,9 +145,17 @@ def outline(path: Path) -> list[str]:
             lines.append(signature(node))
         elif isinstance(node, ast.ClassDef) and public(node.name):
             lines.append(node.name)
-            constants = [target.id for member in node.body if isinstance(member, ast.Assign) for target in member.targets if isinstance(target, ast.Name)]
+            constants = [
+                target.id
+                for member in node.body
+                if isinstance(member, ast.Assign)
+                for target in member.targets
+                if isinstance(target, ast.Name)
+            ]
             lines += [f"{node.name}.{name}" for name in constants]
-            methods = [member for member in node.body if isinstance(member, ast.FunctionDef) and public(member.name)]
+            methods = [
+                member for member in node.body if isinstance(member, ast.FunctionDef) and public(member.name)
+            ]
             for method in methods:
                 lines.append(signature(method, f"{node.name}."))
                 lines += [f"{node.name}.{name}" for name in dict.fromkeys(attributes(method)) if public(name)]
@@ -113,50 +175,84 @@ def documented(path: Path) -> set[str]:
     found = {"" for _ in [0] if ast.get_docstring(tree(path))}
     for node in tree(path).body:
         for member in [node, *(node.body if isinstance(node, ast.ClassDef) else [])]:
-            if isinstance(member, (ast.ClassDef, ast.FunctionDef)) and public(member.name) and ast.get_docstring(member):
+            if (
+                isinstance(member, (ast.ClassDef, ast.FunctionDef))
+                and public(member.name)
+                and ast.get_docstring(member)
+            ):
                 found.add(member.name if member is node else f"{node.name}.{member.name}")
     return found
 
 
 def einsums(path: Path) -> list[str]:
     """Return the subscripts of every einsum in a file, in order."""
-    calls = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("einsum")]
+    calls = [
+        node
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("einsum")
+    ]
     return [ast.unparse(call.args[0]) for call in sorted(calls, key=lambda call: call.lineno)]
 
 
-TWINS = [(name, file.name) for name in backends.BUILT_IN[1:] for file in sources("backends/torch") if (ROOT / "backends" / name / file.name).exists()]
+TWINS = [
+    (name, file.name)
+    for name in backends.BUILT_IN[1:]
+    for file in sources("backends/torch")
+    if (ROOT / "backends" / name / file.name).exists()
+]
 each_twin = pytest.mark.parametrize(("backend", "file"), TWINS)
 
 
 @pytest.mark.parametrize("backend", backends.BUILT_IN)
 def test_backend_folders_hold_the_same_files_and_few_of_their_own(backend: str) -> None:
-    found, expected = ({path.name for path in sources(f"backends/{name}")} - OWN_FILES[name].keys() for name in (backend, "torch"))
+    found, expected = (
+        {path.name for path in sources(f"backends/{name}")} - OWN_FILES[name].keys()
+        for name in (backend, "torch")
+    )
     assert found == expected
     readme = (ROOT / "backends" / backend / "README.md").read_text()
-    assert all((ROOT / "backends" / backend / name).exists() and words in readme for name, words in OWN_FILES[backend].items())
+    assert all(
+        (ROOT / "backends" / backend / name).exists() and words in readme
+        for name, words in OWN_FILES[backend].items()
+    )
     assert all(f"`{name}`" in readme for name in CONSTRUCTORS[backend])
 
 
 @each_twin
 def test_backends_define_the_same_things_in_the_same_order(backend: str, file: str) -> None:
-    known = [pattern for name, place, pattern, _ in PARITY_EXCEPTIONS if name == backend and fnmatch.fnmatch(file, place)]
+    known = [
+        pattern
+        for name, place, pattern, _ in PARITY_EXCEPTIONS
+        if name == backend and fnmatch.fnmatch(file, place)
+    ]
     found = differences(ROOT / "backends/torch" / file, ROOT / "backends" / backend / file)
     undeclared = [line for line in found if not any(fnmatch.fnmatchcase(line, pattern) for pattern in known)]
     assert not undeclared, f"backends/{backend}/{file} against backends/torch/{file}: {undeclared}"
 
 
 @pytest.mark.parametrize(("backend", "place", "pattern", "words"), PARITY_EXCEPTIONS)
-def test_parity_exceptions_exist_and_are_explained(backend: str, place: str, pattern: str, words: str) -> None:
-    pairs = [(ROOT / "backends/torch" / file, ROOT / "backends" / backend / file) for name, file in TWINS if name == backend and fnmatch.fnmatch(file, place)]
+def test_parity_exceptions_exist_and_are_explained(
+    backend: str, place: str, pattern: str, words: str
+) -> None:
+    pairs = [
+        (ROOT / "backends/torch" / file, ROOT / "backends" / backend / file)
+        for name, file in TWINS
+        if name == backend and fnmatch.fnmatch(file, place)
+    ]
     lines = [line for path, twin in pairs for line in differences(path, twin)]
-    assert any(fnmatch.fnmatchcase(line, pattern) for line in lines), f"{backend}: nothing deviates as {pattern!r} says any more"
+    assert any(fnmatch.fnmatchcase(line, pattern) for line in lines), (
+        f"{backend}: nothing deviates as {pattern!r} says any more"
+    )
     assert words in (ROOT / "backends" / backend / "README.md").read_text()
 
 
 @each_twin
 def test_backends_document_what_torch_documents(backend: str, file: str) -> None:
     rename = re.compile(r"\.(call|__call__)$")
-    expected, found = ({rename.sub(".forward", name) for name in documented(ROOT / "backends" / b / file)} for b in ("torch", backend))
+    expected, found = (
+        {rename.sub(".forward", name) for name in documented(ROOT / "backends" / b / file)}
+        for b in ("torch", backend)
+    )
     defined = {"", *(line.partition("(")[0] for line in outline(ROOT / "backends" / backend / file))}
     assert not (expected - found) & defined
 
@@ -175,7 +271,10 @@ def tokens(path: Path) -> list[str]:
 def test_backends_read_alike(backend: str, file: str) -> None:
     first, second = (tokens(ROOT / "backends" / name / file) for name in ("torch", backend))
     found = difflib.SequenceMatcher(None, first, second, autojunk=False).ratio()
-    least = {"model.py": 0.8 if backend == "jax" else 0.85, "layers.py": 0.8 if backend == "jax" else 0.85}.get(file, 0.75)
+    least = {
+        "model.py": 0.8 if backend == "jax" else 0.85,
+        "layers.py": 0.8 if backend == "jax" else 0.85,
+    }.get(file, 0.75)
     assert found >= least, f"{found:.3f}"
 
 

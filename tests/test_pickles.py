@@ -41,11 +41,15 @@ def here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize(("container", "name"), [(torch, "model.pt"), (paddle, "model.pdparams")])
 def test_tensors_come_back_bit_for_bit(tmp_path: Path, container: Any, name: str) -> None:
-    stored = {key: in_memory(np.asarray(array)) for key, array in ARRAYS.items()} | {"g": in_memory(np.arange(99, dtype=np.uint16), "bfloat16")}
+    stored = {key: in_memory(np.asarray(array)) for key, array in ARRAYS.items()} | {
+        "g": in_memory(np.arange(99, dtype=np.uint16), "bfloat16")
+    }
     container.write(tmp_path / name, stored)
     assert container.is_one(tmp_path / name)
     found = container.read(tmp_path / name)
-    assert {key: (one.dtype, one.shape, one.sha256()) for key, one in found.items()} == {key: (one.dtype, one.shape, one.sha256()) for key, one in stored.items()}
+    assert {key: (one.dtype, one.shape, one.sha256()) for key, one in found.items()} == {
+        key: (one.dtype, one.shape, one.sha256()) for key, one in stored.items()
+    }
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -54,21 +58,33 @@ def test_arrays_are_found_in_every_protocol(protocol: int, tmp_path: Path) -> No
     path = tmp_path / "model.pdparams"
     path.write_bytes(pickle.dumps({**arrays, "some": "text", "number": 3}, protocol))
     found = paddle.read(path)
-    assert {name: one.bits().tobytes() for name, one in found.items()} == {name: array.tobytes() for name, array in arrays.items()}
+    assert {name: one.bits().tobytes() for name, one in found.items()} == {
+        name: array.tobytes() for name, array in arrays.items()
+    }
 
 
 @pytest.mark.parametrize("place", ["entry", "key of a list", "instead of a tensor", "archive"])
 def test_a_pickle_that_would_run_something_is_refused_by_name(tmp_path: Path, place: str) -> None:
     made, path = tmp_path / "made", tmp_path / "model.pt"
     trap = Runs(made)
-    content = pickle.dumps({"entry": {"a": np.zeros(3), "b": trap}, "key of a list": [[trap]], "instead of a tensor": trap, "archive": {"a": trap}}[place], 2)
+    content = pickle.dumps(
+        {
+            "entry": {"a": np.zeros(3), "b": trap},
+            "key of a list": [[trap]],
+            "instead of a tensor": trap,
+            "archive": {"a": trap},
+        }[place],
+        2,
+    )
     if place == "archive":
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w") as archive:
             archive.writestr("archive/data.pkl", content)
         content = buffer.getvalue()
     path.write_bytes(content)
-    with pytest.raises(SpecError, match=r"'posix\.mkdir', which no file of weights needs; nothing of it was run"):
+    with pytest.raises(
+        SpecError, match=r"'posix\.mkdir', which no file of weights needs; nothing of it was run"
+    ):
         torch.read(path)
     assert not made.exists()
 
@@ -85,11 +101,43 @@ def test_a_class_of_ones_own_is_refused_by_name() -> None:
         tensors(Machine(content).run())
 
 
-def rebuilt(shape: tuple[int, ...], stride: tuple[int, ...], begin: int = 0, count: int = 6, kind: str = "FloatStorage") -> bytes:
+def rebuilt(
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    begin: int = 0,
+    count: int = 6,
+    kind: str = "FloatStorage",
+) -> bytes:
     """Return an archive with one tensor, of six numbers, that is said to be otherwise."""
-    head = pickle.PROTO + b"\x02" + pickle.EMPTY_DICT + torch.text("a") + torch.named("torch._utils", "_rebuild_tensor_v2") + pickle.MARK
-    storage = pickle.MARK + torch.text("storage") + torch.named("torch", kind) + torch.text("0") + torch.text("cpu") + torch.number(count) + pickle.TUPLE + pickle.BINPERSID
-    content = head + storage + torch.number(begin) + torch.numbers(shape) + torch.numbers(stride) + pickle.NEWFALSE + pickle.EMPTY_DICT + pickle.TUPLE + pickle.REDUCE
+    head = (
+        pickle.PROTO
+        + b"\x02"
+        + pickle.EMPTY_DICT
+        + torch.text("a")
+        + torch.named("torch._utils", "_rebuild_tensor_v2")
+        + pickle.MARK
+    )
+    storage = (
+        pickle.MARK
+        + torch.text("storage")
+        + torch.named("torch", kind)
+        + torch.text("0")
+        + torch.text("cpu")
+        + torch.number(count)
+        + pickle.TUPLE
+        + pickle.BINPERSID
+    )
+    content = (
+        head
+        + storage
+        + torch.number(begin)
+        + torch.numbers(shape)
+        + torch.numbers(stride)
+        + pickle.NEWFALSE
+        + pickle.EMPTY_DICT
+        + pickle.TUPLE
+        + pickle.REDUCE
+    )
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("archive/data.pkl", content + pickle.SETITEM + pickle.STOP)

@@ -69,7 +69,9 @@ def failures(seat: Seat, statuses: list[str]) -> list[str]:
         *((([status, "crashed"]), RESTARTS, 1) for status in HOPELESS),
     ],
 )
-def test_a_worker_is_started_again_as_often_as_said_and_not_where_it_is_hopeless(statuses: list[str], restarts: int | None, count: int) -> None:
+def test_a_worker_is_started_again_as_often_as_said_and_not_where_it_is_hopeless(
+    statuses: list[str], restarts: int | None, count: int
+) -> None:
     opened: list[Imagined] = []
     seat = Seat(partial(imagined, opened), restarts)
     said = failures(seat, statuses)
@@ -105,14 +107,18 @@ def ended(pids: list[int], patience: float = 10.0) -> bool:
     """Whether processes end in time."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
-        if not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
+        if not any(
+            psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids
+        ):
             return True
         time.sleep(0.05)
     return False
 
 
 @pytest.mark.parametrize("how", ["a task raises", "Ctrl-C", "halted"])
-def test_all_workers_end_together(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: SmallConfig) -> None:
+def test_all_workers_end_together(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: SmallConfig
+) -> None:
     monkeypatch.setenv("TOY_NOTES", str(tmp_path))
     request = request_for(small())
     pids: list[int] = []
@@ -137,7 +143,9 @@ def test_all_workers_end_together(how: str, tmp_path: Path, monkeypatch: pytest.
         return "it ran"
 
     with Pool(3, halted=lambda: how == "halted" and both_hang()) as pool:
-        seats = [pool.seat(opening("Hangs"), started=lambda worker: pids.append(worker.pid or 0)) for _ in range(2)]
+        seats = [
+            pool.seat(opening("Hangs"), started=lambda worker: pids.append(worker.pid or 0)) for _ in range(2)
+        ]
         if how == "halted":
             assert pool.map(task, [*seats, None]) == ["crashed", "crashed", "third"]
         else:

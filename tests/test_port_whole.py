@@ -24,17 +24,39 @@ from tests.toys.copies import in_a_copy
 from tests.toys.ready import hugging_face
 from tests.toys.spoiling import look_in_copies
 
-SIZES = {"vocab_size": 29, "d_model": 14, "num_heads": 2, "d_ff": 17, "num_classes": 3, "num_layers": 1, "max_positions": 13}
+SIZES = {
+    "vocab_size": 29,
+    "d_model": 14,
+    "num_heads": 2,
+    "d_ff": 17,
+    "num_classes": 3,
+    "num_layers": 1,
+    "max_positions": 13,
+}
 CONFIG = spec.variant("bert", **SIZES)
-OLD, NEW = ({name: array.astype(np.float32) for name, array in spec.initialize(CONFIG, seed=seed).items()} for seed in (3, 5))
+OLD, NEW = (
+    {name: array.astype(np.float32) for name, array in spec.initialize(CONFIG, seed=seed).items()}
+    for seed in (3, 5)
+)
 
-LINES = ("spec/folders.py", "spec/files.py", "porting/writing.py", "porting/containers/", "/shutil.py", "/pathlib.py")
+LINES = (
+    "spec/folders.py",
+    "spec/files.py",
+    "porting/writing.py",
+    "porting/containers/",
+    "/shutil.py",
+    "/pathlib.py",
+)
 """The files whose lines are moments at which the process is killed."""
 
 SPREAD, MANY = 6, 50
 """How many of them are tried, from the first to the last, besides all of those where a folder gets its name; and how many in the slow suite."""
 
-NATIVE = [form.name for form in registry.FORMATS.values() if (form.backend or form.name == registry.OWN) and form.container is not orbax]
+NATIVE = [
+    form.name
+    for form in registry.FORMATS.values()
+    if (form.backend or form.name == registry.OWN) and form.container is not orbax
+]
 """This project's own formats that this process writes: Orbax writes in another, into a folder that is given its name as the others are."""
 
 
@@ -83,8 +105,17 @@ def bits(path: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("force", [False, True])
-@pytest.mark.parametrize(("format", "spread"), [("concord", SPREAD), ("tensorflow", SPREAD), *(pytest.param(format, MANY, marks=pytest.mark.slow) for format in NATIVE)])
-def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new_one(tmp_path: Path, format: str, spread: int, force: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("format", "spread"),
+    [
+        ("concord", SPREAD),
+        ("tensorflow", SPREAD),
+        *(pytest.param(format, MANY, marks=pytest.mark.slow) for format in NATIVE),
+    ],
+)
+def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new_one(
+    tmp_path: Path, format: str, spread: int, force: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     look_in_copies(monkeypatch)
     old, new = ({name: array.tobytes() for name, array in weights.items()} for weights in (OLD, NEW))
 
@@ -125,7 +156,9 @@ def test_a_folder_appears_in_one_step(tmp_path: Path) -> None:
     assert bits(tmp_path / "out")
 
 
-def test_without_such_a_step_two_that_write_are_still_told_from_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_such_a_step_two_that_write_are_still_told_from_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(folders, "_renamed", lambda one, other, how: False)
     porting.write(porting.from_weights(CONFIG, OLD), tmp_path / "out", "concord")
     with pytest.raises(SpecError, match="--force replaces it"):
@@ -137,14 +170,20 @@ def test_without_such_a_step_two_that_write_are_still_told_from_each_other(tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_the_command_writes_where_it_is_told_and_replaces_by_force_alone(tmp_path: Path, invoke: Callable[..., tuple[int, str, list[str]]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_writes_where_it_is_told_and_replaces_by_force_alone(
+    tmp_path: Path, invoke: Callable[..., tuple[int, str, list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     porting.write(porting.from_weights(CONFIG, OLD), tmp_path / "old", "hugging-face")
     porting.write(porting.from_weights(CONFIG, NEW), tmp_path / "new", "concord")
     assert invoke("port", "new", "-o", "a/b/out", "--to", "keras")[0] == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "new", "old"]
     code, _, lines = invoke("port", "new", "-o", "old", "--to", "keras")
-    assert (code, len(lines), bits(tmp_path / "old")) == (2, 1, {name: array.tobytes() for name, array in OLD.items()})
+    assert (code, len(lines), bits(tmp_path / "old")) == (
+        2,
+        1,
+        {name: array.tobytes() for name, array in OLD.items()},
+    )
     assert invoke("port", "new", "-o", "old", "--to", "keras", "--force")[0] == 0
     assert bits(tmp_path / "old") == {name: array.tobytes() for name, array in NEW.items()}
 

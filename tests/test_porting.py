@@ -21,7 +21,15 @@ from concord.porting.stored import in_memory, widened
 from concord.spec.errors import SpecError, WeightsError
 from concord.spec.sources import table
 
-SIZES = {"vocab_size": 29, "d_model": 14, "num_heads": 2, "d_ff": 17, "num_classes": 3, "num_layers": 2, "max_positions": 13}
+SIZES = {
+    "vocab_size": 29,
+    "d_model": 14,
+    "num_heads": 2,
+    "d_ff": 17,
+    "num_classes": 3,
+    "num_layers": 2,
+    "max_positions": 13,
+}
 BERT = table.load("bert-hugging-face")
 CONFIG = spec.variant("bert", **SIZES)
 WEIGHTS = {name: array.astype(np.float32) for name, array in spec.initialize(CONFIG, seed=3).items()}
@@ -29,14 +37,19 @@ HEAD = {"pooler.weight", "pooler.bias", "classifier.weight", "classifier.bias"}
 
 
 def named(prefix: str = "bert.") -> dict[str, np.ndarray]:
-    return {prefix + name.removeprefix("bert.") if name.startswith("bert.") else name: array for name, array in table.native(BERT, CONFIG, WEIGHTS).items()}
+    return {
+        prefix + name.removeprefix("bert.") if name.startswith("bert.") else name: array
+        for name, array in table.native(BERT, CONFIG, WEIGHTS).items()
+    }
 
 
 def hugging_face(folder: Path, tensors: dict[str, np.ndarray] | None = None, **stated: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     said = {**table.stated(BERT, CONFIG), "model_type": "bert", **stated}
     del said["num_labels"]
-    (folder / "config.json").write_text(json.dumps({"id2label": {str(n): name for n, name in enumerate("abc")}, **said}))
+    (folder / "config.json").write_text(
+        json.dumps({"id2label": {str(n): name for n, name in enumerate("abc")}, **said})
+    )
     save_file(named() if tensors is None else tensors, folder / "model.safetensors")
     return folder
 
@@ -48,7 +61,9 @@ def test_a_hugging_face_classifier_is_read(tmp_path: Path) -> None:
     read = porting.read(folder)
     assert (read.part, read.config, read.labels) == ("model", CONFIG, ("a", "b", "c"))
     assert list(read.tensors) == list(spec.parameters(CONFIG))
-    assert {name: array.tobytes() for name, array in read.weights().items()} == {name: array.tobytes() for name, array in WEIGHTS.items()}
+    assert {name: array.tobytes() for name, array in read.weights().items()} == {
+        name: array.tobytes() for name, array in WEIGHTS.items()
+    }
     assert set(read.files) == {"config.json", "vocab.txt"}
     assert {entry.status for entry in read.ledger} == {"read"}
 
@@ -56,30 +71,54 @@ def test_a_hugging_face_classifier_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("prefix", ["bert.", ""])
 @pytest.mark.parametrize("pooler", [True, False])
 def test_a_model_without_a_head_is_an_encoder(tmp_path: Path, prefix: str, pooler: bool) -> None:
-    tensors = {name: array for name, array in named(prefix).items() if "classifier" not in name and (pooler or "pooler" not in name)}
-    read = porting.read(hugging_face(tmp_path, {**tensors, f"{prefix}embeddings.position_ids": np.arange(13)[None]}))
+    tensors = {
+        name: array
+        for name, array in named(prefix).items()
+        if "classifier" not in name and (pooler or "pooler" not in name)
+    }
+    read = porting.read(
+        hugging_face(tmp_path, {**tensors, f"{prefix}embeddings.position_ids": np.arange(13)[None]})
+    )
     assert read.part == "encoder"
     assert set(read.weights()) == set(WEIGHTS) - HEAD
     ignored = {entry.foreign for entry in read.ledger if entry.status == "ignored" and entry.reason}
-    assert ignored == {f"{prefix}embeddings.position_ids", *((f"{prefix}pooler.dense.{leaf}" for leaf in ("weight", "bias")) if pooler else ())}
+    assert ignored == {
+        f"{prefix}embeddings.position_ids",
+        *((f"{prefix}pooler.dense.{leaf}" for leaf in ("weight", "bias")) if pooler else ()),
+    }
 
 
 def test_heads_of_pretraining_are_ignored_and_copies_are_told_from_others(tmp_path: Path) -> None:
     tensors = {name: array for name, array in named().items() if "classifier" not in name}
     token = tensors["bert.embeddings.word_embeddings.weight"]
     head = {"cls.predictions.bias": token[:, 0].copy(), "cls.predictions.decoder.weight": token}
-    status = {entry.foreign: entry for entry in porting.read(hugging_face(tmp_path, {**tensors, **head})).ledger}
+    status = {
+        entry.foreign: entry for entry in porting.read(hugging_face(tmp_path, {**tensors, **head})).ledger
+    }
     assert status["cls.predictions.decoder.weight"].status == "tied"
     assert status["cls.predictions.decoder.weight"].name == "embeddings.token.weight"
     assert status["cls.predictions.bias"].status == "ignored"
-    status = {entry.foreign: entry for entry in porting.read(hugging_face(tmp_path, {**tensors, **head, "cls.predictions.decoder.weight": token + 1})).ledger}
-    assert (status["cls.predictions.decoder.weight"].status, "is no copy of" in status["cls.predictions.decoder.weight"].reason) == ("ignored", True)
+    status = {
+        entry.foreign: entry
+        for entry in porting.read(
+            hugging_face(tmp_path, {**tensors, **head, "cls.predictions.decoder.weight": token + 1})
+        ).ledger
+    }
+    assert (
+        status["cls.predictions.decoder.weight"].status,
+        "is no copy of" in status["cls.predictions.decoder.weight"].reason,
+    ) == ("ignored", True)
 
 
 def test_names_of_older_versions_are_read(tmp_path: Path) -> None:
-    older = {name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): array for name, array in named().items()}
+    older = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): array
+        for name, array in named().items()
+    }
     read = porting.read(hugging_face(tmp_path, older))
-    assert {name: array.tobytes() for name, array in read.weights().items()} == {name: array.tobytes() for name, array in WEIGHTS.items()}
+    assert {name: array.tobytes() for name, array in read.weights().items()} == {
+        name: array.tobytes() for name, array in WEIGHTS.items()
+    }
     assert sum(entry.reason == "under an older name" for entry in read.ledger) == 10
 
 
@@ -109,7 +148,9 @@ def test_of_two_files_that_say_nothing_of_each_other_one_must_be_named(tmp_path:
     (tmp_path / "torch/model.pt").rename(tmp_path / "torch-safetensors/model.pt")
     with pytest.raises(SpecError, match=r"model\.safetensors, model\.pt; name the one to read"):
         porting.read(tmp_path / "torch-safetensors")
-    assert bits(porting.read(tmp_path / "torch-safetensors/model.pt")) == bits(porting.from_weights(CONFIG, WEIGHTS))
+    assert bits(porting.read(tmp_path / "torch-safetensors/model.pt")) == bits(
+        porting.from_weights(CONFIG, WEIGHTS)
+    )
 
 
 @pytest.mark.parametrize(("container", "stem"), [(safetensors, "model"), (torch, "pytorch_model")])
@@ -120,16 +161,24 @@ def test_several_files_are_read_through_their_index(tmp_path: Path, container: A
     ending = Path(container.INDEX.removesuffix(".index.json")).suffix
     shards = {name: f"{stem}-0000{1 + n % 2}-of-00002{ending}" for n, name in enumerate(tensors)}
     for shard in set(shards.values()):
-        container.write(tmp_path / shard, {name: in_memory(tensors[name]) for name in tensors if shards[name] == shard})
+        container.write(
+            tmp_path / shard, {name: in_memory(tensors[name]) for name in tensors if shards[name] == shard}
+        )
     index = tmp_path / container.INDEX
     index.write_text(json.dumps({"weight_map": shards}))
-    assert porting.recognise(tmp_path).format == ("hugging-face" if container is safetensors else "hugging-face-bin")
+    assert porting.recognise(tmp_path).format == (
+        "hugging-face" if container is safetensors else "hugging-face-bin"
+    )
     assert porting.read(tmp_path).weights().keys() == WEIGHTS.keys()
     for outside in ("../model.safetensors", "/etc/passwd", ".."):
         index.write_text(json.dumps({"weight_map": {**shards, "classifier.bias": outside}}))
         with pytest.raises(SpecError, match="must lie beside it"):
             porting.read(tmp_path)
-    index.write_text(json.dumps({"weight_map": {name: shard for name, shard in shards.items() if name != "classifier.bias"}}))
+    index.write_text(
+        json.dumps(
+            {"weight_map": {name: shard for name, shard in shards.items() if name != "classifier.bias"}}
+        )
+    )
     with pytest.raises(SpecError, match="the index does not say so"):
         porting.read(tmp_path)
 
@@ -137,22 +186,32 @@ def test_several_files_are_read_through_their_index(tmp_path: Path, container: A
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("position_embedding_type", "relative_key", "'position_embedding_type' is \"relative_key\" but must be \"absolute\""),
+        (
+            "position_embedding_type",
+            "relative_key",
+            '\'position_embedding_type\' is "relative_key" but must be "absolute"',
+        ),
         ("is_decoder", True, "'is_decoder' is true but must be false"),
-        ("model_type", "gpt2", "'model_type' is \"gpt2\" but must be \"bert\""),
+        ("model_type", "gpt2", '\'model_type\' is "gpt2" but must be "bert"'),
         ("hidden_act", "silu", "'hidden_act' is 'silu' but must be one of gelu"),
         ("problem_type", "regression", "'problem_type' is \"regression\""),
     ],
 )
-def test_what_the_family_does_not_have_is_refused_by_name(tmp_path: Path, key: str, value: object, said: str) -> None:
+def test_what_the_family_does_not_have_is_refused_by_name(
+    tmp_path: Path, key: str, value: object, said: str
+) -> None:
     with pytest.raises(SpecError) as caught:
         porting.read(hugging_face(tmp_path, **{key: value}))
     assert said in str(caught.value)
 
 
 def test_all_that_is_wrong_with_tensors_is_told_at_once(tmp_path: Path) -> None:
-    tensors = {name: array for name, array in named().items() if "layer.1.intermediate.dense.bias" not in name}
-    tensors["bert.encoder.layer.0.output.dense.weight"] = tensors["bert.encoder.layer.0.output.dense.weight"].T.copy()
+    tensors = {
+        name: array for name, array in named().items() if "layer.1.intermediate.dense.bias" not in name
+    }
+    tensors["bert.encoder.layer.0.output.dense.weight"] = tensors[
+        "bert.encoder.layer.0.output.dense.weight"
+    ].T.copy()
     tensors["bert.embeddings.LayerNorm.bias"] = tensors["bert.embeddings.LayerNorm.bias"].astype(np.int64)
     with pytest.raises(WeightsError) as caught:
         porting.read(hugging_face(tmp_path, {**tensors, "bert.extra": np.zeros(1)}))
@@ -211,15 +270,30 @@ def test_own_checkpoints_come_back_bit_for_bit(tmp_path: Path, variant: str, par
     weights = spec.initialize(config, part=part)
     porting.write(porting.from_weights(config, weights, part), tmp_path / "own", "concord")
     read = porting.read(tmp_path / "own")
-    assert (read.config, read.part, bits(read)) == (config, part, {name: array.tobytes() for name, array in weights.items()})
+    assert (read.config, read.part, bits(read)) == (
+        config,
+        part,
+        {name: array.tobytes() for name, array in weights.items()},
+    )
 
 
 def test_a_port_there_and_back_is_the_same_checkpoint(tmp_path: Path) -> None:
-    source = hugging_face(tmp_path / "source", {**named(), "bert.embeddings.position_ids": np.arange(13)[None]}, hidden_dropout_prob=0.25)
+    source = hugging_face(
+        tmp_path / "source",
+        {**named(), "bert.embeddings.position_ids": np.arange(13)[None]},
+        hidden_dropout_prob=0.25,
+    )
     (source / "vocab.txt").write_text("[PAD]\n")
     there = tmp_path / "own"
     porting.write(porting.read(source), there, "concord")
-    assert sorted(path.name for path in there.iterdir()) == ["bert-hugging-face.config.json", "config.toml", "contents.json", "labels.json", "vocab.txt", "weights.safetensors"]
+    assert sorted(path.name for path in there.iterdir()) == [
+        "bert-hugging-face.config.json",
+        "config.toml",
+        "contents.json",
+        "labels.json",
+        "vocab.txt",
+        "weights.safetensors",
+    ]
     porting.write(porting.read(there), tmp_path / "back", "hugging-face")
     back, first = porting.read(tmp_path / "back"), porting.read(source)
     assert (back.config, back.labels, bits(back)) == (first.config, first.labels, bits(first))
@@ -228,20 +302,33 @@ def test_a_port_there_and_back_is_the_same_checkpoint(tmp_path: Path) -> None:
 
 def test_heads_stay_where_the_names_do(tmp_path: Path) -> None:
     tensors = {name: array for name, array in named("").items() if "classifier" not in name}
-    tensors |= {"cls.predictions.bias": np.zeros(29, np.float32), "cls.predictions.decoder.weight": tensors["embeddings.word_embeddings.weight"]}
+    tensors |= {
+        "cls.predictions.bias": np.zeros(29, np.float32),
+        "cls.predictions.decoder.weight": tensors["embeddings.word_embeddings.weight"],
+    }
     porting.write(porting.read(hugging_face(tmp_path / "one", tensors)), tmp_path / "other", "hugging-face")
     written = porting.read(tmp_path / "other")
-    assert {entry.foreign: entry.sha256 for entry in written.ledger} == {entry.foreign: entry.sha256 for entry in porting.read(tmp_path / "one").ledger}
+    assert {entry.foreign: entry.sha256 for entry in written.ledger} == {
+        entry.foreign: entry.sha256 for entry in porting.read(tmp_path / "one").ledger
+    }
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("name", ["hugging-face-bin", "hugging-face-tf", "hugging-face-flax", "google-bert", "paddlenlp"])
+@pytest.mark.parametrize(
+    "name", ["hugging-face-bin", "hugging-face-tf", "hugging-face-flax", "google-bert", "paddlenlp"]
+)
 def test_a_pooler_without_a_classifier_is_carried_over(tmp_path: Path, name: str) -> None:
     tensors = {key: array for key, array in named("").items() if "classifier" not in key}
     porting.write(porting.read(hugging_face(tmp_path / "one", tensors)), tmp_path / "other", name)
     porting.write(porting.read(tmp_path / "other"), tmp_path / "back", "hugging-face")
-    found = {key.removeprefix("bert."): stored.sha256() for key, stored in registry.safetensors.read(tmp_path / "back/model.safetensors").items()}
-    assert found == {key: stored.sha256() for key, stored in registry.safetensors.read(tmp_path / "one/model.safetensors").items()}
+    found = {
+        key.removeprefix("bert."): stored.sha256()
+        for key, stored in registry.safetensors.read(tmp_path / "back/model.safetensors").items()
+    }
+    assert found == {
+        key: stored.sha256()
+        for key, stored in registry.safetensors.read(tmp_path / "one/model.safetensors").items()
+    }
 
 
 def test_what_is_there_is_replaced_by_force_alone_and_nothing_is_left_of_a_failure(tmp_path: Path) -> None:
@@ -257,15 +344,23 @@ def test_what_is_there_is_replaced_by_force_alone_and_nothing_is_left_of_a_failu
         porting.write(read, tmp_path / "other", "concord", force=True)
     config = spec.variant("nndl-paddle", **SIZES)
     with pytest.raises(SpecError, match="norm_sharing is 'shared'"):
-        porting.write(porting.from_weights(config, spec.initialize(config)), tmp_path / "never", "hugging-face")
+        porting.write(
+            porting.from_weights(config, spec.initialize(config)), tmp_path / "never", "hugging-face"
+        )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "other", "out"]
 
 
 def test_bfloat16_comes_back_bit_for_bit(tmp_path: Path) -> None:
     single = {name: spec.precision("bfloat16").round(array) for name, array in WEIGHTS.items()}
     read = porting.from_weights(CONFIG, single)
-    halves = {name: (array.astype(np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16) for name, array in single.items()}
-    narrow = {name: dataclasses.replace(tensor, dtype="bfloat16", bits=lambda half=halves[name]: half) for name, tensor in read.tensors.items()}
+    halves = {
+        name: (array.astype(np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+        for name, array in single.items()
+    }
+    narrow = {
+        name: dataclasses.replace(tensor, dtype="bfloat16", bits=lambda half=halves[name]: half)
+        for name, tensor in read.tensors.items()
+    }
     porting.write(dataclasses.replace(read, tensors=narrow), tmp_path / "own", "concord")
     back = porting.read(tmp_path / "own")
     assert {tensor.dtype for tensor in back.tensors.values()} == {"bfloat16"}
@@ -274,10 +369,16 @@ def test_bfloat16_comes_back_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_the_command_says_what_it_found(tmp_path: Path, invoke: Any) -> None:
-    source = hugging_face(tmp_path / "source", {**named(), "bert.embeddings.position_ids": np.arange(13)[None]})
+    source = hugging_face(
+        tmp_path / "source", {**named(), "bert.embeddings.position_ids": np.arange(13)[None]}
+    )
     code, output, errors = invoke("port", source, "-o", tmp_path / "own", "--to", "concord")
     assert (code, errors) == (0, [])
-    for said in ("hugging-face: model.safetensors has 100% of the names", "part model, 41 parameters, float32; tensors: 41 read, 1 ignored", "ignored: bert.embeddings.position_ids: a buffer"):
+    for said in (
+        "hugging-face: model.safetensors has 100% of the names",
+        "part model, 41 parameters, float32; tensors: 41 read, 1 ignored",
+        "ignored: bert.embeddings.position_ids: a buffer",
+    ):
         assert said in output
     code, _, errors = invoke("port", source, "-o", tmp_path / "own", "--to", "concord")
     assert (code, len(errors)) == (2, 1)
@@ -288,7 +389,10 @@ def test_the_command_says_what_it_found(tmp_path: Path, invoke: Any) -> None:
 def test_a_table_of_ones_own_is_read(tmp_path: Path) -> None:
     text = (table.TABLES / "bert-hugging-face.toml").read_text().replace("bert.encoder.layer", "bert.blocks")
     (tmp_path / "mine.toml").write_text(text.replace('source = "bert-hugging-face"', 'source = "mine"'))
-    source = hugging_face(tmp_path / "source", {name.replace("bert.encoder.layer", "bert.blocks"): array for name, array in named().items()})
+    source = hugging_face(
+        tmp_path / "source",
+        {name.replace("bert.encoder.layer", "bert.blocks"): array for name, array in named().items()},
+    )
     assert porting.read(source, table=tmp_path / "mine.toml").weights().keys() == WEIGHTS.keys()
     with pytest.raises(SpecError, match="names of no format"):
         porting.read(source)
@@ -297,8 +401,16 @@ def test_a_table_of_ones_own_is_read(tmp_path: Path) -> None:
 # Every format there is.
 
 ORBAX = "jax-orbax"
-NATIVE = [name for name, form in registry.FORMATS.items() if not form.source and name not in (ORBAX, registry.ONNX)]
-SOURCES = [(name, part) for name, form in registry.FORMATS.items() if form.source for part in form.names.parts if part in ("model", "encoder", "pooled")]
+NATIVE = [
+    name for name, form in registry.FORMATS.items() if not form.source and name not in (ORBAX, registry.ONNX)
+]
+SOURCES = [
+    (name, part)
+    for name, form in registry.FORMATS.items()
+    if form.source
+    for part in form.names.parts
+    if part in ("model", "encoder", "pooled")
+]
 
 
 @pytest.fixture
@@ -309,19 +421,36 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(container, "located", lambda path, look: understood(answer(path, look), path))
 
 
-@pytest.mark.parametrize(("kind", "format"), [("bert", "hugging-face"), ("roberta", "hugging-face-roberta"), ("xlm-roberta", "hugging-face-roberta")])
-def test_bare_models_of_the_same_names_are_told_apart_by_their_kind(tmp_path: Path, kind: str, format: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "format"),
+    [("bert", "hugging-face"), ("roberta", "hugging-face-roberta"), ("xlm-roberta", "hugging-face-roberta")],
+)
+def test_bare_models_of_the_same_names_are_told_apart_by_their_kind(
+    tmp_path: Path, kind: str, format: str
+) -> None:
     config = CONFIG if kind == "bert" else spec.variant("roberta", **SIZES)
-    weights = {name: array.astype(np.float32) for name, array in spec.initialize(config, seed=3).items() if not name.startswith(("pooler", "classifier"))}
+    weights = {
+        name: array.astype(np.float32)
+        for name, array in spec.initialize(config, seed=3).items()
+        if not name.startswith(("pooler", "classifier"))
+    }
     porting.write(porting.from_weights(config, weights, "encoder"), tmp_path / "bare", format)
-    content = {name.partition(".")[2]: tensor for name, tensor in safetensors.read(tmp_path / "bare/model.safetensors").items()}
+    content = {
+        name.partition(".")[2]: tensor
+        for name, tensor in safetensors.read(tmp_path / "bare/model.safetensors").items()
+    }
     stated = json.loads((tmp_path / "bare/config.json").read_text())
-    safetensors.write(tmp_path / "bare/model.safetensors", {name: in_memory(tensor.bits().copy()) for name, tensor in content.items()})
+    safetensors.write(
+        tmp_path / "bare/model.safetensors",
+        {name: in_memory(tensor.bits().copy()) for name, tensor in content.items()},
+    )
     (tmp_path / "bare/config.json").write_text(json.dumps({**stated, "model_type": kind}))
     assert porting.recognise(tmp_path / "bare").format == format
     read = porting.read(tmp_path / "bare")
     assert (read.part, read.config.position_start) == ("encoder", 0 if kind == "bert" else 2)
-    assert {name: array.tobytes() for name, array in read.weights().items()} == {name: array.tobytes() for name, array in weights.items()}
+    assert {name: array.tobytes() for name, array in read.weights().items()} == {
+        name: array.tobytes() for name, array in weights.items()
+    }
     porting.write(read, tmp_path / "again", format)
     assert json.loads((tmp_path / "again/config.json").read_text())["model_type"] == kind
     (tmp_path / "bare/config.json").write_text(json.dumps({**stated, "model_type": kind, "pad_token_id": 3}))
@@ -330,24 +459,50 @@ def test_bare_models_of_the_same_names_are_told_apart_by_their_kind(tmp_path: Pa
             porting.read(tmp_path / "bare")
 
 
-@pytest.mark.parametrize(("variant", "format"), [("bert", "hugging-face"), ("roberta", "hugging-face-roberta"), ("distilbert", "hugging-face-distilbert")])
+@pytest.mark.parametrize(
+    ("variant", "format"),
+    [
+        ("bert", "hugging-face"),
+        ("roberta", "hugging-face-roberta"),
+        ("distilbert", "hugging-face-distilbert"),
+    ],
+)
 def test_other_heads_are_left_out_or_refused(tmp_path: Path, variant: str, format: str) -> None:
     config = spec.variant(variant, **{**SIZES, **({"num_segments": 0} if variant == "distilbert" else {})})
-    weights = {name: array.astype(np.float32) for name, array in spec.initialize(config, seed=3).items() if not name.startswith(("pooler", "classifier"))}
+    weights = {
+        name: array.astype(np.float32)
+        for name, array in spec.initialize(config, seed=3).items()
+        if not name.startswith(("pooler", "classifier"))
+    }
     porting.write(porting.from_weights(config, weights, "encoder"), tmp_path / "bare", format)
     path = tmp_path / "bare/model.safetensors"
     bare = {name: in_memory(tensor.bits().copy()) for name, tensor in safetensors.read(path).items()}
 
     def headed(head: str) -> porting.Checkpoint:
-        safetensors.write(path, {**bare, f"{head}.weight": in_memory(np.ones((2, config.d_model), np.float32)), f"{head}.bias": in_memory(np.ones(2, np.float32))})
+        safetensors.write(
+            path,
+            {
+                **bare,
+                f"{head}.weight": in_memory(np.ones((2, config.d_model), np.float32)),
+                f"{head}.bias": in_memory(np.ones(2, np.float32)),
+            },
+        )
         return porting.read(tmp_path / "bare")
 
     read = headed("qa_outputs")
-    assert (read.part, [entry.foreign for entry in read.ledger if "question answering" in entry.reason]) == ("encoder", ["qa_outputs.bias", "qa_outputs.weight"])
+    assert (read.part, [entry.foreign for entry in read.ledger if "question answering" in entry.reason]) == (
+        "encoder",
+        ["qa_outputs.bias", "qa_outputs.weight"],
+    )
     pretraining = {"bert": "cls.predictions", "roberta": "lm_head", "distilbert": "vocab_transform"}[variant]
     read = headed(pretraining)
-    assert (read.part, [entry.foreign for entry in read.ledger if "pretraining" in entry.reason]) == ("encoder", [f"{pretraining}.bias", f"{pretraining}.weight"])
-    with pytest.raises(SpecError, match=r"classifier|pooler"):  # of tokens: its name is that of a classifier of texts
+    assert (read.part, [entry.foreign for entry in read.ledger if "pretraining" in entry.reason]) == (
+        "encoder",
+        [f"{pretraining}.bias", f"{pretraining}.weight"],
+    )
+    with pytest.raises(
+        SpecError, match=r"classifier|pooler"
+    ):  # of tokens: its name is that of a classifier of texts
         headed("classifier")
 
 
@@ -356,7 +511,9 @@ def test_other_heads_are_left_out_or_refused(tmp_path: Path, variant: str, forma
 def test_all_pairs_of_native_formats_come_back_bit_for_bit(tmp_path: Path, variant: str) -> None:
     config = spec.variant(variant, **SIZES)
     part = "pooled" if variant == "sentence-bert" else "model"
-    weights = {name: array.astype(np.float32) for name, array in spec.initialize(config, seed=7, part=part).items()}
+    weights = {
+        name: array.astype(np.float32) for name, array in spec.initialize(config, seed=7, part=part).items()
+    }
     wanted = {name: array.tobytes() for name, array in weights.items()}
     for one in NATIVE:
         porting.write(porting.from_weights(config, weights, part), tmp_path / one, one)
@@ -373,19 +530,34 @@ def test_all_pairs_of_native_formats_come_back_bit_for_bit(tmp_path: Path, varia
 def test_every_source_is_recognised_and_comes_back_bit_for_bit(tmp_path: Path, name: str, part: str) -> None:
     form = registry.FORMATS[name]
     entry = form.table.parts[part]
-    config = spec.variant(form.table.variant, **{field: size for field, size in SIZES.items() if field in entry.fields}, **entry.constants)
-    weights = {name: array.astype(np.float32) for name, array in spec.initialize(config, seed=5, part=part).items()}
+    config = spec.variant(
+        form.table.variant,
+        **{field: size for field, size in SIZES.items() if field in entry.fields},
+        **entry.constants,
+    )
+    weights = {
+        name: array.astype(np.float32) for name, array in spec.initialize(config, seed=5, part=part).items()
+    }
     porting.write(porting.from_weights(config, weights, part), tmp_path / "one", name)
     assert porting.recognise(tmp_path / "one").format == name
     read = porting.read(tmp_path / "one")
     assert (read.config, read.part) == (config, part)
-    assert {name: array.tobytes() for name, array in read.weights().items() if name != table.POSITIONS or config.positions == "learned"} == {
-        name: array.tobytes() for name, array in weights.items() if name != table.POSITIONS or config.positions == "learned"
+    assert {
+        name: array.tobytes()
+        for name, array in read.weights().items()
+        if name != table.POSITIONS or config.positions == "learned"
+    } == {
+        name: array.tobytes()
+        for name, array in weights.items()
+        if name != table.POSITIONS or config.positions == "learned"
     }
 
 
 @pytest.mark.skipif(find_spec("orbax") is None, reason="jax is not installed")
-@pytest.mark.parametrize("variant", [pytest.param(name, marks=[pytest.mark.slow] if name != "bert" else []) for name in spec.variants()])
+@pytest.mark.parametrize(
+    "variant",
+    [pytest.param(name, marks=[pytest.mark.slow] if name != "bert" else []) for name in spec.variants()],
+)
 def test_folders_of_orbax_come_back_bit_for_bit(tmp_path: Path, variant: str) -> None:
     config = spec.variant(variant, **SIZES)
     weights = {name: array.astype(np.float32) for name, array in spec.initialize(config, seed=7).items()}
@@ -403,15 +575,33 @@ def test_folders_of_orbax_come_back_bit_for_bit(tmp_path: Path, variant: str) ->
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize(("variant", "part"), [("sentence-bert", "pooled"), ("roberta", "model"), *((variant, ("model", "encoder")[n % 2]) for n, variant in enumerate(spec.variants()))])
+@pytest.mark.parametrize(
+    ("variant", "part"),
+    [
+        ("sentence-bert", "pooled"),
+        ("roberta", "model"),
+        *((variant, ("model", "encoder")[n % 2]) for n, variant in enumerate(spec.variants())),
+    ],
+)
 def test_a_graph_of_onnx_computes_every_tap(tmp_path: Path, variant: str, part: str, dtype: str) -> None:
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     # ONNX Runtime has no erf in float64.
-    replaced = {"activation": "gelu_tanh"} if spec.variant(variant).activation == "gelu_erf" and dtype == "float64" else {}
+    replaced = (
+        {"activation": "gelu_tanh"}
+        if spec.variant(variant).activation == "gelu_erf" and dtype == "float64"
+        else {}
+    )
     config = spec.variant(variant, **SIZES, **replaced)
     weights = spec.initialize(config, part=part)
-    batch = spec.example_batch(config, batch=5, tokens=13 - config.position_start, seed=0, padding="ragged", part=part)
-    porting.write(porting.from_weights(config, {name: array.astype(dtype) for name, array in weights.items()}, part), tmp_path / "graph", "onnx", taps=True)
+    batch = spec.example_batch(
+        config, batch=5, tokens=13 - config.position_start, seed=0, padding="ragged", part=part
+    )
+    porting.write(
+        porting.from_weights(config, {name: array.astype(dtype) for name, array in weights.items()}, part),
+        tmp_path / "graph",
+        "onnx",
+        taps=True,
+    )
     options = runtime.SessionOptions()
     options.log_severity_level = 3
     session = runtime.InferenceSession(tmp_path / "graph/model.onnx", options)
@@ -419,12 +609,26 @@ def test_a_graph_of_onnx_computes_every_tap(tmp_path: Path, variant: str, part: 
     given = {name: array for name, array in batch.arrays().items() if name in ("input_ids", "segment_ids")}
     found = dict(zip(names, session.run(names, given), strict=True))
     truth = spec.reference(config, weights, batch, part=part)
-    assert set(truth.taps) - set(found) == {"loss", *(("log_probabilities", "losses") if part == "model" else ())}
-    run = Run(found[spec.output_name(config, part)], truth.loss.astype(dtype), found, backend="onnxruntime", dtype=dtype, requested=("taps",))
+    assert set(truth.taps) - set(found) == {
+        "loss",
+        *(("log_probabilities", "losses") if part == "model" else ()),
+    }
+    run = Run(
+        found[spec.output_name(config, part)],
+        truth.loss.astype(dtype),
+        found,
+        backend="onnxruntime",
+        dtype=dtype,
+        requested=("taps",),
+    )
     rows = {row.tensor: row.status for row in conformance.judge(config, weights, batch, run, part).table}
     assert rows.keys() >= found.keys()
     # A graph has no labels, and so no loss.
-    assert {name: status for name, status in rows.items() if status != "agrees" and name not in ("loss", "losses", "log_probabilities")} == {}
+    assert {
+        name: status
+        for name, status in rows.items()
+        if status != "agrees" and name not in ("loss", "losses", "log_probabilities")
+    } == {}
 
 
 def test_what_no_graph_can_be_is_refused(tmp_path: Path) -> None:

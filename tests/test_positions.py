@@ -31,7 +31,11 @@ def test_products_are_those_of_rows_by_their_distance() -> None:
 
 def test_every_form_of_a_sinusoid_is_there_and_the_layout_changes_no_product() -> None:
     forms = {form.name: form for form in of_variant("vanilla-encoder")}
-    assert sorted(name.partition(": ")[2] for name in forms) == sorted(f"{layout}, exponent by {exponent}" for layout in ("interleaved", "halves") for exponent in ("pair", "column"))
+    assert sorted(name.partition(": ")[2] for name in forms) == sorted(
+        f"{layout}, exponent by {exponent}"
+        for layout in ("interleaved", "halves")
+        for exponent in ("pair", "column")
+    )
     first, *others = forms.values()
     same = next(form for form in others if form.name.endswith("halves, exponent by pair"))
     np.testing.assert_array_equal(np.sort(first.table, axis=1), np.sort(same.table, axis=1))
@@ -78,14 +82,23 @@ def test_the_page_is_one_file_in_the_colours_of_pages() -> None:
 
 def test_the_command_writes_page_and_figures(invoke: Invoke, tmp_path: Path) -> None:
     paths = [tmp_path / f"out.{name}" for name in ("html", "svg", "png")]
-    code, output, lines = invoke("positions", "--variant", "nndl-paddle", "--html", paths[0], "--svg", paths[1], "--png", paths[2])
+    code, output, lines = invoke(
+        "positions", "--variant", "nndl-paddle", "--html", paths[0], "--svg", paths[1], "--png", paths[2]
+    )
     assert (code, lines) == (0, [])
     assert all(f"written: {path}" in output for path in paths)
     assert "product of two rows" in paths[1].read_text()
     assert paths[2].read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(("options", "words"), [("", "either --checkpoint or --variant"), ("--variant brt", "unknown variant"), ("--checkpoint nowhere", "nowhere")])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("", "either --checkpoint or --variant"),
+        ("--variant brt", "unknown variant"),
+        ("--checkpoint nowhere", "nowhere"),
+    ],
+)
 def test_what_there_is_no_table_of_is_refused(invoke: Invoke, options: str, words: str) -> None:
     code, output, lines = invoke("positions", *options.split())
     assert (code, output) == (2, "")

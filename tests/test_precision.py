@@ -46,8 +46,15 @@ def precise(name: str) -> str:
     return toy(name, "precise")
 
 
-def checked(*names: str, cases: tuple[str, ...] = ("bert-single",), dtypes: tuple[str, ...] = ("float32",), **settings: Any) -> Report:
-    return conduct(check_jobs(["bert"], dtypes, cases=cases), names, Settings(asked=names, threads=1, **settings))
+def checked(
+    *names: str,
+    cases: tuple[str, ...] = ("bert-single",),
+    dtypes: tuple[str, ...] = ("float32",),
+    **settings: Any,
+) -> Report:
+    return conduct(
+        check_jobs(["bert"], dtypes, cases=cases), names, Settings(asked=names, threads=1, **settings)
+    )
 
 
 def statuses(report: Report) -> list[str]:
@@ -75,13 +82,17 @@ def watched(request: pytest.FixtureRequest) -> Iterator[Worker]:
         pytest.skip(f"{request.param} is not installed: {failure.detail}")
 
 
-def small_run(worker: Worker, small: Callable[..., spec.EncoderConfig], part: str = "dot_product", **settings: Any) -> Any:
+def small_run(
+    worker: Worker, small: Callable[..., spec.EncoderConfig], part: str = "dot_product", **settings: Any
+) -> Any:
     request = request_for(small("bert"), part)
     return worker.run(request.config, request.weights, request.batch, part, **settings)
 
 
 @pytest.mark.clause("PRC-3")
-def test_backends_set_what_is_asked_and_say_so(watched: Worker, small: Callable[..., spec.EncoderConfig]) -> None:
+def test_backends_set_what_is_asked_and_say_so(
+    watched: Worker, small: Callable[..., spec.EncoderConfig]
+) -> None:
     defaults = watched.description["precision_defaults"]
     switches = {name: value for name, value in defaults.items() if name != "products"}
     assert watched.description["precision_switches"] == switches
@@ -92,16 +103,25 @@ def test_backends_set_what_is_asked_and_say_so(watched: Worker, small: Callable[
         run = small_run(watched, small, precision=mode)
         assert (run.info["precision"], run.info["deterministic"]) == (mode, True)
         assert found.setdefault(mode, run.info["precision_switches"]) == run.info["precision_switches"]
-    determinism = {"deterministic_algorithms", "op_determinism", "FLAGS_cudnn_deterministic", "FLAGS_embedding_deterministic"}
+    determinism = {
+        "deterministic_algorithms",
+        "op_determinism",
+        "FLAGS_cudnn_deterministic",
+        "FLAGS_embedding_deterministic",
+    }
     assert {name: value for name, value in found["default"].items() if name not in determinism} == {
         name: value for name, value in switches.items() if name not in determinism
     }
     assert all(found["strict"].get(name, True) for name in determinism)
-    assert not {True, "high", "tensorfloat32"} & {value for name, value in found["strict"].items() if "tf32" in name or "precision" in name}
+    assert not {True, "high", "tensorfloat32"} & {
+        value for name, value in found["strict"].items() if "tf32" in name or "precision" in name
+    }
 
 
 @pytest.mark.clause("PRC-3")
-def test_backends_refuse_tf32_on_a_device_that_has_none(watched: Worker, small: Callable[..., spec.EncoderConfig]) -> None:
+def test_backends_refuse_tf32_on_a_device_that_has_none(
+    watched: Worker, small: Callable[..., spec.EncoderConfig]
+) -> None:
     with pytest.raises(Unsupported, match="has no TF32 products on cpu: tensor cores"):
         small_run(watched, small, precision="tf32")
     # Other precisions multiply in their own.
@@ -109,19 +129,28 @@ def test_backends_refuse_tf32_on_a_device_that_has_none(watched: Worker, small: 
 
 
 @pytest.mark.clause("PRC-3")
-def test_a_switch_that_something_else_resets_is_an_error_that_names_it(watched: Worker, small: Callable[..., spec.EncoderConfig]) -> None:
-    with pytest.raises(WorkerFailure, match=r"Overruled: \w+ did not compute as it was asked to: after the run \w+ is .* but was set to") as failure:
+def test_a_switch_that_something_else_resets_is_an_error_that_names_it(
+    watched: Worker, small: Callable[..., spec.EncoderConfig]
+) -> None:
+    with pytest.raises(
+        WorkerFailure,
+        match=r"Overruled: \w+ did not compute as it was asked to: after the run \w+ is .* but was set to",
+    ) as failure:
         small_run(watched, small, "attention")
     assert "\n" not in failure.value.detail
     assert small_run(watched, small).info["precision"] == "strict"  # the next one is as it was asked for
 
 
 @pytest.mark.xdist_group("jax")
-def test_jax_refuses_determinism_in_a_process_that_was_started_without(open_worker: Callable[[str], Worker], small: Callable[..., spec.EncoderConfig]) -> None:
+def test_jax_refuses_determinism_in_a_process_that_was_started_without(
+    open_worker: Callable[[str], Worker], small: Callable[..., spec.EncoderConfig]
+) -> None:
     worker = open_worker("jax")
     worker.deterministic = True
     try:
-        with pytest.raises(Unsupported, match="--xla_gpu_deterministic_ops=true in XLA_FLAGS; this one was not"):
+        with pytest.raises(
+            Unsupported, match="--xla_gpu_deterministic_ops=true in XLA_FLAGS; this one was not"
+        ):
             small_run(worker, small)
     finally:
         worker.deterministic = False
@@ -136,20 +165,28 @@ def test_an_unknown_precision_is_refused_with_the_nearest(small: Callable[..., s
 
 
 @pytest.mark.parametrize("mode", PRECISION_MODES)
-def test_precision_and_determinism_travel_with_a_request(small: Callable[..., spec.EncoderConfig], mode: str) -> None:
+def test_precision_and_determinism_travel_with_a_request(
+    small: Callable[..., spec.EncoderConfig], mode: str
+) -> None:
     request = request_for(small("bert"), precision=mode, deterministic=True)
     again = decode_request(encode_request(request))
     assert (again.precision, again.deterministic) == (mode, True)
 
 
-def test_a_request_from_before_there_were_precisions_is_strict(small: Callable[..., spec.EncoderConfig]) -> None:
+def test_a_request_from_before_there_were_precisions_is_strict(
+    small: Callable[..., spec.EncoderConfig],
+) -> None:
     header, arrays = encode_request(request_for(small("bert"), precision="default", deterministic=True))
-    old = {key: value for key, value in json.loads(header).items() if key not in ("precision", "deterministic")}
+    old = {
+        key: value for key, value in json.loads(header).items() if key not in ("precision", "deterministic")
+    }
     again = decode_request((json.dumps(old), arrays))
     assert (again.precision, again.deterministic) == ("strict", False)
 
 
-def test_a_deterministic_worker_has_what_libraries_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deterministic_worker_has_what_libraries_read_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     with backends.open(toy("Revealing"), threads=1, deterministic=True) as worker:
@@ -160,7 +197,9 @@ def test_a_deterministic_worker_has_what_libraries_read_from_the_environment(mon
     assert "CUBLAS_WORKSPACE_CONFIG" not in environment("cuda", 1)
 
 
-def test_tf32_is_refused_where_the_environment_switches_it_off(monkeypatch: pytest.MonkeyPatch, small: Callable[..., spec.EncoderConfig]) -> None:
+def test_tf32_is_refused_where_the_environment_switches_it_off(
+    monkeypatch: pytest.MonkeyPatch, small: Callable[..., spec.EncoderConfig]
+) -> None:
     request = request_for(small("bert"), precision="tf32", device="cuda:1")
     refuse_tf32("torch", request, able=True)
     with pytest.raises(Unsupported, match=r"has no TF32 products on cuda:1: .* compute capability 8\.0"):
@@ -168,24 +207,34 @@ def test_tf32_is_refused_where_the_environment_switches_it_off(monkeypatch: pyte
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     with pytest.raises(Unsupported, match="NVIDIA_TF32_OVERRIDE=0"):
         refuse_tf32("torch", request, able=True)
-    for other in (dataclasses.replace(request, dtype="bfloat16"), dataclasses.replace(request, precision="default")):
+    for other in (
+        dataclasses.replace(request, dtype="bfloat16"),
+        dataclasses.replace(request, precision="default"),
+    ):
         refuse_tf32("torch", other, able=False)
 
 
 def test_every_switch_that_was_reset_is_named() -> None:
     confirm_switches("torch", {"a": 1, "b": None}, {"a": 1, "b": None, "c": 3})
-    with pytest.raises(Overruled, match="after the run a is 2 but was set to 1; b is None but was set to 'x'"):
+    with pytest.raises(
+        Overruled, match="after the run a is 2 but was set to 1; b is None but was set to 'x'"
+    ):
         confirm_switches("torch", {"a": 1, "b": "x"}, {"a": 2})
 
 
-def test_a_kernel_that_is_not_deterministic_is_unsupported_only_where_that_was_asked(small: Callable[..., spec.EncoderConfig]) -> None:
+def test_a_kernel_that_is_not_deterministic_is_unsupported_only_where_that_was_asked(
+    small: Callable[..., spec.EncoderConfig],
+) -> None:
     request = request_for(small("bert"), deterministic=True)
 
     def fail(asked: Request) -> None:
         with refusing_nondeterminism("torch", asked):
             raise RuntimeError("scatter_add does not have a deterministic implementation\nmore")
 
-    with pytest.raises(Unsupported, match=r"^torch has no deterministic kernel for it: scatter_add does not have a deterministic implementation$"):
+    with pytest.raises(
+        Unsupported,
+        match=r"^torch has no deterministic kernel for it: scatter_add does not have a deterministic implementation$",
+    ):
         fail(request)
     with pytest.raises(RuntimeError, match="scatter_add"):
         fail(dataclasses.replace(request, deterministic=False))
@@ -198,21 +247,32 @@ def test_a_kernel_that_is_not_deterministic_is_unsupported_only_where_that_was_a
 
 def test_rules_follow_precision_and_emulation() -> None:
     assert [Settings(precision=mode).rules("float32") for mode in PRECISION_MODES] == [None, "tf32", None]
-    assert [Settings(precision="tf32").rules(dtype) for dtype in ("float64", "bfloat16", "float16")] == [None] * 3
-    assert [Settings(implementation=name).rules("float32") for name in ("library:layer", "emulate:tf32", "emulate:tf32_cut_off")] == [None, "tf32", "tf32"]
+    assert [Settings(precision="tf32").rules(dtype) for dtype in ("float64", "bfloat16", "float16")] == [
+        None
+    ] * 3
+    assert [
+        Settings(implementation=name).rules("float32")
+        for name in ("library:layer", "emulate:tf32", "emulate:tf32_cut_off")
+    ] == [None, "tf32", "tf32"]
 
 
 def test_tf32_is_judged_by_its_own_rules_and_a_default_by_those_of_float32() -> None:
     name = precise("MultipliesInTf32")
     assert statuses(checked(name, dtypes=("float64", "float32"), precision="tf32")) == ["agrees", "agrees"]
-    assert statuses(checked(name, dtypes=("float64", "float32"), precision="default")) == ["agrees", "diverges"]
+    assert statuses(checked(name, dtypes=("float64", "float32"), precision="default")) == [
+        "agrees",
+        "diverges",
+    ]
     assert statuses(checked(name, dtypes=("float64", "float32"), precision="strict")) == ["agrees", "agrees"]
 
 
 def test_a_backend_that_does_not_know_of_tf32_cannot_pass_for_it() -> None:
     report = checked(RIGHT, precision="tf32")
     assert statuses(report) == ["unsupported"]
-    assert report.results[0].detail == f"{RIGHT} does not say that its run had precision = 'tf32': its info has no 'precision'"
+    assert (
+        report.results[0].detail
+        == f"{RIGHT} does not say that its run had precision = 'tf32': its info has no 'precision'"
+    )
     assert statuses(checked(RIGHT, deterministic=True)) == ["unsupported"]
     assert statuses(checked(RIGHT, precision="default")) == ["agrees"]
 
@@ -220,7 +280,10 @@ def test_a_backend_that_does_not_know_of_tf32_cannot_pass_for_it() -> None:
 def test_a_run_in_another_precision_than_asked_is_an_error() -> None:
     (result,) = checked(precise("SaysAnotherPrecision")).results
     assert (result.status, result.verdict) == ("error", None)
-    assert result.detail == "its run says that precision was 'default' but it was asked for 'strict' [clause=PRC-3]"
+    assert (
+        result.detail
+        == "its run says that precision was 'default' but it was asked for 'strict' [clause=PRC-3]"
+    )
 
 
 # Factors that are cut off.
@@ -229,7 +292,9 @@ def test_a_run_in_another_precision_than_asked_is_an_error() -> None:
 @pytest.mark.clause("PRC-1")
 def test_factors_are_cut_off_towards_zero_in_11_bits() -> None:
     target = precision("tf32")
-    values = np.array([1 + 2.0**-10 - 2.0**-23, -(1 + 2.0**-10 - 2.0**-23), 1 + 2.0**-10, np.inf, 0.0], np.float32)
+    values = np.array(
+        [1 + 2.0**-10 - 2.0**-23, -(1 + 2.0**-10 - 2.0**-23), 1 + 2.0**-10, np.inf, 0.0], np.float32
+    )
     assert target.round_factor(values, cut=True).tolist() == [1.0, -1.0, 1 + 2.0**-10, np.inf, 0.0]
     assert target.round_factor(values).tolist() == [1 + 2.0**-10, -1 - 2.0**-10, 1 + 2.0**-10, np.inf, 0.0]
     assert precision("float32").round_factor(values, cut=True) is values
@@ -238,14 +303,19 @@ def test_factors_are_cut_off_towards_zero_in_11_bits() -> None:
 def test_a_long_product_of_equal_signs_may_be_cut_off_as_well_as_rounded() -> None:
     """What is cut off errs in one direction: in a long sum of equal signs by far more than what is rounded."""
     generator = np.random.default_rng(0)
-    a, b = (generator.uniform(0.5, 2, shape).astype(np.float32).astype(np.float64) for shape in ((5, 2048), (2048, 7)))
+    a, b = (
+        generator.uniform(0.5, 2, shape).astype(np.float32).astype(np.float64)
+        for shape in ((5, 2048), (2048, 7))
+    )
 
     def product(arithmetic: Arithmetic) -> Any:
         return arithmetic.einsum("ij,jk->ik", arithmetic.leaf(a), arithmetic.leaf(b)).value
 
     truth, samples = a @ b, product(MonteCarlo("tf32", 16))
     sigma = np.sqrt(np.mean((samples - truth) ** 2, axis=0))
-    judged = [judge_tensor(product(Arithmetic("tf32", cut=cut)), truth, sigma, "tf32") for cut in (False, True)]
+    judged = [
+        judge_tensor(product(Arithmetic("tf32", cut=cut)), truth, sigma, "tf32") for cut in (False, True)
+    ]
     assert [judgement.status for judgement in judged] == ["agrees", "agrees"]
     assert judged[1].rms > 8 * judged[0].rms  # so it is the bias that the samples have to show
     rounded = np.sqrt(np.mean((samples[::2] - truth) ** 2, axis=0))
@@ -255,7 +325,9 @@ def test_a_long_product_of_equal_signs_may_be_cut_off_as_well_as_rounded() -> No
 @pytest.mark.parametrize("scenario", ["ragged", "offset"])
 def test_a_model_of_products_that_are_cut_off_agrees_by_the_rules_of_tf32_alone(scenario: str) -> None:
     case = build_case("bert", scenario)
-    truth = compute(case.config, case.weights, case.batch, Arithmetic("tf32", cut=True), True, dtype="float32")
+    truth = compute(
+        case.config, case.weights, case.batch, Arithmetic("tf32", cut=True), True, dtype="float32"
+    )
     run = backends.Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", "float32")
     assert judge(case.config, case.weights, case.batch, run, dtype="tf32").passed
     assert judge(case.config, case.weights, case.batch, run).status == "diverges"
@@ -273,7 +345,10 @@ def test_what_agrees_under_strict_is_attributed_to_the_precision() -> None:
     assert record.problems(data) == []
     assert data["results"][0]["attribution"] == line
     assert (data["settings"]["precision"], data["settings"]["deterministic"]) == ("default", False)
-    assert data["environments"][precise("MultipliesInTf32")]["precision_switches"] == {"factors": "tf32", "reductions": "full"}
+    assert data["environments"][precise("MultipliesInTf32")]["precision_switches"] == {
+        "factors": "tf32",
+        "reductions": "full",
+    }
     assert f"Precision: it {line}" in said(page(data))
 
 
@@ -306,7 +381,10 @@ def test_repeated_runs_that_differ_are_named_in_the_order_of_computation() -> No
     report = checked(name, cases=("bert-single", "bert-ragged"), repeat=3)
     differing = {result.case: result.repeats.differing for result in report.results if result.repeats}
     order = ("layers.0.attention.query", "gradients.classifier.bias")
-    assert set(differing.values()) == {order, order[1:]} or differing == {"bert-single": order[1:], "bert-ragged": order}
+    assert set(differing.values()) == {order, order[1:]} or differing == {
+        "bert-single": order[1:],
+        "bert-ragged": order,
+    }
     first = report.results[0]
     line = f"{name}: 3 runs each of 2 jobs: differ in 3 tensors of 2 jobs, first {differing[first.case][0]} of {first.case}, float32"
     assert repetitions(report) == [line]
@@ -316,7 +394,11 @@ def test_repeated_runs_that_differ_are_named_in_the_order_of_computation() -> No
     assert report.results[0].verdict.passed
     data = record.record(report, "check")
     assert record.problems(data) == []
-    assert data["results"][0]["repeats"] == {"times": 3, "equal": False, "differing": list(differing[first.case])}
+    assert data["results"][0]["repeats"] == {
+        "times": 3,
+        "equal": False,
+        "differing": list(differing[first.case]),
+    }
     assert "repeated 3 runs each of 2 jobs: differ in 3 tensors of 2 jobs, first" in said(page(data))
 
 
@@ -337,7 +419,9 @@ def test_what_diverges_only_when_it_is_run_again_diverges() -> None:
 
 
 def test_a_report_says_of_what_changes_that_it_does() -> None:
-    words = said(page(record.record(checked(precise("AddsNoise"), cases=("bert-ragged",), repeat=3), "check")))
+    words = said(
+        page(record.record(checked(precise("AddsNoise"), cases=("bert-ragged",), repeat=3), "check"))
+    )
     assert "differs when run again in 1 of 1 run" in words
 
 
@@ -346,9 +430,15 @@ def test_a_report_says_of_what_changes_that_it_does() -> None:
 
 def test_every_backend_runs_on_every_device_under_a_name_of_its_own() -> None:
     report = checked(RIGHT, devices=("cpu", "cuda"))
-    assert [(result.backend, result.status) for result in report.results] == [(f"{RIGHT} cpu", "agrees"), (f"{RIGHT} cuda", "unsupported")]
+    assert [(result.backend, result.status) for result in report.results] == [
+        (f"{RIGHT} cpu", "agrees"),
+        (f"{RIGHT} cuda", "unsupported"),
+    ]
     assert report.results[1].detail == "numpy computes on the cpu; 'cuda' is none"
-    assert {name: about["device"] for name, about in report.environments.items()} == {f"{RIGHT} cpu": "cpu", f"{RIGHT} cuda": "cuda"}
+    assert {name: about["device"] for name, about in report.environments.items()} == {
+        f"{RIGHT} cpu": "cpu",
+        f"{RIGHT} cuda": "cuda",
+    }
     assert report.exit_code == 3  # nothing was judged on one of the two
     data = record.record(report, "check")
     assert (record.problems(data), data["settings"]["devices"]) == ([], ["cpu", "cuda"])
@@ -364,7 +454,9 @@ def test_a_backend_that_is_missing_is_so_on_every_device() -> None:
 
 def test_an_interpreter_is_told_of_a_backend_on_a_device() -> None:
     settings = Settings(devices=("cpu", "cuda"), python={"torch": "/elsewhere/python"})
-    report = Report([reports.result("torch cuda")], {"torch cuda": {"version": "2.0", "device": "cuda"}}, settings)
+    report = Report(
+        [reports.result("torch cuda")], {"torch cuda": {"version": "2.0", "device": "cuda"}}, settings
+    )
     assert "interpreter /elsewhere/python" in said(page(record.record(report, "check")))
 
 
@@ -372,16 +464,34 @@ def test_an_interpreter_is_told_of_a_backend_on_a_device() -> None:
 
 
 def ready(name: str, cuda: str, *devices: str) -> Diagnosis:
-    return Diagnosis(name, "ready", {"devices": ["cpu", *devices], "precision_defaults": {"products": {"cpu": "float32", "cuda": cuda}}}, [])
+    return Diagnosis(
+        name,
+        "ready",
+        {"devices": ["cpu", *devices], "precision_defaults": {"products": {"cpu": "float32", "cuda": cuda}}},
+        [],
+    )
 
 
 def test_doctor_warns_of_defaults_that_differ_and_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.here, "gpus", lambda: ["NVIDIA H100"])
-    found = doctor.conclusions([ready("torch", "float32", "cuda:0"), ready("tf", "tf32"), ready("jax", "tf32"), Diagnosis("paddle", "absent", {}, [])], Settings(device="cuda"))
+    found = doctor.conclusions(
+        [
+            ready("torch", "float32", "cuda:0"),
+            ready("tf", "tf32"),
+            ready("jax", "tf32"),
+            Diagnosis("paddle", "absent", {}, []),
+        ],
+        Settings(device="cuda"),
+    )
     assert len(found) == 1
-    assert found[0].startswith("on cuda, float32 products differ by default (torch in float32; tf, jax in tf32), ")
+    assert found[0].startswith(
+        "on cuda, float32 products differ by default (torch in float32; tf, jax in tf32), "
+    )
     assert "--precision strict" in found[0]
-    assert doctor.conclusions([ready("tf", "tf32", "cuda:0"), ready("jax", "tf32")], Settings(device="cuda")) == []
+    assert (
+        doctor.conclusions([ready("tf", "tf32", "cuda:0"), ready("jax", "tf32")], Settings(device="cuda"))
+        == []
+    )
 
 
 def test_doctor_says_whether_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,9 @@ def trained(folder: Path, config: spec.EncoderConfig, names: Sequence[str] = NAM
     encoder = data.TextEncoder(tokenizers.from_vocabulary("characters", VOCABULARY), data.text_for(config))
     labels = data.Labels(tuple(names))
     config = data.fitted(config, encoder, labels)
-    checkpoint.write(folder, checkpoint.Checkpoint(config, spec.initialize(config, seed), labels=labels, encoder=encoder))
+    checkpoint.write(
+        folder, checkpoint.Checkpoint(config, spec.initialize(config, seed), labels=labels, encoder=encoder)
+    )
     return folder
 
 
@@ -54,10 +56,17 @@ def texts_of(count: int, seed: int = 5) -> list[str]:
 # Predicting.
 
 
-def test_every_text_gets_what_it_gets_alone_in_the_order_of_the_texts(tmp_path: Path, variant_config: spec.EncoderConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_text_gets_what_it_gets_alone_in_the_order_of_the_texts(
+    tmp_path: Path, variant_config: spec.EncoderConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(prediction, "AT_ONCE", 7)
-    model = prediction.model_of(trained(tmp_path / "model", variant_config.replace(mask_assignment="per_sample")))
-    samples = [data.Sample(number, text, text[::-1] if number % 2 else None) for number, text in enumerate(texts_of(17))]
+    model = prediction.model_of(
+        trained(tmp_path / "model", variant_config.replace(mask_assignment="per_sample"))
+    )
+    samples = [
+        data.Sample(number, text, text[::-1] if number % 2 else None)
+        for number, text in enumerate(texts_of(17))
+    ]
     together = list(prediction.predict(model, by_the_reference(model), samples, 3, prediction.InOrder()))
     assert [found.sample for found in together if isinstance(found, prediction.Prediction)] == samples
     for sample, found in zip(samples, together, strict=True):
@@ -69,7 +78,9 @@ def test_every_text_gets_what_it_gets_alone_in_the_order_of_the_texts(tmp_path: 
         assert found.label == NAMES[int(np.argmax(found.probabilities))]
 
 
-def test_texts_are_read_as_they_are_predicted(tmp_path: Path, small: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_are_read_as_they_are_predicted(
+    tmp_path: Path, small: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(prediction, "AT_ONCE", 5)
     model, read = prediction.model_of(trained(tmp_path / "model", small("bert"))), list[int]()
 
@@ -87,20 +98,41 @@ def test_texts_are_read_as_they_are_predicted(tmp_path: Path, small: Config, mon
 
 
 def test_one_output_is_the_probability_of_the_second_class(tmp_path: Path, small: Config) -> None:
-    model = prediction.model_of(trained(tmp_path / "model", small("tf1-text-classifier", num_classes=1), ("no", "yes")))
-    (found,) = prediction.predict(model, lambda batch: np.array([[2.0]]), [data.Sample(1, "ab")], 3, prediction.InOrder())
+    model = prediction.model_of(
+        trained(tmp_path / "model", small("tf1-text-classifier", num_classes=1), ("no", "yes"))
+    )
+    (found,) = prediction.predict(
+        model, lambda batch: np.array([[2.0]]), [data.Sample(1, "ab")], 3, prediction.InOrder()
+    )
     assert isinstance(found, prediction.Prediction)
     assert (found.label, found.probabilities) == ("yes", tuple(probabilities([[2.0]])[0]))
-    (undecided,) = prediction.predict(model, lambda batch: np.array([[np.nan]]), [data.Sample(1, "ab")], 3, prediction.InOrder())
+    (undecided,) = prediction.predict(
+        model, lambda batch: np.array([[np.nan]]), [data.Sample(1, "ab")], 3, prediction.InOrder()
+    )
     assert isinstance(undecided, prediction.Prediction)
     assert undecided.label is None
 
 
 @pytest.mark.parametrize("name", ["keras-attention", "bert-pytorch"])
-def test_predictions_of_the_command_are_those_of_the_reference(invoke: Invoke, tmp_path: Path, small: Config, name: str) -> None:
+def test_predictions_of_the_command_are_those_of_the_reference(
+    invoke: Invoke, tmp_path: Path, small: Config, name: str
+) -> None:
     folder, texts = trained(tmp_path / "model", small(name)), texts_of(13)
     path, out = written(tmp_path, "texts.txt", "\n".join(texts) + "\n"), tmp_path / "out.jsonl"
-    code, output, errors = invoke("predict", folder, "--texts", path, "-o", out, "--backend", NUMPY, "--dtype", "float64", "--batch", "1")
+    code, output, errors = invoke(
+        "predict",
+        folder,
+        "--texts",
+        path,
+        "-o",
+        out,
+        "--backend",
+        NUMPY,
+        "--dtype",
+        "float64",
+        "--batch",
+        "1",
+    )
     assert (code, output, errors) == (0, "", [])
     model = prediction.model_of(folder)
     lines = [json.loads(line) for line in out.read_text().splitlines()]
@@ -108,19 +140,34 @@ def test_predictions_of_the_command_are_those_of_the_reference(invoke: Invoke, t
     for line in lines:
         found = model.encoder.encode(line["text_a"])
         segments = found.segment_ids[None] if model.config.num_segments else None
-        logits = spec.reference(model.config, model.weights, Batch(input_ids=found.ids[None], segment_ids=segments, labels=np.zeros(1, np.int64))).logits
+        logits = spec.reference(
+            model.config,
+            model.weights,
+            Batch(input_ids=found.ids[None], segment_ids=segments, labels=np.zeros(1, np.int64)),
+        ).logits
         assert line["label"] == NAMES[predicted(logits)[0]]
-        assert max(abs(a - b) for a, b in zip(line["probabilities"].values(), probabilities(logits)[0], strict=True)) < 1e-12
+        assert (
+            max(
+                abs(a - b)
+                for a, b in zip(line["probabilities"].values(), probabilities(logits)[0], strict=True)
+            )
+            < 1e-12
+        )
         assert (list(line["probabilities"]), line["truncated"]) == (list(NAMES), sum(found.truncated))
 
 
 def same_but_for_rounding(found: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether predictions in float64 are the same: a text alone and one in a batch are summed in different orders."""
-    apart = [abs(found["probabilities"][name] - probability) for name, probability in other["probabilities"].items()]
+    apart = [
+        abs(found["probabilities"][name] - probability)
+        for name, probability in other["probabilities"].items()
+    ]
     return {**found, "probabilities": 0} == {**other, "probabilities": 0} and max(apart) < 1e-12
 
 
-def test_single_texts_and_pairs_are_predicted(invoke: Invoke, tmp_path: Path, small: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_texts_and_pairs_are_predicted(
+    invoke: Invoke, tmp_path: Path, small: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, usual = trained(tmp_path / "model", small("bert")), ("--backend", NUMPY, "--dtype", "float64")
     code, output, errors = invoke("predict", folder, "abc", "你好", *usual)
     assert (code, errors) == (0, [])
@@ -129,8 +176,13 @@ def test_single_texts_and_pairs_are_predicted(invoke: Invoke, tmp_path: Path, sm
     path = written(tmp_path, "pairs.tsv", "abc\t你好\nabd\tc\n")
     lines = invoke("predict", folder, "--texts", path, "--columns", "text_a,text_b", *usual)[1].splitlines()
     assert same_but_for_rounding(json.loads(lines[0]), line)
-    assert not same_but_for_rounding({**json.loads(lines[1]), "line": 1, "text_a": "abc", "text_b": "你好"}, line)
-    for layout, text in (("jsonl", '{"text_a": "abc", "text_b": "你好"}\n'), ("tsv", "text_a\ttext_b\nabc\t你好\n")):
+    assert not same_but_for_rounding(
+        {**json.loads(lines[1]), "line": 1, "text_a": "abc", "text_b": "你好"}, line
+    )
+    for layout, text in (
+        ("jsonl", '{"text_a": "abc", "text_b": "你好"}\n'),
+        ("tsv", "text_a\ttext_b\nabc\t你好\n"),
+    ):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
         found = json.loads(invoke("predict", folder, "--texts", "-", "--layout", layout, *usual)[1])
         assert same_but_for_rounding({**found, "line": 1}, line)
@@ -140,7 +192,11 @@ def test_bad_lines_are_told_in_their_place_or_end_it(invoke: Invoke, tmp_path: P
     folder, out = trained(tmp_path / "model", small("bert")), tmp_path / "out.jsonl"
     path = written(tmp_path, "texts.txt", b"abc\n\nd\xff\ne\n \n")
     usual = ("predict", folder, "--texts", path, "-o", out, "--backend", NUMPY)
-    problems = [f"{path}:2: 'text_a' is empty", f"{path}:3: is no text in utf-8: invalid start byte at byte 1", f"{path}:5: 'text_a' is empty"]
+    problems = [
+        f"{path}:2: 'text_a' is empty",
+        f"{path}:3: is no text in utf-8: invalid start byte at byte 1",
+        f"{path}:5: 'text_a' is empty",
+    ]
     assert invoke(*usual) == (2, "", [f"concord: error: {problem}" for problem in problems])
     assert sorted(one.name for one in tmp_path.iterdir()) == ["model", "texts.txt"]
     assert invoke(*usual, "--on-error", "skip")[0] == 0
@@ -148,14 +204,35 @@ def test_bad_lines_are_told_in_their_place_or_end_it(invoke: Invoke, tmp_path: P
     assert [line.get("problem", line.get("line")) for line in lines] == [1, *problems[:2], 4, problems[2]]
 
 
-def test_spoilt_texts_are_predicted_or_refused(invoke: Invoke, tmp_path: Path, small: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, random, outcomes = prediction.model_of(trained(tmp_path / "model", small("bert"))), Random(13), set()
+def test_spoilt_texts_are_predicted_or_refused(
+    invoke: Invoke, tmp_path: Path, small: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, random, outcomes = (
+        prediction.model_of(trained(tmp_path / "model", small("bert"))),
+        Random(13),
+        set(),
+    )
     for number in range(150):
         name = ("texts.tsv", "texts.jsonl", "texts.txt")[number % 3]
-        content = {"texts.tsv": "abc\tde\t1\nfg\th\t0\n", "texts.jsonl": '{"text": "abc"}\n{"text": "de", "text_b": "f"}\n', "texts.txt": "abc\nde\n"}[name]
-        path, complaints = written(tmp_path, name, mutated(content.encode(), name, random)), prediction.InOrder(("fail", "skip")[number % 2])
+        content = {
+            "texts.tsv": "abc\tde\t1\nfg\th\t0\n",
+            "texts.jsonl": '{"text": "abc"}\n{"text": "de", "text_b": "f"}\n',
+            "texts.txt": "abc\nde\n",
+        }[name]
+        path, complaints = (
+            written(tmp_path, name, mutated(content.encode(), name, random)),
+            prediction.InOrder(("fail", "skip")[number % 2]),
+        )
         try:
-            found = list(prediction.predict(model, lambda batch: np.zeros((len(batch.required("input_ids")), 3)), data.samples.from_path(path, 0, data.samples.layout_of(path, None), None, complaints), 2, complaints))
+            found = list(
+                prediction.predict(
+                    model,
+                    lambda batch: np.zeros((len(batch.required("input_ids")), 3)),
+                    data.samples.from_path(path, 0, data.samples.layout_of(path, None), None, complaints),
+                    2,
+                    complaints,
+                )
+            )
             outcomes.add("predicted" if found and not complaints.count else "skipped")
         except SpecError:
             outcomes.add("refused")
@@ -168,27 +245,55 @@ def test_spoilt_texts_are_predicted_or_refused(invoke: Invoke, tmp_path: Path, s
         (("predict", "model", "a"), ["--backend is not given: which framework is to compute?"]),
         (("predict", "model", "--backend", NUMPY), ["give either TEXT or --texts FILE"]),
         (("predict", "model", "", "--backend", NUMPY), ["'text_a' is empty"]),
-        (("predict", "model", "a\udcff", "--backend", NUMPY), ["'a\\udcff' is no text: surrogates not allowed at character 1"]),
+        (
+            ("predict", "model", "a\udcff", "--backend", NUMPY),
+            ["'a\\udcff' is no text: surrogates not allowed at character 1"],
+        ),
         (("predict", "model", "--texts", "none", "--backend", NUMPY), ["none: no such file"]),
-        (("predict", "none", "a", "--backend", "troch"), ["unknown backend 'troch': did you mean 'torch'?", "none: no such file or folder"]),
-        (("predict", "model", "a", "--backend", NUMPY, "--dtype", "float46", "--batch", "0"), ["unknown dtype 'float46': did you mean 'float64' or 'float16'", "--batch is 0 but must be at least 1"]),
+        (
+            ("predict", "none", "a", "--backend", "troch"),
+            ["unknown backend 'troch': did you mean 'torch'?", "none: no such file or folder"],
+        ),
+        (
+            ("predict", "model", "a", "--backend", NUMPY, "--dtype", "float46", "--batch", "0"),
+            [
+                "unknown dtype 'float46': did you mean 'float64' or 'float16'",
+                "--batch is 0 but must be at least 1",
+            ],
+        ),
         (("evaluate", "model", "--data", "none.tsv", "--backend", NUMPY), ["none.tsv: no such file"]),
-        (("evaluate", "model", "--data", "dev.tsv", "--backend", NUMPY), ["dev.tsv:1: label is 'ugly' but must be one of 'bad', 'good', 'so so'"]),
+        (
+            ("evaluate", "model", "--data", "dev.tsv", "--backend", NUMPY),
+            ["dev.tsv:1: label is 'ugly' but must be one of 'bad', 'good', 'so so'"],
+        ),
     ],
 )
-def test_what_cannot_be_predicted_is_refused(invoke: Invoke, tmp_path: Path, small: Config, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], problems: list[str]) -> None:
+def test_what_cannot_be_predicted_is_refused(
+    invoke: Invoke,
+    tmp_path: Path,
+    small: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    problems: list[str],
+) -> None:
     monkeypatch.chdir(tmp_path)
     trained(tmp_path / "model", small("bert"))
     written(tmp_path, "dev.tsv", "ab\tugly\n")
     code, output, errors = invoke(*arguments)
     assert (code, output) == (2, "")
-    assert [line.removeprefix("concord: error: ")[:60] for line in errors] == [problem[:60] for problem in problems]
+    assert [line.removeprefix("concord: error: ")[:60] for line in errors] == [
+        problem[:60] for problem in problems
+    ]
 
 
-def test_a_backend_that_gives_nothing_ends_with_its_own_exit_code(invoke: Invoke, tmp_path: Path, small: Config) -> None:
+def test_a_backend_that_gives_nothing_ends_with_its_own_exit_code(
+    invoke: Invoke, tmp_path: Path, small: Config
+) -> None:
     folder = trained(tmp_path / "model", small("bert"))
     for name in ("KillsItself", "SaysUnsupported"):
-        code, _, errors = invoke("predict", folder, "abc", "--backend", toy(name), "-o", tmp_path / "out.jsonl")
+        code, _, errors = invoke(
+            "predict", folder, "abc", "--backend", toy(name), "-o", tmp_path / "out.jsonl"
+        )
         assert (code, (tmp_path / "out.jsonl").exists()) == (3, False)
         assert toy(name) in errors[0]
 
@@ -196,35 +301,85 @@ def test_a_backend_that_gives_nothing_ends_with_its_own_exit_code(invoke: Invoke
 def test_a_checkpoint_without_texts_says_so(tmp_path: Path, small: Config) -> None:
     config = small("bert")
     checkpoint.write(tmp_path / "model", checkpoint.Checkpoint(config, spec.initialize(config, 0)))
-    assert refusal(prediction.model_of, tmp_path / "model")[0].startswith(f"{tmp_path}/model: was not trained on texts")
+    assert refusal(prediction.model_of, tmp_path / "model")[0].startswith(
+        f"{tmp_path}/model: was not trained on texts"
+    )
 
 
 # Evaluating.
 
 
-def test_an_evaluation_is_what_the_predictions_come_to(invoke: Invoke, tmp_path: Path, small: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_is_what_the_predictions_come_to(
+    invoke: Invoke, tmp_path: Path, small: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder, texts = trained(tmp_path / "model", small("bert")), texts_of(29)
     model = prediction.model_of(folder)
     lines = [f"{text}\t{NAMES[number % 3]}" for number, text in enumerate(texts)]
-    path, out = written(tmp_path, "dev.tsv", "\n".join([*lines, "no label", "", "x\tugly"]) + "\n"), tmp_path / "out.json"
-    code, output, errors = invoke("evaluate", folder, "--data", path, "--backend", NUMPY, "--dtype", "float64", "--on-error", "skip", "--json", out)
+    path, out = (
+        written(tmp_path, "dev.tsv", "\n".join([*lines, "no label", "", "x\tugly"]) + "\n"),
+        tmp_path / "out.json",
+    )
+    code, output, errors = invoke(
+        "evaluate",
+        folder,
+        "--data",
+        path,
+        "--backend",
+        NUMPY,
+        "--dtype",
+        "float64",
+        "--on-error",
+        "skip",
+        "--json",
+        out,
+    )
     assert (code, errors) == (0, [])
     found = json.loads(out.read_text())
-    logits = np.concatenate([by_the_reference(model)(batch) for _, batch in data.batches(data.encode(data.read(written(tmp_path, "good.tsv", "\n".join(lines))), model.encoder), model.config, 1)])
+    logits = np.concatenate(
+        [
+            by_the_reference(model)(batch)
+            for _, batch in data.batches(
+                data.encode(data.read(written(tmp_path, "good.tsv", "\n".join(lines))), model.encoder),
+                model.config,
+                1,
+            )
+        ]
+    )
     truth, best = np.arange(29) % 3, predicted(logits)
-    assert found["confusion"] == [[int(((truth == row) & (best == column)).sum()) for column in range(3)] for row in range(3)]
-    assert (found["samples"], found["bad_lines"], found["accuracy"], found["labels"]) == (29, 3, float((truth == best).mean()), list(NAMES))
+    assert found["confusion"] == [
+        [int(((truth == row) & (best == column)).sum()) for column in range(3)] for row in range(3)
+    ]
+    assert (found["samples"], found["bad_lines"], found["accuracy"], found["labels"]) == (
+        29,
+        3,
+        float((truth == best).mean()),
+        list(NAMES),
+    )
     assert abs(found["loss"] - losses(logits, truth).mean()) < 1e-12
-    assert f"accuracy {found['accuracy']:.4f}, macro F1 {found['macro_f1']:.4f}, loss {found['loss']:.4f}" in output
+    assert (
+        f"accuracy {found['accuracy']:.4f}, macro F1 {found['macro_f1']:.4f}, loss {found['loss']:.4f}"
+        in output
+    )
     assert f"left out: {path}:31: has 1 columns but must have 2: text_a, label" in output
     assert list((tmp_path / "cache" / "concord" / "corpora").iterdir())
 
 
 @pytest.mark.parametrize("format", ["hugging-face", "concord"])
-def test_a_checkpoint_from_elsewhere_predicts_with_its_own_tokenizer(invoke: Invoke, tmp_path: Path, format: str) -> None:
+def test_a_checkpoint_from_elsewhere_predicts_with_its_own_tokenizer(
+    invoke: Invoke, tmp_path: Path, format: str
+) -> None:
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefg"]
-    config = spec.variant("bert", vocab_size=len(vocabulary), d_model=6, num_heads=2, d_ff=7, num_layers=1, max_positions=13, num_classes=3)
+    config = spec.variant(
+        "bert",
+        vocab_size=len(vocabulary),
+        d_model=6,
+        num_heads=2,
+        d_ff=7,
+        num_layers=1,
+        max_positions=13,
+        num_classes=3,
+    )
     weights = {name: array.astype(np.float32) for name, array in spec.initialize(config, seed=3).items()}
     ported = porting.from_weights(config, weights, files={"vocab.txt": "\n".join(vocabulary).encode()})
     porting.write(dataclasses.replace(ported, labels=("no", "maybe", "yes")), tmp_path / "there", format)
@@ -232,7 +387,9 @@ def test_a_checkpoint_from_elsewhere_predicts_with_its_own_tokenizer(invoke: Inv
     assert (code, problems) == (0, [])
     found = json.loads(said)
     ids, segments = np.array([[2, 4, 5, 1, 3, 6, 3]]), np.array([[0, 0, 0, 0, 0, 1, 1]])
-    logits = spec.reference(config, weights, Batch(input_ids=ids, segment_ids=segments, labels=np.array([0]))).logits[0]
+    logits = spec.reference(
+        config, weights, Batch(input_ids=ids, segment_ids=segments, labels=np.array([0]))
+    ).logits[0]
     expected = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
     assert list(found["probabilities"]) == ["no", "maybe", "yes"]
     assert np.abs(np.array(list(found["probabilities"].values())) - expected).max() < 2.0**-20
@@ -242,10 +399,16 @@ def test_a_checkpoint_from_elsewhere_predicts_with_its_own_tokenizer(invoke: Inv
 
 
 def test_texts_are_those_of_a_roberta() -> None:
-    letters = {letter: 4 + number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE({"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, **letters}, []))  # as theirs are: of bytes, and it says no unknown token
+    letters = {
+        letter: 4 + number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+    }
+    tokenizer = Tokenizer(
+        models.BPE({"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, **letters}, [])
+    )  # as theirs are: of bytes, and it says no unknown token
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=True, add_prefix_space=False)
+    tokenizer.post_processor = processors.RobertaProcessing(
+        ("</s>", 2), ("<s>", 0), trim_offsets=True, add_prefix_space=False
+    )
     tokenizer.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>"])
     config = spec.variant("roberta", vocab_size=260, max_positions=41)
     files = {"tokenizer.json": tokenizer.to_str().encode()}
@@ -255,8 +418,12 @@ def test_texts_are_those_of_a_roberta() -> None:
     assert (made.text.between, made.text.unknown, made.text.max_tokens) == (1, "<unk>", 39)
     for pair in (("café, 天气", None), ("a b", "naïve"), ("", "x")):
         ours, theirs = made.encode(*pair), own.encode(*pair)
-        (ids, border, cut), = made.encode_many([pair])
-        assert (ours.ids.tolist(), ids.tolist(), ours.segment_ids.tolist()) == (theirs.ids.tolist(), theirs.ids.tolist(), [0] * len(theirs.ids))
+        ((ids, border, cut),) = made.encode_many([pair])
+        assert (ours.ids.tolist(), ids.tolist(), ours.segment_ids.tolist()) == (
+            theirs.ids.tolist(),
+            theirs.ids.tolist(),
+            [0] * len(theirs.ids),
+        )
         assert (cut, border) == (0, len(theirs.ids) if pair[1] is None else len(made.encode(pair[0]).ids) + 1)
     long = made.encode("a" * 99, "b" * 99)
     assert (len(long.ids), long.ids.tolist().count(2), sum(long.truncated)) == (39, 3, 198 - 35)
@@ -264,9 +431,13 @@ def test_texts_are_those_of_a_roberta() -> None:
 
 
 def test_marks_that_cannot_be_put_around_samples_are_refused() -> None:
-    tokenizer = Tokenizer(models.WordLevel({"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3, "a": 4, "b": 5}, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3, "a": 4, "b": 5}, unk_token="<unk>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", "<s> $A </s> <s> $B </s>", [("<s>", 1), ("</s>", 2)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "<s> $A </s>", "<s> $A </s> <s> $B </s>", [("<s>", 1), ("</s>", 2)]
+    )
     config = spec.variant("bert", vocab_size=6, max_positions=11)
     with pytest.raises(SpecError, match="other marks around two texts"):
         text_encoder(Path(), {"tokenizer.json": tokenizer.to_str().encode()}, config)
@@ -280,16 +451,39 @@ def test_samples_that_the_loss_leaves_out_do_not_count(tmp_path: Path, small: Co
     model = prediction.model_of(trained(tmp_path / "model", small("bert", ignore_label=1)))
     lines = "".join(f"ab\t{NAMES[number % 3]}\n" for number in range(11))
     corpus = data.encode(data.read(written(tmp_path, "dev.tsv", lines)), model.encoder, model.labels)
-    metrics, loss = prediction.evaluate(model, lambda batch: np.tile([0.0, 9.0, 1.0], (len(batch.required("labels")), 1)), corpus, 3)
-    assert (metrics.count, metrics.confusion.tolist(), loss) == (7, [[0, 4, 0], [0, 0, 0], [0, 3, 0]], float(losses(np.tile([0.0, 9.0, 1.0], (7, 1)), [0] * 4 + [2] * 3).mean()))
+    metrics, loss = prediction.evaluate(
+        model, lambda batch: np.tile([0.0, 9.0, 1.0], (len(batch.required("labels")), 1)), corpus, 3
+    )
+    assert (metrics.count, metrics.confusion.tolist(), loss) == (
+        7,
+        [[0, 4, 0], [0, 0, 0], [0, 3, 0]],
+        float(losses(np.tile([0.0, 9.0, 1.0], (7, 1)), [0] * 4 + [2] * 3).mean()),
+    )
 
 
 def test_a_model_whose_logits_are_nan_is_undecided(invoke: Invoke, tmp_path: Path, small: Config) -> None:
     folder = trained(tmp_path / "model", small("bert"))
     path = written(tmp_path, "dev.tsv", "ab\tbad\nc\tgood\n")
-    code, output, errors = invoke("evaluate", folder, "--data", path, "--backend", toy("ReturnsNaN"), "--cache", tmp_path / "cache", "--json", tmp_path / "out.json")
+    code, output, errors = invoke(
+        "evaluate",
+        folder,
+        "--data",
+        path,
+        "--backend",
+        toy("ReturnsNaN"),
+        "--cache",
+        tmp_path / "cache",
+        "--json",
+        tmp_path / "out.json",
+    )
     found = json.loads((tmp_path / "out.json").read_text())
-    assert (code, errors, found["undecided"], found["accuracy"], found["loss"]) == (0, [], [1, 1, 0], 0.0, None)
+    assert (code, errors, found["undecided"], found["accuracy"], found["loss"]) == (
+        0,
+        [],
+        [1, 1, 0],
+        0.0,
+        None,
+    )
     assert "none: NaN" in output
     code, output, _ = invoke("predict", folder, "ab", "--backend", toy("ReturnsNaN"))
     line = json.loads(output)
@@ -300,6 +494,11 @@ def test_a_model_whose_logits_are_nan_is_undecided(invoke: Invoke, tmp_path: Pat
 def test_frameworks_predict_alike(invoke: Invoke, tmp_path: Path, small: Config, worker: Any) -> None:
     folder = trained(tmp_path / "model", small("bert"))
     path = written(tmp_path, "texts.txt", "\n".join(texts_of(37)) + "\n")
-    found = [invoke("predict", folder, "--texts", path, "--backend", name, "--dtype", "float64")[1].splitlines() for name in (NUMPY, worker.name)]
+    found = [
+        invoke("predict", folder, "--texts", path, "--backend", name, "--dtype", "float64")[1].splitlines()
+        for name in (NUMPY, worker.name)
+    ]
     of_reference, of_worker = ([json.loads(line) for line in lines] for lines in found)
-    assert [(one["line"], one["label"]) for one in of_worker] == [(one["line"], one["label"]) for one in of_reference]
+    assert [(one["line"], one["label"]) for one in of_worker] == [
+        (one["line"], one["label"]) for one in of_reference
+    ]

@@ -29,22 +29,38 @@ HEAD = ["classifier.weight", "classifier.bias"]
 def samples(folder: Path, labels: Sequence[str] = ("yes", "no")) -> Path:
     """Write 31 texts with labels in turn."""
     words = ("the cat sat", "a quick dog ran", "who said rain ?", "look , the bank", "short")
-    lines = [f"{words[number % 5]} {words[number % 3]}\t{labels[number % len(labels)]}" for number in range(31)]
+    lines = [
+        f"{words[number % 5]} {words[number % 3]}\t{labels[number % len(labels)]}" for number in range(31)
+    ]
     folder.mkdir(exist_ok=True)
     (folder / "train.tsv").write_text("\n".join(["text\tlabel", *lines]) + "\n")
     return folder
 
 
-def begun(path: Path, data: Path, tokens: int | None = None, dtype: str = "float32") -> tuple[beginning.Pretrained, checkpoint.Checkpoint]:
+def begun(
+    path: Path, data: Path, tokens: int | None = None, dtype: str = "float32"
+) -> tuple[beginning.Pretrained, checkpoint.Checkpoint]:
     origin = start_of(path)
     plan = Plan(backend="torch", files=beginning.files(data), epochs=1, batch=5, dtype=dtype)
-    start, _ = beginning.begin(origin.config, recipe("hugging-face"), plan, beginning.Texts(tokens=tokens), seed=11, pretrained=origin)
+    start, _ = beginning.begin(
+        origin.config,
+        recipe("hugging-face"),
+        plan,
+        beginning.Texts(tokens=tokens),
+        seed=11,
+        pretrained=origin,
+    )
     return origin, start
 
 
 def drawn(origin: beginning.Pretrained, start: checkpoint.Checkpoint) -> list[str]:
     """Return the parameters that are not the checkpoint's, bit for bit."""
-    return [name for name, array in start.weights.items() if name not in origin.weights or array.tobytes() != np.asarray(origin.weights[name], array.dtype).tobytes()]
+    return [
+        name
+        for name, array in start.weights.items()
+        if name not in origin.weights
+        or array.tobytes() != np.asarray(origin.weights[name], array.dtype).tobytes()
+    ]
 
 
 def test_a_classifier_goes_on_with_all_its_weights_and_its_own_classes(tmp_path: Path) -> None:
@@ -54,22 +70,42 @@ def test_a_classifier_goes_on_with_all_its_weights_and_its_own_classes(tmp_path:
 
 
 def test_a_classifier_of_other_classes_is_drawn_anew(tmp_path: Path) -> None:
-    origin, start = begun(hugging_face(tmp_path / "bert", **NAMES), samples(tmp_path / "data", ("yes", "no", "never", "so so")))
+    origin, start = begun(
+        hugging_face(tmp_path / "bert", **NAMES), samples(tmp_path / "data", ("yes", "no", "never", "so so"))
+    )
     assert start.labels is not None
-    assert (start.labels.names, drawn(origin, start), start.config.num_classes) == (("never", "no", "so so", "yes"), HEAD, 4)
-    origin, start = begun(hugging_face(tmp_path / "bert", **NAMES), samples(tmp_path / "data", ("a", "b", "c")))  # as many, but others
+    assert (start.labels.names, drawn(origin, start), start.config.num_classes) == (
+        ("never", "no", "so so", "yes"),
+        HEAD,
+        4,
+    )
+    origin, start = begun(
+        hugging_face(tmp_path / "bert", **NAMES), samples(tmp_path / "data", ("a", "b", "c"))
+    )  # as many, but others
     assert drawn(origin, start) == HEAD
 
 
 def test_classes_that_nobody_has_named_are_numbers(tmp_path: Path) -> None:
-    origin, start = begun(hugging_face(tmp_path / "bert", **{**NAMES, "id2label": {str(number): f"LABEL_{number}" for number in range(3)}}), samples(tmp_path / "data", ("2", "0")))
+    origin, start = begun(
+        hugging_face(
+            tmp_path / "bert",
+            **{**NAMES, "id2label": {str(number): f"LABEL_{number}" for number in range(3)}},
+        ),
+        samples(tmp_path / "data", ("2", "0")),
+    )
     assert start.labels is not None
     assert (start.labels.names, drawn(origin, start)) == (("0", "1", "2"), [])
 
 
 def test_an_encoder_gets_a_head(tmp_path: Path) -> None:
-    origin, start = begun(hugging_face(tmp_path / "bert", "encoder", **NAMES), samples(tmp_path / "data"), dtype="float64")
-    assert (origin.part, drawn(origin, start), start.config.num_classes) == ("encoder", ["pooler.weight", "pooler.bias", *HEAD], 2)
+    origin, start = begun(
+        hugging_face(tmp_path / "bert", "encoder", **NAMES), samples(tmp_path / "data"), dtype="float64"
+    )
+    assert (origin.part, drawn(origin, start), start.config.num_classes) == (
+        "encoder",
+        ["pooler.weight", "pooler.bias", *HEAD],
+        2,
+    )
     assert {array.dtype.name for array in start.weights.values()} == {"float64"}
 
 
@@ -86,17 +122,62 @@ def test_texts_become_what_its_own_tokenizer_makes_of_them(tmp_path: Path) -> No
 
 @pytest.mark.xdist_group("torch")
 def test_a_run_goes_on_from_a_checkpoint_and_another_from_the_run(invoke: Invoke, tmp_path: Path) -> None:
-    path, data, run, second = hugging_face(tmp_path / "bert", **NAMES), samples(tmp_path / "data"), tmp_path / "run", tmp_path / "second"
-    common = ["--backend", "torch", "--threads", "1", "--batch", "7", "--data", data, "--dev", data / "train.tsv"]
+    path, data, run, second = (
+        hugging_face(tmp_path / "bert", **NAMES),
+        samples(tmp_path / "data"),
+        tmp_path / "run",
+        tmp_path / "second",
+    )
+    common = [
+        "--backend",
+        "torch",
+        "--threads",
+        "1",
+        "--batch",
+        "7",
+        "--data",
+        data,
+        "--dev",
+        data / "train.tsv",
+    ]
     code, said, errors = invoke("train", *common, "--checkpoint", path, "--out", run, "--steps", "4")
     assert (code, len(errors)) == (0, 1)
-    assert errors[0].startswith(f"{path}: part model, 41 of 41 parameters taken; nothing drawn anew; 3 classes: so so, no, yes")
+    assert errors[0].startswith(
+        f"{path}: part model, 41 of 41 parameters taken; nothing drawn anew; 3 classes: so so, no, yes"
+    )
     first = checkpoint.read(run, "last")
     assert (first.progress.step, first.recipe) == (4, recipe("hugging-face", total_steps=4))
     assert first.labels is not None
-    code, _, errors = invoke("train", *common, "--checkpoint", run, "--out", second, "--steps", "1", "--recipe", "adamw", "--warmup", "0", "--seed", "5")
-    assert (code, errors[0].startswith(f"{run}: part model, 41 of 41 parameters taken; nothing drawn anew")) == (0, True)
-    code, said, _ = invoke("evaluate", second, "--data", data / "train.tsv", "--backend", "torch", "--json", tmp_path / "found.json")
+    code, _, errors = invoke(
+        "train",
+        *common,
+        "--checkpoint",
+        run,
+        "--out",
+        second,
+        "--steps",
+        "1",
+        "--recipe",
+        "adamw",
+        "--warmup",
+        "0",
+        "--seed",
+        "5",
+    )
+    assert (
+        code,
+        errors[0].startswith(f"{run}: part model, 41 of 41 parameters taken; nothing drawn anew"),
+    ) == (0, True)
+    code, said, _ = invoke(
+        "evaluate",
+        second,
+        "--data",
+        data / "train.tsv",
+        "--backend",
+        "torch",
+        "--json",
+        tmp_path / "found.json",
+    )
     assert (code, json.loads((tmp_path / "found.json").read_text())["samples"]) == (0, 31), said
     assert invoke("port", second, "-o", tmp_path / "back", "--to", "hugging-face")[0] == 0
     assert porting.read(tmp_path / "back").labels == ("so so", "no", "yes")
@@ -104,14 +185,37 @@ def test_a_run_goes_on_from_a_checkpoint_and_another_from_the_run(invoke: Invoke
 
 
 @pytest.mark.xdist_group("torch")
-def test_what_training_goes_on_from_is_copied_however_large_it_is(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_training_goes_on_from_is_copied_however_large_it_is(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, data, run = hugging_face(tmp_path / "bert", **NAMES), samples(tmp_path / "data"), tmp_path / "run"
-    assert invoke("train", "--backend", "torch", "--threads", "1", "--data", data, "--checkpoint", path, "--out", run, "--steps", "2", "--batch", "7")[0] == 0
+    assert (
+        invoke(
+            "train",
+            "--backend",
+            "torch",
+            "--threads",
+            "1",
+            "--data",
+            data,
+            "--checkpoint",
+            path,
+            "--out",
+            run,
+            "--steps",
+            "2",
+            "--batch",
+            "7",
+        )[0]
+        == 0
+    )
     monkeypatch.setattr(folders, "LARGEST", (runs.place(run) / "state.safetensors").stat().st_size - 1)
     porting.write(porting.read(run), tmp_path / "copy", "concord")
     first, copy = checkpoint.read(run), checkpoint.read(tmp_path / "copy")
     assert (copy.progress, copy.recipe, copy.labels) == (first.progress, first.recipe, first.labels)
-    assert {name: array.tobytes() for name, array in copy.state.items()} == {name: array.tobytes() for name, array in first.state.items()}
+    assert {name: array.tobytes() for name, array in copy.state.items()} == {
+        name: array.tobytes() for name, array in first.state.items()
+    }
     porting.write(porting.read(run), tmp_path / "paddle", "paddle")
     assert not (tmp_path / "paddle/state.safetensors").exists()
     state = runs.place(run) / "state.safetensors"
@@ -123,26 +227,56 @@ def test_what_training_goes_on_from_is_copied_however_large_it_is(invoke: Invoke
 
 @pytest.mark.xdist_group("torch")
 def test_lockstep_judges_a_checkpoint_of_ones_own(invoke: Invoke, tmp_path: Path) -> None:
-    path, data, page = hugging_face(tmp_path / "bert", "encoder"), samples(tmp_path / "data"), tmp_path / "found.json"
-    given = ["--lockstep", "--checkpoint", path, "--data", data, "--steps", "2", "--batch", "5", "--threads", "1", "--backend", "torch", "--json", page]
+    path, data, page = (
+        hugging_face(tmp_path / "bert", "encoder"),
+        samples(tmp_path / "data"),
+        tmp_path / "found.json",
+    )
+    given = [
+        "--lockstep",
+        "--checkpoint",
+        path,
+        "--data",
+        data,
+        "--steps",
+        "2",
+        "--batch",
+        "5",
+        "--threads",
+        "1",
+        "--backend",
+        "torch",
+        "--json",
+        page,
+    ]
     code, said, errors = invoke("train", *given)
     assert (code, json.loads(page.read_text())["tracks"][0]["steps"]) == (0, 2), said
-    assert "37 of 41 parameters taken; drawn anew: pooler.weight, pooler.bias, classifier.weight, classifier.bias" in errors[0]
+    assert (
+        "37 of 41 parameters taken; drawn anew: pooler.weight, pooler.bias, classifier.weight, classifier.bias"
+        in errors[0]
+    )
 
 
 def test_what_a_checkpoint_leaves_no_room_for_is_refused(invoke: Invoke, tmp_path: Path) -> None:
     path, data = hugging_face(tmp_path / "bert"), samples(tmp_path / "data")
 
     def refused(*further: object) -> list[str]:
-        code, _, errors = invoke("train", "--backend", "torch", "--checkpoint", path, "--out", tmp_path / "run", *further)
+        code, _, errors = invoke(
+            "train", "--backend", "torch", "--checkpoint", path, "--out", tmp_path / "run", *further
+        )
         assert (code, (tmp_path / "run").exists()) == (2, False)
         return [line.removeprefix("concord: error: ") for line in errors]
 
     says = "is given but --checkpoint is too: the checkpoint"
-    assert refused("--variant", "bert", "--vocabulary", "9", "--data", data) == [f"--variant {says} says what the model is", f"--vocabulary {says} has a tokenizer"]
+    assert refused("--variant", "bert", "--vocabulary", "9", "--data", data) == [
+        f"--variant {says} says what the model is",
+        f"--vocabulary {says} has a tokenizer",
+    ]
     assert refused("--set", "d_model=16", "--data", data) == [f"--set d_model {says} says what the model is"]
     assert refused() == ["--checkpoint is given but --data is not: what is the model to be trained on?"]
-    assert refused("--tokens", "20", "--data", data) == ["a sample may have 20 tokens but must have at most 19, as 'max_positions' says"]
+    assert refused("--tokens", "20", "--data", data) == [
+        "a sample may have 20 tokens but must have at most 19, as 'max_positions' says"
+    ]
     (path / "vocab.txt").unlink()
     assert refused("--data", data) == [f"{path}: has no tokenizer: it lacks tokenizer.json and vocab.txt"]
 
@@ -150,6 +284,12 @@ def test_what_a_checkpoint_leaves_no_room_for_is_refused(invoke: Invoke, tmp_pat
 def test_what_takes_no_texts_is_refused(tmp_path: Path) -> None:
     whole = porting.read(hugging_face(tmp_path / "bert"))
     stack = {name: array for name, array in whole.weights().items() if name.startswith("layers.")}
-    porting.write(porting.from_weights(whole.config, stack, "stack", {"vocab.txt": (tmp_path / "bert/vocab.txt").read_bytes()}), tmp_path / "stack", "torch")
+    porting.write(
+        porting.from_weights(
+            whole.config, stack, "stack", {"vocab.txt": (tmp_path / "bert/vocab.txt").read_bytes()}
+        ),
+        tmp_path / "stack",
+        "torch",
+    )
     with pytest.raises(SpecError, match="holds the part 'stack' but must hold one of model, pooled, encoder"):
         start_of(tmp_path / "stack")

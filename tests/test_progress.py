@@ -28,7 +28,9 @@ def test_each_tenth_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(told) == 11
 
 
-def test_where_nobody_knows_how_many_there_will_be_every_hundredth_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_nobody_knows_how_many_there_will_be_every_hundredth_has_a_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with bars(["here", "there"], None, "cases") as reached:
         for done in range(0, 230, 23):
             reached("here", done, "")
@@ -42,7 +44,9 @@ def test_what_is_done_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines(capsys) == ["minilm: warming up " + "and up " * 30]
 
 
-def test_where_parts_take_long_every_minute_has_a_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_parts_take_long_every_minute_has_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(concord.progress, "MINUTE", 1e-9)
     with bars(["here"], 7000, "cases") as reached:
         for done in (0, 3, 3, 17):

@@ -25,13 +25,23 @@ GUIDE = (ROOT / "docs/guides/from-model-to-verdict.md").read_text()
 
 def blocks(text, language=""):
     """Return the fenced blocks of a page in a language."""
-    return [body for said, body in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE) if said == language]
+    return [
+        body
+        for said, body in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+        if said == language
+    ]
 
 
 def commands(text):
     """Return the commands of a page, in blocks of their own and within a sentence."""
-    shown = [line for block in blocks(text) for line in re.findall(r"^ *(concord [a-z-]+ .*)", block, re.MULTILINE)]
-    return shown + [" ".join(said.split()) for said in re.findall(r"(?<!`)`(concord [a-z-]+ [^`]+)`", text) if "…" not in said]
+    shown = [
+        line for block in blocks(text) for line in re.findall(r"^ *(concord [a-z-]+ .*)", block, re.MULTILINE)
+    ]
+    return shown + [
+        " ".join(said.split())
+        for said in re.findall(r"(?<!`)`(concord [a-z-]+ [^`]+)`", text)
+        if "…" not in said
+    ]
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -42,7 +52,9 @@ def test_python_example_runs_and_passes(open_worker):
     open_worker("paddle")  # skips where it is not installed
     (example,) = blocks(README, "python")
     program = example + "\nassert verdict.passed, verdict.first_divergence\nprint(len(verdict.table))\n"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 50
 
@@ -59,7 +71,9 @@ def test_table_is_generated_and_names_every_variant_and_backend():
 
 def test_commands_that_are_named_exist():
     named = set(re.findall(r"^concord ([a-z-]+)", README, re.MULTILINE))
-    known = {command.name or command.callback.__name__.replace("_", "-") for command in app.registered_commands}
+    known = {
+        command.name or command.callback.__name__.replace("_", "-") for command in app.registered_commands
+    }
     assert named == known
 
 
@@ -71,7 +85,9 @@ def test_commands_that_are_shown_have_the_options_that_they_show(page, line):
     group = get_command(app)
     with group.make_context("concord", words) as context:
         name, command, rest = group.resolve_command(context, words)
-        with command.make_context(name, rest, parent=context) as parsed:  # refuses what it does not know, and runs nothing
+        with command.make_context(
+            name, rest, parent=context
+        ) as parsed:  # refuses what it does not know, and runs nothing
             assert not parsed.args
 
 
@@ -81,17 +97,31 @@ def test_guide_from_a_model_to_its_verdict_says_what_the_programs_say(tmp_path, 
     (tmp_path / "verdict.py").write_text("\n".join(parts))
     shown = [block for block in blocks(GUIDE) if block.startswith("generic: ")]
     mends = ["", *blocks(GUIDE, "diff")]
-    causes = ["norm_epsilon = 1e-05 instead of 1e-12 (NRM-2)", "activation = gelu_tanh instead of gelu_erf (FFN-2)", "generic: agrees"]
+    causes = [
+        "norm_epsilon = 1e-05 instead of 1e-12 (NRM-2)",
+        "activation = gelu_tanh instead of gelu_erf (FFN-2)",
+        "generic: agrees",
+    ]
     for output, mend, cause in zip(shown, mends, causes, strict=True):
         model = mended(model, mend)
         (tmp_path / "mine.py").write_text(model)
-        done = subprocess.run([sys.executable, "verdict.py"], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            [sys.executable, "verdict.py"],
+            cwd=tmp_path,
+            env={"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         assert without_numbers(done.stdout) == without_numbers(output)
         assert cause in done.stdout
 
 
-def test_a_checkpoint_is_judged_run_and_exported_as_the_guide_shows(tmp_path, invoke, monkeypatch, open_worker):
+def test_a_checkpoint_is_judged_run_and_exported_as_the_guide_shows(
+    tmp_path, invoke, monkeypatch, open_worker
+):
     open_worker("torch")  # skips where it is not installed
     section = GUIDE.partition("\n## 7. ")[2]
     hugging_face(tmp_path / "my-bert")
@@ -108,7 +138,9 @@ def test_a_checkpoint_is_judged_run_and_exported_as_the_guide_shows(tmp_path, in
 
 def mended(program, mend):
     """Return a program after a change that a guide shows."""
-    for wrong, right in zip(re.findall(r"^-(.*)", mend, re.MULTILINE), re.findall(r"^\+(.*)", mend, re.MULTILINE), strict=True):
+    for wrong, right in zip(
+        re.findall(r"^-(.*)", mend, re.MULTILINE), re.findall(r"^\+(.*)", mend, re.MULTILINE), strict=True
+    ):
         assert wrong in program
         program = program.replace(wrong, right)
     return program
@@ -122,10 +154,24 @@ def test_guide_to_speed_measures_a_model_of_ones_own(tmp_path, open_worker):
     (tmp_path / "verdict.py").write_text("\n".join(parts))
     (tmp_path / "timed.py").write_text(timed)
     offered = set(re.findall(r"^    def (\w+)", timed.partition("class Session")[2], re.MULTILINE))
-    assert offered >= {name for protocol in (interface.Session, interface.Steps) for name in vars(protocol) if not name.startswith("_")} - {"timed"}
+    assert offered >= {
+        name
+        for protocol in (interface.Session, interface.Steps)
+        for name in vars(protocol)
+        if not name.startswith("_")
+    } - {"timed"}
     shell = f"{sys.executable} -c 'from verdict import config; print(config.to_toml())' > mine.toml && "
     options = "--config mine.toml --quick --implementation explicit --execution eager --kind training --threads 1 --json speed.json"
-    done = subprocess.run(f"{shell} {sys.executable} -m concord speed --backend timed:Backend {options}", shell=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        f"{shell} {sys.executable} -m concord speed --backend timed:Backend {options}",
+        shell=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     (entry,) = json.loads((tmp_path / "speed.json").read_text())["entries"]
     assert (entry["status"], entry["implementation"], entry["checked_samples"]) == ("measured", "explicit", 8)
@@ -141,10 +187,21 @@ def test_reference_pages_are_what_the_code_says():
     folder = ROOT / "docs/api"
     written = {path.name: path.read_text() for path in folder.iterdir()}
     assert written == manual.pages(), "make api writes them anew"
-    assert set(re.findall(r"^\| `([a-z0-9_]+)` \|", written["configuration.md"], re.MULTILINE)) == set(spec.FIELDS)
-    named = [name.replace(".0.", ".N.") for variant in spec.variants() for name in spec.parameters(spec.variant(variant, num_layers=1))]
+    assert set(re.findall(r"^\| `([a-z0-9_]+)` \|", written["configuration.md"], re.MULTILINE)) == set(
+        spec.FIELDS
+    )
+    named = [
+        name.replace(".0.", ".N.")
+        for variant in spec.variants()
+        for name in spec.parameters(spec.variant(variant, num_layers=1))
+    ]
     assert not [name for name in named if f"| `{name}` |" not in written["parameters.md"]]
-    tapped = [name.replace(".0.", ".N.") for variant in spec.variants() for part in spec.PARTS for name in spec.taps(spec.variant(variant, num_layers=1), part)]
+    tapped = [
+        name.replace(".0.", ".N.")
+        for variant in spec.variants()
+        for part in spec.PARTS
+        for name in spec.taps(spec.variant(variant, num_layers=1), part)
+    ]
     assert not [name for name in tapped if f"| `{name}` |" not in written["taps.md"]]
 
 
@@ -154,8 +211,19 @@ def test_links_lead_somewhere(target):
 
 
 def test_every_record_of_a_gpu_is_made_by_a_command_that_exists(tmp_path):
-    done = subprocess.run(["make", "-n", "gpu-records", "DEVICE=tpu", f"GPU={tmp_path}"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    commands = [line.partition(" -m concord ")[2].partition(" > ")[0].partition(" || ")[0].split() for line in done.stdout.splitlines() if "concord" in line and line.startswith("PYTHONPATH")]
+    done = subprocess.run(
+        ["make", "-n", "gpu-records", "DEVICE=tpu", f"GPU={tmp_path}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    commands = [
+        line.partition(" -m concord ")[2].partition(" > ")[0].partition(" || ")[0].split()
+        for line in done.stdout.splitlines()
+        if "concord" in line and line.startswith("PYTHONPATH")
+    ]
     assert len(commands) == 19
     for words in commands:
         result = CliRunner().invoke(app, words)

@@ -20,7 +20,15 @@ BATCH, TOKENS = 5, 11
 def job(variant: str = "bert", part: str = "model", **changes: object) -> Job:
     config = small_config(variant, **changes)
     weights = spec.initialize(config, 3, part=part)
-    return Job(variant, "made", "float64", part, config, weights, spec.example_batch(config, BATCH, TOKENS, 3, "ragged", part=part))
+    return Job(
+        variant,
+        "made",
+        "float64",
+        part,
+        config,
+        weights,
+        spec.example_batch(config, BATCH, TOKENS, 3, "ragged", part=part),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +42,17 @@ def test_what_a_fault_needs_is_left(small_one: Reduced) -> None:
     assert row.tensor == "layers.1.attention.scores"
     assert small_one.failed
     assert small_one.job.case == "made-reduced"
-    assert small_one.after == {"num_layers": 2, "batch": 1, "tokens": 1, "num_heads": 1, "head_dim": 1, "d_ff": 1, "num_classes": 2, "vocab_size": small_one.after["vocab_size"], "max_positions": 1}
+    assert small_one.after == {
+        "num_layers": 2,
+        "batch": 1,
+        "tokens": 1,
+        "num_heads": 1,
+        "head_dim": 1,
+        "d_ff": 1,
+        "num_classes": 2,
+        "vocab_size": small_one.after["vocab_size"],
+        "max_positions": 1,
+    }
     assert small_one.after["vocab_size"] <= 2, "the token, and padding"
     assert small_one.before == sizes_of(job(num_layers=3))
 
@@ -56,7 +74,9 @@ def test_smaller_case_is_a_case(variant: str, size: str) -> None:
     whole = job(variant)
     length = max(sizes_of(whole)[size] - 1, 1)
     smaller = cut(whole, size, length)
-    if smaller is None:  # one layer less than one, positions that tokens need, tokens that occur, odd widths of sinusoids, labels
+    if (
+        smaller is None
+    ):  # one layer less than one, positions that tokens need, tokens that occur, odd widths of sinusoids, labels
         assert size in ("max_positions", "vocab_size", "num_classes", "head_dim", "num_heads")
     else:
         assert sizes_of(smaller)[size] == length
@@ -81,17 +101,37 @@ def test_layers_are_kept_by_number() -> None:
     assert (kept.weights["layers.0.norm1.weight"] == whole.weights["layers.2.norm1.weight"]).all()
 
 
-def test_command_writes_the_smallest_case(invoke: Callable[..., tuple[int, str, list[str]]], tmp_path: Path) -> None:
+def test_command_writes_the_smallest_case(
+    invoke: Callable[..., tuple[int, str, list[str]]], tmp_path: Path
+) -> None:
     (folder,) = export_cases(tmp_path / "cases", [job()])
-    code, printed, errors = invoke("reduce", folder, "--backend", toy("WrongAfterTheFirstLayer"), "-o", tmp_path / "small", "--threads", "1")
+    code, printed, errors = invoke(
+        "reduce",
+        folder,
+        "--backend",
+        toy("WrongAfterTheFirstLayer"),
+        "-o",
+        tmp_path / "small",
+        "--threads",
+        "1",
+    )
     assert (code, [line for line in errors if "cases" not in line]) == (1, [])
     assert "layers.1.attention.scores" in printed
     request, _ = read_exported(tmp_path / "small" / "made-reduced-float64")
     assert (request.config.num_layers, request.config.d_model) == (2, 1)
 
 
-def test_command_says_what_is_no_case(invoke: Callable[..., tuple[int, str, list[str]]], tmp_path: Path) -> None:
+def test_command_says_what_is_no_case(
+    invoke: Callable[..., tuple[int, str, list[str]]], tmp_path: Path
+) -> None:
     (folder,) = export_cases(tmp_path / "cases", [job()])
-    code, _, errors = invoke("reduce", tmp_path / "cases", "--backend", toy("NumpyBackend"), "-o", tmp_path / "small")
-    assert (code, errors) == (2, [f"concord: error: {tmp_path / 'cases'}: holds no case.json; it holds cases: name one, for example {folder}"])
+    code, _, errors = invoke(
+        "reduce", tmp_path / "cases", "--backend", toy("NumpyBackend"), "-o", tmp_path / "small"
+    )
+    assert (code, errors) == (
+        2,
+        [
+            f"concord: error: {tmp_path / 'cases'}: holds no case.json; it holds cases: name one, for example {folder}"
+        ],
+    )
     assert not (tmp_path / "small").exists()

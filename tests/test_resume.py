@@ -37,7 +37,11 @@ def write_samples(folder: Path) -> Path:
     generator = np.random.default_rng(17)
     for split, count in (("train", 29), ("dev", 7)):
         labels = generator.integers(0, 2, count)
-        lines = ["".join(generator.choice(list("甲乙丙丁" if label else "戊己庚辛"), generator.integers(2, 8))) + f"\t{label}" for label in labels]
+        lines = [
+            "".join(generator.choice(list("甲乙丙丁" if label else "戊己庚辛"), generator.integers(2, 8)))
+            + f"\t{label}"
+            for label in labels
+        ]
         (folder / f"{split}.tsv").write_text("\n".join(lines) + "\n")
     return folder
 
@@ -48,20 +52,54 @@ def command(backend: str, samples: Path, run: Path) -> list[str]:
         return ["--resume", str(run)]
     sizes = {"d_model": 6, "num_heads": 2, "d_ff": 7, "num_layers": 1, "max_positions": 11}
     named = [word for name, value in sizes.items() for word in ("--set", f"{name}={value}")]
-    counts = {"batch": 5, "accumulation": 2, "steps": STEPS, "warmup": 3, "dropout": 0.1, "log-every": 1, "save-every": SAVED, "evaluate-every": 5, "threads": 1, "seed": 5}
+    counts = {
+        "batch": 5,
+        "accumulation": 2,
+        "steps": STEPS,
+        "warmup": 3,
+        "dropout": 0.1,
+        "log-every": 1,
+        "save-every": SAVED,
+        "evaluate-every": 5,
+        "threads": 1,
+        "seed": 5,
+    }
     options = [word for name, value in counts.items() for word in (f"--{name}", str(value))]
-    return ["--backend", backend, "--variant", "nndl-paddle-api", "--vocabulary", "13", "--data", str(samples), "--out", str(run), *named, *options]
+    return [
+        "--backend",
+        backend,
+        "--variant",
+        "nndl-paddle-api",
+        "--vocabulary",
+        "13",
+        "--data",
+        str(samples),
+        "--out",
+        str(run),
+        *named,
+        *options,
+    ]
 
 
 def start(backend: str, samples: Path, run: Path) -> subprocess.Popen[bytes]:
     arguments = [sys.executable, "-m", "concord", "train", *command(backend, samples, run)]
-    return subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    return subprocess.Popen(
+        arguments,
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
 
 
 def logged(run: Path) -> list[dict[str, Any]]:
     """Return the whole lines of a log."""
     with contextlib.suppress(FileNotFoundError):
-        return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return [
+            json.loads(line)
+            for line in (run / "log.jsonl").read_text().splitlines(keepends=True)
+            if line.endswith("\n")
+        ]
     return []
 
 
@@ -114,7 +152,10 @@ def endure(backend: str, folder: Path, kills: int, seed: int) -> None:
         while survived < kills and not (runs.steps(run) and checkpoint.read(run, "last").progress.ended):
             if kill(start(backend, samples, run), run, MOMENTS[survived % len(MOMENTS)], generator):
                 survived += 1
-                lost = max((row["step"] for row in logged(run)), default=0) - checkpoint.read(run, "last").progress.step
+                lost = (
+                    max((row["step"] for row in logged(run)), default=0)
+                    - checkpoint.read(run, "last").progress.step
+                )
                 assert lost <= SAVED
         same(ended(backend, samples, run), whole)
         assert [stripped(row) for row in logged(run)] == [stripped(row) for row in logged(folder / "whole")]
@@ -122,24 +163,36 @@ def endure(backend: str, folder: Path, kills: int, seed: int) -> None:
 
 def same(found: checkpoint.Checkpoint, wanted: checkpoint.Checkpoint) -> None:
     for one, other in ((found.weights, wanted.weights), (found.state, wanted.state)):
-        assert {name: array.tobytes() for name, array in one.items()} == {name: array.tobytes() for name, array in other.items()}
+        assert {name: array.tobytes() for name, array in one.items()} == {
+            name: array.tobytes() for name, array in other.items()
+        }
     for name in ("step", "epoch", "position", "samples", "best", "unimproved", "ended"):
         assert getattr(found.progress, name) == getattr(wanted.progress, name), name
 
 
 def stripped(row: dict[str, Any]) -> dict[str, Any]:
     """Return a line of a log without what depends on the machine."""
-    return {name: value for name, value in row.items() if name not in ("seconds", "tokens_per_second", "memory_mib")}
+    return {
+        name: value
+        for name, value in row.items()
+        if name not in ("seconds", "tokens_per_second", "memory_mib")
+    }
 
 
-@pytest.mark.parametrize("backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in backends.BUILT_IN])
+@pytest.mark.parametrize(
+    "backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in backends.BUILT_IN]
+)
 def test_killed_run_ends_with_the_same_bits(open_worker: Any, backend: str, tmp_path: Path) -> None:
     open_worker(backend)  # skips where it is not installed
     endure(backend, tmp_path, kills=1, seed=3)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in backends.BUILT_IN])
-def test_run_killed_fifty_times_ends_with_the_same_bits(open_worker: Any, backend: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in backends.BUILT_IN]
+)
+def test_run_killed_fifty_times_ends_with_the_same_bits(
+    open_worker: Any, backend: str, tmp_path: Path
+) -> None:
     open_worker(backend)
     endure(backend, tmp_path, kills=50, seed=2026)

@@ -61,7 +61,9 @@ def test_a_search_that_is_cut_short_says_what_it_found_by_then(monkeypatch, bare
     assert "activation = gelu_tanh instead of gelu_erf" in found.cause.text
     assert not found.cause.confident
     (note,) = (note for note in found.notes if "cut short" in note)
-    tried, known = map(int, re.search(r"cut short: (\d+) of (\d+) known explanations were tried", note).groups())
+    tried, known = map(
+        int, re.search(r"cut short: (\d+) of (\d+) known explanations were tried", note).groups()
+    )
     assert 1 < tried <= 13 < known
 
 
@@ -103,7 +105,14 @@ def test_explanations_hold_no_arrays():
     """Of a large model there is no room for all of them at once."""
     case = build_case("bert", "ragged")
     question = Question(Judged(case.config, case.weights, case.batch), {}, "logits", np.zeros(()))
-    for tap in ("embeddings.token", "embeddings.segment", "embeddings.norm", "layers.0.attention.query", "layers.0.feed_forward.inner", "logits"):
+    for tap in (
+        "embeddings.token",
+        "embeddings.segment",
+        "embeddings.norm",
+        "layers.0.attention.query",
+        "layers.0.feed_forward.inner",
+        "logits",
+    ):
         for hypothesis in search.mistakes_at(question, tap):
             assert all(callable(made) for made in hypothesis.weights.values())
 
@@ -150,13 +159,26 @@ def test_shifted_ids_of_two_segments_are_named(row_of, said):
 
 
 @pytest.mark.parametrize("delivered", [(), ("embeddings.norm", "*.norm2"), ("*",)])
-@pytest.mark.parametrize("role", ["attention.query", "attention.context", "attention.weights", "residual1", "norm1", "feed_forward.inner"])
+@pytest.mark.parametrize(
+    "role",
+    ["attention.query", "attention.context", "attention.weights", "residual1", "norm1", "feed_forward.inner"],
+)
 def test_a_wrong_gradient_by_a_tap_ends_no_search(role, delivered):
     case = build_case("bert", "ragged")
-    truth = compute(case.config, case.weights, case.batch, Arithmetic("float32", shuffle=5), True, dtype="float32")
+    truth = compute(
+        case.config, case.weights, case.batch, Arithmetic("float32", shuffle=5), True, dtype="float32"
+    )
     random, name = np.random.default_rng(3), f"layers.1.{role}"
-    by_tap = {name: truth.tap_gradients[name] + abs(truth.tap_gradients[name]).max() * random.standard_normal(truth.tap_gradients[name].shape).astype(np.float32)}
-    taps = {tap: array for tap, array in truth.taps.items() if any(fnmatch.fnmatchcase(tap, pattern) for pattern in delivered)}
+    by_tap = {
+        name: truth.tap_gradients[name]
+        + abs(truth.tap_gradients[name]).max()
+        * random.standard_normal(truth.tap_gradients[name].shape).astype(np.float32)
+    }
+    taps = {
+        tap: array
+        for tap, array in truth.taps.items()
+        if any(fnmatch.fnmatchcase(tap, pattern) for pattern in delivered)
+    }
     run = Run(truth.output, truth.loss, taps, dict(truth.gradients), "numpy", "float32", tap_gradients=by_tap)
     found = verdict_of(case, run).diagnosis
     if found is not None:

@@ -15,16 +15,37 @@ from concord.porting.containers import safetensors
 from concord.porting.stored import in_memory
 from concord.spec.errors import SpecError
 
-SIZES = {"vocab_size": 29, "d_model": 14, "num_heads": 2, "d_ff": 17, "num_classes": 3, "num_layers": 2, "max_positions": 13}
+SIZES = {
+    "vocab_size": 29,
+    "d_model": 14,
+    "num_heads": 2,
+    "d_ff": 17,
+    "num_classes": 3,
+    "num_layers": 2,
+    "max_positions": 13,
+}
 
-CONFIGS = {"bert": spec.variant("bert", **SIZES), "roberta": spec.variant("roberta", **SIZES), "distilbert": spec.variant("distilbert", **SIZES, num_segments=0)}
+CONFIGS = {
+    "bert": spec.variant("bert", **SIZES),
+    "roberta": spec.variant("roberta", **SIZES),
+    "distilbert": spec.variant("distilbert", **SIZES, num_segments=0),
+}
 """The models that such a folder can have, with pooling and classifier of their own."""
 
 
 def pooled(kind: str = "bert", pooling: str = "mean", normalize: bool = True) -> porting.Checkpoint:
     """Return a sentence embedding with random weights."""
-    config = dataclasses.replace(CONFIGS[kind], pooling=pooling, pooler="none", length_epsilon=1e-12 if normalize else None)
-    return porting.from_weights(config, {name: array.astype(np.float32) for name, array in spec.initialize(config, seed=3, part="pooled").items()}, "pooled")
+    config = dataclasses.replace(
+        CONFIGS[kind], pooling=pooling, pooler="none", length_epsilon=1e-12 if normalize else None
+    )
+    return porting.from_weights(
+        config,
+        {
+            name: array.astype(np.float32)
+            for name, array in spec.initialize(config, seed=3, part="pooled").items()
+        },
+        "pooled",
+    )
 
 
 def folder_of(kind: str) -> str:
@@ -38,16 +59,24 @@ def bits(checkpoint: porting.Checkpoint) -> dict[str, bytes]:
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("pooling", ["mean", "first"])
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_a_sentence_embedding_comes_back_with_its_pooling(tmp_path: Path, kind: str, pooling: str, normalize: bool) -> None:
+def test_a_sentence_embedding_comes_back_with_its_pooling(
+    tmp_path: Path, kind: str, pooling: str, normalize: bool
+) -> None:
     wanted = pooled(kind, pooling, normalize)
     porting.write(wanted, tmp_path / "one", folder_of(kind))
     said = json.loads((tmp_path / "one/config.json").read_text())
     assert (said["model_type"], {"pooling_mode", "normalize"} & set(said)) == (kind, set())
-    modules = [module["type"].rpartition(".")[2] for module in json.loads((tmp_path / "one/modules.json").read_text())]
+    modules = [
+        module["type"].rpartition(".")[2]
+        for module in json.loads((tmp_path / "one/modules.json").read_text())
+    ]
     assert modules == ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
     assert porting.recognise(tmp_path / "one").format == folder_of(kind)
     read = porting.read(tmp_path / "one")
-    found = {name: getattr(read.config, name) for name in ("pooling", "pooler", "length_epsilon", "position_start", "num_segments")}
+    found = {
+        name: getattr(read.config, name)
+        for name in ("pooling", "pooler", "length_epsilon", "position_start", "num_segments")
+    }
     assert found == {name: getattr(wanted.config, name) for name in found}
     assert (read.part, bits(read)) == ("pooled", bits(wanted))
 
@@ -58,8 +87,18 @@ def test_a_folder_with_pytorchs_own_file_is_read_too(tmp_path: Path, kind: str) 
     porting.write(wanted, one, f"{folder_of(kind)}-bin")
     assert (one / "pytorch_model.bin").exists()
     read = porting.read(one)
-    assert (porting.recognise(one).format, read.part, bits(read)) == (f"{folder_of(kind)}-bin", "pooled", bits(wanted))
-    porting.write(porting.from_weights(read.config, {name: array + 1 for name, array in read.weights().items()}, "pooled"), tmp_path / "other", folder_of(kind))
+    assert (porting.recognise(one).format, read.part, bits(read)) == (
+        f"{folder_of(kind)}-bin",
+        "pooled",
+        bits(wanted),
+    )
+    porting.write(
+        porting.from_weights(
+            read.config, {name: array + 1 for name, array in read.weights().items()}, "pooled"
+        ),
+        tmp_path / "other",
+        folder_of(kind),
+    )
     (tmp_path / "other/model.safetensors").rename(one / "model.safetensors")
     found = porting.recognise(one)
     assert found.format == folder_of(kind)  # as the library, which looks for this file first
@@ -76,7 +115,9 @@ def test_a_folder_with_pytorchs_own_file_is_read_too(tmp_path: Path, kind: str) 
         ({"pooling_mode": ["mean"], "pooling_mode_cls_token": True}, "mean"),
     ],
 )
-def test_a_pooling_is_read_in_older_and_newer_words(tmp_path: Path, said: dict[str, Any], pooling: str) -> None:
+def test_a_pooling_is_read_in_older_and_newer_words(
+    tmp_path: Path, said: dict[str, Any], pooling: str
+) -> None:
     porting.write(pooled(), tmp_path / "one", "sentence-transformers")
     (tmp_path / "one/1_Pooling/config.json").write_text(json.dumps(said))
     assert porting.read(tmp_path / "one").config.pooling == pooling
@@ -85,8 +126,14 @@ def test_a_pooling_is_read_in_older_and_newer_words(tmp_path: Path, said: dict[s
 @pytest.mark.parametrize(
     ("said", "problem"),
     [
-        ({"pooling_mode_max_tokens": True}, '1_Pooling/config.json: pools by "max" but the family by one of mean, cls'),
-        ({"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": True}, 'pools by "mean" and "lasttoken"'),
+        (
+            {"pooling_mode_max_tokens": True},
+            '1_Pooling/config.json: pools by "max" but the family by one of mean, cls',
+        ),
+        (
+            {"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": True},
+            'pools by "mean" and "lasttoken"',
+        ),
         ({"pooling_mode": ["cls", "mean"]}, 'pools by "cls" and "mean"'),
         ({"pooling_mode": "weightedmean"}, 'pools by "weightedmean"'),
         ({"pooling_mode": [["mean"]]}, 'pools by \\["mean"\\]'),
@@ -94,7 +141,9 @@ def test_a_pooling_is_read_in_older_and_newer_words(tmp_path: Path, said: dict[s
         ([], "holds a list but must hold a JSON object"),
     ],
 )
-def test_a_pooling_that_the_family_does_not_have_is_refused_by_name(tmp_path: Path, said: Any, problem: str) -> None:
+def test_a_pooling_that_the_family_does_not_have_is_refused_by_name(
+    tmp_path: Path, said: Any, problem: str
+) -> None:
     porting.write(pooled(), tmp_path / "one", "sentence-transformers")
     (tmp_path / "one/1_Pooling/config.json").write_text(json.dumps(said))
     with pytest.raises(SpecError, match=problem) as caught:
@@ -103,24 +152,47 @@ def test_a_pooling_that_the_family_does_not_have_is_refused_by_name(tmp_path: Pa
     assert porting.read(tmp_path / "one", "hugging-face").part == "encoder"
 
 
-@pytest.mark.parametrize("kinds", [["Transformer", "Pooling", "Dense"], ["Transformer"], ["Pooling", "Transformer"], ["Transformer", "Pooling", "Normalize", "Normalize"]])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ["Transformer", "Pooling", "Dense"],
+        ["Transformer"],
+        ["Pooling", "Transformer"],
+        ["Transformer", "Pooling", "Normalize", "Normalize"],
+    ],
+)
 def test_other_modules_are_refused_by_name(tmp_path: Path, kinds: list[str], invoke: Any) -> None:
     porting.write(pooled(), tmp_path / "one", "sentence-transformers")
-    modules = [{"path": "" if kind == "Transformer" else f"{number}_{kind}", "type": f"sentence_transformers.models.{kind}"} for number, kind in enumerate(kinds)]
+    modules = [
+        {
+            "path": "" if kind == "Transformer" else f"{number}_{kind}",
+            "type": f"sentence_transformers.models.{kind}",
+        }
+        for number, kind in enumerate(kinds)
+    ]
     (tmp_path / "one/modules.json").write_text(json.dumps(modules))
     code, _, errors = invoke("port", tmp_path / "one", "-o", tmp_path / "out", "--to", "torch")
-    assert (code, len(errors), f"lists {', '.join(kinds)} but must list" in errors[0], "--from hugging-face" in errors[0]) == (2, 1, True, True)
+    assert (
+        code,
+        len(errors),
+        f"lists {', '.join(kinds)} but must list" in errors[0],
+        "--from hugging-face" in errors[0],
+    ) == (2, 1, True, True)
 
 
 def test_a_vector_that_is_divided_by_the_length_of_another_is_refused(tmp_path: Path) -> None:
     porting.write(pooled(), tmp_path / "one", "sentence-transformers")
     (tmp_path / "one/2_Normalize").mkdir()
     (tmp_path / "one/2_Normalize/config.json").write_text('{"module_input_name": "token_embeddings"}')
-    with pytest.raises(SpecError, match="'module_input_name' is \"token_embeddings\" but must be \"sentence_embedding\""):
+    with pytest.raises(
+        SpecError, match='\'module_input_name\' is "token_embeddings" but must be "sentence_embedding"'
+    ):
         porting.read(tmp_path / "one")
 
 
-def test_a_folder_of_sentences_keeps_what_says_how_long_texts_may_be_and_lists_no_modules_elsewhere(tmp_path: Path) -> None:
+def test_a_folder_of_sentences_keeps_what_says_how_long_texts_may_be_and_lists_no_modules_elsewhere(
+    tmp_path: Path,
+) -> None:
     (source := tmp_path / "one").mkdir()
     porting.write(pooled(), source / "0_Transformer", "sentence-transformers")
     for name in ("modules.json", "1_Pooling"):
@@ -131,21 +203,41 @@ def test_a_folder_of_sentences_keeps_what_says_how_long_texts_may_be_and_lists_n
     (source / "config_sentence_transformers.json").write_text('{"prompts": {}}')
     porting.write(porting.read(source), tmp_path / "native", "torch")
     there = {path.name for path in (tmp_path / "native").iterdir()}
-    assert there == {"config.toml", "part.json", "model.pt", "bert-hugging-face.config.json", "sentence_bert_config.json", "config_sentence_transformers.json"}
+    assert there == {
+        "config.toml",
+        "part.json",
+        "model.pt",
+        "bert-hugging-face.config.json",
+        "sentence_bert_config.json",
+        "config_sentence_transformers.json",
+    }
     porting.write(porting.read(tmp_path / "native"), tmp_path / "back", "sentence-transformers")
     assert bits(porting.read(tmp_path / "back")) == bits(porting.read(source))
     # Without a pooler in the file, the library is told to make none.
-    assert json.loads((tmp_path / "back/sentence_bert_config.json").read_text()) == {"max_seq_length": 7, "model_args": {"add_pooling_layer": False}}
+    assert json.loads((tmp_path / "back/sentence_bert_config.json").read_text()) == {
+        "max_seq_length": 7,
+        "model_args": {"add_pooling_layer": False},
+    }
 
 
 def test_a_sentence_embedding_goes_into_a_plain_model_as_a_bare_encoder_alone(tmp_path: Path) -> None:
-    pooler = {f"pooler.dense.{leaf}": np.full(shape, 2, np.float32) for leaf, shape in (("weight", (14, 14)), ("bias", (14,)))}
+    pooler = {
+        f"pooler.dense.{leaf}": np.full(shape, 2, np.float32)
+        for leaf, shape in (("weight", (14, 14)), ("bias", (14,)))
+    }
     porting.write(pooled(), tmp_path / "one", "sentence-transformers")
     path = tmp_path / "one/model.safetensors"
-    safetensors.write(path, {name: in_memory(tensor.bits().copy()) for name, tensor in safetensors.read(path).items()} | {name: in_memory(array) for name, array in pooler.items()})
+    safetensors.write(
+        path,
+        {name: in_memory(tensor.bits().copy()) for name, tensor in safetensors.read(path).items()}
+        | {name: in_memory(array) for name, array in pooler.items()},
+    )
     read = porting.read(tmp_path / "one")
     assert [entry.foreign for entry in read.ledger if entry.status == "ignored"] == sorted(pooler)
-    with pytest.raises(SpecError, match="the part 'pooled' cannot be written as hugging-face-flax, which has model or encoder; read with --from hugging-face it is an encoder"):
+    with pytest.raises(
+        SpecError,
+        match="the part 'pooled' cannot be written as hugging-face-flax, which has model or encoder; read with --from hugging-face it is an encoder",
+    ):
         porting.write(read, tmp_path / "out", "hugging-face-flax")
     porting.write(porting.read(tmp_path / "one", "hugging-face"), tmp_path / "out", "hugging-face-flax")
     assert "modules.json" not in {path.name for path in (tmp_path / "out").iterdir()}

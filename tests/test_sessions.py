@@ -51,8 +51,13 @@ def test_session_without_gradients_is_one_of_forward_passes(stepped: Worker) -> 
 
 def test_reordered_weights_are_not_loaded_anew(open_worker: Callable[[str], Worker]) -> None:
     case = build_case("bert", "full", options={"num_layers": 1})
-    with pytest.raises(Unsupported, match="torch keeps weights in a layout of a kernel's own in its implementation 'library:onednn'"):
-        open_worker("tests.toys.sessions:torch_Stepped").run(case.config, case.weights, case.batch, implementation="library:onednn", gradients=False)
+    with pytest.raises(
+        Unsupported,
+        match="torch keeps weights in a layout of a kernel's own in its implementation 'library:onednn'",
+    ):
+        open_worker("tests.toys.sessions:torch_Stepped").run(
+            case.config, case.weights, case.batch, implementation="library:onednn", gradients=False
+        )
 
 
 def test_request_is_a_problem_with_settings(small: Callable[..., spec.EncoderConfig]) -> None:

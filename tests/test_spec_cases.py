@@ -38,7 +38,9 @@ def test_a_changed_byte_is_noticed(stored: Path) -> None:
     arrays.write_bytes(data)
     with pytest.raises(SpecError, match="its SHA-256 differs"):
         read_case(stored)
-    assert problems_of(stored) == [f"{arrays}: is not the file that bert-single.json was written with: its SHA-256 differs"]
+    assert problems_of(stored) == [
+        f"{arrays}: is not the file that bert-single.json was written with: its SHA-256 differs"
+    ]
 
 
 def test_a_changed_configuration_is_noticed(stored: Path) -> None:
@@ -48,7 +50,9 @@ def test_a_changed_configuration_is_noticed(stored: Path) -> None:
     assert problems_of(stored) == ["bert-single.json: 'config' differs"]
 
 
-@pytest.mark.parametrize("name", ["bert-single", "keras-attention-looped", "tf1-text-classifier-sigmoid", "bert-long"])
+@pytest.mark.parametrize(
+    "name", ["bert-single", "keras-attention-looped", "tf1-text-classifier-sigmoid", "bert-long"]
+)
 def test_a_case_survives_being_written_and_read(name: str, tmp_path: Path) -> None:
     case, arrays = read_case(FOLDER / f"{name}.json")
     write_case(case, tmp_path)
@@ -80,7 +84,10 @@ def test_large_arrays_are_stored_in_part() -> None:
 
 def test_files_without_large_arrays_are_as_readers_of_format_1_know_them() -> None:
     headers = [json.loads(path.read_text()) for path in FOLDER.glob("*.json")]
-    assert all(("stored" in header) == (header["format"] == 2) == (header["scenario"] == "long") for header in headers)
+    assert all(
+        ("stored" in header) == (header["format"] == 2) == (header["scenario"] == "long")
+        for header in headers
+    )
 
 
 def test_a_format_of_the_future_is_refused(stored: Path) -> None:

@@ -19,7 +19,10 @@ def test_config_reports_every_problem_at_once(small):
     with pytest.raises(ConfigError) as caught:
         small(d_model=11, mask_value=1.0, norm_epsilon=-1.0)
     assert len(caught.value.problems) == 3
-    assert "'d_model' is 11 but must be divisible by 'num_heads', which is 2 [clause=ATT-2]" in caught.value.problems
+    assert (
+        "'d_model' is 11 but must be divisible by 'num_heads', which is 2 [clause=ATT-2]"
+        in caught.value.problems
+    )
 
 
 @pytest.mark.clause("CFG-1")
@@ -37,8 +40,14 @@ def test_config_reports_every_problem_at_once(small):
         ({"positions": "learned"}, "must be absent with it"),
         ({"position_start": 2}, "'position_start' is 2 but must be 0 or 1"),
         ({"position_of_padding": "zero_row"}, "'position_start' is 0; it must be 1"),
-        ({"position_of_padding": "pad_row", "pad_id": 3, "position_start": 3}, "'position_start' is 3 but must be 4 with 'position_of_padding' 'pad_row'"),
-        ({"position_padding_row": 1}, "'position_padding_row' is 1 but must lie in [0, 13), of 'positions' that are 'learned'"),
+        (
+            {"position_of_padding": "pad_row", "pad_id": 3, "position_start": 3},
+            "'position_start' is 3 but must be 4 with 'position_of_padding' 'pad_row'",
+        ),
+        (
+            {"position_padding_row": 1},
+            "'position_padding_row' is 1 but must lie in [0, 13), of 'positions' that are 'learned'",
+        ),
         ({"d_model": 9, "num_heads": 3, "position_layout": "halves"}, "must be even"),
         ({"mask_value": float("-inf")}, "'mask_value' is -inf but must be finite"),
         ({"mask_assignment": "batch_major", "head_computation": "looped"}, "it must be 'batched'"),
@@ -130,7 +139,12 @@ def test_initialize_profiles_do_what_they_say(small):
     batch = spec.example_batch(config, 7, 11)
 
     def row_peak(profile):
-        return spec.reference(config, spec.initialize(config, profile=profile), batch).taps["layers.0.attention.weights"][0].max(-1).mean()
+        return (
+            spec.reference(config, spec.initialize(config, profile=profile), batch)
+            .taps["layers.0.attention.weights"][0]
+            .max(-1)
+            .mean()
+        )
 
     assert row_peak("peaked") > 0.9 > 0.6 > row_peak("generic")
     tiny = spec.reference(config, spec.initialize(config, profile="tiny"), batch).taps["layers.0.residual1"]
@@ -143,14 +157,26 @@ def test_initialize_streams_are_independent(small):
 
 
 @pytest.mark.clause("PRC-1")
-@pytest.mark.parametrize(("name", "mantissa", "largest"), [("float64", 53, 1.797e308), ("float32", 24, 3.402e38), ("bfloat16", 8, 3.389e38), ("float16", 11, 65504)])
+@pytest.mark.parametrize(
+    ("name", "mantissa", "largest"),
+    [
+        ("float64", 53, 1.797e308),
+        ("float32", 24, 3.402e38),
+        ("bfloat16", 8, 3.389e38),
+        ("float16", 11, 65504),
+    ],
+)
 def test_precision_rounds_to_nearest_even(name, mantissa, largest):
     target = spec.precision(name)
     one_step, half = 2.0 ** (1 - mantissa), 2.0**-mantissa
     assert target.unit_roundoff == half
     assert target.largest == pytest.approx(largest, rel=1e-3)
     if name != "float64":  # ties go to the even neighbour; just above a tie goes up
-        assert target.round(np.array([1 + half, 1 + one_step + half, 1 + half * 1.01])).tolist() == [1.0, 1 + 2 * one_step, 1 + one_step]
+        assert target.round(np.array([1 + half, 1 + one_step + half, 1 + half * 1.01])).tolist() == [
+            1.0,
+            1 + 2 * one_step,
+            1 + one_step,
+        ]
 
 
 def test_precision_rounding_agrees_with_numpy_and_keeps_special_values():
@@ -170,8 +196,13 @@ def test_reference_rounds_weights_and_inputs_once(small):
     weights = {name: array * (1 + 1e-9) for name, array in spec.initialize(config).items()}
     batch = spec.example_batch(config, 7, 11)
     rounded = {name: array.astype(np.float32).astype(np.float64) for name, array in weights.items()}
-    assert (spec.reference(config, weights, batch, dtype="float32").logits == spec.reference(config, rounded, batch, dtype="float32").logits).all()
-    assert (spec.reference(config, weights, batch).logits != spec.reference(config, rounded, batch).logits).any()
+    assert (
+        spec.reference(config, weights, batch, dtype="float32").logits
+        == spec.reference(config, rounded, batch, dtype="float32").logits
+    ).all()
+    assert (
+        spec.reference(config, weights, batch).logits != spec.reference(config, rounded, batch).logits
+    ).any()
 
 
 @pytest.mark.clause("MSK-2", "MSK-6")
@@ -202,7 +233,13 @@ def test_rounding_to_bits_is_to_the_nearest_in_wide_types_too(dtype):
 
 def test_another_id_of_padding_takes_its_rows_and_positions_along(small):
     other = small("roberta").padded_by(4, num_layers=3)
-    assert (other.pad_id, other.token_padding_row, other.position_padding_row, other.position_start, other.num_layers) == (4, 4, 4, 5, 3)
+    assert (
+        other.pad_id,
+        other.token_padding_row,
+        other.position_padding_row,
+        other.position_start,
+        other.num_layers,
+    ) == (4, 4, 4, 5, 3)
     assert other.max_positions - other.position_start == small("roberta").max_positions - 2
     plain = small("keras-attention").padded_by(4)
     assert plain == small("keras-attention", pad_id=4)

@@ -41,7 +41,11 @@ def test_gradients_agree_with_central_differences(small, name, part):
             if given != parameter:
                 moved = spec.from_arrays({**batch.arrays(), given: batch.arrays()[given] + step * direction})
                 return float(reference(config, weights, moved, part=part).loss)
-            return float(reference(config, {**weights, parameter: weights[parameter] + step * direction}, batch, part=part).loss)
+            return float(
+                reference(
+                    config, {**weights, parameter: weights[parameter] + step * direction}, batch, part=part
+                ).loss
+            )
 
         numeric = (loss(STEP) - loss(-STEP)) / (2 * STEP)
         assert abs(numeric - (gradient * direction).sum()) <= 1e-7 * steepest * direction.size**0.5, parameter
@@ -51,19 +55,33 @@ def test_gradients_agree_with_central_differences(small, name, part):
 def test_padding_rows_get_exactly_no_gradient(small):
     for name, row in (("bert-pytorch", 0), ("nndl-paddle", 0), ("vanilla-encoder", 1)):
         config = small(name)
-        gradients = reference(config, spec.initialize(config), spec.example_batch(config, 7, 11), gradients=True).gradients
+        gradients = reference(
+            config, spec.initialize(config), spec.example_batch(config, 7, 11), gradients=True
+        ).gradients
         assert (gradients["embeddings.token.weight"][row] == 0).all()
         assert (gradients["embeddings.token.weight"][2:] != 0).any()
-    assert (reference(small("bert-pytorch"), spec.initialize(small("bert-pytorch")), spec.example_batch(small("bert-pytorch"), 7, 11), gradients=True).gradients["embeddings.segment.weight"][0] == 0).all()
+    assert (
+        reference(
+            small("bert-pytorch"),
+            spec.initialize(small("bert-pytorch")),
+            spec.example_batch(small("bert-pytorch"), 7, 11),
+            gradients=True,
+        ).gradients["embeddings.segment.weight"][0]
+        == 0
+    ).all()
     trained = small("tf1-text-classifier")
-    gradients = reference(trained, spec.initialize(trained), spec.example_batch(trained, 7, 11), gradients=True).gradients
+    gradients = reference(
+        trained, spec.initialize(trained), spec.example_batch(trained, 7, 11), gradients=True
+    ).gradients
     assert (gradients["embeddings.token.weight"][0] != 0).any()
 
 
 @pytest.mark.clause("GRD-2", "POS-7")
 def test_the_padding_row_of_positions_gets_no_gradient_unless_it_is_trained(small):
     for config, trained in ((small("roberta"), False), (small("roberta", position_padding_row=None), True)):
-        rows = reference(config, spec.initialize(config), spec.example_batch(config, 7, 11), gradients=True).gradients["embeddings.position.weight"]
+        rows = reference(
+            config, spec.initialize(config), spec.example_batch(config, 7, 11), gradients=True
+        ).gradients["embeddings.position.weight"]
         assert (rows[config.pad_id] != 0).any() == trained
         assert (rows[config.position_start :] != 0).any()
 
@@ -71,7 +89,9 @@ def test_the_padding_row_of_positions_gets_no_gradient_unless_it_is_trained(smal
 @pytest.mark.clause("GRD-2", "EMB-4")
 def test_padding_row_of_the_table_need_not_be_the_pad_id(small):
     config = small("vanilla-encoder", pad_id=0)
-    gradients = reference(config, spec.initialize(config), spec.example_batch(config, 7, 11), gradients=True).gradients
+    gradients = reference(
+        config, spec.initialize(config), spec.example_batch(config, 7, 11), gradients=True
+    ).gradients
     assert (gradients["embeddings.token.weight"][1] == 0).all()
     assert (gradients["embeddings.token.weight"][0] != 0).any()
 
@@ -89,5 +109,8 @@ def test_key_bias_gradient_is_zero_for_affine_keys_alone(small):
         config = small(name, query_mask="none")
         batch = spec.example_batch(config, 7, 11, padding="none")
         gradients = reference(config, spec.initialize(config), batch, gradients=True).gradients
-        share = abs(gradients["layers.0.attention.key.bias"]).max() / abs(gradients["layers.0.attention.query.bias"]).max()
+        share = (
+            abs(gradients["layers.0.attention.key.bias"]).max()
+            / abs(gradients["layers.0.attention.query.bias"]).max()
+        )
         assert (share < 1e-10) == zero

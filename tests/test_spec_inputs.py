@@ -33,8 +33,12 @@ def test_ids_out_of_range_are_refused(small, name, value, message):
 
 @pytest.mark.clause("INP-3")
 def test_labels_out_of_range_are_refused(small):
-    assert "'labels' is 3 at (1,) but must lie in [0, 3)" in refused(small(), labels=np.array([0, 3, 0, 0, 0, 0, 0]))
-    assert "'labels' is 2 at (0,) but must lie in [0, 2)" in refused(small(num_classes=1), labels=np.array([2, 0, 0, 0, 0, 0, 0]))
+    assert "'labels' is 3 at (1,) but must lie in [0, 3)" in refused(
+        small(), labels=np.array([0, 3, 0, 0, 0, 0, 0])
+    )
+    assert "'labels' is 2 at (0,) but must lie in [0, 2)" in refused(
+        small(num_classes=1), labels=np.array([2, 0, 0, 0, 0, 0, 0])
+    )
 
 
 @pytest.mark.clause("INP-1")
@@ -94,7 +98,9 @@ def test_example_batch_is_the_same_for_the_same_seed(small):
 @pytest.mark.parametrize("part", spec.PARTS)
 def test_parts_take_exactly_their_inputs_and_parameters(variant_config, part):
     batch = spec.example_batch(variant_config, 7, 11, part=part)
-    truth = spec.reference(variant_config, spec.initialize(variant_config, part=part), batch, gradients=True, part=part)
+    truth = spec.reference(
+        variant_config, spec.initialize(variant_config, part=part), batch, gradients=True, part=part
+    )
     assert list(truth.taps) == list(spec.taps(variant_config, part, batch.arrays()))
     assert sorted(truth.gradients) == sorted(spec.trainable(variant_config, part))
     assert truth.output is truth.taps[spec.output_name(variant_config, part)]
@@ -139,7 +145,11 @@ def test_position_ids_count_from_the_start_and_over_padding(small):
 def test_position_ids_count_real_tokens_from_the_id_of_padding(small):
     real = np.array([[True, False, True, True], [False, True, True, False], [False] * 4])
     assert position_ids(small("roberta"), real).tolist() == [[2, 1, 3, 4], [1, 2, 3, 1], [1] * 4]
-    assert position_ids(small("roberta", pad_id=5, position_start=6), real).tolist() == [[6, 5, 7, 8], [5, 6, 7, 5], [5] * 4]
+    assert position_ids(small("roberta", pad_id=5, position_start=6), real).tolist() == [
+        [6, 5, 7, 8],
+        [5, 6, 7, 5],
+        [5] * 4,
+    ]
 
 
 @pytest.mark.clause("MSK-7")

@@ -24,10 +24,14 @@ def compute(config, batch=None, part="model", **changed):
 
 
 @pytest.mark.clause("EMB-1", "EMB-2", "EMB-5", "EMB-6", "POS-1", "POS-5")
-@pytest.mark.parametrize(("name", "scale"), [("nndl-paddle", math.sqrt(10)), ("bert", 1.0), ("bert-pytorch", 1.0)])
+@pytest.mark.parametrize(
+    ("name", "scale"), [("nndl-paddle", math.sqrt(10)), ("bert", 1.0), ("bert-pytorch", 1.0)]
+)
 def test_embedding_is_the_sum_of_scaled_token_position_and_segment(small, name, scale):
     weights, batch, truth = compute(small(name))
-    table, positions, segments = (weights[f"embeddings.{kind}.weight"] for kind in ("token", "position", "segment"))
+    table, positions, segments = (
+        weights[f"embeddings.{kind}.weight"] for kind in ("token", "position", "segment")
+    )
     token = table[batch.input_ids] * scale
     if name == "nndl-paddle":
         token[batch.input_ids == 0] = 0.0
@@ -80,7 +84,9 @@ def test_fully_masked_row_depends_on_fill_and_precision(small):
     def row(name, dtype):
         config = small(name)
         batch = spec.example_batch(config, 7, 11)
-        return reference(config, spec.initialize(config), batch, dtype=dtype).taps["layers.0.attention.weights"][3]
+        return reference(config, spec.initialize(config), batch, dtype=dtype).taps[
+            "layers.0.attention.weights"
+        ][3]
 
     for dtype in ("float64", "float32"):
         assert near(row("vanilla-encoder", dtype), 1 / 11)
@@ -111,10 +117,15 @@ def test_batch_major_assignment_changes_results_only_where_masks_differ(small):
 
 
 @pytest.mark.clause("ATT-1", "ATT-2")
-@pytest.mark.parametrize(("name", "relu", "bias"), [("tf1-text-classifier", True, True), ("keras-attention", False, False), ("bert", False, True)])
+@pytest.mark.parametrize(
+    ("name", "relu", "bias"),
+    [("tf1-text-classifier", True, True), ("keras-attention", False, False), ("bert", False, True)],
+)
 def test_projection_and_head_order(small, name, relu, bias):
     weights, batch, truth = compute(small(name), part="attention")
-    projected = batch.query @ weights["attention.query.weight"] + (weights["attention.query.bias"] if bias else 0.0)
+    projected = batch.query @ weights["attention.query.weight"] + (
+        weights["attention.query.bias"] if bias else 0.0
+    )
     assert ("attention.query.bias" in weights) == bias
     projected = np.maximum(projected, 0) if relu else projected
     for head in range(2):
@@ -150,7 +161,9 @@ def test_attention_by_loops(small, name):
 def test_scaling_the_query_or_the_scores_rounds_differently(small):
     batch = spec.example_batch(small(), 7, 11, part="dot_product")
     scores = [
-        reference(small(score_scale=scale), {}, batch, part="dot_product", dtype="float32", arithmetic="float32").taps["attention.scores"]
+        reference(
+            small(score_scale=scale), {}, batch, part="dot_product", dtype="float32", arithmetic="float32"
+        ).taps["attention.scores"]
         for scale in ("multiply_query", "divide_scores")
     ]
     assert (scores[0] != scores[1]).any()
@@ -163,7 +176,8 @@ def test_looped_heads_agree_with_batched(small, part):
     batched = small("keras-attention", mask_assignment="per_sample")
     weights, batch = spec.initialize(batched, part=part), spec.example_batch(batched, 7, 11, part=part)
     results = [
-        reference(batched.replace(head_computation=way), weights, batch, gradients=True, part=part) for way in ("batched", "looped")
+        reference(batched.replace(head_computation=way), weights, batch, gradients=True, part=part)
+        for way in ("batched", "looped")
     ]
     for name, array in results[0].taps.items():
         assert near(results[1].taps[name], array), name
@@ -196,18 +210,30 @@ def test_norm_forms(small, placement, variance):
     x = truth.taps["layers.1.residual1"]
     variances = x.var(-1, keepdims=True, ddof=0 if variance == "biased" else 1)
     deviation = np.sqrt(variances + 0.3) if placement == "inside" else np.sqrt(variances) + 0.3
-    normed = (x - x.mean(-1, keepdims=True)) / deviation * weights["layers.1.norm1.weight"] + weights["layers.1.norm1.bias"]
+    normed = (x - x.mean(-1, keepdims=True)) / deviation * weights["layers.1.norm1.weight"] + weights[
+        "layers.1.norm1.bias"
+    ]
     assert near(truth.taps["layers.1.norm1"], normed)
 
 
 @pytest.mark.clause("NRM-1", "RES-1")
 def test_norm_placement_and_residual(small):
     _, _, post = compute(small("bert"))
-    assert near(post.taps["layers.0.residual1"], post.taps["embeddings.norm"] + post.taps["layers.0.attention.output"])
-    assert near(post.taps["layers.0.residual2"], post.taps["layers.0.norm1"] + post.taps["layers.0.feed_forward.outer"])
+    assert near(
+        post.taps["layers.0.residual1"], post.taps["embeddings.norm"] + post.taps["layers.0.attention.output"]
+    )
+    assert near(
+        post.taps["layers.0.residual2"],
+        post.taps["layers.0.norm1"] + post.taps["layers.0.feed_forward.outer"],
+    )
     _, _, pre = compute(small("bert-pytorch"))
-    assert near(pre.taps["layers.0.residual1"], pre.taps["embeddings.sum"] + pre.taps["layers.0.attention.output"])
-    assert near(pre.taps["layers.0.residual2"], pre.taps["layers.0.residual1"] + pre.taps["layers.0.feed_forward.outer"])
+    assert near(
+        pre.taps["layers.0.residual1"], pre.taps["embeddings.sum"] + pre.taps["layers.0.attention.output"]
+    )
+    assert near(
+        pre.taps["layers.0.residual2"],
+        pre.taps["layers.0.residual1"] + pre.taps["layers.0.feed_forward.outer"],
+    )
 
 
 @pytest.mark.clause("NRM-5")
@@ -217,10 +243,17 @@ def test_shared_norm_serves_both_sublayers(small):
     assert "layers.0.norm.weight" in weights
     assert "layers.0.norm1.weight" not in weights
     separate = config.replace(norm_sharing="separate")
-    doubled = {name.replace(".norm.", f".{norm}."): array for name, array in weights.items() for norm in ("norm1", "norm2") if not name.startswith("embeddings.norm")}
+    doubled = {
+        name.replace(".norm.", f".{norm}."): array
+        for name, array in weights.items()
+        for norm in ("norm1", "norm2")
+        if not name.startswith("embeddings.norm")
+    }
     doubled |= {name: array for name, array in weights.items() if name.startswith("embeddings.norm")}
     batch = spec.example_batch(config, 7, 11)
-    shared, twice = (reference(c, w, batch, gradients=True) for c, w in ((config, weights), (separate, doubled)))
+    shared, twice = (
+        reference(c, w, batch, gradients=True) for c, w in ((config, weights), (separate, doubled))
+    )
     assert (shared.logits == twice.logits).all()
     both = twice.gradients["layers.0.norm1.weight"] + twice.gradients["layers.0.norm2.weight"]
     assert near(shared.gradients["layers.0.norm.weight"], both)
@@ -243,7 +276,14 @@ def test_norm_of_a_constant_row(small, placement, finite):
         weights[f"embeddings.{name}.weight"][:] = 0.5
     truth = reference(config, weights, batch, gradients=True)
     assert (truth.taps["embeddings.norm"][0] == weights["embeddings.norm.bias"]).all()
-    assert np.isfinite(truth.gradients["embeddings.position.weight" if config.positions == "learned" else "embeddings.segment.weight"]).all() == finite
+    assert (
+        np.isfinite(
+            truth.gradients[
+                "embeddings.position.weight" if config.positions == "learned" else "embeddings.segment.weight"
+            ]
+        ).all()
+        == finite
+    )
 
 
 @pytest.mark.clause("FFN-1", "FFN-2")
@@ -261,7 +301,9 @@ def test_feed_forward_and_activation(small, activation):
     assert near(truth.taps[f"{name}.inner"], inner)
     active = np.vectorize(function)(inner)
     assert near(truth.taps[f"{name}.activation"], active)
-    assert near(truth.taps[f"{name}.outer"], active @ weights[f"{name}.outer.weight"] + weights[f"{name}.outer.bias"])
+    assert near(
+        truth.taps[f"{name}.outer"], active @ weights[f"{name}.outer.weight"] + weights[f"{name}.outer.bias"]
+    )
 
 
 @pytest.mark.clause("HED-1", "HED-2", "HED-3")
@@ -271,7 +313,9 @@ def test_head(small):
     pooled = np.tanh(first @ weights["pooler.weight"] + weights["pooler.bias"])
     assert near(truth.logits, pooled @ weights["classifier.weight"] + weights["classifier.bias"])
     weights, _, truth = compute(small("distilbert"))
-    rectified = np.maximum(truth.taps["layers.1.norm2"][:, 0] @ weights["pooler.weight"] + weights["pooler.bias"], 0)
+    rectified = np.maximum(
+        truth.taps["layers.1.norm2"][:, 0] @ weights["pooler.weight"] + weights["pooler.bias"], 0
+    )
     assert (rectified == 0).any()
     assert near(truth.logits, rectified @ weights["classifier.weight"] + weights["classifier.bias"])
     weights, _, truth = compute(small("tf1-text-classifier"))
@@ -285,20 +329,30 @@ def test_a_sentence_embedding_is_the_mean_of_real_tokens_at_length_one(small):
     batch = spec.example_batch(config, 7, 11, part="pooled")
     truth = reference(config, spec.initialize(config, part="pooled"), batch, part="pooled")
     last, real = truth.taps["layers.1.norm2"], batch.input_ids != config.pad_id
-    means = np.array([rows[seen].mean(0) if seen.any() else 0 * rows[0] for rows, seen in zip(last, real, strict=True)])
+    means = np.array(
+        [rows[seen].mean(0) if seen.any() else 0 * rows[0] for rows, seen in zip(last, real, strict=True)]
+    )
     assert near(truth.taps["pooling"], means)
     lengths = np.linalg.norm(truth.output, axis=1)
     assert near(lengths, [1, 1, 1, 0, 1, 1, 1])
     assert near(truth.output * np.linalg.norm(means, axis=1)[:, None], means)
     assert near(truth.loss, (truth.output * batch.cotangent).sum())
     short = float(np.linalg.norm(means, axis=1).max()) * 2
-    assert near(compute(small("sentence-bert", length_epsilon=short))[2].taps["normalized"], compute(small("sentence-bert", length_epsilon=None))[2].taps["pooling"] / short)
+    assert near(
+        compute(small("sentence-bert", length_epsilon=short))[2].taps["normalized"],
+        compute(small("sentence-bert", length_epsilon=None))[2].taps["pooling"] / short,
+    )
 
 
 @pytest.mark.clause("HED-5")
 def test_a_precision_that_cannot_hold_the_square_of_epsilon_has_a_larger_one(small):
     config = small("sentence-bert")
-    assert [least_squares(config, dtype) for dtype in ("float64", "float32", "bfloat16", "float16")] == [1e-24, 1e-24, 1e-24, 2.0**-14]
+    assert [least_squares(config, dtype) for dtype in ("float64", "float32", "bfloat16", "float16")] == [
+        1e-24,
+        1e-24,
+        1e-24,
+        2.0**-14,
+    ]
 
 
 @pytest.mark.clause("HED-4")
@@ -332,7 +386,14 @@ def test_loss_does_not_overflow(small, classes):
     config = small(num_classes=classes)
     weights = spec.initialize(config)
     weights["classifier.weight"] *= 1e6
-    truth = reference(config, weights, spec.example_batch(config, 7, 11), gradients=True, dtype="float32", arithmetic="float32")
+    truth = reference(
+        config,
+        weights,
+        spec.example_batch(config, 7, 11),
+        gradients=True,
+        dtype="float32",
+        arithmetic="float32",
+    )
     assert np.isfinite(truth.loss)
     assert all(np.isfinite(gradient).all() for gradient in truth.gradients.values())
 

@@ -67,8 +67,12 @@ def effect(mistake: Mistake, variant: str, scenario: str) -> float:
     expected = expectation_of(variant, scenario, mistake.dtype)
     wrong = mistake.wrong(case_of(variant, scenario), dict(expected.values))
     with np.errstate(all="ignore"):
-        errors = [np.abs(array - expected.values[name]) / expected.sigmas[name] for name, array in wrong.items()]
-    return float(max((np.max(np.where(np.isnan(error), np.inf, error), initial=0.0) for error in errors), default=0.0))
+        errors = [
+            np.abs(array - expected.values[name]) / expected.sigmas[name] for name, array in wrong.items()
+        ]
+    return float(
+        max((np.max(np.where(np.isnan(error), np.inf, error), initial=0.0) for error in errors), default=0.0)
+    )
 
 
 # Ids, positions, labels and segments.
@@ -82,7 +86,9 @@ def looked_up(change: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> Calla
         found = table[np.clip(change(ids), 0, case.config.vocab_size - 1)]
         if case.config.embedding_scale == "sqrt_d_model":
             found = found * np.sqrt(case.config.d_model)
-        return {"embeddings.token": np.where((change(ids) == ids)[..., None], right["embeddings.token"], found)}
+        return {
+            "embeddings.token": np.where((change(ids) == ids)[..., None], right["embeddings.token"], found)
+        }
 
     return wrong
 
@@ -108,7 +114,9 @@ def last_use_alone(case: Case, right: Tensors) -> Tensors:
     apart[uses.ravel()] = table[ids.ravel()]
     batch = dataclasses.replace(case.batch, input_ids=uses)
     weights = {**case.weights, "embeddings.token.weight": apart}
-    each = spec.reference(config.replace(vocab_size=len(apart)), weights, batch, gradients=True).gradients["embeddings.token.weight"]
+    each = spec.reference(config.replace(vocab_size=len(apart)), weights, batch, gradients=True).gradients[
+        "embeddings.token.weight"
+    ]
     name = "gradients.embeddings.token.weight"
     wrong = right[name].copy()
     for row in set(ids.ravel().tolist()) - {config.pad_id}:
@@ -304,40 +312,75 @@ MISTAKES = {
             "uint16": lambda ids: ids & 0xFFFF,
             "int16": lambda ids: ids.astype(np.int16).astype(int),
             "float16": lambda ids: np.minimum(ids, 65504).astype(np.float16).astype(int),
-            "a bfloat16 of 8 bits": lambda ids: spec.precision("bfloat16").round(ids.astype(float)).astype(int),
+            "a bfloat16 of 8 bits": lambda ids: (
+                spec.precision("bfloat16").round(ids.astype(float)).astype(int)
+            ),
             "a clipped 16-bit number": lambda ids: np.minimum(ids, 65535),
         }.items()
     },
-    "the last row is out of range": Mistake("long", looked_up(lambda ids: np.minimum(ids, 69_999)), alone=True),
+    "the last row is out of range": Mistake(
+        "long", looked_up(lambda ids: np.minimum(ids, 69_999)), alone=True
+    ),
     "the last position is clipped": Mistake("long", last_position_clipped),
-    "positions count from the first real token": Mistake("extreme", positions_from_first_real_token, lambda config: config.position_of_padding != "pad_row"),
+    "positions count from the first real token": Mistake(
+        "extreme", positions_from_first_real_token, lambda config: config.position_of_padding != "pad_row"
+    ),
     "gradients of a row are written, not added": Mistake("long", last_use_alone),
     "one sample has no mask": Mistake("long", mask_lost_for_one_sample, alone=True),
     "masks by length": Mistake("extreme", mask_by_length),
     "masks by length of one sample": Mistake("long", mask_by_length),
     "all padded on the left if one is": Mistake("extreme", all_padded_on_the_left),
     "the first real token is pooled": Mistake(
-        "extreme", first_real_token_pooled, lambda config: config.pooling == "first" and config.pooler == "none" and not config.final_norm
+        "extreme",
+        first_real_token_pooled,
+        lambda config: config.pooling == "first" and config.pooler == "none" and not config.final_norm,
     ),
     **{
-        f"{what}, blocks of {size}": Mistake("long", in_blocks(size, wrong), lambda config: config.query_mask == "none", alone=True)
+        f"{what}, blocks of {size}": Mistake(
+            "long", in_blocks(size, wrong), lambda config: config.query_mask == "none", alone=True
+        )
         for size in (32, 64, 128, 256)
-        for what, wrong in {"last keys dropped": last_block_dropped, "sums not rescaled": not_rescaled}.items()
+        for what, wrong in {
+            "last keys dropped": last_block_dropped,
+            "sums not rescaled": not_rescaled,
+        }.items()
     },
-    **{f"queries repeat after {size}": Mistake("long", queries_beyond(size), alone=True) for size in (64, 128, 256)},
-    **{f"heads repeat after {count}": Mistake("extreme", heads_beyond(count), alone=True) for count in (2, 4)},
-    "ReLU is clipped at 6": Mistake("extreme", activated(lambda x, right: np.minimum(right, 6)), relu_like, alone=True),
-    "ReLU is clipped at 10": Mistake("extreme", activated(lambda x, right: np.minimum(right, 10)), relu_like, alone=True),
+    **{
+        f"queries repeat after {size}": Mistake("long", queries_beyond(size), alone=True)
+        for size in (64, 128, 256)
+    },
+    **{
+        f"heads repeat after {count}": Mistake("extreme", heads_beyond(count), alone=True) for count in (2, 4)
+    },
+    "ReLU is clipped at 6": Mistake(
+        "extreme", activated(lambda x, right: np.minimum(right, 6)), relu_like, alone=True
+    ),
+    "ReLU is clipped at 10": Mistake(
+        "extreme", activated(lambda x, right: np.minimum(right, 10)), relu_like, alone=True
+    ),
     "GELU by the other form": Mistake(
         "extreme",
         activated(lambda x, right: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))),
         lambda config: config.activation == "gelu_erf",
     ),
-    "GELU is ReLU beyond 3": Mistake("extreme", activated(lambda x, right: np.where(abs(x) > 3, np.maximum(x, 0), right)), lambda config: "gelu" in config.activation),
-    "GELU saturates early": Mistake("extreme", activated(padded_erf), lambda config: config.activation == "gelu_erf", dtype="float64"),
-    "GELU is clipped at 10": Mistake("extreme", activated(lambda x, right: np.minimum(right, 10)), lambda config: "gelu" in config.activation, alone=True),
+    "GELU is ReLU beyond 3": Mistake(
+        "extreme",
+        activated(lambda x, right: np.where(abs(x) > 3, np.maximum(x, 0), right)),
+        lambda config: "gelu" in config.activation,
+    ),
+    "GELU saturates early": Mistake(
+        "extreme", activated(padded_erf), lambda config: config.activation == "gelu_erf", dtype="float64"
+    ),
+    "GELU is clipped at 10": Mistake(
+        "extreme",
+        activated(lambda x, right: np.minimum(right, 10)),
+        lambda config: "gelu" in config.activation,
+        alone=True,
+    ),
     "loss through probabilities": Mistake("extreme", loss_of(through_probabilities)),
-    "loss without the maximum": Mistake("extreme", loss_of(without_maximum), lambda config: config.length_epsilon is None, alone=True),
+    "loss without the maximum": Mistake(
+        "extreme", loss_of(without_maximum), lambda config: config.length_epsilon is None, alone=True
+    ),
     "logits are clipped at 20": Mistake("extreme", loss_of(clipped_at(20)), alone=True),
     "logits are clipped at 50": Mistake("extreme", loss_of(clipped_at(50)), alone=True),
     "the last class counts as the one before": Mistake("extreme", loss_of(last_class_missing)),
@@ -347,10 +390,16 @@ MISTAKES = {
 
 
 def home(mistake: Mistake) -> list[str]:
-    return [name for name in spec.variants() if mistake.scenario in scenarios_of(name) and mistake.concerns(case_of(name, mistake.scenario).config)]
+    return [
+        name
+        for name in spec.variants()
+        if mistake.scenario in scenarios_of(name) and mistake.concerns(case_of(name, mistake.scenario).config)
+    ]
 
 
-@pytest.mark.parametrize(("name", "variant"), [(name, variant) for name, mistake in MISTAKES.items() for variant in home(mistake)])
+@pytest.mark.parametrize(
+    ("name", "variant"), [(name, variant) for name, mistake in MISTAKES.items() for variant in home(mistake)]
+)
 def test_mistake_shows_in_a_standard_case(name: str, variant: str) -> None:
     mistake = MISTAKES[name]
     assert effect(mistake, variant, mistake.scenario) > ENOUGH > Z
@@ -394,7 +443,11 @@ def test_what_is_kept_from_an_earlier_call_shows(variant: str, kept: str) -> Non
     if kept == "mask":
         assert any(not np.array_equal(real_tokens(first), real_tokens(case)) for case in later)
     elif kept == "weights":
-        assert all(any(not np.array_equal(first.weights[name], case.weights.get(name)) for case in later) for name in first.weights if name != POSITIONS or variant == "bert")
+        assert all(
+            any(not np.array_equal(first.weights[name], case.weights.get(name)) for case in later)
+            for name in first.weights
+            if name != POSITIONS or variant == "bert"
+        )
     elif kept == "inputs":
         assert any(not np.array_equal(ids, case.batch.required("input_ids")) for case in later)
     else:
@@ -408,8 +461,16 @@ def test_a_check_runs_a_case_twice_and_the_shortest_text_before_and_after_longer
     jobs = check_jobs([variant])
     run = [(job.case.removeprefix(f"{variant}-"), job.dtype) for job in sequence(jobs)]
     twice, short = ("ragged", "float32"), ("single", "float32")
-    assert run == [short, run[1], twice, *((job.case.removeprefix(f"{variant}-"), job.dtype) for job in jobs[1:])]
-    assert {each: job.times for each, job in zip(run, sequence(jobs), strict=True) if job.times > 1} == {twice: 2, short: 2}
+    assert run == [
+        short,
+        run[1],
+        twice,
+        *((job.case.removeprefix(f"{variant}-"), job.dtype) for job in jobs[1:]),
+    ]
+    assert {each: job.times for each, job in zip(run, sequence(jobs), strict=True) if job.times > 1} == {
+        twice: 2,
+        short: 2,
+    }
     longer = case_of(variant, "full" if variant in WHOLE else "single")
     model = case_of(variant, "single")
     assert longer.config.replace(max_positions=model.config.max_positions) == model.config
@@ -437,7 +498,16 @@ def test_what_one_precision_shows_is_checked_in_one() -> None:
     both = ["float64", "float32"]
     for scenario, entry in SCENARIOS.items():
         if not entry.only:
-            assert {dtype for case, dtype in run(dtypes=both) if case == f"bert-{scenario}"} == ({"float32"} if entry.once else set(both))
-    assert {scenario for scenario, entry in SCENARIOS.items() if not entry.once} == {"ragged", "peaked", "tiny", "offset", "full", "equal"}
+            assert {dtype for case, dtype in run(dtypes=both) if case == f"bert-{scenario}"} == (
+                {"float32"} if entry.once else set(both)
+            )
+    assert {scenario for scenario, entry in SCENARIOS.items() if not entry.once} == {
+        "ragged",
+        "peaked",
+        "tiny",
+        "offset",
+        "full",
+        "equal",
+    }
     assert {dtype for case, dtype in run(dtypes=["float64"]) if case == "bert-long"} == {"float64"}
     assert run(dtypes=both, cases=["bert-long"]) == {("bert-long", dtype) for dtype in both}

@@ -14,9 +14,35 @@ from concord.spec.sources import table
 from concord.spec.sources.names import fill, problem
 from concord.spec.sources.parse import parse
 
-SIZES = {"vocab_size": 29, "d_model": 14, "num_heads": 2, "d_ff": 17, "num_classes": 3, "num_layers": 2, "max_positions": 13}
+SIZES = {
+    "vocab_size": 29,
+    "d_model": 14,
+    "num_heads": 2,
+    "d_ff": 17,
+    "num_classes": 3,
+    "num_layers": 2,
+    "max_positions": 13,
+}
 PARTS = [(source, part) for source in table.sources() for part in table.load(source).parts]
-SOURCES = ["bert-google", "bert-hugging-face", "bert-hugging-face-flax", "bert-hugging-face-tf", "bert-paddlenlp", "bert-pytorch", "distilbert-hugging-face", "electra-hugging-face", "keras-attention", "nndl-paddle", "nndl-paddle-api", "roberta-hugging-face", "sentence-bert-hugging-face", "sentence-distilbert-hugging-face", "sentence-roberta-hugging-face", "tf1-text-classifier", "vanilla-encoder"]
+SOURCES = [
+    "bert-google",
+    "bert-hugging-face",
+    "bert-hugging-face-flax",
+    "bert-hugging-face-tf",
+    "bert-paddlenlp",
+    "bert-pytorch",
+    "distilbert-hugging-face",
+    "electra-hugging-face",
+    "keras-attention",
+    "nndl-paddle",
+    "nndl-paddle-api",
+    "roberta-hugging-face",
+    "sentence-bert-hugging-face",
+    "sentence-distilbert-hugging-face",
+    "sentence-roberta-hugging-face",
+    "tf1-text-classifier",
+    "vanilla-encoder",
+]
 
 
 def config_for(source: str, part: str) -> spec.EncoderConfig:
@@ -37,7 +63,9 @@ def test_weights_come_back_bit_for_bit(source: str, part: str) -> None:
     assert list(back) == list(weights)
     assert all(back[name].tobytes() == weights[name].tobytes() for name in weights)
     again = table.native(entry, config, back, part)
-    assert {name: array.tobytes() for name, array in again.items()} == {name: array.tobytes() for name, array in native.items()}
+    assert {name: array.tobytes() for name, array in again.items()} == {
+        name: array.tobytes() for name, array in native.items()
+    }
 
 
 def test_layouts_are_those_of_the_sources() -> None:
@@ -46,7 +74,11 @@ def test_layouts_are_those_of_the_sources() -> None:
         native = table.native(table.load(source), config, spec.initialize(config, part=part), part)
         return {name: array.shape for name, array in native.items()}
 
-    tf1, bert, keras = shapes("tf1-text-classifier", "model"), shapes("bert-pytorch", "model"), shapes("keras-attention", "encoder")
+    tf1, bert, keras = (
+        shapes("tf1-text-classifier", "model"),
+        shapes("bert-pytorch", "model"),
+        shapes("keras-attention", "encoder"),
+    )
     assert tf1["conv1d/kernel"] == (1, 14, 17)
     assert tf1["conv1d_3/kernel"] == (1, 17, 14)
     assert tf1["output_w"] == (13 * 14, 3)
@@ -60,8 +92,12 @@ def test_the_first_norm_variable_of_tf1_is_the_offset() -> None:
     config = config_for("tf1-text-classifier", "model")
     weights = spec.initialize(config)
     native = table.native(table.load("tf1-text-classifier"), config, weights)
-    assert np.array_equal(native["transformer/transformer-2/multi_head_atten/Variable"], weights["layers.1.norm1.bias"])
-    assert np.array_equal(native["transformer/transformer-2/multi_head_atten/Variable_1"], weights["layers.1.norm1.weight"])
+    assert np.array_equal(
+        native["transformer/transformer-2/multi_head_atten/Variable"], weights["layers.1.norm1.bias"]
+    )
+    assert np.array_equal(
+        native["transformer/transformer-2/multi_head_atten/Variable_1"], weights["layers.1.norm1.weight"]
+    )
 
 
 def test_all_problems_are_reported_at_once_in_the_source_s_names() -> None:
@@ -77,7 +113,10 @@ def test_all_problems_are_reported_at_once_in_the_source_s_names() -> None:
     text = "\n".join(raised.value.problems)
     assert len(raised.value.problems) == 5
     assert "'output_w' holds NaN or infinity but must be finite" in text
-    assert "'conv1d_1/kernel' has shape (17, 14) but must be (1, 17, 14) [parameter=layers.0.feed_forward.outer.weight" in text
+    assert (
+        "'conv1d_1/kernel' has shape (17, 14) but must be (1, 17, 14) [parameter=layers.0.feed_forward.outer.weight"
+        in text
+    )
     assert "'dense_4/kernel' is missing but is required [parameter=layers.1.attention.key.weight" in text
     assert "'dense_6/kernel' is unexpected" in text
     assert "'embedding_w' has dtype int64" in text
@@ -85,7 +124,10 @@ def test_all_problems_are_reported_at_once_in_the_source_s_names() -> None:
 
 def test_a_configuration_that_the_source_cannot_hold_is_refused() -> None:
     config = config_for("nndl-paddle", "model").replace(norm_sharing="separate")
-    with pytest.raises(WeightsError, match=r"'layers.0.norm1.weight' is required by this configuration but the source has no weight"):
+    with pytest.raises(
+        WeightsError,
+        match=r"'layers.0.norm1.weight' is required by this configuration but the source has no weight",
+    ):
         table.native(table.load("nndl-paddle"), config, spec.initialize(config))
 
 
@@ -130,16 +172,26 @@ def test_a_wrong_table_is_refused_with_everything_that_is_wrong(tmp_path: Path) 
 
 
 def test_a_table_that_is_like_another_has_its_other_parts_too(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text('source = "mine"\nvariant = "bert"\nlike = "bert-hugging-face"\n[parts.model.checkpoint]\nprefixes = []\n')
+    (tmp_path / "mine.toml").write_text(
+        'source = "mine"\nvariant = "bert"\nlike = "bert-hugging-face"\n[parts.model.checkpoint]\nprefixes = []\n'
+    )
     mine, bert = table.read(tmp_path / "mine.toml"), table.load("bert-hugging-face")
-    assert (mine.parts["model"].checkpoint.prefixes, mine.parts["encoder"].checkpoint) == ((), bert.parts["encoder"].checkpoint)
-    assert (table.words(mine), table.words(table.load("sentence-bert-hugging-face"))) == ("bert-hugging-face", "bert-hugging-face")
+    assert (mine.parts["model"].checkpoint.prefixes, mine.parts["encoder"].checkpoint) == (
+        (),
+        bert.parts["encoder"].checkpoint,
+    )
+    assert (table.words(mine), table.words(table.load("sentence-bert-hugging-face"))) == (
+        "bert-hugging-face",
+        "bert-hugging-face",
+    )
 
 
 def test_what_one_part_ignores_another_that_is_like_it_ignores_too() -> None:
     entry = table.load("distilbert-hugging-face").parts
     assert set(entry["model"].checkpoint.ignored) < set(entry["encoder"].checkpoint.ignored)
-    assert set(entry["encoder"].checkpoint.ignored) - set(entry["model"].checkpoint.ignored) == {"qa_outputs.*"}
+    assert set(entry["encoder"].checkpoint.ignored) - set(entry["model"].checkpoint.ignored) == {
+        "qa_outputs.*"
+    }
 
 
 @pytest.mark.parametrize(
@@ -184,12 +236,19 @@ def test_a_model_that_the_source_does_not_have_is_refused_with_every_reason() ->
         "norm_placement is 'pre' but must be 'post' [source=bert-hugging-face]",
         "'embeddings.segment.weight' is required but the configuration has no such parameter [source=bert-hugging-face]",
     ]
-    with pytest.raises(SpecError, match=r"^activation is 'relu' but must be 'gelu_tanh' \[source=bert-pytorch\]$"):
-        table.stated(table.load("bert-pytorch"), config_for("bert-pytorch", "model").replace(activation="relu"))
+    with pytest.raises(
+        SpecError, match=r"^activation is 'relu' but must be 'gelu_tanh' \[source=bert-pytorch\]$"
+    ):
+        table.stated(
+            table.load("bert-pytorch"), config_for("bert-pytorch", "model").replace(activation="relu")
+        )
 
 
 def test_a_configuration_lists_every_missing_key() -> None:
     with pytest.raises(SpecError) as raised:
         table.configure(table.load("bert-pytorch"), {"hidden": 8, "gelu": "erf"})
     assert len(raised.value.problems) == 11
-    assert "configuration: key 'gelu' is 'erf' but must be one of tanh [source=bert-pytorch]" in raised.value.problems
+    assert (
+        "configuration: key 'gelu' is 'erf' but must be one of tanh [source=bert-pytorch]"
+        in raised.value.problems
+    )

@@ -38,10 +38,21 @@ def test_every_recipe_is_read() -> None:
 @pytest.mark.clause("OPT-1")
 def test_recipe_lists_everything_that_is_wrong() -> None:
     with pytest.raises(spec.ConfigError) as caught:
-        recipe_from_mapping({"algorithm": "adam", "learning_rate": -1, "clip_at": 2, "undecayed": ["norm"], "schedule": "cosine"})
+        recipe_from_mapping(
+            {
+                "algorithm": "adam",
+                "learning_rate": -1,
+                "clip_at": 2,
+                "undecayed": ["norm"],
+                "schedule": "cosine",
+            }
+        )
     said = str(caught.value)
     assert len(caught.value.problems) == 4
-    assert all(name in said for name in ("'learning_rate' is -1.0", "'clip_at' is 2.0", "norm", "'total_steps' is None"))
+    assert all(
+        name in said
+        for name in ("'learning_rate' is -1.0", "'clip_at' is 2.0", "norm", "'total_steps' is None")
+    )
 
 
 @pytest.mark.clause("OPT-11")
@@ -51,19 +62,36 @@ def test_recipe_lists_everything_that_is_wrong() -> None:
         ({"algorithm": "adam"}, "float32", {}),
         ({"algorithm": "adam"}, "bfloat16", {"beta2": 1.0}),
         ({"algorithm": "adam"}, "float16", {"epsilon": 0.0}),
-        ({"algorithm": "adam", "epsilon": 1e-5, "beta1": 0.9999}, "float16", {"beta1": 1.0, "epsilon": float(np.float16(1e-5))}),
-        ({"algorithm": "rmsprop", "epsilon_placement": "inside", "beta1": 0.999, "beta2": 0.9}, "bfloat16", {}),
+        (
+            {"algorithm": "adam", "epsilon": 1e-5, "beta1": 0.9999},
+            "float16",
+            {"beta1": 1.0, "epsilon": float(np.float16(1e-5))},
+        ),
+        (
+            {"algorithm": "rmsprop", "epsilon_placement": "inside", "beta1": 0.999, "beta2": 0.9},
+            "bfloat16",
+            {},
+        ),
         ({"algorithm": "sgd", "momentum": 0.999, "learning_rate": 1e-8}, "float16", {"learning_rate": 0.0}),
         ({"algorithm": "sgd", "momentum": 0.999}, "bfloat16", {"momentum": 1.0}),
-        ({"algorithm": "sgd", "weight_decay": 0.1, "decay_form": "times_rate"}, "bfloat16", {"weight_decay": 0.10009765625}),
+        (
+            {"algorithm": "sgd", "weight_decay": 0.1, "decay_form": "times_rate"},
+            "bfloat16",
+            {"weight_decay": 0.10009765625},
+        ),
         ({"algorithm": "sgd", "weight_decay": 0.1, "decay_form": "coupled"}, "bfloat16", {}),
     ],
 )
-def test_numbers_that_a_precision_loses_are_listed(fields: dict[str, Any], dtype: str, expected: dict[str, float]) -> None:
+def test_numbers_that_a_precision_loses_are_listed(
+    fields: dict[str, Any], dtype: str, expected: dict[str, float]
+) -> None:
     asked = Recipe(**{"learning_rate": 0.01, **fields})
     lost = rounded_hyperparameters(asked, dtype)
     assert {entry.name: entry.rounded for entry in lost} == expected
-    assert all(entry.text.startswith(f"{entry.name} is {entry.stated:g} but {entry.rounded:.6g} in {dtype}: ") for entry in lost)
+    assert all(
+        entry.text.startswith(f"{entry.name} is {entry.stated:g} but {entry.rounded:.6g} in {dtype}: ")
+        for entry in lost
+    )
     assert all(entry.stated == getattr(asked, entry.name) and entry.consequence for entry in lost)
 
 
@@ -71,7 +99,9 @@ def test_numbers_that_a_precision_loses_are_listed(fields: dict[str, Any], dtype
 def test_decay_that_is_said_to_be_lost_changes_no_weight() -> None:
     weights = np.ldexp(1 + np.arange(1024) / 1024, 0).astype(np.float16)  # all of a binade
     for share, changed in ((2.0**-12 * 0.99, False), (2.0**-11 * 1.01, True)):
-        lost = rounded_hyperparameters(Recipe(algorithm="sgd", learning_rate=0.01, weight_decay=share, decay_form="alone"), "float16")
+        lost = rounded_hyperparameters(
+            Recipe(algorithm="sgd", learning_rate=0.01, weight_decay=share, decay_form="alone"), "float16"
+        )
         assert bool(lost) is not changed
         decayed = (weights.astype(np.float64) - share * weights).astype(np.float16)
         assert bool((decayed != weights).any()) is changed
@@ -90,20 +120,34 @@ def words(*values: int) -> tuple[NDArray[np.uint32], ...]:
     [
         ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
         ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
-        ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0), (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
     ],
 )
-def test_philox_gives_the_published_words(counter: tuple[int, ...], key: tuple[int, int], expected: tuple[int, ...]) -> None:
+def test_philox_gives_the_published_words(
+    counter: tuple[int, ...], key: tuple[int, int], expected: tuple[int, ...]
+) -> None:
     assert tuple(int(word[0]) for word in philox(words(*counter), key)) == expected  # type: ignore[arg-type]
 
 
 def test_dropout_masks_differ_in_everything_that_they_are_keyed_by() -> None:
     first = kept(3, 5, 1, "head", (101, 103), 0.2)
-    others = [kept(4, 5, 1, "head", (101, 103), 0.2), kept(3, 6, 1, "head", (101, 103), 0.2), kept(3, 5, 0, "head", (101, 103), 0.2), kept(3, 5, 1, "embeddings", (101, 103), 0.2)]
+    others = [
+        kept(4, 5, 1, "head", (101, 103), 0.2),
+        kept(3, 6, 1, "head", (101, 103), 0.2),
+        kept(3, 5, 0, "head", (101, 103), 0.2),
+        kept(3, 5, 1, "embeddings", (101, 103), 0.2),
+    ]
     deviation = math.sqrt(0.2 * 0.8 / first.size)
     assert abs(first.mean() - 0.8) < 5 * deviation
     agree = 0.8**2 + 0.2**2
-    assert all(abs((first == other).mean() - agree) < 5 * math.sqrt(agree * (1 - agree) / first.size) for other in others)
+    assert all(
+        abs((first == other).mean() - agree) < 5 * math.sqrt(agree * (1 - agree) / first.size)
+        for other in others
+    )
     assert np.array_equal(first, kept(3, 5, 1, "head", (101, 103), 0.2))
 
 
@@ -118,14 +162,34 @@ def test_dropout_masks_differ_in_everything_that_they_are_keyed_by() -> None:
         ({"warmup_steps": 4}, [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]),
         ({"warmup_steps": 4, "first_step": 0}, [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]),
         ({"schedule": "linear", "warmup_steps": 2, "total_steps": 6}, [0.5, 1.0, 0.75, 0.5, 0.25, 0.0]),
-        ({"schedule": "linear", "warmup_steps": 2, "total_steps": 6, "final_share": 0.2}, [0.5, 1.0, 0.8, 0.6, 0.4, 0.2]),
-        ({"schedule": "linear", "warmup_steps": 2, "total_steps": 10, "decay_start": "first_step", "first_step": 0}, [0.0, 0.5, 0.8, 0.7, 0.6, 0.5]),
-        ({"schedule": "cosine", "total_steps": 4, "first_step": 0}, [1.0, 0.5 + math.sqrt(0.125), 0.5, 0.5 - math.sqrt(0.125), 0.0, 0.0]),
-        ({"schedule": "inverse_square_root", "warmup_steps": 2}, [0.5, 1.0, math.sqrt(2 / 3), math.sqrt(1 / 2), math.sqrt(2 / 5), math.sqrt(1 / 3)]),
+        (
+            {"schedule": "linear", "warmup_steps": 2, "total_steps": 6, "final_share": 0.2},
+            [0.5, 1.0, 0.8, 0.6, 0.4, 0.2],
+        ),
+        (
+            {
+                "schedule": "linear",
+                "warmup_steps": 2,
+                "total_steps": 10,
+                "decay_start": "first_step",
+                "first_step": 0,
+            },
+            [0.0, 0.5, 0.8, 0.7, 0.6, 0.5],
+        ),
+        (
+            {"schedule": "cosine", "total_steps": 4, "first_step": 0},
+            [1.0, 0.5 + math.sqrt(0.125), 0.5, 0.5 - math.sqrt(0.125), 0.0, 0.0],
+        ),
+        (
+            {"schedule": "inverse_square_root", "warmup_steps": 2},
+            [0.5, 1.0, math.sqrt(2 / 3), math.sqrt(1 / 2), math.sqrt(2 / 5), math.sqrt(1 / 3)],
+        ),
     ],
 )
 def test_schedule_gives_the_share_of_each_step(fields: dict[str, Any], expected: list[float]) -> None:
-    found = [learning_rate(Recipe(algorithm="sgd", learning_rate=2.0, **fields), step) / 2.0 for step in range(6)]
+    found = [
+        learning_rate(Recipe(algorithm="sgd", learning_rate=2.0, **fields), step) / 2.0 for step in range(6)
+    ]
     assert np.abs(np.subtract(found, expected)).max() < 1e-15
 
 
@@ -201,16 +265,35 @@ BETAS = {"algorithm": "adam", "beta1": 0.8, "beta2": 0.95, "epsilon": 1e-2}
 FORMULAS: dict[str, tuple[Formula, dict[str, Any]]] = {
     "sgd": (lambda state, p, g, rate, t: p - rate * g, {"algorithm": "sgd"}),
     "momentum": (momentum, {"algorithm": "sgd", "momentum": 0.9, "dampening": 0.3}),
-    "displacement": (displacement, {"algorithm": "sgd", "momentum": 0.9, "momentum_form": "displacement", "nesterov": True}),
+    "displacement": (
+        displacement,
+        {"algorithm": "sgd", "momentum": 0.9, "momentum_form": "displacement", "nesterov": True},
+    ),
     "nesterov": (nesterov, {"algorithm": "sgd", "momentum": 0.9, "nesterov": True}),
     "adam": (adam, BETAS),
     "adam_uncorrected": (adam_uncorrected, {**BETAS, "epsilon_placement": "uncorrected"}),
-    "adam_without_correction": (adam_without_correction, {**BETAS, "bias_correction": False, "weight_decay": 0.1, "decay_form": "times_rate"}),
+    "adam_without_correction": (
+        adam_without_correction,
+        {**BETAS, "bias_correction": False, "weight_decay": 0.1, "decay_form": "times_rate"},
+    ),
     "adam_coupled": (adam_coupled, {**BETAS, "weight_decay": 0.1, "decay_form": "coupled"}),
     "adam_alone": (adam_alone, {**BETAS, "weight_decay": 0.1, "decay_form": "alone"}),
     "amsgrad": (amsgrad, {**BETAS, "amsgrad": True}),
-    "rmsprop": (rmsprop, {"algorithm": "rmsprop", "beta2": 0.95, "epsilon": 1e-2, "epsilon_placement": "inside", "centered": True, "momentum": 0.9}),
-    "rmsprop_outside": (rmsprop_outside, {"algorithm": "rmsprop", "beta2": 0.95, "epsilon": 1e-2, "epsilon_placement": "uncorrected"}),
+    "rmsprop": (
+        rmsprop,
+        {
+            "algorithm": "rmsprop",
+            "beta2": 0.95,
+            "epsilon": 1e-2,
+            "epsilon_placement": "inside",
+            "centered": True,
+            "momentum": 0.9,
+        },
+    ),
+    "rmsprop_outside": (
+        rmsprop_outside,
+        {"algorithm": "rmsprop", "beta2": 0.95, "epsilon": 1e-2, "epsilon_placement": "uncorrected"},
+    ),
 }
 
 
@@ -218,7 +301,11 @@ FORMULAS: dict[str, tuple[Formula, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", FORMULAS)
 def test_optimizer_computes_its_formula(name: str) -> None:
     formula, fields = FORMULAS[name]
-    described, generator, state = Recipe(learning_rate=1.0, **fields), np.random.default_rng(7), dict[str, Any]()
+    described, generator, state = (
+        Recipe(learning_rate=1.0, **fields),
+        np.random.default_rng(7),
+        dict[str, Any](),
+    )
     arithmetic = Arithmetic()
     arithmetic.recording = False
     optimizer = Optimizer(arithmetic, described, {"w": "kernel"})
@@ -229,19 +316,31 @@ def test_optimizer_computes_its_formula(name: str) -> None:
         expected = formula(state, expected, gradient, rate, step)
         node = optimizer.update({"w": node}, {"w": arithmetic.leaf(gradient)}, rate)["w"]
     assert np.abs(node.value - expected).max() < 1e-14
-    assert {key.partition(".")[0] for key in optimizer.state} == set(slots(described)) - ({"momentum"} if not described.momentum else set())
+    assert {key.partition(".")[0] for key in optimizer.state} == set(slots(described)) - (
+        {"momentum"} if not described.momentum else set()
+    )
 
 
-def updated(fields: dict[str, Any], kind: str = "kernel", rows: list[int] | None = None) -> tuple[Array, Array]:
+def updated(
+    fields: dict[str, Any], kind: str = "kernel", rows: list[int] | None = None
+) -> tuple[Array, Array]:
     """Return a table (5, 3) before and after two steps, the second with gradients of rows 1 and 3 alone."""
     arithmetic = Arithmetic()
     arithmetic.recording = False
     optimizer = Optimizer(arithmetic, ADAM.replace(**fields), {"w": kind})
     generator = np.random.default_rng(11)
     before = generator.normal(size=(5, 3))
-    gradients = [generator.normal(size=(5, 3)), np.where(np.isin(np.arange(5), [1, 3])[:, None], generator.normal(size=(5, 3)), 0.0)]
+    gradients = [
+        generator.normal(size=(5, 3)),
+        np.where(np.isin(np.arange(5), [1, 3])[:, None], generator.normal(size=(5, 3)), 0.0),
+    ]
     first = optimizer.update({"w": arithmetic.leaf(before)}, {"w": arithmetic.leaf(gradients[0])}, 0.01)["w"]
-    second = optimizer.update({"w": first}, {"w": arithmetic.leaf(gradients[1])}, 0.01, None if rows is None else {"w": np.array(rows)})["w"]
+    second = optimizer.update(
+        {"w": first},
+        {"w": arithmetic.leaf(gradients[1])},
+        0.01,
+        None if rows is None else {"w": np.array(rows)},
+    )["w"]
     return first.value, second.value
 
 
@@ -268,7 +367,12 @@ def clip(**fields: Any) -> tuple[dict[str, Array], float | None]:
     arithmetic = Arithmetic()
     arithmetic.recording = False
     given = {"a": np.array([3.0, 4.0]), "b": np.array([[12.0]])}
-    found, norm = clipped(arithmetic, ADAM.replace(**fields), {name: arithmetic.leaf(x) for name, x in given.items()}, kinds={"a": "bias", "b": "kernel"})
+    found, norm = clipped(
+        arithmetic,
+        ADAM.replace(**fields),
+        {name: arithmetic.leaf(x) for name, x in given.items()},
+        kinds={"a": "bias", "b": "kernel"},
+    )
     return {name: node.value for name, node in found.items()}, None if norm is None else float(norm.value)
 
 
@@ -284,7 +388,9 @@ def clip(**fields: Any) -> tuple[dict[str, Array], float | None]:
         ({"clipping": "value", "clip_at": 3.5}, [3.0, 3.5], 3.5, None),
     ],
 )
-def test_clipping_bounds_what_it_says(fields: dict[str, Any], a: list[float], b: float, norm: float | None) -> None:
+def test_clipping_bounds_what_it_says(
+    fields: dict[str, Any], a: list[float], b: float, norm: float | None
+) -> None:
     found, actual = clip(**fields)
     assert np.abs(found["a"] - a).max() < 1e-15
     assert abs(found["b"][0, 0] - b) < 1e-15
@@ -294,7 +400,12 @@ def test_clipping_bounds_what_it_says(fields: dict[str, Any], a: list[float], b:
 @pytest.mark.clause("OPT-10")
 @pytest.mark.parametrize(
     ("mean", "expected"),
-    [("configured", [1 / 3, 1 / 3]), ("batches", [1 / 2, 1 / 2]), ("samples", [7 / 12, 5 / 12]), ("labels", [3 / 4, 1 / 4])],
+    [
+        ("configured", [1 / 3, 1 / 3]),
+        ("batches", [1 / 2, 1 / 2]),
+        ("samples", [7 / 12, 5 / 12]),
+        ("labels", [3 / 4, 1 / 4]),
+    ],
 )
 def test_short_window_is_weighted_as_the_recipe_says(mean: str, expected: list[float]) -> None:
     assert shares(ADAM.replace(accumulation=3, accumulation_mean=mean), [(7, 3), (5, 1)]) == expected
@@ -303,11 +414,16 @@ def test_short_window_is_weighted_as_the_recipe_says(mean: str, expected: list[f
 # Trajectories.
 
 
-CONFIG = spec.variant("nndl-paddle", d_model=6, num_heads=2, d_ff=5, num_layers=1, vocab_size=13, max_positions=7, num_classes=3)
+CONFIG = spec.variant(
+    "nndl-paddle", d_model=6, num_heads=2, d_ff=5, num_layers=1, vocab_size=13, max_positions=7, num_classes=3
+)
 
 
 def training(described: Recipe, steps: int = 3, seed: int = 0) -> Training:
-    batches = [spec.example_batch(CONFIG, batch=4, tokens=5, seed=number, padding="ragged") for number in range(steps)]
+    batches = [
+        spec.example_batch(CONFIG, batch=4, tokens=5, seed=number, padding="ragged")
+        for number in range(steps)
+    ]
     return Training(described, [[batch] for batch in batches], seed, reported=(steps - 1,))
 
 
@@ -318,15 +434,24 @@ def observed(asked: Training, arithmetic: Arithmetic, dtype: str = "float32") ->
 
 
 def halves(batch: Batch) -> list[Batch]:
-    return [spec.from_arrays({name: array[part] for name, array in batch.arrays().items()}) for part in (slice(0, 3), slice(3, 4))]
+    return [
+        spec.from_arrays({name: array[part] for name, array in batch.arrays().items()})
+        for part in (slice(0, 3), slice(3, 4))
+    ]
 
 
 def test_accumulation_by_samples_is_one_large_batch() -> None:
     described = ADAM.replace(accumulation=2, accumulation_mean="samples", clipping="global_norm", clip_at=0.5)
     whole = training(described.replace(accumulation=1))
-    parted = dataclasses.replace(whole, recipe=described, windows=[halves(window[0]) for window in whole.windows])
+    parted = dataclasses.replace(
+        whole, recipe=described, windows=[halves(window[0]) for window in whole.windows]
+    )
     first, second = observed(whole, Arithmetic(), "float64"), observed(parted, Arithmetic(), "float64")
-    apart = {name: np.abs(first[name] - second[name]).max() for name in first if name.startswith("steps.2.clipped.")}
+    apart = {
+        name: np.abs(first[name] - second[name]).max()
+        for name in first
+        if name.startswith("steps.2.clipped.")
+    }
     assert len(apart) > 10
     assert max(apart.values()) < 1e-14
 
@@ -335,7 +460,8 @@ def test_accumulation_by_samples_is_one_large_batch() -> None:
 def test_dropout_changes_a_trajectory_by_its_seed_alone() -> None:
     described = ADAM.replace(dropout_weights=0.3, dropout_attention=0.3, dropout_head=0.2)
     first, again, other, without = (
-        observed(training(asked, steps=1, seed=seed), Arithmetic())["steps.0.losses.0"] for asked, seed in ((described, 5), (described, 5), (described, 6), (ADAM, 5))
+        observed(training(asked, steps=1, seed=seed), Arithmetic())["steps.0.losses.0"]
+        for asked, seed in ((described, 5), (described, 5), (described, 6), (ADAM, 5))
     )
     assert first == again
     assert first != other
@@ -344,13 +470,24 @@ def test_dropout_changes_a_trajectory_by_its_seed_alone() -> None:
 
 @pytest.mark.parametrize("name", ["adam", "adam_uncorrected", "displacement", "rmsprop_outside"])
 def test_rounded_trajectory_lies_within_its_tolerance_and_a_wrong_one_does_not(name: str) -> None:
-    described = Recipe(learning_rate=0.01, **FORMULAS[name][1]).replace(clipping="global_norm", clip_at=0.7, dropout_feed_forward=0.1)
+    described = Recipe(learning_rate=0.01, **FORMULAS[name][1]).replace(
+        clipping="global_norm", clip_at=0.7, dropout_feed_forward=0.1
+    )
     asked = training(described)
     truth, samples = observed(asked, Arithmetic()), observed(asked, MonteCarlo("float32", 16))
-    sigma = {key: np.maximum(np.sqrt(np.square(samples[key] - truth[key]).mean(0)), 2**-25 * abs(truth[key]) + 1e-30) for key in truth}
+    sigma = {
+        key: np.maximum(
+            np.sqrt(np.square(samples[key] - truth[key]).mean(0)), 2**-25 * abs(truth[key]) + 1e-30
+        )
+        for key in truth
+    }
 
     def farthest(run: dict[str, Array]) -> float:
-        return max(float((abs(run[key] - truth[key]) / sigma[key]).max()) for key in truth if key.startswith("steps.2.parameters."))
+        return max(
+            float((abs(run[key] - truth[key]) / sigma[key]).max())
+            for key in truth
+            if key.startswith("steps.2.parameters.")
+        )
 
     assert farthest(observed(asked, Arithmetic("float32", shuffle=3, fused=True))) < Z
     wrong = dataclasses.replace(asked, recipe=described.replace(clip_at=0.7001))

@@ -23,7 +23,19 @@ from concord.backends.worker import Worker
 from concord.conformance.tolerance import Z
 from concord.spec.cases import build_case
 from concord.spec.errors import SpecError
-from concord.speed import Mode, Plan, Record, Workload, compare, measure, presets, read, statistics, truth, workload
+from concord.speed import (
+    Mode,
+    Plan,
+    Record,
+    Workload,
+    compare,
+    measure,
+    presets,
+    read,
+    statistics,
+    truth,
+    workload,
+)
 from concord.speed.growth import curves, exponent
 from concord.speed.measure import takes_part
 from concord.speed.page import page
@@ -34,7 +46,10 @@ from concord.speed.work import flops
 from tests.toys.surroundings import toy
 
 EXPLICIT = Mode("explicit", "eager")
-RIGHT, SLOW, WRONG, DYING, THREADED = (toy(name, "measurable") for name in ("Measurable", "Slow", "WrongLogits", "DiesInTheSecondStep", "Threaded"))
+RIGHT, SLOW, WRONG, DYING, THREADED = (
+    toy(name, "measurable")
+    for name in ("Measurable", "Slow", "WrongLogits", "DiesInTheSecondStep", "Threaded")
+)
 NARROW = {"d_model": 14, "num_heads": 2, "d_ff": 23, "num_layers": 2, "vocab_size": 31, "max_positions": 13}
 
 
@@ -46,8 +61,19 @@ def small(kind: str = "inference", padding: str = "ragged") -> Workload:
     return Workload(small_preset(), kind, padding)
 
 
-def plan_of(*names: str, works: tuple[Workload, ...] | None = None, modes: tuple[Mode, ...] = (EXPLICIT,), **settings: Any) -> Plan:
-    return Plan(names=names, workloads=works or (small(),), modes=modes, limit=Z, **{"turns": 3, "patience": 1, "slice": 0.02, "threads": 1, **settings})
+def plan_of(
+    *names: str,
+    works: tuple[Workload, ...] | None = None,
+    modes: tuple[Mode, ...] = (EXPLICIT,),
+    **settings: Any,
+) -> Plan:
+    return Plan(
+        names=names,
+        workloads=works or (small(),),
+        modes=modes,
+        limit=Z,
+        **{"turns": 3, "patience": 1, "slice": 0.02, "threads": 1, **settings},
+    )
 
 
 def measured(plan: Plan, data: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -62,9 +88,20 @@ def measured(plan: Plan, data: dict[str, Any] | None = None) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_has_the_published_sizes(name: str) -> None:
-    layers, width, batch, tokens = {"nndl": (1, 768, 32, 52), "tf1": (1, 200, 128, 100), "minilm": (6, 384, 8, 128), "bert-base": (12, 768, 8, 128), "bert-large": (24, 1024, 64, 512)}[name]
+    layers, width, batch, tokens = {
+        "nndl": (1, 768, 32, 52),
+        "tf1": (1, 200, 128, 100),
+        "minilm": (6, 384, 8, 128),
+        "bert-base": (12, 768, 8, 128),
+        "bert-large": (24, 1024, 64, 512),
+    }[name]
     preset = workload(name).preset
-    assert (preset.config.num_layers, preset.config.d_model, preset.batch, preset.tokens) == (layers, width, batch, tokens)
+    assert (preset.config.num_layers, preset.config.d_model, preset.batch, preset.tokens) == (
+        layers,
+        width,
+        batch,
+        tokens,
+    )
 
 
 def test_ragged_lengths_are_spread_and_repeatable() -> None:
@@ -83,7 +120,9 @@ def test_unknown_names_are_refused_together() -> None:
 def test_a_sweep_varies_one_size() -> None:
     assert [work.preset.tokens for work in sweep("tokens", small())] == list(presets.SWEEPS["tokens"])
     assert [work.preset.batch for work in sweep("batch", small())] == list(presets.SWEEPS["batch"])
-    assert [work.preset.config.num_layers for work in sweep("layers", small())] == list(presets.SWEEPS["layers"])
+    assert [work.preset.config.num_layers for work in sweep("layers", small())] == list(
+        presets.SWEEPS["layers"]
+    )
     for axis in presets.SWEEPS:
         for work in sweep(axis, Workload(small_preset(variant="tf1-text-classifier", max_positions=11))):
             spec.batch.batch_of_lengths(work.preset.config, work.lengths, work.preset.tokens)
@@ -94,9 +133,14 @@ def test_operations_are_those_of_the_products(variant: str) -> None:
     config = small_preset(variant=variant, max_positions=11).config
     work = Workload(Preset("x", "", config, 5, 11))
     width, rows = 14, 5 * 11
-    products = [(rows, width, width)] * (4 if config.output_projection else 3) + [(rows, width, 23), (rows, 23, width)]
+    products = [(rows, width, width)] * (4 if config.output_projection else 3) + [
+        (rows, width, 23),
+        (rows, 23, width),
+    ]
     products += [(5 * 2 * 11, 7, 11), (5 * 2 * 11, 11, 7)]
-    head = [(5, width * (11 if config.pooling == "flatten" else 1), config.num_classes)] + ([(5, width, width)] if config.pooler != "none" else [])
+    head = [(5, width * (11 if config.pooling == "flatten" else 1), config.num_classes)] + (
+        [(5, width, width)] if config.pooler != "none" else []
+    )
     assert flops(work) == sum(2 * m * k * n for m, k, n in 2 * products + head)
     assert flops(dataclasses.replace(work, kind="training")) == 3 * flops(work)
 
@@ -107,12 +151,18 @@ def test_operations_are_those_of_the_products(variant: str) -> None:
 @pytest.mark.parametrize("path", sorted(truth.EXPECTED.glob("*.json")), ids=lambda path: path.stem)
 def test_what_is_kept_belongs_to_the_preset_as_it_is(path: Path) -> None:
     stored = json.loads(path.read_text())
-    name, kind, padding, dtype = re.fullmatch(r"(.+)-(inference|training)-(full|ragged)-(.+)\.json", path.name).groups()  # type: ignore[union-attr]
-    assert stored["key"] == truth.probe(workload(name, kind, padding, dtype)).key, "run 'python -m concord.speed.truth'"
+    name, kind, padding, dtype = re.fullmatch(
+        r"(.+)-(inference|training)-(full|ragged)-(.+)\.json", path.name
+    ).groups()  # type: ignore[union-attr]
+    assert stored["key"] == truth.probe(workload(name, kind, padding, dtype)).key, (
+        "run 'python -m concord.speed.truth'"
+    )
 
 
 def test_every_preset_of_a_usual_run_has_its_expectations() -> None:
-    wanted = {f"{name}-inference-{padding}-float32" for name in speeding.PRESETS for padding in presets.LENGTHS}
+    wanted = {
+        f"{name}-inference-{padding}-float32" for name in speeding.PRESETS for padding in presets.LENGTHS
+    }
     assert {path.stem for path in truth.EXPECTED.glob("*-float32.json")} >= wanted
 
 
@@ -139,7 +189,15 @@ def test_every_backend_computes_in_a_program_what_the_oracle_says(worker: Worker
     case = build_case("bert", "ragged")  # its sizes are those of other tests, for which JAX has compiled
     batch, tokens = case.batch.required("input_ids").shape
     work = Workload(Preset("case", "a test", case.config, batch, tokens), kind, "ragged")
-    _, results = worker.bench("prepare", **work.request(), weights=None, implementation="explicit", execution="eager", device="cpu", precision="strict")
+    _, results = worker.bench(
+        "prepare",
+        **work.request(),
+        weights=None,
+        implementation="explicit",
+        execution="eager",
+        device="cpu",
+        precision="strict",
+    )
     worst, tensor = truth.expected(work).worst(results, Z)
     assert worst < 1, tensor
     taken, _ = worker.bench("repeat", count=2, seconds=60.0)
@@ -156,19 +214,36 @@ def test_every_backend_multiplies(worker: Worker) -> None:
 # The measurement.
 
 
-def test_backends_have_their_turns_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backends_have_their_turns_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TOY_NOTES", str(tmp_path))
     data = measured(plan_of(RIGHT, SLOW))
     steps = (tmp_path / "turns").read_text().split()
     turns = [name for i, name in enumerate(steps) if i == 0 or steps[i - 1] != name]
-    assert turns == ["Measurable", "Slow", *["Measurable", "Slow"] * 3]  # the first step of each, then three turns
+    assert turns == [
+        "Measurable",
+        "Slow",
+        *["Measurable", "Slow"] * 3,
+    ]  # the first step of each, then three turns
     assert [entry["status"] for entry in data["entries"]] == ["measured"] * 2
     fast, slow = (entry["summary"] for entry in data["entries"])
     assert slow["median_seconds"] >= 0.05 > 0
-    assert all(summary[name] is not None for summary in (fast, slow) for name in ("gflops", "share_of_best_product", "real_tokens_per_second"))
+    assert all(
+        summary[name] is not None
+        for summary in (fast, slow)
+        for name in ("gflops", "share_of_best_product", "real_tokens_per_second")
+    )
 
 
-@pytest.mark.parametrize(("name", "kind", "tensor"), [("WrongLogits", "inference", "logits"), ("WrongLogits", "training", "loss"), ("WrongUpdate", "training", "updates/classifier.bias")])
+@pytest.mark.parametrize(
+    ("name", "kind", "tensor"),
+    [
+        ("WrongLogits", "inference", "logits"),
+        ("WrongLogits", "training", "loss"),
+        ("WrongUpdate", "training", "updates/classifier.bias"),
+    ],
+)
 def test_what_is_wrong_is_withheld(name: str, kind: str, tensor: str) -> None:
     (entry,) = measured(plan_of(toy(name, "measurable"), works=(small(kind),)))["entries"]
     assert entry["status"] == "withheld"
@@ -178,7 +253,14 @@ def test_what_is_wrong_is_withheld(name: str, kind: str, tensor: str) -> None:
 
 
 def test_what_a_backend_cannot_do_is_said_and_the_others_go_on() -> None:
-    wanted = plan_of(RIGHT, DYING, toy("NumpyBackend"), "torch_is_not_here:Backend", works=(small(), small(padding="full")), asked=("torch_is_not_here:Backend",))
+    wanted = plan_of(
+        RIGHT,
+        DYING,
+        toy("NumpyBackend"),
+        "torch_is_not_here:Backend",
+        works=(small(), small(padding="full")),
+        asked=("torch_is_not_here:Backend",),
+    )
     data = measured(wanted)
     found = {(entry["backend"], entry["workload"]): entry["status"] for entry in data["entries"]}
     for work in wanted.workloads:
@@ -194,7 +276,10 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("TOY_NOTES", str(tmp_path))
     both = measured(plan_of(RIGHT, works=(small(), small("training"))), first)
     assert both["entries"][0]["turns"] == first["entries"][0]["turns"]
-    assert [entry["workload"] for entry in both["entries"]] == ["small inference ragged", "small training ragged"]
+    assert [entry["workload"] for entry in both["entries"]] == [
+        "small inference ragged",
+        "small training ragged",
+    ]
     assert (tmp_path / "turns").read_text()
 
 
@@ -212,7 +297,14 @@ def test_cores_are_counted_and_not_believed(record: dict[str, Any]) -> None:
 
 
 def test_a_process_at_rest_is_told_from_one_that_computes() -> None:
-    with subprocess.Popen([sys.executable, "-c", "import time; print(flush=True); end = time.time() + 1; any(time.time() > end for _ in iter(int, 1)); time.sleep(60)"], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import time; print(flush=True); end = time.time() + 1; any(time.time() > end for _ in iter(int, 1)); time.sleep(60)",
+        ],
+        stdout=subprocess.PIPE,
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()
         started = time.perf_counter()
@@ -233,7 +325,9 @@ def test_what_the_budget_has_no_time_for_is_left_for_another_run() -> None:
     assert [entry["status"] for entry in kept.entries] == ["measured"] * 2
 
 
-def test_turns_are_added_while_a_measurement_is_unsteady_and_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turns_are_added_while_a_measurement_is_unsteady_and_time_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(statistics, "STEADY", 0.0)  # nothing is so steady
 
     def turns(**settings: Any) -> int:
@@ -253,7 +347,12 @@ def test_as_shipped_is_measured_only_where_it_makes_a_difference(monkeypatch: py
     shipped = Mode("explicit", "eager", "as shipped")
     data = measured(plan_of(RIGHT, THREADED, modes=(EXPLICIT, shipped)))
     found = {(entry["backend"], entry["profile"]): entry["status"] for entry in data["entries"]}
-    assert found == {(RIGHT, "tuned"): "measured", (RIGHT, "as shipped"): "measured", (THREADED, "tuned"): "measured", (THREADED, "as shipped"): "as tuned"}
+    assert found == {
+        (RIGHT, "tuned"): "measured",
+        (RIGHT, "as shipped"): "measured",
+        (THREADED, "tuned"): "measured",
+        (THREADED, "as shipped"): "as tuned",
+    }
     assert data["exit_code"] == 0
     assert measured(plan_of(THREADED, modes=(shipped,)))["entries"][0]["status"] == "measured"
 
@@ -267,15 +366,27 @@ def test_as_shipped_is_measured_only_where_it_makes_a_difference(monkeypatch: py
         ({}, {}, False),
     ],
 )
-def test_settings_are_alike_if_threads_are_and_no_switch_is_for_it(tuned: dict[str, Any], shipped: dict[str, Any], same: bool) -> None:
+def test_settings_are_alike_if_threads_are_and_no_switch_is_for_it(
+    tuned: dict[str, Any], shipped: dict[str, Any], same: bool
+) -> None:
     assert alike(tuned, shipped) is same
 
 
 def test_an_implementation_of_its_own_is_asked_of_its_backend_alone() -> None:
     own, offered = Mode("library:onednn"), {"torch": ["library:onednn"], "jax": ["library"]}
-    assert [name for name in ("torch", "jax", "unknown", "hf") if takes_part(name, own, offered)] == ["torch", "unknown"]
-    assert [name for name in ("torch", "hf", "ort") if takes_part(name, Mode("library", "eager"), {})] == ["torch", "hf"]
-    assert [name for name in ("torch", "hf", "ort") if takes_part(name, Mode("library", "compiled"), {})] == ["torch", "hf", "ort"]
+    assert [name for name in ("torch", "jax", "unknown", "hf") if takes_part(name, own, offered)] == [
+        "torch",
+        "unknown",
+    ]
+    assert [name for name in ("torch", "hf", "ort") if takes_part(name, Mode("library", "eager"), {})] == [
+        "torch",
+        "hf",
+    ]
+    assert [name for name in ("torch", "hf", "ort") if takes_part(name, Mode("library", "compiled"), {})] == [
+        "torch",
+        "hf",
+        "ort",
+    ]
 
 
 # What timings say.
@@ -307,8 +418,12 @@ def test_an_exponent_is_fitted() -> None:
 
 @pytest.fixture(scope="module")
 def record() -> dict[str, Any]:
-    swept = tuple(dataclasses.replace(small(), preset=small_preset(f"small batch={batch}")) for batch in (2, 4))
-    return measured(plan_of(RIGHT, SLOW, WRONG, works=(small(), *swept), modes=(EXPLICIT, Mode("library", "eager"))))
+    swept = tuple(
+        dataclasses.replace(small(), preset=small_preset(f"small batch={batch}")) for batch in (2, 4)
+    )
+    return measured(
+        plan_of(RIGHT, SLOW, WRONG, works=(small(), *swept), modes=(EXPLICIT, Mode("library", "eager")))
+    )
 
 
 def scaled(record: dict[str, Any], factor: float) -> dict[str, Any]:
@@ -328,7 +443,15 @@ def test_a_record_is_read_as_it_was_written(record: dict[str, Any], tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("{", "not valid JSON"), ("[]", "has schema None"), ('{"schema": "concord.speed/2"}', "it was written by an older version"), ('{"schema": "concord.report/4", "kind": "speed", "title": "", "written": "", "exit_code": 0, "machine": {}}', "lacks 'seconds', 'complete', 'settings', 'workloads', 'backends', 'best_product_gflops', 'entries'")],
+    [
+        ("{", "not valid JSON"),
+        ("[]", "has schema None"),
+        ('{"schema": "concord.speed/2"}', "it was written by an older version"),
+        (
+            '{"schema": "concord.report/4", "kind": "speed", "title": "", "written": "", "exit_code": 0, "machine": {}}',
+            "lacks 'seconds', 'complete', 'settings', 'workloads', 'backends', 'best_product_gflops', 'entries'",
+        ),
+    ],
 )
 def test_what_is_no_record_is_refused(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "speed.json").write_text(text)
@@ -338,11 +461,17 @@ def test_what_is_no_record_is_refused(tmp_path: Path, text: str, words: str) -> 
 
 def test_only_what_exceeds_the_noise_is_a_change(record: dict[str, Any]) -> None:
     slow = next(entry for entry in record["entries"] if entry["backend"] == SLOW and entry["summary"])
-    noise = {change.backend: change.noise for change in compare(record, record) if change.workload == slow["workload"] and change.mode == slow["mode"]}[SLOW]
+    noise = {
+        change.backend: change.noise
+        for change in compare(record, record)
+        if change.workload == slow["workload"] and change.mode == slow["mode"]
+    }[SLOW]
     assert noise is not None
 
     def verdict(factor: float) -> str:
-        return next(change.verdict for change in compare(record, scaled(record, factor)) if change.backend == SLOW)
+        return next(
+            change.verdict for change in compare(record, scaled(record, factor)) if change.backend == SLOW
+        )
 
     assert verdict(1.0) == verdict(1 + 0.9 * noise) == "same"
     assert verdict(1 + 1.1 * noise) == "slower"
@@ -368,9 +497,22 @@ def test_the_page_needs_nothing_else_and_hides_nothing(record: dict[str, Any]) -
     html = page({**record, "settings": {**record["settings"], "copy_gbytes": 20.0}})
     assert not re.findall(r"(?:src|href)=(?![\"']#)", html)
     assert "http" not in html.replace("http-equiv", "")
-    for words in ("withheld", "toys are explicit", "Growth", "Roofline", "small inference ragged", "Slow explicit eager"):
+    for words in (
+        "withheld",
+        "toys are explicit",
+        "Growth",
+        "Roofline",
+        "small inference ragged",
+        "Slow explicit eager",
+    ):
         assert words in html
-    assert page({**record, "complete": False, "backends": {**record["backends"], "<b>": next(iter(record["backends"].values()))}}).count("<b>") == html.count("<b>")
+    assert page(
+        {
+            **record,
+            "complete": False,
+            "backends": {**record["backends"], "<b>": next(iter(record["backends"].values()))},
+        }
+    ).count("<b>") == html.count("<b>")
 
 
 @pytest.mark.parametrize("kind", ["inference", "training"])
@@ -387,10 +529,22 @@ def test_samples_one_by_one_are_the_batch(kind: str, monkeypatch: pytest.MonkeyP
 
 def test_a_model_of_ones_own_is_measured_as_it_is_configured(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text(spec.variant("bert", num_layers=1, d_model=14, num_heads=2, d_ff=17, vocab_size=23, max_positions=13).to_toml())
+    path.write_text(
+        spec.variant(
+            "bert", num_layers=1, d_model=14, num_heads=2, d_ff=17, vocab_size=23, max_positions=13
+        ).to_toml()
+    )
     (mine,) = speeding.models(None, None, [path], 3, None)
-    assert (mine.name, mine.source, mine.batch, mine.tokens, mine.config.d_model) == ("mine batch=3", str(path), 3, 13, 14)
-    names = [model.name for model in speeding.models(["nndl"], ["bert", "tf1-text-classifier"], None, None, None)]
+    assert (mine.name, mine.source, mine.batch, mine.tokens, mine.config.d_model) == (
+        "mine batch=3",
+        str(path),
+        3,
+        13,
+        14,
+    )
+    names = [
+        model.name for model in speeding.models(["nndl"], ["bert", "tf1-text-classifier"], None, None, None)
+    ]
     assert names == ["nndl", "bert", "tf1-text-classifier"]
     data = measured(plan_of(RIGHT, works=speeding.workloads([mine], None, ["ragged"], None, None)))
     assert [entry["status"] for entry in data["entries"]] == ["measured"]
@@ -403,13 +557,23 @@ def test_all_that_is_wrong_with_models_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as refused:
         speeding.models(["nndll"], ["brt"], [path, tmp_path / "missing.toml"], 0, None)
     said = " / ".join(refused.value.problems)
-    for words in ("--batch is 0 but must be at least 1", "'nndll'", "'brt'", "wrong.toml: ", "missing.toml: no such file"):
+    for words in (
+        "--batch is 0 but must be at least 1",
+        "'nndll'",
+        "'brt'",
+        "wrong.toml: ",
+        "missing.toml: no such file",
+    ):
         assert words in said
     with pytest.raises(SpecError, match=r"bert tokens=613: .* at most 512 fit"):
         speeding.models(None, ["bert"], None, None, 613)
 
 
-def test_a_busy_machine_is_said_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_busy_machine_is_said_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("concord.backends.machine.cores_busy", lambda: 1.3)
     assert speeding.run(plan_of(RIGHT), None, None, None) == 0
-    assert capsys.readouterr().err.startswith(f"warning: other processes keep 1.3 of {os.cpu_count()} cores busy; ")
+    assert capsys.readouterr().err.startswith(
+        f"warning: other processes keep 1.3 of {os.cpu_count()} cores busy; "
+    )

@@ -21,7 +21,9 @@ def small_presets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def invoke(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
     def run(*arguments: str | Path, columns: int = 200) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["concord", "speed", *map(str, arguments)])
         monkeypatch.setenv("COLUMNS", str(columns))
@@ -33,12 +35,24 @@ def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     return run
 
 
-SMALL = ("--preset", "nndl", "--implementation", "explicit", "--execution", "eager", "--quick", "--threads", "1")
+SMALL = (
+    "--preset",
+    "nndl",
+    "--implementation",
+    "explicit",
+    "--execution",
+    "eager",
+    "--quick",
+    "--threads",
+    "1",
+)
 
 
 @pytest.mark.usefixtures("small_presets")
 @pytest.mark.parametrize("columns", [80, 200])
-def test_the_command_measures_prints_and_writes(invoke: Callable[..., tuple[int, str, str]], tmp_path: Path, columns: int) -> None:
+def test_the_command_measures_prints_and_writes(
+    invoke: Callable[..., tuple[int, str, str]], tmp_path: Path, columns: int
+) -> None:
     (tmp_path / "a.md").write_text("before\n<!-- begin speed -->\n<!-- end speed -->\nafter\n")
     written = ("--json", tmp_path / "a.json", "--html", tmp_path / "a.html", "--markdown", tmp_path / "a.md")
     code, out, _ = invoke(*SMALL, "--backend", RIGHT, *written, columns=columns)
@@ -61,7 +75,9 @@ def test_a_wrong_backend_ends_with_exit_code_1(invoke: Callable[..., tuple[int, 
 
 
 @pytest.mark.usefixtures("small_presets")
-def test_an_interrupted_run_keeps_what_it_has_and_goes_on(invoke: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_keeps_what_it_has_and_goes_on(
+    invoke: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, right = tmp_path / "a.json", speeding.measure
 
     def interrupted(plan: Plan, done: Any, keep: Callable[[dict[str, Any]], None], tell: Any) -> None:
@@ -101,7 +117,9 @@ def test_an_interrupted_run_keeps_what_it_has_and_goes_on(invoke: Callable[..., 
         ("--compare nowhere.json nowhere.json", "nowhere.json: no such file"),
     ],
 )
-def test_what_cannot_be_understood_is_refused(invoke: Callable[..., tuple[int, str, str]], line: str, words: str) -> None:
+def test_what_cannot_be_understood_is_refused(
+    invoke: Callable[..., tuple[int, str, str]], line: str, words: str
+) -> None:
     code, _, err = invoke(*line.split())
     assert code == 2
     assert words in err

@@ -20,19 +20,32 @@ from tests.toys.surroundings import toy
 
 def test_on_a_device_no_step_waits_for_the_last_and_the_clock_and_memory_are_the_devices() -> None:
     bench, work = Bench(WithADevice()), small()
-    asked = {**work.request(), "weights": None, "implementation": "explicit", "execution": "eager", "precision": "strict"}
+    asked = {
+        **work.request(),
+        "weights": None,
+        "implementation": "explicit",
+        "execution": "eager",
+        "precision": "strict",
+    }
     bench.prepare({**asked, "device": "cuda:1"})
     steps = bench.steps
     assert isinstance(steps, OnADevice)
     steps.said.clear()
     answer, _ = bench.repeat({"count": 1000, "seconds": 4 * SECONDS})
     assert answer == {"seconds": [SECONDS] * 4, "peak_memory_bytes": WithADevice.held}
-    assert steps.said == ["step", "synchronize", *["step"] * 4, "synchronize"]  # one to see how long it takes, then all in a row
+    assert steps.said == [
+        "step",
+        "synchronize",
+        *["step"] * 4,
+        "synchronize",
+    ]  # one to see how long it takes, then all in a row
     bench.prepare({**asked, "device": "cpu"})
     assert bench.repeat({"count": 2, "seconds": 60.0})[0]["seconds"] != [SECONDS] * 2
 
 
-@pytest.mark.parametrize(("name", "by_events"), [("torch", True), ("tf", False), ("paddle", True), ("jax", False)])
+@pytest.mark.parametrize(
+    ("name", "by_events"), [("torch", True), ("tf", False), ("paddle", True), ("jax", False)]
+)
 def test_steps_are_timed_by_events_where_a_framework_has_them(name: str, by_events: bool) -> None:
     if importlib.util.find_spec({"tf": "tensorflow"}.get(name, name)) is None:
         pytest.skip(f"{name} is not installed")
@@ -43,8 +56,15 @@ def test_steps_are_timed_by_events_where_a_framework_has_them(name: str, by_even
 
 
 def test_a_gpu_gets_large_models_in_two_precisions() -> None:
-    works, chosen = speeding.workloads(speeding.models(None, None, None, None, None, "cuda"), None, None, None, None, "cuda"), speeding.modes(None, None, None, False, False, "cuda")
-    assert {(work.preset.name, work.kind, work.dtype) for work in works} == set(itertools.product(("bert-base", "bert-large"), ("inference", "training"), ("float32", "bfloat16")))
+    works, chosen = (
+        speeding.workloads(
+            speeding.models(None, None, None, None, None, "cuda"), None, None, None, None, "cuda"
+        ),
+        speeding.modes(None, None, None, False, False, "cuda"),
+    )
+    assert {(work.preset.name, work.kind, work.dtype) for work in works} == set(
+        itertools.product(("bert-base", "bert-large"), ("inference", "training"), ("float32", "bfloat16"))
+    )
     assert len({work.name for work in works}) == len(works)
     assert {mode.execution for mode in chosen} == {"eager", "compiled"}
 
@@ -52,17 +72,33 @@ def test_a_gpu_gets_large_models_in_two_precisions() -> None:
 def test_a_large_workload_is_checked_by_a_few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     assert truth.probe(workload("bert-base")) == workload("bert-base")
     few = truth.probe(workload("bert-large"))
-    assert (few.preset.batch, few.preset.tokens, few.preset.config) == (truth.PROBE, 512, workload("bert-large").preset.config)
+    assert (few.preset.batch, few.preset.tokens, few.preset.config) == (
+        truth.PROBE,
+        512,
+        workload("bert-large").preset.config,
+    )
     monkeypatch.setattr(truth, "LARGE", 0.0)
     right, wrong = measured(plan_of(RIGHT, WRONG))["entries"]
-    assert (right["status"], right["checked_samples"], wrong["status"]) == ("measured", truth.PROBE, "withheld")
+    assert (right["status"], right["checked_samples"], wrong["status"]) == (
+        "measured",
+        truth.PROBE,
+        "withheld",
+    )
     assert right["turns"]
 
 
 def test_the_limit_is_that_of_the_precision() -> None:
-    entries = [{"backend": "torch", "workload": name, "product_gflops": rate} for name, rate in (("a", 50.0), ("b", 400.0))]
+    entries = [
+        {"backend": "torch", "workload": name, "product_gflops": rate}
+        for name, rate in (("a", 50.0), ("b", 400.0))
+    ]
     best = best_rates(entries, {"a": {"dtype": "float32"}, "b": {"dtype": "bfloat16"}})
-    assert best == {("torch", "float32"): 50.0, ("", "float32"): 50.0, ("torch", "bfloat16"): 400.0, ("", "bfloat16"): 400.0}
+    assert best == {
+        ("torch", "float32"): 50.0,
+        ("", "float32"): 50.0,
+        ("torch", "bfloat16"): 400.0,
+        ("", "bfloat16"): 400.0,
+    }
 
 
 @pytest.mark.parametrize(("value", "words"), [(None, ""), (330.4, "330 G"), (412_300.0, "412 T")])
@@ -70,7 +106,23 @@ def test_a_rate_has_the_unit_that_suits_it(value: float | None, words: str) -> N
     assert rate(value) == words
 
 
-@pytest.mark.parametrize(("precision", "dtype", "device", "rules"), [("strict", "float32", "cuda", None), ("tf32", "float32", "cuda", "tf32"), ("tf32", "bfloat16", "cuda", None), ("default", "float32", "cuda", "tf32"), ("default", "float32", "cpu", None)])
-def test_results_are_judged_by_the_arithmetic_that_was_asked_for(precision: str, dtype: str, device: str, rules: str | None) -> None:
+@pytest.mark.parametrize(
+    ("precision", "dtype", "device", "rules"),
+    [
+        ("strict", "float32", "cuda", None),
+        ("tf32", "float32", "cuda", "tf32"),
+        ("tf32", "bfloat16", "cuda", None),
+        ("default", "float32", "cuda", "tf32"),
+        ("default", "float32", "cpu", None),
+    ],
+)
+def test_results_are_judged_by_the_arithmetic_that_was_asked_for(
+    precision: str, dtype: str, device: str, rules: str | None
+) -> None:
     about = {"precision_defaults": {"products": {"cpu": "float32", "cuda": "tf32"}}}
-    assert rules_of(Workload(small_preset(), dtype=dtype), plan_of(RIGHT, precision=precision, device=device), about) == rules
+    assert (
+        rules_of(
+            Workload(small_preset(), dtype=dtype), plan_of(RIGHT, precision=precision, device=device), about
+        )
+        == rules
+    )

@@ -22,7 +22,16 @@ from tests.toys import measurable
 
 def prepared(made: measurable.Measurable, work: Workload) -> dict[str, Any]:
     """Return what a backend computes before it is timed."""
-    return Bench(made).prepare({**work.request(), "weights": None, "implementation": "explicit", "execution": "eager", "device": "cpu", "precision": "strict"})[1]
+    return Bench(made).prepare(
+        {
+            **work.request(),
+            "weights": None,
+            "implementation": "explicit",
+            "execution": "eager",
+            "device": "cpu",
+            "precision": "strict",
+        }
+    )[1]
 
 
 @pytest.mark.parametrize(
@@ -46,18 +55,26 @@ def test_a_wrong_optimizer_is_refused(made: measurable.Measurable, least: float)
 
 
 def test_a_session_that_does_not_show_its_optimizer_is_not_measured() -> None:
-    with pytest.raises(Unsupported, match="numpy cannot be measured in training: its session has no method 'optimizer_state'"):
+    with pytest.raises(
+        Unsupported, match="numpy cannot be measured in training: its session has no method 'optimizer_state'"
+    ):
         prepared(measurable.WithoutState(), small("training"))
 
 
 def test_training_that_was_measured_otherwise_is_marked_and_not_gone_on_with() -> None:
     old = measured(plan_of(RIGHT, thorough=False))
     work = old["workloads"].pop("small inference ragged")
-    old["workloads"]["small training ragged"] = {**{key: value for key, value in work.items() if key != "recipe"}, "kind": "training", "key": "another"}
+    old["workloads"]["small training ragged"] = {
+        **{key: value for key, value in work.items() if key != "recipe"},
+        "kind": "training",
+        "key": "another",
+    }
     old["entries"][0]["workload"] = "small training ragged"
     assert "updated by plain gradient descent (an older record)" in page(old)
     assert "updated by plain gradient descent (an older record)" in markdown(old)
-    with pytest.raises(SpecError, match="has measured another 'small training ragged' than this version measures"):
+    with pytest.raises(
+        SpecError, match="has measured another 'small training ragged' than this version measures"
+    ):
         Record(plan_of(RIGHT, works=(small("training"),)), old)
     assert updated_by(described(small("training"))) == "; updated by AdamW, rate 0.0004"
     assert updated_by(described(small())) == ""

@@ -20,7 +20,10 @@ INDEX = "model.safetensors.index.json"
 FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     "safetensors, this project's own": ("concord", ("weights.safetensors",)),
     "safetensors": ("hugging-face", ("model.safetensors",)),
-    "safetensors in two files": (SHARDS, ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")),
+    "safetensors in two files": (
+        SHARDS,
+        ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"),
+    ),
     "torch": ("torch", ("model.pt",)),
     "torch, by names of Hugging Face": ("hugging-face-bin", ("pytorch_model.bin",)),
     "torch before 1.6": (OLD_TORCH, ("model.pt",)),
@@ -68,7 +71,14 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def spoilt(kind: str, times: int, folder: Path, first: int = 0) -> Tally:
     format, names = FILES[kind]
     reader: Callable[[Path], None] = read_as_it_is if format == "concord" else read
-    return campaign(partial(written, format, carried=kind == "what is carried over"), reader, times, folder, first=first, names=names)
+    return campaign(
+        partial(written, format, carried=kind == "what is carried over"),
+        reader,
+        times,
+        folder,
+        first=first,
+        names=names,
+    )
 
 
 def told(kind: str, tally: Tally, started: float) -> None:
@@ -99,8 +109,19 @@ def test_a_spoilt_folder_of_orbax_is_read_or_refused(times: int, tmp_path: Path)
     for folder in (right, here):
         folder.mkdir()
     written(ORBAX, right)
-    names = [str(path.relative_to(right)) for path in right.rglob("*") if path.is_file() and not any(part in str(path) for part in UNREAD)]
-    tally = campaign(lambda folder: copytree(right, folder, dirs_exist_ok=True) and None, read, times, here, first=1000, names=names)
+    names = [
+        str(path.relative_to(right))
+        for path in right.rglob("*")
+        if path.is_file() and not any(part in str(path) for part in UNREAD)
+    ]
+    tally = campaign(
+        lambda folder: copytree(right, folder, dirs_exist_ok=True) and None,
+        read,
+        times,
+        here,
+        first=1000,
+        names=names,
+    )
     told(ORBAX, tally, started)
     assert tally.wrong == []
     assert tally.counts["refused"]

@@ -25,18 +25,29 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 def stranger(folder: Path, change: Callable[[Arrays], Arrays], **stated: Any) -> Path:
     """Write a checkpoint whose tensors and configuration are another architecture's."""
     hugging_face(folder, **stated)
-    save_file({name: np.ascontiguousarray(array) for name, array in change(load_file(folder / "model.safetensors")).items()}, folder / "model.safetensors")
+    save_file(
+        {
+            name: np.ascontiguousarray(array)
+            for name, array in change(load_file(folder / "model.safetensors")).items()
+        },
+        folder / "model.safetensors",
+    )
     return folder
 
 
 def begun(prefix: str, replaced: str = "", by: str = "") -> Callable[[Arrays], Arrays]:
     """Return the change of how names begin, and of a piece of them."""
-    return lambda found: {name.replace("bert.", prefix, 1).replace(replaced or "\0", by): array for name, array in found.items()}
+    return lambda found: {
+        name.replace("bert.", prefix, 1).replace(replaced or "\0", by): array for name, array in found.items()
+    }
 
 
 def fused(found: Arrays) -> Arrays:
     """A model of other names altogether, with one tensor for queries, keys and values."""
-    return {"h.0.attn.qkv.weight": np.ones((14, 42), np.float32), "wte.weight": found["bert.embeddings.word_embeddings.weight"]}
+    return {
+        "h.0.attn.qkv.weight": np.ones((14, 42), np.float32),
+        "wte.weight": found["bert.embeddings.word_embeddings.weight"],
+    }
 
 
 def narrow(found: Arrays) -> Arrays:
@@ -44,21 +55,75 @@ def narrow(found: Arrays) -> Arrays:
 
 
 STRANGE: dict[str, tuple[Callable[[Arrays], Arrays], dict[str, Any], tuple[str, ...]]] = {
-    "narrow embeddings": (narrow, {"model_type": "thin"}, ("names model_type 'thin'; nearest is the variant bert: factorised embeddings (tokens have 5 numbers, layers 14)",)),
-    "relative positions": (begun("dee."), {"model_type": "dee", "architectures": ["DeeModel"], "relative_attention": True}, ("'dee' (DeeModel); nearest is the variant bert: relative positions (relative_attention)",)),
-    "other names inside": (begun("new.", "self.query", "self.ask"), {"model_type": "new"}, ("it lacks 'encoder.layer.0.attention.self.query.weight'", "it has 'encoder.layer.0.attention.self.ask.bias'")),
-    "names that nothing has": (fused, {"model_type": "gen", "architectures": ["GenForCausalLM"]}, ("queries, keys and values in one tensor (h.0.attn.qkv.weight)", "causal attention ('GenForCausalLM')", "it lacks 'embeddings.word_embeddings.weight'")),
-    "the same names under another type": (lambda found: found, {"model_type": "gen"}, ("'model_type' is \"gen\" but must be \"bert\"", "nearest is the variant bert: the names of its tensors are the same")),
-    "bare names under another type": (begun(""), {"model_type": "gen", "is_encoder_decoder": True}, ("names model_type 'gen'", "a decoder besides the encoder (is_encoder_decoder)")),
-    "images": (begun("eye.", "word_embeddings", "patch_embeddings"), {"model_type": "eye", "image_size": 5}, ("inputs that are no text (image_size)", "it lacks 'embeddings.word_embeddings.weight'")),
-    "a head of another model": (lambda found: {name: array for name, array in found.items() if "pooler" not in name}, {"architectures": ["BertForTokenClassification"]}, ("config.json names model_type 'bert' (BertForTokenClassification)",)),
-    "an option of another model": (lambda found: found, {"position_embedding_type": "relative_key"}, ("must be \"absolute\"", "model_type 'bert'")),
-    "escapes": (begun("\x1b[31m."), {"model_type": "\x1b[31m" * 9000, "architectures": ["\x9b" * 9000]}, ("model_type '\\x1b[31m", "nearest is the variant bert")),
+    "narrow embeddings": (
+        narrow,
+        {"model_type": "thin"},
+        (
+            "names model_type 'thin'; nearest is the variant bert: factorised embeddings (tokens have 5 numbers, layers 14)",
+        ),
+    ),
+    "relative positions": (
+        begun("dee."),
+        {"model_type": "dee", "architectures": ["DeeModel"], "relative_attention": True},
+        ("'dee' (DeeModel); nearest is the variant bert: relative positions (relative_attention)",),
+    ),
+    "other names inside": (
+        begun("new.", "self.query", "self.ask"),
+        {"model_type": "new"},
+        (
+            "it lacks 'encoder.layer.0.attention.self.query.weight'",
+            "it has 'encoder.layer.0.attention.self.ask.bias'",
+        ),
+    ),
+    "names that nothing has": (
+        fused,
+        {"model_type": "gen", "architectures": ["GenForCausalLM"]},
+        (
+            "queries, keys and values in one tensor (h.0.attn.qkv.weight)",
+            "causal attention ('GenForCausalLM')",
+            "it lacks 'embeddings.word_embeddings.weight'",
+        ),
+    ),
+    "the same names under another type": (
+        lambda found: found,
+        {"model_type": "gen"},
+        (
+            '\'model_type\' is "gen" but must be "bert"',
+            "nearest is the variant bert: the names of its tensors are the same",
+        ),
+    ),
+    "bare names under another type": (
+        begun(""),
+        {"model_type": "gen", "is_encoder_decoder": True},
+        ("names model_type 'gen'", "a decoder besides the encoder (is_encoder_decoder)"),
+    ),
+    "images": (
+        begun("eye.", "word_embeddings", "patch_embeddings"),
+        {"model_type": "eye", "image_size": 5},
+        ("inputs that are no text (image_size)", "it lacks 'embeddings.word_embeddings.weight'"),
+    ),
+    "a head of another model": (
+        lambda found: {name: array for name, array in found.items() if "pooler" not in name},
+        {"architectures": ["BertForTokenClassification"]},
+        ("config.json names model_type 'bert' (BertForTokenClassification)",),
+    ),
+    "an option of another model": (
+        lambda found: found,
+        {"position_embedding_type": "relative_key"},
+        ('must be "absolute"', "model_type 'bert'"),
+    ),
+    "escapes": (
+        begun("\x1b[31m."),
+        {"model_type": "\x1b[31m" * 9000, "architectures": ["\x9b" * 9000]},
+        ("model_type '\\x1b[31m", "nearest is the variant bert"),
+    ),
 }
 
 
 @pytest.mark.parametrize("what", STRANGE)
-def test_a_refusal_says_what_a_checkpoint_is_and_what_differs(tmp_path: Path, what: str, invoke: Callable[..., tuple[int, str, list[str]]]) -> None:
+def test_a_refusal_says_what_a_checkpoint_is_and_what_differs(
+    tmp_path: Path, what: str, invoke: Callable[..., tuple[int, str, list[str]]]
+) -> None:
     change, stated, said = STRANGE[what]
     source = stranger(tmp_path / "source", change, **stated)
     code, output, lines = invoke("port", source, "-o", tmp_path / "out", "--to", "concord")
@@ -73,7 +138,10 @@ def test_a_refusal_says_what_a_checkpoint_is_and_what_differs(tmp_path: Path, wh
 def test_without_a_configuration_the_nearest_is_told_by_names(tmp_path: Path) -> None:
     source = stranger(tmp_path, begun("new.", "self.query", "self.ask"))
     (source / "config.json").unlink()
-    with pytest.raises(SpecError, match=r"have names of no format that is known; one of a backend's own needs config\.toml beside it; nearest is the variant bert: it lacks"):
+    with pytest.raises(
+        SpecError,
+        match=r"have names of no format that is known; one of a backend's own needs config\.toml beside it; nearest is the variant bert: it lacks",
+    ):
         porting.read(source)
 
 
@@ -82,19 +150,33 @@ def test_without_a_configuration_the_nearest_is_told_by_names(tmp_path: Path) ->
 
 def electra(folder: Path, heads: Arrays | None = None, **stated: Any) -> Path:
     def change(found: Arrays) -> Arrays:
-        return {**{name.replace("bert.", "electra.", 1): array for name, array in found.items() if not name.startswith(("bert.pooler", "classifier"))}, **(heads or {})}
+        return {
+            **{
+                name.replace("bert.", "electra.", 1): array
+                for name, array in found.items()
+                if not name.startswith(("bert.pooler", "classifier"))
+            },
+            **(heads or {}),
+        }
 
     return stranger(folder, change, **{"model_type": "electra", "embedding_size": 14, **stated})
 
 
 def test_electra_with_wide_embeddings_is_the_encoder_that_bert_is(tmp_path: Path) -> None:
     shape = {"weight": (14, 14), "bias": (14,)}
-    heads = {f"classifier.{layer}.{leaf}": np.ones(shape[leaf], np.float32) for layer in ("dense", "out_proj") for leaf in shape}
+    heads = {
+        f"classifier.{layer}.{leaf}": np.ones(shape[leaf], np.float32)
+        for layer in ("dense", "out_proj")
+        for leaf in shape
+    }
     heads["discriminator_predictions.dense.weight"] = np.ones((14, 14), np.float32)
     source = electra(tmp_path / "electra", heads)
     assert porting.recognise(source).format == "hugging-face-electra"
     found, bert = porting.read(source), porting.read(hugging_face(tmp_path / "bert", "encoder"))
-    assert (found.part, found.config) == ("encoder", bert.config.replace(num_classes=found.config.num_classes))
+    assert (found.part, found.config) == (
+        "encoder",
+        bert.config.replace(num_classes=found.config.num_classes),
+    )
     assert compare(found, bert).same == len(bert.tensors)
     reasons = {entry.foreign: entry.reason for entry in found.ledger if entry.status == "ignored"}
     assert "a linear layer, GELU and another linear layer" in reasons["classifier.dense.weight"]
@@ -110,7 +192,15 @@ def test_electra_that_is_no_bert_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"'embedding_size' is 5 but must be 14, as 'hidden_size'"):
         porting.read(electra(tmp_path / "small", embedding_size=5))
     with pytest.raises(SpecError, match=r"'classifier\.weight' is unexpected"):
-        porting.read(electra(tmp_path / "tokens", {"classifier.weight": np.ones((2, 14), np.float32), "classifier.bias": np.ones(2, np.float32)}))
+        porting.read(
+            electra(
+                tmp_path / "tokens",
+                {
+                    "classifier.weight": np.ones((2, 14), np.float32),
+                    "classifier.bias": np.ones(2, np.float32),
+                },
+            )
+        )
 
 
 # Names.
@@ -119,29 +209,47 @@ LONG = "x" * 1_000_000
 HARM = "\x1b]0;title\x07\n2 fakes\u202e"
 
 
-def test_names_that_were_made_to_do_harm_are_shown_short_and_escaped(tmp_path: Path, invoke: Callable[..., tuple[int, str, list[str]]]) -> None:
+def test_names_that_were_made_to_do_harm_are_shown_short_and_escaped(
+    tmp_path: Path, invoke: Callable[..., tuple[int, str, list[str]]]
+) -> None:
     others: Arrays = {f"cls.{LONG}": np.ones(3, np.float32), f"cls.{HARM}": np.ones(3, np.float32)}
     one = headed(tmp_path / "one", **others)
     other = headed(tmp_path / "other", **{name: array + 1 for name, array in others.items()})
-    for command in (("port", one, "-o", tmp_path / "out", "--to", "concord"), ("diff", one, other), ("diff", one, tmp_path / "out")):
+    for command in (
+        ("port", one, "-o", tmp_path / "out", "--to", "concord"),
+        ("diff", one, other),
+        ("diff", one, tmp_path / "out"),
+    ):
         code, output, lines = invoke(*command)
         assert (code in (0, 1), lines) == (True, [])
         assert all(len(line) < 4500 and line.isprintable() for line in output.splitlines())
         assert "\\x1b]0;title\\x07\\n2 fakes\\u202e" in output
         assert not any(line.startswith("2 fakes") for line in output.splitlines())
-    save_file({**load_file(one / "model.safetensors"), LONG: np.ones(3), HARM: np.ones(3)}, one / "model.safetensors")
+    save_file(
+        {**load_file(one / "model.safetensors"), LONG: np.ones(3), HARM: np.ones(3)},
+        one / "model.safetensors",
+    )
     code, _, lines = invoke("port", one, "-o", tmp_path / "never", "--to", "concord")
     assert (code, len(lines)) == (2, 2)
     assert all(len(line) < 900 and line.isprintable() for line in lines)
 
 
 def test_a_page_of_a_certificate_shows_them_so_too(tmp_path: Path) -> None:
-    small = spec.variant("bert", **{"vocab_size": 11, "d_model": 6, "num_heads": 2, "d_ff": 7, "num_layers": 1, "max_positions": 5})
-    weights = {name: array.astype(np.float32) for name, array in spec.initialize(small, seed=3, part="encoder").items()}
+    small = spec.variant(
+        "bert",
+        **{"vocab_size": 11, "d_model": 6, "num_heads": 2, "d_ff": 7, "num_layers": 1, "max_positions": 5},
+    )
+    weights = {
+        name: array.astype(np.float32)
+        for name, array in spec.initialize(small, seed=3, part="encoder").items()
+    }
     for name in ("one", f"b{HARM[:5]}"):
         porting.write(porting.from_weights(small, weights, "encoder"), tmp_path / name, "hugging-face")
     path = tmp_path / "one" / "model.safetensors"
-    save_file({**load_file(path), f"cls.{LONG}": np.ones(3, np.float32), f"cls.{HARM}": np.ones(3, np.float32)}, path)
+    save_file(
+        {**load_file(path), f"cls.{LONG}": np.ones(3, np.float32), f"cls.{HARM}": np.ones(3, np.float32)},
+        path,
+    )
     made: Asked = asked(tmp_path / "one", tmp_path / f"b{HARM[:5]}")
     text = page(recorded(certify(made)))
     assert "\\x1b]0;title" in text.replace("<wbr>", "")

@@ -18,7 +18,12 @@ import pytest
 from concord import backends, spec
 
 ROOT = Path(__file__).parents[1]
-FRAMEWORKS = {"torch": {"torch"}, "tf": {"tensorflow", "keras"}, "paddle": {"paddle"}, "jax": {"jax", "jaxlib", "flax", "optax"}}
+FRAMEWORKS = {
+    "torch": {"torch"},
+    "tf": {"tensorflow", "keras"},
+    "paddle": {"paddle"},
+    "jax": {"jax", "jaxlib", "flax", "optax"},
+}
 ALL_FRAMEWORKS = frozenset().union(*FRAMEWORKS.values())
 
 MAY_IMPORT = {
@@ -48,7 +53,14 @@ def tracked() -> tuple[Path, ...]:
     """Return the files of the repository: what git has or would take."""
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
-    listed = subprocess.run(["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    listed = subprocess.run(
+        ["git", "ls-files", "-coz", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
     return tuple(path for name in listed.stdout.split("\0") if name and (path := ROOT / name).is_file())
 
 
@@ -77,24 +89,47 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
             base = [*package[: len(package) - node.level + 1]] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
             yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
-        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in ("import_module", "__import__"):
-            yield from ((node.lineno, str(first.value)) for first in node.args[:1] if isinstance(first, ast.Constant))
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in (
+            "import_module",
+            "__import__",
+        ):
+            yield from (
+                (node.lineno, str(first.value)) for first in node.args[:1] if isinstance(first, ast.Constant)
+            )
 
 
 def part_of(name: str) -> str:
     """Return which part of this package a module belongs to, of others the package; what stands in ``concord/__init__.py`` is everybody's."""
     first, inner = (*name.split("."), "")[:2]
-    return first if first != "concord" else inner if inner in MAY_IMPORT else "concord" if (ROOT / "concord" / f"{inner}.py").exists() else ""
+    return (
+        first
+        if first != "concord"
+        else inner
+        if inner in MAY_IMPORT
+        else "concord"
+        if (ROOT / "concord" / f"{inner}.py").exists()
+        else ""
+    )
 
 
 def offences(folder: str, forbidden: frozenset[str] | set[str]) -> list[str]:
-    return [f"{relative(path)}:{line}: {name}" for path in sources(folder) for line, name in imports(path) if part_of(name) in forbidden]
+    return [
+        f"{relative(path)}:{line}: {name}"
+        for path in sources(folder)
+        for line, name in imports(path)
+        if part_of(name) in forbidden
+    ]
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)
 def test_imports_point_one_way(package: str) -> None:
     # Only the one package that is installed has these names.
-    assert not [name for path in sources(package) for _, name in imports(path) if name.partition(".")[0] in MAY_IMPORT.keys() - {"concord"}]
+    assert not [
+        name
+        for path in sources(package)
+        for _, name in imports(path)
+        if name.partition(".")[0] in MAY_IMPORT.keys() - {"concord"}
+    ]
     assert not offences(package, MAY_IMPORT.keys() - MAY_IMPORT[package] - {package})
 
 
@@ -104,18 +139,44 @@ def test_every_package_of_ours_is_in_the_import_table() -> None:
 
 
 def test_spec_imports_numpy_and_libraries_without_a_framework_only() -> None:
-    allowed = {"", "numpy", "pydantic", "pydantic_core", "safetensors", "scipy", "spec", *sys.stdlib_module_names}
-    assert not [f"{relative(p)}:{line}: {name}" for p in sources("spec") for line, name in imports(p) if part_of(name) not in allowed]
+    allowed = {
+        "",
+        "numpy",
+        "pydantic",
+        "pydantic_core",
+        "safetensors",
+        "scipy",
+        "spec",
+        *sys.stdlib_module_names,
+    }
+    assert not [
+        f"{relative(p)}:{line}: {name}"
+        for p in sources("spec")
+        for line, name in imports(p)
+        if part_of(name) not in allowed
+    ]
 
 
 def test_only_the_four_backends_import_frameworks_each_its_own() -> None:
     found = []
     for folder in (*MAY_IMPORT, "tests"):
         for path in sources(folder):
-            owner = next((name for name in FRAMEWORKS if path.is_relative_to(ROOT / "backends" / name) or path == ROOT / f"conformance/mutants/operations/{name}.py"), "")
+            owner = next(
+                (
+                    name
+                    for name in FRAMEWORKS
+                    if path.is_relative_to(ROOT / "backends" / name)
+                    or path == ROOT / f"conformance/mutants/operations/{name}.py"
+                ),
+                "",
+            )
             owner = "torch" if path.parent == ROOT / "speed/peers" else owner
             foreign = ALL_FRAMEWORKS - FRAMEWORKS.get(owner, set())
-            found += [f"{relative(path)}:{line}: {name}" for line, name in imports(path) if name.partition(".")[0] in foreign]
+            found += [
+                f"{relative(path)}:{line}: {name}"
+                for line, name in imports(path)
+                if name.partition(".")[0] in foreign
+            ]
     assert not found
 
 
@@ -124,16 +185,31 @@ def test_backends_do_not_import_each_other() -> None:
     for path in sources("backends"):
         owner = path.relative_to(ROOT / "backends").parts[0]
         others = tuple(f"concord.backends.{name}" for name in FRAMEWORKS if name != owner)
-        found += [f"{relative(path)}:{line}: {name}" for line, name in imports(path) if name.startswith(others)]
+        found += [
+            f"{relative(path)}:{line}: {name}" for line, name in imports(path) if name.startswith(others)
+        ]
     assert not found
 
 
 def test_backends_know_neither_variants_nor_each_other() -> None:
     names = "|".join(re.escape(name) for name in sorted(spec.variants(), key=len, reverse=True))
     pattern = re.compile(rf"(?<![\w-])({names})(?![\w-])")
-    assert not [f"{relative(path)}: {match[0]}" for path in sources("backends") for match in pattern.finditer(path.read_text())]
-    branches = [(path, node) for path in sources("backends") for node in ast.walk(tree(path)) if isinstance(node, (ast.If, ast.IfExp, ast.While))]
-    assert not [f"{relative(path)}:{node.lineno}" for path, node in branches if re.search(r"\bbackend\b", ast.unparse(node.test))]
+    assert not [
+        f"{relative(path)}: {match[0]}"
+        for path in sources("backends")
+        for match in pattern.finditer(path.read_text())
+    ]
+    branches = [
+        (path, node)
+        for path in sources("backends")
+        for node in ast.walk(tree(path))
+        if isinstance(node, (ast.If, ast.IfExp, ast.While))
+    ]
+    assert not [
+        f"{relative(path)}:{node.lineno}"
+        for path, node in branches
+        if re.search(r"\bbackend\b", ast.unparse(node.test))
+    ]
 
 
 # Shadowing: folders named after frameworks must never be found in a framework's place.
@@ -153,7 +229,9 @@ def test_the_backends_folder_is_not_on_the_path() -> None:
     assert "--import-mode=importlib" in options["addopts"].split()
 
 
-def test_a_worker_started_inside_the_backends_folder_finds_no_framework_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_started_inside_the_backends_folder_finds_no_framework_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "looking_around.py").write_text(
         "import importlib.util, sys\nclass Backend:\n    name = 'looking'\n"
         "    def describe(self):\n"
@@ -184,7 +262,12 @@ def proven() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for path in (path for folder in ("tests", "conformance") for path in sources(folder)):
         for node in ast.walk(tree(path)):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "clause" and ast.unparse(node.func) == "pytest.mark.clause":
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr == "clause"
+                and ast.unparse(node.func) == "pytest.mark.clause"
+            ):
                 for argument in node.args:
                     if isinstance(argument, ast.Constant):
                         found.setdefault(str(argument.value), []).append(f"{relative(path)}:{node.lineno}")
@@ -204,13 +287,20 @@ def test_clauses_are_numbered_without_gaps() -> None:
 def test_every_clause_is_proven_by_a_test() -> None:
     required, found = clauses(), proven()
     missing = [clause for clause in required if clause not in found]
-    assert not missing, f"{len(required) - len(missing)} of {len(required)} clauses are named by a test; missing: {', '.join(missing)}"
+    assert not missing, (
+        f"{len(required) - len(missing)} of {len(required)} clauses are named by a test; missing: {', '.join(missing)}"
+    )
 
 
 def test_every_clause_that_code_or_prose_names_exists() -> None:
     known = {*clauses(), *NO_CLAUSE}
     named = [path for path in tracked() if path.suffix in (".py", ".md", ".toml")]
-    assert not [f"{relative(path)}: {match[0]}" for path in named for match in CLAUSE.finditer(text_of(path)) if match[0] not in known]
+    assert not [
+        f"{relative(path)}: {match[0]}"
+        for path in named
+        for match in CLAUSE.finditer(text_of(path))
+        if match[0] not in known
+    ]
 
 
 def test_every_tap_and_input_bears_a_clause_that_exists(variant_config: spec.EncoderConfig) -> None:
@@ -232,7 +322,9 @@ MOST_BYTES = 2 * 2**20
 
 def test_no_file_names_a_registry_or_a_place_on_one_machine() -> None:
     pattern = re.compile("|".join(ELSEWHERE))
-    assert not [f"{relative(path)}: {match[0]}" for path in tracked() for match in pattern.finditer(text_of(path))]
+    assert not [
+        f"{relative(path)}: {match[0]}" for path in tracked() for match in pattern.finditer(text_of(path))
+    ]
 
 
 def test_no_file_is_too_large() -> None:
@@ -243,7 +335,12 @@ def test_no_file_is_too_large() -> None:
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    links = [(path, link) for path in tracked() if path.suffix == ".md" for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text_of(path))]
+    links = [
+        (path, link)
+        for path in tracked()
+        if path.suffix == ".md"
+        for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text_of(path))
+    ]
     assert len(links) > 10
     assert not [f"{relative(path)}: {link}" for path, link in links if not (path.parent / link).exists()]
 
@@ -252,14 +349,24 @@ def test_the_example_of_the_joining_guide_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/joining.md").read_text(), re.DOTALL)
     for name, text in zip(("numpy_attention", "numpy_backend", "run_cases"), blocks, strict=True):
         (tmp_path / f"{name}.py").write_text(text)
-    concord, case = ["-m", "concord"], ["--part", "dot_product", "--case", "vanilla-encoder-ragged-dot_product"]
+    concord, case = (
+        ["-m", "concord"],
+        ["--part", "dot_product", "--case", "vanilla-encoder-ragged-dot_product"],
+    )
     for arguments in (
         [*concord, "check", "--backend", "numpy_backend:Backend", *case, "--threads", "1"],
         [*concord, "export-case", "cases", *case],
         ["run_cases.py", "cases"],
         [*concord, "check", "--from-dump", "cases"],
     ):
-        done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
 
 

@@ -54,13 +54,26 @@ def assert_goes_on(worker: Worker, case: Case, tap: str, plain: Run, expected: T
     """Change a tap in the backend and in the oracle: the same tensors become others, and those keep their bits that the oracle's keep."""
     forced = truth_of(case, {tap: changed(tap, expected.taps[tap])})
     run = run_of(worker, case, implementation=f"edit:{tap}:explicit", gradients=False)
-    kept = {name for name in expected.taps if name != tap and np.array_equal(forced.taps[name], expected.taps[name])}
+    kept = {
+        name
+        for name in expected.taps
+        if name != tap and np.array_equal(forced.taps[name], expected.taps[name])
+    }
     assert {name for name in run.taps if np.array_equal(run.taps[name], plain.taps[name])} == kept, tap
 
 
-def assert_only_the_tap_diverges(worker: Worker, case: Case, tap: str, dtype: str, implementation: str, execution: str) -> None:
+def assert_only_the_tap_diverges(
+    worker: Worker, case: Case, tap: str, dtype: str, implementation: str, execution: str
+) -> None:
     """Change a tap: judged step by step, from the run's own taps, it is the only tensor that is wrong."""
-    run = run_of(worker, case, dtype, implementation=f"edit:{tap}:{implementation}", execution=execution, gradients=False)
+    run = run_of(
+        worker,
+        case,
+        dtype,
+        implementation=f"edit:{tap}:{implementation}",
+        execution=execution,
+        gradients=False,
+    )
     verdict = judge(case.config, case.weights, case.batch, run, case.part)
     assert [row.tensor for row in verdict.table if row.status == "diverges"] == [tap]
 
@@ -72,7 +85,10 @@ def editing(request: pytest.FixtureRequest, open_worker: Callable[[str], Worker]
 
 
 @pytest.mark.clause("PRT-2", "ATT-7")
-@pytest.mark.parametrize(("name", "options"), [("tf1-text-classifier", {"head_computation": "looped"}), ("bert-pytorch", {}), ("bert", {})])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("tf1-text-classifier", {"head_computation": "looped"}), ("bert-pytorch", {}), ("bert", {})],
+)
 def test_model_goes_on_with_every_tap(editing: Worker, name: str, options: dict[str, Any]) -> None:
     case = case_of(name, **options)
     plain, expected = run_of(editing, case, implementation="edit::explicit", gradients=False), truth_of(case)
@@ -87,10 +103,24 @@ def test_model_goes_on_with_taps_that_are_joined_from_heads(editing: Worker, tap
 
 
 def test_model_goes_on_with_taps_when_compiled(editing: Worker) -> None:
-    assert_only_the_tap_diverges(editing, case_of("nndl-paddle", head_computation="looped"), "layers.0.attention.weights", "float32", "explicit", "compiled")
+    assert_only_the_tap_diverges(
+        editing,
+        case_of("nndl-paddle", head_computation="looped"),
+        "layers.0.attention.weights",
+        "float32",
+        "explicit",
+        "compiled",
+    )
 
 
-@pytest.mark.parametrize(("tap", "execution"), [("layers.0.attention.query", "eager"), ("layers.0.feed_forward.activation", "compiled"), ("pooler.dense", "unpadded")])
+@pytest.mark.parametrize(
+    ("tap", "execution"),
+    [
+        ("layers.0.attention.query", "eager"),
+        ("layers.0.feed_forward.activation", "compiled"),
+        ("pooler.dense", "unpadded"),
+    ],
+)
 def test_model_goes_on_with_taps_of_library_layers(editing: Worker, tap: str, execution: str) -> None:
     assert_only_the_tap_diverges(editing, case_of("bert"), tap, "float32", "library", execution)
 
@@ -101,11 +131,15 @@ def test_model_goes_on_with_taps_of_library_layers(editing: Worker, tap: str, ex
 def slope(case: Case, tap: str, tensor: Array, direction: Array) -> float:
     """Return how the oracle's loss changes with a tap along a direction, by a central difference."""
     step = STEP * float(np.abs(tensor[np.abs(tensor) < MASKED]).max())
-    above, below = (float(truth_of(case, {tap: tensor + sign * step * direction}).loss) for sign in (1.0, -1.0))
+    above, below = (
+        float(truth_of(case, {tap: tensor + sign * step * direction}).loss) for sign in (1.0, -1.0)
+    )
     return (above - below) / (2 * step)
 
 
-def assert_gradients_of_taps(case: Case, run: Run, error: float, missing: tuple[str, ...] = ("loss",)) -> None:
+def assert_gradients_of_taps(
+    case: Case, run: Run, error: float, missing: tuple[str, ...] = ("loss",)
+) -> None:
     """Compare the gradient by every tap with the oracle's slope along two directions."""
     taps = truth_of(case).taps
     assert set(run.tap_gradients) == {name for name in taps if not name.endswith(missing)}
@@ -115,7 +149,9 @@ def assert_gradients_of_taps(case: Case, run: Run, error: float, missing: tuple[
         for _ in range(2):
             direction = generator.standard_normal(gradient.shape)
             expected, found = slope(case, name, taps[name], direction), float(np.sum(gradient * direction))
-            assert abs(found - expected) <= error * max(1e-3, np.linalg.norm(gradient)), f"{name}: {found} for {expected}"
+            assert abs(found - expected) <= error * max(1e-3, np.linalg.norm(gradient)), (
+                f"{name}: {found} for {expected}"
+            )
 
 
 @pytest.mark.in_turn
@@ -134,7 +170,9 @@ def test_parts_have_gradients_of_taps(worker: Worker, part: str) -> None:
 
 def test_compiled_runs_have_gradients_of_taps(worker: Worker) -> None:
     case = case_of("bert", token_padding_row=0)
-    assert_gradients_of_taps(case, run_of(worker, case, "float32", execution="compiled", tap_gradients=True), 1e-3)
+    assert_gradients_of_taps(
+        case, run_of(worker, case, "float32", execution="compiled", tap_gradients=True), 1e-3
+    )
 
 
 def test_library_layers_have_gradients_of_their_taps(worker: Worker) -> None:
@@ -153,11 +191,22 @@ def test_gradients_of_taps_change_nothing_else(worker: Worker) -> None:
 
 @pytest.mark.clause("GRD-6")
 @pytest.mark.parametrize("backend", EACH_BACKEND)
-def test_weights_that_are_an_output_alone_have_no_gradient_that_could_be_wrong(open_worker: Callable[[str], Worker], backend: str) -> None:
+def test_weights_that_are_an_output_alone_have_no_gradient_that_could_be_wrong(
+    open_worker: Callable[[str], Worker], backend: str
+) -> None:
     case = case_of("bert")
-    verdict = judge(case.config, case.weights, case.batch, run_of(open_worker(f"tests.toys.aside:{backend}"), case, "float32", tap_gradients=True))
+    verdict = judge(
+        case.config,
+        case.weights,
+        case.batch,
+        run_of(open_worker(f"tests.toys.aside:{backend}"), case, "float32", tap_gradients=True),
+    )
     assert verdict.status == "agrees", verdict.first_divergence
-    weights = [row for row in verdict.table if row.tensor.startswith("gradients.taps.") and row.tensor.endswith("attention.weights")]
+    weights = [
+        row
+        for row in verdict.table
+        if row.tensor.startswith("gradients.taps.") and row.tensor.endswith("attention.weights")
+    ]
     assert {row.note for row in weights} <= {UNUSED}
 
 

@@ -24,12 +24,37 @@ ROWS = [["first", "527 042", "71.69 %", "2 epochs"], ["second", "11", "–", "no
 @pytest.mark.parametrize(
     ("columns", "shown"),
     [
-        (80, ["run     parameters  best dev accuracy  ended by", "first      527 042            71.69 %  2 epochs", "second          11                  –  not over"]),
-        (40, ["                    best dev", "run     parameters  accuracy  ended by", "first      527 042   71.69 %  2 epochs", "second          11         –  not over"]),
-        (30, ["                    best dev", "run     parameters  accuracy", "first      527 042   71.69 %", "second          11         –"]),
+        (
+            80,
+            [
+                "run     parameters  best dev accuracy  ended by",
+                "first      527 042            71.69 %  2 epochs",
+                "second          11                  –  not over",
+            ],
+        ),
+        (
+            40,
+            [
+                "                    best dev",
+                "run     parameters  accuracy  ended by",
+                "first      527 042   71.69 %  2 epochs",
+                "second          11         –  not over",
+            ],
+        ),
+        (
+            30,
+            [
+                "                    best dev",
+                "run     parameters  accuracy",
+                "first      527 042   71.69 %",
+                "second          11         –",
+            ],
+        ),
     ],
 )
-def test_table_of_figures_has_the_columns_that_fit_and_breaks_no_word(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int, shown: list[str]) -> None:
+def test_table_of_figures_has_the_columns_that_fit_and_breaks_no_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int, shown: list[str]
+) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     figures(Terminal(), HEADINGS, ROWS, ("ended by",), ("run", "ended by"))
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == shown
@@ -55,7 +80,9 @@ def test_text_of_a_megabyte_is_shortened(unit: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["string", "text", "cell", "heading", "title", "group", "problem"])
-def test_terminal_shows_no_control_characters_and_no_megabyte(way: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_terminal_shows_no_control_characters_and_no_megabyte(
+    way: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in (HOSTILE, f"before {'n' * 2**20} after"):
         table = Table(name if way == "heading" else "heading", title=name if way == "title" else None)
         table.add_row(name if way == "cell" else "cell")
@@ -71,7 +98,9 @@ def test_terminal_shows_no_control_characters_and_no_megabyte(way: str, capsys: 
 
 
 @pytest.mark.parametrize("columns", ["0", "1", "-5", "nonsense", "²", "9" * 5000, "", " 80", str(2**40)])
-def test_terminal_of_nonsensical_size_is_readable(columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_terminal_of_nonsensical_size_is_readable(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     monkeypatch.setenv("LINES", columns)
     console = Terminal()
@@ -81,6 +110,13 @@ def test_terminal_of_nonsensical_size_is_readable(columns: str, monkeypatch: pyt
 
 
 def test_command_prints_whatever_columns_say() -> None:
-    done = subprocess.run([sys.executable, "-m", "concord", "variants"], env={**os.environ, "COLUMNS": "0", "LINES": "0"}, capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "concord", "variants"],
+        env={**os.environ, "COLUMNS": "0", "LINES": "0"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
     assert "vocab_size" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= USUAL

@@ -37,14 +37,21 @@ def judged(case, dtype="float32", **fields):
 
 def run_of(case, dtype="float32", **fields):
     truth = compute(case.config, case.weights, case.batch, Arithmetic(dtype), True, case.part, dtype)
-    run = Run(truth.output, truth.loss, truth.taps, truth.gradients, "toy", dtype, tap_gradients=truth.tap_gradients)
+    run = Run(
+        truth.output, truth.loss, truth.taps, truth.gradients, "toy", dtype, tap_gradients=truth.tap_gradients
+    )
     return dataclasses.replace(run, **fields)
 
 
 @wide
 def test_error_function_has_the_digits_of_the_widest_type():
     # Abramowitz and Stegun give these to 20 digits and more.
-    known = {"0.5": "0.52049987781304653768", "1": "0.84270079294971486934", "2": "0.99532226501895273416", "-0.1": "-0.11246291601828489220"}
+    known = {
+        "0.5": "0.52049987781304653768",
+        "1": "0.84270079294971486934",
+        "2": "0.99532226501895273416",
+        "-0.1": "-0.11246291601828489220",
+    }
     for x, value in known.items():
         assert abs(erf(np.array([x], EXTENDED))[0] - EXTENDED(value)) < 2 * np.finfo(EXTENDED).eps
     assert erf(np.array([np.inf, -np.inf, 7], EXTENDED)).tolist() == [1, -1, 1]
@@ -53,11 +60,15 @@ def test_error_function_has_the_digits_of_the_widest_type():
 @wide
 def test_products_of_split_factors_are_those_of_wide_numbers():
     random = np.random.default_rng(0)
-    left, right = (random.standard_normal(shape).astype(EXTENDED) * EXTENDED(1.1) for shape in ((37, 53), (53, 61)))
+    left, right = (
+        random.standard_normal(shape).astype(EXTENDED) * EXTENDED(1.1) for shape in ((37, 53), (53, 61))
+    )
     scale = contract("ij,jk->ik", abs(left), abs(right))
     assert left.size * 61 > 1 << 16, "too small to be split"
     assert (abs(contract("ij,jk->ik", left, right) - np.matmul(left, right)) < 2.0**-58 * scale).all()
-    large = 2.0 ** np.arange(left.shape[-1])  # what is large meets what is small, as where padding has large weights
+    large = 2.0 ** np.arange(
+        left.shape[-1]
+    )  # what is large meets what is small, as where padding has large weights
     left, right = left * large, right / large[:, None]
     assert (abs(contract("ij,jk->ik", left, right) - np.matmul(left, right)) < 2.0**-58 * scale).all()
 
@@ -69,7 +80,9 @@ def test_samples_one_after_the_other_say_what_samples_side_by_side_say(case, mon
     assert list(apart.values) == list(together.values)
     for name, value in together.values.items():
         np.testing.assert_array_equal(apart.values[name], value)
-        sizes = [np.sqrt(np.mean(np.square(found.sigmas[name], dtype=np.float64))) for found in (apart, together)]
+        sizes = [
+            np.sqrt(np.mean(np.square(found.sigmas[name], dtype=np.float64))) for found in (apart, together)
+        ]
         if np.isfinite(sizes).all() and value.size > 20:
             assert 0.6 < sizes[0] / sizes[1] < 1.7, name
 
@@ -78,18 +91,38 @@ def test_no_more_than_a_few_samples_are_held_at_once():
     made = list(tolerance.samples("float32", tolerance.SIDE_BY_SIDE // 3))
     assert [arithmetic.samples for arithmetic in made] == [3, 3, 3, 3, 3, 1]
     assert [arithmetic.first for arithmetic in made] == [0, 3, 6, 9, 12, 15]
-    assert [arithmetic.samples for arithmetic in tolerance.samples("float32", 100 * tolerance.SIDE_BY_SIDE)] == [1] * tolerance.SAMPLES
+    assert [
+        arithmetic.samples for arithmetic in tolerance.samples("float32", 100 * tolerance.SIDE_BY_SIDE)
+    ] == [1] * tolerance.SAMPLES
 
 
 @pytest.mark.clause("GRD-6")
 def test_gradients_by_taps_are_those_of_central_differences():
-    case = build_case("bert", "full")  # where a sum with a mask constant absorbs a score no difference can be seen
+    case = build_case(
+        "bert", "full"
+    )  # where a sum with a mask constant absorbs a score no difference can be seen
     truth = reference(case.config, case.weights, case.batch, gradients=True)
     assert set(truth.tap_gradients) == set(truth.taps) - {"loss"}
     step, random = 1e-5, np.random.default_rng(0)
-    for name in ("embeddings.token", "embeddings.position", "layers.0.attention.key", "layers.0.attention.weights", "layers.0.feed_forward.inner", "layers.0.norm1", "logits"):
+    for name in (
+        "embeddings.token",
+        "embeddings.position",
+        "layers.0.attention.key",
+        "layers.0.attention.weights",
+        "layers.0.feed_forward.inner",
+        "layers.0.norm1",
+        "logits",
+    ):
         direction = random.standard_normal(truth.taps[name].shape)
-        above, below = (reference(case.config, case.weights, case.batch, forced={name: truth.taps[name] + sign * step * direction}).loss for sign in (1, -1))
+        above, below = (
+            reference(
+                case.config,
+                case.weights,
+                case.batch,
+                forced={name: truth.taps[name] + sign * step * direction},
+            ).loss
+            for sign in (1, -1)
+        )
         slope = float((truth.tap_gradients[name] * direction).sum())
         assert abs((above - below) / (2 * step) - slope) < 1e-6 * abs(slope) + 1e-9, name
 
@@ -97,8 +130,20 @@ def test_gradients_by_taps_are_those_of_central_differences():
 def test_gradients_stand_in_the_order_of_the_backward_pass(case):
     order = reference(case.config, case.weights, case.batch, gradients=True).backward
     assert order[:3] == ["taps.losses", "taps.log_probabilities", "taps.logits"]
-    chain = ["taps.layers.1.norm2", "layers.1.norm2.weight", "taps.layers.1.residual2", "taps.layers.1.feed_forward.outer", "layers.1.feed_forward.outer.weight"]
-    chain += ["taps.layers.1.feed_forward.activation", "taps.layers.1.feed_forward.inner", "layers.1.feed_forward.inner.weight", "taps.layers.1.norm1", "layers.1.norm1.weight"]
+    chain = [
+        "taps.layers.1.norm2",
+        "layers.1.norm2.weight",
+        "taps.layers.1.residual2",
+        "taps.layers.1.feed_forward.outer",
+        "layers.1.feed_forward.outer.weight",
+    ]
+    chain += [
+        "taps.layers.1.feed_forward.activation",
+        "taps.layers.1.feed_forward.inner",
+        "layers.1.feed_forward.inner.weight",
+        "taps.layers.1.norm1",
+        "layers.1.norm1.weight",
+    ]
     assert [order.index(name) for name in chain] == sorted(order.index(name) for name in chain)
     assert order[-1] == "embeddings.token.weight"
 
@@ -113,8 +158,13 @@ def test_a_wrong_derivative_is_named_where_it_is(case, dtype):
             return value
 
     truth = compute(case.config, case.weights, case.batch, Halved(dtype), True, dtype=dtype)
-    run = Run(truth.output, truth.loss, truth.taps, truth.gradients, "toy", dtype, tap_gradients=truth.tap_gradients)
-    assert judge(case.config, case.weights, case.batch, run).first_divergence.tensor == "gradients.taps.pooler.dense"
+    run = Run(
+        truth.output, truth.loss, truth.taps, truth.gradients, "toy", dtype, tap_gradients=truth.tap_gradients
+    )
+    assert (
+        judge(case.config, case.weights, case.batch, run).first_divergence.tensor
+        == "gradients.taps.pooler.dense"
+    )
     alone = judge(case.config, case.weights, case.batch, dataclasses.replace(run, tap_gradients={}))
     assert alone.first_divergence.tensor.startswith("gradients.pooler.")
 
@@ -122,7 +172,11 @@ def test_a_wrong_derivative_is_named_where_it_is(case, dtype):
 # What is delivered in part.
 
 
-@pytest.mark.parametrize("fields", [{"taps": {}, "gradients": {}, "tap_gradients": {}}, {"gradients": {}, "tap_gradients": {}}], ids=len)
+@pytest.mark.parametrize(
+    "fields",
+    [{"taps": {}, "gradients": {}, "tap_gradients": {}}, {"gradients": {}, "tap_gradients": {}}],
+    ids=len,
+)
 def test_gradients_that_are_not_delivered_are_said_and_not_judged(fields):
     case = build_case("bert", "full")
     verdict = judge(case.config, case.weights, case.batch, run_of(case, **fields))
@@ -134,11 +188,15 @@ def test_gradients_that_are_not_delivered_are_said_and_not_judged(fields):
 def test_some_taps_are_judged_without_the_others(case):
     run = run_of(case)
     few = {name: tap for name, tap in run.taps.items() if "attention" not in name}
-    verdict = judge(case.config, case.weights, case.batch, dataclasses.replace(run, taps=few, tap_gradients={}))
+    verdict = judge(
+        case.config, case.weights, case.batch, dataclasses.replace(run, taps=few, tap_gradients={})
+    )
     assert verdict.passed
     assert "taps" in verdict.unchecked
     declared = dataclasses.replace(run, taps=few, tap_gradients={}, info={"undelivered_taps": []})
-    assert judge(case.config, case.weights, case.batch, declared).status == "diverges", "it says that it delivers all"
+    assert judge(case.config, case.weights, case.batch, declared).status == "diverges", (
+        "it says that it delivers all"
+    )
 
 
 def test_a_gradient_that_is_missing_among_others_diverges(case):
@@ -153,7 +211,12 @@ def test_a_row_of_a_table_that_nothing_looked_up_must_have_no_gradient(case):
     gradient = run.gradients["embeddings.token.weight"].copy()
     row = next(row for row in range(len(gradient)) if row not in case.batch.input_ids)
     gradient[row, 3] = 1e-20
-    verdict = judge(case.config, case.weights, case.batch, dataclasses.replace(run, gradients={**run.gradients, "embeddings.token.weight": gradient}))
+    verdict = judge(
+        case.config,
+        case.weights,
+        case.batch,
+        dataclasses.replace(run, gradients={**run.gradients, "embeddings.token.weight": gradient}),
+    )
     assert verdict.first_divergence.tensor == "gradients.embeddings.token.weight"
     assert verdict.first_divergence.element == (row, 3)
 
@@ -185,7 +248,10 @@ def test_what_is_too_large_to_be_kept_is_kept_for_a_while():
 
 def test_sigma_follows_the_unit_roundoff():
     case = build_case("bert", "full")
-    double, single = (expect(case.config, case.weights, case.batch, case.part, dtype).sigmas["logits"] for dtype in ("float64", "float32"))
+    double, single = (
+        expect(case.config, case.weights, case.batch, case.part, dtype).sigmas["logits"]
+        for dtype in ("float64", "float32")
+    )
     ratio = np.median(single / double) * np.sqrt(2)
     assert 2.0**28 < ratio < 2.0**30
 
@@ -193,7 +259,9 @@ def test_sigma_follows_the_unit_roundoff():
 def test_samples_of_monte_carlo_arithmetic_are_each_perturbed_in_another_way():
     case = build_case("keras-attention", "ragged")
     truth = expect(case.config, case.weights, case.batch)
-    samples = expected(compute(case.config, case.weights, case.batch, MonteCarlo("float32", 5), gradients=True))
+    samples = expected(
+        compute(case.config, case.weights, case.batch, MonteCarlo("float32", 5), gradients=True)
+    )
     for name, value in truth.values.items():
         assert samples[name].shape[1:] == value.shape, name
         if len(samples[name]) > 1:
@@ -224,8 +292,15 @@ def test_a_sum_of_equal_terms_may_err_in_one_direction(hidden):
     arithmetic = MonteCarlo("float32", 16)
     sigma = np.sqrt(np.square(arithmetic.sum(arithmetic.leaf(terms), -1).value - truth).mean())
     assert 20 * 2.0**-24 * truth < abs(one_by_one - truth) < 4 * sigma
-    terms = np.concatenate([terms, [0.3, 0.2]]).astype(np.float32)  # in a run such sums err less, but may as much
-    assert np.sqrt(np.square(arithmetic.sum(arithmetic.leaf(terms), -1).value - terms.sum(dtype=np.float64)).mean()) < sigma
+    terms = np.concatenate([terms, [0.3, 0.2]]).astype(
+        np.float32
+    )  # in a run such sums err less, but may as much
+    assert (
+        np.sqrt(
+            np.square(arithmetic.sum(arithmetic.leaf(terms), -1).value - terms.sum(dtype=np.float64)).mean()
+        )
+        < sigma
+    )
 
 
 def test_a_score_halfway_between_two_sums_may_be_rounded_to_either():
@@ -255,14 +330,27 @@ def test_the_root_mean_square_speaks_of_as_many_elements_as_sigma_is_spread_over
 def test_a_product_with_a_power_of_two_is_exact_but_where_it_may_be_flushed():
     arithmetic = MonteCarlo("float32", 16)
     values = arithmetic.leaf(np.array([1.5, 3e-38, 0.0], np.float32))
-    assert [len(np.unique(column)) > 1 for column in arithmetic.divide_by(values, 32.0).value.T] == [False, True, False]
-    assert len(arithmetic.scale(arithmetic.leaf(np.array([1.5, 3e-30])), 0.5).value) == 1, "noise reaches none of them"
+    assert [len(np.unique(column)) > 1 for column in arithmetic.divide_by(values, 32.0).value.T] == [
+        False,
+        True,
+        False,
+    ]
+    assert len(arithmetic.scale(arithmetic.leaf(np.array([1.5, 3e-30])), 0.5).value) == 1, (
+        "noise reaches none of them"
+    )
 
 
 def test_beyond_a_gradient_that_is_out_of_range_it_is_no_question_what_is_finite():
-    values = {f"gradients.{name}": np.array([value, 1.0]) for name, value in (("a", 1.0), ("b", 1e39), ("c", 0.0))}
+    values = {
+        f"gradients.{name}": np.array([value, 1.0]) for name, value in (("a", 1.0), ("b", 1e39), ("c", 0.0))
+    }
     for dtype, found in (("float32", {"gradients.c"}), ("float64", set())):
-        assert Expectation(dtype, values, {name: np.ones(2) for name in values}, dict.fromkeys(values, "")).singular == found
+        assert (
+            Expectation(
+                dtype, values, {name: np.ones(2) for name in values}, dict.fromkeys(values, "")
+            ).singular
+            == found
+        )
 
 
 def test_a_norm_of_one_element_may_be_multiplied_out(small):
@@ -270,7 +358,9 @@ def test_a_norm_of_one_element_may_be_multiplied_out(small):
     weights, batch = initialize(config, seed=3), example_batch(config, 3, 7)
     judged = JudgedProblem(config, weights, batch, "model", "float32", gradients=True)
     run = run_of(judged)
-    wrong = run.tap_gradients["layers.1.norm2"] * weights["layers.1.norm2.weight"] / np.sqrt(config.norm_epsilon)
+    wrong = (
+        run.tap_gradients["layers.1.norm2"] * weights["layers.1.norm2.weight"] / np.sqrt(config.norm_epsilon)
+    )
     assert (run.tap_gradients["layers.1.residual2"] == 0).all()
     assert wrong.any()
     for units, status in ((1, "agrees"), (1000, "diverges")):

@@ -39,13 +39,45 @@ def write_pairs(folder: Path) -> Path:
 
 def options(backend: str, data: Path, out: Path, *further: str) -> list[str]:
     named = [word for size in SIZES for word in ("--set", size)]
-    return ["train", "--backend", backend, "--variant", "bert", "--vocabulary", "20", "--data", str(data), "--out", str(out), "--batch", "29", "--threads", "1", *named, *further]
+    return [
+        "train",
+        "--backend",
+        backend,
+        "--variant",
+        "bert",
+        "--vocabulary",
+        "20",
+        "--data",
+        str(data),
+        "--out",
+        str(out),
+        "--batch",
+        "29",
+        "--threads",
+        "1",
+        *named,
+        *further,
+    ]
 
 
 def learn_pairs(open_worker: Any, invoke: Invoke, backend: str, folder: Path) -> Path:
     open_worker(backend)  # skips where it is not installed
     run = folder / "run"
-    code, said, errors = invoke(*options(backend, write_pairs(folder), run, "--epochs", "7", "--dropout", "0", "--learning-rate", "5e-3", "--warmup", "20"))
+    code, said, errors = invoke(
+        *options(
+            backend,
+            write_pairs(folder),
+            run,
+            "--epochs",
+            "7",
+            "--dropout",
+            "0",
+            "--learning-rate",
+            "5e-3",
+            "--warmup",
+            "20",
+        )
+    )
     assert (code, errors) == (0, [])
     assert "7 epochs" in said
     found = json.loads((run / "test.json").read_text())
@@ -65,11 +97,15 @@ def test_pairs_are_learnt_and_shown(open_worker: Any, invoke: Invoke, tmp_path: 
     assert best is not None
     assert f"{100 * best.accuracy:.2f} %" in text
     assert "<svg" in text
-    assert {row["step"] for row in read_log(run) if "dev_accuracy" in row} == {21 * epoch for epoch in range(1, 8)}
+    assert {row["step"] for row in read_log(run) if "dev_accuracy" in row} == {
+        21 * epoch for epoch in range(1, 8)
+    }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in backends.BUILT_IN])
+@pytest.mark.parametrize(
+    "backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in backends.BUILT_IN]
+)
 def test_every_framework_learns_pairs(open_worker: Any, invoke: Invoke, tmp_path: Path, backend: str) -> None:
     learn_pairs(open_worker, invoke, backend, tmp_path)
 
@@ -83,18 +119,38 @@ def test_what_cannot_be_trained_is_refused_in_lines(invoke: Invoke, tmp_path: Pa
         assert code == 2
         return [line.removeprefix("concord: error: ") for line in errors]
 
-    assert refused("--backend", "jax") == ["--backend is given 2 times but must be given once: one framework trains the model"]
-    assert refused(without=("--data", str(data))) == ["--data is not given: what is the model to be trained on? (--resume DIR goes on with a run)"]
-    assert refused("--set", "d_modell=3")[0].startswith("unknown field in --set NAME=VALUE: 'd_modell': did you mean 'd_model'")
-    assert refused("--set", "num_heads=3")[0].startswith("'d_model' is 16 but must be divisible by 'num_heads', which is 3")
-    assert refused("--batch", "0", "--minutes", "-1") == ["--batch is 0 but must be at least 1", "--minutes is -1 but must be above 0"]
+    assert refused("--backend", "jax") == [
+        "--backend is given 2 times but must be given once: one framework trains the model"
+    ]
+    assert refused(without=("--data", str(data))) == [
+        "--data is not given: what is the model to be trained on? (--resume DIR goes on with a run)"
+    ]
+    assert refused("--set", "d_modell=3")[0].startswith(
+        "unknown field in --set NAME=VALUE: 'd_modell': did you mean 'd_model'"
+    )
+    assert refused("--set", "num_heads=3")[0].startswith(
+        "'d_model' is 16 but must be divisible by 'num_heads', which is 3"
+    )
+    assert refused("--batch", "0", "--minutes", "-1") == [
+        "--batch is 0 but must be at least 1",
+        "--minutes is -1 but must be above 0",
+    ]
     assert refused("--recipe", "adamm")[0].startswith("unknown recipe 'adamm': did you mean 'adamw'")
-    assert refused("--python", "jax=/usr/bin/python3") == ["'jax' is given an interpreter or a host but does not run; add --backend jax"]
-    assert refused("--resume", str(tmp_path / "none"), "--memory-limit", "0") == ["--memory-limit is 0 MiB but must be above 0 and at most 1.07374e+09"]
+    assert refused("--python", "jax=/usr/bin/python3") == [
+        "'jax' is given an interpreter or a host but does not run; add --backend jax"
+    ]
+    assert refused("--resume", str(tmp_path / "none"), "--memory-limit", "0") == [
+        "--memory-limit is 0 MiB but must be above 0 and at most 1.07374e+09"
+    ]
     assert refused("--dtype", "tf32")[0].startswith("unknown dtype 'tf32'")
     assert refused("--resume", str(tmp_path / "none"))[0] == f"{tmp_path / 'none'}: no such folder"
-    assert refused("--steps", "5", "--warmup", "5") == ["the run has 5 steps but must have more than the 5 in which its learning rate rises: --warmup takes fewer [clause=OPT-9]"]
-    assert refused("--dropout-by", "me", "--pad-to", "0") == ["--pad-to is 0 but must be at least 1", "--dropout-by is 'me' but must be spec or native"]
+    assert refused("--steps", "5", "--warmup", "5") == [
+        "the run has 5 steps but must have more than the 5 in which its learning rate rises: --warmup takes fewer [clause=OPT-9]"
+    ]
+    assert refused("--dropout-by", "me", "--pad-to", "0") == [
+        "--pad-to is 0 but must be at least 1",
+        "--dropout-by is 'me' but must be spec or native",
+    ]
     assert refused("--lockstep", "--dropout-by", "native")[-2:] == [
         "--dropout-by is given but --lockstep is too: what a framework's own dropout drops cannot be known to the oracle",
         "--out is given but --lockstep is too: it leaves no run that is evaluated, kept or gone on with",
@@ -105,29 +161,90 @@ def test_what_cannot_be_trained_is_refused_in_lines(invoke: Invoke, tmp_path: Pa
 @pytest.mark.xdist_group("torch")
 def test_lockstep_takes_the_batches_that_ordinary_training_takes(invoke: Invoke, tmp_path: Path) -> None:
     data, path = write_pairs(tmp_path), tmp_path / "steps.json"
-    sizes = [f"--set={name}={value}" for name, value in (("d_model", 6), ("num_heads", 2), ("d_ff", 5), ("num_layers", 1), ("max_positions", 13))]
-    given = ["--lockstep", "--variant", "bert", *sizes, "--data", data, "--vocabulary", "11", "--batch", "7", "--steps", "2", "--accumulation", "2", "--warmup", "1", "--seed", "3", "--threads", "1"]
+    sizes = [
+        f"--set={name}={value}"
+        for name, value in (
+            ("d_model", 6),
+            ("num_heads", 2),
+            ("d_ff", 5),
+            ("num_layers", 1),
+            ("max_positions", 13),
+        )
+    ]
+    given = [
+        "--lockstep",
+        "--variant",
+        "bert",
+        *sizes,
+        "--data",
+        data,
+        "--vocabulary",
+        "11",
+        "--batch",
+        "7",
+        "--steps",
+        "2",
+        "--accumulation",
+        "2",
+        "--warmup",
+        "1",
+        "--seed",
+        "3",
+        "--threads",
+        "1",
+    ]
     code, said, errors = invoke("train", *given, "--backend", "torch", "--json", path)
     assert (code, errors) == (0, [])
     assert json.loads(path.read_text())["tracks"][0]["steps"] == 2, said
     plan = Plan(backend="", files=beginning.files(data), batch=7, steps=2)
     model = variant("bert", d_model=6, num_heads=2, d_ff=5, num_layers=1, max_positions=13)
-    start, corpora = beginning.begin(model, beginning.changed_recipe(recipe("adamw"), warmup=1, accumulation=2), plan, beginning.Texts(vocabulary=11), seed=3)
+    start, corpora = beginning.begin(
+        model,
+        beginning.changed_recipe(recipe("adamw"), warmup=1, accumulation=2),
+        plan,
+        beginning.Texts(vocabulary=11),
+        seed=3,
+    )
     windows = lockstepping.on_samples(start, corpora).training.windows
     assert [len(window) for window in windows] == [2, 2]
     first = [batch for _, batch in itertools.islice(beginning.source(start, corpora).epoch(0), 4)]
-    assert [batch.required("input_ids").tolist() for window in windows for batch in window] == [batch.required("input_ids").tolist() for batch in first]
+    assert [batch.required("input_ids").tolist() for window in windows for batch in window] == [
+        batch.required("input_ids").tolist() for batch in first
+    ]
     code, _, errors = invoke("train", "--lockstep", "--case", "standard", "--data", data)
-    assert (code, errors) == (2, ["concord: error: --case standard has batches and a recipe of its own: --data, --batch, --tokens and --set are for --variant and --config"])
+    assert (code, errors) == (
+        2,
+        [
+            "concord: error: --case standard has batches and a recipe of its own: --data, --batch, --tokens and --set are for --variant and --config"
+        ],
+    )
 
 
 @pytest.mark.clause("OPT-11")
 @pytest.mark.parametrize("lockstep", [False, True])
-def test_what_a_precision_does_to_the_recipe_is_said_before_the_first_step(invoke: Invoke, tmp_path: Path, lockstep: bool) -> None:
+def test_what_a_precision_does_to_the_recipe_is_said_before_the_first_step(
+    invoke: Invoke, tmp_path: Path, lockstep: bool
+) -> None:
     cannot = toy("NumpyBackend")  # it holds no training open
     data = write_pairs(tmp_path)
-    for dtype, warned in (("bfloat16", ["warning: beta2 is 0.999 but 1 in bfloat16: what is kept is never forgotten, and only grows [clause=OPT-11]"]), ("float32", [])):
+    for dtype, warned in (
+        (
+            "bfloat16",
+            [
+                "warning: beta2 is 0.999 but 1 in bfloat16: what is kept is never forgotten, and only grows [clause=OPT-11]"
+            ],
+        ),
+        ("float32", []),
+    ):
         ordinary = options(cannot, data, tmp_path / dtype, "--warmup", "2")
-        code, said, errors = invoke(*(["train", "--lockstep", "--case", "standard", "--backend", cannot, "--steps", "1"] if lockstep else ordinary), "--dtype", dtype)
+        code, said, errors = invoke(
+            *(
+                ["train", "--lockstep", "--case", "standard", "--backend", cannot, "--steps", "1"]
+                if lockstep
+                else ordinary
+            ),
+            "--dtype",
+            dtype,
+        )
         assert (code, [line for line in errors if line.startswith("warning: beta2")]) == (3, warned)
         assert "cannot hold training open" in said + "".join(errors)

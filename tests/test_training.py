@@ -17,25 +17,99 @@ from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Training
 from tests.toys.surroundings import EACH_BACKEND
 
-CONFIG = spec.variant("bert-pytorch", d_model=6, num_heads=2, d_ff=5, num_layers=1, vocab_size=17, max_positions=7, num_classes=3)
+CONFIG = spec.variant(
+    "bert-pytorch",
+    d_model=6,
+    num_heads=2,
+    d_ff=5,
+    num_layers=1,
+    vocab_size=17,
+    max_positions=7,
+    num_classes=3,
+)
 WEIGHTS = spec.initialize(CONFIG, seed=3)
 
 RECIPES: dict[str, dict[str, Any]] = {
-    "adamw": {"algorithm": "adam", "weight_decay": 0.1, "decay_form": "times_rate", "undecayed": ("bias", "gain", "offset"), "clipping": "global_norm", "clip_at": 0.5},
-    "tf1": {"algorithm": "adam", "epsilon_placement": "uncorrected", "clipping": "global_norm", "clip_at": 0.7, "table_gradients": "slices"},
-    "coupled": {"algorithm": "adam", "weight_decay": 0.1, "decay_form": "coupled", "amsgrad": True, "clipping": "value", "clip_at": 0.02},
-    "lazy": {"algorithm": "adam", "bias_correction": False, "table_updates": "lazy", "clipping": "tensor_norm", "clip_at": 0.3},
-    "momentum": {"algorithm": "sgd", "momentum": 0.9, "nesterov": True, "schedule": "linear", "warmup_steps": 1, "total_steps": 5},
-    "displacement": {"algorithm": "sgd", "momentum": 0.9, "momentum_form": "displacement", "schedule": "cosine", "total_steps": 4, "first_step": 0},
-    "rmsprop": {"algorithm": "rmsprop", "beta2": 0.9, "epsilon": 1e-3, "epsilon_placement": "inside", "clipping": "group_norm", "clip_at": 0.4, "undecayed": ("bias",)},
-    "centered": {"algorithm": "rmsprop", "beta2": 0.9, "epsilon": 1e-3, "epsilon_placement": "uncorrected", "centered": True},
+    "adamw": {
+        "algorithm": "adam",
+        "weight_decay": 0.1,
+        "decay_form": "times_rate",
+        "undecayed": ("bias", "gain", "offset"),
+        "clipping": "global_norm",
+        "clip_at": 0.5,
+    },
+    "tf1": {
+        "algorithm": "adam",
+        "epsilon_placement": "uncorrected",
+        "clipping": "global_norm",
+        "clip_at": 0.7,
+        "table_gradients": "slices",
+    },
+    "coupled": {
+        "algorithm": "adam",
+        "weight_decay": 0.1,
+        "decay_form": "coupled",
+        "amsgrad": True,
+        "clipping": "value",
+        "clip_at": 0.02,
+    },
+    "lazy": {
+        "algorithm": "adam",
+        "bias_correction": False,
+        "table_updates": "lazy",
+        "clipping": "tensor_norm",
+        "clip_at": 0.3,
+    },
+    "momentum": {
+        "algorithm": "sgd",
+        "momentum": 0.9,
+        "nesterov": True,
+        "schedule": "linear",
+        "warmup_steps": 1,
+        "total_steps": 5,
+    },
+    "displacement": {
+        "algorithm": "sgd",
+        "momentum": 0.9,
+        "momentum_form": "displacement",
+        "schedule": "cosine",
+        "total_steps": 4,
+        "first_step": 0,
+    },
+    "rmsprop": {
+        "algorithm": "rmsprop",
+        "beta2": 0.9,
+        "epsilon": 1e-3,
+        "epsilon_placement": "inside",
+        "clipping": "group_norm",
+        "clip_at": 0.4,
+        "undecayed": ("bias",),
+    },
+    "centered": {
+        "algorithm": "rmsprop",
+        "beta2": 0.9,
+        "epsilon": 1e-3,
+        "epsilon_placement": "uncorrected",
+        "centered": True,
+    },
 }
 
 
 def training(name: str, **fields: Any) -> Training:
     """Return three steps of two batches each, the last one of a single batch."""
-    recipe = Recipe(**{"learning_rate": 0.01, "accumulation": 2, "accumulation_mean": "samples", **RECIPES[name], **fields})
-    batches = [spec.example_batch(CONFIG, batch=size, tokens=5, seed=number, padding="ragged") for number, size in enumerate((3, 2, 3, 2, 3))]
+    recipe = Recipe(
+        **{
+            "learning_rate": 0.01,
+            "accumulation": 2,
+            "accumulation_mean": "samples",
+            **RECIPES[name],
+            **fields,
+        }
+    )
+    batches = [
+        spec.example_batch(CONFIG, batch=size, tokens=5, seed=number, padding="ragged")
+        for number, size in enumerate((3, 2, 3, 2, 3))
+    ]
     return Training(recipe, [batches[:2], batches[2:4], batches[4:]], reported=(0, 1, 2))
 
 
@@ -47,7 +121,9 @@ def verdict_of(run: Run, asked: Training, dtype: str) -> Any:
 
 
 def trained(open_worker: Any, backend: str, asked: Training, dtype: str = "float32", **settings: Any) -> Run:
-    run: Run = open_worker(backend).run(CONFIG, WEIGHTS, asked.windows[0][0], dtype=dtype, taps=False, training=asked, **settings)
+    run: Run = open_worker(backend).run(
+        CONFIG, WEIGHTS, asked.windows[0][0], dtype=dtype, taps=False, training=asked, **settings
+    )
     return run
 
 
@@ -84,7 +160,9 @@ def test_compiled_gradients_train_alike(open_worker: Any, backend: str) -> None:
         ("lazy", {"table_updates": "dense"}, "steps.1.", "OPT-3"),
     ],
 )
-def test_wrong_training_is_found_where_it_shows_first(open_worker: Any, name: str, fields: dict[str, Any], first: str, clause: str) -> None:
+def test_wrong_training_is_found_where_it_shows_first(
+    open_worker: Any, name: str, fields: dict[str, Any], first: str, clause: str
+) -> None:
     verdict = verdict_of(trained(open_worker, "torch", training(name, **fields)), training(name), "float32")
     found = verdict.first_divergence
     assert found is not None
@@ -102,36 +180,74 @@ LIBRARY = spec.variant("bert", d_model=6, num_heads=2, d_ff=5, num_layers=1, voc
 
 def library_training(**fields: Any) -> Training:
     recipe = Recipe(**{"learning_rate": 0.01, **RECIPES["adamw"], **fields})
-    return Training(recipe, [[spec.example_batch(LIBRARY, batch=3, tokens=5, seed=seed, padding="ragged")] for seed in (1, 2)], reported=(0, 1))
+    return Training(
+        recipe,
+        [[spec.example_batch(LIBRARY, batch=3, tokens=5, seed=seed, padding="ragged")] for seed in (1, 2)],
+        reported=(0, 1),
+    )
 
 
 @pytest.mark.parametrize("backend", EACH_BACKEND)
 def test_library_layers_train_and_drop_what_they_show(open_worker: Any, backend: str) -> None:
     asked, weights = library_training(dropout_embeddings=0.2, dropout_head=0.3), spec.initialize(LIBRARY)
-    run = open_worker(backend).run(LIBRARY, weights, asked.windows[0][0], implementation="library", taps=False, training=asked)
+    run = open_worker(backend).run(
+        LIBRARY, weights, asked.windows[0][0], implementation="library", taps=False, training=asked
+    )
     verdict = judge(
-        LIBRARY, weights, asked.windows[0][0], run, expectation=lambda deviations: of_training(JudgedTraining(LIBRARY, weights, asked, dtype="float32", deviations=deviations))
+        LIBRARY,
+        weights,
+        asked.windows[0][0],
+        run,
+        expectation=lambda deviations: of_training(
+            JudgedTraining(LIBRARY, weights, asked, dtype="float32", deviations=deviations)
+        ),
     )
     assert verdict.passed, verdict.first_divergence
-    assert {row.tensor.split(".")[2] for row in verdict.table if row.status == "agrees"} >= {"losses", "gradients", "parameters"}
+    assert {row.tensor.split(".")[2] for row in verdict.table if row.status == "agrees"} >= {
+        "losses",
+        "gradients",
+        "parameters",
+    }
 
 
 @pytest.mark.xdist_group("torch")
 @pytest.mark.parametrize(
     ("implementation", "fields", "said"),
     [
-        ("library", {"dropout_weights": 0.1}, "cannot drop elements of layers.0.attention.weights in its implementation 'library'"),
-        ("library:layer", {}, "cannot train its implementation 'library:layer': .*query.weight' is a part of another parameter"),
+        (
+            "library",
+            {"dropout_weights": 0.1},
+            "cannot drop elements of layers.0.attention.weights in its implementation 'library'",
+        ),
+        (
+            "library:layer",
+            {},
+            "cannot train its implementation 'library:layer': .*query.weight' is a part of another parameter",
+        ),
         ("library:onednn", {}, "reordered weights have none"),
     ],
 )
-def test_what_library_layers_keep_to_themselves_is_not_trained_silently(open_worker: Any, implementation: str, fields: dict[str, Any], said: str) -> None:
+def test_what_library_layers_keep_to_themselves_is_not_trained_silently(
+    open_worker: Any, implementation: str, fields: dict[str, Any], said: str
+) -> None:
     asked = library_training(**fields)
     with pytest.raises(Unsupported, match=said):
-        open_worker("torch").run(LIBRARY, spec.initialize(LIBRARY), asked.windows[0][0], implementation=implementation, taps=False, training=asked)
+        open_worker("torch").run(
+            LIBRARY,
+            spec.initialize(LIBRARY),
+            asked.windows[0][0],
+            implementation=implementation,
+            taps=False,
+            training=asked,
+        )
 
 
-RATES = {f"dropout_{site}": 0.1 + 0.03 * place for place, site in enumerate(("embeddings", "weights", "attention", "activation", "feed_forward", "output", "head"))}
+RATES = {
+    f"dropout_{site}": 0.1 + 0.03 * place
+    for place, site in enumerate(
+        ("embeddings", "weights", "attention", "activation", "feed_forward", "output", "head")
+    )
+}
 
 
 @pytest.mark.parametrize("execution", ["eager", "compiled"])
@@ -149,7 +265,10 @@ def test_another_seed_or_site_is_another_training(open_worker: Any) -> None:
     run = trained(open_worker, "torch", asked)
     assert verdict_of(run, asked, "float32").passed
     moved = {**RATES, "dropout_output": RATES["dropout_head"], "dropout_head": RATES["dropout_output"]}
-    for wrong in (dataclasses.replace(asked, seed=8), dataclasses.replace(training("adamw", **moved), seed=7)):
+    for wrong in (
+        dataclasses.replace(asked, seed=8),
+        dataclasses.replace(training("adamw", **moved), seed=7),
+    ):
         found = verdict_of(run, wrong, "float32").first_divergence
         assert found is not None
         assert found.tensor.startswith("steps.0.losses.")

@@ -24,19 +24,41 @@ from concord.spec.training.schedules import learning_rate
 from tests.toys.trained import Faulty
 
 SPECIFICATION = (Path(__file__).parent.parent / "spec" / "SPEC.md").read_text()
-SAMPLE = ("adam_first_moment_uncorrected", "decay_after_step", "clip_each_batch", "schedule_step_ahead", "gradients_not_reset", "dropout_same_each_step", "last_batch_dropped", "resumed_without_first_moment")
+SAMPLE = (
+    "adam_first_moment_uncorrected",
+    "decay_after_step",
+    "clip_each_batch",
+    "schedule_step_ahead",
+    "gradients_not_reset",
+    "dropout_same_each_step",
+    "last_batch_dropped",
+    "resumed_without_first_moment",
+)
 """One fault of each group; they are looked for in all frameworks, the others by the slow suite."""
 
 CLEARLY = 4.0
 """Tolerances that a fault lies off at its first step on the reference, so that rounding does not decide which step that is."""
 
 SLOWLY = [
-    pytest.param(name, fault, id=f"{name}-{fault.name}", marks=[pytest.mark.xdist_group(name), *([] if fault.name in SAMPLE else [pytest.mark.slow])])
+    pytest.param(
+        name,
+        fault,
+        id=f"{name}-{fault.name}",
+        marks=[pytest.mark.xdist_group(name), *([] if fault.name in SAMPLE else [pytest.mark.slow])],
+    )
     for fault in ALL
     for name in sorted(backends.BUILT_IN)
 ]
 RIGHT = [
-    pytest.param(name, run, id=f"{name}-{run}", marks=[pytest.mark.xdist_group(name), *([] if run in ("resumed", "lazy-adam") else [pytest.mark.slow])])
+    pytest.param(
+        name,
+        run,
+        id=f"{name}-{run}",
+        marks=[
+            pytest.mark.xdist_group(name),
+            *([] if run in ("resumed", "lazy-adam") else [pytest.mark.slow]),
+        ],
+    )
     for run in RUNS
     for name in sorted(backends.BUILT_IN)
 ]
@@ -74,7 +96,9 @@ def test_faults_show_on_the_reference_in_their_runs(run: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "fault"), SLOWLY)
-def test_fault_is_found_at_the_first_step_that_shows_it(open_worker: Callable[[str], Worker], name: str, fault: TrainingFault) -> None:
+def test_fault_is_found_at_the_first_step_that_shows_it(
+    open_worker: Callable[[str], Worker], name: str, fault: TrainingFault
+) -> None:
     finding = Hunt(name, worker=open_worker(plugin(name))).find(fault)
     assert finding.status == "found", finding
     assert finding.clause == "right", finding
@@ -115,13 +139,28 @@ def track_of(run: str, change: Change, mode: Any = free_running) -> Track:
 @pytest.mark.parametrize(
     ("run", "change", "name", "said"),
     [
-        ("adamw", Change(rate=scaled_rate), "learning_rate", "a learning rate of 0.009133 instead of 0.006667"),
+        (
+            "adamw",
+            Change(rate=scaled_rate),
+            "learning_rate",
+            "a learning rate of 0.009133 instead of 0.006667",
+        ),
         ("adamw", by_recipe(weight_decay=0.17), "weight_decay", "weight_decay = 0.17 instead of 0.3"),
         ("adamw", by_recipe(clip_at=0.77), "clip_at", "clip_at = 0.77 instead of 0.9"),
         ("adamw", by_recipe(beta2=0.98712), "beta2", "beta2 = 0.9871 instead of 0.999"),
-        ("adamw", Change(optimizer=Heavier), "weights_of_second_moment", "second_moment = 0.00137 of what is new"),
+        (
+            "adamw",
+            Change(optimizer=Heavier),
+            "weights_of_second_moment",
+            "second_moment = 0.00137 of what is new",
+        ),
         ("keras-adam", by_recipe(epsilon=3.3e-4), "epsilon", "epsilon = 0.00033 instead of 0.001"),
-        ("adamw", Change(shares=unequal), "shares_of_batches", "batches that count by 0.3, 0.45 instead of 0.5, 0.5"),
+        (
+            "adamw",
+            Change(shares=unequal),
+            "shares_of_batches",
+            "batches that count by 0.3, 0.45 instead of 0.5, 0.5",
+        ),
     ],
 )
 def test_number_that_nobody_guesses_is_recovered(run: str, change: Change, name: str, said: str) -> None:
@@ -133,18 +172,25 @@ def test_number_that_nobody_guesses_is_recovered(run: str, change: Change, name:
 
 
 def test_what_nothing_explains_has_no_cause() -> None:
-    noisy = Change(gradients=lambda m, total: {name: gradient + gradient * gradient for name, gradient in total.items()})
+    noisy = Change(
+        gradients=lambda m, total: {name: gradient + gradient * gradient for name, gradient in total.items()}
+    )
     divergence = track_of("adamw", noisy).first
     assert divergence is not None
     assert divergence.row.tensor.startswith("steps.0.gradients.")
     assert divergence.cause is None
 
 
-@pytest.mark.parametrize("name", ["decay_after_step", "dropout_seed_ignored", "gradients_not_reset", "resumed_masks_from_start"])
+@pytest.mark.parametrize(
+    "name", ["decay_after_step", "dropout_seed_ignored", "gradients_not_reset", "resumed_masks_from_start"]
+)
 def test_cause_is_found_from_the_oracle_state_too(name: str) -> None:
     fault = TRAINING[name]
     divergence = track_of(fault.run, fault.change, resynchronised).first
     assert divergence is not None
     assert divergence.cause is not None
     assert fault.name in divergence.cause.hypothesis.split(" or ")
-    assert Lockstep("resynchronised", "float32", {}, (Track("toy", "diverges", first=divergence),)).exit_code == 1
+    assert (
+        Lockstep("resynchronised", "float32", {}, (Track("toy", "diverges", first=divergence),)).exit_code
+        == 1
+    )

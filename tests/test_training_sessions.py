@@ -15,44 +15,97 @@ from concord.spec.errors import BatchError, SpecError
 from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Training
 
-CONFIG = spec.variant("bert-pytorch", d_model=6, num_heads=2, d_ff=5, num_layers=1, vocab_size=17, max_positions=7, num_classes=3)
+CONFIG = spec.variant(
+    "bert-pytorch",
+    d_model=6,
+    num_heads=2,
+    d_ff=5,
+    num_layers=1,
+    vocab_size=17,
+    max_positions=7,
+    num_classes=3,
+)
 WEIGHTS = spec.initialize(CONFIG, seed=3)
-ADAMW = {"algorithm": "adam", "weight_decay": 0.1, "decay_form": "times_rate", "undecayed": ("bias", "gain", "offset"), "clipping": "global_norm", "clip_at": 0.5}
+ADAMW = {
+    "algorithm": "adam",
+    "weight_decay": 0.1,
+    "decay_form": "times_rate",
+    "undecayed": ("bias", "gain", "offset"),
+    "clipping": "global_norm",
+    "clip_at": 0.5,
+}
 RECIPES: dict[str, dict[str, Any]] = {
-    "adamw": {**ADAMW, "schedule": "linear", "warmup_steps": 2, "total_steps": 9, "dropout_embeddings": 0.1, "dropout_weights": 0.2, "dropout_head": 0.3},
+    "adamw": {
+        **ADAMW,
+        "schedule": "linear",
+        "warmup_steps": 2,
+        "total_steps": 9,
+        "dropout_embeddings": 0.1,
+        "dropout_weights": 0.2,
+        "dropout_head": 0.3,
+    },
     "keras": {**ADAMW, "epsilon_placement": "uncorrected", "dropout_activation": 0.2},
     "written out": {**ADAMW, "decay_form": "alone", "amsgrad": True, "table_updates": "lazy"},
     "momentum": {"algorithm": "sgd", "momentum": 0.9, "nesterov": True},
-    "rmsprop": {"algorithm": "rmsprop", "beta2": 0.9, "epsilon": 1e-3, "epsilon_placement": "inside", "centered": True, "momentum": 0.5},
+    "rmsprop": {
+        "algorithm": "rmsprop",
+        "beta2": 0.9,
+        "epsilon": 1e-3,
+        "epsilon_placement": "inside",
+        "centered": True,
+        "momentum": 0.5,
+    },
 }
 SIZES = ((3, 5), (2, 7), (3, 5), (2, 5), (3, 7), (1, 5), (3, 5))
-BATCHES = [spec.example_batch(CONFIG, batch=size, tokens=tokens, seed=number, padding="ragged") for number, (size, tokens) in enumerate(SIZES)]
+BATCHES = [
+    spec.example_batch(CONFIG, batch=size, tokens=tokens, seed=number, padding="ragged")
+    for number, (size, tokens) in enumerate(SIZES)
+]
 WINDOWS = [BATCHES[:2], BATCHES[2:4], BATCHES[4:6], BATCHES[6:]]
 
 
-def request_of(recipe: str = "adamw", windows: Sequence[Sequence[spec.Batch]] = (), reported: tuple[int, ...] = (), **settings: Any) -> Request:
-    training = Training(Recipe(learning_rate=0.01, accumulation=2, accumulation_mean="samples", **RECIPES[recipe]), windows, seed=2**40 + 3, reported=reported)
+def request_of(
+    recipe: str = "adamw",
+    windows: Sequence[Sequence[spec.Batch]] = (),
+    reported: tuple[int, ...] = (),
+    **settings: Any,
+) -> Request:
+    training = Training(
+        Recipe(learning_rate=0.01, accumulation=2, accumulation_mean="samples", **RECIPES[recipe]),
+        windows,
+        seed=2**40 + 3,
+        reported=reported,
+    )
     return Request(CONFIG, WEIGHTS, BATCHES[0], training=training, **settings)
 
 
 def the_same(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
-    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name], equal_nan=True) for name in one)
+    return one.keys() == other.keys() and all(
+        np.array_equal(one[name], other[name], equal_nan=True) for name in one
+    )
 
 
 def bits_of_a_run(worker: Worker, request: Request) -> dict[str, np.ndarray]:
-    run = worker.run(CONFIG, WEIGHTS, BATCHES[0], taps=False, training=request.training, execution=request.execution)
+    run = worker.run(
+        CONFIG, WEIGHTS, BATCHES[0], taps=False, training=request.training, execution=request.execution
+    )
     return run.steps
 
 
 @pytest.mark.parametrize("execution", ["eager", "compiled"])
 def test_steps_of_a_session_have_the_bits_of_a_run(worker: Worker, execution: str) -> None:
-    windows = WINDOWS if execution == "eager" else [[BATCHES[0]], [BATCHES[6]]]  # of one shape: compilers take their time
+    windows = (
+        WINDOWS if execution == "eager" else [[BATCHES[0]], [BATCHES[6]]]
+    )  # of one shape: compilers take their time
     last = len(windows) - 1
     expected = bits_of_a_run(worker, request_of(windows=windows, reported=(last,), execution=execution))
     found: dict[str, np.ndarray] = {}
     with worker.train(request_of(execution=execution)) as session:
         for step, window in enumerate(windows):
-            found |= {f"steps.{step}.{name}": array for name, array in session.step(window, report=step == last).items()}
+            found |= {
+                f"steps.{step}.{name}": array
+                for name, array in session.step(window, report=step == last).items()
+            }
         state = session.state()
     assert the_same(found, expected)
     trained = {name for name in expected if name.startswith(f"steps.{last}.parameters.")}
@@ -81,13 +134,24 @@ def test_training_goes_on_from_a_state_with_the_bits_that_it_had(worker: Worker,
 def test_session_predicts_without_dropout_what_a_run_computes(worker: Worker) -> None:
     with worker.train(request_of()) as session:
         session.step(WINDOWS[0])
-        trained = {name.removeprefix("parameters."): array for name, array in session.state().items() if name.startswith("parameters.")}
+        trained = {
+            name.removeprefix("parameters."): array
+            for name, array in session.state().items()
+            if name.startswith("parameters.")
+        }
         logits = session.predict(BATCHES[1])
         assert np.array_equal(session.predict(BATCHES[1]), logits)
         unlabelled = spec.Batch(input_ids=BATCHES[1].input_ids, segment_ids=BATCHES[1].segment_ids)
         assert np.array_equal(session.predict(unlabelled), logits)
         went_on = session.step(WINDOWS[1])
-    assert the_same(went_on, {name.removeprefix("steps.1."): array for name, array in bits_of_a_run(worker, request_of(windows=WINDOWS[:2])).items() if name.startswith("steps.1.")})
+    assert the_same(
+        went_on,
+        {
+            name.removeprefix("steps.1."): array
+            for name, array in bits_of_a_run(worker, request_of(windows=WINDOWS[:2])).items()
+            if name.startswith("steps.1.")
+        },
+    )
     assert np.array_equal(worker.run(CONFIG, trained, BATCHES[1], gradients=False).output, logits)
 
 
@@ -95,7 +159,11 @@ def test_states_that_do_not_fit_are_refused_with_all_that_is_wrong(open_worker: 
     with open_worker("torch").train(request_of()) as session:
         state = session.state()
         wrong = {name: array for name, array in state.items() if name != "parameters.classifier.bias"}
-        wrong |= {"parameters.classifier.weight": np.zeros((3, 6), np.float32), "momentum.classifier.bias": np.zeros(3, np.float32), "first_moment.classifier.bias": np.zeros(3, np.int64)}
+        wrong |= {
+            "parameters.classifier.weight": np.zeros((3, 6), np.float32),
+            "momentum.classifier.bias": np.zeros(3, np.float32),
+            "first_moment.classifier.bias": np.zeros(3, np.int64),
+        }
         with pytest.raises(SpecError) as refused:
             session.load(wrong, -1)
         assert [problem.split(" [")[0] for problem in refused.value.problems] == [
@@ -116,7 +184,15 @@ def test_steps_that_do_not_fit_are_refused_before_anything_changes(open_worker: 
         with pytest.raises(SpecError, match="has 3 batches but must have from 1 to 2"):
             session.step(BATCHES[:3])
         with pytest.raises(BatchError, match=r"'labels'.*backend=torch"):
-            session.step([spec.Batch(input_ids=BATCHES[0].input_ids, segment_ids=BATCHES[0].segment_ids, labels=np.array([0, 1, 3]))])
+            session.step(
+                [
+                    spec.Batch(
+                        input_ids=BATCHES[0].input_ids,
+                        segment_ids=BATCHES[0].segment_ids,
+                        labels=np.array([0, 1, 3]),
+                    )
+                ]
+            )
         assert the_same(session.state(), state)
 
 
@@ -140,8 +216,18 @@ def test_backend_that_holds_no_training_says_so(open_worker: Any) -> None:
 # Dropout by the framework itself.
 
 
-def natively(recipe: Recipe, worker: Worker, execution: str = "eager", seed: int = 2**40 + 3, by: str = "native") -> Any:
-    return worker.train(Request(CONFIG, WEIGHTS, BATCHES[0], execution=execution, training=Training(recipe, [], seed=seed, dropout_by=by)))
+def natively(
+    recipe: Recipe, worker: Worker, execution: str = "eager", seed: int = 2**40 + 3, by: str = "native"
+) -> Any:
+    return worker.train(
+        Request(
+            CONFIG,
+            WEIGHTS,
+            BATCHES[0],
+            execution=execution,
+            training=Training(recipe, [], seed=seed, dropout_by=by),
+        )
+    )
 
 
 DROPPING = Recipe(learning_rate=0.01, accumulation=2, accumulation_mean="samples", **RECIPES["adamw"])
@@ -175,8 +261,14 @@ def test_own_dropout_drops_the_share_that_the_recipe_says(worker: Worker) -> Non
     found: dict[str, list[np.ndarray]] = {}
     for by, rate in (("native", 0.5), ("native", 0.0)):
         recipe = Recipe(algorithm="sgd", learning_rate=0.0, dropout_head=rate)
-        with worker.train(Request(config, weights, batch, dtype="float64", training=Training(recipe, [], seed=7, dropout_by=by))) as session:
-            found[str(rate)] = [session.step([batch], report=True)["gradients.classifier.weight"] for _ in range(3)]
+        with worker.train(
+            Request(
+                config, weights, batch, dtype="float64", training=Training(recipe, [], seed=7, dropout_by=by)
+            )
+        ) as session:
+            found[str(rate)] = [
+                session.step([batch], report=True)["gradients.classifier.weight"] for _ in range(3)
+            ]
     whole = found["0.0"][0]
     assert whole.all()
     kept = [np.any(gradient != 0, axis=1) for gradient in found["0.5"]]
@@ -187,5 +279,8 @@ def test_own_dropout_drops_the_share_that_the_recipe_says(worker: Worker) -> Non
 
 
 def test_own_dropout_has_no_plan_to_compare(worker: Worker) -> None:
-    with natively(DROPPING, worker) as session, pytest.raises(Unsupported, match="cannot say what its own dropout is going to drop"):
+    with (
+        natively(DROPPING, worker) as session,
+        pytest.raises(Unsupported, match="cannot say what its own dropout is going to drop"),
+    ):
         session.plan([BATCHES[:1]])

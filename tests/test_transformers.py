@@ -28,7 +28,10 @@ pytestmark = pytest.mark.slow
 MINUTES = 10 * PATIENCE
 
 # What of an installation is not here already: everything but TensorFlow, which tf_keras would have under another name.
-NEW, OLD = (("transformers==5.23.0", "sentence-transformers==6.2.0"), ()), (("transformers==4.57.6",), ("tf_keras==2.21.0",))
+NEW, OLD = (
+    (("transformers==5.23.0", "sentence-transformers==6.2.0"), ()),
+    (("transformers==4.57.6",), ("tf_keras==2.21.0",)),
+)
 
 MAKES = """
 import json, sys, torch, transformers
@@ -119,7 +122,14 @@ class Place:
     def run(self, program: str, *arguments: str) -> str:
         """Return what a program prints on its last line."""
         surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        ran = subprocess.run([str(self.python), "-c", program, *arguments], env={**surroundings, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, timeout=MINUTES, check=False)
+        ran = subprocess.run(
+            [str(self.python), "-c", program, *arguments],
+            env={**surroundings, "CUDA_VISIBLE_DEVICES": ""},
+            capture_output=True,
+            text=True,
+            timeout=MINUTES,
+            check=False,
+        )
         assert ran.returncode == 0, ran.stderr[-2000:]
         return ran.stdout.splitlines()[-1] if ran.stdout else ""
 
@@ -133,7 +143,10 @@ class Place:
 
     def _output(self, batch: Batch, pad: int, *command: str) -> np.ndarray:
         arrays = batch.arrays()
-        given = {"input_ids": arrays["input_ids"], "attention_mask": (arrays["input_ids"] != pad).astype(np.int64)}
+        given = {
+            "input_ids": arrays["input_ids"],
+            "attention_mask": (arrays["input_ids"] != pad).astype(np.int64),
+        }
         given |= {"token_type_ids": arrays["segment_ids"]} if "segment_ids" in arrays else {}
         np.savez(self.folder / "inputs.npz", **given)
         said = json.loads(self.run(*command, str(self.folder / "inputs.npz"), str(self.folder / "found.npy")))
@@ -152,12 +165,33 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     whole, alone = request.param
     for packages in (whole, ("--no-deps", *alone) if alone else ()):
         if packages:
-            subprocess.run([sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", *packages], check=True, capture_output=True, timeout=MINUTES)
+            subprocess.run(
+                [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", *packages],
+                check=True,
+                capture_output=True,
+                timeout=MINUTES,
+            )
     return Place(python, folder)
 
 
-SIZES = {"vocab_size": 29, "hidden_size": 14, "num_attention_heads": 2, "intermediate_size": 17, "num_hidden_layers": 2, "max_position_embeddings": 23, "num_labels": 3}
-DISTIL = {"vocab_size": 29, "dim": 14, "n_heads": 2, "hidden_dim": 17, "n_layers": 2, "max_position_embeddings": 23, "num_labels": 3}
+SIZES = {
+    "vocab_size": 29,
+    "hidden_size": 14,
+    "num_attention_heads": 2,
+    "intermediate_size": 17,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 23,
+    "num_labels": 3,
+}
+DISTIL = {
+    "vocab_size": 29,
+    "dim": 14,
+    "n_heads": 2,
+    "hidden_dim": 17,
+    "n_layers": 2,
+    "max_position_embeddings": 23,
+    "num_labels": 3,
+}
 KINDS: dict[str, tuple[dict[str, Any], str]] = {
     "Bert": (SIZES, "hugging-face"),
     "Roberta": ({**SIZES, "pad_token_id": 1, "type_vocab_size": 1}, "hugging-face-roberta"),
@@ -175,7 +209,9 @@ def judged(checkpoint: porting.Checkpoint, batch: Batch, found: np.ndarray) -> f
 
 def batch_for(checkpoint: porting.Checkpoint) -> Batch:
     """Return rows of several lengths; of one that is nothing but padding transformers' own kinds of attention make several things."""
-    return spec.example_batch(checkpoint.config, batch=3, tokens=11, seed=3, padding="ragged", part=checkpoint.part)
+    return spec.example_batch(
+        checkpoint.config, batch=3, tokens=11, seed=3, padding="ragged", part=checkpoint.part
+    )
 
 
 @pytest.mark.parametrize("place", [NEW], indirect=True, ids=["5"])
@@ -186,18 +222,34 @@ def test_what_is_written_computes_the_same_bits(place: Place, tmp_path: Path, ki
     place.run(MAKES, kind, head, json.dumps(sizes), str(tmp_path / "one"))
     read = porting.read(tmp_path / "one", AUTO)
     assert (porting.recognise(tmp_path / "one").format, read.part) == (format, HEADS[head])
-    porting.write(read, tmp_path / "other", "hugging-face-bin" if format == "hugging-face" else f"{format}-bin")
+    porting.write(
+        read, tmp_path / "other", "hugging-face-bin" if format == "hugging-face" else f"{format}-bin"
+    )
     porting.write(porting.read(tmp_path / "other"), tmp_path / "back", format)
     batch, loader = batch_for(read), head.replace("Model", "")
-    first, other, back = (place.output(tmp_path / name, loader, batch, read.config.pad_id) for name in ("one", "other", "back"))
+    first, other, back = (
+        place.output(tmp_path / name, loader, batch, read.config.pad_id) for name in ("one", "other", "back")
+    )
     assert first.tobytes() == other.tobytes() == back.tobytes()
-    if head != "ForMaskedLM":  # the family has no such head: what stands before it is judged as that of the bare model
+    if (
+        head != "ForMaskedLM"
+    ):  # the family has no such head: what stands before it is judged as that of the bare model
         assert judged(read, batch, first) < 1
 
 
 @pytest.mark.parametrize("place", [NEW], indirect=True, ids=["5"])
-@pytest.mark.parametrize(("kind", "pooling", "normalize"), [("Bert", "mean", True), ("Bert", "cls", False), ("Roberta", "mean", True), ("DistilBert", "mean", False)])
-def test_what_is_written_embeds_sentences_with_the_same_bits(place: Place, tmp_path: Path, kind: str, pooling: str, normalize: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "pooling", "normalize"),
+    [
+        ("Bert", "mean", True),
+        ("Bert", "cls", False),
+        ("Roberta", "mean", True),
+        ("DistilBert", "mean", False),
+    ],
+)
+def test_what_is_written_embeds_sentences_with_the_same_bits(
+    place: Place, tmp_path: Path, kind: str, pooling: str, normalize: bool
+) -> None:
     sizes, plain = KINDS[kind]
     format = plain.replace("hugging-face", "sentence-transformers")
     place.run(MAKES, kind, "Model", json.dumps(sizes), str(tmp_path / "bare"))
@@ -208,24 +260,43 @@ def test_what_is_written_embeds_sentences_with_the_same_bits(place: Place, tmp_p
     porting.write(porting.read(tmp_path / "native"), tmp_path / "back", format)
     porting.write(porting.read(tmp_path / "native"), tmp_path / "older", f"{format}-bin")
     batch = batch_for(read)
-    first, back, older = (place.embeddings(tmp_path / name, batch, read.config.pad_id) for name in ("one", "back", "older"))
+    first, back, older = (
+        place.embeddings(tmp_path / name, batch, read.config.pad_id) for name in ("one", "back", "older")
+    )
     assert first.tobytes() == back.tobytes() == older.tobytes()
     assert judged(read, batch, first) < 1
 
 
 @pytest.mark.parametrize("place", [NEW], indirect=True, ids=["5"])
-@pytest.mark.parametrize("lengths", [{}, {"do_lower_case": True}, {"max_seq_length": 7}, {"max_seq_length": None}])
-@pytest.mark.parametrize("prompts", [{}, {"prompts": {"query": "B a", "passage": "a"}, "default_prompt_name": "query"}])
-def test_texts_become_the_tokens_of_sentence_transformers(place: Place, tmp_path: Path, lengths: dict[str, Any], prompts: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "lengths", [{}, {"do_lower_case": True}, {"max_seq_length": 7}, {"max_seq_length": None}]
+)
+@pytest.mark.parametrize(
+    "prompts", [{}, {"prompts": {"query": "B a", "passage": "a"}, "default_prompt_name": "query"}]
+)
+def test_texts_become_the_tokens_of_sentence_transformers(
+    place: Place, tmp_path: Path, lengths: dict[str, Any], prompts: dict[str, Any]
+) -> None:
     place.run(MAKES, "Bert", "Model", json.dumps(SIZES), str(tmp_path / "bare"))
     place.run(MAKES_SENTENCES, str(tmp_path / "bare"), "mean", "", str(tmp_path / "one"))
-    edits = {"sentence_bert_config.json": lengths, "config_sentence_transformers.json": prompts, "tokenizer_config.json": {"do_lower_case": False, "model_max_length": 5}}
+    edits = {
+        "sentence_bert_config.json": lengths,
+        "config_sentence_transformers.json": prompts,
+        "tokenizer_config.json": {"do_lower_case": False, "model_max_length": 5},
+    }
     for name, entries in edits.items():
         path = tmp_path / "one" / name
         said = {**json.loads(path.read_text()), **entries}
         path.write_text(json.dumps({key: value for key, value in said.items() if value is not None}))
     path = tmp_path / "one/tokenizer.json"
-    path.write_text(json.dumps({**(said := json.loads(path.read_text())), "normalizer": {**said["normalizer"], "lowercase": False}}))
+    path.write_text(
+        json.dumps(
+            {
+                **(said := json.loads(path.read_text())),
+                "normalizer": {**said["normalizer"], "lowercase": False},
+            }
+        )
+    )
     texts = ["a B a", "b " * 30, " A", ""]
     theirs = json.loads(place.run(TOKENIZES, str(tmp_path / "one"), json.dumps(texts)))
     read = porting.read(tmp_path / "one")
@@ -237,10 +308,14 @@ def test_texts_become_the_tokens_of_sentence_transformers(place: Place, tmp_path
 @pytest.mark.parametrize("place", [OLD], indirect=True, ids=["4"])
 @pytest.mark.parametrize("framework", ["tf", "flax"])
 @pytest.mark.parametrize("head", ["ForSequenceClassification", ""])
-def test_the_last_version_with_other_frameworks_agrees(place: Place, tmp_path: Path, framework: str, head: str) -> None:
+def test_the_last_version_with_other_frameworks_agrees(
+    place: Place, tmp_path: Path, framework: str, head: str
+) -> None:
     place.run(MAKES, "Bert", head or "Model", json.dumps(SIZES), str(tmp_path / "one"))
     read = porting.read(tmp_path / "one")
     porting.write(read, tmp_path / "other", f"hugging-face-{framework}")
     batch = batch_for(read)
-    assert judged(read, batch, place.output(tmp_path / "other", head, batch, read.config.pad_id, framework)) < 1
+    assert (
+        judged(read, batch, place.output(tmp_path / "other", head, batch, read.config.pad_id, framework)) < 1
+    )
     assert judged(read, batch, place.output(tmp_path / "one", head, batch, read.config.pad_id)) < 1

@@ -44,16 +44,39 @@ def of_dump(invoke: Invoke, folder: Path, backend: str) -> tuple[object, ...]:
     (path,) = folder.rglob("case.json")
     (job,) = check_jobs(["keras-attention"], ["float64"], "attention", [CASE[1]])
     truth_of = reference(job.config, job.weights, job.batch, gradients=True, part=job.part)
-    save_file({"output": np.asarray(truth_of.output, order="C"), "loss": np.asarray(truth_of.loss)}, path.with_name("run.safetensors"))
+    save_file(
+        {"output": np.asarray(truth_of.output, order="C"), "loss": np.asarray(truth_of.loss)},
+        path.with_name("run.safetensors"),
+    )
     return ("check", "--from-dump", folder / "cases")
 
 
 def of_checkpoint(invoke: Invoke, folder: Path, backend: str) -> tuple[object, ...]:
-    return ("check", "--checkpoint", hugging_face(folder / "bert"), "--texts", texts(folder / "t.txt"), "--backend", backend, "--dtype", "float32")
+    return (
+        "check",
+        "--checkpoint",
+        hugging_face(folder / "bert"),
+        "--texts",
+        texts(folder / "t.txt"),
+        "--backend",
+        backend,
+        "--dtype",
+        "float32",
+    )
 
 
 def of_own_weights(invoke: Invoke, folder: Path, backend: str) -> tuple[object, ...]:
-    return ("fuzz", "--checkpoint", hugging_face(folder / "bert"), "--cases", "1", "--backend", backend, "--out", folder / "out")
+    return (
+        "fuzz",
+        "--checkpoint",
+        hugging_face(folder / "bert"),
+        "--cases",
+        "1",
+        "--backend",
+        backend,
+        "--out",
+        folder / "out",
+    )
 
 
 def of_case(invoke: Invoke, folder: Path, backend: str) -> tuple[object, ...]:
@@ -63,7 +86,19 @@ def of_case(invoke: Invoke, folder: Path, backend: str) -> tuple[object, ...]:
 
 
 def of_record(invoke: Invoke, folder: Path, backend: str) -> tuple[object, ...]:
-    assert invoke("check", "--backend", backend, *CASE, "--variant", "keras-attention", "--json", folder / "out.json")[0] == 3
+    assert (
+        invoke(
+            "check",
+            "--backend",
+            backend,
+            *CASE,
+            "--variant",
+            "keras-attention",
+            "--json",
+            folder / "out.json",
+        )[0]
+        == 3
+    )
     return ("report", folder / "out.json", "--html", folder / "page.html")
 
 
@@ -77,21 +112,61 @@ PAGES = ("check", "golden", "fuzz", "report", "attention")
 """Of the following, those that are asked for a page."""
 
 COMMANDS: dict[str, Callable[[Invoke, Path, str], tuple[object, ...]]] = {
-    "check": lambda invoke, folder, backend: ("check", "--backend", backend, "--variant", "keras-attention", *CASE, "--html", folder / "page.html"),
+    "check": lambda invoke, folder, backend: (
+        "check",
+        "--backend",
+        backend,
+        "--variant",
+        "keras-attention",
+        *CASE,
+        "--html",
+        folder / "page.html",
+    ),
     "check --checkpoint": of_checkpoint,
     "check --from-dump": of_dump,
-    "golden": lambda invoke, folder, backend: ("golden", ROOT / "conformance" / "golden" / "keras-attention", "--backend", backend, "--html", folder / "page.html"),
-    "fuzz": lambda invoke, folder, backend: ("fuzz", "--backend", backend, "--cases", "2", "--part", "dot_product", "--out", folder / "out", "--html", folder / "page.html"),
+    "golden": lambda invoke, folder, backend: (
+        "golden",
+        ROOT / "conformance" / "golden" / "keras-attention",
+        "--backend",
+        backend,
+        "--html",
+        folder / "page.html",
+    ),
+    "fuzz": lambda invoke, folder, backend: (
+        "fuzz",
+        "--backend",
+        backend,
+        "--cases",
+        "2",
+        "--part",
+        "dot_product",
+        "--out",
+        folder / "out",
+        "--html",
+        folder / "page.html",
+    ),
     "fuzz --checkpoint": of_own_weights,
     "reduce": of_case,
     "report": of_record,
-    "attention": lambda invoke, folder, backend: ("attention", "--variant", "nndl-paddle-api", "--tokens", "5", "--backend", backend, "--html", folder / "page.html"),
+    "attention": lambda invoke, folder, backend: (
+        "attention",
+        "--variant",
+        "nndl-paddle-api",
+        "--tokens",
+        "5",
+        "--backend",
+        backend,
+        "--html",
+        folder / "page.html",
+    ),
 }
 
 
 @pytest.mark.parametrize("backend", [NOTHING, A_SECTION], ids=["nothing", "a section"])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_does_not_pass_what_it_did_not_judge(command: str, backend: str, invoke: Invoke, tmp_path: Path) -> None:
+def test_a_command_does_not_pass_what_it_did_not_judge(
+    command: str, backend: str, invoke: Invoke, tmp_path: Path
+) -> None:
     if why := ELSEWISE.get((command, backend)):
         pytest.skip(why)
     code, output, lines = invoke(*COMMANDS[command](invoke, tmp_path, backend))
@@ -102,15 +177,39 @@ def test_a_command_does_not_pass_what_it_did_not_judge(command: str, backend: st
     page = tmp_path / "page.html"
     assert page.exists() == (command in PAGES)
     if page.exists():
-        assert "Nothing was judged." in page.read_text() or "No attention weights were delivered." in page.read_text()
+        assert (
+            "Nothing was judged." in page.read_text()
+            or "No attention weights were delivered." in page.read_text()
+        )
         assert 'class="seal good"' not in page.read_text()
 
 
 @pytest.mark.parametrize("backend", [NOTHING, A_SECTION], ids=["nothing", "a section"])
 def test_a_suite_under_pytest_does_not_pass_what_it_did_not_judge(backend: str, tmp_path: Path) -> None:
-    suite = ["--pyargs", "concord.conformance", "--concord-backend", backend, "--concord-part", "attention", "--concord-variant", "keras-attention", "--concord-golden", "off", "--concord-dtype", "float64"]
+    suite = [
+        "--pyargs",
+        "concord.conformance",
+        "--concord-backend",
+        backend,
+        "--concord-part",
+        "attention",
+        "--concord-variant",
+        "keras-attention",
+        "--concord-golden",
+        "off",
+        "--concord-dtype",
+        "float64",
+    ]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "single", *suite]
-    ran = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=10 * PATIENCE, check=False)
+    ran = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=10 * PATIENCE,
+        check=False,
+    )
     assert ran.returncode == 1, ran.stdout
     assert f"concord: {backend}: nothing was judged" in ran.stdout
     assert ("gradients not judged" in ran.stdout) == (backend == A_SECTION)
@@ -122,29 +221,56 @@ def test_a_suite_under_pytest_does_not_pass_what_it_did_not_judge(backend: str, 
 def test_runs_pass_only_if_each_backend_that_is_there_was_judged() -> None:
     assert exit_code_of([("a", "agrees"), ("b", "absent")]) == 0
     assert exit_code_of([("a", "agrees"), ("a", "unsupported")]) == 0
-    for statuses in ([], [("a", "unsupported")], [("a", "absent")], [("a", "agrees"), ("b", "unsupported")], [("a", "agrees"), ("a", "undetermined")], [("a", "agrees"), ("a", "not judged")]):
+    for statuses in (
+        [],
+        [("a", "unsupported")],
+        [("a", "absent")],
+        [("a", "agrees"), ("b", "unsupported")],
+        [("a", "agrees"), ("a", "undetermined")],
+        [("a", "agrees"), ("a", "not judged")],
+    ):
         assert exit_code_of(statuses) == 3, statuses
     assert exit_code_of([("a", "diverges"), ("a", "unsupported")]) == 1
 
 
 def unjudged() -> Verdict:
-    return Verdict([Row("logits", "HED-3", "agrees", None, Judgement("agrees", 0.1, size=6), size=6), Row("gradients.x", "GRD-1", "undetermined", size=6)])
+    return Verdict(
+        [
+            Row("logits", "HED-3", "agrees", None, Judgement("agrees", 0.1, size=6), size=6),
+            Row("gradients.x", "GRD-1", "undetermined", size=6),
+        ]
+    )
 
 
 def test_a_page_names_what_was_not_judged_beside_what_agrees() -> None:
-    results = [reports.result("torch"), reports.result("jax"), reports.result("jax", "undetermined", unjudged())]
-    assert headline(results) == "torch and jax agree with the oracle to within rounding, in every tensor of every run that was judged; 1 of 2 runs of jax were not judged, or not in every section."
+    results = [
+        reports.result("torch"),
+        reports.result("jax"),
+        reports.result("jax", "undetermined", unjudged()),
+    ]
+    assert (
+        headline(results)
+        == "torch and jax agree with the oracle to within rounding, in every tensor of every run that was judged; 1 of 2 runs of jax were not judged, or not in every section."
+    )
 
 
 @pytest.mark.parametrize("status", ["agrees", "diverges"])
 def test_a_record_that_claims_what_its_tensors_do_not_is_refused(status: str, tmp_path: Path) -> None:
-    data = record.record(Report([reports.result("torch", "undetermined", unjudged())], {}, Settings()), "check")
+    data = record.record(
+        Report([reports.result("torch", "undetermined", unjudged())], {}, Settings()), "check"
+    )
     assert (data["exit_code"], data["results"][0]["status"]) == (3, "undetermined")
     record.document(data)
     with pytest.raises(SpecError, match="exit_code is 0 but what it holds comes to 3"):
         record.document({**data, "exit_code": 0})
     with pytest.raises(SpecError, match=f"torch {status} but its tensors come to 'undetermined'"):
-        record.document({**data, "exit_code": int(status == "diverges"), "results": [{**data["results"][0], "status": status}]})
+        record.document(
+            {
+                **data,
+                "exit_code": int(status == "diverges"),
+                "results": [{**data["results"][0], "status": status}],
+            }
+        )
 
 
 def test_maps_of_attention_of_which_nothing_is_determined_have_no_difference() -> None:
@@ -156,19 +282,40 @@ def test_maps_of_attention_of_which_nothing_is_determined_have_no_difference() -
 
 @pytest.mark.parametrize(("sigma", "value"), [(np.nan, 1.0), (np.inf, 1.0), (1.0, np.nan)])
 def test_an_error_of_what_is_not_determined_is_none(sigma: float, value: float) -> None:
-    worst, tensor = truth.Expected({"logits": np.full((2, 3), value)}, {"logits": sigma}).worst({"logits": np.ones((2, 3))}, 16.0)
+    worst, tensor = truth.Expected({"logits": np.full((2, 3), value)}, {"logits": sigma}).worst(
+        {"logits": np.ones((2, 3))}, 16.0
+    )
     assert (np.isnan(worst), tensor) == (True, "logits")
 
 
-def test_speed_of_what_was_not_judged_is_not_measured(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_speed_of_what_was_not_judged_is_not_measured(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     expected = truth.expected
     monkeypatch.setattr(presets, "presets", lambda: {"nndl": small_preset("nndl")})
-    monkeypatch.setattr(truth, "expected", lambda *what: dataclasses.replace(expected(*what), sigmas={"logits": np.nan}))
-    small = ("--preset", "nndl", "--implementation", "explicit", "--execution", "eager", "--quick", "--threads", "1")
-    code, output, _ = invoke("speed", *small, "--backend", toy("Measurable", "measurable"), "--json", tmp_path / "out.json")
+    monkeypatch.setattr(
+        truth, "expected", lambda *what: dataclasses.replace(expected(*what), sigmas={"logits": np.nan})
+    )
+    small = (
+        "--preset",
+        "nndl",
+        "--implementation",
+        "explicit",
+        "--execution",
+        "eager",
+        "--quick",
+        "--threads",
+        "1",
+    )
+    code, output, _ = invoke(
+        "speed", *small, "--backend", toy("Measurable", "measurable"), "--json", tmp_path / "out.json"
+    )
     assert code == 3
     assert "undetermined: what it computed was not judged: float32 does not determine logits" in output
-    assert {(entry["status"], entry["summary"]) for entry in json.loads((tmp_path / "out.json").read_text())["entries"]} == {("undetermined", None)}
+    assert {
+        (entry["status"], entry["summary"])
+        for entry in json.loads((tmp_path / "out.json").read_text())["entries"]
+    } == {("undetermined", None)}
 
 
 def test_a_mutant_that_nothing_can_show_has_to_be_judged(monkeypatch: pytest.MonkeyPatch) -> None:

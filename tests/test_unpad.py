@@ -24,11 +24,21 @@ def without_empty_samples(case: Case) -> Case:
 
 
 def request_of(case: Case, execution: str = "unpadded", **fields: Any) -> Request:
-    return Request(case.config, case.weights, case.batch, part=case.part, implementation="library", execution=execution, **fields)
+    return Request(
+        case.config,
+        case.weights,
+        case.batch,
+        part=case.part,
+        implementation="library",
+        execution=execution,
+        **fields,
+    )
 
 
 def assert_conforms(worker: Worker, case: Case, dtype: str, execution: str = "unpadded") -> None:
-    run = worker.run(case.config, case.weights, case.batch, dtype=dtype, implementation="library", execution=execution)
+    run = worker.run(
+        case.config, case.weights, case.batch, dtype=dtype, implementation="library", execution=execution
+    )
     verdict = judge(case.config, case.weights, case.batch, run)
     assert verdict.passed, verdict.first_divergence
 
@@ -36,7 +46,17 @@ def assert_conforms(worker: Worker, case: Case, dtype: str, execution: str = "un
 @pytest.mark.in_turn(2)
 @pytest.mark.clause("MSK-1", "MSK-4", "GRD-1", "GRD-2")
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize(("name", "scenario"), [("bert", "ragged"), ("bert", "equal"), ("nndl-paddle", "ragged"), ("nndl-paddle-api", "tiny"), ("bert", "full"), ("bert", "single")])
+@pytest.mark.parametrize(
+    ("name", "scenario"),
+    [
+        ("bert", "ragged"),
+        ("bert", "equal"),
+        ("nndl-paddle", "ragged"),
+        ("nndl-paddle-api", "tiny"),
+        ("bert", "full"),
+        ("bert", "single"),
+    ],
+)
 def test_run_without_padding_conforms(worker: Worker, name: str, scenario: str, dtype: str) -> None:
     case = build_case(name, scenario)
     case = without_empty_samples(case) if scenario in ("ragged", "tiny") else case
@@ -51,8 +71,21 @@ def test_run_without_padding_conforms(worker: Worker, name: str, scenario: str, 
     "options",
     [
         {"norm_placement": "pre", "final_norm": True, "activation": "relu", "qkv_activation": "relu"},
-        {"pad_id": 2, "position_start": 3, "position_of_padding": "pad_row", "position_padding_row": 2, "max_positions": 17, "pooling": "mean", "length_epsilon": 1e-12},
-        {"position_start": 1, "position_of_padding": "zero_row", "head_computation": "looped", "num_segments": 0},
+        {
+            "pad_id": 2,
+            "position_start": 3,
+            "position_of_padding": "pad_row",
+            "position_padding_row": 2,
+            "max_positions": 17,
+            "pooling": "mean",
+            "length_epsilon": 1e-12,
+        },
+        {
+            "position_start": 1,
+            "position_of_padding": "zero_row",
+            "head_computation": "looped",
+            "num_segments": 0,
+        },
     ],
     ids="-".join,
 )
@@ -63,27 +96,50 @@ def test_run_without_padding_conforms_with_other_options(worker: Worker, options
 @pytest.mark.xdist_group("torch")
 def test_fused_kernel_runs_without_padding(open_worker: Callable[[str], Worker]) -> None:
     case = build_case("bert", "equal")
-    run = open_worker("torch").run(case.config, case.weights, case.batch, dtype="float32", implementation="library:fused", execution="unpadded")
+    run = open_worker("torch").run(
+        case.config,
+        case.weights,
+        case.batch,
+        dtype="float32",
+        implementation="library:fused",
+        execution="unpadded",
+    )
     assert judge(case.config, case.weights, case.batch, run).passed
 
 
 def test_compiled_run_without_padding_conforms(worker: Worker) -> None:
-    assert_conforms(worker, without_empty_samples(build_case("nndl-paddle", "ragged")), "float32", "unpadded-compiled")
+    assert_conforms(
+        worker, without_empty_samples(build_case("nndl-paddle", "ragged")), "float32", "unpadded-compiled"
+    )
 
 
 def test_only_what_follows_the_encoder_is_delivered(worker: Worker) -> None:
     case = build_case("bert", "equal")
     run = worker.run(case.config, case.weights, case.batch, implementation="library", execution="unpadded")
-    assert list(run.taps) == ["pooling", "pooler.dense", "pooler.output", "logits", "log_probabilities", "losses", "loss"]
+    assert list(run.taps) == [
+        "pooling",
+        "pooler.dense",
+        "pooler.output",
+        "logits",
+        "log_probabilities",
+        "losses",
+        "loss",
+    ]
     verdict = judge(case.config, case.weights, case.batch, run)
-    assert {row.status for row in verdict.table if row.tensor not in run.taps and not row.tensor.startswith("gradients.")} == {"undelivered"}
+    assert {
+        row.status
+        for row in verdict.table
+        if row.tensor not in run.taps and not row.tensor.startswith("gradients.")
+    } == {"undelivered"}
 
 
 @pytest.mark.clause("PRC-3")
 def test_explicit_implementation_keeps_its_padding(worker: Worker) -> None:
     case = build_case("bert", "single")
     for execution in ("unpadded", "unpadded-compiled"):
-        with pytest.raises(Unsupported, match="keeps padding in its implementation 'explicit'; 'library' can run without"):
+        with pytest.raises(
+            Unsupported, match="keeps padding in its implementation 'explicit'; 'library' can run without"
+        ):
             worker.run(case.config, case.weights, case.batch, execution=execution)
     with pytest.raises(Unsupported, match=r"a sample has no real token: .* \(MSK-5\)"):
         assert_conforms(worker, build_case("bert", "ragged"), "float32")
@@ -108,7 +164,12 @@ def test_compiled_programs_get_rows_in_multiples() -> None:
     case = build_case("bert", "ragged")
     ids = np.full((7, 11), 5)
     ids[1:, 3:] = case.config.pad_id
-    larger = dataclasses.replace(case, batch=spec.from_arrays({"input_ids": ids, "segment_ids": np.zeros_like(ids), "labels": np.zeros(7, np.int64)}))
+    larger = dataclasses.replace(
+        case,
+        batch=spec.from_arrays(
+            {"input_ids": ids, "segment_ids": np.zeros_like(ids), "labels": np.zeros(7, np.int64)}
+        ),
+    )
     for shown, count, filled in ((larger, 11 + 6 * 3, MULTIPLE), (build_case("bert", "full"), 55, 55)):
         assert len(indices(request_of(shown))["rows"]) == count
         rows = indices(request_of(shown, "unpadded-compiled"))["rows"]
@@ -134,7 +195,9 @@ def test_what_needs_its_padding_is_said(options: dict[str, Any], part: str, reas
 def test_a_mask_constant_is_judged_as_the_precision_holds_it() -> None:
     case = build_case("nndl-paddle", "full")
     assert unsupported_reasons(request_of(case, dtype="bfloat16")) == []
-    assert unsupported_reasons(request_of(case, dtype="float16"))[0].startswith("mask_value=-1000000000.0: in float16")
+    assert unsupported_reasons(request_of(case, dtype="float16"))[0].startswith(
+        "mask_value=-1000000000.0: in float16"
+    )
 
 
 @pytest.mark.clause("PRC-4", "ATT-5")
@@ -143,7 +206,9 @@ def test_floor_of_a_softmax_reaches_no_key_that_was_left_out() -> None:
     case = build_case("bert", "equal")
     floor = {"softmax_floor": -64.0}
     gradients = [
-        spec.reference(case.config, case.weights, case.batch, gradients=True, deviations=deviations).gradients["embeddings.position.weight"][10]
+        spec.reference(
+            case.config, case.weights, case.batch, gradients=True, deviations=deviations
+        ).gradients["embeddings.position.weight"][10]
         for deviations in ({}, floor, {**floor, "padding_left_out": 1.0})
     ]
     assert not gradients[0].any()

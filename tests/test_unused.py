@@ -33,8 +33,21 @@ class Cut(Model):
 def run_with(case, cut, aside, nothing, dtype):
     """Return a run without any gradient beyond some taps, and in which others are of no use: their gradient is nothing."""
     model = type("WithACut", (Cut,), {"cut": cut})
-    truth = compute(case.config, case.weights, case.batch, Arithmetic(dtype, shuffle=97), True, case.part, dtype, model=model)
-    by_taps = {name: truth.tap_gradients.get(name, np.zeros_like(tap)) for name, tap in truth.taps.items() if name != "loss"}
+    truth = compute(
+        case.config,
+        case.weights,
+        case.batch,
+        Arithmetic(dtype, shuffle=97),
+        True,
+        case.part,
+        dtype,
+        model=model,
+    )
+    by_taps = {
+        name: truth.tap_gradients.get(name, np.zeros_like(tap))
+        for name, tap in truth.taps.items()
+        if name != "loss"
+    }
     by_taps |= {name: nothing(by_taps[name]) for name in aside}
     return Run(truth.output, truth.loss, truth.taps, truth.gradients, "numpy", dtype, tap_gradients=by_taps)
 
@@ -43,12 +56,18 @@ ATTENTION = tuple(f"layers.1.attention.{step}" for step in ("weights", "masked_s
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-@pytest.mark.parametrize("aside", [ATTENTION[:1], ATTENTION, ("layers.0.norm1", "layers.1.feed_forward.inner", *ATTENTION)], ids=len)
+@pytest.mark.parametrize(
+    "aside",
+    [ATTENTION[:1], ATTENTION, ("layers.0.norm1", "layers.1.feed_forward.inner", *ATTENTION)],
+    ids=len,
+)
 def test_activation_that_the_model_does_not_go_on_with_is_said_to_be_one(aside, dtype):
     case = build_case("bert", "ragged")
     verdict = verdict_of(case, run_with(case, (), aside, np.zeros_like, dtype))
     assert verdict.status == "agrees", verdict.first_divergence
-    assert {row.tensor: row.status for row in verdict.table if row.note == UNUSED} == {f"gradients.taps.{name}": "undelivered" for name in aside}
+    assert {row.tensor: row.status for row in verdict.table if row.note == UNUSED} == {
+        f"gradients.taps.{name}": "undelivered" for name in aside
+    }
 
 
 def test_every_activation_may_be_one_that_the_model_does_not_go_on_with():
@@ -56,7 +75,11 @@ def test_every_activation_may_be_one_that_the_model_does_not_go_on_with():
     aside = [name for name in spec.taps(case.config) if name != "loss"]
     verdict = verdict_of(case, run_with(case, (), aside, np.zeros_like, "float32"))
     assert verdict.status == "agrees", verdict.first_divergence
-    assert not [row.tensor for row in verdict.table if row.tensor.startswith("gradients.taps.") and row.status != "undelivered"]
+    assert not [
+        row.tensor
+        for row in verdict.table
+        if row.tensor.startswith("gradients.taps.") and row.status != "undelivered"
+    ]
 
 
 def test_gradient_by_a_tap_that_is_none_is_left_out():
@@ -65,17 +88,36 @@ def test_gradient_by_a_tap_that_is_none_is_left_out():
     assert set(wire.decode_run(wire.encode_run(run)).tap_gradients) == set(run.tap_gradients) - set(ATTENTION)
     verdict = verdict_of(case, run)
     assert verdict.status == "agrees", verdict.first_divergence
-    assert not [row for row in verdict.table if row.tensor.removeprefix("gradients.taps.") in ATTENTION and row.tensor not in ATTENTION]
+    assert not [
+        row
+        for row in verdict.table
+        if row.tensor.removeprefix("gradients.taps.") in ATTENTION and row.tensor not in ATTENTION
+    ]
 
 
 @pytest.mark.clause("GRD-6")
-@pytest.mark.parametrize("cut", ["attention.weights", "attention.context", "attention.query", "feed_forward.activation", "norm1", "residual1"])
+@pytest.mark.parametrize(
+    "cut",
+    [
+        "attention.weights",
+        "attention.context",
+        "attention.query",
+        "feed_forward.activation",
+        "norm1",
+        "residual1",
+    ],
+)
 def test_branch_that_is_cut_off_is_found_where_it_is_cut(cut):
     case = build_case("bert", "ragged")
-    for layer, aside in (("layers.0", ()), ("layers.0", ATTENTION[:1])):  # there may be activations of no use besides
+    for layer, aside in (
+        ("layers.0", ()),
+        ("layers.0", ATTENTION[:1]),
+    ):  # there may be activations of no use besides
         verdict = verdict_of(case, run_with(case, (f"{layer}.{cut}",), aside, np.zeros_like, "float32"))
         assert verdict.first_divergence.tensor == f"gradients.taps.{layer}.{cut}"
-        assert [row.tensor for row in verdict.table if row.note == UNUSED] == [f"gradients.taps.{name}" for name in aside]
+        assert [row.tensor for row in verdict.table if row.note == UNUSED] == [
+            f"gradients.taps.{name}" for name in aside
+        ]
         if cut == "attention.weights" and not aside:
             assert verdict.diagnosis.clause == "ATT-6"
             assert "no gradient at all" in verdict.cause.text

@@ -71,7 +71,11 @@ def test_variation_is_not_flagged(variation: Variation) -> None:
 
 
 @pytest.mark.clause("ALG-3")
-@pytest.mark.parametrize("variation", [variation for variation in ALL if variation.clause == "ALG-3"], ids=lambda variation: variation.name)
+@pytest.mark.parametrize(
+    "variation",
+    [variation for variation in ALL if variation.clause == "ALG-3"],
+    ids=lambda variation: variation.name,
+)
 def test_variation_of_the_derivative_of_softmax_is_not_flagged_among_many_keys(variation: Variation) -> None:
     assert not flagged(verdict_of(variation, "bert", "long"))
 
@@ -84,12 +88,17 @@ def test_variation_computes_otherwise(variation: Variation) -> None:
     def differs(variant: str, scenario: str, dtype: str) -> bool:
         request = request_of(job_of(build_case(variant, scenario), dtype))
         one, other = (run(way, request) for way in (plain, variation))
-        pairs = [(one.taps[name], other.taps[name]) for name in one.taps if name in other.taps] + [(one.gradients[name], other.gradients[name]) for name in one.gradients]
+        pairs = [(one.taps[name], other.taps[name]) for name in one.taps if name in other.taps] + [
+            (one.gradients[name], other.gradients[name]) for name in one.gradients
+        ]
         return any(not np.array_equal(a, b, equal_nan=True) for a, b in pairs)
 
     if variation.arithmetic is arithmetic.Softplus:
         logits = np.linspace(-9, 9, 91).astype(np.float32)
-        losses = [a.sigmoid_cross_entropy(a.leaf(logits), np.ones(91, np.float32)).value for a in (Arithmetic("float32"), arithmetic.Softplus("float32"))]
+        losses = [
+            a.sigmoid_cross_entropy(a.leaf(logits), np.ones(91, np.float32)).value
+            for a in (Arithmetic("float32"), arithmetic.Softplus("float32"))
+        ]
         assert not np.array_equal(*losses)
     else:
         assert any(differs(*case) for case in CASES)
@@ -99,7 +108,9 @@ def test_variation_computes_otherwise(variation: Variation) -> None:
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_no_variation_is_flagged_in_any_standard_or_random_case(dtype: str) -> None:
     drawn = sample(Plan(names=(), dtypes=(dtype,), seed=2027), range(60))
-    jobs = [job_of(case, dtype) for case in standard_cases()] + [case.job(f"random {i}") for i, case in enumerate(drawn)]
+    jobs = [job_of(case, dtype) for case in standard_cases()] + [
+        case.job(f"random {i}") for i, case in enumerate(drawn)
+    ]
     found = []
     for job in jobs:
         for variation in ALL:
@@ -111,8 +122,14 @@ def test_no_variation_is_flagged_in_any_standard_or_random_case(dtype: str) -> N
 def test_backend_runs_a_variation_by_name() -> None:
     case = build_case("nndl-paddle", "ragged")
     with pytest.raises(UnknownNameError, match="softmax_running"):
-        Varied().run(Request(case.config, case.weights, case.batch, implementation="variation:softmax_runing"))
-    assert Varied().run(Request(case.config, case.weights, case.batch, implementation="variation:softmax_running")).taps
+        Varied().run(
+            Request(case.config, case.weights, case.batch, implementation="variation:softmax_runing")
+        )
+    assert (
+        Varied()
+        .run(Request(case.config, case.weights, case.batch, implementation="variation:softmax_running"))
+        .taps
+    )
 
 
 # The same in the frameworks.
@@ -132,7 +149,10 @@ def test_edits_are_of_ways_in_the_catalogue() -> None:
 @pytest.mark.parametrize("name", EDITS)
 def test_variation_in_a_framework_computes_otherwise_and_is_not_flagged(varied: Worker, name: str) -> None:
     job = job_of(build_case("bert-pytorch", "full"), "float32")
-    plain, run = (varied.run(job.config, job.weights, job.batch, job.part, job.dtype, way) for way in ("explicit", f"variation:{name}"))
+    plain, run = (
+        varied.run(job.config, job.weights, job.batch, job.part, job.dtype, way)
+        for way in ("explicit", f"variation:{name}")
+    )
     assert not flagged(job.judge(run))
     assert any(not np.array_equal(plain.gradients[key], run.gradients[key]) for key in run.gradients)
 
@@ -141,20 +161,30 @@ BY_HAND = (("torch", "amax"), ("torch", "max"), ("torch", "each"), ("jax", "max"
 """Softmax and its logarithm written by hand in a framework, and the function that gives the largest entry, whose gradient is not stopped."""
 
 
-
 def quick_by_hand(_: int, run: tuple[str, str]) -> bool:
     """Whether a scenario in a precision shows what others show too: many keys, and rows without any visible one."""
     return run in (("long", "float32"), ("long", "bfloat16"), ("ragged", "float64"))
 
 
 @pytest.mark.clause("ALG-3", "ALG-4")
-@pytest.mark.parametrize(("framework", "largest"), [pytest.param(*form, marks=pytest.mark.xdist_group(form[0])) for form in BY_HAND])
-@pytest.mark.parametrize("met", sample_of([*itertools.product(scenarios_of("bert"), ("float64", "float32", "bfloat16"))], quick_by_hand), ids="-".join)
-def test_softmax_written_by_hand_is_not_flagged(open_worker: Callable[[str], Worker], framework: str, largest: str, met: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("framework", "largest"),
+    [pytest.param(*form, marks=pytest.mark.xdist_group(form[0])) for form in BY_HAND],
+)
+@pytest.mark.parametrize(
+    "met",
+    sample_of([*itertools.product(scenarios_of("bert"), ("float64", "float32", "bfloat16"))], quick_by_hand),
+    ids="-".join,
+)
+def test_softmax_written_by_hand_is_not_flagged(
+    open_worker: Callable[[str], Worker], framework: str, largest: str, met: tuple[str, str]
+) -> None:
     (scenario, dtype), worker = met, open_worker(toy(framework, "by_hand"))
     for variant in ("bert", "tf1-text-classifier"):  # masks that are added, and that replace
         job = job_of(build_case(variant, scenario), dtype)
-        run = worker.run(job.config, job.weights, job.batch, job.part, dtype, f"by_hand:{largest}", tap_gradients=True)
+        run = worker.run(
+            job.config, job.weights, job.batch, job.part, dtype, f"by_hand:{largest}", tap_gradients=True
+        )
         assert not flagged(job.judge(run)), variant
 
 
@@ -207,21 +237,45 @@ class NarrowSums(Arithmetic):
 
 WRONG = (
     (Variation("unshifted", "ALG-1", "", Unshifted), "vanilla-encoder", "peaked", "float32", "weights"),
-    (Variation("from_normalizer", "ALG-3", "", ForwardFromNormalizer), "nndl-paddle", "ragged", "float32", "weights"),
-    (Variation("one_pass", "ALG-5", "", model=models.norm(models.one_pass(models.unshifted))), "bert", "offset", "float32", "norm"),
-    (Variation("one_pass_64", "ALG-5", "", model=models.norm(models.one_pass(models.unshifted))), "nndl-paddle", "offset", "float64", "norm"),
+    (
+        Variation("from_normalizer", "ALG-3", "", ForwardFromNormalizer),
+        "nndl-paddle",
+        "ragged",
+        "float32",
+        "weights",
+    ),
+    (
+        Variation("one_pass", "ALG-5", "", model=models.norm(models.one_pass(models.unshifted))),
+        "bert",
+        "offset",
+        "float32",
+        "norm",
+    ),
+    (
+        Variation("one_pass_64", "ALG-5", "", model=models.norm(models.one_pass(models.unshifted))),
+        "nndl-paddle",
+        "offset",
+        "float64",
+        "norm",
+    ),
 )
 
 
-@pytest.mark.parametrize(("way", "variant", "scenario", "dtype", "tensor"), WRONG, ids=lambda value: getattr(value, "name", None))
-def test_way_that_is_not_admissible_is_flagged(way: Variation, variant: str, scenario: str, dtype: str, tensor: str) -> None:
+@pytest.mark.parametrize(
+    ("way", "variant", "scenario", "dtype", "tensor"), WRONG, ids=lambda value: getattr(value, "name", None)
+)
+def test_way_that_is_not_admissible_is_flagged(
+    way: Variation, variant: str, scenario: str, dtype: str, tensor: str
+) -> None:
     first = verdict_of(way, variant, scenario, dtype).first_divergence
     assert first is not None
     assert first.tensor.endswith(tensor) or f"{tensor}1" in first.tensor
 
 
 def test_partial_sums_in_bfloat16_are_flagged_where_there_are_many_terms() -> None:
-    job = job_of(build_case("bert", "full", options={"d_model": 256, "d_ff": 512, "num_layers": 1}), "bfloat16")
+    job = job_of(
+        build_case("bert", "full", options={"d_model": 256, "d_ff": 512, "num_layers": 1}), "bfloat16"
+    )
     assert not flagged(job.judge(run(VARIATIONS["sums_sequential"], request_of(job))))
     assert flagged(job.judge(run(Variation("narrow_sums", "ALG-7", "", NarrowSums), request_of(job))))
 
@@ -233,4 +287,6 @@ def test_logarithm_of_the_softmax_is_flagged_where_a_share_vanishes() -> None:
     job = job_of(case, "float32")
     job = type(job)(job.group, job.case, job.dtype, job.part, job.config, weights, job.batch)
     assert not flagged(job.judge(run(VARIATIONS["log_softmax_from_normalizer"], request)))
-    assert "log_probabilities" in flagged(job.judge(run(Variation("log_of_softmax", "ALG-4", "", LogOfSoftmax), request)))
+    assert "log_probabilities" in flagged(
+        job.judge(run(Variation("log_of_softmax", "ALG-4", "", LogOfSoftmax), request))
+    )

@@ -57,6 +57,8 @@ def test_no_sentence_says_a_pair_of_numbers_in_another_way() -> None:
         for folder in ("causes", "diagnosis", "lockstep")
         for path in sorted((ROOT / folder).glob("*.py"))
         for line in path.read_text().splitlines()
-        if re.search(r"(instead of|multiplied by|times) \{[^}]*:\.\d+g\}|:\.\d+g\}[^{]*(instead of|times) ", line)
+        if re.search(
+            r"(instead of|multiplied by|times) \{[^}]*:\.\d+g\}|:\.\d+g\}[^{]*(instead of|times) ", line
+        )
     ]
     assert not found

@@ -31,7 +31,17 @@ from concord.conformance.record import problems, record
 from concord.conformance.report import declarations, show
 from tests.conftest import small_config
 from tests.toys.small import request_for, run_of
-from tests.toys.surroundings import PATIENCE, ROOT, concord, errors, fake_ssh, marked_python, options, script, toy
+from tests.toys.surroundings import (
+    PATIENCE,
+    ROOT,
+    concord,
+    errors,
+    fake_ssh,
+    marked_python,
+    options,
+    script,
+    toy,
+)
 
 MIB = 2**20
 
@@ -54,23 +64,48 @@ except SystemExit as end:
 frameworks = {{"torch", "tensorflow", "keras", "paddle", "jax", "jaxlib", "flax"}}
 assert not frameworks & {{name.partition(".")[0] for name in sys.modules}}, sorted(sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "2 agree" in done.stdout
 
 
 def test_a_worker_gets_threads_and_device_whatever_the_parent_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"OMP_NUM_THREADS": "7", "NPROC": "7", "JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "0"}.items():
+    for name, value in {
+        "OMP_NUM_THREADS": "7",
+        "NPROC": "7",
+        "JAX_PLATFORMS": "cuda",
+        "CUDA_VISIBLE_DEVICES": "0",
+    }.items():
         monkeypatch.setenv(name, value)
     with backends.open(toy("Revealing"), threads=3) as worker:
         found = worker.description["environment"]
-    threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "NPROC")
+    threads = (
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "TF_NUM_INTRAOP_THREADS",
+        "TF_NUM_INTEROP_THREADS",
+        "NPROC",
+    )
     assert {name: found[name] for name in threads} == dict.fromkeys(threads, "3")
-    assert (found["JAX_PLATFORMS"], found["CUDA_VISIBLE_DEVICES"], found["KERAS_BACKEND"]) == ("cpu", "", "tensorflow")
+    assert (found["JAX_PLATFORMS"], found["CUDA_VISIBLE_DEVICES"], found["KERAS_BACKEND"]) == (
+        "cpu",
+        "",
+        "tensorflow",
+    )
     assert environment("cpu", 3).items() <= found.items()
 
 
-def test_a_worker_for_the_gpu_keeps_the_devices_and_takes_no_memory_in_advance(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_for_the_gpu_keeps_the_devices_and_takes_no_memory_in_advance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     with backends.open(toy("Revealing"), "cuda:0", threads=1) as worker:
@@ -82,10 +117,27 @@ def test_a_worker_for_the_gpu_keeps_the_devices_and_takes_no_memory_in_advance(m
 
 @pytest.mark.parametrize("linked", [False, True], ids=["in the folder", "through a link on PYTHONPATH"])
 def test_a_framework_is_the_installed_one_beside_folders_of_its_name(tmp_path: Path, linked: bool) -> None:
-    folder, arguments = ROOT / "backends", ("check", "--backend", toy("Revealing"), "--case", "bert-single", "--dtype", "float32", "--json", tmp_path / "out.json")
+    folder, arguments = (
+        ROOT / "backends",
+        (
+            "check",
+            "--backend",
+            toy("Revealing"),
+            "--case",
+            "bert-single",
+            "--dtype",
+            "float32",
+            "--json",
+            tmp_path / "out.json",
+        ),
+    )
     if linked:
         (tmp_path / "link").symlink_to(folder)
-    done = concord(*arguments, folder=tmp_path if linked else folder, PYTHONPATH=str(tmp_path / "link" if linked else folder))
+    done = concord(
+        *arguments,
+        folder=tmp_path if linked else folder,
+        PYTHONPATH=str(tmp_path / "link" if linked else folder),
+    )
     assert done.returncode == 0, done.stderr
     about = json.loads((tmp_path / "out.json").read_text())["environments"][toy("Revealing")]
     assert Path(about["folder"]) == (tmp_path if linked else folder)
@@ -108,7 +160,15 @@ def test_the_given_interpreter_is_used(tmp_path: Path) -> None:
 def test_the_command_line_gives_each_backend_its_interpreter(tmp_path: Path) -> None:
     python = marked_python(tmp_path / "python", "other")
     done = concord(
-        *("check", "--backend", toy("Revealing"), "--backend", toy("NumpyBackend"), "--python", f"{toy('Revealing')}={tmp_path}//{python.name}"),
+        *(
+            "check",
+            "--backend",
+            toy("Revealing"),
+            "--backend",
+            toy("NumpyBackend"),
+            "--python",
+            f"{toy('Revealing')}={tmp_path}//{python.name}",
+        ),
         *("--case", "bert-single", "--dtype", "float32", "--json", tmp_path / "out.json"),
     )
     assert done.returncode == 0, done.stderr
@@ -135,11 +195,16 @@ def test_an_interpreter_that_is_none_is_broken(program: str) -> None:
 
 def test_an_interpreter_that_never_answers_is_stopped(tmp_path: Path) -> None:
     python = script(tmp_path / "python", "exec sleep 600")
-    assert failure_to_open(python=str(python), time_limit=0.5) == ("timed out", "no answer within 0.5 s; it was stopped")
+    assert failure_to_open(python=str(python), time_limit=0.5) == (
+        "timed out",
+        "no answer within 0.5 s; it was stopped",
+    )
 
 
 @pytest.mark.parametrize("checkout", [str(ROOT), "checkout", "~/checkout"])
-def test_a_backend_runs_on_another_host_from_its_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: SmallConfig, checkout: str) -> None:
+def test_a_backend_runs_on_another_host_from_its_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: SmallConfig, checkout: str
+) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / "checkout").symlink_to(ROOT)
@@ -155,7 +220,9 @@ def test_a_backend_runs_on_another_host_from_its_checkout(tmp_path: Path, monkey
     assert "me@far python -c" in call
 
 
-def test_the_command_line_runs_a_backend_on_another_host_with_an_interpreter_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_runs_a_backend_on_another_host_with_an_interpreter_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = fake_ssh(tmp_path / "bin", tmp_path)
     monkeypatch.setenv("PATH", str(calls.parent), prepend=":")
     name = toy("Revealing")
@@ -164,17 +231,25 @@ def test_the_command_line_runs_a_backend_on_another_host_with_an_interpreter_of_
         *("--case", "bert-single", "--dtype", "float32", "--json", tmp_path / "out.json"),
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "out.json").read_text())["environments"][name]["environment"]["TOY_MARKER"] == "far"
+    assert (
+        json.loads((tmp_path / "out.json").read_text())["environments"][name]["environment"]["TOY_MARKER"]
+        == "far"
+    )
     assert f"far {sys.executable} -c" in calls.read_text()
 
 
-def test_what_goes_wrong_on_another_host_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: SmallConfig) -> None:
+def test_what_goes_wrong_on_another_host_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: SmallConfig
+) -> None:
     calls = fake_ssh(tmp_path / "bin", tmp_path)
     monkeypatch.setenv("PATH", str(calls.parent), prepend=":")
     status, detail = failure_to_open(ssh="unreachable")
     assert status == "broken"
     assert detail.startswith("its process could not be started: unreachable: no Python answered")
-    with backends.open(toy("KillsItself"), ssh=f"far:{ROOT}") as worker, pytest.raises(WorkerFailure, match=r"^crashed: "):
+    with (
+        backends.open(toy("KillsItself"), ssh=f"far:{ROOT}") as worker,
+        pytest.raises(WorkerFailure, match=r"^crashed: "),
+    ):
         run_of(worker, request_for(small()))
 
 
@@ -187,39 +262,96 @@ FAILURES = {
     "Hangs": ("timed out", "no answer within 5 s; it was stopped", "waiting for a lock"),
     "FillsMemory": ("out of memory", "MiB, over its limit of 600 MiB, and was stopped", "allocating"),
     "RunsOutOfMemory": ("out of memory", "ArrayMemoryError: Unable to allocate 8.00 PiB", ""),
-    "Raises": ("error", "ArithmeticError: the toy broke", "ArithmeticError: the toy broke\nand has more to say"),
-    "ReturnsNothing": ("error", "TypeError: run() returned a NoneType but must return a Run", "TypeError: run() returned"),
+    "Raises": (
+        "error",
+        "ArithmeticError: the toy broke",
+        "ArithmeticError: the toy broke\nand has more to say",
+    ),
+    "ReturnsNothing": (
+        "error",
+        "TypeError: run() returned a NoneType but must return a Run",
+        "TypeError: run() returned",
+    ),
     "RaisesWhenDescribed": ("broken", "OSError: no device answers", "OSError: no device answers"),
     "NoSuchClass": ("broken", "module 'tests.toys.numpy_backend' has no 'NoSuchClass'", ""),
-    "tests.toys.unimportable:NumpyBackend": ("broken", "ImportError: libtoy.so.1: cannot open shared object file", "ImportError: libtoy.so.1"),
-    "tests.toys.nonsense:DescribesNothing": ("broken", "describe() returned a NoneType but must return a dict", ""),
+    "tests.toys.unimportable:NumpyBackend": (
+        "broken",
+        "ImportError: libtoy.so.1: cannot open shared object file",
+        "ImportError: libtoy.so.1",
+    ),
+    "tests.toys.nonsense:DescribesNothing": (
+        "broken",
+        "describe() returned a NoneType but must return a dict",
+        "",
+    ),
     "tests.toys.nonsense:DescribesAList": ("broken", "describe() returned a list but must return a dict", ""),
-    "tests.toys.nonsense:DescribesWithoutEnd": ("broken", "RecursionError: maximum recursion depth exceeded", "RecursionError: "),
+    "tests.toys.nonsense:DescribesWithoutEnd": (
+        "broken",
+        "RecursionError: maximum recursion depth exceeded",
+        "RecursionError: ",
+    ),
     "tests.toys.nonsense:DeclaresText": ("broken", "describe(): 'deviations' must be a list of dicts", ""),
-    "tests.toys.nonsense:DeclaresNoNumber": ("broken", "deviation 'softmax_floor' has value 'low' but must have a number", ""),
+    "tests.toys.nonsense:DeclaresNoNumber": (
+        "broken",
+        "deviation 'softmax_floor' has value 'low' but must have a number",
+        "",
+    ),
     "tests.toys.nonsense:DescribesInDepth": ("broken", "is nested deeper than 32 levels", ""),
-    "tests.toys.nonsense:ReturnsATuple": ("error", "TypeError: run() returned a tuple but must return a Run", "TypeError: run() returned a tuple"),
+    "tests.toys.nonsense:ReturnsATuple": (
+        "error",
+        "TypeError: run() returned a tuple but must return a Run",
+        "TypeError: run() returned a tuple",
+    ),
     "tests.toys.nonsense:CannotSayWhatIsWrong": ("error", "Unspeakable: it cannot be told as text", ""),
-    "tests.toys.nonsense:SaysWhatCannotBeShown": ("error", r"lone \ud800 surrogate, [/red] markup, \x1b[31m colour", r"ArithmeticError: lone \ud800 surrogate, [/red] markup, \x1b[31m"),
-    "tests.toys.nonsense:WritesMuchAndRaises": ("error", "ArithmeticError: after much noise", "ArithmeticError: after much noise"),
+    "tests.toys.nonsense:SaysWhatCannotBeShown": (
+        "error",
+        r"lone \ud800 surrogate, [/red] markup, \x1b[31m colour",
+        r"ArithmeticError: lone \ud800 surrogate, [/red] markup, \x1b[31m",
+    ),
+    "tests.toys.nonsense:WritesMuchAndRaises": (
+        "error",
+        "ArithmeticError: after much noise",
+        "ArithmeticError: after much noise",
+    ),
     "tests.toys.nonsense:DiesOfANamelessSignal": ("crashed", f"killed by signal {signal.SIGRTMIN + 3}", ""),
     "tests.toys.frameworkless:NumpyBackend": ("missing", "No module named 'no_such_framework'", ""),
 }
 
 
 @pytest.fixture(scope="module")
-def wreckage(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], dict[str, dict[str, Any]]]:
+def wreckage(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[subprocess.CompletedProcess[str], dict[str, dict[str, Any]]]:
     """One check with a backend for every way to fail, and one that is right; results by name."""
     path = tmp_path_factory.mktemp("wreckage") / "out.json"
     names = [toy("NumpyBackend"), *(name if ":" in name else toy(name) for name in FAILURES)]
-    done = concord("check", *options("--backend", names), *("--case", "bert-single", "--dtype", "float32", "--time-limit", "5", "--memory-limit", "600", "--json", path))
+    done = concord(
+        "check",
+        *options("--backend", names),
+        *(
+            "--case",
+            "bert-single",
+            "--dtype",
+            "float32",
+            "--time-limit",
+            "5",
+            "--memory-limit",
+            "600",
+            "--json",
+            path,
+        ),
+    )
     assert path.exists(), done.stderr
-    return done, {result["backend"].removeprefix(toy("")): result for result in json.loads(path.read_text())["results"]}
+    return done, {
+        result["backend"].removeprefix(toy("")): result for result in json.loads(path.read_text())["results"]
+    }
 
 
 @pytest.mark.xdist_group("wreckage")
 @pytest.mark.parametrize("name", FAILURES)
-def test_a_worker_that_fails_says_how(wreckage: tuple[subprocess.CompletedProcess[str], dict[str, dict[str, Any]]], name: str) -> None:
+def test_a_worker_that_fails_says_how(
+    wreckage: tuple[subprocess.CompletedProcess[str], dict[str, dict[str, Any]]], name: str
+) -> None:
     done, results = wreckage
     status, detail, words = FAILURES[name]
     assert results[name]["status"] == status
@@ -233,7 +365,9 @@ def test_a_worker_that_fails_says_how(wreckage: tuple[subprocess.CompletedProces
 
 
 @pytest.mark.xdist_group("wreckage")
-def test_a_worker_that_fails_leaves_the_others_results_and_exit_code_3(wreckage: tuple[subprocess.CompletedProcess[str], dict[str, dict[str, Any]]]) -> None:
+def test_a_worker_that_fails_leaves_the_others_results_and_exit_code_3(
+    wreckage: tuple[subprocess.CompletedProcess[str], dict[str, dict[str, Any]]],
+) -> None:
     done, results = wreckage
     assert done.returncode == 3
     assert errors(done.stderr) == ""
@@ -242,9 +376,15 @@ def test_a_worker_that_fails_leaves_the_others_results_and_exit_code_3(wreckage:
     assert "Traceback" not in done.stdout.replace("| Traceback", "")
 
 
-def conducted(names: list[str], cases: list[str], monkeypatch: pytest.MonkeyPatch, notes: Path, **settings: Any) -> Report:
+def conducted(
+    names: list[str], cases: list[str], monkeypatch: pytest.MonkeyPatch, notes: Path, **settings: Any
+) -> Report:
     monkeypatch.setenv("TOY_NOTES", str(notes))
-    return conduct(check_jobs(["bert"], ["float32"], cases=[f"bert-{case}" for case in cases]), names, Settings(threads=1, **settings))
+    return conduct(
+        check_jobs(["bert"], ["float32"], cases=[f"bert-{case}" for case in cases]),
+        names,
+        Settings(threads=1, **settings),
+    )
 
 
 def noted(notes: Path, name: str) -> int:
@@ -256,27 +396,44 @@ def statuses(report: Report) -> list[str]:
     return [result.status for result in report.results]
 
 
-def test_what_a_run_declares_is_said_under_the_table_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_run_declares_is_said_under_the_table_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = toy("DeclaresInItsRun")
-    assert declarations(conducted([name], ["single", "full"], monkeypatch, tmp_path)) == [f"{name} declares softmax_floor = -1e+06 (SPEC ATT-5): the toy's own"]
+    assert declarations(conducted([name], ["single", "full"], monkeypatch, tmp_path)) == [
+        f"{name} declares softmax_floor = -1e+06 (SPEC ATT-5): the toy's own"
+    ]
 
 
-def test_a_worker_that_died_is_started_again_and_later_cases_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = conducted([toy("KillsItselfOnOneSample")], ["ragged", "single", "full", "tiny"], monkeypatch, tmp_path)
+def test_a_worker_that_died_is_started_again_and_later_cases_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = conducted(
+        [toy("KillsItselfOnOneSample")], ["ragged", "single", "full", "tiny"], monkeypatch, tmp_path
+    )
     # The cases come in their own order: the third is the batch of one.
-    assert {result.case: result.status for result in report.results} == {"bert-ragged": "agrees", "bert-tiny": "agrees", "bert-single": "crashed", "bert-full": "agrees"}
+    assert {result.case: result.status for result in report.results} == {
+        "bert-ragged": "agrees",
+        "bert-tiny": "agrees",
+        "bert-single": "crashed",
+        "bert-full": "agrees",
+    }
     assert noted(tmp_path, "started") == 2
     assert report.exit_code == 3
 
 
 def test_a_worker_that_keeps_dying_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = conducted([toy("KillsItself")], ["ragged", "peaked", "tiny", "single", "full"], monkeypatch, tmp_path)
+    report = conducted(
+        [toy("KillsItself")], ["ragged", "peaked", "tiny", "single", "full"], monkeypatch, tmp_path
+    )
     assert statuses(report) == ["crashed"] * 5
     assert {result.detail for result in report.results} == {"killed by SIGKILL"}
     assert noted(tmp_path, "ran") == noted(tmp_path, "started") == 1 + RESTARTS
 
 
-def test_a_worker_that_timed_out_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_timed_out_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started = time.monotonic()
     report = conducted([toy("Hangs")], ["ragged", "peaked", "tiny"], monkeypatch, tmp_path, time_limit=2.0)
     assert statuses(report) == ["timed out"] * 3
@@ -284,8 +441,15 @@ def test_a_worker_that_timed_out_is_not_started_again(tmp_path: Path, monkeypatc
     assert time.monotonic() - started < 20
 
 
-def test_a_worker_that_cannot_be_imported_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = conducted(["tests.toys.unimportable:NumpyBackend", toy("RaisesWhenDescribed")], ["ragged", "peaked", "tiny"], monkeypatch, tmp_path)
+def test_a_worker_that_cannot_be_imported_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = conducted(
+        ["tests.toys.unimportable:NumpyBackend", toy("RaisesWhenDescribed")],
+        ["ragged", "peaked", "tiny"],
+        monkeypatch,
+        tmp_path,
+    )
     assert statuses(report) == ["broken"] * 6
     assert noted(tmp_path, "started") == 2
 
@@ -307,7 +471,9 @@ def test_memory_is_limited_where_the_limit_lies(small: SmallConfig) -> None:
 
 def test_the_memory_limit_counts_what_a_worker_has_started() -> None:
     def ran(limit: int) -> WorkerFailure:
-        with backends.open("tests.toys.disturbed:forks_a_hungry_one_run", threads=1, memory_limit=limit, time_limit=6.0) as worker:
+        with backends.open(
+            "tests.toys.disturbed:forks_a_hungry_one_run", threads=1, memory_limit=limit, time_limit=6.0
+        ) as worker:
             with pytest.raises(WorkerFailure) as failed:
                 run_of(worker, request_for(small_config()))
             assert worker.size == 0
@@ -317,9 +483,16 @@ def test_the_memory_limit_counts_what_a_worker_has_started() -> None:
     assert ran(6000 * MIB).status == "timed out"
 
 
-def test_a_worker_that_has_grown_is_followed_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_has_grown_is_followed_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("concord.backends.worker.MUCH", 1)
-    report = conducted(["tests.toys.nonsense:Grows"], ["ragged", "peaked", "tiny", "single", "full", "offset"], monkeypatch, tmp_path)
+    report = conducted(
+        ["tests.toys.nonsense:Grows"],
+        ["ragged", "peaked", "tiny", "single", "full", "offset"],
+        monkeypatch,
+        tmp_path,
+    )
     assert statuses(report) == ["agrees"] * 6
     assert 1 < noted(tmp_path, "started") < 6
     (about,) = report.environments.values()
@@ -337,10 +510,14 @@ def test_what_a_worker_writes_is_kept_to_its_end_alone(monkeypatch: pytest.Monke
 
 def test_weights_reach_a_backend_in_the_order_of_the_specification() -> None:
     request = request_for(small_config())
-    shuffled = dataclasses.replace(request, weights=dict(sorted(request.weights.items(), key=lambda pair: pair[0][::-1])))
+    shuffled = dataclasses.replace(
+        request, weights=dict(sorted(request.weights.items(), key=lambda pair: pair[0][::-1]))
+    )
     assert list(shuffled.weights) != list(request.weights)
     with backends.open("tests.toys.nonsense:SaysTheOrder", threads=1) as worker:
-        assert [run_of(worker, one).info["order"] for one in (request, shuffled, request)] == [list(spec.parameters(request.config))] * 3
+        assert [run_of(worker, one).info["order"] for one in (request, shuffled, request)] == [
+            list(spec.parameters(request.config))
+        ] * 3
 
 
 SHADOWS = ("torch", "json", "select", "numpy", "safetensors", "logging")
@@ -349,9 +526,21 @@ SHADOWS = ("torch", "json", "select", "numpy", "safetensors", "logging")
 def test_the_folder_where_somebody_stands_comes_last(tmp_path: Path) -> None:
     for name in SHADOWS:
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('it stands in the place of another')\n")
-    (tmp_path / "mine.py").write_text("from tests.toys.numpy_backend import Revealing\n\nclass Backend(Revealing):\n    pass\n")
+    (tmp_path / "mine.py").write_text(
+        "from tests.toys.numpy_backend import Revealing\n\nclass Backend(Revealing):\n    pass\n"
+    )
     done = concord(
-        *("check", "--backend", "mine:Backend", "--case", "bert-single", "--dtype", "float32", "--json", tmp_path / "out.json"),
+        *(
+            "check",
+            "--backend",
+            "mine:Backend",
+            "--case",
+            "bert-single",
+            "--dtype",
+            "float32",
+            "--json",
+            tmp_path / "out.json",
+        ),
         folder=tmp_path,
         PYTHONPATH=str(ROOT),
         PYTHONSAFEPATH="1",  # for the parent
@@ -379,13 +568,23 @@ def test_no_worker_process_outlives_its_parents_interest(small: SmallConfig) -> 
     worker.close()
 
 
-def test_an_answer_that_cannot_be_read_is_an_error_of_that_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_cannot_be_read_is_an_error_of_that_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if importlib.util.find_spec("ml_dtypes") is None:
         pytest.skip("ml_dtypes is not installed")
-    report = conducted([toy("ReturnsBfloat16"), toy("DeclaresNonsense"), toy("NumpyBackend")], ["single"], monkeypatch, tmp_path)
+    report = conducted(
+        [toy("ReturnsBfloat16"), toy("DeclaresNonsense"), toy("NumpyBackend")],
+        ["single"],
+        monkeypatch,
+        tmp_path,
+    )
     assert statuses(report) == ["error", "error", "agrees"]
     assert report.results[0].detail == "its answer cannot be read: KeyError: 'BF16'"
-    assert report.results[1].detail == "its answer cannot be read: 'undelivered_taps' is 'layers.*' but must be a list of strings"
+    assert (
+        report.results[1].detail
+        == "its answer cannot be read: 'undelivered_taps' is 'layers.*' but must be a list of strings"
+    )
 
 
 @pytest.mark.parametrize("name", ["ReturnsAWrongShape", "ReturnsIntegers"])
@@ -394,14 +593,22 @@ def test_an_answer_that_cannot_be_judged_is_broken(name: str) -> None:
         return {"logits": np.add(tensors["logits"], np.ones((1, 3)))}
 
     (job,) = check_jobs(["bert"], ["float32"], cases=["bert-single"])
-    report = conduct([dataclasses.replace(job, derive=derive)], [toy(name), toy("NumpyBackend")], Settings(threads=1))
+    report = conduct(
+        [dataclasses.replace(job, derive=derive)], [toy(name), toy("NumpyBackend")], Settings(threads=1)
+    )
     assert statuses(report) == ["broken", "diverges"]
-    problem = "of shape (3, 1) but must be (1, 3)" if name == "ReturnsAWrongShape" else "of dtype int64 but must be float32 in a float32 run"
+    problem = (
+        "of shape (3, 1) but must be (1, 3)"
+        if name == "ReturnsAWrongShape"
+        else "of dtype int64 but must be float32 in a float32 run"
+    )
     assert report.results[0].detail == f"its answer cannot be judged: 'logits' is {problem}"
 
 
 @pytest.mark.parametrize("error", [TypeError, LookupError, ValueError, ZeroDivisionError, AssertionError])
-def test_a_fault_while_judging_is_concord_s_and_all_other_results_are_kept(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_while_judging_is_concord_s_and_all_other_results_are_kept(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def judge(config: Any, weights: Any, batch: spec.Batch, *more: Any) -> Any:
         if len(batch.required("labels")) == 1:
             raise error("of the judge\nin two lines")
@@ -409,10 +616,17 @@ def test_a_fault_while_judging_is_concord_s_and_all_other_results_are_kept(error
 
     right = conformance.campaign.judge
     monkeypatch.setattr("concord.conformance.campaign.judge", judge)
-    report = conduct(check_jobs(["bert"], ["float32"], cases=["bert-ragged", "bert-single", "bert-full"]), [toy("NumpyBackend")], Settings(threads=1))
+    report = conduct(
+        check_jobs(["bert"], ["float32"], cases=["bert-ragged", "bert-single", "bert-full"]),
+        [toy("NumpyBackend")],
+        Settings(threads=1),
+    )
     assert sorted(statuses(report)) == ["agrees", "agrees", "not judged"]
     (unjudged,) = [result for result in report.results if result.status == "not judged"]
-    assert (unjudged.case, unjudged.detail) == ("bert-single", f"a fault of Concord while judging: {error.__name__}: of the judge")
+    assert (unjudged.case, unjudged.detail) == (
+        "bert-single",
+        f"a fault of Concord while judging: {error.__name__}: of the judge",
+    )
     assert "Traceback" in unjudged.stderr
     assert "in judge" in unjudged.stderr
     assert report.exit_code == 3

@@ -30,7 +30,13 @@ from concord.training.plan import Files, Plan
 USUAL_EPOCHS = 3
 """Epochs of a run that nothing else limits."""
 
-DROPPED = ("dropout_embeddings", "dropout_weights", "dropout_attention", "dropout_feed_forward", "dropout_head")
+DROPPED = (
+    "dropout_embeddings",
+    "dropout_weights",
+    "dropout_attention",
+    "dropout_feed_forward",
+    "dropout_head",
+)
 """Where ``--dropout`` drops, as BERT does."""
 
 SMALL = 0.02
@@ -87,10 +93,21 @@ class Pretrained:
     def kept(self, config: EncoderConfig, labels: Labels) -> dict[str, NDArray[Any]]:
         """Return the weights that a model takes over: all, but for a classifier of other classes."""
         known = parameters(config)
-        return {name: array for name, array in self.weights.items() if name in known and (labels == self.own or not name.startswith("classifier."))}
+        return {
+            name: array
+            for name, array in self.weights.items()
+            if name in known and (labels == self.own or not name.startswith("classifier."))
+        }
 
 
-def files(data: Path, dev: Path | None = None, test: Path | None = None, layout: str | None = None, columns: list[str] | None = None, on_error: str = "fail") -> Files:
+def files(
+    data: Path,
+    dev: Path | None = None,
+    test: Path | None = None,
+    layout: str | None = None,
+    columns: list[str] | None = None,
+    on_error: str = "fail",
+) -> Files:
     """Return where samples come from.
 
     Args:
@@ -100,7 +117,12 @@ def files(data: Path, dev: Path | None = None, test: Path | None = None, layout:
         SpecError: if the folder has no training samples.
     """
     found = by_split(data) | {name: path for name, path in (("dev", dev), ("test", test)) if path is not None}
-    return Files(**{name: str(path.absolute()) for name, path in found.items()}, layout=layout, columns=columns, on_error=on_error)
+    return Files(
+        **{name: str(path.absolute()) for name, path in found.items()},
+        layout=layout,
+        columns=columns,
+        on_error=on_error,
+    )
 
 
 def samples(where: Files) -> dict[str, Samples]:
@@ -110,11 +132,23 @@ def samples(where: Files) -> dict[str, Samples]:
         SpecError: listing what cannot be read.
     """
     paths = {split: Path(path) for split in SPLITS if (path := getattr(where, split)) is not None}
-    found = collect(*(partial(read, path, layout=where.layout, columns=where.columns, on_error=where.on_error) for path in paths.values()))
+    found = collect(
+        *(
+            partial(read, path, layout=where.layout, columns=where.columns, on_error=where.on_error)
+            for path in paths.values()
+        )
+    )
     return dict(zip(paths, found, strict=True))
 
 
-def begin(config: EncoderConfig, recipe: Recipe, plan: Plan, texts: Texts, seed: int = 0, pretrained: Pretrained | None = None) -> tuple[Checkpoint, dict[str, Corpus]]:
+def begin(
+    config: EncoderConfig,
+    recipe: Recipe,
+    plan: Plan,
+    texts: Texts,
+    seed: int = 0,
+    pretrained: Pretrained | None = None,
+) -> tuple[Checkpoint, dict[str, Corpus]]:
     """Return a run before its first step, and its samples.
 
     Args:
@@ -145,20 +179,30 @@ def begin(config: EncoderConfig, recipe: Recipe, plan: Plan, texts: Texts, seed:
     kept = pretrained.kept(config, labels) if pretrained else {}
     begun = {**first_weights(config, seed, without=kept), **kept}
     weights = {name: precision(plan.dtype).round(begun[name]) for name in parameters(config)}
-    return Checkpoint(config, weights, labels, encoder, recipe, progress=Progress(seed=seed, plan=plan)), corpora
+    return Checkpoint(
+        config, weights, labels, encoder, recipe, progress=Progress(seed=seed, plan=plan)
+    ), corpora
 
 
-def _encoder(config: EncoderConfig, texts: Texts, samples: Samples, pretrained: Pretrained | None) -> TextEncoder:
+def _encoder(
+    config: EncoderConfig, texts: Texts, samples: Samples, pretrained: Pretrained | None
+) -> TextEncoder:
     """Return what makes ids of texts."""
     if pretrained is not None:
         own = pretrained.encoder
-        return own if texts.tokens is None else TextEncoder(own.tokenizer, replace(own.text, max_tokens=texts.tokens))
+        return (
+            own
+            if texts.tokens is None
+            else TextEncoder(own.tokenizer, replace(own.text, max_tokens=texts.tokens))
+        )
     if texts.file is not None:
         return TextEncoder.from_vocabulary(texts.file, config, texts.tokenization, texts.tokens)
     return TextEncoder.learn(samples.texts(), config, texts.tokenization, texts.vocabulary, texts.tokens)
 
 
-def first_weights(config: EncoderConfig, seed: int, without: Collection[str] = ()) -> dict[str, NDArray[np.float64]]:
+def first_weights(
+    config: EncoderConfig, seed: int, without: Collection[str] = ()
+) -> dict[str, NDArray[np.float64]]:
     """Return weights to begin with: drawn as for conformance (SPEC WGT-5), but with biases of 0 and gains of 1.
 
     Tables that a norm follows begin as small as BERT's: their scale does not matter to the norm, and small ones move on with few steps. So do
@@ -169,9 +213,19 @@ def first_weights(config: EncoderConfig, seed: int, without: Collection[str] = (
     """
     kinds = {name: entry.kind for name, entry in parameters(config).items() if name not in without}
     neutral = {"bias": 0.0, "offset": 0.0, "gain": 1.0}
-    drawn = {name: np.full_like(array, neutral[kinds[name]]) if kinds[name] in neutral else array for name, array in initialize(config, seed, names=kinds).items()}
-    small = [name for name, kind in kinds.items() if kind == "table" or (kind == "positions" and config.positions == "learned")]
-    small = [*(small if config.embedding_norm else []), *(name for name in kinds if name.endswith(("query.weight", "key.weight")))]
+    drawn = {
+        name: np.full_like(array, neutral[kinds[name]]) if kinds[name] in neutral else array
+        for name, array in initialize(config, seed, names=kinds).items()
+    }
+    small = [
+        name
+        for name, kind in kinds.items()
+        if kind == "table" or (kind == "positions" and config.positions == "learned")
+    ]
+    small = [
+        *(small if config.embedding_norm else []),
+        *(name for name in kinds if name.endswith(("query.weight", "key.weight"))),
+    ]
     return drawn | {name: drawn[name] * (SMALL / drawn[name].std()) for name in small}
 
 
@@ -184,9 +238,13 @@ def again(start: Checkpoint) -> dict[str, Corpus]:
     plan = start.progress.plan
     if plan is None or plan.files is None or start.encoder is None:
         raise SpecError("the checkpoint does not say what it was trained on")
-    corpora = {split: encode(some, start.encoder, start.labels) for split, some in samples(plan.files).items()}
+    corpora = {
+        split: encode(some, start.encoder, start.labels) for split, some in samples(plan.files).items()
+    }
     if digest(corpora["train"]) != plan.samples:
-        raise SpecError(f"{plan.files.train}: is not what the run began with: its samples have SHA-256 {digest(corpora['train'])} but must have {plan.samples}")
+        raise SpecError(
+            f"{plan.files.train}: is not what the run began with: its samples have SHA-256 {digest(corpora['train'])} but must have {plan.samples}"
+        )
     return corpora
 
 
@@ -196,9 +254,18 @@ def source(start: Checkpoint, corpora: Mapping[str, Corpus]) -> Source:
     assert plan is not None
     assert recipe is not None
     padded = {"multiple": plan.pad_to, "together": recipe.accumulation}
-    others = {split: lambda corpus=corpus: ordered(corpus, config, plan.pad_to) for split, corpus in corpora.items() if split != "train"}
+    others = {
+        split: lambda corpus=corpus: ordered(corpus, config, plan.pad_to)
+        for split, corpus in corpora.items()
+        if split != "train"
+    }
     return Source(
-        epoch=lambda epoch: ((numbers.tolist(), batch) for numbers, batch in batches(corpora["train"], config, plan.batch, seed, epoch, plan.bucketed, **padded)),
+        epoch=lambda epoch: (
+            (numbers.tolist(), batch)
+            for numbers, batch in batches(
+                corpora["train"], config, plan.batch, seed, epoch, plan.bucketed, **padded
+            )
+        ),
         **others,
     )
 
@@ -253,12 +320,19 @@ def fitted_recipe(recipe: Recipe, plan: Plan, batches: int) -> Recipe:
     if steps is None or recipe.total_steps is None:
         return recipe
     if steps <= recipe.warmup_steps:
-        raise SpecError(f"the run has {steps} steps but must have more than the {recipe.warmup_steps} in which its learning rate rises: --warmup takes fewer [clause=OPT-9]")
+        raise SpecError(
+            f"the run has {steps} steps but must have more than the {recipe.warmup_steps} in which its learning rate rises: --warmup takes fewer [clause=OPT-9]"
+        )
     return recipe.replace(total_steps=steps)
 
 
 def changed_recipe(
-    recipe: Recipe, learning_rate: float | None = None, schedule: str | None = None, warmup: int | None = None, dropout: float | None = None, accumulation: int | None = None
+    recipe: Recipe,
+    learning_rate: float | None = None,
+    schedule: str | None = None,
+    warmup: int | None = None,
+    dropout: float | None = None,
+    accumulation: int | None = None,
 ) -> Recipe:
     """Return a recipe with what is usually chosen anew.
 
@@ -268,11 +342,18 @@ def changed_recipe(
     Raises:
         ConfigError: if the result describes no training.
     """
-    fields: dict[str, Any] = {"learning_rate": learning_rate, "schedule": schedule, "warmup_steps": warmup, "accumulation": accumulation}
+    fields: dict[str, Any] = {
+        "learning_rate": learning_rate,
+        "schedule": schedule,
+        "warmup_steps": warmup,
+        "accumulation": accumulation,
+    }
     fields = {name: value for name, value in fields.items() if value is not None}
     if schedule is not None:
         ends = schedule in ("linear", "cosine")
-        fields["total_steps"] = (recipe.total_steps or fields.get("warmup_steps", recipe.warmup_steps) + 1) if ends else None
+        fields["total_steps"] = (
+            (recipe.total_steps or fields.get("warmup_steps", recipe.warmup_steps) + 1) if ends else None
+        )
     if dropout is not None:
         fields |= {name: dropout if name in DROPPED else 0.0 for name in RATES}
     return recipe.replace(**fields)

@@ -33,6 +33,7 @@ from concord.training.plan import Plan
 if TYPE_CHECKING:
     from concord.training.data import Labels, TextEncoder
 
+
 @dataclass(frozen=True)
 class Best:
     """The evaluation that was the best so far."""
@@ -119,9 +120,15 @@ class Checkpoint:
             yield from (["there is a state but no recipe that says what it is"] if self.state else [])
             return
         known = state_shapes(self.config, self.recipe)
-        yield from (f"{name!r} is unexpected: the recipe keeps no such state" for name in self.state if name not in known)
+        yield from (
+            f"{name!r} is unexpected: the recipe keeps no such state"
+            for name in self.state
+            if name not in known
+        )
         missing = [name for name in known if name not in self.state] if self.progress.step else []
-        yield from (f"{name!r} is missing but is required after {self.progress.step} steps" for name in missing)
+        yield from (
+            f"{name!r} is missing but is required after {self.progress.step} steps" for name in missing
+        )
         for name, array in self.state.items():
             if name in known and (array.shape != known[name] or not np.issubdtype(array.dtype, np.floating)):
                 yield f"{name!r} has shape {array.shape} and dtype {array.dtype} but must be {known[name]}, of a floating-point type"
@@ -142,8 +149,13 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
     if checkpoint.encoder is not None:
         files |= {name: text.encode() for name, text in checkpoint.encoder.files().items()}
     if checkpoint.recipe is not None:
-        files |= {"recipe.toml": to_toml(checkpoint.recipe.as_dict()).encode(), "state.safetensors": pack(checkpoint.state)}
-    contents = Contents(FORMAT, {name: hashlib.sha256(content).hexdigest() for name, content in sorted(files.items())})
+        files |= {
+            "recipe.toml": to_toml(checkpoint.recipe.as_dict()).encode(),
+            "state.safetensors": pack(checkpoint.state),
+        }
+    contents = Contents(
+        FORMAT, {name: hashlib.sha256(content).hexdigest() for name, content in sorted(files.items())}
+    )
     write_folder(folder, {**files, CONTENTS: _json(asdict(contents))})
 
 
@@ -166,7 +178,9 @@ def read(folder: Path, which: Literal["best", "last"] = "best") -> Checkpoint:
     files, problems = contents.sha256, corrupt(folder, contents)
     required = (CONFIG, WEIGHTS)
     if contents.part != "model":
-        problems.append(f"{folder}: holds the part {contents.part!r} but must hold the whole model: there is nothing to be trained or predicted without a head")
+        problems.append(
+            f"{folder}: holds the part {contents.part!r} but must hold the whole model: there is nothing to be trained or predicted without a head"
+        )
     problems += [f"{folder}: lacks {name}" for name in required if name not in files]
     refuse(problems)
     found: dict[str, Any] = {}
@@ -212,7 +226,11 @@ def tidy(run: Path, keep: set[int]) -> None:
     """
     kept = {step_folder(run, step).name for step in keep}
     for path in run.iterdir() if run.is_dir() else ():
-        if not path.is_dir() or path.name in kept or not (STEP.fullmatch(path.name) or path.name.startswith(TEMPORARY)):
+        if (
+            not path.is_dir()
+            or path.name in kept
+            or not (STEP.fullmatch(path.name) or path.name.startswith(TEMPORARY))
+        ):
             continue
         # Without its table of contents it is none any more, whenever the rest is interrupted.
         (path / CONTENTS).unlink(missing_ok=True)

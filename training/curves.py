@@ -23,7 +23,10 @@ from concord.training.ordinary import RESULT
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PANELS = {"loss": (("loss", "loss", "-"), ("dev_loss", "dev loss", "--")), "accuracy": (("dev_accuracy", "dev accuracy", "-"),)}
+PANELS = {
+    "loss": (("loss", "loss", "-"), ("dev_loss", "dev loss", "--")),
+    "accuracy": (("dev_accuracy", "dev accuracy", "-"),),
+}
 """What is drawn beside each other: column of the log, its name, and the line."""
 
 
@@ -62,7 +65,14 @@ def _figure(logs: Mapping[str, Sequence[Mapping[str, Any]]], panels: Sequence[st
                 for column, words, style in PANELS[title]:
                     points = [(row["step"], row[column]) for row in logs[name] if row.get(column) is not None]
                     if points:
-                        axes.plot(*zip(*points, strict=True), style, color=colour, label=f"{name}: {words}", linewidth=1.2, marker="." if len(points) == 1 else None)
+                        axes.plot(
+                            *zip(*points, strict=True),
+                            style,
+                            color=colour,
+                            label=f"{name}: {words}",
+                            linewidth=1.2,
+                            marker="." if len(points) == 1 else None,
+                        )
             axes.set(title=title, xlabel="step")
             axes.grid(True)
             if axes.lines:
@@ -78,9 +88,19 @@ def page(runs: Sequence[Path]) -> str:
         SpecError: as :func:`of_runs` and :func:`curves` do.
     """
     logs, found = of_runs(runs), summaries(runs)
-    name, best = max(((name, one.best) for name, one in found.items()), key=lambda item: item[1].accuracy if item[1] else 0.0)
-    headline = f"{name}: dev accuracy {best.accuracy:.2%} after {best.step} steps." if best else "Nothing was evaluated."
-    trained = [f"{name} with {one.backend}, {one.parameters:,} parameters, {one.steps} steps" for name, one in found.items()]
+    name, best = max(
+        ((name, one.best) for name, one in found.items()),
+        key=lambda item: item[1].accuracy if item[1] else 0.0,
+    )
+    headline = (
+        f"{name}: dev accuracy {best.accuracy:.2%} after {best.step} steps."
+        if best
+        else "Nothing was evaluated."
+    )
+    trained = [
+        f"{name} with {one.backend}, {one.parameters:,} parameters, {one.steps} steps"
+        for name, one in found.items()
+    ]
     data = {
         "schema": "concord.training/1", "kind": "training", "title": ", ".join(logs), "exit_code": 0,
         "written": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": sum(one.seconds for one in found.values()), "machine": doctor.machine(),
@@ -124,12 +144,40 @@ class Summary:
         def share(found: Best | None) -> str:
             return f"{100 * found.accuracy:.2f} %" if found else "–"
 
-        rates = (f"{value:,.0f}".replace(",", " ") if value is not None else "–" for value in (self.tokens_per_second, self.memory_mib))
+        rates = (
+            f"{value:,.0f}".replace(",", " ") if value is not None else "–"
+            for value in (self.tokens_per_second, self.memory_mib)
+        )
         parameters = f"{self.parameters:,}".replace(",", " ")
-        return [name, self.backend, parameters, str(self.steps), f"{self.epochs}", f"{self.seconds:.0f}", *rates, share(self.best), f"{self.best.step}" if self.best else "–", share(self.test), self.ended]
+        return [
+            name,
+            self.backend,
+            parameters,
+            str(self.steps),
+            f"{self.epochs}",
+            f"{self.seconds:.0f}",
+            *rates,
+            share(self.best),
+            f"{self.best.step}" if self.best else "–",
+            share(self.test),
+            self.ended,
+        ]
 
 
-HEADINGS = ("run", "backend", "parameters", "steps", "epochs", "seconds", "tokens/s", "MiB", "best dev accuracy", "at step", "test accuracy", "ended by")
+HEADINGS = (
+    "run",
+    "backend",
+    "parameters",
+    "steps",
+    "epochs",
+    "seconds",
+    "tokens/s",
+    "MiB",
+    "best dev accuracy",
+    "at step",
+    "test accuracy",
+    "ended by",
+)
 LESS = ("ended by", "MiB", "epochs", "parameters", "tokens/s", "at step", "seconds")
 """Of these, what a narrow terminal goes without, the first first."""
 
@@ -142,7 +190,10 @@ def summary(run: Path, log: Sequence[Mapping[str, Any]]) -> Summary:
     """
     model = checkpoint.read(run, "last")
     progress, plan = model.progress, model.progress.plan
-    rates, sizes = ([row[name] for row in log if row.get(name) is not None] for name in ("tokens_per_second", "memory_mib"))
+    rates, sizes = (
+        [row[name] for row in log if row.get(name) is not None]
+        for name in ("tokens_per_second", "memory_mib")
+    )
     return Summary(
         backend=plan.backend if plan else "–",
         parameters=sum(array.size for array in model.weights.values()),
@@ -170,5 +221,9 @@ def summaries(runs: Sequence[Path]) -> dict[str, Summary]:
 
 def as_markdown(found: Mapping[str, Summary]) -> str:
     """Return the figures of runs as a Markdown table."""
-    lines = [HEADINGS, ["---", "---", *["---:"] * (len(HEADINGS) - 3), "---"], *(one.row(name) for name, one in found.items())]
+    lines = [
+        HEADINGS,
+        ["---", "---", *["---:"] * (len(HEADINGS) - 3), "---"],
+        *(one.row(name) for name, one in found.items()),
+    ]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

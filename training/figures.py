@@ -90,7 +90,11 @@ def png(figure: Figure) -> bytes:
 
 def saved(figure: Figure, form: str) -> bytes:
     """Return a figure in a form: svg, png or pdf."""
-    forms: dict[str, Callable[[], bytes]] = {"svg": lambda: svg(figure).encode(), "png": lambda: png(figure), "pdf": lambda: _saved(figure, "pdf", metadata={"CreationDate": None, "Creator": "Concord"})}
+    forms: dict[str, Callable[[], bytes]] = {
+        "svg": lambda: svg(figure).encode(),
+        "png": lambda: png(figure),
+        "pdf": lambda: _saved(figure, "pdf", metadata={"CreationDate": None, "Creator": "Concord"}),
+    }
     return forms[form]()
 
 
@@ -98,7 +102,10 @@ def _saved(figure: Figure, form: str, **options: Any) -> bytes:
     import matplotlib
 
     kept = io.BytesIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "concord"}), warnings.catch_warnings():
+    with (
+        matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "concord"}),
+        warnings.catch_warnings(),
+    ):
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(kept, format=form, **options)
     return kept.getvalue()
@@ -120,7 +127,13 @@ def inline(figure: Figure, label: str) -> Markup:
     return Markup(text.replace("<svg ", f'<svg role="img" aria-label="{escape(shortened(label))}" ', 1))
 
 
-def write(console: Any, figure: Callable[[Callable[[str], str]], Figure], svg_file: Path | None, png_file: Path | None, texts: Iterable[str] = ()) -> None:
+def write(
+    console: Any,
+    figure: Callable[[Callable[[str], str]], Figure],
+    svg_file: Path | None,
+    png_file: Path | None,
+    texts: Iterable[str] = (),
+) -> None:
     """Write a figure to the files that were asked for, and say where and what it cannot show.
 
     Args:
@@ -169,11 +182,20 @@ def _fonts(text: str) -> tuple[list[str], set[int]]:
 
     def order(name: str) -> tuple[bool, bool, bool, str]:
         # Those made for Chinese, Japanese and Korean first: most else that is not in the usual font is in them.
-        return (not re.search(r"CJK|WenQuanYi|Hei|Ming|Song|Han", name), "Mono" in name, "Serif" in name, name)
+        return (
+            not re.search(r"CJK|WenQuanYi|Hei|Ming|Song|Han", name),
+            "Mono" in name,
+            "Serif" in name,
+            name,
+        )
 
     def take() -> None:
         # The font of last resort has a box for each letter there is.
-        fonts = {entry.name: entry.fname for entry in font_manager.fontManager.ttflist if entry.style == "normal" and "LastResort" not in entry.fname}
+        fonts = {
+            entry.name: entry.fname
+            for entry in font_manager.fontManager.ttflist
+            if entry.style == "normal" and "LastResort" not in entry.fname
+        }
         for name in sorted(fonts, key=order):
             has = wanted & _letters_of(fonts[name])
             chosen.extend([name] if has else [])
@@ -228,7 +250,23 @@ def check_matplotlib(*files: Path | None) -> None:
 
 def sequence(series: Sequence[str]) -> dict[str, tuple[str, Any]]:
     """Return colour and line of each series."""
-    return {name: (SERIES[place % len(SERIES)], DASHES[place // len(SERIES) % len(DASHES)]) for place, name in enumerate(series)}
+    return {
+        name: (SERIES[place % len(SERIES)], DASHES[place // len(SERIES) % len(DASHES)])
+        for place, name in enumerate(series)
+    }
 
 
-__all__ = ["DPI", "SERIES", "check_matplotlib", "draw", "inline", "lacking", "legible", "png", "saved", "sequence", "svg", "write"]
+__all__ = [
+    "DPI",
+    "SERIES",
+    "check_matplotlib",
+    "draw",
+    "inline",
+    "lacking",
+    "legible",
+    "png",
+    "saved",
+    "sequence",
+    "svg",
+    "write",
+]

@@ -13,7 +13,18 @@ from typing import Any, Self
 from concord.spec.errors import SpecError, optional
 from concord.spec.files import parse_json, read_text
 
-COLUMNS = ("step", "epoch", "seconds", "loss", "learning_rate", "norm", "tokens_per_second", "memory_mib", "dev_loss", "dev_accuracy")
+COLUMNS = (
+    "step",
+    "epoch",
+    "seconds",
+    "loss",
+    "learning_rate",
+    "norm",
+    "tokens_per_second",
+    "memory_mib",
+    "dev_loss",
+    "dev_accuracy",
+)
 """What a line may say: ``loss`` and ``norm`` are means since the line before; ``memory_mib`` is what the worker holds; what is not known is left out."""
 
 FILES = ("log.csv", "log.jsonl")
@@ -32,7 +43,9 @@ class Log:
         SpecError: if it cannot be written.
     """
 
-    def __init__(self, run: Path, lengths: dict[str, int], step: int, tensorboard: Path | None = None) -> None:
+    def __init__(
+        self, run: Path, lengths: dict[str, int], step: int, tensorboard: Path | None = None
+    ) -> None:
         self.run, self.files = run, {}
         try:
             for name in FILES:
@@ -81,7 +94,9 @@ class Log:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for file in (*self.files.values(), *([self.events] if self.events else [])):
             file.close()
 

@@ -45,7 +45,9 @@ def losses(logits: ArrayLike, labels: ArrayLike) -> NDArray[np.float64]:
     given = np.asarray(logits, np.float64)
     if given.shape[1] == 1:
         given = np.hstack([np.zeros_like(given), given])
-    chosen: NDArray[np.float64] = -log_softmax(given, axis=1)[np.arange(len(given)), np.asarray(labels, np.int64)]
+    chosen: NDArray[np.float64] = -log_softmax(given, axis=1)[
+        np.arange(len(given)), np.asarray(labels, np.int64)
+    ]
     return chosen
 
 
@@ -104,9 +106,13 @@ class Metrics:
         given, truth = np.asarray(logits), np.asarray(labels, np.int64)
         widths = (self.num_classes, 1) if self.num_classes == 2 else (self.num_classes,)
         if given.ndim != 2 or given.shape[1] not in widths or truth.shape != given.shape[:1]:
-            raise SpecError(f"logits have shape {given.shape} and labels {truth.shape} but must have (B, {self.num_classes}) and (B,)")
+            raise SpecError(
+                f"logits have shape {given.shape} and labels {truth.shape} but must have (B, {self.num_classes}) and (B,)"
+            )
         if ((truth < 0) | (truth >= self.num_classes)).any():
-            raise SpecError(f"labels reach from {truth.min()} to {truth.max()} but must lie in [0, {self.num_classes})")
+            raise SpecError(
+                f"labels reach from {truth.min()} to {truth.max()} but must lie in [0, {self.num_classes})"
+            )
         chosen = predicted(given)
         np.add.at(self.confusion, (truth[chosen >= 0], chosen[chosen >= 0]), 1)
         np.add.at(self.undecided, truth[chosen < 0], 1)
@@ -139,7 +145,12 @@ class Metrics:
         return sum(present) / len(present) if present else None
 
 
-def measure(predict: Predict, config: EncoderConfig, batches: Iterable[Batch], done: Callable[[int], Any] = lambda count: None) -> tuple[Metrics, float | None]:
+def measure(
+    predict: Predict,
+    config: EncoderConfig,
+    batches: Iterable[Batch],
+    done: Callable[[int], Any] = lambda count: None,
+) -> tuple[Metrics, float | None]:
     """Return what a model's predictions come to, and the mean loss (SPEC LOS-1, LOS-3, without LOS-4) in float64; None without any sample.
 
     Args:

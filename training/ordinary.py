@@ -89,7 +89,9 @@ class Fitting:
         self.recipe, self.plan, self.progress = start.recipe, start.progress.plan, start.progress
         first = next(iter(source.epoch(0)))[1]
         training = Training(self.recipe, [], seed=self.progress.seed, dropout_by=self.plan.dropout_by)
-        request = Request(start.config, start.weights, first, **vars(self.plan.settings), taps=False, training=training)
+        request = Request(
+            start.config, start.weights, first, **vars(self.plan.settings), taps=False, training=training
+        )
         self.session = worker.train(request)
         self.session.load(everything(start), self.progress.step)
         self.saved = self.progress.step
@@ -129,11 +131,21 @@ class Fitting:
                 f"the last checkpoint is {runs.step_folder(self.run, self.saved)}"
             )
         norm = float(found["norm"]) if "norm" in found else None
-        tokens = sum(int((batch.required("input_ids") != self.start.config.pad_id).sum()) for batch in batches)
+        tokens = sum(
+            int((batch.required("input_ids") != self.start.config.pad_id).sum()) for batch in batches
+        )
         recent = [*done.recent, [loss, norm or 0.0, tokens, time.perf_counter() - before]]
         epoch, position = (done.epoch + 1, 0) if last else (done.epoch, done.position + len(window))
         seconds = time.perf_counter() - self.began
-        self.progress = replace(done, step=done.step + 1, epoch=epoch, position=position, samples=chained(done.samples, window), recent=recent, seconds=seconds)
+        self.progress = replace(
+            done,
+            step=done.step + 1,
+            epoch=epoch,
+            position=position,
+            samples=chained(done.samples, window),
+            recent=recent,
+            seconds=seconds,
+        )
         if self.progress.step % self.plan.log_every:
             return {}
         return self.summary(norm is not None)
@@ -142,10 +154,17 @@ class Fitting:
         """Return what the log says of the steps since its last line."""
         losses, norms, tokens, seconds = zip(*self.progress.recent, strict=True)
         self.progress = replace(self.progress, recent=[])
-        means = {"loss": math.fsum(losses) / len(losses), "learning_rate": learning_rate(self.recipe, self.progress.step - 1)}
+        means = {
+            "loss": math.fsum(losses) / len(losses),
+            "learning_rate": learning_rate(self.recipe, self.progress.step - 1),
+        }
         if has_norm:
             means["norm"] = math.fsum(norms) / len(norms)
-        return {**means, "tokens_per_second": round(sum(tokens) / max(sum(seconds), 1e-9)), "memory_mib": round(self.worker.size / 2**20)}
+        return {
+            **means,
+            "tokens_per_second": round(sum(tokens) / max(sum(seconds), 1e-9)),
+            "memory_mib": round(self.worker.size / 2**20),
+        }
 
     def settle(self, row: dict[str, Any], last: bool, halted: bool) -> None:
         """Do what is due after a step: evaluate, log, and keep a checkpoint."""
@@ -157,7 +176,12 @@ class Fitting:
             ended = ended or self.ended()
         self.progress = replace(self.progress, ended=ended)
         if row:
-            self.log.add(step=step, epoch=self.progress.epoch + (self.progress.position > 0), seconds=round(self.progress.seconds, 1), **row)
+            self.log.add(
+                step=step,
+                epoch=self.progress.epoch + (self.progress.position > 0),
+                seconds=round(self.progress.seconds, 1),
+                **row,
+            )
         if due or ended or halted or (plan.save_every and step % plan.save_every == 0):
             self.save()
 
@@ -213,7 +237,12 @@ class Fitting:
         state = self.session.state()
         trained = section(state, "parameters.")
         rest = {name: array for name, array in state.items() if not name.startswith("parameters.")}
-        return replace(self.start, weights={name: trained.get(name, array) for name, array in self.start.weights.items()}, state=rest, progress=self.progress)
+        return replace(
+            self.start,
+            weights={name: trained.get(name, array) for name, array in self.start.weights.items()},
+            state=rest,
+            progress=self.progress,
+        )
 
 
 def fit(
@@ -265,5 +294,10 @@ def chained(samples: str, window: Sequence[Numbered]) -> str:
 
 def said(row: dict[str, Any]) -> str:
     """Return in short what the log says of a step."""
-    names = {"loss": "loss {:.4f}", "dev_loss": "dev loss {:.4f}", "dev_accuracy": "dev accuracy {:.2%}", "tokens_per_second": "{:,} tokens/s"}
+    names = {
+        "loss": "loss {:.4f}",
+        "dev_loss": "dev loss {:.4f}",
+        "dev_accuracy": "dev accuracy {:.2%}",
+        "tokens_per_second": "{:,} tokens/s",
+    }
     return ", ".join(text.format(row[name]) for name, text in names.items() if name in row)

@@ -76,8 +76,22 @@ class Plan(Settings):
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        counts = ("batch", "pad_to", "epochs", "steps", "log_every", "evaluate_every", "save_every", "patience", "threads")
-        problems = [f"{_option(name)} is {value} but must be at least 1" for name in counts if (value := getattr(self, name)) is not None and value < 1]
+        counts = (
+            "batch",
+            "pad_to",
+            "epochs",
+            "steps",
+            "log_every",
+            "evaluate_every",
+            "save_every",
+            "patience",
+            "threads",
+        )
+        problems = [
+            f"{_option(name)} is {value} but must be at least 1"
+            for name in counts
+            if (value := getattr(self, name)) is not None and value < 1
+        ]
         if self.minutes is not None and not self.minutes > 0:
             problems.append(f"--minutes is {self.minutes:g} but must be above 0")
         if self.best_by not in MEASURES:

@@ -71,7 +71,9 @@ def of_variant(name: str, seed: int = 0) -> list[Form]:
     if config.positions == "sinusoidal":
         return _forms(config, name, positions.sinusoid(config))
     small = config.padded_by(0, vocab_size=2, num_layers=1, d_ff=1)
-    return _forms(config, f"{name}: learned, as it is drawn before training", initialize(small, seed)[POSITIONS])
+    return _forms(
+        config, f"{name}: learned, as it is drawn before training", initialize(small, seed)[POSITIONS]
+    )
 
 
 def of_model(name: str, config: EncoderConfig, weights: Weights) -> list[Form]:
@@ -80,7 +82,9 @@ def of_model(name: str, config: EncoderConfig, weights: Weights) -> list[Form]:
     Args:
         name: of the model.
     """
-    return _forms(config, f"{name}: learned" if config.positions == "learned" else name, _stored(weights, config))
+    return _forms(
+        config, f"{name}: learned" if config.positions == "learned" else name, _stored(weights, config)
+    )
 
 
 def _stored(weights: Weights, config: EncoderConfig) -> Array:
@@ -90,9 +94,16 @@ def _stored(weights: Weights, config: EncoderConfig) -> Array:
 def _forms(config: EncoderConfig, name: str, table: Array) -> list[Form]:
     found = [Form(_named(config, name), table[config.position_start :])]
     for layout, exponent in itertools.product(CHOICES["position_layout"], CHOICES["position_exponent"]):
-        if (layout, exponent) == (config.position_layout, config.position_exponent) or (layout == "halves" and config.d_model % 2):
+        if (layout, exponent) == (config.position_layout, config.position_exponent) or (
+            layout == "halves" and config.d_model % 2
+        ):
             continue
-        other = config.replace(positions="sinusoidal", position_layout=layout, position_exponent=exponent, position_base=config.position_base or 10000.0)
+        other = config.replace(
+            positions="sinusoidal",
+            position_layout=layout,
+            position_exponent=exponent,
+            position_base=config.position_base or 10000.0,
+        )
         found.append(Form(_named(other, "sinusoid"), positions.sinusoid(other)[config.position_start :]))
     return found
 
@@ -110,7 +121,13 @@ def _named(config: EncoderConfig, name: str) -> str:
 def columns_of(table: Array) -> list[int]:
     """Return the columns that are drawn as curves: fast, middle and slow ones."""
     width = table.shape[1]
-    return sorted({place for place in (0, 1, width // 8, width // 8 + 1, width // 3, width // 2, width - 1) if place < width})
+    return sorted(
+        {
+            place
+            for place in (0, 1, width // 8, width // 8 + 1, width // 3, width // 2, width - 1)
+            if place < width
+        }
+    )
 
 
 def figure(forms: Sequence[Form]) -> Figure:
@@ -123,7 +140,9 @@ def figure(forms: Sequence[Form]) -> Figure:
     def paint(made: Any) -> None:
         axes = made.subplots(1, 3)
         _curves(axes[0], forms[0])
-        shown = axes[1].imshow(forms[0].table, cmap="PuOr_r", aspect="auto", interpolation="nearest", **_ends(forms[0].table))
+        shown = axes[1].imshow(
+            forms[0].table, cmap="PuOr_r", aspect="auto", interpolation="nearest", **_ends(forms[0].table)
+        )
         axes[1].set(title=forms[0].name, xlabel="column", ylabel="position")
         made.colorbar(shown, ax=axes[1], shrink=0.8, pad=0.02)
         _products(axes[2], forms)
@@ -138,7 +157,9 @@ def _ends(table: Array) -> dict[str, float]:
 
 def _curves(axes: Axes, form: Form, most: int = 64) -> None:
     names = [f"column {place}" for place in columns_of(form.table)]
-    for (name, (colour, line)), place in zip(figures.sequence(names).items(), columns_of(form.table), strict=True):
+    for (name, (colour, line)), place in zip(
+        figures.sequence(names).items(), columns_of(form.table), strict=True
+    ):
         axes.plot(form.table[:most, place], color=colour, linestyle=line, linewidth=1.2, label=name)
     axes.set(title="some columns", xlabel="position", ylabel="value")
     axes.grid(True)
@@ -150,7 +171,9 @@ def _products(axes: Axes, forms: Sequence[Form]) -> None:
     for form in forms:  # the layout only moves columns, and no product changes with it
         drawn.setdefault(np.round(form.products()[0], 6).tobytes(), []).append(form)
     names = ["\n".join(form.name for form in alike) for alike in drawn.values()]
-    for (name, (colour, line)), (form, *_) in zip(figures.sequence(names).items(), drawn.values(), strict=True):
+    for (name, (colour, line)), (form, *_) in zip(
+        figures.sequence(names).items(), drawn.values(), strict=True
+    ):
         mean, least, most = form.products()
         last = max(len(mean) * 3 // 4, 2)  # of the farthest there are but few pairs
         axes.fill_between(range(last), least[:last], most[:last], color=colour, alpha=0.15, linewidth=0)
@@ -168,7 +191,14 @@ def table_of(forms: Sequence[Form]) -> tuple[list[str], list[list[str]]]:
     for form in forms:
         mean, least, most = form.products()
         half = form.half()
-        rows.append([form.name, *(f"{mean[distance]:.3f}" for distance in far), "never" if half is None else str(half), f"{max((most - least)[: len(mean) // 2 + 1]):.2g}"])
+        rows.append(
+            [
+                form.name,
+                *(f"{mean[distance]:.3f}" for distance in far),
+                "never" if half is None else str(half),
+                f"{max((most - least)[: len(mean) // 2 + 1]):.2g}",
+            ]
+        )
     return ["form", *(f"at {distance}" for distance in far), "below half from", "range by place"], rows
 
 
@@ -197,16 +227,26 @@ def page(forms: Sequence[Form], title: str) -> str:
         "positions.html",
         data,
         Path(__file__).parent / "templates",
-        headline=f"{forms[0].name}: the product of two positions falls below half from a distance of {half} on." if half else f"{forms[0].name}: the product of two positions never falls below half.",
+        headline=f"{forms[0].name}: the product of two positions falls below half from a distance of {half} on."
+        if half
+        else f"{forms[0].name}: the product of two positions never falls below half.",
         tone="good",
         compared=[f"{first.shape[0]} positions of {first.shape[1]} columns, in float64."],
         sections={"curves": "Curves and products", "table": "The table", "numbers": "In numbers"},
-        curves=figures.inline(figures.draw(lambda made: _curves(made.subplots(), forms[0]), 3.9, 3.3), "Some columns of the table over positions"),
-        products=figures.inline(figures.draw(lambda made: _products(made.subplots(), forms), 3.9, 3.7), "Products of two rows by their distance"),
+        curves=figures.inline(
+            figures.draw(lambda made: _curves(made.subplots(), forms[0]), 3.9, 3.3),
+            "Some columns of the table over positions",
+        ),
+        products=figures.inline(
+            figures.draw(lambda made: _products(made.subplots(), forms), 3.9, 3.7),
+            "Products of two rows by their distance",
+        ),
         heat=drawing.heat_map(levels.tolist(), range(1, 8), "Values of the table over position and column"),
         shape=(len(rows), len(columns)),
         first=f"positions 0 to {rows[-1]}",
-        columns=f"{len(columns)} of {first.shape[1]} columns, in pairs of neighbours" if len(columns) < first.shape[1] else f"all {len(columns)} columns",
+        columns=f"{len(columns)} of {first.shape[1]} columns, in pairs of neighbours"
+        if len(columns) < first.shape[1]
+        else f"all {len(columns)} columns",
         ends=[f"{-most + 2 * most * place / 8:.2f}" for place in range(9)],
         headings=headings,
         rows=numbers,

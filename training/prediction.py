@@ -54,7 +54,9 @@ def model_of(folder: Path) -> Model:
     """
     found, place = checkpoint.read(folder), runs.place(folder)
     if found.encoder is None or found.labels is None:
-        raise SpecError(f"{folder}: was not trained on texts: it lacks tokenizer.json and text.json, or names of classes")
+        raise SpecError(
+            f"{folder}: was not trained on texts: it lacks tokenizer.json and text.json, or names of classes"
+        )
     return Model(place, found.config, dict(found.weights), found.labels, found.encoder, found.progress.step)
 
 
@@ -66,20 +68,39 @@ def predictor(worker: Worker, model: Model, settings: Computing) -> Predict:
     Raises:
         Unsupported, WorkerFailure: as :meth:`concord.backends.worker.Worker.run` does.
     """
-    training = Training(Recipe(algorithm="sgd", learning_rate=0.0), [])  # of which no step is made: it keeps nothing beside the parameters
-    ways: dict[str, Any] = {name: getattr(settings, name) for name in ("dtype", "implementation", "execution", "precision")}
+    training = Training(
+        Recipe(algorithm="sgd", learning_rate=0.0), []
+    )  # of which no step is made: it keeps nothing beside the parameters
+    ways: dict[str, Any] = {
+        name: getattr(settings, name) for name in ("dtype", "implementation", "execution", "precision")
+    }
     one = encode(Samples(samples=[Sample(0, ".")], files=("",), digest=""), model.encoder)
     _, first = next(batches(one, model.config, 1))
-    request = Request(model.config, model.weights, first, **ways, device=settings.device, taps=False, gradients=False, training=training)
+    request = Request(
+        model.config,
+        model.weights,
+        first,
+        **ways,
+        device=settings.device,
+        taps=False,
+        gradients=False,
+        training=training,
+    )
     try:
         return worker.train(request).predict
     except Unsupported:
-        return lambda batch: worker.run(model.config, model.weights, batch, **ways, taps=False, gradients=False).output
+        return lambda batch: (
+            worker.run(model.config, model.weights, batch, **ways, taps=False, gradients=False).output
+        )
 
 
 def _batches(corpus: Corpus, config: EncoderConfig, size: int) -> Iterator[tuple[NDArray[np.int64], Batch]]:
     """Yield the samples of a corpus, those of like length together; where a sample's mask is another's (SPEC MSK-7), as they come."""
-    order = np.arange(len(corpus)) if config.mask_assignment == "batch_major" else np.argsort(-corpus.lengths, kind="stable")
+    order = (
+        np.arange(len(corpus))
+        if config.mask_assignment == "batch_major"
+        else np.argsort(-corpus.lengths, kind="stable")
+    )
     for start in range(0, len(order), size):
         yield from batches(corpus.select(order[start : start + size]), config, size, multiple=PAD_TO)
 
@@ -135,7 +156,9 @@ class InOrder(Complaints):
         return taken
 
 
-def predict(model: Model, compute: Predict, samples: Iterable[Sample], size: int, complaints: InOrder) -> Iterator[Prediction | Bad]:
+def predict(
+    model: Model, compute: Predict, samples: Iterable[Sample], size: int, complaints: InOrder
+) -> Iterator[Prediction | Bad]:
     """Yield what a model says of each text, in the order of the texts; of a bad line, what is wrong with it.
 
     Args:
@@ -161,12 +184,16 @@ def _predicted(model: Model, compute: Predict, samples: list[Sample], size: int)
     found: dict[int, Prediction] = {}
     for places, batch in _batches(corpus, model.config, size):
         logits = compute(batch)
-        for place, best, row in zip(places.tolist(), predicted(logits).tolist(), probabilities(logits).tolist(), strict=True):
+        for place, best, row in zip(
+            places.tolist(), predicted(logits).tolist(), probabilities(logits).tolist(), strict=True
+        ):
             label = None if best < 0 else model.labels.names[best]
             found[place] = Prediction(samples[place], label, tuple(row), int(corpus.truncated[place]))
     return [found[place] for place in range(len(samples))]
 
 
-def evaluate(model: Model, compute: Predict, corpus: Corpus, size: int, done: Callable[[int], Any] = lambda count: None) -> tuple[Metrics, float | None]:
+def evaluate(
+    model: Model, compute: Predict, corpus: Corpus, size: int, done: Callable[[int], Any] = lambda count: None
+) -> tuple[Metrics, float | None]:
     """Return what a model's predictions of labelled samples come to (:func:`concord.training.metrics.measure`)."""
     return measure(compute, model.config, (batch for _, batch in _batches(corpus, model.config, size)), done)

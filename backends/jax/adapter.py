@@ -73,15 +73,24 @@ class Adapter(FrameworkAdapter):
 
     def construct(self, part: Callable[..., nnx.Module], request: Request, device: jax.Device) -> nnx.Module:
         """Return a part of the model in the dtype of a request, on a device, for weights to be loaded into it."""
-        model = nnx.eval_shape(lambda: part(request.config, param_dtype=DTYPES[request.dtype], rngs=nnx.Rngs(0)))  # Shapes alone; nothing is allocated or drawn.
+        model = nnx.eval_shape(
+            lambda: part(request.config, param_dtype=DTYPES[request.dtype], rngs=nnx.Rngs(0))
+        )  # Shapes alone; nothing is allocated or drawn.
         place = SingleDeviceSharding(device)
-        nnx.update(model, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), nnx.state(model)))
+        nnx.update(
+            model,
+            jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), nnx.state(model)
+            ),
+        )
         return model
 
     def tensor(self, array: np.ndarray, dtype: str, device: jax.Device) -> Array:
         """Return an input as a tensor: numbers in the precision of the run, ids as int64, masks as bool."""
         with np.errstate(over="ignore"):  # What float16 cannot hold becomes infinite.
-            return jax.device_put(array.astype(DTYPES[dtype]) if np.issubdtype(array.dtype, np.floating) else array, device)
+            return jax.device_put(
+                array.astype(DTYPES[dtype]) if np.issubdtype(array.dtype, np.floating) else array, device
+            )
 
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
         """Return the largest number of bytes held on a device (:meth:`concord.backends.interface.Measurable.peak_memory`)."""

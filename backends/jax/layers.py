@@ -43,7 +43,12 @@ def gelu_tanh(x: Array) -> Array:
     return 0.5 * x * (1.0 + jnp.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
-ACTIVATIONS: dict[str, Step] = {"none": identity, "relu": jax.nn.relu, "gelu_erf": gelu_erf, "gelu_tanh": gelu_tanh}  # ATT-1, FFN-2
+ACTIVATIONS: dict[str, Step] = {
+    "none": identity,
+    "relu": jax.nn.relu,
+    "gelu_erf": gelu_erf,
+    "gelu_tanh": gelu_tanh,
+}  # ATT-1, FFN-2
 POOLERS: dict[str, Step] = {"none": identity, "tanh": jnp.tanh, "relu": jax.nn.relu}  # HED-2
 
 
@@ -92,7 +97,10 @@ def head_by_head(step: Callable[..., Array], *tensors: tuple[Array, int], axis: 
     return jnp.concatenate([step(*group) for group in groups], axis=axis)
 
 
-HEADS = {"batched": all_heads, "looped": head_by_head}  # ATT-7: a step, tensors each with the axis of heads, that of the result
+HEADS = {
+    "batched": all_heads,
+    "looped": head_by_head,
+}  # ATT-7: a step, tensors each with the axis of heads, that of the result
 
 
 def pre_norm(x: Array, sublayer: Step, norm: Step, tap: Tap, scope: str, number: int) -> Array:
@@ -127,7 +135,9 @@ POOLINGS = {"first": first_token, "flatten": all_tokens, "mean": mean_of_real_to
 class LayerNorm(nnx.Module):
     """Layer norm over D in every published form (SPEC NRM-2 to NRM-4): (B, T, D) to (B, T, D)."""
 
-    def __init__(self, config: EncoderConfig, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, config: EncoderConfig, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
+    ) -> None:
         self.scale = nnx.Param(jnp.ones(config.d_model, dtype=param_dtype))
         self.bias = nnx.Param(jnp.zeros(config.d_model, dtype=param_dtype))
         self.epsilon = config.norm_epsilon
@@ -156,14 +166,22 @@ class Embeddings(nnx.Module):
 
     norm_class: ClassVar[Make] = LayerNorm
 
-    def __init__(self, config: EncoderConfig, scope: str, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, config: EncoderConfig, scope: str, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
+    ) -> None:
         self.scope = scope
         self.token = nnx.Embed(config.vocab_size, config.d_model, param_dtype=param_dtype, rngs=rngs)
         self.position = nnx.Embed(config.max_positions, config.d_model, param_dtype=param_dtype, rngs=rngs)
         if config.positions != "learned":
             self.position.embedding = nnx.Variable(self.position.embedding[...])  # type: ignore[assignment]  # no Param, which gradients are taken by
-        self.segment = nnx.Embed(config.num_segments, config.d_model, param_dtype=param_dtype, rngs=rngs) if config.num_segments else None
-        self.norm = self.norm_class(config, param_dtype=param_dtype, rngs=rngs) if config.embedding_norm else None
+        self.segment = (
+            nnx.Embed(config.num_segments, config.d_model, param_dtype=param_dtype, rngs=rngs)
+            if config.num_segments
+            else None
+        )
+        self.norm = (
+            self.norm_class(config, param_dtype=param_dtype, rngs=rngs) if config.embedding_norm else None
+        )
         self.scale = math.sqrt(config.d_model) if config.embedding_scale == "sqrt_d_model" else None
         self.token_padding_row = config.token_padding_row
         self.zeroed_row = config.token_padding_row if config.token_padding_forward == "zero" else None
@@ -176,12 +194,19 @@ class Embeddings(nnx.Module):
     def __call__(self, input_ids: Array, segment_ids: Array | None, real: Array, tap: Tap = silent) -> Array:
         token = tap(f"{self.scope}.token", self.embed_tokens(input_ids))
         position_ids = self.position_ids(real)
-        position = tap(f"{self.scope}.position", freeze_row(self.look_up(self.position, position_ids), position_ids, self.position_padding_row))
+        position = tap(
+            f"{self.scope}.position",
+            freeze_row(self.look_up(self.position, position_ids), position_ids, self.position_padding_row),
+        )
         total = token + position
         if self.segment is not None:
             if segment_ids is None:
-                raise ValueError("segment_ids are missing but this model has a table of segments [clause=EMB-5]")
-            segment = freeze_row(self.look_up(self.segment, segment_ids), segment_ids, self.segment_padding_row)
+                raise ValueError(
+                    "segment_ids are missing but this model has a table of segments [clause=EMB-5]"
+                )
+            segment = freeze_row(
+                self.look_up(self.segment, segment_ids), segment_ids, self.segment_padding_row
+            )
             total = total + tap(f"{self.scope}.segment", segment)
         total = tap(f"{self.scope}.sum", total)
         return total if self.norm is None else tap(f"{self.scope}.norm", self.norm(total))
@@ -202,13 +227,19 @@ class Embeddings(nnx.Module):
 
 def freeze_row(vectors: Array, ids: Array, row: int | None) -> Array:
     """Let no gradient reach one row of the table that the vectors were taken from (SPEC EMB-4, EMB-5, POS-7)."""
-    return vectors if row is None else jnp.where((ids == row)[..., None], jax.lax.stop_gradient(vectors), vectors)
+    return (
+        vectors
+        if row is None
+        else jnp.where((ids == row)[..., None], jax.lax.stop_gradient(vectors), vectors)
+    )
 
 
 class DotProductAttention(nnx.Module):
     """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-8): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
 
-    def __init__(self, config: EncoderConfig, scope: str, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, config: EncoderConfig, scope: str, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
+    ) -> None:
         self.constants = mask_constants(config)  # MSK-6
         self.scope = scope
         self.each_head = HEADS[config.head_computation]
@@ -218,13 +249,25 @@ class DotProductAttention(nnx.Module):
         self.fill = FILLS[config.mask_fill]
         self.overwrite_queries = config.query_mask == "overwrite"
 
-    def __call__(self, q: Array, k: Array, v: Array, key_mask: Array | None = None, query_mask: Array | None = None, tap: Tap = silent) -> Array:
+    def __call__(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        key_mask: Array | None = None,
+        query_mask: Array | None = None,
+        tap: Tap = silent,
+    ) -> Array:
         constant = self.constants[str(q.dtype)]
-        scores = tap(f"{self.scope}.scores", self.each_head(self.score, (q, 2), (k, 2), axis=1))  # (B, H, Q, S)
+        scores = tap(
+            f"{self.scope}.scores", self.each_head(self.score, (q, 2), (k, 2), axis=1)
+        )  # (B, H, Q, S)
         if key_mask is not None:
             mask = partial(self.mask, key_mask=key_mask, constant=constant)
             scores = tap(f"{self.scope}.masked_scores", self.each_head(mask, (scores, 1), axis=1))
-        weights = tap(f"{self.scope}.weights", self.each_head(partial(jax.nn.softmax, axis=-1), (scores, 1), axis=1))
+        weights = tap(
+            f"{self.scope}.weights", self.each_head(partial(jax.nn.softmax, axis=-1), (scores, 1), axis=1)
+        )
         if self.overwrite_queries and query_mask is not None:
             overwrite = partial(replace_masked, visible=query_mask[:, None, :, None], constant=constant)
             weights = tap(f"{self.scope}.masked_weights", self.each_head(overwrite, (weights, 1), axis=1))
@@ -250,7 +293,9 @@ class MultiHeadAttention(nnx.Module):
     activations: ClassVar[dict[str, Step]] = ACTIVATIONS
     dot_product_class: ClassVar[Make] = DotProductAttention
 
-    def __init__(self, config: EncoderConfig, scope: str, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, config: EncoderConfig, scope: str, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
+    ) -> None:
         self.scope = scope
         self.heads = (config.num_heads, config.head_dim)
         width = config.d_model
@@ -259,9 +304,21 @@ class MultiHeadAttention(nnx.Module):
         self.value = nnx.Linear(width, width, use_bias=config.qkv_bias, param_dtype=param_dtype, rngs=rngs)
         self.activation = self.activations[config.qkv_activation]
         self.dot_product = self.dot_product_class(config, scope, param_dtype=param_dtype, rngs=rngs)
-        self.output = nnx.Linear(width, width, use_bias=True, param_dtype=param_dtype, rngs=rngs) if config.output_projection else None
+        self.output = (
+            nnx.Linear(width, width, use_bias=True, param_dtype=param_dtype, rngs=rngs)
+            if config.output_projection
+            else None
+        )
 
-    def __call__(self, query: Array, key: Array, value: Array, key_mask: Array | None = None, query_mask: Array | None = None, tap: Tap = silent) -> Array:
+    def __call__(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        key_mask: Array | None = None,
+        query_mask: Array | None = None,
+        tap: Tap = silent,
+    ) -> Array:
         q = tap(f"{self.scope}.query", self.split_heads(self.activation(self.query(query))))
         k = tap(f"{self.scope}.key", self.split_heads(self.activation(self.key(key))))
         v = tap(f"{self.scope}.value", self.split_heads(self.activation(self.value(value))))
@@ -277,10 +334,16 @@ class FeedForward(nnx.Module):
 
     activations: ClassVar[dict[str, Step]] = ACTIVATIONS
 
-    def __init__(self, config: EncoderConfig, scope: str, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, config: EncoderConfig, scope: str, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
+    ) -> None:
         self.scope = scope
-        self.inner = nnx.Linear(config.d_model, config.d_ff, use_bias=True, param_dtype=param_dtype, rngs=rngs)
-        self.outer = nnx.Linear(config.d_ff, config.d_model, use_bias=True, param_dtype=param_dtype, rngs=rngs)
+        self.inner = nnx.Linear(
+            config.d_model, config.d_ff, use_bias=True, param_dtype=param_dtype, rngs=rngs
+        )
+        self.outer = nnx.Linear(
+            config.d_ff, config.d_model, use_bias=True, param_dtype=param_dtype, rngs=rngs
+        )
         self.activation = self.activations[config.activation]
 
     def __call__(self, x: Array, tap: Tap = silent) -> Array:
@@ -296,10 +359,16 @@ class EncoderLayer(nnx.Module):
     attention_class: ClassVar[Make] = MultiHeadAttention
     feed_forward_class: ClassVar[Make] = FeedForward
 
-    def __init__(self, config: EncoderConfig, scope: str, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, config: EncoderConfig, scope: str, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
+    ) -> None:
         self.scope = scope
-        self.attention = self.attention_class(config, f"{scope}.attention", param_dtype=param_dtype, rngs=rngs)
-        self.feed_forward = self.feed_forward_class(config, f"{scope}.feed_forward", param_dtype=param_dtype, rngs=rngs)
+        self.attention = self.attention_class(
+            config, f"{scope}.attention", param_dtype=param_dtype, rngs=rngs
+        )
+        self.feed_forward = self.feed_forward_class(
+            config, f"{scope}.feed_forward", param_dtype=param_dtype, rngs=rngs
+        )
         shared = config.norm_sharing == "shared"
         self.norm = self.norm_class(config, param_dtype=param_dtype, rngs=rngs) if shared else None
         self.norm1 = None if shared else self.norm_class(config, param_dtype=param_dtype, rngs=rngs)

@@ -29,16 +29,31 @@ def gelu_tanh(x: Array) -> Array:
     return jax.nn.gelu(x, approximate=True)
 
 
-ACTIVATIONS: dict[str, explicit.Step] = {"none": explicit.identity, "relu": jax.nn.relu, "gelu_erf": gelu_erf, "gelu_tanh": gelu_tanh}  # ATT-1, FFN-2
+ACTIVATIONS: dict[str, explicit.Step] = {
+    "none": explicit.identity,
+    "relu": jax.nn.relu,
+    "gelu_erf": gelu_erf,
+    "gelu_tanh": gelu_tanh,
+}  # ATT-1, FFN-2
 
 
 class LayerNorm(nnx.LayerNorm):
     """Layer norm over D with the biased variance and epsilon inside (SPEC NRM-2): (B, T, D) to (B, T, D)."""
 
-    def __init__(self, config: EncoderConfig, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, config: EncoderConfig, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
+    ) -> None:
         # Not the fast variance, the mean of squares less the square of the mean, which cancels (NRM-2).
-        how: dict[str, Any] = {"use_bias": True, "use_scale": True, "use_fast_variance": False, "reduction_axes": -1, "feature_axes": -1}
-        super().__init__(config.d_model, epsilon=config.norm_epsilon, **how, param_dtype=param_dtype, rngs=rngs)
+        how: dict[str, Any] = {
+            "use_bias": True,
+            "use_scale": True,
+            "use_fast_variance": False,
+            "reduction_axes": -1,
+            "feature_axes": -1,
+        }
+        super().__init__(
+            config.d_model, epsilon=config.norm_epsilon, **how, param_dtype=param_dtype, rngs=rngs
+        )
 
 
 class Embeddings(explicit.Embeddings):
@@ -53,18 +68,34 @@ class Embeddings(explicit.Embeddings):
 class DotProductAttention(nnx.Module):
     """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
 
-    def __init__(self, config: EncoderConfig, scope: str, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, config: EncoderConfig, scope: str, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
+    ) -> None:
         self.constants = mask_constants(config)  # MSK-6
         self.scope = scope
         self.scale = config.head_dim**-0.5  # ATT-4: both ways, which differ in rounding alone
         self.assign = explicit.ASSIGNMENTS[config.mask_assignment]
 
-    def __call__(self, q: Array, k: Array, v: Array, key_mask: Array | None = None, query_mask: Array | None = None, tap: Tap = silent) -> Array:
+    def __call__(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        key_mask: Array | None = None,
+        query_mask: Array | None = None,
+        tap: Tap = silent,
+    ) -> Array:
         context = self.attend(q, k, v, None if key_mask is None else self.bias(q, key_mask))  # (B, Q, H, K)
         return tap(f"{self.scope}.context", jnp.reshape(context, (*context.shape[:2], -1)))  # (B, Q, D)
 
     def attend(self, q: Array, k: Array, v: Array, bias: Array | None) -> Array:
-        options: dict[str, Any] = {"mask": None, "is_causal": False, "scale": self.scale, "local_window_size": None, "implementation": "xla"}
+        options: dict[str, Any] = {
+            "mask": None,
+            "is_causal": False,
+            "scale": self.scale,
+            "local_window_size": None,
+            "implementation": "xla",
+        }
         return jax.nn.dot_product_attention(q, k, v, bias=bias, **options)
 
     def bias(self, q: Array, key_mask: Array) -> Array:
@@ -148,7 +179,9 @@ def unsupported_reasons(request: Request) -> list[str]:
     """Return what keeps a request from being computed by library layers, one line for each option; nothing if they can."""
     found = LAYERS.unsupported_reasons(request)
     if request.dtype == "float64":
-        found.append("dtype='float64': jax.nn.dot_product_attention computes its softmax in float32, in every precision (PRC-2)")
+        found.append(
+            "dtype='float64': jax.nn.dot_product_attention computes its softmax in float32, in every precision (PRC-2)"
+        )
     return found
 
 

@@ -33,10 +33,19 @@ class EncoderStack(nnx.Module):
     layer_class: ClassVar[Make] = EncoderLayer
     norm_class: ClassVar[Make] = LayerNorm
 
-    def __init__(self, config: EncoderConfig, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, config: EncoderConfig, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
+    ) -> None:
         self.pad_id = config.pad_id
-        self.layers = nnx.List([self.layer_class(config, f"layers.{i}", param_dtype=param_dtype, rngs=rngs) for i in range(config.num_layers)])
-        self.final_norm = self.norm_class(config, param_dtype=param_dtype, rngs=rngs) if config.final_norm else None
+        self.layers = nnx.List(
+            [
+                self.layer_class(config, f"layers.{i}", param_dtype=param_dtype, rngs=rngs)
+                for i in range(config.num_layers)
+            ]
+        )
+        self.final_norm = (
+            self.norm_class(config, param_dtype=param_dtype, rngs=rngs) if config.final_norm else None
+        )
 
     def __call__(self, embeddings: Array, input_ids: Array, tap: Tap = silent) -> Array:
         return self.encode(embeddings, self.real_tokens(input_ids), tap)
@@ -55,7 +64,9 @@ class Encoder(EncoderStack):
 
     embeddings_class: ClassVar[Make] = Embeddings
 
-    def __init__(self, config: EncoderConfig, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, config: EncoderConfig, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
+    ) -> None:
         super().__init__(config, param_dtype=param_dtype, rngs=rngs)
         self.embeddings = self.embeddings_class(config, "embeddings", param_dtype=param_dtype, rngs=rngs)
 
@@ -67,16 +78,24 @@ class Encoder(EncoderStack):
 class PooledEncoder(Encoder):
     """Encoder and pooling (part ``pooled``; SPEC HED-1, HED-2, HED-5): (B, T) to (B, D), or to (B, T * D)."""
 
-    def __init__(self, config: EncoderConfig, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, config: EncoderConfig, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
+    ) -> None:
         super().__init__(config, param_dtype=param_dtype, rngs=rngs)
         self.pooling = POOLINGS[config.pooling]
-        self.pooler = nnx.Linear(config.d_model, config.d_model, use_bias=True, param_dtype=param_dtype, rngs=rngs) if config.pooler != "none" else None
+        self.pooler = (
+            nnx.Linear(config.d_model, config.d_model, use_bias=True, param_dtype=param_dtype, rngs=rngs)
+            if config.pooler != "none"
+            else None
+        )
         self.activation = POOLERS[config.pooler]
         self.least_squares = least_squares_by_dtype(config)
 
     def __call__(self, input_ids: Array, segment_ids: Array | None = None, tap: Tap = silent) -> Array:
         real = self.real_tokens(input_ids)
-        return self.pool(self.encode(self.embeddings(input_ids, segment_ids, real, tap), real, tap), real, tap)
+        return self.pool(
+            self.encode(self.embeddings(input_ids, segment_ids, real, tap), real, tap), real, tap
+        )
 
     def pool(self, x: Array, real: Array, tap: Tap) -> Array:
         """Return the vector of each text, (B, D) or (B, T * D), of encoded tokens (B, T, D)."""
@@ -94,10 +113,14 @@ class PooledEncoder(Encoder):
 class TextClassifier(PooledEncoder):
     """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-5): (B, T) to (B, C)."""
 
-    def __init__(self, config: EncoderConfig, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, config: EncoderConfig, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
+    ) -> None:
         super().__init__(config, param_dtype=param_dtype, rngs=rngs)
         features = config.d_model * (config.max_positions if config.pooling == "flatten" else 1)
-        self.classifier = nnx.Linear(features, config.num_classes, use_bias=True, param_dtype=param_dtype, rngs=rngs)
+        self.classifier = nnx.Linear(
+            features, config.num_classes, use_bias=True, param_dtype=param_dtype, rngs=rngs
+        )
 
     def __call__(self, input_ids: Array, segment_ids: Array | None = None, tap: Tap = silent) -> Array:
         return self.classify(super().__call__(input_ids, segment_ids, tap), tap)
@@ -112,10 +135,20 @@ class AttentionAlone(nnx.Module):
 
     attention_class: ClassVar[Make] = MultiHeadAttention
 
-    def __init__(self, config: EncoderConfig, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, config: EncoderConfig, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
+    ) -> None:
         self.attention = self.attention_class(config, "attention", param_dtype=param_dtype, rngs=rngs)
 
-    def __call__(self, query: Array, key: Array, value: Array, key_mask: Array | None = None, query_mask: Array | None = None, tap: Tap = silent) -> Array:
+    def __call__(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        key_mask: Array | None = None,
+        query_mask: Array | None = None,
+        tap: Tap = silent,
+    ) -> Array:
         return self.attention(query, key, value, key_mask, query_mask, tap)
 
 

@@ -46,17 +46,30 @@ class NativeOperations(Operations):
 
 def direction(recipe: Recipe) -> optax.GradientTransformation | None:
     """Return what Optax makes of gradients before the learning rate, if that is what a recipe says."""
-    if recipe.algorithm == "adam" and recipe.epsilon_placement == "corrected" and recipe.bias_correction and not recipe.amsgrad:
+    if (
+        recipe.algorithm == "adam"
+        and recipe.epsilon_placement == "corrected"
+        and recipe.bias_correction
+        and not recipe.amsgrad
+    ):
         return optax.scale_by_adam(b1=recipe.beta1, b2=recipe.beta2, eps=recipe.epsilon, eps_root=0.0)
-    if recipe.algorithm != "adam" and recipe.momentum and (recipe.momentum_form == "displacement" or recipe.dampening):
+    if (
+        recipe.algorithm != "adam"
+        and recipe.momentum
+        and (recipe.momentum_form == "displacement" or recipe.dampening)
+    ):
         return None
-    momentum = optax.trace(decay=recipe.momentum, nesterov=recipe.nesterov) if recipe.momentum else optax.identity()
+    momentum = (
+        optax.trace(decay=recipe.momentum, nesterov=recipe.nesterov) if recipe.momentum else optax.identity()
+    )
     if recipe.algorithm == "sgd":
         return momentum
     if recipe.algorithm == "rmsprop":
         scale = optax.scale_by_stddev if recipe.centered else optax.scale_by_rms
         inside = recipe.epsilon_placement == "inside"
-        return optax.chain(scale(decay=recipe.beta2, eps=recipe.epsilon, initial_scale=0.0, eps_in_sqrt=inside), momentum)
+        return optax.chain(
+            scale(decay=recipe.beta2, eps=recipe.epsilon, initial_scale=0.0, eps_in_sqrt=inside), momentum
+        )
     return None
 
 
@@ -69,14 +82,24 @@ def own(recipe: Recipe, decayed: Mapping[str, bool]) -> optax.GradientTransforma
     found = direction(recipe)
     if found is None or recipe.table_updates == "lazy" or recipe.decay_form == "alone":
         return None
-    decay = optax.add_decayed_weights(recipe.weight_decay, mask=dict(decayed)) if recipe.weight_decay else optax.identity()
+    decay = (
+        optax.add_decayed_weights(recipe.weight_decay, mask=dict(decayed))
+        if recipe.weight_decay
+        else optax.identity()
+    )
     return optax.chain(decay, found) if recipe.decay_form == "coupled" else optax.chain(found, decay)
 
 
 class OwnOptimizer(Optimizer):
     """Optax's (:class:`concord.backends.optimizers.Optimizer`)."""
 
-    def __init__(self, recipe: Recipe, variables: Mapping[str, nnx.Param], kinds: Mapping[str, str], native: optax.GradientTransformation) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        variables: Mapping[str, nnx.Param],
+        kinds: Mapping[str, str],
+        native: optax.GradientTransformation,
+    ) -> None:
         super().__init__(NativeOperations(), recipe, variables, kinds)
         self.native = native
         self.state = native.init(self.parameters())
@@ -85,17 +108,29 @@ class OwnOptimizer(Optimizer):
         """Return the parameters as they are now."""
         return {name: variable[...] for name, variable in self.variables.items()}
 
-    def step(self, gradients: Mapping[str, Array], numbers: Mapping[str, Array], rows: Mapping[str, Array]) -> None:
+    def step(
+        self, gradients: Mapping[str, Array], numbers: Mapping[str, Array], rows: Mapping[str, Array]
+    ) -> None:
         """Update every parameter (:meth:`concord.backends.optimizers.Optimizer.step`)."""
         parameters = self.parameters()
-        updates, self.state = self.native.update({name: gradients[name] for name in self.variables}, self.state, parameters)
-        for name, updated in optax.apply_updates(parameters, jax.tree.map(lambda update: -numbers["rate"] * update, updates)).items():
+        updates, self.state = self.native.update(
+            {name: gradients[name] for name in self.variables}, self.state, parameters
+        )
+        for name, updated in optax.apply_updates(
+            parameters, jax.tree.map(lambda update: -numbers["rate"] * update, updates)
+        ).items():
             self.variables[name].set_value(updated)
 
     def kept(self) -> dict[str, Array]:
         """Return what is kept (:meth:`concord.backends.optimizers.Optimizer.kept`)."""
         parts = jax.tree.leaves(self.state, is_leaf=_keeps)
-        return {f"{slot}.{name}": getattr(part, key)[name] for part in parts for key, slot in SLOTS.items() if hasattr(part, key) for name in self.variables}
+        return {
+            f"{slot}.{name}": getattr(part, key)[name]
+            for part in parts
+            for key, slot in SLOTS.items()
+            if hasattr(part, key)
+            for name in self.variables
+        }
 
     def resume(self, kept: Mapping[str, Array], steps: int) -> None:
         """Go on from what was kept (:meth:`concord.backends.optimizers.Optimizer.resume`)."""
@@ -103,8 +138,14 @@ class OwnOptimizer(Optimizer):
         def resumed(part: Any) -> Any:
             if not _keeps(part):
                 return part
-            found = {key: {name: kept[f"{slot}.{name}"] for name in self.variables} for key, slot in SLOTS.items() if hasattr(part, key)}
-            counted = {"count": jnp.full_like(part.count, steps)} if "count" in part._fields else {}  # every tuple has a method of that name
+            found = {
+                key: {name: kept[f"{slot}.{name}"] for name in self.variables}
+                for key, slot in SLOTS.items()
+                if hasattr(part, key)
+            }
+            counted = (
+                {"count": jnp.full_like(part.count, steps)} if "count" in part._fields else {}
+            )  # every tuple has a method of that name
             return part._replace(**found, **counted)
 
         self.state = jax.tree.map(resumed, self.state, is_leaf=_keeps)
@@ -118,4 +159,8 @@ def _keeps(part: Any) -> bool:
 def optimizer(recipe: Recipe, variables: Mapping[str, nnx.Param], kinds: Mapping[str, str]) -> Optimizer:
     """Return what updates parameters as a recipe says (:class:`concord.backends.optimizers.Optimizer`)."""
     native = own(recipe, {name: kinds[name] not in recipe.undecayed for name in variables})
-    return Optimizer(NativeOperations(), recipe, variables, kinds) if native is None else OwnOptimizer(recipe, variables, kinds, native)
+    return (
+        Optimizer(NativeOperations(), recipe, variables, kinds)
+        if native is None
+        else OwnOptimizer(recipe, variables, kinds, native)
+    )

@@ -82,9 +82,15 @@ class Session(FrameworkSession):
         """What the last step computes."""
         return self.computed, self.state
 
-    def traced(self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()) -> Callable[..., Any]:
+    def traced(
+        self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()
+    ) -> Callable[..., Any]:
         """Return a step, compiled for what it is given if that is asked for."""
-        return jax.jit(function, donate_argnums=replaced).lower(*given).compile(compiler_options=OPTIONS) if self.compiled else function
+        return (
+            jax.jit(function, donate_argnums=replaced).lower(*given).compile(compiler_options=OPTIONS)
+            if self.compiled
+            else function
+        )
 
     def number(self, value: float) -> Array:
         """Return a number that a step is given as a tensor: whole steps are compiled."""
@@ -94,9 +100,13 @@ class Session(FrameworkSession):
         """Return the logits (B, C)."""
         return evaluate(nnx.merge(self.graph, state, fixed), None, inputs, self.trace, {}, False)[0]
 
-    def differentiated(self, model: nnx.Module, inputs: Mapping[str, Array], zeros: Mapping[str, Array]) -> Observation:
+    def differentiated(
+        self, model: nnx.Module, inputs: Mapping[str, Array], zeros: Mapping[str, Array]
+    ) -> Observation:
         """Return what a step of training needs (:meth:`concord.backends.session.FrameworkSession.differentiated`)."""
-        return differentiate(evaluate, model, self.loss_function, inputs, self.request.part, self.trace, zeros, bool(zeros))
+        return differentiate(
+            evaluate, model, self.loss_function, inputs, self.request.part, self.trace, zeros, bool(zeros)
+        )
 
     def seeded(self, words: NDArray[np.uint32]) -> Array:
         """Have dropout begin anew (:meth:`concord.backends.session.FrameworkSession.seeded`)."""
@@ -106,9 +116,13 @@ class Session(FrameworkSession):
         """Return a tensor with elements dropped (:meth:`concord.backends.session.FrameworkSession.dropped`)."""
         return nnx.Dropout(rate, deterministic=False)(tensor, rngs=jax.random.fold_in(seed, place))
 
-    def observe(self, state: nnx.State, fixed: nnx.State, inputs: Mapping[str, Array], zeros: Mapping[str, Array]) -> Observation:
+    def observe(
+        self, state: nnx.State, fixed: nnx.State, inputs: Mapping[str, Array], zeros: Mapping[str, Array]
+    ) -> Observation:
         """Return output, loss and every tap, and gradients if they are asked for (:meth:`concord.backends.session.FrameworkSession.observe`)."""
         model = nnx.merge(self.graph, state, fixed)
         if self.request.gradients:
-            return differentiate(evaluate, model, self.loss_function, inputs, self.request.part, self.trace, zeros, True)
+            return differentiate(
+                evaluate, model, self.loss_function, inputs, self.request.part, self.trace, zeros, True
+            )
         return Observation(*evaluate(model, self.loss_function, inputs, self.trace, {}, True), {})

@@ -13,7 +13,10 @@ from concord.backends.switches import FrameworkSwitches
 class Switches(FrameworkSwitches):
     """JAX's (:class:`concord.backends.switches.FrameworkSwitches`)."""
 
-    precisions = {"strict": {"jax_default_matmul_precision": "highest"}, "tf32": {"jax_default_matmul_precision": "tensorfloat32"}}
+    precisions = {
+        "strict": {"jax_default_matmul_precision": "highest"},
+        "tf32": {"jax_default_matmul_precision": "tensorfloat32"},
+    }
     determinism = {"xla_gpu_deterministic_ops": True}
 
     def read_back(self) -> dict[str, Any]:
@@ -21,7 +24,8 @@ class Switches(FrameworkSwitches):
         return {
             "jax_default_matmul_precision": jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
             "jax_enable_x64": jax.config.jax_enable_x64,  # type: ignore[attr-defined]
-            "xla_gpu_deterministic_ops": "--xla_gpu_deterministic_ops=true" in os.environ.get("XLA_FLAGS", "").split(),
+            "xla_gpu_deterministic_ops": "--xla_gpu_deterministic_ops=true"
+            in os.environ.get("XLA_FLAGS", "").split(),
             "NVIDIA_TF32_OVERRIDE": os.environ.get("NVIDIA_TF32_OVERRIDE"),
         }
 
@@ -40,7 +44,9 @@ class Switches(FrameworkSwitches):
             Unsupported: if XLA was started without: it reads its flags once.
         """
         if on and not self.read_back()["xla_gpu_deterministic_ops"]:
-            raise Unsupported("jax is deterministic only if its process is started with --xla_gpu_deterministic_ops=true in XLA_FLAGS; this one was not")
+            raise Unsupported(
+                "jax is deterministic only if its process is started with --xla_gpu_deterministic_ops=true in XLA_FLAGS; this one was not"
+            )
 
     def has_tf32(self, device: jax.Device) -> bool:
         """Return whether a device has tensor cores for TF32."""

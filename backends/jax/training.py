@@ -42,7 +42,9 @@ class ClassificationLoss:
             loss = jnp.mean(losses)
         else:
             counted = labels != self.ignore_label
-            loss = jnp.sum(jnp.where(counted, losses, jnp.zeros_like(losses))) / jnp.sum(counted).astype(losses.dtype)
+            loss = jnp.sum(jnp.where(counted, losses, jnp.zeros_like(losses))) / jnp.sum(counted).astype(
+                losses.dtype
+            )
         if self.l2_weight:
             weight, bias = model.classifier.kernel[...], model.classifier.bias[...]  # type: ignore[index]  # it has one
             loss = loss + 0.5 * self.l2_weight * (jnp.sum(weight * weight) + jnp.sum(bias * bias))
@@ -63,17 +65,33 @@ evaluate = evaluation()
 
 
 def differentiate(
-    run: Evaluate, model: nnx.Module, loss_function: Callable[..., Array], inputs: Mapping[str, Array], part: str, trace: Trace, zeros: Mapping[str, Array], recorded: bool
+    run: Evaluate,
+    model: nnx.Module,
+    loss_function: Callable[..., Array],
+    inputs: Mapping[str, Array],
+    part: str,
+    trace: Trace,
+    zeros: Mapping[str, Array],
+    recorded: bool,
 ) -> Observation:
     """Return what :func:`evaluate`, perhaps compiled, computes, with the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the taps that have ``zeros``."""
     given = {name: inputs[name] for name in differentiable_inputs(part)}
 
-    def loss_of(model: nnx.Module, given: Mapping[str, Array], zeros: Mapping[str, Array]) -> tuple[Array, tuple[Array, dict[str, Array]]]:
+    def loss_of(
+        model: nnx.Module, given: Mapping[str, Array], zeros: Mapping[str, Array]
+    ) -> tuple[Array, tuple[Array, dict[str, Array]]]:
         output, loss, taps = run(model, loss_function, {**inputs, **given}, trace, zeros, recorded)
         return loss, (output, taps)
 
     by = (nnx.DiffState(0, nnx.Param), 1, 2)
-    (loss, (output, taps)), (of_model, of_inputs, of_taps) = nnx.value_and_grad(loss_of, argnums=by, has_aux=True)(model, given, zeros)
+    (loss, (output, taps)), (of_model, of_inputs, of_taps) = nnx.value_and_grad(
+        loss_of, argnums=by, has_aux=True
+    )(model, given, zeros)
     gradients = {".".join(map(str, path)): gradient[...] for path, gradient in nnx.to_flat_state(of_model)}
     gradients |= {f"inputs.{name}": gradient for name, gradient in of_inputs.items()}
-    return Observation(output, loss, taps, gradients | {f"taps.{name}": gradient for name, gradient in of_taps.items() if name in taps})
+    return Observation(
+        output,
+        loss,
+        taps,
+        gradients | {f"taps.{name}": gradient for name, gradient in of_taps.items() if name in taps},
+    )

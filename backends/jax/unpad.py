@@ -38,7 +38,9 @@ class Embeddings(library.Embeddings):
 class DotProductAttention(library.DotProductAttention):
     """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-6) in the places of the batch: 3 x (1, N, H, K) to (1, N, D)."""
 
-    def __call__(self, q: Array, k: Array, v: Array, key_mask: Kept, query_mask: Kept, tap: Tap = silent) -> Array:
+    def __call__(
+        self, q: Array, k: Array, v: Array, key_mask: Kept, query_mask: Kept, tap: Tap = silent
+    ) -> Array:
         q, k, v = (pad(x, key_mask) for x in (q, k, v))  # (B, T, H, K)
         return unpad(super().__call__(q, k, v, key_mask.real, query_mask.real, tap), key_mask)
 
@@ -61,10 +63,20 @@ class TextClassifier(library.TextClassifier):
     layer_class = EncoderLayer
     embeddings_class = Embeddings
 
-    def __call__(self, input_ids: Array, segment_ids: Array | None = None, *, rows: Array, slots: Array, tap: Tap = silent) -> Array:
+    def __call__(
+        self,
+        input_ids: Array,
+        segment_ids: Array | None = None,
+        *,
+        rows: Array,
+        slots: Array,
+        tap: Tap = silent,
+    ) -> Array:
         kept: Any = Kept(self.real_tokens(input_ids), rows, slots)
         x = self.encode(self.embeddings(input_ids, segment_ids, kept, silent), kept, silent)  # (1, N, D)
-        taken = slice(1 if self.pooling is first_token else None)  # the tokens of each text that pooling takes
+        taken = slice(
+            1 if self.pooling is first_token else None
+        )  # the tokens of each text that pooling takes
         pooled = self.pool(pad(x, kept._replace(slots=slots[:, taken])), kept.real, tap)
         return self.classify(pooled, tap)
 

@@ -10,7 +10,11 @@ from concord.backends.weights import NAMINGS, FrameworkWeights
 
 def named(model: nnx.Module) -> dict[str, nnx.Variable]:
     """Return the parameters of a model by native name."""
-    return {".".join(map(str, path)): node for path, node in nnx.iter_graph(model) if isinstance(node, nnx.Variable)}
+    return {
+        ".".join(map(str, path)): node
+        for path, node in nnx.iter_graph(model)
+        if isinstance(node, nnx.Variable)
+    }
 
 
 def trained(model: nnx.Module) -> dict[str, nnx.Variable]:

@@ -17,15 +17,28 @@ from concord.backends.paddle.session import Session, multiply, synchronize, time
 from concord.backends.paddle.switches import Switches
 from concord.backends.paddle.weights import NativeWeights
 
-DTYPES = {"float64": paddle.float64, "float32": paddle.float32, "bfloat16": paddle.bfloat16, "float16": paddle.float16}
+DTYPES = {
+    "float64": paddle.float64,
+    "float32": paddle.float32,
+    "bfloat16": paddle.bfloat16,
+    "float16": paddle.float16,
+}
 
 # Its softmax and log-softmax clip what lies below the largest entry at -64, on the CPU and in float64 too.
 KNOWN_DEVIATIONS: dict[str, list[dict[str, Any]]] = {
-    "cpu": [{"name": name, "value": -64.0, "reason": "the CPU kernel clips each entry less the largest at -64"} for name in ("softmax_floor", "log_softmax_floor")],
+    "cpu": [
+        {"name": name, "value": -64.0, "reason": "the CPU kernel clips each entry less the largest at -64"}
+        for name in ("softmax_floor", "log_softmax_floor")
+    ],
     "cuda": [],
 }
 
-IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS, **encoder_layer.IMPLEMENTATIONS, **unpad.IMPLEMENTATIONS}
+IMPLEMENTATIONS = {
+    "explicit": Implementation(PARTS),
+    **library.IMPLEMENTATIONS,
+    **encoder_layer.IMPLEMENTATIONS,
+    **unpad.IMPLEMENTATIONS,
+}
 
 
 class Adapter(FrameworkAdapter):
@@ -51,7 +64,9 @@ class Adapter(FrameworkAdapter):
 
     def threads(self) -> int:
         """Return the number of threads that the framework computes with on the CPU."""
-        return int(os.environ["OMP_NUM_THREADS"])  # PaddlePaddle sets it when imported, to 1 unless it was set
+        return int(
+            os.environ["OMP_NUM_THREADS"]
+        )  # PaddlePaddle sets it when imported, to 1 unless it was set
 
     def place(self, kind: str, index: int) -> str:
         """Return the framework's device: ``"cpu"``, or ``"cuda"`` of that number."""

@@ -27,8 +27,21 @@ class LibraryEncoderLayer(nn.TransformerEncoderLayer):
 
     def __init__(self, config: EncoderConfig, scope: str) -> None:
         pre = config.norm_placement == "pre"
-        options: dict[str, Any] = {"layer_norm_eps": config.norm_epsilon, "normalize_before": pre, "attn_dropout": 0.0, "act_dropout": 0.0, "bias_attr": True}
-        super().__init__(config.d_model, config.num_heads, config.d_ff, dropout=0.0, activation=ACTIVATIONS[config.activation], **options)
+        options: dict[str, Any] = {
+            "layer_norm_eps": config.norm_epsilon,
+            "normalize_before": pre,
+            "attn_dropout": 0.0,
+            "act_dropout": 0.0,
+            "bias_attr": True,
+        }
+        super().__init__(
+            config.d_model,
+            config.num_heads,
+            config.d_ff,
+            dropout=0.0,
+            activation=ACTIVATIONS[config.activation],
+            **options,
+        )
         self.constants = mask_constants(config)  # MSK-6
         self.result = f"{scope}.residual2" if pre else f"{scope}.norm2"
 
@@ -87,11 +100,19 @@ def unsupported_reasons(request: Request) -> list[str]:
     """Return what keeps a request from being computed by the framework's encoder layer; nothing if it can be."""
     found = library.unsupported_reasons(request) + reasons_of(request.config, ENCODER_LAYER)
     if request.config.activation not in ACTIVATIONS:
-        found.append(f"activation={request.config.activation!r}: nn.TransformerEncoderLayer takes the name of a function alone (FFN-2)")
+        found.append(
+            f"activation={request.config.activation!r}: nn.TransformerEncoderLayer takes the name of a function alone (FFN-2)"
+        )
     scale = request.config.head_dim**-0.5
     if (request.dtype, request.execution) == ("float64", "compiled") and scale != float(np.float32(scale)):
-        found.append("dtype='float64': compiled, nn.TransformerEncoderLayer rounds 1 / sqrt(K) to float32 (ATT-4)")
+        found.append(
+            "dtype='float64': compiled, nn.TransformerEncoderLayer rounds 1 / sqrt(K) to float32 (ATT-4)"
+        )
     return found
 
 
-IMPLEMENTATIONS = {"library:layer": Implementation(PARTS, unsupported_reasons, UNDELIVERED_BY_LAYERS, library.KNOWN_DEVIATIONS)}
+IMPLEMENTATIONS = {
+    "library:layer": Implementation(
+        PARTS, unsupported_reasons, UNDELIVERED_BY_LAYERS, library.KNOWN_DEVIATIONS
+    )
+}

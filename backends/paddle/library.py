@@ -28,7 +28,12 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate=True)
 
 
-ACTIVATIONS: dict[str, explicit.Step] = {"none": explicit.identity, "relu": F.relu, "gelu_erf": gelu_erf, "gelu_tanh": gelu_tanh}  # ATT-1, FFN-2
+ACTIVATIONS: dict[str, explicit.Step] = {
+    "none": explicit.identity,
+    "relu": F.relu,
+    "gelu_erf": gelu_erf,
+    "gelu_tanh": gelu_tanh,
+}  # ATT-1, FFN-2
 
 
 class LayerNorm(nn.LayerNorm):
@@ -57,14 +62,29 @@ class DotProductAttention(nn.Layer):
         self.scale = config.head_dim**-0.5  # ATT-4: both ways, which differ in rounding alone
         self.assign = explicit.ASSIGNMENTS[config.mask_assignment]
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None, query_mask: Tensor | None = None, tap: Tap = silent) -> Tensor:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        tap: Tap = silent,
+    ) -> Tensor:
         context = self.attend(q, k, v, None if key_mask is None else self.bias(q, key_mask))  # (B, Q, H, K)
         return tap(f"{self.scope}.context", paddle.flatten(context, start_axis=2))  # (B, Q, D)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         # Static programs round a number to float32, beside float64 tensors too; hence not by the argument ``scale``.
         q = q * scalar(self.scale, q)
-        options: dict[str, Any] = {"dropout_p": 0.0, "is_causal": False, "training": False, "backend": None, "scale": 1.0, "enable_gqa": False}
+        options: dict[str, Any] = {
+            "dropout_p": 0.0,
+            "is_causal": False,
+            "training": False,
+            "backend": None,
+            "scale": 1.0,
+            "enable_gqa": False,
+        }
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, **options)
 
     def bias(self, q: Tensor, key_mask: Tensor) -> Tensor:
@@ -143,7 +163,10 @@ PARTS = {
 
 LAYERS = LibraryLayers(attention="F.scaled_dot_product_attention", norm="nn.LayerNorm", float32_scores=False)
 
-KNOWN_DEVIATIONS = {kind: [{"name": "norm_epsilon_bits", "value": 24, "reason": "nn.LayerNorm holds epsilon as a float32"}] for kind in ("cpu", "cuda")}
+KNOWN_DEVIATIONS = {
+    kind: [{"name": "norm_epsilon_bits", "value": 24, "reason": "nn.LayerNorm holds epsilon as a float32"}]
+    for kind in ("cpu", "cuda")
+}
 
 LARGEST_EPSILON = 0.001
 
@@ -152,7 +175,9 @@ def unsupported_reasons(request: Request) -> list[str]:
     """Return what keeps a request from being computed by library layers, one line for each option; nothing if they can."""
     found = LAYERS.unsupported_reasons(request)
     if request.part not in ATTENTION_ALONE and request.config.norm_epsilon > LARGEST_EPSILON:
-        found.append(f"norm_epsilon={request.config.norm_epsilon!r}: nn.LayerNorm takes none above {LARGEST_EPSILON} (NRM-2)")
+        found.append(
+            f"norm_epsilon={request.config.norm_epsilon!r}: nn.LayerNorm takes none above {LARGEST_EPSILON} (NRM-2)"
+        )
     return found
 
 

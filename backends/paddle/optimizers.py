@@ -10,11 +10,20 @@ from paddle import Tensor
 from concord.backends.optimizers import Operations, Optimizer
 from concord.spec.training.recipe import Recipe
 
-SLOTS = {"velocity_0": "momentum", "moment1_0": "first_moment", "moment2_0": "second_moment", "moment2_max_0": "largest_second_moment"}
+SLOTS = {
+    "velocity_0": "momentum",
+    "moment1_0": "first_moment",
+    "moment2_0": "second_moment",
+    "moment2_max_0": "largest_second_moment",
+}
 """What Paddle keeps, by its own name."""
 
 
-CONSTANTS = {"name": "optimizer_constant_bits", "value": 24, "reason": "Adam's kernel takes beta, one less beta and its powers in float32"}
+CONSTANTS = {
+    "name": "optimizer_constant_bits",
+    "value": 24,
+    "reason": "Adam's kernel takes beta, one less beta and its powers in float32",
+}
 """What Paddle's Adam declares, but for float64."""
 
 
@@ -55,27 +64,50 @@ def own(recipe: Recipe, groups: Any, undecayed: set[str]) -> paddle.optimizer.Op
     """
     if recipe.table_updates == "lazy" or recipe.decay_form == "alone":
         return None
-    rate, decoupled, double = recipe.learning_rate, recipe.decay_form == "times_rate", groups[0]["params"][0].dtype == paddle.float64
+    rate, decoupled, double = (
+        recipe.learning_rate,
+        recipe.decay_form == "times_rate",
+        groups[0]["params"][0].dtype == paddle.float64,
+    )
     if recipe.algorithm == "adam" and recipe.epsilon_placement == "corrected" and recipe.bias_correction:
-        constants: dict[str, Any] = {"beta1": recipe.beta1, "beta2": recipe.beta2, "epsilon": recipe.epsilon, "amsgrad": recipe.amsgrad}
+        constants: dict[str, Any] = {
+            "beta1": recipe.beta1,
+            "beta2": recipe.beta2,
+            "epsilon": recipe.epsilon,
+            "amsgrad": recipe.amsgrad,
+        }
         if not decoupled:
             return paddle.optimizer.Adam(rate, parameters=groups, **constants)
         if not (double and recipe.weight_decay):  # the share of decay is a float32 number
             parameters = [parameter for group in groups for parameter in group["params"]]
-            return paddle.optimizer.AdamW(rate, parameters=parameters, weight_decay=recipe.weight_decay, apply_decay_param_fun=lambda name: name not in undecayed, **constants)
+            return paddle.optimizer.AdamW(
+                rate,
+                parameters=parameters,
+                weight_decay=recipe.weight_decay,
+                apply_decay_param_fun=lambda name: name not in undecayed,
+                **constants,
+            )
     if decoupled or recipe.algorithm != "sgd":  # its RMSProp errs by more than rounding
         return None
     if not recipe.momentum:
         return paddle.optimizer.SGD(rate, parameters=groups)
     if recipe.momentum_form == "velocity" and not (recipe.dampening or double):  # and so is momentum
-        return paddle.optimizer.Momentum(rate, recipe.momentum, parameters=groups, use_nesterov=recipe.nesterov)
+        return paddle.optimizer.Momentum(
+            rate, recipe.momentum, parameters=groups, use_nesterov=recipe.nesterov
+        )
     return None
 
 
 class OwnOptimizer(Optimizer):
     """Paddle's own (:class:`concord.backends.optimizers.Optimizer`)."""
 
-    def __init__(self, recipe: Recipe, variables: Mapping[str, Tensor], kinds: Mapping[str, str], native: paddle.optimizer.Optimizer) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        variables: Mapping[str, Tensor],
+        kinds: Mapping[str, str],
+        native: paddle.optimizer.Optimizer,
+    ) -> None:
         super().__init__(NativeOperations(), recipe, variables, kinds)
         self.native = native
         if recipe.algorithm == "adam" and next(iter(variables.values())).dtype != paddle.float64:
@@ -85,7 +117,9 @@ class OwnOptimizer(Optimizer):
         """Take the learning rate of the next step (:meth:`concord.backends.optimizers.Optimizer.begin`)."""
         self.native.set_lr(numbers["rate"])
 
-    def step(self, gradients: Mapping[str, Tensor], numbers: Mapping[str, float], rows: Mapping[str, Tensor]) -> None:
+    def step(
+        self, gradients: Mapping[str, Tensor], numbers: Mapping[str, float], rows: Mapping[str, Tensor]
+    ) -> None:
         """Update every parameter (:meth:`concord.backends.optimizers.Optimizer.step`)."""
         for name, variable in self.variables.items():
             variable.grad = gradients[name]
@@ -93,15 +127,27 @@ class OwnOptimizer(Optimizer):
 
     def kept(self) -> dict[str, Tensor]:
         """Return what is kept (:meth:`concord.backends.optimizers.Optimizer.kept`)."""
-        kept = {f"{variable.name}_{key}": f"{slot}.{name}" for name, variable in self.variables.items() for key, slot in SLOTS.items()}
+        kept = {
+            f"{variable.name}_{key}": f"{slot}.{name}"
+            for name, variable in self.variables.items()
+            for key, slot in SLOTS.items()
+        }
         return {kept[key]: tensor for key, tensor in self.native.state_dict().items() if key in kept}
 
     def resume(self, kept: Mapping[str, Tensor], steps: int) -> None:
         """Go on from what was kept (:meth:`concord.backends.optimizers.Optimizer.resume`)."""
-        found = {f"{variable.name}_{key}": kept[f"{slot}.{name}"] for name, variable in self.variables.items() for key, slot in SLOTS.items() if f"{slot}.{name}" in kept}
+        found = {
+            f"{variable.name}_{key}": kept[f"{slot}.{name}"]
+            for name, variable in self.variables.items()
+            for key, slot in SLOTS.items()
+            if f"{slot}.{name}" in kept
+        }
         if self.recipe.algorithm == "adam":
             for number, beta in enumerate((self.recipe.beta1, self.recipe.beta2), 1):
-                found |= {f"{variable.name}_beta{number}_pow_acc_0": _raised(beta, steps + 1, variable) for variable in self.variables.values()}
+                found |= {
+                    f"{variable.name}_beta{number}_pow_acc_0": _raised(beta, steps + 1, variable)
+                    for variable in self.variables.values()
+                }
         self.native.set_state_dict(found)
 
     def rate(self, numbers: Mapping[str, float]) -> float:
@@ -111,8 +157,13 @@ class OwnOptimizer(Optimizer):
     def constants(self) -> dict[str, float]:
         """Return numbers as Paddle holds them (:meth:`concord.backends.optimizers.Optimizer.constants`)."""
         names = {"beta1": "_beta1", "beta2": "_beta2", "epsilon": "_epsilon", "momentum": "_momentum"}
-        held: dict[str, Any] = {name: getattr(self.native, names.get(name, ""), None) for name in super().constants()}
-        return {name: float(value if held[name] is None else held[name]) for name, value in super().constants().items()}
+        held: dict[str, Any] = {
+            name: getattr(self.native, names.get(name, ""), None) for name in super().constants()
+        }
+        return {
+            name: float(value if held[name] is None else held[name])
+            for name, value in super().constants().items()
+        }
 
 
 def _raised(beta: float, steps: int, variable: Tensor) -> Tensor:
@@ -125,6 +176,15 @@ def optimizer(recipe: Recipe, variables: Mapping[str, Tensor], kinds: Mapping[st
     """Return what updates parameters as a recipe says (:class:`concord.backends.optimizers.Optimizer`)."""
     decayed = [variable for name, variable in variables.items() if kinds[name] not in recipe.undecayed]
     others = [variable for name, variable in variables.items() if kinds[name] in recipe.undecayed]
-    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    native = own(recipe, [group for group in groups if group["params"]], {variable.name for variable in others})
-    return Optimizer(NativeOperations(), recipe, variables, kinds) if native is None else OwnOptimizer(recipe, variables, kinds, native)
+    groups = [
+        {"params": decayed, "weight_decay": recipe.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    native = own(
+        recipe, [group for group in groups if group["params"]], {variable.name for variable in others}
+    )
+    return (
+        Optimizer(NativeOperations(), recipe, variables, kinds)
+        if native is None
+        else OwnOptimizer(recipe, variables, kinds, native)
+    )

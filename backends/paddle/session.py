@@ -48,7 +48,9 @@ class Session(FrameworkSession):
         # Every static program that ran stays in memory until this cache is cleared.
         paddle.base.core.clear_executor_cache()
 
-    def traced(self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()) -> Callable[..., Any]:
+    def traced(
+        self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()
+    ) -> Callable[..., Any]:
         """Return a step as it is: PaddlePaddle compiles what evaluates the model, when the first step runs."""
         return function
 
@@ -70,9 +72,20 @@ class Session(FrameworkSession):
         with paddle.no_grad():
             return self.evaluating(self.model, None, inputs, self.trace, {}, False)[0]
 
-    def differentiated(self, model: nn.Layer, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]) -> Observation:
+    def differentiated(
+        self, model: nn.Layer, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]
+    ) -> Observation:
         """Return what a step of training needs (:meth:`concord.backends.session.FrameworkSession.differentiated`)."""
-        return differentiate(self.evaluating, model, self.loss_function, inputs, self.request.part, self.trace, zeros, bool(zeros))
+        return differentiate(
+            self.evaluating,
+            model,
+            self.loss_function,
+            inputs,
+            self.request.part,
+            self.trace,
+            zeros,
+            bool(zeros),
+        )
 
     def seeded(self, words: NDArray[np.uint32]) -> None:
         """Have dropout begin anew (:meth:`concord.backends.session.FrameworkSession.seeded`)."""
@@ -86,6 +99,8 @@ class Session(FrameworkSession):
         """Return output, loss and every tap, and gradients if they are asked for (:meth:`concord.backends.session.FrameworkSession.observe`)."""
         run = self.evaluation()
         if self.request.gradients:
-            return differentiate(run, self.model, self.loss_function, inputs, self.request.part, self.trace, zeros, True)
+            return differentiate(
+                run, self.model, self.loss_function, inputs, self.request.part, self.trace, zeros, True
+            )
         with paddle.no_grad():
             return Observation(*run(self.model, self.loss_function, inputs, self.trace, {}, True), {})

@@ -12,9 +12,16 @@ from concord.backends.switches import FrameworkSwitches
 class Switches(FrameworkSwitches):
     """PaddlePaddle's (:class:`concord.backends.switches.FrameworkSwitches`)."""
 
-    precisions = {"strict": {"cublas_tf32": False, "cudnn_tf32": False}, "tf32": {"cublas_tf32": True, "cudnn_tf32": True}}
+    precisions = {
+        "strict": {"cublas_tf32": False, "cudnn_tf32": False},
+        "tf32": {"cublas_tf32": True, "cudnn_tf32": True},
+    }
     # The wheel for CPUs has no such flags, and raises an error for them.
-    determinism = {"FLAGS_cudnn_deterministic": True, "FLAGS_embedding_deterministic": 1} if paddle.device.is_compiled_with_cuda() else {}
+    determinism = (
+        {"FLAGS_cudnn_deterministic": True, "FLAGS_embedding_deterministic": 1}
+        if paddle.device.is_compiled_with_cuda()
+        else {}
+    )
 
     def read_back(self) -> dict[str, Any]:
         """Return every switch as it is now, with what the environment says of it."""
@@ -40,4 +47,6 @@ class Switches(FrameworkSwitches):
 
     def has_tf32(self, device: str) -> bool:
         """Return whether a device has tensor cores for TF32."""
-        return device.startswith("gpu:") and paddle.device.cuda.get_device_capability(int(device.removeprefix("gpu:"))) >= (8, 0)
+        return device.startswith("gpu:") and paddle.device.cuda.get_device_capability(
+            int(device.removeprefix("gpu:"))
+        ) >= (8, 0)

@@ -36,17 +36,23 @@ class ClassificationLoss:
         self.ignore_label = config.ignore_label
         self.l2_weight = config.l2_weight
 
-    def __call__(self, model: TextClassifier, logits: Tensor, inputs: Mapping[str, Tensor], tap: Tap) -> Tensor:
+    def __call__(
+        self, model: TextClassifier, logits: Tensor, inputs: Mapping[str, Tensor], tap: Tap
+    ) -> Tensor:
         labels = inputs["labels"]
         losses = tap("losses", self.losses(logits, labels, tap))  # (B,)
         if self.ignore_label is None:
             loss = paddle.mean(losses)
         else:
             counted = labels != self.ignore_label
-            loss = paddle.sum(paddle.where(counted, losses, paddle.zeros_like(losses))) / paddle.sum(counted, dtype=losses.dtype)
+            loss = paddle.sum(paddle.where(counted, losses, paddle.zeros_like(losses))) / paddle.sum(
+                counted, dtype=losses.dtype
+            )
         if self.l2_weight:
             weight, bias = model.classifier.weight, model.classifier.bias
-            loss = loss + scalar(0.5 * self.l2_weight, loss) * (paddle.sum(weight * weight) + paddle.sum(bias * bias))
+            loss = loss + scalar(0.5 * self.l2_weight, loss) * (
+                paddle.sum(weight * weight) + paddle.sum(bias * bias)
+            )
         return tap("loss", loss)
 
 
@@ -64,7 +70,14 @@ evaluate = paddle.jit.not_to_static(evaluation())  # traced as it stands: no bra
 
 
 def differentiate(
-    run: Evaluate, model: nn.Layer, loss_function: Callable[..., Tensor], inputs: Mapping[str, Tensor], part: str, trace: Trace, zeros: Mapping[str, Tensor], recorded: bool
+    run: Evaluate,
+    model: nn.Layer,
+    loss_function: Callable[..., Tensor],
+    inputs: Mapping[str, Tensor],
+    part: str,
+    trace: Trace,
+    zeros: Mapping[str, Tensor],
+    recorded: bool,
 ) -> Observation:
     """Return what :func:`evaluate`, perhaps compiled, computes, with the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the taps that have ``zeros``."""
     wanted = dict[str, Tensor](trained(model))
@@ -77,4 +90,12 @@ def differentiate(
     if wanted:
         loss.backward()
     wanted |= {name: zero for name, zero in of_taps.items() if name.removeprefix("taps.") in taps}
-    return Observation(output, loss, taps, {name: paddle.zeros_like(tensor) if tensor.grad is None else tensor.grad for name, tensor in wanted.items()})
+    return Observation(
+        output,
+        loss,
+        taps,
+        {
+            name: paddle.zeros_like(tensor) if tensor.grad is None else tensor.grad
+            for name, tensor in wanted.items()
+        },
+    )

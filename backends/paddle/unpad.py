@@ -38,7 +38,9 @@ class Embeddings(library.Embeddings):
 class DotProductAttention(library.DotProductAttention):
     """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-6) in the places of the batch: 3 x (1, N, H, K) to (1, N, D)."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Kept, query_mask: Kept, tap: Tap = silent) -> Tensor:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Kept, query_mask: Kept, tap: Tap = silent
+    ) -> Tensor:
         q, k, v = (pad(x, key_mask) for x in (q, k, v))  # (B, T, H, K)
         return unpad(super().forward(q, k, v, key_mask.real, query_mask.real, tap), key_mask)
 
@@ -61,17 +63,34 @@ class TextClassifier(library.TextClassifier):
     layer_class = EncoderLayer
     embeddings_class = Embeddings
 
-    def forward(self, input_ids: Tensor, segment_ids: Tensor | None = None, *, rows: Tensor, slots: Tensor, tap: Tap = silent) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        segment_ids: Tensor | None = None,
+        *,
+        rows: Tensor,
+        slots: Tensor,
+        tap: Tap = silent,
+    ) -> Tensor:
         kept: Any = Kept(self.real_tokens(input_ids), rows, slots)
         x = self.encode(self.embeddings(input_ids, segment_ids, kept, silent), kept, silent)  # (1, N, D)
-        taken = slice(1 if self.pooling is first_token else None)  # the tokens of each text that pooling takes
+        taken = slice(
+            1 if self.pooling is first_token else None
+        )  # the tokens of each text that pooling takes
         pooled = self.pool(pad(x, kept._replace(slots=slots[:, taken])), kept.real, tap)
         return self.classify(pooled, tap)
 
 
 # With its padding, the floor of the softmax gives every padded key a weight of 1.6e-28 of the largest.
 KNOWN_DEVIATIONS = {
-    "cpu": [*library.KNOWN_DEVIATIONS["cpu"], {"name": "padding_left_out", "value": 1, "reason": "a key that is not there gets no weight from the floor of the softmax"}],
+    "cpu": [
+        *library.KNOWN_DEVIATIONS["cpu"],
+        {
+            "name": "padding_left_out",
+            "value": 1,
+            "reason": "a key that is not there gets no weight from the floor of the softmax",
+        },
+    ],
     "cuda": library.KNOWN_DEVIATIONS["cuda"],
 }
 

@@ -34,4 +34,6 @@ class NativeWeights(FrameworkWeights):
     def to_numpy(self, tensor: Tensor) -> np.ndarray:
         """Return a tensor as an array; the half precisions come as float32, exactly."""
         tensor = tensor.detach().cpu()
-        return (tensor.astype(paddle.float32) if tensor.dtype in (paddle.bfloat16, paddle.float16) else tensor).numpy()
+        return (
+            tensor.astype(paddle.float32) if tensor.dtype in (paddle.bfloat16, paddle.float16) else tensor
+        ).numpy()

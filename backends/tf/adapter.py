@@ -22,7 +22,13 @@ DTYPES = {"float64": tf.float64, "float32": tf.float32, "bfloat16": tf.bfloat16,
 
 # BiasAddGrad adds up in bfloat16 from term to term, on the CPU; in float16 it accumulates in float32.
 KNOWN_DEVIATIONS: dict[str, list[dict[str, Any]]] = {
-    "cpu": [{"name": "narrow_bias_gradients", "value": 1, "reason": "BiasAddGrad on the CPU adds up in bfloat16 from term to term"}],
+    "cpu": [
+        {
+            "name": "narrow_bias_gradients",
+            "value": 1,
+            "reason": "BiasAddGrad on the CPU adds up in bfloat16 from term to term",
+        }
+    ],
     "cuda": [],
 }
 
@@ -53,7 +59,9 @@ class Adapter(FrameworkAdapter):
     def threads(self) -> int:
         """Return the number of threads that the framework computes with on the CPU."""
         # TensorFlow says 0 where nothing was set from Python: then the environment decides, or the number of cores.
-        return tf.config.threading.get_intra_op_parallelism_threads() or int(os.environ.get("TF_NUM_INTRAOP_THREADS") or os.cpu_count() or 1)
+        return tf.config.threading.get_intra_op_parallelism_threads() or int(
+            os.environ.get("TF_NUM_INTRAOP_THREADS") or os.cpu_count() or 1
+        )
 
     def place(self, kind: str, index: int) -> str:
         """Return the framework's device: ``"cpu"``, or ``"cuda"`` of that number."""
@@ -75,7 +83,9 @@ class Adapter(FrameworkAdapter):
     def tensor(self, array: np.ndarray, dtype: str, device: str) -> tf.Tensor:
         """Return an input as a tensor: numbers in the precision of the run, ids as int64, masks as bool."""
         with tf.device(device):
-            return tf.constant(array, dtype=DTYPES[dtype] if np.issubdtype(array.dtype, np.floating) else array.dtype)
+            return tf.constant(
+                array, dtype=DTYPES[dtype] if np.issubdtype(array.dtype, np.floating) else array.dtype
+            )
 
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
         """Return the largest number of bytes held on a device (:meth:`concord.backends.interface.Measurable.peak_memory`)."""
@@ -85,7 +95,12 @@ class Adapter(FrameworkAdapter):
         return int(tf.config.experimental.get_memory_info(place)["peak"])
 
 
-_NO_KERNEL = ("not find device for node", "in the list of allowed values", "in list of allowed values", "unsupported operations")
+_NO_KERNEL = (
+    "not find device for node",
+    "in the list of allowed values",
+    "in list of allowed values",
+    "unsupported operations",
+)
 
 
 @contextmanager
@@ -94,7 +109,9 @@ def _refusing_missing_kernels(dtype: str) -> Iterator[None]:
     try:
         yield
     except (tf.errors.OpError, TypeError) as error:
-        missing = isinstance(error, tf.errors.UnimplementedError) or any(words in str(error) for words in _NO_KERNEL)
+        missing = isinstance(error, tf.errors.UnimplementedError) or any(
+            words in str(error) for words in _NO_KERNEL
+        )
         if dtype not in ("bfloat16", "float16") or not missing:
             raise
         raise Unsupported(f"tensorflow {tf.__version__} has no kernel in {dtype}: {error}") from error

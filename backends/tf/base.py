@@ -65,4 +65,7 @@ class Model(Layer, keras.Model):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
         """Return a model from what :meth:`get_config` returned."""
-        return cls(from_mapping(config["config"]), **{name: value for name, value in config.items() if name != "config"})
+        return cls(
+            from_mapping(config["config"]),
+            **{name: value for name, value in config.items() if name != "config"},
+        )

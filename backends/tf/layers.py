@@ -44,7 +44,12 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return 0.5 * x * (1.0 + tf.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
-ACTIVATIONS: dict[str, Step] = {"none": identity, "relu": tf.nn.relu, "gelu_erf": gelu_erf, "gelu_tanh": gelu_tanh}  # ATT-1, FFN-2
+ACTIVATIONS: dict[str, Step] = {
+    "none": identity,
+    "relu": tf.nn.relu,
+    "gelu_erf": gelu_erf,
+    "gelu_tanh": gelu_tanh,
+}  # ATT-1, FFN-2
 POOLERS: dict[str, Step] = {"none": identity, "tanh": tf.tanh, "relu": tf.nn.relu}  # HED-2
 
 
@@ -64,7 +69,9 @@ def replace_masked(scores: Tensor, visible: Tensor, constant: float) -> Tensor:
 
 
 def add_to_masked(scores: Tensor, visible: Tensor, constant: float) -> Tensor:
-    return scores + tf.where(visible, tf.constant(0.0, dtype=scores.dtype), tf.constant(constant, dtype=scores.dtype))
+    return scores + tf.where(
+        visible, tf.constant(0.0, dtype=scores.dtype), tf.constant(constant, dtype=scores.dtype)
+    )
 
 
 FILLS = {"replace": replace_masked, "add": add_to_masked}  # MSK-3
@@ -77,7 +84,9 @@ def mask_per_sample(mask: Tensor, heads: int) -> Tensor:
 def mask_batch_major(mask: Tensor, heads: int) -> Tensor:
     # The published mistake: heads are stacked before samples, masks are repeated sample by sample.
     batch = shape(mask)[0]
-    slot = tf.range(heads, dtype=tf.int64)[None, :] * batch + tf.range(batch, dtype=tf.int64)[:, None]  # (B, H)
+    slot = (
+        tf.range(heads, dtype=tf.int64)[None, :] * batch + tf.range(batch, dtype=tf.int64)[:, None]
+    )  # (B, H)
     return tf.gather(mask, slot // heads, axis=0)  # (B, H, 1 or Q, S)
 
 
@@ -89,11 +98,16 @@ def all_heads(step: Callable[..., Tensor], *tensors: tuple[Tensor, int], axis: i
 
 
 def head_by_head(step: Callable[..., Tensor], *tensors: tuple[Tensor, int], axis: int) -> Tensor:
-    groups = zip(*(tf.split(x, num_or_size_splits=x.shape[heads], axis=heads) for x, heads in tensors), strict=True)
+    groups = zip(
+        *(tf.split(x, num_or_size_splits=x.shape[heads], axis=heads) for x, heads in tensors), strict=True
+    )
     return tf.concat([step(*group) for group in groups], axis=axis)
 
 
-HEADS = {"batched": all_heads, "looped": head_by_head}  # ATT-7: a step, tensors each with the axis of heads, that of the result
+HEADS = {
+    "batched": all_heads,
+    "looped": head_by_head,
+}  # ATT-7: a step, tensors each with the axis of heads, that of the result
 
 
 def pre_norm(x: Tensor, sublayer: Step, norm: Step, tap: Tap, scope: str, number: int) -> Tensor:
@@ -119,7 +133,9 @@ def all_tokens(x: Tensor, real: Tensor) -> Tensor:
 
 def mean_of_real_tokens(x: Tensor, real: Tensor) -> Tensor:
     total = tf.reduce_sum(tf.where(real[..., None], x, tf.zeros_like(x)), axis=1)  # (B, D)
-    return total / tf.cast(tf.maximum(tf.reduce_sum(tf.cast(real, tf.int64), axis=1, keepdims=True), 1), x.dtype)
+    return total / tf.cast(
+        tf.maximum(tf.reduce_sum(tf.cast(real, tf.int64), axis=1, keepdims=True), 1), x.dtype
+    )
 
 
 POOLINGS = {"first": first_token, "flatten": all_tokens, "mean": mean_of_real_tokens}  # HED-1
@@ -165,9 +181,15 @@ class Embeddings(Layer):
         super().__init__(**kwargs)
         self.scope = scope
         self.token = layers.Embedding(config.vocab_size, config.d_model, mask_zero=False, **self.sub("token"))
-        self.position = layers.Embedding(config.max_positions, config.d_model, mask_zero=False, **self.sub("position"))
+        self.position = layers.Embedding(
+            config.max_positions, config.d_model, mask_zero=False, **self.sub("position")
+        )
         self.position.trainable = config.positions == "learned"
-        self.segment = layers.Embedding(config.num_segments, config.d_model, mask_zero=False, **self.sub("segment")) if config.num_segments else None
+        self.segment = (
+            layers.Embedding(config.num_segments, config.d_model, mask_zero=False, **self.sub("segment"))
+            if config.num_segments
+            else None
+        )
         self.norm = self.norm_class(config, **self.sub("norm")) if config.embedding_norm else None
         self.scale = math.sqrt(config.d_model) if config.embedding_scale == "sqrt_d_model" else None
         self.token_padding_row = config.token_padding_row
@@ -181,12 +203,19 @@ class Embeddings(Layer):
     def call(self, input_ids: Tensor, segment_ids: Tensor | None, real: Tensor, tap: Tap = silent) -> Tensor:
         token = tap(f"{self.scope}.token", self.embed_tokens(input_ids))
         position_ids = self.position_ids(real)
-        position = tap(f"{self.scope}.position", freeze_row(self.look_up(self.position, position_ids), position_ids, self.position_padding_row))
+        position = tap(
+            f"{self.scope}.position",
+            freeze_row(self.look_up(self.position, position_ids), position_ids, self.position_padding_row),
+        )
         total = token + position
         if self.segment is not None:
             if segment_ids is None:
-                raise ValueError("segment_ids are missing but this model has a table of segments [clause=EMB-5]")
-            segment = freeze_row(self.look_up(self.segment, segment_ids), segment_ids, self.segment_padding_row)
+                raise ValueError(
+                    "segment_ids are missing but this model has a table of segments [clause=EMB-5]"
+                )
+            segment = freeze_row(
+                self.look_up(self.segment, segment_ids), segment_ids, self.segment_padding_row
+            )
             total = total + tap(f"{self.scope}.segment", segment)
         total = tap(f"{self.scope}.sum", total)
         return total if self.norm is None else tap(f"{self.scope}.norm", self.norm(total))
@@ -202,7 +231,11 @@ class Embeddings(Layer):
 
     def position_ids(self, real: Tensor) -> Tensor:
         numbers = self.number(real) + self.position_start  # (B, T)
-        return numbers if self.padding_position is None else tf.where(real, numbers, tf.fill(shape(real), tf.constant(self.padding_position, tf.int64)))
+        return (
+            numbers
+            if self.padding_position is None
+            else tf.where(real, numbers, tf.fill(shape(real), tf.constant(self.padding_position, tf.int64)))
+        )
 
 
 def freeze_row(vectors: Tensor, ids: Tensor, row: int | None) -> Tensor:
@@ -224,13 +257,25 @@ class DotProductAttention(Layer):
         self.fill = FILLS[config.mask_fill]
         self.overwrite_queries = config.query_mask == "overwrite"
 
-    def call(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None, query_mask: Tensor | None = None, tap: Tap = silent) -> Tensor:
+    def call(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        tap: Tap = silent,
+    ) -> Tensor:
         constant = self.constants[q.dtype.name]
-        scores = tap(f"{self.scope}.scores", self.each_head(self.score, (q, 2), (k, 2), axis=1))  # (B, H, Q, S)
+        scores = tap(
+            f"{self.scope}.scores", self.each_head(self.score, (q, 2), (k, 2), axis=1)
+        )  # (B, H, Q, S)
         if key_mask is not None:
             mask = partial(self.mask, key_mask=key_mask, constant=constant)
             scores = tap(f"{self.scope}.masked_scores", self.each_head(mask, (scores, 1), axis=1))
-        weights = tap(f"{self.scope}.weights", self.each_head(partial(tf.nn.softmax, axis=-1), (scores, 1), axis=1))
+        weights = tap(
+            f"{self.scope}.weights", self.each_head(partial(tf.nn.softmax, axis=-1), (scores, 1), axis=1)
+        )
         if self.overwrite_queries and query_mask is not None:
             overwrite = partial(replace_masked, visible=query_mask[:, None, :, None], constant=constant)
             weights = tap(f"{self.scope}.masked_weights", self.each_head(overwrite, (weights, 1), axis=1))
@@ -266,9 +311,21 @@ class MultiHeadAttention(Layer):
         self.activation = self.activations[config.qkv_activation]
         self.dot_product = self.dot_product_class(config, scope, **self.sub("dot_product"))
         # Not ``self.output``: every Keras layer has a property of that name.
-        self.projection = Linear(config.d_model, config.d_model, use_bias=True, **self.sub("output")) if config.output_projection else None
+        self.projection = (
+            Linear(config.d_model, config.d_model, use_bias=True, **self.sub("output"))
+            if config.output_projection
+            else None
+        )
 
-    def call(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None = None, query_mask: Tensor | None = None, tap: Tap = silent) -> Tensor:
+    def call(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        tap: Tap = silent,
+    ) -> Tensor:
         q = tap(f"{self.scope}.query", self.split_heads(self.activation(self.query(query))))
         k = tap(f"{self.scope}.key", self.split_heads(self.activation(self.key(key))))
         v = tap(f"{self.scope}.value", self.split_heads(self.activation(self.value(value))))
@@ -308,7 +365,9 @@ class EncoderLayer(Layer):
         super().__init__(**kwargs)
         self.scope = scope
         self.attention = self.attention_class(config, f"{scope}.attention", **self.sub("attention"))
-        self.feed_forward = self.feed_forward_class(config, f"{scope}.feed_forward", **self.sub("feed_forward"))
+        self.feed_forward = self.feed_forward_class(
+            config, f"{scope}.feed_forward", **self.sub("feed_forward")
+        )
         shared = config.norm_sharing == "shared"
         self.norm = self.norm_class(config, **self.sub("norm")) if shared else None
         self.norm1 = None if shared else self.norm_class(config, **self.sub("norm1"))
@@ -323,5 +382,12 @@ class EncoderLayer(Layer):
 
     def call(self, x: Tensor, real: Tensor, tap: Tap = silent) -> Tensor:
         first, second = self.norms
-        x = self.place_norm(x, lambda h: self.attention(h, h, h, key_mask=real, query_mask=real, tap=tap), first, tap, self.scope, 1)
+        x = self.place_norm(
+            x,
+            lambda h: self.attention(h, h, h, key_mask=real, query_mask=real, tap=tap),
+            first,
+            tap,
+            self.scope,
+            1,
+        )
         return self.place_norm(x, lambda h: self.feed_forward(h, tap=tap), second, tap, self.scope, 2)

@@ -30,7 +30,12 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return keras.activations.gelu(x, approximate=True)
 
 
-ACTIVATIONS: dict[str, explicit.Step] = {"none": explicit.identity, "relu": keras.ops.relu, "gelu_erf": gelu_erf, "gelu_tanh": gelu_tanh}  # ATT-1, FFN-2
+ACTIVATIONS: dict[str, explicit.Step] = {
+    "none": explicit.identity,
+    "relu": keras.ops.relu,
+    "gelu_erf": gelu_erf,
+    "gelu_tanh": gelu_tanh,
+}  # ATT-1, FFN-2
 
 
 class LayerNorm(layers.LayerNormalization):
@@ -64,14 +69,28 @@ class DotProductAttention(Layer):
         self.scale = config.head_dim**-0.5  # ATT-4: both ways, which differ in rounding alone
         self.assign = explicit.ASSIGNMENTS[config.mask_assignment]
 
-    def call(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None, query_mask: Tensor | None = None, tap: Tap = silent) -> Tensor:
+    def call(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        tap: Tap = silent,
+    ) -> Tensor:
         context = self.attend(q, k, v, None if key_mask is None else self.bias(q, key_mask))  # (B, Q, H, K)
         return tap(f"{self.scope}.context", tf.reshape(context, (*shape(context)[:2], -1)))  # (B, Q, D)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         # A number would be rounded to float32 on its way (``tf.cast``), beside float64 tensors too.
         scale = tf.constant(self.scale, dtype=q.dtype)
-        options: dict[str, Any] = {"mask": None, "is_causal": False, "scale": scale, "flash_attention": False, "attn_logits_soft_cap": None}
+        options: dict[str, Any] = {
+            "mask": None,
+            "is_causal": False,
+            "scale": scale,
+            "flash_attention": False,
+            "attn_logits_soft_cap": None,
+        }
         return keras.ops.dot_product_attention(q, k, v, bias=bias, **options)
 
     def bias(self, q: Tensor, key_mask: Tensor) -> Tensor:
@@ -148,9 +167,20 @@ PARTS = {
     "dot_product": DotProductAlone,
 }
 
-LAYERS = LibraryLayers(attention="keras.ops.dot_product_attention", norm="keras.layers.LayerNormalization", float32_scores=True)
+LAYERS = LibraryLayers(
+    attention="keras.ops.dot_product_attention", norm="keras.layers.LayerNormalization", float32_scores=True
+)
 
-KNOWN_DEVIATIONS = {kind: [{"name": "gelu_constant_bits", "value": 24, "reason": "tf.nn.gelu casts its constants to the precision by way of float32"}] for kind in ("cpu", "cuda")}
+KNOWN_DEVIATIONS = {
+    kind: [
+        {
+            "name": "gelu_constant_bits",
+            "value": 24,
+            "reason": "tf.nn.gelu casts its constants to the precision by way of float32",
+        }
+    ]
+    for kind in ("cpu", "cuda")
+}
 
 
 def unsupported_reasons(request: Request) -> list[str]:

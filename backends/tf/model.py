@@ -36,7 +36,10 @@ class EncoderStack(Model):
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
         self.pad_id = config.pad_id
-        self.blocks = [self.layer_class(config, f"layers.{i}", **self.sub(f"layers.{i}")) for i in range(config.num_layers)]
+        self.blocks = [
+            self.layer_class(config, f"layers.{i}", **self.sub(f"layers.{i}"))
+            for i in range(config.num_layers)
+        ]
         self.final_norm = self.norm_class(config, **self.sub("final_norm")) if config.final_norm else None
 
     def forward(self, embeddings: Tensor, input_ids: Tensor, tap: Tap = silent) -> Tensor:
@@ -71,13 +74,19 @@ class PooledEncoder(Encoder):
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
         self.pooling = POOLINGS[config.pooling]
-        self.pooler = Linear(config.d_model, config.d_model, use_bias=True, **self.sub("pooler")) if config.pooler != "none" else None
+        self.pooler = (
+            Linear(config.d_model, config.d_model, use_bias=True, **self.sub("pooler"))
+            if config.pooler != "none"
+            else None
+        )
         self.activation = POOLERS[config.pooler]
         self.least_squares = least_squares_by_dtype(config)
 
     def forward(self, input_ids: Tensor, segment_ids: Tensor | None = None, tap: Tap = silent) -> Tensor:
         real = self.real_tokens(input_ids)
-        return self.pool(self.encode(self.embeddings(input_ids, segment_ids, real, tap=tap), real, tap), real, tap)
+        return self.pool(
+            self.encode(self.embeddings(input_ids, segment_ids, real, tap=tap), real, tap), real, tap
+        )
 
     def pool(self, x: Tensor, real: Tensor, tap: Tap) -> Tensor:
         """Return the vector of each text, (B, D) or (B, T * D), of encoded tokens (B, T, D)."""
@@ -88,8 +97,13 @@ class PooledEncoder(Encoder):
         return tap("normalized", self.normalize(pooled)) if self.least_squares else pooled
 
     def normalize(self, x: Tensor) -> Tensor:
-        squares, least = tf.reduce_sum(x * x, axis=-1, keepdims=True), self.least_squares[x.dtype.name]  # (B, 1)
-        return x / tf.sqrt(tf.where(squares > least, squares, tf.fill(shape(squares), tf.constant(least, x.dtype))))
+        squares, least = (
+            tf.reduce_sum(x * x, axis=-1, keepdims=True),
+            self.least_squares[x.dtype.name],
+        )  # (B, 1)
+        return x / tf.sqrt(
+            tf.where(squares > least, squares, tf.fill(shape(squares), tf.constant(least, x.dtype)))
+        )
 
 
 class TextClassifier(PooledEncoder):
@@ -117,7 +131,15 @@ class AttentionAlone(Model):
         super().__init__(config, **kwargs)
         self.attention = self.attention_class(config, "attention", **self.sub("attention"))
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None = None, query_mask: Tensor | None = None, tap: Tap = silent) -> Tensor:
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        tap: Tap = silent,
+    ) -> Tensor:
         return self.attention(query, key, value, key_mask=key_mask, query_mask=query_mask, tap=tap)
 
 

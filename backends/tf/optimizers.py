@@ -54,38 +54,58 @@ def own(recipe: Recipe, dtype: str) -> keras.optimizers.Optimizer | None:
         return None
     rate, decay = recipe.learning_rate, recipe.weight_decay or None
     if recipe.algorithm == "adam" and recipe.epsilon_placement == "uncorrected" and recipe.bias_correction:
-        return keras.optimizers.Adam(rate, recipe.beta1, recipe.beta2, recipe.epsilon, recipe.amsgrad, weight_decay=decay)
+        return keras.optimizers.Adam(
+            rate, recipe.beta1, recipe.beta2, recipe.epsilon, recipe.amsgrad, weight_decay=decay
+        )
     if recipe.momentum and recipe.momentum_form == "velocity":
         return None
     if recipe.algorithm == "sgd":
         return keras.optimizers.SGD(rate, recipe.momentum, recipe.nesterov, weight_decay=decay)
     if recipe.algorithm == "rmsprop" and recipe.epsilon_placement == "inside" and not recipe.nesterov:
-        return keras.optimizers.RMSprop(rate, recipe.beta2, recipe.momentum, recipe.epsilon, recipe.centered, weight_decay=decay)
+        return keras.optimizers.RMSprop(
+            rate, recipe.beta2, recipe.momentum, recipe.epsilon, recipe.centered, weight_decay=decay
+        )
     return None
 
 
 class OwnOptimizer(Optimizer):
     """Keras's own (:class:`concord.backends.optimizers.Optimizer`)."""
 
-    def __init__(self, recipe: Recipe, variables: Mapping[str, keras.Variable], kinds: Mapping[str, str], native: keras.optimizers.Optimizer) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        variables: Mapping[str, keras.Variable],
+        kinds: Mapping[str, str],
+        native: keras.optimizers.Optimizer,
+    ) -> None:
         super().__init__(NativeOperations(), recipe, variables, kinds)
         self.native = native
         if recipe.weight_decay:
-            native.exclude_from_weight_decay(var_list=[variable for name, variable in variables.items() if kinds[name] in recipe.undecayed])
+            native.exclude_from_weight_decay(
+                var_list=[variable for name, variable in variables.items() if kinds[name] in recipe.undecayed]
+            )
         native.build(list(variables.values()))
 
     def begin(self, numbers: Mapping[str, Tensor]) -> None:
         """Take the learning rate of the next step (:meth:`concord.backends.optimizers.Optimizer.begin`)."""
         self.native.learning_rate.assign(tf.cast(numbers["rate"], self.native.learning_rate.dtype))
 
-    def step(self, gradients: Mapping[str, Tensor], numbers: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> None:
+    def step(
+        self, gradients: Mapping[str, Tensor], numbers: Mapping[str, Tensor], rows: Mapping[str, Tensor]
+    ) -> None:
         """Update every parameter (:meth:`concord.backends.optimizers.Optimizer.step`)."""
         self.native.apply([gradients[name] for name in self.variables], list(self.variables.values()))
 
     def _held(self) -> dict[str, keras.Variable]:
         """Return where Keras keeps what."""
         kept = iter(self.native.variables[2:])  # after the number of steps and the learning rate
-        return {f"{slot}.{name}": next(kept) for group in ORDER[self.recipe.algorithm] for name in self.variables for slot in group if slot in slots(self.recipe)}
+        return {
+            f"{slot}.{name}": next(kept)
+            for group in ORDER[self.recipe.algorithm]
+            for name in self.variables
+            for slot in group
+            if slot in slots(self.recipe)
+        }
 
     def kept(self) -> dict[str, Tensor]:
         """Return what is kept (:meth:`concord.backends.optimizers.Optimizer.kept`)."""
@@ -108,11 +128,20 @@ class OwnOptimizer(Optimizer):
     def constants(self) -> dict[str, float]:
         """Return numbers as Keras holds them (:meth:`concord.backends.optimizers.Optimizer.constants`)."""
         names = {"beta1": "beta_1", "beta2": "rho" if self.recipe.algorithm == "rmsprop" else "beta_2"}
-        held: dict[str, Any] = {name: getattr(self.native, names.get(name, name), None) for name in super().constants()}
-        return {name: float(value if held[name] is None else held[name]) for name, value in super().constants().items()}
+        held: dict[str, Any] = {
+            name: getattr(self.native, names.get(name, name), None) for name in super().constants()
+        }
+        return {
+            name: float(value if held[name] is None else held[name])
+            for name, value in super().constants().items()
+        }
 
 
 def optimizer(recipe: Recipe, variables: Mapping[str, keras.Variable], kinds: Mapping[str, str]) -> Optimizer:
     """Return what updates parameters as a recipe says (:class:`concord.backends.optimizers.Optimizer`)."""
     native = own(recipe, next(iter(variables.values())).dtype)
-    return Optimizer(NativeOperations(), recipe, variables, kinds) if native is None else OwnOptimizer(recipe, variables, kinds, native)
+    return (
+        Optimizer(NativeOperations(), recipe, variables, kinds)
+        if native is None
+        else OwnOptimizer(recipe, variables, kinds, native)
+    )

@@ -40,9 +40,15 @@ class Session(FrameworkSession):
 
     losses = (ClassificationLoss, CotangentLoss)
 
-    def traced(self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()) -> Callable[..., Any]:
+    def traced(
+        self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()
+    ) -> Callable[..., Any]:
         """Return a step, compiled for what it is given if that is asked for."""
-        return tf.function(function, autograph=False, jit_compile=True).get_concrete_function(*given) if self.compiled else function
+        return (
+            tf.function(function, autograph=False, jit_compile=True).get_concrete_function(*given)
+            if self.compiled
+            else function
+        )
 
     def number(self, value: float) -> Tensor:
         """Return a number that a step is given as a tensor: whole steps are compiled."""
@@ -52,9 +58,13 @@ class Session(FrameworkSession):
         """Return the logits (B, C)."""
         return evaluate(self.model, None, inputs, self.trace, {}, False)[0]
 
-    def differentiated(self, model: keras.Model, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]) -> Observation:
+    def differentiated(
+        self, model: keras.Model, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]
+    ) -> Observation:
         """Return what a step of training needs (:meth:`concord.backends.session.FrameworkSession.differentiated`)."""
-        return differentiate(evaluate, model, self.loss_function, inputs, self.request.part, self.trace, zeros, bool(zeros))
+        return differentiate(
+            evaluate, model, self.loss_function, inputs, self.request.part, self.trace, zeros, bool(zeros)
+        )
 
     def seeded(self, words: NDArray[np.uint32]) -> Tensor:
         """Have dropout begin anew (:meth:`concord.backends.session.FrameworkSession.seeded`)."""
@@ -62,10 +72,14 @@ class Session(FrameworkSession):
 
     def dropped(self, tensor: Tensor, rate: float, seed: Tensor, place: int) -> Tensor:
         """Return a tensor with elements dropped (:meth:`concord.backends.session.FrameworkSession.dropped`)."""
-        return tf.nn.experimental.stateless_dropout(tensor, rate=rate, seed=seed + tf.constant([0, place]), rng_alg="philox")
+        return tf.nn.experimental.stateless_dropout(
+            tensor, rate=rate, seed=seed + tf.constant([0, place]), rng_alg="philox"
+        )
 
     def observe(self, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]) -> Observation:
         """Return output, loss and every tap, and gradients if they are asked for (:meth:`concord.backends.session.FrameworkSession.observe`)."""
         if self.request.gradients:
-            return differentiate(evaluate, self.model, self.loss_function, inputs, self.request.part, self.trace, zeros, True)
+            return differentiate(
+                evaluate, self.model, self.loss_function, inputs, self.request.part, self.trace, zeros, True
+            )
         return Observation(*evaluate(self.model, self.loss_function, inputs, self.trace, {}, True), {})

@@ -42,5 +42,7 @@ class Switches(FrameworkSwitches):
         """Return whether a device has tensor cores for TF32."""
         if not device.startswith("/GPU:"):
             return False
-        details = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[int(device.removeprefix("/GPU:"))])
+        details = tf.config.experimental.get_device_details(
+            tf.config.list_physical_devices("GPU")[int(device.removeprefix("/GPU:"))]
+        )
         return details.get("compute_capability", (0, 0)) >= (8, 0)

@@ -35,7 +35,9 @@ class ClassificationLoss:
         self.ignore_label = config.ignore_label
         self.l2_weight = config.l2_weight
 
-    def __call__(self, model: TextClassifier, logits: Tensor, inputs: Mapping[str, Tensor], tap: Tap) -> Tensor:
+    def __call__(
+        self, model: TextClassifier, logits: Tensor, inputs: Mapping[str, Tensor], tap: Tap
+    ) -> Tensor:
         labels = inputs["labels"]
         losses = tap("losses", self.losses(logits, labels, tap))  # (B,)
         if self.ignore_label is None:
@@ -46,7 +48,9 @@ class ClassificationLoss:
             loss = tf.reduce_sum(tf.where(counted, losses, tf.zeros_like(losses)), axis=0) / count
         if self.l2_weight:
             weight, bias = model.classifier.kernel.value, model.classifier.bias.value
-            loss = loss + 0.5 * self.l2_weight * (tf.reduce_sum(weight * weight, axis=None) + tf.reduce_sum(bias * bias, axis=None))
+            loss = loss + 0.5 * self.l2_weight * (
+                tf.reduce_sum(weight * weight, axis=None) + tf.reduce_sum(bias * bias, axis=None)
+            )
         return tap("loss", loss)
 
 
@@ -64,7 +68,14 @@ evaluate = evaluation(by_mapping)
 
 
 def differentiate(
-    run: Evaluate, model: keras.Model, loss_function: Callable[..., Tensor], inputs: Mapping[str, Tensor], part: str, trace: Trace, zeros: Mapping[str, Tensor], recorded: bool
+    run: Evaluate,
+    model: keras.Model,
+    loss_function: Callable[..., Tensor],
+    inputs: Mapping[str, Tensor],
+    part: str,
+    trace: Trace,
+    zeros: Mapping[str, Tensor],
+    recorded: bool,
 ) -> Observation:
     """Return what :func:`evaluate`, perhaps compiled, computes, with the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the taps that have ``zeros``."""
     wanted = {name: variable.value for name, variable in trained(model).items()}
@@ -76,4 +87,6 @@ def differentiate(
     wanted |= {name: zero for name, zero in of_taps.items() if name.removeprefix("taps.") in taps}
     gradients = tape.gradient(loss, wanted, unconnected_gradients=tf.UnconnectedGradients.ZERO)
     # The gradient of a table comes as the rows that were looked up; it is made an array of the table's shape, in which they are added up.
-    return Observation(output, loss, taps, {name: tf.convert_to_tensor(gradient) for name, gradient in gradients.items()})
+    return Observation(
+        output, loss, taps, {name: tf.convert_to_tensor(gradient) for name, gradient in gradients.items()}
+    )

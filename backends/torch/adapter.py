@@ -16,11 +16,22 @@ from concord.backends.torch.session import Session, multiply, synchronize, timed
 from concord.backends.torch.switches import Switches
 from concord.backends.torch.weights import NativeWeights
 
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 KNOWN_DEVIATIONS: dict[str, list[dict[str, Any]]] = {"cpu": [], "cuda": []}
 
-IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS, **encoder_layer.IMPLEMENTATIONS, **onednn.IMPLEMENTATIONS, **unpad.IMPLEMENTATIONS}
+IMPLEMENTATIONS = {
+    "explicit": Implementation(PARTS),
+    **library.IMPLEMENTATIONS,
+    **encoder_layer.IMPLEMENTATIONS,
+    **onednn.IMPLEMENTATIONS,
+    **unpad.IMPLEMENTATIONS,
+}
 
 
 class Adapter(FrameworkAdapter):

@@ -25,14 +25,28 @@ class LibraryEncoderLayer(nn.TransformerEncoderLayer):
 
     def __init__(self, config: EncoderConfig, scope: str) -> None:
         pre = config.norm_placement == "pre"
-        options: dict[str, Any] = {"layer_norm_eps": config.norm_epsilon, "batch_first": True, "norm_first": pre, "bias": True}
-        super().__init__(config.d_model, config.num_heads, config.d_ff, dropout=0.0, activation=library.ACTIVATIONS[config.activation], **options)
+        options: dict[str, Any] = {
+            "layer_norm_eps": config.norm_epsilon,
+            "batch_first": True,
+            "norm_first": pre,
+            "bias": True,
+        }
+        super().__init__(
+            config.d_model,
+            config.num_heads,
+            config.d_ff,
+            dropout=0.0,
+            activation=library.ACTIVATIONS[config.activation],
+            **options,
+        )
         self.constants = mask_constants(config)  # MSK-6
         self.result = f"{scope}.residual2" if pre else f"{scope}.norm2"
 
     def forward(self, x: Tensor, real: Tensor, tap: Tap = silent) -> Tensor:
         constant = self.constants[str(x.dtype).removeprefix("torch.")]
-        bias = explicit.add_to_masked(torch.zeros(real.shape, dtype=x.dtype, device=x.device), real, constant)  # (B, S)
+        bias = explicit.add_to_masked(
+            torch.zeros(real.shape, dtype=x.dtype, device=x.device), real, constant
+        )  # (B, S)
         return tap(self.result, super().forward(x, src_mask=None, src_key_padding_mask=bias, is_causal=False))
 
 
@@ -62,7 +76,11 @@ class TextClassifier(LayerPieces, model.TextClassifier):
 
 PARTS = {"model": TextClassifier, "pooled": PooledEncoder, "encoder": Encoder, "stack": EncoderStack}
 
-NAMES = {".self_attn.out_proj.": ".attention.output.", ".linear1.": ".feed_forward.inner.", ".linear2.": ".feed_forward.outer."}
+NAMES = {
+    ".self_attn.out_proj.": ".attention.output.",
+    ".linear1.": ".feed_forward.inner.",
+    ".linear2.": ".feed_forward.outer.",
+}
 
 
 def explicit_names(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -71,7 +89,10 @@ def explicit_names(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in named.items():
         layer, stacked, leaf = name.rpartition(".self_attn.in_proj_")
         if stacked:  # (3 D, D) or (3 D,): query, key and value below each other
-            found |= {f"{layer}.attention.{role}.{leaf}": rows for role, rows in zip(("query", "key", "value"), torch.chunk(tensor, 3, dim=0), strict=True)}
+            found |= {
+                f"{layer}.attention.{role}.{leaf}": rows
+                for role, rows in zip(("query", "key", "value"), torch.chunk(tensor, 3, dim=0), strict=True)
+            }
             continue
         found[functools.reduce(lambda path, names: path.replace(*names), NAMES.items(), name)] = tensor
     return found
@@ -95,4 +116,8 @@ def without_fast_path(request: Request) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-IMPLEMENTATIONS = {"library:layer": Implementation(PARTS, unsupported_reasons, UNDELIVERED_BY_LAYERS, context=without_fast_path)}
+IMPLEMENTATIONS = {
+    "library:layer": Implementation(
+        PARTS, unsupported_reasons, UNDELIVERED_BY_LAYERS, context=without_fast_path
+    )
+}

@@ -41,7 +41,12 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
-ACTIVATIONS: dict[str, Step] = {"none": identity, "relu": F.relu, "gelu_erf": gelu_erf, "gelu_tanh": gelu_tanh}  # ATT-1, FFN-2
+ACTIVATIONS: dict[str, Step] = {
+    "none": identity,
+    "relu": F.relu,
+    "gelu_erf": gelu_erf,
+    "gelu_tanh": gelu_tanh,
+}  # ATT-1, FFN-2
 POOLERS: dict[str, Step] = {"none": identity, "tanh": torch.tanh, "relu": F.relu}  # HED-2
 
 
@@ -74,7 +79,10 @@ def mask_per_sample(mask: Tensor, heads: int) -> Tensor:
 def mask_batch_major(mask: Tensor, heads: int) -> Tensor:
     # The published mistake: heads are stacked before samples, masks are repeated sample by sample.
     batch = mask.shape[0]
-    slot = torch.arange(heads, device=mask.device)[None, :] * batch + torch.arange(batch, device=mask.device)[:, None]  # (B, H)
+    slot = (
+        torch.arange(heads, device=mask.device)[None, :] * batch
+        + torch.arange(batch, device=mask.device)[:, None]
+    )  # (B, H)
     return mask[slot // heads]  # (B, H, 1 or Q, S)
 
 
@@ -90,7 +98,10 @@ def head_by_head(step: Callable[..., Tensor], *tensors: tuple[Tensor, int], axis
     return torch.cat([step(*group) for group in groups], dim=axis)
 
 
-HEADS = {"batched": all_heads, "looped": head_by_head}  # ATT-7: a step, tensors each with the axis of heads, that of the result
+HEADS = {
+    "batched": all_heads,
+    "looped": head_by_head,
+}  # ATT-7: a step, tensors each with the axis of heads, that of the result
 
 
 def pre_norm(x: Tensor, sublayer: Step, norm: Step, tap: Tap, scope: str, number: int) -> Tensor:
@@ -161,7 +172,11 @@ class Embeddings(nn.Module):
         self.token = nn.Embedding(config.vocab_size, config.d_model, padding_idx=None)
         self.position = nn.Embedding(config.max_positions, config.d_model, padding_idx=None)
         self.position.weight.requires_grad_(config.positions == "learned")
-        self.segment = nn.Embedding(config.num_segments, config.d_model, padding_idx=None) if config.num_segments else None
+        self.segment = (
+            nn.Embedding(config.num_segments, config.d_model, padding_idx=None)
+            if config.num_segments
+            else None
+        )
         self.norm = self.norm_class(config) if config.embedding_norm else None
         self.scale = math.sqrt(config.d_model) if config.embedding_scale == "sqrt_d_model" else None
         self.token_padding_row = config.token_padding_row
@@ -172,15 +187,24 @@ class Embeddings(nn.Module):
         self.padding_position = {"zero_row": 0, "pad_row": config.pad_id}.get(config.position_of_padding)
         self.position_padding_row = config.position_padding_row
 
-    def forward(self, input_ids: Tensor, segment_ids: Tensor | None, real: Tensor, tap: Tap = silent) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, segment_ids: Tensor | None, real: Tensor, tap: Tap = silent
+    ) -> Tensor:
         token = tap(f"{self.scope}.token", self.embed_tokens(input_ids))
         position_ids = self.position_ids(real)
-        position = tap(f"{self.scope}.position", freeze_row(self.look_up(self.position, position_ids), position_ids, self.position_padding_row))
+        position = tap(
+            f"{self.scope}.position",
+            freeze_row(self.look_up(self.position, position_ids), position_ids, self.position_padding_row),
+        )
         total = token + position
         if self.segment is not None:
             if segment_ids is None:
-                raise ValueError("segment_ids are missing but this model has a table of segments [clause=EMB-5]")
-            segment = freeze_row(self.look_up(self.segment, segment_ids), segment_ids, self.segment_padding_row)
+                raise ValueError(
+                    "segment_ids are missing but this model has a table of segments [clause=EMB-5]"
+                )
+            segment = freeze_row(
+                self.look_up(self.segment, segment_ids), segment_ids, self.segment_padding_row
+            )
             total = total + tap(f"{self.scope}.segment", segment)
         total = tap(f"{self.scope}.sum", total)
         return total if self.norm is None else tap(f"{self.scope}.norm", self.norm(total))
@@ -218,13 +242,25 @@ class DotProductAttention(nn.Module):
         self.fill = FILLS[config.mask_fill]
         self.overwrite_queries = config.query_mask == "overwrite"
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None, query_mask: Tensor | None = None, tap: Tap = silent) -> Tensor:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        tap: Tap = silent,
+    ) -> Tensor:
         constant = self.constants[str(q.dtype).removeprefix("torch.")]
-        scores = tap(f"{self.scope}.scores", self.each_head(self.score, (q, 2), (k, 2), axis=1))  # (B, H, Q, S)
+        scores = tap(
+            f"{self.scope}.scores", self.each_head(self.score, (q, 2), (k, 2), axis=1)
+        )  # (B, H, Q, S)
         if key_mask is not None:
             mask = partial(self.mask, key_mask=key_mask, constant=constant)
             scores = tap(f"{self.scope}.masked_scores", self.each_head(mask, (scores, 1), axis=1))
-        weights = tap(f"{self.scope}.weights", self.each_head(partial(F.softmax, dim=-1), (scores, 1), axis=1))
+        weights = tap(
+            f"{self.scope}.weights", self.each_head(partial(F.softmax, dim=-1), (scores, 1), axis=1)
+        )
         if self.overwrite_queries and query_mask is not None:
             overwrite = partial(replace_masked, visible=query_mask[:, None, :, None], constant=constant)
             weights = tap(f"{self.scope}.masked_weights", self.each_head(overwrite, (weights, 1), axis=1))
@@ -259,9 +295,19 @@ class MultiHeadAttention(nn.Module):
         self.value = nn.Linear(config.d_model, config.d_model, bias=config.qkv_bias)
         self.activation = self.activations[config.qkv_activation]
         self.dot_product = self.dot_product_class(config, scope)
-        self.output = nn.Linear(config.d_model, config.d_model, bias=True) if config.output_projection else None
+        self.output = (
+            nn.Linear(config.d_model, config.d_model, bias=True) if config.output_projection else None
+        )
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None = None, query_mask: Tensor | None = None, tap: Tap = silent) -> Tensor:
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        tap: Tap = silent,
+    ) -> Tensor:
         q = tap(f"{self.scope}.query", self.split_heads(self.activation(self.query(query))))
         k = tap(f"{self.scope}.key", self.split_heads(self.activation(self.key(key))))
         v = tap(f"{self.scope}.value", self.split_heads(self.activation(self.value(value))))

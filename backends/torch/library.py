@@ -29,7 +29,12 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-ACTIVATIONS: dict[str, explicit.Step] = {"none": explicit.identity, "relu": F.relu, "gelu_erf": gelu_erf, "gelu_tanh": gelu_tanh}  # ATT-1, FFN-2
+ACTIVATIONS: dict[str, explicit.Step] = {
+    "none": explicit.identity,
+    "relu": F.relu,
+    "gelu_erf": gelu_erf,
+    "gelu_tanh": gelu_tanh,
+}  # ATT-1, FFN-2
 
 
 class LayerNorm(nn.LayerNorm):
@@ -58,13 +63,26 @@ class DotProductAttention(nn.Module):
         self.scale = config.head_dim**-0.5  # ATT-4: both ways, which differ in rounding alone
         self.assign = explicit.ASSIGNMENTS[config.mask_assignment]
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None, query_mask: Tensor | None = None, tap: Tap = silent) -> Tensor:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        tap: Tap = silent,
+    ) -> Tensor:
         context = self.attend(q, k, v, None if key_mask is None else self.bias(q, key_mask))  # (B, Q, H, K)
         return tap(f"{self.scope}.context", torch.flatten(context, start_dim=2))  # (B, Q, D)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         q, k, v = (torch.transpose(x, 1, 2) for x in (q, k, v))  # (B, H, T, K)
-        options: dict[str, Any] = {"dropout_p": 0.0, "is_causal": False, "scale": self.scale, "enable_gqa": False}
+        options: dict[str, Any] = {
+            "dropout_p": 0.0,
+            "is_causal": False,
+            "scale": self.scale,
+            "enable_gqa": False,
+        }
         return torch.transpose(F.scaled_dot_product_attention(q, k, v, attn_mask=bias, **options), 1, 2)
 
     def bias(self, q: Tensor, key_mask: Tensor) -> Tensor:
@@ -72,7 +90,9 @@ class DotProductAttention(nn.Module):
         constant = self.constants[str(q.dtype).removeprefix("torch.")]
         per_query = key_mask[:, None, :] if key_mask.ndim == 2 else key_mask  # (B, 1 or Q, S)
         visible = self.assign(per_query, q.shape[2])  # (B, 1 or H, 1 or Q, S)
-        return explicit.add_to_masked(torch.zeros(visible.shape, dtype=q.dtype, device=q.device), visible, constant)
+        return explicit.add_to_masked(
+            torch.zeros(visible.shape, dtype=q.dtype, device=q.device), visible, constant
+        )
 
 
 class MultiHeadAttention(explicit.MultiHeadAttention):
@@ -148,7 +168,9 @@ def unsupported_reasons(request: Request) -> list[str]:
     """Return what keeps a request from being computed by library layers, one line for each option; nothing if they can."""
     found = LAYERS.unsupported_reasons(request)
     if request.dtype == "float16":
-        found.append("dtype='float16': F.scaled_dot_product_attention keeps scores in float32, which do not overflow (PRC-2)")
+        found.append(
+            "dtype='float16': F.scaled_dot_product_attention keeps scores in float32, which do not overflow (PRC-2)"
+        )
     return found
 
 
@@ -156,7 +178,9 @@ def fused_reasons(request: Request) -> list[str]:
     """Return what keeps a request from being computed by whichever kernel PyTorch chooses; nothing if it can be."""
     found = unsupported_reasons(request)
     if request.gradients and sees_nothing(request.config, request.batch):
-        found.append("a query sees no key: the fused kernel differentiates its weights as if each were 1 (MSK-5)")
+        found.append(
+            "a query sees no key: the fused kernel differentiates its weights as if each were 1 (MSK-5)"
+        )
     return found
 
 

@@ -34,7 +34,9 @@ class EncoderStack(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.pad_id = config.pad_id
-        self.layers = nn.ModuleList([self.layer_class(config, f"layers.{i}") for i in range(config.num_layers)])
+        self.layers = nn.ModuleList(
+            [self.layer_class(config, f"layers.{i}") for i in range(config.num_layers)]
+        )
         self.final_norm = self.norm_class(config) if config.final_norm else None
 
     def forward(self, embeddings: Tensor, input_ids: Tensor, tap: Tap = silent) -> Tensor:
@@ -69,13 +71,17 @@ class PooledEncoder(Encoder):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
         self.pooling = POOLINGS[config.pooling]
-        self.pooler = nn.Linear(config.d_model, config.d_model, bias=True) if config.pooler != "none" else None
+        self.pooler = (
+            nn.Linear(config.d_model, config.d_model, bias=True) if config.pooler != "none" else None
+        )
         self.activation = POOLERS[config.pooler]
         self.least_squares = least_squares_by_dtype(config)
 
     def forward(self, input_ids: Tensor, segment_ids: Tensor | None = None, tap: Tap = silent) -> Tensor:
         real = self.real_tokens(input_ids)
-        return self.pool(self.encode(self.embeddings(input_ids, segment_ids, real, tap), real, tap), real, tap)
+        return self.pool(
+            self.encode(self.embeddings(input_ids, segment_ids, real, tap), real, tap), real, tap
+        )
 
     def pool(self, x: Tensor, real: Tensor, tap: Tap) -> Tensor:
         """Return the vector of each text, (B, D) or (B, T * D), of encoded tokens (B, T, D)."""
@@ -86,7 +92,10 @@ class PooledEncoder(Encoder):
         return tap("normalized", self.normalize(pooled)) if self.least_squares else pooled
 
     def normalize(self, x: Tensor) -> Tensor:
-        squares, least = torch.sum(x * x, dim=-1, keepdim=True), self.least_squares[str(x.dtype).removeprefix("torch.")]  # (B, 1)
+        squares, least = (
+            torch.sum(x * x, dim=-1, keepdim=True),
+            self.least_squares[str(x.dtype).removeprefix("torch.")],
+        )  # (B, 1)
         return x / torch.sqrt(torch.where(squares > least, squares, least))
 
 
@@ -115,7 +124,15 @@ class AttentionAlone(nn.Module):
         super().__init__()
         self.attention = self.attention_class(config, "attention")
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None = None, query_mask: Tensor | None = None, tap: Tap = silent) -> Tensor:
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        tap: Tap = silent,
+    ) -> Tensor:
         return self.attention(query, key, value, key_mask, query_mask, tap)
 
 

@@ -43,7 +43,9 @@ def _(x: Tensor, number: int, features: int) -> Tensor:
 def reorder_linears(module: nn.Module) -> nn.Module:
     """Put reordered layers in the place of all linear ones."""
     for name, child in module.named_children():
-        setattr(module, name, ReorderedLinear(child) if isinstance(child, nn.Linear) else reorder_linears(child))
+        setattr(
+            module, name, ReorderedLinear(child) if isinstance(child, nn.Linear) else reorder_linears(child)
+        )
     return module
 
 
@@ -53,8 +55,12 @@ def unsupported_reasons(request: Request) -> list[str]:
     if request.gradients:
         found.append("gradients: reordered weights have none (GRD-1)")
     if request.dtype != "float32" or request.device != "cpu":
-        found.append(f"dtype={request.dtype!r}, device={request.device!r}: reordered weights are those of float32 on cpu (PRC-3)")
+        found.append(
+            f"dtype={request.dtype!r}, device={request.device!r}: reordered weights are those of float32 on cpu (PRC-3)"
+        )
     return found
 
 
-IMPLEMENTATIONS = {"library:onednn": Implementation(library.PARTS, unsupported_reasons, UNDELIVERED, finish=reorder_linears)}
+IMPLEMENTATIONS = {
+    "library:onednn": Implementation(library.PARTS, unsupported_reasons, UNDELIVERED, finish=reorder_linears)
+}

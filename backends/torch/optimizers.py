@@ -11,7 +11,11 @@ from concord.spec.training.recipe import Recipe
 
 SLOTS = {
     "sgd": {"momentum": "momentum_buffer"},
-    "adam": {"first_moment": "exp_avg", "second_moment": "exp_avg_sq", "largest_second_moment": "max_exp_avg_sq"},
+    "adam": {
+        "first_moment": "exp_avg",
+        "second_moment": "exp_avg_sq",
+        "largest_second_moment": "max_exp_avg_sq",
+    },
     "rmsprop": {"second_moment": "square_avg", "first_moment": "grad_avg", "momentum": "momentum_buffer"},
 }
 """What PyTorch calls what each algorithm keeps."""
@@ -57,20 +61,48 @@ def own(recipe: Recipe, groups: list[dict[str, Any]]) -> torch.optim.Optimizer |
     decoupled = recipe.decay_form == "times_rate"
     if recipe.algorithm == "adam" and recipe.epsilon_placement == "corrected" and recipe.bias_correction:
         kind = torch.optim.AdamW if decoupled else torch.optim.Adam
-        return kind(groups, lr=recipe.learning_rate, betas=(recipe.beta1, recipe.beta2), eps=recipe.epsilon, amsgrad=recipe.amsgrad, foreach=True)
+        return kind(
+            groups,
+            lr=recipe.learning_rate,
+            betas=(recipe.beta1, recipe.beta2),
+            eps=recipe.epsilon,
+            amsgrad=recipe.amsgrad,
+            foreach=True,
+        )
     if decoupled or (recipe.momentum and recipe.momentum_form == "displacement"):
         return None
     if recipe.algorithm == "sgd":
-        return torch.optim.SGD(groups, lr=recipe.learning_rate, momentum=recipe.momentum, dampening=recipe.dampening, nesterov=recipe.nesterov, foreach=True)
+        return torch.optim.SGD(
+            groups,
+            lr=recipe.learning_rate,
+            momentum=recipe.momentum,
+            dampening=recipe.dampening,
+            nesterov=recipe.nesterov,
+            foreach=True,
+        )
     if recipe.algorithm == "rmsprop" and recipe.epsilon_placement == "uncorrected":
-        return torch.optim.RMSprop(groups, lr=recipe.learning_rate, alpha=recipe.beta2, eps=recipe.epsilon, momentum=recipe.momentum, centered=recipe.centered, foreach=True)
+        return torch.optim.RMSprop(
+            groups,
+            lr=recipe.learning_rate,
+            alpha=recipe.beta2,
+            eps=recipe.epsilon,
+            momentum=recipe.momentum,
+            centered=recipe.centered,
+            foreach=True,
+        )
     return None
 
 
 class OwnOptimizer(Optimizer):
     """PyTorch's own (:class:`concord.backends.optimizers.Optimizer`)."""
 
-    def __init__(self, recipe: Recipe, variables: Mapping[str, nn.Parameter], kinds: Mapping[str, str], native: torch.optim.Optimizer) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        variables: Mapping[str, nn.Parameter],
+        kinds: Mapping[str, str],
+        native: torch.optim.Optimizer,
+    ) -> None:
         super().__init__(NativeOperations(), recipe, variables, kinds)
         self.native = native
 
@@ -79,7 +111,9 @@ class OwnOptimizer(Optimizer):
         for group in self.native.param_groups:
             group["lr"] = numbers["rate"]
 
-    def step(self, gradients: Mapping[str, Tensor], numbers: Mapping[str, float], rows: Mapping[str, Tensor]) -> None:
+    def step(
+        self, gradients: Mapping[str, Tensor], numbers: Mapping[str, float], rows: Mapping[str, Tensor]
+    ) -> None:
         """Update every parameter (:meth:`concord.backends.optimizers.Optimizer.step`)."""
         for name, variable in self.variables.items():
             variable.grad = gradients[name]
@@ -88,7 +122,12 @@ class OwnOptimizer(Optimizer):
     def kept(self) -> dict[str, Tensor]:
         """Return what is kept (:meth:`concord.backends.optimizers.Optimizer.kept`)."""
         kept = {name: self.native.state[variable] for name, variable in self.variables.items()}
-        return {f"{slot}.{name}": found[key] for name, found in kept.items() for slot, key in SLOTS[self.recipe.algorithm].items() if key in found}
+        return {
+            f"{slot}.{name}": found[key]
+            for name, found in kept.items()
+            for slot, key in SLOTS[self.recipe.algorithm].items()
+            if key in found
+        }
 
     def resume(self, kept: Mapping[str, Tensor], steps: int) -> None:
         """Go on from what was kept (:meth:`concord.backends.optimizers.Optimizer.resume`)."""
@@ -97,7 +136,11 @@ class OwnOptimizer(Optimizer):
             return  # the first step of momentum is of another kind
         counted = {} if self.recipe.algorithm == "sgd" else {"step": torch.tensor(float(steps))}
         for name, variable in self.variables.items():
-            found = {key: kept[f"{slot}.{name}"] for slot, key in SLOTS[self.recipe.algorithm].items() if f"{slot}.{name}" in kept}
+            found = {
+                key: kept[f"{slot}.{name}"]
+                for slot, key in SLOTS[self.recipe.algorithm].items()
+                if f"{slot}.{name}" in kept
+            }
             self.native.state[variable] = {key: tensor.clone() for key, tensor in (counted | found).items()}
 
     def rate(self, numbers: Mapping[str, float]) -> float:
@@ -108,15 +151,31 @@ class OwnOptimizer(Optimizer):
         """Return numbers as PyTorch holds them (:meth:`concord.backends.optimizers.Optimizer.constants`)."""
         group = self.native.param_groups[0]
         beta1, beta2 = group.get("betas", (None, group.get("alpha")))
-        held = {"beta1": beta1, "beta2": beta2, "epsilon": group.get("eps"), "momentum": group.get("momentum"), "dampening": group.get("dampening")}
+        held = {
+            "beta1": beta1,
+            "beta2": beta2,
+            "epsilon": group.get("eps"),
+            "momentum": group.get("momentum"),
+            "dampening": group.get("dampening"),
+        }
         held["weight_decay"] = max(group["weight_decay"] for group in self.native.param_groups)
-        return {name: float(value if held.get(name) is None else held[name]) for name, value in super().constants().items()}
+        return {
+            name: float(value if held.get(name) is None else held[name])
+            for name, value in super().constants().items()
+        }
 
 
 def optimizer(recipe: Recipe, variables: Mapping[str, nn.Parameter], kinds: Mapping[str, str]) -> Optimizer:
     """Return what updates parameters as a recipe says (:class:`concord.backends.optimizers.Optimizer`)."""
     decayed = [variable for name, variable in variables.items() if kinds[name] not in recipe.undecayed]
     others = [variable for name, variable in variables.items() if kinds[name] in recipe.undecayed]
-    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    groups = [
+        {"params": decayed, "weight_decay": recipe.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
     native = own(recipe, [group for group in groups if group["params"]])
-    return Optimizer(NativeOperations(), recipe, variables, kinds) if native is None else OwnOptimizer(recipe, variables, kinds, native)
+    return (
+        Optimizer(NativeOperations(), recipe, variables, kinds)
+        if native is None
+        else OwnOptimizer(recipe, variables, kinds, native)
+    )

@@ -49,19 +49,29 @@ class Session(FrameworkSession):
         """Do once what a framework needs before it compiles."""
         training = self.request.training
         # Gradients of a batch that are added up later would be overwritten.
-        self.captured = self.compiled and self.device.type == "cuda" and (training is None or training.recipe.accumulation == 1)
+        self.captured = (
+            self.compiled
+            and self.device.type == "cuda"
+            and (training is None or training.recipe.accumulation == 1)
+        )
         if self.compiled:
             # A worker compiles a model for each session; what earlier ones left counts towards a limit.
             torch.compiler.reset()
             torch.compiler.config.recompile_limit = 2 * MOST
 
-    def traced(self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()) -> Callable[..., Any]:
+    def traced(
+        self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()
+    ) -> Callable[..., Any]:
         """Return a step as it is: PyTorch compiles what evaluates the model, when the first step runs."""
         return function
 
     def evaluation(self, captured: bool) -> Evaluate:
         """Return what evaluates the model, compiled if that is asked for."""
-        return torch.compile(evaluate, fullgraph=True, dynamic=False, mode=MODES[captured]) if self.compiled else evaluate
+        return (
+            torch.compile(evaluate, fullgraph=True, dynamic=False, mode=MODES[captured])
+            if self.compiled
+            else evaluate
+        )
 
     @cached_property
     def evaluating(self) -> Evaluate:
@@ -79,11 +89,22 @@ class Session(FrameworkSession):
         with torch.inference_mode():
             return self.evaluating(self.model, None, inputs, self.trace, {}, False)[0]
 
-    def differentiated(self, model: nn.Module, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]) -> Observation:
+    def differentiated(
+        self, model: nn.Module, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]
+    ) -> Observation:
         """Return what a step of training needs (:meth:`concord.backends.session.FrameworkSession.differentiated`)."""
         if self.captured:
             torch.compiler.cudagraph_mark_step_begin()
-        return differentiate(self.evaluating, model, self.loss_function, inputs, self.request.part, self.trace, zeros, bool(zeros))
+        return differentiate(
+            self.evaluating,
+            model,
+            self.loss_function,
+            inputs,
+            self.request.part,
+            self.trace,
+            zeros,
+            bool(zeros),
+        )
 
     def seeded(self, words: NDArray[np.uint32]) -> None:
         """Have dropout begin anew (:meth:`concord.backends.session.FrameworkSession.seeded`)."""
@@ -97,6 +118,8 @@ class Session(FrameworkSession):
         """Return output, loss and every tap, and gradients if they are asked for (:meth:`concord.backends.session.FrameworkSession.observe`)."""
         run = self.evaluation(captured=False)
         if self.request.gradients:
-            return differentiate(run, self.model, self.loss_function, inputs, self.request.part, self.trace, zeros, True)
+            return differentiate(
+                run, self.model, self.loss_function, inputs, self.request.part, self.trace, zeros, True
+            )
         with torch.no_grad():
             return Observation(*run(self.model, self.loss_function, inputs, self.trace, {}, True), {})

@@ -16,8 +16,16 @@ class Switches(FrameworkSwitches):
     """PyTorch's (:class:`concord.backends.switches.FrameworkSwitches`)."""
 
     precisions = {
-        "strict": {"float32_matmul_precision": "highest", "cudnn_allow_tf32": False, **dict.fromkeys(REDUCED, False)},
-        "tf32": {"float32_matmul_precision": "high", "cudnn_allow_tf32": True, **dict.fromkeys(REDUCED, False)},
+        "strict": {
+            "float32_matmul_precision": "highest",
+            "cudnn_allow_tf32": False,
+            **dict.fromkeys(REDUCED, False),
+        },
+        "tf32": {
+            "float32_matmul_precision": "high",
+            "cudnn_allow_tf32": True,
+            **dict.fromkeys(REDUCED, False),
+        },
     }
     determinism = {"deterministic_algorithms": True}
 
@@ -50,7 +58,11 @@ class Switches(FrameworkSwitches):
 
     def has_tf32(self, device: torch.device) -> bool:
         """Return whether a device has tensor cores for TF32."""
-        return device.type == "cuda" and torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+        return (
+            device.type == "cuda"
+            and torch.version.cuda is not None
+            and torch.cuda.get_device_capability(device) >= (8, 0)
+        )
 
 
 def _told(switch: Callable[[], Any]) -> Any:

@@ -35,7 +35,9 @@ class ClassificationLoss:
         self.ignore_label = config.ignore_label
         self.l2_weight = config.l2_weight
 
-    def __call__(self, model: TextClassifier, logits: Tensor, inputs: Mapping[str, Tensor], tap: Tap) -> Tensor:
+    def __call__(
+        self, model: TextClassifier, logits: Tensor, inputs: Mapping[str, Tensor], tap: Tap
+    ) -> Tensor:
         labels = inputs["labels"]
         losses = tap("losses", self.losses(logits, labels, tap))  # (B,)
         if self.ignore_label is None:
@@ -63,7 +65,14 @@ evaluate = evaluation()
 
 
 def differentiate(
-    run: Evaluate, model: nn.Module, loss_function: Callable[..., Tensor], inputs: Mapping[str, Tensor], part: str, trace: Trace, zeros: Mapping[str, Tensor], recorded: bool
+    run: Evaluate,
+    model: nn.Module,
+    loss_function: Callable[..., Tensor],
+    inputs: Mapping[str, Tensor],
+    part: str,
+    trace: Trace,
+    zeros: Mapping[str, Tensor],
+    recorded: bool,
 ) -> Observation:
     """Return what :func:`evaluate`, perhaps compiled, computes, with the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the taps that have ``zeros``."""
     wanted = dict[str, Tensor](trained(model))
@@ -76,4 +85,12 @@ def differentiate(
     if wanted:
         loss.backward()
     wanted |= {name: zero for name, zero in of_taps.items() if name.removeprefix("taps.") in taps}
-    return Observation(output, loss, taps, {name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for name, tensor in wanted.items()})
+    return Observation(
+        output,
+        loss,
+        taps,
+        {
+            name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+            for name, tensor in wanted.items()
+        },
+    )

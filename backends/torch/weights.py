@@ -30,7 +30,9 @@ class NativeWeights(FrameworkWeights):
     def assign(self, parameter: Tensor, array: np.ndarray) -> None:
         """Copy an array of the native layout into a parameter, rounding to its dtype once."""
         # ``copy_`` would reach float16 by way of float32.
-        parameter.detach().copy_(torch.from_numpy(precision(str(parameter.dtype).removeprefix("torch.")).round(array)))
+        parameter.detach().copy_(
+            torch.from_numpy(precision(str(parameter.dtype).removeprefix("torch.")).round(array))
+        )
 
     def to_numpy(self, tensor: Tensor) -> np.ndarray:
         """Return a tensor as an array; the half precisions come as float32, exactly."""

@@ -46,7 +46,9 @@ def of_projection(question: Question, tap: str) -> Iterator[Hypothesis]:
         yield changed("heads_permuted", text, "ATT-2", reordered(_columns(order)))
     if not tap.endswith("value"):
         scaled = "a vector that has been multiplied by 1 / sqrt(K) already"
-        yield changed("projection_scaled", scaled, "ATT-4", lambda m, tap, y: m.a.divide_by(y, math.sqrt(width)))
+        yield changed(
+            "projection_scaled", scaled, "ATT-4", lambda m, tap, y: m.a.divide_by(y, math.sqrt(width))
+        )
         scaled = "a vector that has been multiplied by 1 / sqrt(sqrt(K)) already"
         yield changed("projection_scaled", scaled, "ATT-4", lambda m, tap, y: m.a.divide_by(y, width**0.25))
 
@@ -63,24 +65,43 @@ def of_scores(question: Question, tap: str) -> Iterator[Hypothesis]:
     width, whole, heads = question.config.head_dim, question.config.d_model, question.config.num_heads
 
     def product(divisor: float, key: str = "key") -> Change:
-        return lambda m, tap, y: m.a.divide_by(m.a.einsum("bqhk,bshk->bhqs", m.beside(tap, "query"), m.beside(tap, key)), divisor)
+        return lambda m, tap, y: m.a.divide_by(
+            m.a.einsum("bqhk,bshk->bhqs", m.beside(tap, "query"), m.beside(tap, key)), divisor
+        )
 
     def scaled(name: str, text: str, divisor: float) -> Hypothesis:
         return changed(name, text, "ATT-4", product(divisor))
 
     yield scaled("no_score_scale", "scores without a scale", 1.0)
     yield scaled("score_scale_twice", "scores that are divided by K instead of sqrt(K)", width)
-    yield scaled("score_scale_of_d_model", "scores that are divided by sqrt(D) instead of sqrt(K)", math.sqrt(whole))
+    yield scaled(
+        "score_scale_of_d_model", "scores that are divided by sqrt(D) instead of sqrt(K)", math.sqrt(whole)
+    )
     yield scaled("score_scale_of_d_model", "scores that are divided by D instead of sqrt(K)", whole)
     yield scaled("score_scale_inverted", "scores that are multiplied by sqrt(K)", 1 / math.sqrt(width))
-    yield scaled("score_scale_of_heads", "scores that are divided by sqrt(H) instead of sqrt(K)", math.sqrt(heads))
+    yield scaled(
+        "score_scale_of_heads", "scores that are divided by sqrt(H) instead of sqrt(K)", math.sqrt(heads)
+    )
     yield scaled("score_scale_fourth_root", "scores that are divided by the fourth root of K", width**0.25)
     for name in ("float32", "float16", "bfloat16"):
-        yield scaled("score_scale_rounded", f"a score scale that was rounded to {name}", _rounded(math.sqrt(width), name))
-        yield scaled("score_scale_rounded", f"a score scale that was rounded to {name}", 1 / _rounded(1 / math.sqrt(width), name))
+        yield scaled(
+            "score_scale_rounded",
+            f"a score scale that was rounded to {name}",
+            _rounded(math.sqrt(width), name),
+        )
+        yield scaled(
+            "score_scale_rounded",
+            f"a score scale that was rounded to {name}",
+            1 / _rounded(1 / math.sqrt(width), name),
+        )
     turned = reordered(lambda y: y.swapaxes(-1, -2))
     yield changed("scores_transposed", "scores whose queries and keys have changed places", "ATT-3", turned)
-    yield changed("scores_of_queries", "the product of queries with themselves", "ATT-3", product(math.sqrt(width), "query"))
+    yield changed(
+        "scores_of_queries",
+        "the product of queries with themselves",
+        "ATT-3",
+        product(math.sqrt(width), "query"),
+    )
 
 
 def _rounded(value: float, name: str) -> float:
@@ -116,7 +137,9 @@ def of_weights(question: Question, tap: str) -> Iterator[Hypothesis]:
 
     for axis, word in ((-2, "queries"), (1, "heads"), (0, "samples")):
         yield changed("softmax_axis", f"a softmax over {word} instead of keys", "ATT-5", over(axis))
-    yield changed("softmax_without_maximum", "a softmax that does not take the largest score off first", "ATT-5", bare)
+    yield changed(
+        "softmax_without_maximum", "a softmax that does not take the largest score off first", "ATT-5", bare
+    )
     yield changed("softmax_left_out", "scores without a softmax", "ATT-5", lambda m, tap, y: masked(m, tap))
     yield changed("sigmoid_for_softmax", "the logistic function instead of a softmax", "ATT-5", logistic)
     floor, text = {"softmax_floor": -64.0}, "a softmax that clips what lies 64 below the largest score"
@@ -134,7 +157,9 @@ def of_masks_in_weights() -> Iterator[Hypothesis]:
     def after(m: Step, tap: str, y: Node) -> Node:
         return m.a.replace(m.a.softmax(m.beside(tap, "scores")), visible(m, tap), 0.0)
 
-    def zeroed(name: str, text: str, keep: Callable[[Step, NDArray[np.bool_]], NDArray[np.bool_]]) -> Hypothesis:
+    def zeroed(
+        name: str, text: str, keep: Callable[[Step, NDArray[np.bool_]], NDArray[np.bool_]]
+    ) -> Hypothesis:
         return changed(name, text, "MSK-5", lambda m, tap, y: m.a.replace(y, keep(m, visible(m, tap)), 0.0))
 
     def unmasked(m: Step, tap: str, y: Node) -> Node:
@@ -172,14 +197,26 @@ def of_context(question: Question, tap: str) -> Iterator[Hypothesis]:
         return m.now.get(f"{tap.rpartition('.')[0]}.masked_weights") or m.beside(tap, "weights")
 
     yield changed("context_of_keys", "a weighted sum of keys instead of values", "ATT-6", summed(used, "key"))
-    yield changed("context_of_queries", "a weighted sum of queries instead of values", "ATT-6", summed(used, "query"))
+    yield changed(
+        "context_of_queries", "a weighted sum of queries instead of values", "ATT-6", summed(used, "query")
+    )
     turned = summed(lambda m, tap: m.rearranged(used(m, tap), lambda w: w.swapaxes(-1, -2)))
     yield changed("weights_transposed", "weights whose queries and keys have changed places", "ATT-6", turned)
     yield changed("value_of_first_head", "the values of the first head for all", "ATT-7", of_first_head)
-    yield changed("query_mask", "weights before they were overwritten", "MSK-8", summed(lambda m, tap: m.beside(tap, "weights")))
+    yield changed(
+        "query_mask",
+        "weights before they were overwritten",
+        "MSK-8",
+        summed(lambda m, tap: m.beside(tap, "weights")),
+    )
     yield from options(config, "query_mask", ("none", "overwrite"), "MSK-8")
     joined = reordered(lambda y: y.reshape(*y.shape[:2], heads, width).transpose(0, 2, 1, 3).reshape(y.shape))
-    yield changed("heads_joined_by_reshape", "heads joined by a reshape of (B, H, Q, K) without a transposition", "ATT-6", joined)
+    yield changed(
+        "heads_joined_by_reshape",
+        "heads joined by a reshape of (B, H, Q, K) without a transposition",
+        "ATT-6",
+        joined,
+    )
     mixed = reordered(lambda y: y.reshape(*y.shape[:2], heads, width).swapaxes(-1, -2).reshape(y.shape))
     yield changed("heads_interleaved", "heads joined column by column", "ATT-6", mixed)
     for order in orders(heads):

@@ -50,15 +50,32 @@ def of_tokens(question: Question, tap: str) -> Iterator[Hypothesis]:
     else:
         for other in sorted(occurring & {0, 1} - {row}):
             fields = {"token_padding_forward": "zero", "token_padding_row": other}
-            yield Hypothesis(name="token_padding_forward", text=f"a zero vector for token {other}", clause="EMB-3", fields=fields)
+            yield Hypothesis(
+                name="token_padding_forward",
+                text=f"a zero vector for token {other}",
+                clause="EMB-3",
+                fields=fields,
+            )
     root = math.sqrt(config.d_model)
     if config.embedding_scale == "sqrt_d_model":
-        yield changed("embedding_scale_inverted", "a division by sqrt(D) instead of a multiplication", "EMB-2", multiplied(1 / root**2))
-        yield changed("embedding_scale_twice", "a multiplication by D instead of sqrt(D)", "EMB-2", multiplied(root))
+        yield changed(
+            "embedding_scale_inverted",
+            "a division by sqrt(D) instead of a multiplication",
+            "EMB-2",
+            multiplied(1 / root**2),
+        )
+        yield changed(
+            "embedding_scale_twice", "a multiplication by D instead of sqrt(D)", "EMB-2", multiplied(root)
+        )
     for shift in (1, -1, 2, -2):
         text = f"ids that are {abs(shift)} too {'low' if shift > 0 else 'high'} for the table's rows"
         yield loaded("token_ids_shifted", text, "EMB-1", {name: partial(np.roll, table, shift, axis=0)})
-    yield loaded("token_rows_renormalised", "rows of the table that were shortened to length 1", "EMB-1", {name: partial(_shortened, table)})
+    yield loaded(
+        "token_rows_renormalised",
+        "rows of the table that were shortened to length 1",
+        "EMB-1",
+        {name: partial(_shortened, table)},
+    )
 
 
 def _shortened(table: Array) -> Array:
@@ -71,11 +88,17 @@ def _shortened(table: Array) -> Array:
 
 def of_segments(question: Question, tap: str) -> Iterator[Hypothesis]:
     """Yield what may be wrong with segment vectors."""
-    table, rows, last = "embeddings.segment.weight", question.config.num_segments, question.config.num_segments - 1
+    table, rows, last = (
+        "embeddings.segment.weight",
+        question.config.num_segments,
+        question.config.num_segments - 1,
+    )
 
     def ids(names: Sequence[str], texts: Sequence[str], rows: tuple[int, ...]) -> Hypothesis:
         change = taken(table, lambda m: np.array(rows)[m.batch.required("segment_ids")])
-        return changed(" or ".join(dict.fromkeys(names)), f"segment ids that are {' or '.join(texts)}", "EMB-5", change)
+        return changed(
+            " or ".join(dict.fromkeys(names)), f"segment ids that are {' or '.join(texts)}", "EMB-5", change
+        )
 
     yield changed("segments_ignored", "segment vectors that are zero", "EMB-5", multiplied(0.0))
     right = np.arange(rows)
@@ -94,7 +117,12 @@ def of_segments(question: Question, tap: str) -> Iterator[Hypothesis]:
             names, texts = zip(*mistakes, strict=True)
             yield ids(names, texts, row_of)
     for row in range(rows):
-        yield loaded("segment_row_zero", f"a zero vector for segment {row}", "EMB-5", {table: partial(_without_row, question.case.weights[table], row)})
+        yield loaded(
+            "segment_row_zero",
+            f"a zero vector for segment {row}",
+            "EMB-5",
+            {table: partial(_without_row, question.case.weights[table], row)},
+        )
 
 
 def _without_row(table: Array, row: int) -> Array:
@@ -112,9 +140,15 @@ def of_sum(question: Question, tap: str) -> Iterator[Hypothesis]:
     for part in parts:
         word = part.rpartition(".")[2]
         yield weighed(f"{word}_left_out", f"a sum without the {word} vectors", "EMB-6", **{word: 0.0})
-    yield weighed("position_scaled", "position vectors that are multiplied by sqrt(D) too", "EMB-2", position=root)
-    yield weighed("sum_scaled", "a sum that is multiplied by sqrt(D)", "EMB-2", token=root, position=root, segment=root)
-    yield weighed("token_scaled_in_sum", "token vectors that are multiplied by sqrt(D) once more", "EMB-2", token=root)
+    yield weighed(
+        "position_scaled", "position vectors that are multiplied by sqrt(D) too", "EMB-2", position=root
+    )
+    yield weighed(
+        "sum_scaled", "a sum that is multiplied by sqrt(D)", "EMB-2", token=root, position=root, segment=root
+    )
+    yield weighed(
+        "token_scaled_in_sum", "token vectors that are multiplied by sqrt(D) once more", "EMB-2", token=root
+    )
 
 
 def _weighed_sum(parts: list[str], factors: dict[str, float]) -> Change:
@@ -135,8 +169,12 @@ def of_positions(question: Question, tap: str) -> Iterator[Hypothesis]:
     """Yield what may be wrong with position vectors."""
     start, room, pad = question.config.position_start, question.config.max_positions, question.config.pad_id
 
-    def numbered(name: str, text: str, numbers: Callable[[NDArray[np.bool_]], Rows], clause: str = "POS-5") -> Hypothesis:
-        return changed(name, text, clause, taken("embeddings.position.weight", lambda m: numbers(m.key_mask())))
+    def numbered(
+        name: str, text: str, numbers: Callable[[NDArray[np.bool_]], Rows], clause: str = "POS-5"
+    ) -> Hypothesis:
+        return changed(
+            name, text, clause, taken("embeddings.position.weight", lambda m: numbers(m.key_mask()))
+        )
 
     def of_samples(real: NDArray[np.bool_]) -> Rows:
         return np.broadcast_to(np.arange(len(real))[:, None] % room, real.shape)
@@ -151,21 +189,45 @@ def of_positions(question: Question, tap: str) -> Iterator[Hypothesis]:
     yield changed("positions_ignored", "position vectors that are zero", "POS-5", multiplied(0.0))
     for shift in sorted({1, -1, 2, -2, -start} - {0}, key=abs):
         yield numbered("position_start", text_of_start(start, shift), moved(shift))
-    yield numbered("position_of_padding", "padding that has row 0", lambda real: np.where(real, moved(0)(real), 0), "POS-6")
+    yield numbered(
+        "position_of_padding",
+        "padding that has row 0",
+        lambda real: np.where(real, moved(0)(real), 0),
+        "POS-6",
+    )
     yield numbered("position_of_padding", "padding that has the row of its position", counted, "POS-6")
     if question.config.position_of_padding == "pad_row":
-        yield numbered("position_of_padding", "padding that uses up a number", lambda real: np.where(real, counted(real), pad), "POS-6")
+        yield numbered(
+            "position_of_padding",
+            "padding that uses up a number",
+            lambda real: np.where(real, counted(real), pad),
+            "POS-6",
+        )
         yield numbered("position_of_padding", "positions that count padding too, from 0", from_(0), "POS-6")
-        yield numbered("position_start", "positions from 0, and row 0 for padding", lambda real: np.where(real, real.cumsum(1) - 1, 0))
+        yield numbered(
+            "position_start",
+            "positions from 0, and row 0 for padding",
+            lambda real: np.where(real, real.cumsum(1) - 1, 0),
+        )
     else:
         alone = "positions that count real tokens alone"
-        yield numbered("positions_of_real_tokens", alone, lambda real: np.where(real, real.cumsum(1) - 1 + start, 0))
-        yield numbered("positions_of_real_tokens", alone, lambda real: np.maximum(real.cumsum(1) - 1, 0) + start)
+        yield numbered(
+            "positions_of_real_tokens", alone, lambda real: np.where(real, real.cumsum(1) - 1 + start, 0)
+        )
+        yield numbered(
+            "positions_of_real_tokens", alone, lambda real: np.maximum(real.cumsum(1) - 1, 0) + start
+        )
     yield numbered("positions_of_samples", "positions that count samples instead of tokens", of_samples)
-    yield numbered("position_constant", "the same position for every token", lambda real: 0 * counted(real) + start)
-    yield numbered("positions_reversed", "positions that are counted from the end", lambda real: counted(real)[:, ::-1])
+    yield numbered(
+        "position_constant", "the same position for every token", lambda real: 0 * counted(real) + start
+    )
+    yield numbered(
+        "positions_reversed", "positions that are counted from the end", lambda real: counted(real)[:, ::-1]
+    )
     if question.config.positions == "sinusoidal":
-        for hypothesis in of_table(question.config, question.case.weights["embeddings.position.weight"].astype(np.float64)):
+        for hypothesis in of_table(
+            question.config, question.case.weights["embeddings.position.weight"].astype(np.float64)
+        ):
             yield hypothesis
             if question.case.dtype == "float64":  # a table that a framework made in its own default
                 single = {name: partial(_single, made) for name, made in hypothesis.weights.items()}
@@ -201,8 +263,15 @@ def of_table(config: EncoderConfig, stored: Array) -> Iterator[Hypothesis]:
     # Rolled, a table lacks the last rows that a longer one has.
     longer = sinusoid(config.replace(max_positions=config.max_positions + 2))
     for shift in (1, 2):
-        yield table("position_start", text_of_start(config.position_start, shift), "POS-5", longer[shift:][: config.max_positions])
-    yield table("sine_and_cosine_swapped", "sine and cosine in each other's place", "POS-2", _swapped(stored, config))
+        yield table(
+            "position_start",
+            text_of_start(config.position_start, shift),
+            "POS-5",
+            longer[shift:][: config.max_positions],
+        )
+    yield table(
+        "sine_and_cosine_swapped", "sine and cosine in each other's place", "POS-2", _swapped(stored, config)
+    )
     yield table("position_row_of_padding", *_other_row_of_padding(config, stored.copy()))
 
 

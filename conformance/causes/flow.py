@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 
 from concord.conformance.causes.hypothesis import Hypothesis, changed, options
-from concord.conformance.causes.norms import NORMS, RESIDUALS, normalised, options_of_norm, result_of, usual_deviation
+from concord.conformance.causes.norms import (
+    NORMS,
+    RESIDUALS,
+    normalised,
+    options_of_norm,
+    result_of,
+    usual_deviation,
+)
 from concord.conformance.causes.question import Question
 from concord.conformance.causes.slopes import of_slopes
 from concord.conformance.causes.step import Change, Step
@@ -53,7 +60,9 @@ def of_flow(question: Question) -> Iterator[Hypothesis]:
 def of_norms(question: Question) -> Iterator[Hypothesis]:
     """Yield norms that are differentiated in another way."""
 
-    def norm(name: str, text: str, on: tuple[str, ...] = NORMS, clause: str = "NRM-2", **how: Any) -> Hypothesis:
+    def norm(
+        name: str, text: str, on: tuple[str, ...] = NORMS, clause: str = "NRM-2", **how: Any
+    ) -> Hypothesis:
         return changed(name, text, clause, lambda m, tap, y: normalised(m, tap, m.x, **how), *on)
 
     def without_mean(m: Step, x: Node, mean: Node) -> Node:
@@ -64,13 +73,30 @@ def of_norms(question: Question) -> Iterator[Hypothesis]:
 
     yield norm("detached_variance", "a variance that is taken for a constant", deviation=constant)
     yield norm("detached_mean", "a mean that is taken for a constant", center=without_mean)
-    yield norm("detached_statistics", "mean and variance that are taken for constants", center=without_mean, deviation=constant)
-    yield changed("norm_in_gradient", "a norm that gradients pass as they are", "NRM-2", passed_to(lambda m, tap: m.x), *NORMS)
+    yield norm(
+        "detached_statistics",
+        "mean and variance that are taken for constants",
+        center=without_mean,
+        deviation=constant,
+    )
+    yield changed(
+        "norm_in_gradient",
+        "a norm that gradients pass as they are",
+        "NRM-2",
+        passed_to(lambda m, tap: m.x),
+        *NORMS,
+    )
     if question.config.norm_sharing == "shared":
         for number, word in ((2, "first"), (1, "second")):
             on = (f"layers.*.norm{number}",)
             text = f"the {word} use of a shared norm alone"
-            yield norm("shared_norm_counted_once", text, on, "NRM-5", parameter=lambda m, name: m.stopped(m.weights[name]))
+            yield norm(
+                "shared_norm_counted_once",
+                text,
+                on,
+                "NRM-5",
+                parameter=lambda m, name: m.stopped(m.weights[name]),
+            )
     for alternatives in options_of_norm(question):
         yield from alternatives
 
@@ -85,15 +111,40 @@ def of_sublayers(question: Question) -> Iterator[Hypothesis]:
         return m.now[result_of(question, tap)]
 
     for taps in (RESIDUALS, *((tap,) for tap in RESIDUALS)):
-        yield changed("detached_residual", "a residual that no gradient flows through", "RES-1", passed_to(result), *taps)
-        yield changed("detached_sublayer", "a sublayer that no gradient flows through", "RES-1", passed_to(residual), *taps)
+        yield changed(
+            "detached_residual",
+            "a residual that no gradient flows through",
+            "RES-1",
+            passed_to(result),
+            *taps,
+        )
+        yield changed(
+            "detached_sublayer",
+            "a sublayer that no gradient flows through",
+            "RES-1",
+            passed_to(residual),
+            *taps,
+        )
     if question.case.part in (*OF_IDS, "stack"):
         last = {"pre": "residual2", "post": "norm2"}[question.config.norm_placement]
         layers = [f"layers.{i}.{last}" for i in range(question.config.num_layers)]
         for on in (layers[:-1], layers):
-            yield changed("detached_padding", "padded rows that no gradient flows back into", "MSK-4", unpadded, "embeddings.*m", *on)
+            yield changed(
+                "detached_padding",
+                "padded rows that no gradient flows back into",
+                "MSK-4",
+                unpadded,
+                "embeddings.*m",
+                *on,
+            )
     straight = passed_to(lambda m, tap: m.beside(tap, "inner"))
-    yield changed("activation_in_gradient", "an activation that gradients pass as they are", "FFN-2", straight, "*.activation")
+    yield changed(
+        "activation_in_gradient",
+        "an activation that gradients pass as they are",
+        "FFN-2",
+        straight,
+        "*.activation",
+    )
     yield from options(question.config, "activation", ("relu", "gelu_erf", "gelu_tanh"), "FFN-2")
 
 
@@ -111,15 +162,33 @@ def of_attention(question: Question) -> Iterator[Hypothesis]:
     def softmax(text: str, change: Change) -> Hypothesis:
         return changed("softmax_in_gradient", f"a softmax that {text}", "ATT-5", change, "*.weights")
 
-    yield changed("score_scale_in_gradient", "a gradient without the score scale", "ATT-4", multiplied(root), "*.scores")
-    yield changed("score_scale_in_gradient", "a gradient with the score scale twice", "ATT-4", multiplied(1 / root), "*.scores")
-    yield changed("detached_weights", "attention weights that no gradient flows through", "ATT-5", stopped, "*.weights")
+    yield changed(
+        "score_scale_in_gradient", "a gradient without the score scale", "ATT-4", multiplied(root), "*.scores"
+    )
+    yield changed(
+        "score_scale_in_gradient",
+        "a gradient with the score scale twice",
+        "ATT-4",
+        multiplied(1 / root),
+        "*.scores",
+    )
+    yield changed(
+        "detached_weights", "attention weights that no gradient flows through", "ATT-5", stopped, "*.weights"
+    )
     yield softmax("is differentiated element by element", without_row)
     yield softmax("gradients pass as they are", passed_to(masked))
     for role in ("query", "key", "value"):
-        yield changed(f"detached_{role}", f"a {role} that no gradient flows through", "ATT-1", stopped, f"*.{role}")
+        yield changed(
+            f"detached_{role}", f"a {role} that no gradient flows through", "ATT-1", stopped, f"*.{role}"
+        )
     overwritten = passed_to(lambda m, tap: m.beside(tap, "weights"))
-    yield changed("query_mask_in_gradient", "gradients that flow through overwritten weights", "MSK-8", overwritten, "*.masked_weights")
+    yield changed(
+        "query_mask_in_gradient",
+        "gradients that flow through overwritten weights",
+        "MSK-8",
+        overwritten,
+        "*.masked_weights",
+    )
     yield from options(question.config, "mask_fill", ("replace", "add"), "MSK-3")
     yield from options(question.config, "qkv_activation", ("none", "relu"), "ATT-1")
 
@@ -132,18 +201,43 @@ def of_length(question: Question) -> Iterator[Hypothesis]:
 
     def constant(m: Step, tap: str, y: Node) -> Node:
         x = m.now[source]
-        length = m.a.sqrt(m.a.larger(m.a.sum(m.a.multiply(x, x), -1), m.constant(np.full((x.shape[0], 1), least_squares(m.config, m.dtype)))))
+        length = m.a.sqrt(
+            m.a.larger(
+                m.a.sum(m.a.multiply(x, x), -1),
+                m.constant(np.full((x.shape[0], 1), least_squares(m.config, m.dtype))),
+            )
+        )
         return m.a.divide(x, m.stopped(length))
 
     yield changed("detached_length", "a length that is taken for a constant", "HED-5", constant, "normalized")
-    yield changed("length_in_gradient", "a division by the length that gradients pass as they are", "HED-5", passed_to(lambda m, tap: m.now[source]), "normalized")
+    yield changed(
+        "length_in_gradient",
+        "a division by the length that gradients pass as they are",
+        "HED-5",
+        passed_to(lambda m, tap: m.now[source]),
+        "normalized",
+    )
 
 
 def of_head(question: Question) -> Iterator[Hypothesis]:
     """Yield heads and losses that are differentiated in another way."""
     config = question.config
     dense, logits = (passed_to(lambda m, tap, name=name: m.now[name]) for name in ("pooler.dense", "logits"))  # type: ignore[misc]
-    yield changed("pooler_in_gradient", f"a {config.pooler} that gradients pass as they are", "HED-2", dense, "pooler.output")
-    yield changed("softmax_in_gradient", "a log-softmax that gradients pass as they are", "LOS-1", logits, "log_probabilities")
+    yield changed(
+        "pooler_in_gradient",
+        f"a {config.pooler} that gradients pass as they are",
+        "HED-2",
+        dense,
+        "pooler.output",
+    )
+    yield changed(
+        "softmax_in_gradient",
+        "a log-softmax that gradients pass as they are",
+        "LOS-1",
+        logits,
+        "log_probabilities",
+    )
     yield from options(config, "l2_weight", (0.0, 2 * config.l2_weight, 0.5 * config.l2_weight), "LOS-4")
-    yield from options(config, "ignore_label", (None, *range(config.num_classes if config.num_classes > 1 else 0)), "LOS-3")
+    yield from options(
+        config, "ignore_label", (None, *range(config.num_classes if config.num_classes > 1 else 0)), "LOS-3"
+    )

@@ -23,7 +23,12 @@ SHORTER = {"float64": ("float32", "tf32", "float16", "bfloat16"), "float32": ("t
 FORMATS = {dtype: tuple(name for name in names if name != "tf32") for dtype, names in SHORTER.items()}
 """Those of them that numbers are stored in."""
 
-SPELLED = {"float32": "float32", "tf32": "11 bits, as TF32 and float16 have", "float16": "float16", "bfloat16": "bfloat16"}
+SPELLED = {
+    "float32": "float32",
+    "tf32": "11 bits, as TF32 and float16 have",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+}
 
 
 def of_factors(question: Question) -> Iterator[Hypothesis]:
@@ -40,10 +45,18 @@ def of_factors(question: Question) -> Iterator[Hypothesis]:
 
 def of_parameters(question: Question, tap: str) -> Iterator[Hypothesis]:
     """Yield parameters of a step that were rounded."""
-    own = parameters_of(tap) if matches(tap, LINEAR) else owner(question.config.norm_sharing, tap) if matches(tap, NORMS) else tap
+    own = (
+        parameters_of(tap)
+        if matches(tap, LINEAR)
+        else owner(question.config.norm_sharing, tap)
+        if matches(tap, NORMS)
+        else tap
+    )
     names = [name for name in (f"{own}.weight", f"{own}.bias") if name in question.case.weights]
     for name in FORMATS.get(question.case.dtype, ()):
-        rounded = {parameter: partial(_shorter, name, question.case.weights[parameter]) for parameter in names}
+        rounded = {
+            parameter: partial(_shorter, name, question.case.weights[parameter]) for parameter in names
+        }
         for parameter in names:
             text = f"`{parameter}` rounded to {SPELLED[name]}"
             yield loaded(f"weight_in_{name}", text, "PRC-2", {parameter: rounded[parameter]})

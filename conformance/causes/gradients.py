@@ -53,8 +53,18 @@ def of_factor(question: Question, parameter: str) -> Iterator[Hypothesis]:
     """Yield gradients that are multiplied by something."""
     batch = len(next(iter(question.case.batch.arrays().values())))
     yield made("no_gradient", "no gradient at all", scaled(parameter, 0.0))
-    yield made("gradient_of_sum", f"the gradient of the sum over {batch} samples instead of the mean", scaled(parameter, batch), "LOS-2")
-    yield made("gradient_divided_twice", f"a gradient that is divided by the {batch} samples twice", scaled(parameter, 1 / batch), "LOS-2")
+    yield made(
+        "gradient_of_sum",
+        f"the gradient of the sum over {batch} samples instead of the mean",
+        scaled(parameter, batch),
+        "LOS-2",
+    )
+    yield made(
+        "gradient_divided_twice",
+        f"a gradient that is divided by the {batch} samples twice",
+        scaled(parameter, 1 / batch),
+        "LOS-2",
+    )
     yield made("gradient_accumulated", "a gradient that was counted twice", scaled(parameter, 2.0))
     yield made("gradient_halved", "half the gradient", scaled(parameter, 0.5))
     yield made("gradient_sign", "a gradient of the wrong sign", scaled(parameter, -1.0))
@@ -73,9 +83,13 @@ def of_clipping(question: Question, parameter: str) -> Iterator[Hypothesis]:
         for length, how in ((together, "together"), (alone, "one by one")):
             if length > limit:
                 yield made(
-                    "gradient_clipped", f"gradients that were clipped to the norm {limit:g} {how}", scaled(parameter, limit / length)
+                    "gradient_clipped",
+                    f"gradients that were clipped to the norm {limit:g} {how}",
+                    scaled(parameter, limit / length),
                 )
-        yield made("gradient_clipped", f"gradients that were clipped to {limit:g} element by element", within(limit))
+        yield made(
+            "gradient_clipped", f"gradients that were clipped to {limit:g} element by element", within(limit)
+        )
 
 
 def of_others(question: Question, parameter: str) -> Iterator[Hypothesis]:
@@ -111,17 +125,38 @@ def of_rows(question: Question, tap: str) -> Iterator[Hypothesis]:
         yield from options(config, "token_padding_row", (None, *sorted({0, 1, config.pad_id})), "EMB-4")
         if config.embedding_scale == "sqrt_d_model":
             root = math.sqrt(config.d_model)
-            for text, factor in (("not multiplied by sqrt(D)", 1 / root), ("multiplied by sqrt(D) twice", root)):
-                yield changed("embedding_scale_in_gradient", f"a gradient that is {text}", "EMB-2", multiplied(factor), TOKEN)
+            for text, factor in (
+                ("not multiplied by sqrt(D)", 1 / root),
+                ("multiplied by sqrt(D) twice", root),
+            ):
+                yield changed(
+                    "embedding_scale_in_gradient",
+                    f"a gradient that is {text}",
+                    "EMB-2",
+                    multiplied(factor),
+                    TOKEN,
+                )
     else:  # for tokens it is the same as token_padding_row
         yield changed("padding_row_frozen", "no gradient for padding", "EMB-4", unpadded, tap)
     if tap == POSITION:
         yield from options(config, "position_padding_row", (None, *sorted({0, 1, config.pad_id})), "POS-7")
     if tap == SEGMENT:
         yield from options(config, "segment_padding_row", (None, *range(config.num_segments)), "EMB-5")
-    yield weighed(tap, "gradient_by_frequency", "the mean over a row's occurrences instead of their sum", by_frequency)
-    yield weighed(tap, "gradient_overwritten", "the last occurrence of a row alone, which overwrites the others", last_alone)
-    yield weighed(tap, "gradient_overwritten", "the first occurrence of a row alone", lambda ids: last_alone(ids[::-1, ::-1])[::-1, ::-1])
+    yield weighed(
+        tap, "gradient_by_frequency", "the mean over a row's occurrences instead of their sum", by_frequency
+    )
+    yield weighed(
+        tap,
+        "gradient_overwritten",
+        "the last occurrence of a row alone, which overwrites the others",
+        last_alone,
+    )
+    yield weighed(
+        tap,
+        "gradient_overwritten",
+        "the first occurrence of a row alone",
+        lambda ids: last_alone(ids[::-1, ::-1])[::-1, ::-1],
+    )
 
 
 def weighed(tap: str, name: str, text: str, share: Callable[[Ids], Array]) -> Hypothesis:

@@ -26,7 +26,9 @@ def logistic(x: Any) -> Any:
 def erf_by_polynomial(x: Any) -> Any:
     """Return erf to 1.5e-7 (Abramowitz and Stegun, 7.1.26)."""
     t = 1 / (1 + 0.3275911 * abs(x))
-    polynomial = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    polynomial = t * (
+        0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429)))
+    )
     return np.sign(x) * (1 - polynomial * np.exp(-x * x))
 
 
@@ -64,10 +66,14 @@ def of_activation(question: Question, tap: str) -> Iterator[Hypothesis]:
     yield from options(question.config, "activation", ("relu", "gelu_erf", "gelu_tanh"), "FFN-2")
     yield gate("quick_gelu", "x sigmoid(1.702 x), the quick GELU", lambda x: logistic(1.702 * x))
     yield gate("silu", "x sigmoid(x)", logistic)
-    yield gate("gelu_without_root", "a GELU with erf(x) instead of erf(x / sqrt(2))", lambda x: 0.5 * (1 + erf(x)))
+    yield gate(
+        "gelu_without_root", "a GELU with erf(x) instead of erf(x / sqrt(2))", lambda x: 0.5 * (1 + erf(x))
+    )
     if question.config.activation == "gelu_erf":
         yield gate(
-            "gelu_by_polynomial", "a GELU whose erf is approximated to 1.5e-7", lambda x: 0.5 * (1 + erf_by_polynomial(x * math.sqrt(0.5)))
+            "gelu_by_polynomial",
+            "a GELU whose erf is approximated to 1.5e-7",
+            lambda x: 0.5 * (1 + erf_by_polynomial(x * math.sqrt(0.5))),
         )
     for cubic in (0.0, 0.44715, 0.0044715, 0.044715**2, 0.04715, 0.0447):
         yield gate("gelu_cubic_term", f"a GELU whose cubic term has the factor {cubic:g}", gelu_tanh(cubic))
@@ -77,9 +83,15 @@ def of_activation(question: Question, tap: str) -> Iterator[Hypothesis]:
         (1.0, "1"),
         (math.sqrt(2) / math.pi, "sqrt(2) / pi"),
     ):
-        yield gate("gelu_inner_factor", f"a GELU whose tanh has the factor {text} instead of sqrt(2 / pi)", gelu_tanh(factor=factor))
+        yield gate(
+            "gelu_inner_factor",
+            f"a GELU whose tanh has the factor {text} instead of sqrt(2 / pi)",
+            gelu_tanh(factor=factor),
+        )
     for slope in (0.01, 0.1, 0.2):
-        yield elementwise("leaky_relu", f"a ReLU that lets {slope:g} of what is negative through", _leaky(slope))
+        yield elementwise(
+            "leaky_relu", f"a ReLU that lets {slope:g} of what is negative through", _leaky(slope)
+        )
     yield elementwise("elu", "an ELU", lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))))
     if question.config.activation == "relu":
         yield elementwise("relu6", "a ReLU that is clipped at 6", lambda x: np.clip(x, 0, 6))
@@ -94,13 +106,23 @@ def _leaky(slope: float) -> Function:
 
 def of_outer(question: Question, tap: str) -> Iterator[Hypothesis]:
     """Yield what may be wrong with the end of the feed-forward sublayer, besides the linear layer."""
-    yield changed("activation_twice", "an activation after the second linear layer too", "FFN-1", lambda m, tap, y: m.activation(y, None))
+    yield changed(
+        "activation_twice",
+        "an activation after the second linear layer too",
+        "FFN-1",
+        lambda m, tap, y: m.activation(y, None),
+    )
 
 
 def of_pooler(question: Question, tap: str) -> Iterator[Hypothesis]:
     """Yield other functions after the pooler."""
     right = {"tanh": "tanh", "relu": "a ReLU"}[question.config.pooler]
-    yield changed("pooler_activation_missing", f"no {right.removeprefix('a ')}", "HED-2", _function_of("pooler.dense", lambda x: x))
+    yield changed(
+        "pooler_activation_missing",
+        f"no {right.removeprefix('a ')}",
+        "HED-2",
+        _function_of("pooler.dense", lambda x: x),
+    )
     others: tuple[tuple[str, Function], ...] = (
         ("tanh", np.tanh),
         ("a ReLU", lambda x: np.maximum(x, 0)),
@@ -109,7 +131,12 @@ def of_pooler(question: Question, tap: str) -> Iterator[Hypothesis]:
     )
     for text, function in others:
         if text != right:
-            yield changed("pooler_activation", f"{text} instead of {right}", "HED-2", _function_of("pooler.dense", function))
+            yield changed(
+                "pooler_activation",
+                f"{text} instead of {right}",
+                "HED-2",
+                _function_of("pooler.dense", function),
+            )
 
 
 def _function_of(source: str, function: Function) -> Change:
@@ -119,9 +146,23 @@ def _function_of(source: str, function: Function) -> Change:
 def of_logits(question: Question, tap: str) -> Iterator[Hypothesis]:
     """Yield what may be wrong with logits besides the linear layer."""
     if question.config.num_classes > 1:
-        yield changed("logits_softmaxed", "probabilities instead of logits", "HED-3", lambda m, tap, y: m.a.softmax(y))
-        yield changed("logits_softmaxed", "log-probabilities instead of logits", "HED-3", lambda m, tap, y: m.a.log_softmax(y))
+        yield changed(
+            "logits_softmaxed", "probabilities instead of logits", "HED-3", lambda m, tap, y: m.a.softmax(y)
+        )
+        yield changed(
+            "logits_softmaxed",
+            "log-probabilities instead of logits",
+            "HED-3",
+            lambda m, tap, y: m.a.log_softmax(y),
+        )
     else:
-        yield changed("logits_softmaxed", "a probability instead of a logit", "HED-3", lambda m, tap, y: m.function(y, logistic))
-    yield changed("logits_activated", "logits that pass through a ReLU", "HED-3", lambda m, tap, y: m.a.relu(y))
+        yield changed(
+            "logits_softmaxed",
+            "a probability instead of a logit",
+            "HED-3",
+            lambda m, tap, y: m.function(y, logistic),
+        )
+    yield changed(
+        "logits_activated", "logits that pass through a ReLU", "HED-3", lambda m, tap, y: m.a.relu(y)
+    )
     yield changed("logits_activated", "logits that pass through tanh", "HED-3", lambda m, tap, y: m.a.tanh(y))

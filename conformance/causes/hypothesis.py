@@ -23,6 +23,7 @@ Gradients = Callable[[str], Array]
 INAPPLICABLE = (SpecError, ArithmeticError, LookupError, ValueError)
 """What a hypothesis fails with that does not apply: to this model, as a width of 1 less 1 to divide by, or to this batch."""
 
+
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
     """A mistake that a run may contain.
@@ -80,7 +81,9 @@ RIGHT = Hypothesis(name="right", text="nothing", clause="PRT-1")
 """No mistake at all."""
 
 
-def options(config: EncoderConfig, name: str, values: Sequence[Any], clause: str, **besides: Any) -> Iterator[Hypothesis]:
+def options(
+    config: EncoderConfig, name: str, values: Sequence[Any], clause: str, **besides: Any
+) -> Iterator[Hypothesis]:
     """Yield hypotheses of another value of a configuration field, as far as they describe a model.
 
     Args:
@@ -95,7 +98,9 @@ def options(config: EncoderConfig, name: str, values: Sequence[Any], clause: str
             config.replace(**fields)
         except ConfigError:
             continue
-        yield Hypothesis(name=name, text=f"{name} = {instead(value, right, digits=12)}", clause=clause, fields=fields)
+        yield Hypothesis(
+            name=name, text=f"{name} = {instead(value, right, digits=12)}", clause=clause, fields=fields
+        )
 
 
 def both(first: Hypothesis, second: Hypothesis) -> Hypothesis:

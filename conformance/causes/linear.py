@@ -17,7 +17,14 @@ from concord.spec.tape import Node
 Array = NDArray[np.floating]
 
 PROJECTIONS = ("*attention.query", "*attention.key", "*attention.value")
-LINEAR = (*PROJECTIONS, "*attention.output", "layers.*.feed_forward.inner", "layers.*.feed_forward.outer", "pooler.dense", "logits")
+LINEAR = (
+    *PROJECTIONS,
+    "*attention.output",
+    "layers.*.feed_forward.inner",
+    "layers.*.feed_forward.outer",
+    "pooler.dense",
+    "logits",
+)
 
 
 def parameters_of(tap: str) -> str:
@@ -67,15 +74,27 @@ def of_layout(question: Question, own: str) -> Iterator[Hypothesis]:
     if rows == columns:
         yield loaded("transposed_weight", f"`{name}` transposed", "WGT-2", {name: lambda: weight.T})
     else:
-        for word, read in (("read", lambda: weight.reshape(-1).reshape(weight.shape, order="F")), ("stored", lambda: weight.T.reshape(weight.shape))):
-            yield loaded("weight_in_wrong_order", f"`{name}` {word} in the wrong memory order", "WGT-2", {name: read})
+        for word, read in (
+            ("read", lambda: weight.reshape(-1).reshape(weight.shape, order="F")),
+            ("stored", lambda: weight.T.reshape(weight.shape)),
+        ):
+            yield loaded(
+                "weight_in_wrong_order", f"`{name}` {word} in the wrong memory order", "WGT-2", {name: read}
+            )
     if own == "classifier":
         leaves = (name, "classifier.bias")
-        yield loaded("classes_reversed", "classes in reverse order", "HED-3", {n: partial(_reversed, question.case.weights[n]) for n in leaves})
+        yield loaded(
+            "classes_reversed",
+            "classes in reverse order",
+            "HED-3",
+            {n: partial(_reversed, question.case.weights[n]) for n in leaves},
+        )
         if question.config.pooling == "flatten":
             for shape in ((-1, question.config.d_model, columns), (question.config.d_model, -1, columns)):
                 swapped = partial(_swapped, weight, shape)
-                yield loaded("flatten_order", f"rows of `{name}` for features before tokens", "HED-1", {name: swapped})
+                yield loaded(
+                    "flatten_order", f"rows of `{name}` for features before tokens", "HED-1", {name: swapped}
+                )
 
 
 def _reversed(array: Array) -> Array:
@@ -90,10 +109,20 @@ def of_other_layers(question: Question, own: str) -> Iterator[Hypothesis]:
     """Yield the parameters of other linear layers of the same shape: of the same sublayer, or the same of other layers."""
     weights = question.case.weights
     layer, _, role = own.partition(".attention.")
-    same = [name for name in (f"{layer}.attention.{other}" for other in ("query", "key", "value", "output")) if name != own] if role else []
+    same = (
+        [
+            name
+            for name in (f"{layer}.attention.{other}" for other in ("query", "key", "value", "output"))
+            if name != own
+        ]
+        if role
+        else []
+    )
     if own.startswith("layers."):
         inside = own.split(".", 2)[2]
-        same += [f"layers.{i}.{inside}" for i in range(question.config.num_layers) if f"layers.{i}.{inside}" != own]
+        same += [
+            f"layers.{i}.{inside}" for i in range(question.config.num_layers) if f"layers.{i}.{inside}" != own
+        ]
     for other in same:
         found = {
             f"{own}.{leaf}": partial(weights.__getitem__, f"{other}.{leaf}")
@@ -158,7 +187,9 @@ def of_input(question: Question, tap: str) -> Iterator[Hypothesis]:
     weight = question.case.weights[f"{parameters_of(tap)}.weight"]
     config = question.config
     if weight.shape[0] == weight.shape[1]:
-        yield changed("linear_missing", "no linear layer at all", "WGT-2", lambda m, tap, y: m.a.reshape(m.x, y.shape))
+        yield changed(
+            "linear_missing", "no linear layer at all", "WGT-2", lambda m, tap, y: m.a.reshape(m.x, y.shape)
+        )
     if tap.endswith((".query", ".key", ".value", ".inner")):
         yield from options(config, "norm_placement", ("post", "pre"), "NRM-1")
     if tap.endswith(".inner"):
@@ -172,10 +203,21 @@ def of_input(question: Question, tap: str) -> Iterator[Hypothesis]:
     if tap.endswith(".outer"):
         inner = tap.replace(".outer", ".inner")
         yield changed(
-            "activation_skipped", f"`{inner}` instead of what the activation makes of it", "FFN-2", applied_to(lambda m: m.now[inner])
+            "activation_skipped",
+            f"`{inner}` instead of what the activation makes of it",
+            "FFN-2",
+            applied_to(lambda m: m.now[inner]),
         )
     if tap == "logits" and config.pooler != "none":
-        yield changed("pooler_skipped", "`pooling` instead of `pooler.output`", "HED-2", applied_to(lambda m: m.now["pooling"]))
         yield changed(
-            "pooler_activation_skipped", "`pooler.dense` instead of `pooler.output`", "HED-2", applied_to(lambda m: m.now["pooler.dense"])
+            "pooler_skipped",
+            "`pooling` instead of `pooler.output`",
+            "HED-2",
+            applied_to(lambda m: m.now["pooling"]),
+        )
+        yield changed(
+            "pooler_activation_skipped",
+            "`pooler.dense` instead of `pooler.output`",
+            "HED-2",
+            applied_to(lambda m: m.now["pooler.dense"]),
         )

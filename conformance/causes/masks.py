@@ -19,10 +19,29 @@ from concord.spec.tensors import OF_IDS
 Flags = NDArray[np.bool_]
 
 LOWEST = -3.4028234663852886e38
-CONSTANTS = (-1e4, -1e5, -1e6, -1e9, -1e10, -1e12, -4294967295.0, -4294967296.0, -65504.0, -1e30, -100.0, -1000.0, LOWEST)
+CONSTANTS = (
+    -1e4,
+    -1e5,
+    -1e6,
+    -1e9,
+    -1e10,
+    -1e12,
+    -4294967295.0,
+    -4294967296.0,
+    -65504.0,
+    -1e30,
+    -100.0,
+    -1000.0,
+    LOWEST,
+)
 
 
-def masked(m: Step, tap: str, visible: Flags | None = None, fill: Callable[[Step, Node, Flags, float], Node] | None = None) -> Node:
+def masked(
+    m: Step,
+    tap: str,
+    visible: Flags | None = None,
+    fill: Callable[[Step, Node, Flags, float], Node] | None = None,
+) -> Node:
     """Return masked scores, by another mask or another way to apply it."""
     scores = m.beside(tap, "scores")
     if visible is None:
@@ -53,17 +72,25 @@ def of_masked_scores(question: Question, tap: str) -> Iterator[Hypothesis]:
 def of_other_constants(question: Question, tap: str) -> Iterator[Hypothesis]:
     """Yield what mask_value must have been, read off the masked scores themselves."""
     scores = question.exact.beside(tap, "scores").value
-    hidden = ~np.broadcast_to(visible_keys(question.config, question.exact.key_mask(), scores.shape[1]), scores.shape)
+    hidden = ~np.broadcast_to(
+        visible_keys(question.config, question.exact.key_mask(), scores.shape[1]), scores.shape
+    )
     if question.tensor != tap or not hidden.any() or not np.isfinite(question.actual).all():
         return
     for fill, shown in (("replace", question.actual), ("add", question.actual - scores)):
-        middle = np.sort(shown[hidden])[hidden.sum() // 2]  # no mean of two: of the lowest numbers it is infinite
+        middle = np.sort(shown[hidden])[
+            hidden.sum() // 2
+        ]  # no mean of two: of the lowest numbers it is infinite
         constant, width = float(middle), float(np.ptp(shown[hidden]))
         # The shortest number that all of them may have been made of; near the end of the range a shorter one may be infinite.
         shorter = (float(f"{constant:.{digits}g}") for digits in range(1, 18))
-        value = next((short for short in shorter if abs(short - constant) <= width and math.isfinite(short)), constant)
+        value = next(
+            (short for short in shorter if abs(short - constant) <= width and math.isfinite(short)), constant
+        )
         for option in options(question.config, "mask_value", (value,), "MSK-2", mask_fill=fill):
-            text = option.text if fill == question.config.mask_fill else f"{option.text} and mask_fill = {fill}"
+            text = (
+                option.text if fill == question.config.mask_fill else f"{option.text} and mask_fill = {fill}"
+            )
             yield dataclasses.replace(option, text=text, rare=True)
 
 
@@ -82,7 +109,9 @@ def by_other_masks() -> Iterator[Hypothesis]:
 
     def square(flags: Flags, queries: int) -> Flags:
         """Return (B, Q, S)."""
-        return np.broadcast_to(flags[:, None] if flags.ndim == 2 else flags, (len(flags), queries, flags.shape[-1]))
+        return np.broadcast_to(
+            flags[:, None] if flags.ndim == 2 else flags, (len(flags), queries, flags.shape[-1])
+        )
 
     def queries(m: Step) -> int:
         return int(m.query_mask().shape[1])
@@ -99,20 +128,45 @@ def by_other_masks() -> Iterator[Hypothesis]:
     for shift, side in ((1, "right"), (-1, "left")):
         yield mask("mask_shifted", f"a mask that stands one token too far to the {side}", _rolled(shift))
         yield mask(
-            "mask_shifted", f"a mask that stands one token too far to the {side}, and shows what it leaves free", _shifted(shift, True)
+            "mask_shifted",
+            f"a mask that stands one token too far to the {side}, and shows what it leaves free",
+            _shifted(shift, True),
         )
         yield mask(
-            "mask_shifted", f"a mask that stands one token too far to the {side}, and hides what it leaves free", _shifted(shift, False)
+            "mask_shifted",
+            f"a mask that stands one token too far to the {side}, and hides what it leaves free",
+            _shifted(shift, False),
         )
     yield mask("mask_causal", "a mask that hides later tokens too", causal)
-    yield mask("mask_causal", "a mask that hides later tokens instead of padding", lambda m, flags: causal(m, np.ones_like(flags)))
-    yield mask("mask_on_queries", "a mask of queries instead of keys", on_queries)
-    yield mask("mask_on_queries", "a mask of queries as well as keys", lambda m, flags: on_queries(m, flags) & square(flags, queries(m)))
     yield mask(
-        "mask_of_other_sample", "the mask of the first sample for all", lambda m, flags: np.broadcast_to(flags[:1], flags.shape), "MSK-7"
+        "mask_causal",
+        "a mask that hides later tokens instead of padding",
+        lambda m, flags: causal(m, np.ones_like(flags)),
     )
-    yield mask("mask_of_other_sample", "the mask of the sample before", lambda m, flags: np.roll(flags, 1, axis=0), "MSK-7")
-    yield mask("mask_of_other_sample", "the mask of the sample after", lambda m, flags: np.roll(flags, -1, axis=0), "MSK-7")
+    yield mask("mask_on_queries", "a mask of queries instead of keys", on_queries)
+    yield mask(
+        "mask_on_queries",
+        "a mask of queries as well as keys",
+        lambda m, flags: on_queries(m, flags) & square(flags, queries(m)),
+    )
+    yield mask(
+        "mask_of_other_sample",
+        "the mask of the first sample for all",
+        lambda m, flags: np.broadcast_to(flags[:1], flags.shape),
+        "MSK-7",
+    )
+    yield mask(
+        "mask_of_other_sample",
+        "the mask of the sample before",
+        lambda m, flags: np.roll(flags, 1, axis=0),
+        "MSK-7",
+    )
+    yield mask(
+        "mask_of_other_sample",
+        "the mask of the sample after",
+        lambda m, flags: np.roll(flags, -1, axis=0),
+        "MSK-7",
+    )
     yield mask("mask_reversed", "a mask of the tokens in reverse order", lambda m, flags: flags[..., ::-1])
 
 
@@ -152,14 +206,19 @@ def by_ids() -> Iterator[Hypothesis]:
     yield mask("mask_by_length", "a mask that ends at the last real token", to_last, "MSK-1")
     yield mask("mask_by_length", "a mask that ends at the first padding", to_first_padding, "MSK-1")
     yield mask(
-        "mask_by_id", "a mask of ids above that of padding", lambda m, flags: m.batch.required("input_ids") > m.config.pad_id, "MSK-1"
+        "mask_by_id",
+        "a mask of ids above that of padding",
+        lambda m, flags: m.batch.required("input_ids") > m.config.pad_id,
+        "MSK-1",
     )
 
 
 def by_other_filling(question: Question) -> Iterator[Hypothesis]:
     """Yield other ways to apply the mask."""
 
-    def filling(name: str, text: str, fill: Callable[[Step, Node, Flags, float], Node], clause: str = "MSK-3") -> Hypothesis:
+    def filling(
+        name: str, text: str, fill: Callable[[Step, Node, Flags, float], Node], clause: str = "MSK-3"
+    ) -> Hypothesis:
         return changed(name, text, clause, lambda m, tap, y: masked(m, tap, fill=fill))
 
     def divided(m: Step, scores: Node, visible: Flags, constant: float) -> Node:
@@ -167,11 +226,25 @@ def by_other_filling(question: Question) -> Iterator[Hypothesis]:
         return m.a.divide_by(filled(m, m.a.scale(scores, root), visible, constant), root)
 
     yield filling(
-        "mask_value_infinite", "minus infinity instead of mask_value", lambda m, s, v, c: m.a.replace(s, v, float("-inf")), "MSK-6"
+        "mask_value_infinite",
+        "minus infinity instead of mask_value",
+        lambda m, s, v, c: m.a.replace(s, v, float("-inf")),
+        "MSK-6",
     )
-    yield filling("mask_multiplied", "scores that are multiplied by the mask", lambda m, s, v, c: m.a.replace(s, v, 0.0))
-    yield filling("mask_value_positive", "a mask_value without its sign", lambda m, s, v, c: filled(m, s, v, -c), "MSK-2")
-    yield filling("mask_added_twice", "a mask that is added twice", lambda m, s, v, c: filled(m, filled(m, s, v, c), v, c))
+    yield filling(
+        "mask_multiplied", "scores that are multiplied by the mask", lambda m, s, v, c: m.a.replace(s, v, 0.0)
+    )
+    yield filling(
+        "mask_value_positive",
+        "a mask_value without its sign",
+        lambda m, s, v, c: filled(m, s, v, -c),
+        "MSK-2",
+    )
+    yield filling(
+        "mask_added_twice",
+        "a mask that is added twice",
+        lambda m, s, v, c: filled(m, filled(m, s, v, c), v, c),
+    )
     yield filling("scale_after_mask", "a mask that is applied before the scores are scaled", divided, "ATT-4")
     yield changed(
         "mask_everywhere",
@@ -186,15 +259,26 @@ def of_masked_weights(question: Question, tap: str) -> Iterator[Hypothesis]:
 
     def weights(name: str, text: str, made: Callable[[Step, Node, Flags, float], Node]) -> Hypothesis:
         def change(m: Step, tap: str, y: Node) -> Node:
-            return made(m, m.beside(tap, "weights"), m.query_mask()[:, None, :, None], mask_constant(m.config, m.dtype))
+            return made(
+                m,
+                m.beside(tap, "weights"),
+                m.query_mask()[:, None, :, None],
+                mask_constant(m.config, m.dtype),
+            )
 
         return changed(name, text, "MSK-8", change)
 
     yield weights("query_mask", "query_mask = none instead of overwrite", lambda m, w, real, c: w)
     yield weights(
-        "query_mask_zero", "0 instead of mask_value as the weights of padded queries", lambda m, w, real, c: m.a.replace(w, real, 0.0)
+        "query_mask_zero",
+        "0 instead of mask_value as the weights of padded queries",
+        lambda m, w, real, c: m.a.replace(w, real, 0.0),
     )
-    yield weights("query_mask_inverted", "the weights of real queries overwritten", lambda m, w, real, c: m.a.replace(w, ~real, c))
+    yield weights(
+        "query_mask_inverted",
+        "the weights of real queries overwritten",
+        lambda m, w, real, c: m.a.replace(w, ~real, c),
+    )
     yield weights(
         "query_mask_on_keys",
         "the weights of padded keys overwritten",

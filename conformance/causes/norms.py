@@ -39,7 +39,11 @@ def usual_parameter(m: Step, name: str) -> Node:
 def usual_deviation(m: Step, variance: Node) -> Node:
     """NRM-3."""
     epsilon = m.config.norm_epsilon
-    return m.a.sqrt(m.a.shift(variance, epsilon)) if m.config.norm_epsilon_placement == "inside" else m.a.shift(m.a.sqrt(variance), epsilon)
+    return (
+        m.a.sqrt(m.a.shift(variance, epsilon))
+        if m.config.norm_epsilon_placement == "inside"
+        else m.a.shift(m.a.sqrt(variance), epsilon)
+    )
 
 
 def normalised(
@@ -68,8 +72,13 @@ def normalised(
         return values
 
     centered = center(m, x, a.divide_by(total(x), count))
-    variance = a.divide_by(total(a.multiply(centered, centered)), count - (m.config.norm_variance == "unbiased"))
-    return a.add(a.multiply(a.divide(centered, deviation(m, variance)), parameter(m, f"{name}.weight")), parameter(m, f"{name}.bias"))
+    variance = a.divide_by(
+        total(a.multiply(centered, centered)), count - (m.config.norm_variance == "unbiased")
+    )
+    return a.add(
+        a.multiply(a.divide(centered, deviation(m, variance)), parameter(m, f"{name}.weight")),
+        parameter(m, f"{name}.bias"),
+    )
 
 
 def owner(sharing: str, tap: str) -> str:
@@ -127,14 +136,24 @@ def of_statistics() -> Iterator[Hypothesis]:
 
     yield changed("norm_missing", "no norm at all", "NRM-1", lambda m, tap, y: m.x)
     yield norm("norm_without_epsilon", "no epsilon at all", deviation=lambda m, variance: m.a.sqrt(variance))
-    yield norm("norm_epsilon_as_floor", "an epsilon that is a floor instead of a summand", "NRM-3", deviation=at_least)
+    yield norm(
+        "norm_epsilon_as_floor",
+        "an epsilon that is a floor instead of a summand",
+        "NRM-3",
+        deviation=at_least,
+    )
     yield norm(
         "norm_of_variance",
         "a division by the variance instead of the deviation",
         deviation=lambda m, variance: m.a.shift(variance, m.config.norm_epsilon),
     )
     yield norm("norm_mean_kept", "a mean that is not taken off", center=lambda m, x, mean: x)
-    for text, axes in (("tokens and features", (-1, -2)), ("tokens", (-2,)), ("samples", (-3,)), ("the whole batch", (-1, -2, -3))):
+    for text, axes in (
+        ("tokens and features", (-1, -2)),
+        ("tokens", (-2,)),
+        ("samples", (-3,)),
+        ("the whole batch", (-1, -2, -3)),
+    ):
         yield norm("norm_axis", f"mean and variance over {text} instead of features", axes=axes)
 
 
@@ -143,12 +162,18 @@ def of_gain_and_offset(question: Question, tap: str) -> Iterator[Hypothesis]:
     weights, own = question.case.weights, owner(question.config.norm_sharing, tap)
     gain, offset = weights[f"{own}.weight"], weights[f"{own}.bias"]
 
-    def norm(name: str, text: str, new_gain: np.ndarray, new_offset: np.ndarray, clause: str = "NRM-2") -> Hypothesis:
-        return loaded(name, text, clause, {f"{own}.weight": lambda: new_gain, f"{own}.bias": lambda: new_offset})
+    def norm(
+        name: str, text: str, new_gain: np.ndarray, new_offset: np.ndarray, clause: str = "NRM-2"
+    ) -> Hypothesis:
+        return loaded(
+            name, text, clause, {f"{own}.weight": lambda: new_gain, f"{own}.bias": lambda: new_offset}
+        )
 
     yield norm("norm_gain_missing", f"gain 1 instead of `{own}.weight`", np.ones_like(gain), offset)
     yield norm("norm_offset_missing", f"offset 0 instead of `{own}.bias`", gain, np.zeros_like(offset))
-    yield norm("norm_gain_and_offset_missing", "gain 1 and offset 0", np.ones_like(gain), np.zeros_like(offset))
+    yield norm(
+        "norm_gain_and_offset_missing", "gain 1 and offset 0", np.ones_like(gain), np.zeros_like(offset)
+    )
     yield norm("norm_gain_from_zero", f"a gain of 1 + `{own}.weight`", gain + 1, offset)
     yield norm("norm_gain_and_offset_swapped", "gain and offset in each other's place", offset, gain)
     for name, parameter in parameters(question.config, question.case.part).items():
@@ -158,7 +183,11 @@ def of_gain_and_offset(question: Question, tap: str) -> Iterator[Hypothesis]:
         sibling = other[:-1] == own[:-1] and own.startswith("layers.")
         kind, clause = ("norm_sharing", "NRM-5") if sibling else ("weights_of_another_norm", "WGT-1")
         yield norm(
-            kind, f"the gain and offset of `{other}` instead of its own", weights[f"{other}.weight"], weights[f"{other}.bias"], clause
+            kind,
+            f"the gain and offset of `{other}` instead of its own",
+            weights[f"{other}.weight"],
+            weights[f"{other}.bias"],
+            clause,
         )
 
 
@@ -199,12 +228,18 @@ def of_residual(question: Question, tap: str) -> Iterator[Hypothesis]:
         return changed(name, text, "RES-1", lambda m, tap, y: made(m, m.entered[norm], m.now[result]))
 
     def scaled(factor: float, text: str) -> Hypothesis:
-        return total("sublayer_scaled", f"the sublayer's result {text}", lambda m, x, y: m.a.add(x, m.a.scale(y, factor)))
+        return total(
+            "sublayer_scaled",
+            f"the sublayer's result {text}",
+            lambda m, x, y: m.a.add(x, m.a.scale(y, factor)),
+        )
 
     yield from options(question.config, "norm_placement", ("post", "pre"), "NRM-1")
     yield total("residual_missing", "no residual", lambda m, x, y: y)
     yield total("sublayer_missing", "the residual alone, without the sublayer's result", lambda m, x, y: x)
-    yield total("residual_subtracted", "the residual less the sublayer's result", lambda m, x, y: m.a.subtract(x, y))
+    yield total(
+        "residual_subtracted", "the residual less the sublayer's result", lambda m, x, y: m.a.subtract(x, y)
+    )
     yield total("residual_twice", "the residual added twice", lambda m, x, y: m.a.add(m.a.add(x, x), y))
     for keep in (0.9, 0.8, 0.5):
         yield scaled(keep, f"multiplied by {keep}")
@@ -213,7 +248,9 @@ def of_residual(question: Question, tap: str) -> Iterator[Hypothesis]:
         yield total("residual_scaled", f"the sum {text}", scaled_sum(factor))
     if question.config.norm_placement == "pre":
         yield total(
-            "residual_of_normed_input", f"the residual taken from `{norm}`, after the norm", lambda m, x, y: m.a.add(m.now[norm], y)
+            "residual_of_normed_input",
+            f"the residual taken from `{norm}`, after the norm",
+            lambda m, x, y: m.a.add(m.now[norm], y),
         )
     if tap.endswith("2"):
         yield total(

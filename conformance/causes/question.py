@@ -70,7 +70,10 @@ class Question:
         if self.tensor not in names:
             return ()
         before = names[: names.index(self.tensor)]
-        return (*(name for name in before if name not in self.forced and group_of(name) == group_of(self.tensor)), self.tensor)
+        return (
+            *(name for name in before if name not in self.forced and group_of(name) == group_of(self.tensor)),
+            self.tensor,
+        )
 
     @functools.cached_property
     def right(self) -> Prediction:
@@ -95,11 +98,20 @@ class Question:
             case = dataclasses.replace(case, config=case.config.replace(**hypothesis.fields))
         if hypothesis.weights:
             target = precision(case.dtype)
-            case = dataclasses.replace(case, weights={**case.weights, **{name: target.round(made()) for name, made in hypothesis.weights.items()}})
+            case = dataclasses.replace(
+                case,
+                weights={
+                    **case.weights,
+                    **{name: target.round(made()) for name, made in hypothesis.weights.items()},
+                },
+            )
         if hypothesis.deviations:
             case = dataclasses.replace(case, deviations={**case.deviations, **hypothesis.deviations})
         step = Step(case, arithmetic, self.forced, self.tensor, hypothesis.changes, whole)
-        with np.errstate(all="ignore"), contextlib.suppress(Reached):  # what is not finite explains nothing that is
+        with (
+            np.errstate(all="ignore"),
+            contextlib.suppress(Reached),
+        ):  # what is not finite explains nothing that is
             step.compute(case.part)
         return step
 

@@ -22,7 +22,9 @@ STRAIGHT = 1e-3
 
 def of_weights(question: Question) -> Iterator[Reading]:
     """Read off what is wrong with a weight or a bias."""
-    if not question.is_tap(LINEAR) or (question.config.qkv_activation == "relu" and question.is_tap(PROJECTIONS)):
+    if not question.is_tap(LINEAR) or (
+        question.config.qkv_activation == "relu" and question.is_tap(PROJECTIONS)
+    ):
         return
     recovery = _Recovery(question)
     if recovery.usable:
@@ -40,19 +42,27 @@ class _Recovery:
         self.question, self.name = question, parameters_of(question.tensor)
         self.weight = question.case.weights[f"{self.name}.weight"].astype(np.float64)
         # What is wrong is far larger than rounding: float64 is enough, and what linear algebra there is.
-        self.inputs = question.exact.inputs[question.tensor].value.reshape(-1, len(self.weight)).astype(np.float64)
+        self.inputs = (
+            question.exact.inputs[question.tensor].value.reshape(-1, len(self.weight)).astype(np.float64)
+        )
         shape = (len(self.inputs), -1)
         self.right, self.actual = question.right.value.reshape(shape), question.actual.reshape(shape)
         self.sigma = np.broadcast_to(question.right.sigma, question.right.value.shape).reshape(shape)
-        self.usable = bool(np.isfinite(self.actual).all() and np.isfinite(self.sigma).all() and len(self.inputs) > 2)
+        self.usable = bool(
+            np.isfinite(self.actual).all() and np.isfinite(self.sigma).all() and len(self.inputs) > 2
+        )
         self.error = (self.actual - self.right).astype(np.float64)
         self.right = self.right.astype(np.float64)
         columns = range(self.error.shape[1])
-        self.wrong = np.array([column for column in columns if not within(self.error[:, column], self.sigma[:, column])], int)
+        self.wrong = np.array(
+            [column for column in columns if not within(self.error[:, column], self.sigma[:, column])], int
+        )
 
     def element(self) -> Reading | None:
         """Look for one element whose change explains everything."""
-        if len(self.wrong) != 1 or not within(np.delete(self.error, self.wrong, axis=1), np.delete(self.sigma, self.wrong, axis=1)):
+        if len(self.wrong) != 1 or not within(
+            np.delete(self.error, self.wrong, axis=1), np.delete(self.sigma, self.wrong, axis=1)
+        ):
             return None
         column = int(self.wrong[0])
         error, sigma = self.error[:, column], self.sigma[:, column]
@@ -72,22 +82,39 @@ class _Recovery:
         before = float(self.weight[row, column])
         if before + change == before:
             return None
-        return reading("weight_element", f"`{self.name}.weight` at {(row, column)} being {instead(before + change, before)}", "WGT-4")
+        return reading(
+            "weight_element",
+            f"`{self.name}.weight` at {(row, column)} being {instead(before + change, before)}",
+            "WGT-4",
+        )
 
     def columns(self) -> Reading | None:
         """Look for columns that have changed places, with their bias or without it."""
         name = f"{self.name}.bias"
-        bias = self.question.case.weights[name].astype(np.float64) if name in self.question.case.weights else np.zeros(self.right.shape[1])
+        bias = (
+            self.question.case.weights[name].astype(np.float64)
+            if name in self.question.case.weights
+            else np.zeros(self.right.shape[1])
+        )
         for moved in (np.zeros_like(bias), bias):
             source = np.arange(self.right.shape[1])
             for column in self.wrong:
-                distances = abs((self.right - moved)[:, self.wrong] - (self.actual - moved)[:, [column]]).sum(0)
+                distances = abs((self.right - moved)[:, self.wrong] - (self.actual - moved)[:, [column]]).sum(
+                    0
+                )
                 source[column] = self.wrong[int(np.argmin(distances))]
             words = f"columns {_listed(self.wrong)} of `{self.name}.weight`"
             if moved is not bias and name in self.question.case.weights:
                 words += " and its bias"
-            weights = {f"{self.name}.weight": self.weight[:, source], **({} if moved is bias else {name: bias[source]})}
-            found = self.permuted(source, words, {key: array for key, array in weights.items() if key in self.question.case.weights})
+            weights = {
+                f"{self.name}.weight": self.weight[:, source],
+                **({} if moved is bias else {name: bias[source]}),
+            }
+            found = self.permuted(
+                source,
+                words,
+                {key: array for key, array in weights.items() if key in self.question.case.weights},
+            )
             if found:
                 return found
         return None
@@ -99,7 +126,9 @@ class _Recovery:
         left, sizes, right = np.linalg.svd(self.error, full_matrices=False)
         if not within(self.error - np.outer(left[:, 0] * sizes[0], right[0]), self.sigma):
             return None
-        factors = np.concatenate([self.inputs, np.ones((len(self.inputs), 1))], axis=1)  # the last stands for the bias
+        factors = np.concatenate(
+            [self.inputs, np.ones((len(self.inputs), 1))], axis=1
+        )  # the last stands for the bias
         single = [row for row, factor in enumerate(factors.T) if self.spanned(factor)]
         if len(single) == 1 and single[0] < len(self.weight):
             return reading("weight_row", f"row {single[0]} of `{self.name}.weight` being another", "WGT-4")
@@ -118,13 +147,19 @@ class _Recovery:
             differences = factor[:, None] - self.inputs
             power = np.square(differences).sum(0)
             along = np.square(direction @ differences) >= (1 - STRAIGHT) * power * np.square(direction).sum()
-            found += [(i, int(j)) for j in np.flatnonzero(along & (power > 0)) if i < j and self.spanned(differences[:, j])]
+            found += [
+                (i, int(j))
+                for j in np.flatnonzero(along & (power > 0))
+                if i < j and self.spanned(differences[:, j])
+            ]
         return found
 
     def spanned(self, factor: Array) -> bool:
         """Return whether every column of the error is a multiple of one."""
         power = float(np.square(factor).sum())
-        return power > 0 and clear(self.error, self.error - np.outer(factor, factor @ self.error / power), self.sigma)
+        return power > 0 and clear(
+            self.error, self.error - np.outer(factor, factor @ self.error / power), self.sigma
+        )
 
     def permuted(self, source: NDArray[np.integer], words: str, weights: dict[str, Array]) -> Reading | None:
         """Return that rows or columns have changed places, if that explains the tensor."""
@@ -133,7 +168,11 @@ class _Recovery:
         made = {name: partial(np.asarray, array) for name, array in weights.items()}
         hypothesis = loaded("weight_permuted", f"{words} having changed places", "WGT-2", made)
         prediction = self.question.predict(hypothesis)
-        return Reading(hypothesis, True) if within(self.question.actual - prediction.value, prediction.sigma) else None
+        return (
+            Reading(hypothesis, True)
+            if within(self.question.actual - prediction.value, prediction.sigma)
+            else None
+        )
 
     def anything(self) -> Reading | None:
         """Look for any weight and bias at all: with enough rows, few tensors are linear in what went in."""

@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.causes import attention, embeddings, gradients, head, linear, losses, masks, norms, pooling
+from concord.conformance.causes import (
+    attention,
+    embeddings,
+    gradients,
+    head,
+    linear,
+    losses,
+    masks,
+    norms,
+    pooling,
+)
 from concord.conformance.causes.effort import Effort
 from concord.conformance.causes.formats import of_factors, of_parameters
 from concord.conformance.causes.hypothesis import INAPPLICABLE, Hypothesis
@@ -18,7 +28,13 @@ from concord.conformance.causes.question import Prediction, Question
 from concord.conformance.causes.reading import CLEAR
 from concord.conformance.causes.recovered import of_weights
 from concord.conformance.causes.step import matches
-from concord.conformance.causes.structure import of_cancellation, of_dropout, of_dropped_weights, of_format, of_limit
+from concord.conformance.causes.structure import (
+    of_cancellation,
+    of_dropout,
+    of_dropped_weights,
+    of_format,
+    of_limit,
+)
 from concord.conformance.expectation import JudgedProblem
 from concord.conformance.faults.hypotheses import of_backward, of_hidden, of_tap
 from concord.conformance.tolerance import R
@@ -131,7 +147,9 @@ def likeliest_first(hypotheses: Iterable[Hypothesis]) -> list[Hypothesis]:
     """Return hypotheses in the order in which they are tried: by :data:`LIKELY`, then as they come, and last what hardly anyone does."""
 
     def place(one: Hypothesis) -> int:
-        found = (i for i, names in enumerate(LIKELY) if any(fnmatch.fnmatchcase(one.name, name) for name in names))
+        found = (
+            i for i, names in enumerate(LIKELY) if any(fnmatch.fnmatchcase(one.name, name) for name in names)
+        )
         return len(LIKELY) + 1 if one.rare else next(found, len(LIKELY))
 
     return sorted(hypotheses, key=place)
@@ -147,7 +165,9 @@ def of(question: Question, judge: Callable[..., Any], effort: Effort | None = No
         return Search(question, judge, effort or Effort()).cause()
 
 
-def explain(case: JudgedProblem, forced: Mapping[str, Array], tensor: str, actual: Array, judge: Callable[..., Any]) -> Cause | None:
+def explain(
+    case: JudgedProblem, forced: Mapping[str, Array], tensor: str, actual: Array, judge: Callable[..., Any]
+) -> Cause | None:
     """Return the hypothesis that explains a tensor to within its tolerance.
 
     Args:
@@ -174,7 +194,13 @@ class Search:
                 return self.conclude(found)
         for look in READINGS if not self.effort.untried else ():
             for seen in look(self.question):
-                return Cause(seen.hypothesis.name, self.sentence([seen.hypothesis], seen.sure), seen.sure, (seen.hypothesis.clause,), (seen.hypothesis,))
+                return Cause(
+                    seen.hypothesis.name,
+                    self.sentence([seen.hypothesis], seen.sure),
+                    seen.sure,
+                    (seen.hypothesis.clause,),
+                    (seen.hypothesis,),
+                )
         return None
 
     def simple(self) -> Iterator[Hypothesis]:
@@ -205,7 +231,9 @@ class Search:
             except INAPPLICABLE:
                 continue
             if prediction and self.explains(prediction):
-                found.setdefault(hypothesis.text, Explanation(hypothesis, self.judged(self.question.actual, prediction)))
+                found.setdefault(
+                    hypothesis.text, Explanation(hypothesis, self.judged(self.question.actual, prediction))
+                )
         return list(found.values())
 
     def near(self, hypothesis: Hypothesis, value: Array) -> bool:
@@ -230,7 +258,10 @@ class Search:
         # Neither may pass for the other: a hypothesis without effect explains nothing, nor does a sigma that allows anything.
         return all(
             judgement.status == "diverges"
-            for judgement in (self.judged(prediction.value, question.right), self.judged(question.right.value, prediction))
+            for judgement in (
+                self.judged(prediction.value, question.right),
+                self.judged(question.right.value, prediction),
+            )
         )
 
     def judged(self, actual: Array, prediction: Prediction) -> Any:
@@ -238,13 +269,32 @@ class Search:
 
     def conclude(self, found: Sequence[Explanation]) -> Cause:
         best = min(found, key=lambda one: one.judgement.rms)
-        kept = [one for one in found if one is best or one.judgement.rms < MUCH_BETTER * best.judgement.rms or one.judgement.ratio <= EDGE]
-        sure = len(found) == 1 and best.judgement.ratio <= EDGE and not best.hypothesis.rare and not self.effort.untried
+        kept = [
+            one
+            for one in found
+            if one is best
+            or one.judgement.rms < MUCH_BETTER * best.judgement.rms
+            or one.judgement.ratio <= EDGE
+        ]
+        sure = (
+            len(found) == 1
+            and best.judgement.ratio <= EDGE
+            and not best.hypothesis.rare
+            and not self.effort.untried
+        )
         hypotheses = [one.hypothesis for one in kept]
         shown = [hypothesis for hypothesis in hypotheses if not hypothesis.rare] or hypotheses
-        shown.sort(key=lambda hypothesis: not hypothesis.fields)  # an option that is wrong is the plainest reason
+        shown.sort(
+            key=lambda hypothesis: not hypothesis.fields
+        )  # an option that is wrong is the plainest reason
         names = dict.fromkeys(hypothesis.name for hypothesis in shown)
-        return Cause(" or ".join(names), self.sentence(shown, sure), sure, tuple(one.clause for one in shown), tuple(shown))
+        return Cause(
+            " or ".join(names),
+            self.sentence(shown, sure),
+            sure,
+            tuple(one.clause for one in shown),
+            tuple(shown),
+        )
 
     def sentence(self, hypotheses: Sequence[Hypothesis], sure: bool) -> str:
         return sentence(self.question.tensor, hypotheses, sure)
@@ -252,11 +302,15 @@ class Search:
 
 def sentence(tensor: str, hypotheses: Sequence[Hypothesis], sure: bool) -> str:
     """Say what explains a tensor."""
-    shown = " or by ".join(f"{hypothesis.text} ({hypothesis.clause})" for hypothesis in hypotheses[:MOST_NAMED])
+    shown = " or by ".join(
+        f"{hypothesis.text} ({hypothesis.clause})" for hypothesis in hypotheses[:MOST_NAMED]
+    )
     more = f" or by {len(hypotheses) - MOST_NAMED} others" if len(hypotheses) > MOST_NAMED else ""
     return f"`{tensor}` {'is' if sure else 'may be'} explained by {shown}{more}"
 
 
 def _same_infinities(a: Array, b: Array) -> bool:
     """Return whether two arrays are infinite, or no number, in the same places."""
-    return bool(np.array_equal(np.where(np.isfinite(a), 0.0, a), np.where(np.isfinite(b), 0.0, b), equal_nan=True))
+    return bool(
+        np.array_equal(np.where(np.isfinite(a), 0.0, a), np.where(np.isfinite(b), 0.0, b), equal_nan=True)
+    )

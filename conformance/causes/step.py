@@ -54,7 +54,9 @@ class Step(Model):
         changes: Callable[[str], Change | None],
         whole: bool = False,
     ) -> None:
-        super().__init__(case.config, case.weights, case.batch, case.dtype, arithmetic, forced, case.deviations)
+        super().__init__(
+            case.config, case.weights, case.batch, case.dtype, arithmetic, forced, case.deviations
+        )
         self.values: dict[str, Array] = {}
         self.gradients: dict[str, Array] = {}
         self.wanted, self.changes, self.whole = wanted, changes, whole
@@ -177,12 +179,17 @@ class Step(Model):
         Args:
             absolute: whether it may err as much near 0 as near 1.
         """
-        return self.a._record(self.a._function(function(tensor.value).astype(tensor.value.dtype), absolute), (tensor, np.zeros_like))
+        return self.a._record(
+            self.a._function(function(tensor.value).astype(tensor.value.dtype), absolute),
+            (tensor, np.zeros_like),
+        )
 
 
 def matches(tap: str, patterns: Iterable[str]) -> bool:
     """Return whether the name of a tap fits one of several patterns."""
-    return any(tap == pattern or ("*" in pattern and fnmatch.fnmatchcase(tap, pattern)) for pattern in patterns)
+    return any(
+        tap == pattern or ("*" in pattern and fnmatch.fnmatchcase(tap, pattern)) for pattern in patterns
+    )
 
 
 def group_of(name: str) -> str:
@@ -193,4 +200,6 @@ def group_of(name: str) -> str:
 
 def place_of(group: str) -> int:
     """Return where a group stands in the order of computation."""
-    return {"inputs": -1, "embeddings": -1}.get(group, int(group.removeprefix("layers.")) if group.startswith("layers.") else 1_000_000)
+    return {"inputs": -1, "embeddings": -1}.get(
+        group, int(group.removeprefix("layers.")) if group.startswith("layers.") else 1_000_000
+    )

@@ -52,14 +52,29 @@ def of_format(question: Question) -> Iterator[Reading]:
 
 def of_limit(question: Question) -> Iterator[Reading]:
     """Read off that whatever is beyond a limit was set to it."""
-    right, actual, clause = question.right.value, question.actual, clause_of(question.config, question.tensor, question.case.part)
-    masked = question.is_tap(("*.masked_scores", "*.masked_weights"))  # where a constant is no sign of a limit
+    right, actual, clause = (
+        question.right.value,
+        question.actual,
+        clause_of(question.config, question.tensor, question.case.part),
+    )
+    masked = question.is_tap(
+        ("*.masked_scores", "*.masked_weights")
+    )  # where a constant is no sign of a limit
     if masked or not (np.isfinite(right).all() and np.isfinite(actual).all()):
         return
-    for text, limited in (("at least", np.maximum(right, actual.min())), ("at most", np.minimum(right, actual.max()))):
+    for text, limited in (
+        ("at least", np.maximum(right, actual.min())),
+        ("at most", np.minimum(right, actual.max())),
+    ):
         beyond = limited != right
-        if beyond.sum() >= 3 and (~beyond).sum() >= 3 and clear(actual - right, actual - limited, question.right.sigma):
-            yield reading("clamped", f"numbers that are clamped to be {text} {float(limited[beyond][0]):.6g}", clause)
+        if (
+            beyond.sum() >= 3
+            and (~beyond).sum() >= 3
+            and clear(actual - right, actual - limited, question.right.sigma)
+        ):
+            yield reading(
+                "clamped", f"numbers that are clamped to be {text} {float(limited[beyond][0]):.6g}", clause
+            )
             return
     limit = abs(actual).max()
     limited = np.clip(right, -limit, limit)
@@ -131,13 +146,18 @@ def of_dropped_weights(question: Question) -> Iterator[Reading]:
     left, whole = list(SHARES), 0
     for b, h, q in np.ndindex(batch, heads, queries):
         possible = kept @ (weights[b, h, q][:, None] * values[b, :, h])  # (2^S, K)
-        fits = {p: (abs(actual[b, q, h] - possible / (1 - p)) <= Z * sigma[b, q, h] / (1 - p)).min(-1) for p in left}
+        fits = {
+            p: (abs(actual[b, q, h] - possible / (1 - p)) <= Z * sigma[b, q, h] / (1 - p)).min(-1)
+            for p in left
+        }
         left = [p for p in left if fits[p].any()]
         whole += sum(bool(fits[p][-1]) for p in left[:1])  # the last way keeps every key
         if not left:
             return
     if len(left) == 1 and whole <= batch * heads * queries - 2:
-        yield reading("dropout", f"dropout of {100 * left[0]:.3g} % of the attention weights that was left on", "DRP-1")
+        yield reading(
+            "dropout", f"dropout of {100 * left[0]:.3g} % of the attention weights that was left on", "DRP-1"
+        )
 
 
 # A variance that loses digits.
@@ -154,10 +174,14 @@ def of_cancellation(question: Question) -> Iterator[Reading]:
         variance = a.subtract(a.divide_by(a.sum(a.multiply(m.x, m.x), -1), count), a.multiply(mean, mean))
         return normalised(m, tap, m.x, deviation=lambda m, _: usual_deviation(m, variance))
 
-    hypothesis = changed("variance_by_squares", "a variance computed as E[x²] - E[x]²", "NRM-2", by_squares).at(question.tensor)
+    hypothesis = changed(
+        "variance_by_squares", "a variance computed as E[x²] - E[x]²", "NRM-2", by_squares
+    ).at(question.tensor)
     prediction = question.predict(hypothesis)
     error = question.actual - question.right.value
-    offset = question.case.weights[f"{owner(question.config.norm_sharing, question.tensor)}.bias"].astype(np.float64)
+    offset = question.case.weights[f"{owner(question.config.norm_sharing, question.tensor)}.bias"].astype(
+        np.float64
+    )
     gained = question.right.value - offset
     stretch = (error * gained).sum(-1, keepdims=True) / np.square(gained).sum(-1, keepdims=True)
     if (
@@ -165,6 +189,7 @@ def of_cancellation(question: Question) -> Iterator[Reading]:
         and within(error, prediction.sigma)
         and clear(error, error - stretch * gained, question.right.sigma)
         and root_mean_square(error) >= LEAST * root_mean_square(prediction.sigma)
-        and root_mean_square(prediction.sigma) >= R * root_mean_square(question.right.sigma)  # else it is no worse than any other
+        and root_mean_square(prediction.sigma)
+        >= R * root_mean_square(question.right.sigma)  # else it is no worse than any other
     ):
         yield Reading(hypothesis, True)

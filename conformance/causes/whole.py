@@ -21,7 +21,14 @@ from numpy.typing import NDArray
 from concord.conformance.causes.effort import Effort
 from concord.conformance.causes.hypothesis import INAPPLICABLE, RIGHT, Hypothesis
 from concord.conformance.causes.question import Prediction, Question
-from concord.conformance.causes.search import MUCH_BETTER, Cause, Explanation, Search, likeliest_first, mistakes_at
+from concord.conformance.causes.search import (
+    MUCH_BETTER,
+    Cause,
+    Explanation,
+    Search,
+    likeliest_first,
+    mistakes_at,
+)
 from concord.conformance.causes.step import Step, group_of, place_of
 from concord.conformance.expectation import JudgedProblem, is_gradient, root_mean_square
 from concord.conformance.faults.hypotheses import of_hidden
@@ -46,7 +53,13 @@ TRIAL = 0.6
 MOSTLY = 0.75
 """Share of elements whose error a hypothesis at least halves that is worth that."""
 
-USUAL = ("transposed_weight", "missing_bias", "swapped_weights", "weight_in_wrong_order", "norm_gain_and_offset_swapped")
+USUAL = (
+    "transposed_weight",
+    "missing_bias",
+    "swapped_weights",
+    "weight_in_wrong_order",
+    "norm_gain_and_offset_swapped",
+)
 """What happens to a single tensor when weights are carried over by hand."""
 
 SAME = 0.01
@@ -70,7 +83,14 @@ def reaches_far(case: JudgedProblem, forced: Mapping[str, Array], tensor: str) -
     return any(group_of(name) != group_of(tensor) for name in hidden(case, forced, tensor))
 
 
-def of_whole(case: JudgedProblem, forced: Mapping[str, Array], tensor: str, actual: Array, judge: Callable[..., Any], effort: Effort) -> Cause | None:
+def of_whole(
+    case: JudgedProblem,
+    forced: Mapping[str, Array],
+    tensor: str,
+    actual: Array,
+    judge: Callable[..., Any],
+    effort: Effort,
+) -> Cause | None:
     """Return the mistake that explains a tensor before which nothing was delivered.
 
     Args:
@@ -97,7 +117,14 @@ class _Whole(Question):
     def values(self, hypothesis: Hypothesis) -> Array:
         """Return the tensor under a hypothesis, rounded as the run is: what comes before the mistake is computed once for all."""
         with contextlib.suppress(KeyError):  # it takes something of what is not computed again
-            return self._rounded(hypothesis, {name: array for name, array in self.ends.items() if place_of(group_of(name)) < self.place(hypothesis)})
+            return self._rounded(
+                hypothesis,
+                {
+                    name: array
+                    for name, array in self.ends.items()
+                    if place_of(group_of(name)) < self.place(hypothesis)
+                },
+            )
         return self._rounded(hypothesis, {})
 
     def _rounded(self, hypothesis: Hypothesis, ends: Mapping[str, Array]) -> Array:
@@ -111,7 +138,9 @@ class _Whole(Question):
         right, last = self.run(RIGHT, self.arithmetic).values, {}
         for name in self.span:
             last[group_of(name)] = name
-        return {name: right[name] for group, name in last.items() if group.startswith(("embeddings", "layers."))}
+        return {
+            name: right[name] for group, name in last.items() if group.startswith(("embeddings", "layers."))
+        }
 
     def place(self, hypothesis: Hypothesis) -> int:
         """Return from which place on in the order of computation a hypothesis changes anything."""
@@ -128,17 +157,32 @@ class _Whole(Question):
         """Return the same of the one sample that shows most, where samples are computed each by itself."""
         ids, config = self.case.batch.input_ids, self.case.config
         axes = taps(config, self.case.part, list(self.case.batch.arrays()))
-        if ids is None or len(ids) == 1 or config.mask_assignment == "batch_major" or axes[self.tensor].shape.split()[:1] != ["batch"]:
+        if (
+            ids is None
+            or len(ids) == 1
+            or config.mask_assignment == "batch_major"
+            or axes[self.tensor].shape.split()[:1] != ["batch"]
+        ):
             return self
         apart = abs(self.actual - self.values(RIGHT)).reshape(len(ids), -1).max(1)
         shows = ~(apart < LARGE_ERROR * apart.max())
         padding = ~real_tokens(config, ids)
         segments = self.case.batch.segment_ids
-        kinds = np.zeros(len(ids)) if segments is None else np.array([len(np.unique(row)) for row in segments])
+        kinds = (
+            np.zeros(len(ids)) if segments is None else np.array([len(np.unique(row)) for row in segments])
+        )
         # Of those that show it: one whose padding is masked, of several segments, of many words.
-        best = max(np.flatnonzero(shows).tolist(), key=lambda row: (0 < padding[row].sum() < ids.shape[1], kinds[row], -int(padding[row].sum())))
-        batch = dataclasses.replace(self.case.batch, **{name: array[[best]] for name, array in self.case.batch.arrays().items()})
-        forced = {name: array[[best]] if axes[name].shape.split()[:1] == ["batch"] else array for name, array in self.forced.items()}
+        best = max(
+            np.flatnonzero(shows).tolist(),
+            key=lambda row: (0 < padding[row].sum() < ids.shape[1], kinds[row], -int(padding[row].sum())),
+        )
+        batch = dataclasses.replace(
+            self.case.batch, **{name: array[[best]] for name, array in self.case.batch.arrays().items()}
+        )
+        forced = {
+            name: array[[best]] if axes[name].shape.split()[:1] == ["batch"] else array
+            for name, array in self.forced.items()
+        }
         return _Whole(dataclasses.replace(self.case, batch=batch), forced, self.tensor, self.actual[[best]])
 
 
@@ -149,7 +193,12 @@ class _Search(Search):
 
     def cause(self) -> Cause | None:
         """Return the first kind of mistake that explains it: an option or one mistake in all layers, a weight of one layer, the table, one layer."""
-        stages = (likeliest_first(self.everywhere()), self.somewhere(usual=True), of_hidden(self.question), self.somewhere(usual=False))
+        stages = (
+            likeliest_first(self.everywhere()),
+            self.somewhere(usual=True),
+            of_hidden(self.question),
+            self.somewhere(usual=False),
+        )
         for hypotheses in stages:
             found = self.explaining(hypotheses)
             if found:
@@ -178,8 +227,12 @@ class _Search(Search):
                 self.effort.untried += 1
                 continue
             prediction = self.question.predict(hypothesis)
-            if self.explains(prediction) and not any(self.judged(prediction.value, other).ratio <= SAME for _, other in found):
-                found.append((Explanation(hypothesis, self.judged(self.question.actual, prediction)), prediction))
+            if self.explains(prediction) and not any(
+                self.judged(prediction.value, other).ratio <= SAME for _, other in found
+            ):
+                found.append(
+                    (Explanation(hypothesis, self.judged(self.question.actual, prediction)), prediction)
+                )
         return [explanation for explanation, _ in found]
 
     def near(self, hypothesis: Hypothesis, value: Array) -> bool:
@@ -220,7 +273,11 @@ class _Search(Search):
             for tap in places if len(places) > 1 else ():
                 for one in mistakes_at(self.question, tap):
                     if not one.fields and (one.name in USUAL) == usual:
-                        yield one if LAYER.search(one.text) else dataclasses.replace(one, text=f"{one.text} at `{tap}`")
+                        yield (
+                            one
+                            if LAYER.search(one.text)
+                            else dataclasses.replace(one, text=f"{one.text} at `{tap}`")
+                        )
 
     def kinds(self) -> dict[str, list[str]]:
         """Return the taps that are the same but for the layer."""
@@ -251,5 +308,10 @@ def _in_all(ones: list[Hypothesis], places: list[str]) -> Hypothesis:
 
     text = LAYER.sub("layers.*", ones[0].text)
     weights = {name: made for one in ones for name, made in one.weights.items()}
-    return dataclasses.replace(ones[0], text=f"{text}, in every layer", weights=weights, change=change if by_tap else None, on=tuple(by_tap))
-
+    return dataclasses.replace(
+        ones[0],
+        text=f"{text}, in every layer",
+        weights=weights,
+        change=change if by_tap else None,
+        on=tuple(by_tap),
+    )

@@ -53,12 +53,17 @@ class Backward:
     def __init__(self, question: Question, statuses: Mapping[str, str]) -> None:
         self.question, self.statuses = question, statuses
         exact = question.exact
-        names = {id(tensor): name for name, tensor in exact.now.items()} | {id(tensor): f"={name}" for name, tensor in exact.parameters.items()}
+        names = {id(tensor): name for name, tensor in exact.now.items()} | {
+            id(tensor): f"={name}" for name, tensor in exact.parameters.items()
+        }
         self.consumers: dict[str, list[str]] = {}
         for name, tensor in exact.taps.items():
             for source in _sources(tensor, names):
                 self.consumers.setdefault(source, []).append(name)
-        self.largest = max((float(abs(t.gradient).max()) for t in exact.parameters.values() if t.gradient is not None), default=0.0)
+        self.largest = max(
+            (float(abs(t.gradient).max()) for t in exact.parameters.values() if t.gradient is not None),
+            default=0.0,
+        )
 
     def bounds(self) -> Bounds | None:
         """Return between which gradients the mistake lies."""
@@ -67,7 +72,10 @@ class Backward:
         if tap == name:
             users = self.consumers.get(f"={name}", [])
             if len(users) > 1 and "norm" in name:
-                return Bounds(f"`{name}` is used in {len(users)} steps: {', '.join(f'`{user}`' for user in users)}", ("NRM-5",))
+                return Bounds(
+                    f"`{name}` is used in {len(users)} steps: {', '.join(f'`{user}`' for user in users)}",
+                    ("NRM-5",),
+                )
             if len(users) != 1:
                 return None
             tap = users[0]
@@ -79,11 +87,17 @@ class Backward:
             return None
         if len(self.consumers[tap]) > 1 and all(self.is_right(step) for step in self.consumers[tap]):
             said = " and ".join(f"`{step}`" for step in self.consumers[tap])
-            return Bounds(f"the gradients that meet at `{tap}`, from {said}, are right, or so far as can be seen: their sum is not", self._clauses(tap, steps))
+            return Bounds(
+                f"the gradients that meet at `{tap}`, from {said}, are right, or so far as can be seen: their sum is not",
+                self._clauses(tap, steps),
+            )
         clauses = self._clauses(tap, steps)
         right = ", ".join(dict.fromkeys(f"`{self.evidence(end)}`" for end in ends)) or "the loss"
         made = ", ".join(f"`{step}` ({self._clause(step)})" for step in steps)
-        return Bounds(f"the derivative of a step between {right} (right) and `{self.question.tensor}` (wrong): of {made}", clauses)
+        return Bounds(
+            f"the derivative of a step between {right} (right) and `{self.question.tensor}` (wrong): of {made}",
+            clauses,
+        )
 
     def _between(self, tap: str) -> tuple[list[str], list[str]]:
         """Return the steps from a tap to the next taps whose gradients are right, and those."""
@@ -126,10 +140,16 @@ class Backward:
         return ""
 
     def _clause(self, step: str) -> str:
-        return "NRM-2" if "norm" in step.rpartition(".")[2] else clause_of(self.question.config, step, self.question.case.part)
+        return (
+            "NRM-2"
+            if "norm" in step.rpartition(".")[2]
+            else clause_of(self.question.config, step, self.question.case.part)
+        )
 
     def _clauses(self, tap: str, steps: list[str]) -> tuple[str, ...]:
-        meeting = len(self.consumers.get(tap, [])) > 1 and all(self.is_right(step) for step in self.consumers[tap])
+        meeting = len(self.consumers.get(tap, [])) > 1 and all(
+            self.is_right(step) for step in self.consumers[tap]
+        )
         clauses = [self._clause(step) for step in steps]
         if meeting:
             clauses.sort(key=lambda clause: clause != "RES-1")
@@ -166,23 +186,39 @@ def shares(question: Question, backward: Backward, gradients: Mapping[str, Array
     users = backward.consumers.get(f"={name}", [])
     if len(users) != 1:
         return ""
-    siblings = [other[1:] for other, taps in backward.consumers.items() if other.startswith("=") and taps == users and other[1:] in gradients]
+    siblings = [
+        other[1:]
+        for other, taps in backward.consumers.items()
+        if other.startswith("=") and taps == users and other[1:] in gradients
+    ]
     for parameter in sorted(siblings, key=lambda other: -gradients[other].size):
         for word, axis in (("sample", 0), ("token", 1)):
-            found = _counted(question, users[0], parameter, np.asarray(gradients[parameter], np.float64), axis)
+            found = _counted(
+                question, users[0], parameter, np.asarray(gradients[parameter], np.float64), axis
+            )
             if found is not None:
                 odd = [i for i, count in enumerate(found) if abs(count - 1) > WHOLE]
                 if odd and len(odd) < len(found):
                     counts = sorted({round(float(found[i]), 4) for i in odd})
-                    how = "not at all" if counts == [0.0] else " or ".join(f"{count:g} times" for count in counts)
-                    places = f"{word} {odd[0]}" if len(odd) == 1 else f"{word}s {', '.join(map(str, odd[:6]))}{', …' if len(odd) > 6 else ''}"
+                    how = (
+                        "not at all"
+                        if counts == [0.0]
+                        else " or ".join(f"{count:g} times" for count in counts)
+                    )
+                    places = (
+                        f"{word} {odd[0]}"
+                        if len(odd) == 1
+                        else f"{word}s {', '.join(map(str, odd[:6]))}{', …' if len(odd) > 6 else ''}"
+                    )
                     if len(odd) > 1 and odd == list(range(odd[0], len(found))):
                         places = f"{word}s from {odd[0]} on"
                     return f"in `gradients.{parameter}` {places} count{'s' if len(odd) == 1 else ''} {how}"
     return ""
 
 
-def _counted(question: Question, tap: str, parameter: str, actual: Array, axis: int) -> NDArray[np.floating] | None:
+def _counted(
+    question: Question, tap: str, parameter: str, actual: Array, axis: int
+) -> NDArray[np.floating] | None:
     """Return how often each sample (axis 0) or token (1) counts in a gradient, if that explains it."""
     parts = _parts(question, tap, parameter, axis)
     if parts is None or actual.shape != parts.shape[1:] or 2 * len(parts) > actual.size or len(parts) < 2:
@@ -199,7 +235,12 @@ def _counted(question: Question, tap: str, parameter: str, actual: Array, axis: 
         return None
     left = actual - np.tensordot(simple, parts, 1)
     unit = np.sqrt(np.mean(np.square(actual)))
-    return simple if np.sqrt(np.mean(np.square(left))) <= WHOLE * unit + 1e-300 and within(left, np.full_like(left, max(1e-5 * unit, 1e-300))) else None
+    return (
+        simple
+        if np.sqrt(np.mean(np.square(left))) <= WHOLE * unit + 1e-300
+        and within(left, np.full_like(left, max(1e-5 * unit, 1e-300)))
+        else None
+    )
 
 
 def _parts(question: Question, tap: str, parameter: str, axis: int) -> Array | None:

@@ -90,25 +90,41 @@ def conclude(results: Sequence[Judged]) -> list[Conclusion]:
 class _Together:
     """The runs of a backend that are first wrong at one tensor, and those that are right."""
 
-    def __init__(self, backend: str, tensor: str, wrong: list[Judged], passed: list[Judged], effort: Effort) -> None:
-        self.backend, self.tensor, self.wrong, self.passed, self.effort = backend, tensor, wrong, passed, effort
+    def __init__(
+        self, backend: str, tensor: str, wrong: list[Judged], passed: list[Judged], effort: Effort
+    ) -> None:
+        self.backend, self.tensor, self.wrong, self.passed, self.effort = (
+            backend,
+            tensor,
+            wrong,
+            passed,
+            effort,
+        )
 
     def conclusion(self) -> Conclusion:
         """Revise the diagnoses of the wrong runs and say what holds of all."""
         named: dict[str, list[Hypothesis]] = {}
         for run in self.wrong:
             cause = run.verdict.diagnosis.cause
-            for name, hypothesis in {one.name: one for one in reversed(cause.hypotheses)}.items() if cause else ():  # the first of each name
+            for name, hypothesis in (
+                {one.name: one for one in reversed(cause.hypotheses)}.items() if cause else ()
+            ):  # the first of each name
                 named.setdefault(name, []).append(hypothesis)
         condition = self.condition()
-        refuted = {name: words for name, those in named.items() if (words := self.refutation(those, bool(condition)))}
+        refuted = {
+            name: words for name, those in named.items() if (words := self.refutation(those, bool(condition)))
+        }
         doubtful = {name for name, those in named.items() if len(those) < len(self.wrong)}
         for run in self.wrong:
             run.verdict.revise(_revised(run.verdict.diagnosis, refuted, doubtful))
         clauses = [run.verdict.diagnosis.clause for run in self.wrong]
         clause = max(dict.fromkeys(clauses), key=clauses.count)
-        best = max((name for name in named if name not in refuted), key=lambda name: len(named[name]), default=None)
-        lines = [f"`{self.tensor}` is first wrong in {len(self.wrong)} run{'s' if len(self.wrong) > 1 else ''} (SPEC {clause})"]
+        best = max(
+            (name for name in named if name not in refuted), key=lambda name: len(named[name]), default=None
+        )
+        lines = [
+            f"`{self.tensor}` is first wrong in {len(self.wrong)} run{'s' if len(self.wrong) > 1 else ''} (SPEC {clause})"
+        ]
         if best:
             lines.append(f"{named[best][0].text} ({named[best][0].clause}) fits {len(named[best])} of them")
         lines += [condition] if condition else []
@@ -141,7 +157,10 @@ class _Together:
         if len(self.passed) < 2:
             return ""
         for words, of in FEATURES:
-            wrong, right = ([value for run in runs if (value := of(run)) is not None] for runs in (self.wrong, self.passed))
+            wrong, right = (
+                [value for run in runs if (value := of(run)) is not None]
+                for runs in (self.wrong, self.passed)
+            )
             if len(wrong) < len(self.wrong) or len(right) < len(self.passed):
                 continue
             low, high = min(wrong), max(wrong)
@@ -168,7 +187,11 @@ def visible(case: JudgedProblem, tensor: str, hypothesis: Hypothesis) -> bool:
         like = [one for one in search.of_kind(question, hypothesis.name) if one.text == hypothesis.text]
         for one in like[:1]:
             value = question.values(one)
-            return value.shape == truth[tensor].shape and judge_tensor(value, question.right.value, question.right.sigma, case.dtype).status == "diverges"
+            return (
+                value.shape == truth[tensor].shape
+                and judge_tensor(value, question.right.value, question.right.sigma, case.dtype).status
+                == "diverges"
+            )
     except (SpecError, LookupError, ValueError, TypeError):  # it does not apply there
         return False
     return False
@@ -180,14 +203,24 @@ def _revised(diagnosis: Diagnosis, refuted: Mapping[str, str], doubtful: Collect
     if cause is None or not any(one.name in refuted or one.name in doubtful for one in cause.hypotheses):
         return diagnosis
     kept = tuple(one for one in cause.hypotheses if one.name not in refuted)
-    told = (*(f"not {one.text}: {refuted[one.name]}" for one in cause.hypotheses if one.name in refuted), *diagnosis.refuted)
+    told = (
+        *(f"not {one.text}: {refuted[one.name]}" for one in cause.hypotheses if one.name in refuted),
+        *diagnosis.refuted,
+    )
     if kept:
         names = " or ".join(dict.fromkeys(one.name for one in kept))
         sentence = search.sentence(diagnosis.tensor, kept, False)
-        return dataclasses.replace(diagnosis, cause=Cause(names, sentence, False, tuple(one.clause for one in kept), kept), refuted=told)
+        return dataclasses.replace(
+            diagnosis,
+            cause=Cause(names, sentence, False, tuple(one.clause for one in kept), kept),
+            refuted=told,
+        )
     broken = {one.clause for one in cause.hypotheses}
     # What is left to name are the other clauses; those of the cause come last.
-    clauses = (*(clause for clause in diagnosis.clauses if clause not in broken), *(clause for clause in diagnosis.clauses if clause in broken))
+    clauses = (
+        *(clause for clause in diagnosis.clauses if clause not in broken),
+        *(clause for clause in diagnosis.clauses if clause in broken),
+    )
     return dataclasses.replace(diagnosis, cause=None, clauses=clauses, refuted=told)
 
 
@@ -204,13 +237,28 @@ def _features() -> Iterator[tuple[str, Feature]]:
 
     yield "the number of samples is", of(lambda case: shape(case, 0))
     yield "the number of tokens is", of(lambda case: shape(case, 1))
-    yield "the largest id is", of(lambda case: None if case.batch.input_ids is None else float(case.batch.input_ids.max()))
+    yield (
+        "the largest id is",
+        of(lambda case: None if case.batch.input_ids is None else float(case.batch.input_ids.max())),
+    )
     yield "the number of heads is", of(lambda case: float(case.config.num_heads))
     yield "the size of a head is", of(lambda case: float(case.config.head_dim))
     yield "the number of layers is", of(lambda case: float(case.config.num_layers))
     yield "the number of classes is", of(lambda case: float(case.config.num_classes))
-    yield "the share of padding is", of(lambda case: None if case.batch.input_ids is None else float(np.mean(case.batch.input_ids == case.config.pad_id)))
-    yield "the largest weight is", of(lambda case: float(max(abs(weight).max() for weight in case.weights.values())))
+    yield (
+        "the share of padding is",
+        of(
+            lambda case: (
+                None
+                if case.batch.input_ids is None
+                else float(np.mean(case.batch.input_ids == case.config.pad_id))
+            )
+        ),
+    )
+    yield (
+        "the largest weight is",
+        of(lambda case: float(max(abs(weight).max() for weight in case.weights.values()))),
+    )
 
 
 FEATURES = tuple(_features())

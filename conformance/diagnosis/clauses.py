@@ -43,7 +43,9 @@ def _of_what_is_seen(question: Question, seen: Description) -> Iterator[str]:
     if tensor.startswith("embeddings."):
         yield from _of_embeddings(config, tensor, seen)
     elif matches(tensor, ("*attention.query", "*attention.key", "*attention.value")):
-        yield from ("ATT-2", "ATT-1") if seen.relation in MOVED and seen.what.count("head") else ("ATT-1", "ATT-2")
+        yield from (
+            ("ATT-2", "ATT-1") if seen.relation in MOVED and seen.what.count("head") else ("ATT-1", "ATT-2")
+        )
     elif tensor.endswith("attention.scores"):
         yield from ("ATT-3", "ATT-4") if seen.relation in MOVED else ("ATT-4", "ATT-3")
     elif tensor.endswith("masked_scores"):
@@ -57,9 +59,17 @@ def _of_what_is_seen(question: Question, seen: Description) -> Iterator[str]:
 
 
 def _of_embeddings(config: EncoderConfig, tensor: str, seen: Description) -> Iterator[str]:
-    padding = seen.where.startswith("padded") or (config.token_padding_row is not None and seen.where == f"id {config.token_padding_row}")
+    padding = seen.where.startswith("padded") or (
+        config.token_padding_row is not None and seen.where == f"id {config.token_padding_row}"
+    )
     if tensor.endswith(".token"):
-        yield from ("EMB-2",) if seen.relation == "multiple" and not seen.where else ("EMB-3", "EMB-1") if padding else ("EMB-1",)
+        yield from (
+            ("EMB-2",)
+            if seen.relation == "multiple" and not seen.where
+            else ("EMB-3", "EMB-1")
+            if padding
+            else ("EMB-1",)
+        )
     elif tensor.endswith(".position"):
         if seen.relation == "multiple" and not seen.where:
             yield "EMB-2"
@@ -88,7 +98,9 @@ def _of_masks(seen: Description) -> Iterator[str]:
         yield from ("MSK-4", "MSK-1")  # and every query
     elif seen.relation == "constant" or "scores" in seen.what or seen.places:
         # What should be hidden is not, or the other way round; in single samples it may be the mask of another.
-        other = len(seen.places.get("batch", ())) == 1 and (seen.relation == "constant" or "key" not in seen.places)
+        other = len(seen.places.get("batch", ())) == 1 and (
+            seen.relation == "constant" or "key" not in seen.places
+        )
         yield from ("MSK-7", "MSK-1") if other else ("MSK-1", "MSK-4", "MSK-7")
     yield "MSK-3"
 

@@ -47,7 +47,9 @@ def compose(question: Question, region: Region, clause: str, exact: bool, effort
             found += [way] if fits else []
         except (LookupError, ValueError, TypeError, ArithmeticError):  # it does not apply here
             continue
-    if not found or (exact and len(found) > 2):  # what fits wherever it is allowed to says less than what is seen
+    if not found or (
+        exact and len(found) > 2
+    ):  # what fits wherever it is allowed to says less than what is seen
         return None
     only = f", only {'' if region.text.startswith('where') else 'in '}{region.text}" if region.text else ""
     said = " or by ".join(f"{way.text}{only} ({way.clause})" for way in found)
@@ -64,7 +66,13 @@ def _ways(question: Question, region: Region, clause: str, exact: bool) -> Itera
         yield from (_of_hypothesis(question, hypothesis) for hypothesis in _of_other_inputs(question))
     for other in () if exact else edited(question):
         broken = "PRC-2" if "rounded to" in other.text else clause
-        yield _Way(other.text, "other_input", broken, lambda other=other: other.exact(question), lambda other=other: other.predict(question))  # type: ignore[misc]
+        yield _Way(
+            other.text,
+            "other_input",
+            broken,
+            lambda other=other: other.exact(question),  # type: ignore[misc]
+            lambda other=other: other.predict(question),  # type: ignore[misc]
+        )
 
 
 def _of_other_inputs(question: Question) -> Iterator[Hypothesis]:
@@ -72,22 +80,40 @@ def _of_other_inputs(question: Question) -> Iterator[Hypothesis]:
     exact, tap = question.exact, question.tensor
     shape = exact.inputs[tap].shape
     entered = {f"what entered the sublayer of `{name}`": tensor for name, tensor in exact.entered.items()}
-    for name, tensor in {**entered, **{f"`{name}`": tensor for name, tensor in exact.now.items() if name != tap}}.items():
+    for name, tensor in {
+        **entered,
+        **{f"`{name}`": tensor for name, tensor in exact.now.items() if name != tap},
+    }.items():
         if tensor.shape == shape and tensor is not exact.inputs[tap]:
             values = tensor.value
             change = linear.applied_to(lambda m, values=values: m.constant(values))  # type: ignore[misc]
-            yield changed("linear_of_other_input", f"{name} instead of what should go into it", "NRM-1" if " entered " in name else "RES-1", change).at(tap)
+            yield changed(
+                "linear_of_other_input",
+                f"{name} instead of what should go into it",
+                "NRM-1" if " entered " in name else "RES-1",
+                change,
+            ).at(tap)
 
 
 def _of_hypothesis(question: Question, hypothesis: Hypothesis) -> _Way:
-    return _Way(hypothesis.text, hypothesis.name, hypothesis.clause, lambda: question.values(hypothesis), lambda: question.predict(hypothesis))
+    return _Way(
+        hypothesis.text,
+        hypothesis.name,
+        hypothesis.clause,
+        lambda: question.values(hypothesis),
+        lambda: question.predict(hypothesis),
+    )
 
 
 def _fits(question: Question, region: Region, way: _Way) -> bool:
     """Return whether the tensor is what a mistake gives in a region, and right elsewhere."""
     right, actual = question.right, question.actual
     value = way.exact()
-    if value.shape != actual.shape or not np.isfinite(value[region.flags]).all() or not np.isfinite(actual).all():
+    if (
+        value.shape != actual.shape
+        or not np.isfinite(value[region.flags]).all()
+        or not np.isfinite(actual).all()
+    ):
         return False
     made = np.where(region.flags, value, right.value)
     before, left = actual - right.value, actual - made

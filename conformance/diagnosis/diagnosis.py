@@ -92,7 +92,12 @@ class Diagnosis:
 
 @one_thread()
 def diagnose(
-    case: JudgedProblem, forced: Mapping[str, Array], tensor: str, delivered: Mapping[str, Array], judge: Callable[..., Any], statuses: Mapping[str, str]
+    case: JudgedProblem,
+    forced: Mapping[str, Array],
+    tensor: str,
+    delivered: Mapping[str, Array],
+    judge: Callable[..., Any],
+    statuses: Mapping[str, str],
 ) -> Diagnosis:
     """Return what can be said of the first tensor that is wrong.
 
@@ -108,7 +113,11 @@ def diagnose(
     cause, far, effort = None, whole.reaches_far(case, forced, tensor), Effort(LONGEST)
     if far:
         say(f"looking for what explains {tensor}, {LONGEST:.0f} s of the processor at most")
-        cause = _tried("the search for a cause in the whole model", notes, lambda: whole.of_whole(case, forced, tensor, delivered[tensor], judge, effort))
+        cause = _tried(
+            "the search for a cause in the whole model",
+            notes,
+            lambda: whole.of_whole(case, forced, tensor, delivered[tensor], judge, effort),
+        )
         if cause and cause.confident:
             return Diagnosis(tensor, _clauses(cause, None, ()), cause)
     with np.errstate(all="ignore"):  # what is not finite is compared as such
@@ -117,38 +126,75 @@ def diagnose(
         notes += [effort.text] if effort.untried else []
         if cause and not far:
             found = cause
-            cause, refuted = _tried("trying the cause in the whole run", notes, lambda: _in_its_place(question, found, delivered, statuses)) or (cause, [])
+            cause, refuted = _tried(
+                "trying the cause in the whole run",
+                notes,
+                lambda: _in_its_place(question, found, delivered, statuses),
+            ) or (cause, [])
         seen, region = _tried("the description", notes, lambda: describe(question)) or (None, None)
         if cause is None and seen and region:
             where, exact = region, seen.exact
-            cause = _tried("the search in one place", notes, lambda: compose(question, where, usual, exact, Effort(BUDGET)))
+            cause = _tried(
+                "the search in one place",
+                notes,
+                lambda: compose(question, where, usual, exact, Effort(BUDGET)),
+            )
         others = likely(question, seen, usual)
         if question.parameter:
-            bounds, counted = _tried("placing it in the backward pass", notes, lambda: _backward(question, delivered, statuses)) or (None, "")
+            bounds, counted = _tried(
+                "placing it in the backward pass", notes, lambda: _backward(question, delivered, statuses)
+            ) or (None, "")
             others = _of_gradient(question, seen, bounds, bool(counted), others)
-            if cause and set(cause.clauses) == {"GRD-1"} and bounds:  # that says what became of the gradient, and not where
+            if (
+                cause and set(cause.clauses) == {"GRD-1"} and bounds
+            ):  # that says what became of the gradient, and not where
                 cause = dataclasses.replace(cause, clauses=(*bounds.clauses, "GRD-1"))
-            notes += [*([counted] if counted else []), *([bounds.text] if bounds and not (cause and cause.confident) else [])]
+            notes += [
+                *([counted] if counted else []),
+                *([bounds.text] if bounds and not (cause and cause.confident) else []),
+            ]
         cause = _believed(cause, seen)
         notes += [*elsewhere(tensor, statuses), *_without_effect(question, delivered)]
-    return Diagnosis(tensor, _clauses(cause, seen, tuple(dict.fromkeys(others))), cause, seen, tuple(notes), tuple(refuted))
+    return Diagnosis(
+        tensor, _clauses(cause, seen, tuple(dict.fromkeys(others))), cause, seen, tuple(notes), tuple(refuted)
+    )
 
 
 def folded(refuted: Sequence[str]) -> list[str]:
     """Return a line with the number of explanations that were tried and do not hold, if there are any."""
     many = len(refuted) != 1
-    return [f"{len(refuted)} other explanation{'s' if many else ''} {'were' if many else 'was'} tried and {'do' if many else 'does'} not hold"] if refuted else []
+    return (
+        [
+            f"{len(refuted)} other explanation{'s' if many else ''} {'were' if many else 'was'} tried and {'do' if many else 'does'} not hold"
+        ]
+        if refuted
+        else []
+    )
 
 
-def _of_gradient(question: Question, seen: Description | None, bounds: Bounds | None, counted: bool, others: tuple[str, ...]) -> tuple[str, ...]:
+def _of_gradient(
+    question: Question,
+    seen: Description | None,
+    bounds: Bounds | None,
+    counted: bool,
+    others: tuple[str, ...],
+) -> tuple[str, ...]:
     """Return the clauses in question for a gradient: of the steps that it has come through, but for what is said of whole gradients."""
-    general = (seen is not None and seen.relation == "multiple" and "samples" not in seen.what and not seen.where) or counted
-    table = str(question.parameter).startswith("embeddings.") and not str(question.parameter).startswith("embeddings.norm")
+    general = (
+        seen is not None and seen.relation == "multiple" and "samples" not in seen.what and not seen.where
+    ) or counted
+    table = str(question.parameter).startswith("embeddings.") and not str(question.parameter).startswith(
+        "embeddings.norm"
+    )
     steps = bounds.clauses if bounds else ()
     own = [clause for clause in others if clause not in ("GRD-1", "GRD-5")]
     if own:
         return (*own, *steps, *others)
-    return ("GRD-1", *steps) if (general and not bounds) or table or (general and "classifier" in question.tensor) else (*steps, *others)
+    return (
+        ("GRD-1", *steps)
+        if (general and not bounds) or table or (general and "classifier" in question.tensor)
+        else (*steps, *others)
+    )
 
 
 def _tried(what: str, notes: list[str], step: Callable[[], T]) -> T | None:
@@ -167,7 +213,9 @@ def _believed(cause: Cause | None, seen: Description | None) -> Cause | None:
     if cause.hypothesis == "clamped" and seen.exact and seen.region != "value":
         return None  # a limit is reached by size, and not in a place
     if seen.relation in NO_NUMBERS:
-        return dataclasses.replace(cause, confident=False, text=cause.text.replace(" is explained by", " may be explained by"))
+        return dataclasses.replace(
+            cause, confident=False, text=cause.text.replace(" is explained by", " may be explained by")
+        )
     return cause
 
 
@@ -183,13 +231,17 @@ def _without_effect(question: Question, delivered: Mapping[str, Array]) -> list[
     return [f"it has no effect on `{name}`"] if alike else []
 
 
-def _in_its_place(question: Question, cause: Cause, delivered: Mapping[str, Array], statuses: Mapping[str, str]) -> tuple[Cause | None, list[str]]:
+def _in_its_place(
+    question: Question, cause: Cause, delivered: Mapping[str, Array], statuses: Mapping[str, str]
+) -> tuple[Cause | None, list[str]]:
     """Return a cause without what the rest of the run refutes, and sure only if it explains all that follows from it."""
     kept, told, whole = [], [], True
     tried = [one for one in cause.hypotheses if one.fields or one.weights or one.change or one.deviations]
     if not tried or len(tried) < len(cause.hypotheses) or question.actual.size > MOST_ELEMENTS:
         return cause, []
-    alone = not elsewhere(question.tensor, statuses)  # what flows back through another mistake is wrong by that
+    alone = not elsewhere(
+        question.tensor, statuses
+    )  # what flows back through another mistake is wrong by that
     for hypothesis in tried[: search.MOST_NAMED]:
         found = replace(question, hypothesis, delivered, statuses)
         near = [name for name in found.refuting if is_gradient(name) or _beside(name, question.tensor)]
@@ -208,7 +260,13 @@ def _in_its_place(question: Question, cause: Cause, delivered: Mapping[str, Arra
         return cause, []
     sure = cause.confident and whole
     names = " or ".join(dict.fromkeys(one.name for one in kept))
-    return Cause(names, search.sentence(question.tensor, kept, sure), sure, tuple(one.clause for one in kept), tuple(kept)), told
+    return Cause(
+        names,
+        search.sentence(question.tensor, kept, sure),
+        sure,
+        tuple(one.clause for one in kept),
+        tuple(kept),
+    ), told
 
 
 def _beside(name: str, tensor: str) -> bool:
@@ -216,10 +274,14 @@ def _beside(name: str, tensor: str) -> bool:
     return group_of(name) == group_of(tensor)
 
 
-def _backward(question: Question, delivered: Mapping[str, Array], statuses: Mapping[str, str]) -> tuple[Bounds | None, str]:
+def _backward(
+    question: Question, delivered: Mapping[str, Array], statuses: Mapping[str, str]
+) -> tuple[Bounds | None, str]:
     """Return which steps of the backward pass are in question, and what counts wrongly in the gradient."""
     backward = Backward(question, statuses)
-    gradients = {name.removeprefix("gradients."): array for name, array in delivered.items() if is_gradient(name)}
+    gradients = {
+        name.removeprefix("gradients."): array for name, array in delivered.items() if is_gradient(name)
+    }
     return backward.bounds(), shares(question, backward, gradients)
 
 

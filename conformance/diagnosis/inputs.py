@@ -93,15 +93,24 @@ def _edits(question: Question, name: str) -> Iterator[tuple[str, Array]]:
         yield f"`{name}` multiplied by {words}", factor * array
     for place, axis in enumerate(axes):
         if array.shape[place] > 1:
-            yield from _moves(name, array, place, WORDS.get(axis, axis), -precision(question.case.dtype).largest / 2)
+            yield from _moves(
+                name, array, place, WORDS.get(axis, axis), -precision(question.case.dtype).largest / 2
+            )
     for one in range(array.ndim):
         for other in range(one):
             if array.shape[one] == array.shape[other] > 1:
-                yield f"`{name}` with its {WORDS.get(axes[other], axes[other])} and {WORDS.get(axes[one], axes[one])} axes exchanged", array.swapaxes(one, other)
+                yield (
+                    f"`{name}` with its {WORDS.get(axes[other], axes[other])} and {WORDS.get(axes[one], axes[one])} axes exchanged",
+                    array.swapaxes(one, other),
+                )
     for other_name, other_array in question.forced.items():
         alike = other_array.shape == array.shape and other_name != name
         same_role = other_name.split(".", 2)[2:] == name.split(".", 2)[2:] and name.startswith("layers.")
-        if alike and (same_role or other_name.rpartition(".")[0] == name.rpartition(".")[0]) and _before(known, other_name, question.tensor):
+        if (
+            alike
+            and (same_role or other_name.rpartition(".")[0] == name.rpartition(".")[0])
+            and _before(known, other_name, question.tensor)
+        ):
             yield f"`{other_name}` in place of `{name}`", other_array
 
 
@@ -112,14 +121,24 @@ def _before(known: Mapping[str, object], name: str, tensor: str) -> bool:
 
 def _factors(question: Question) -> Iterator[tuple[float, str]]:
     root = math.sqrt(question.config.head_dim)
-    for factor, words in ((2.0, "2"), (0.5, "1/2"), (-1.0, "-1"), (math.sqrt(2), "sqrt(2)"), (math.sqrt(0.5), "1 / sqrt(2)"), (root, "sqrt(K)"), (1 / root, "1 / sqrt(K)")):
+    for factor, words in (
+        (2.0, "2"),
+        (0.5, "1/2"),
+        (-1.0, "-1"),
+        (math.sqrt(2), "sqrt(2)"),
+        (math.sqrt(0.5), "1 / sqrt(2)"),
+        (root, "sqrt(K)"),
+        (1 / root, "1 / sqrt(K)"),
+    ):
         if factor != 1:
             yield factor, words
 
 
 def _moves(name: str, array: Array, place: int, word: str, lowest: float) -> Iterator[tuple[str, Array]]:
     size = array.shape[place]
-    nothing = lowest if name.endswith("scores") else 0.0  # what a softmax does not see, and rounding leaves finite
+    nothing = (
+        lowest if name.endswith("scores") else 0.0
+    )  # what a softmax does not see, and rounding leaves finite
     yield f"`{name}` of the {word} before", np.roll(array, 1, place)
     if size > 2:
         yield f"`{name}` of the {word} after", np.roll(array, -1, place)
@@ -127,7 +146,13 @@ def _moves(name: str, array: Array, place: int, word: str, lowest: float) -> Ite
     places = range(size) if size <= MOST_PLACES else (0, 1, size // 2, size - 1)
     index = np.arange(size).reshape([-1 if i == place else 1 for i in range(array.ndim)])
     for i in places:
-        yield f"`{name}` of {word} {i} for every {word}", np.broadcast_to(np.take(array, [i], place), array.shape)
+        yield (
+            f"`{name}` of {word} {i} for every {word}",
+            np.broadcast_to(np.take(array, [i], place), array.shape),
+        )
         yield f"`{name}` with {word} {i} left out", np.where(index == i, nothing, array)
         if 1 < i < size - 1:
-            yield f"`{name}` with {word} {i} and those after it left out", np.where(index >= i, nothing, array)
+            yield (
+                f"`{name}` with {word} {i} and those after it left out",
+                np.where(index >= i, nothing, array),
+            )

@@ -70,7 +70,12 @@ def axes_of(question: Question) -> tuple[str, ...]:
         axes = known[name].shape.split() if name in known else []
         return (*axes[:-2], "query", "key") if axes.count("tokens") == 2 else tuple(axes)
     table = parameters(question.config, question.case.part)
-    if name in table and name.startswith("embeddings.") and name.endswith(".weight") and question.actual.ndim == 2:
+    if (
+        name in table
+        and name.startswith("embeddings.")
+        and name.endswith(".weight")
+        and question.actual.ndim == 2
+    ):
         return ({"token": "vocab", "position": "positions"}.get(name.split(".")[1], "segments"), "d_model")
     return {1: ("out",), 2: ("in", "out")}.get(question.actual.ndim, ())
 
@@ -103,7 +108,10 @@ def _worth(region: Region, wrong: Flags) -> tuple[float, float]:
 
 def _whole(columns: NDArray[np.integer], width: int) -> bool:
     """Return whether columns are those of whole heads."""
-    return bool(columns.tolist() == [head * width + i for head in sorted(set((columns // width).tolist())) for i in range(width)])
+    return bool(
+        columns.tolist()
+        == [head * width + i for head in sorted(set((columns // width).tolist())) for i in range(width)]
+    )
 
 
 def _product(axes: tuple[str, ...], wrong: Flags, within: Flags, text: str, width: int = 0) -> Region:
@@ -114,9 +122,19 @@ def _product(axes: tuple[str, ...], wrong: Flags, within: Flags, text: str, widt
         touched, possible = np.asarray(wrong.any(others)), np.asarray(flags.any(others))
         if (touched == possible).all():
             continue
-        word, found, every, size = WORDS.get(axis, axis), np.flatnonzero(touched), np.flatnonzero(possible), len(touched)
+        word, found, every, size = (
+            WORDS.get(axis, axis),
+            np.flatnonzero(touched),
+            np.flatnonzero(possible),
+            len(touched),
+        )
         if axis in ("d_model", "out") and width and len(found) * 2 <= size and _whole(found, width):
-            word, found, every, size = "head", found[::width] // width, np.unique(every // width), size // width
+            word, found, every, size = (
+                "head",
+                found[::width] // width,
+                np.unique(every // width),
+                size // width,
+            )
         words, price = listed(word, found, every, size)
         said.append(words)
         cost += price
@@ -125,18 +143,30 @@ def _product(axes: tuple[str, ...], wrong: Flags, within: Flags, text: str, widt
     return Region(", ".join(said), flags, places, "places", cost)
 
 
-def listed(word: str, places: NDArray[np.integer], possible: NDArray[np.integer], size: int) -> tuple[str, float]:
+def listed(
+    word: str, places: NDArray[np.integer], possible: NDArray[np.integer], size: int
+) -> tuple[str, float]:
     """Return places along an axis in words, and how much has to be said."""
     first, last = int(places[0]), int(places[-1])
-    plural = {"class": "classes", "query": "queries", "column of the head": "columns of the head"}.get(word, f"{word}s")
+    plural = {"class": "classes", "query": "queries", "column of the head": "columns of the head"}.get(
+        word, f"{word}s"
+    )
     inside = [int(i) for i in possible if first <= i <= last]
     if len(places) == 1:
-        end = f" (the last {word})" if first == size - 1 and size > 2 else f" (the first {word})" if first == 0 and size > 1 else ""
+        end = (
+            f" (the last {word})"
+            if first == size - 1 and size > 2
+            else f" (the first {word})"
+            if first == 0 and size > 1
+            else ""
+        )
         return f"{word} {first}{end}", 1.0
     if inside == places.tolist():
         if last == possible[-1]:
             return f"{plural} from {first} on", 1.1
-        return (f"{plural} up to {last}", 1.1) if first == possible[0] else (f"{plural} {first} to {last}", 1.3)
+        return (
+            (f"{plural} up to {last}", 1.1) if first == possible[0] else (f"{plural} {first} to {last}", 1.3)
+        )
     for start, word_of in ((0, "even"), (1, "odd")):
         if places.tolist() == [int(i) for i in possible if i % 2 == start] and len(places) > 2:
             return f"{word_of} {plural}", 1.2
@@ -173,7 +203,9 @@ def _rows(axes: tuple[str, ...]) -> Iterator[tuple[str, tuple[int, int]]]:
     """Yield the axes of samples with each axis of tokens, and what the tokens are there."""
     words = {"tokens": "tokens", "query": "queries", "key": "keys"}
     if "batch" in axes:
-        yield from ((words[axis], (axes.index("batch"), place)) for place, axis in enumerate(axes) if axis in words)
+        yield from (
+            (words[axis], (axes.index("batch"), place)) for place, axis in enumerate(axes) if axis in words
+        )
 
 
 def _of_padding(question: Question, axes: tuple[str, ...]) -> Iterator[Condition]:
@@ -198,12 +230,17 @@ def _of_padding(question: Question, axes: tuple[str, ...]) -> Iterator[Condition
             (f"{hidden} {word} inside the text", ~real & until & started),
             (f"{hidden} {word} after the text", ~until),
             (f"{hidden} {word} before the text", ~started & until),
-            (f"{word} after the first {hidden} one", ~np.minimum.accumulate(real, axis=1) & (np.cumsum(~real, axis=1) > (~real))),
+            (
+                f"{word} after the first {hidden} one",
+                ~np.minimum.accumulate(real, axis=1) & (np.cumsum(~real, axis=1) > (~real)),
+            ),
         ):
             yield text, stretched(flags, axes, along), "padding", 1.0
     real = masks["keys"]
     if real.ndim == 2:
-        inside = (~real & np.maximum.accumulate(real, 1) & np.maximum.accumulate(real[:, ::-1], 1)[:, ::-1]).any(1)
+        inside = (
+            ~real & np.maximum.accumulate(real, 1) & np.maximum.accumulate(real[:, ::-1], 1)[:, ::-1]
+        ).any(1)
         for text, samples, kind in (
             ("samples that are padding only", ~real.any(1), "empty rows"),
             ("samples with padding", ~real.all(1), "padding"),
@@ -226,11 +263,26 @@ def _of_ids(question: Question, axes: tuple[str, ...], wrong: Flags) -> Iterator
         found, clean = np.unique(ids[touched]), np.unique(ids[~touched])
         along = (0, 1)
         if len(found) == 1:
-            yield f"{name} {found[0]}", stretched(ids == found[0], axes, along), "ids", 1.1  # said of padding where it is that
+            yield (
+                f"{name} {found[0]}",
+                stretched(ids == found[0], axes, along),
+                "ids",
+                1.1,
+            )  # said of padding where it is that
         if len(clean) and found.min() > clean.max():
-            yield f"{name}s from {_between(clean.max(), found.min())} on", stretched(ids >= found.min(), axes, along), "ids", 0.9
+            yield (
+                f"{name}s from {_between(clean.max(), found.min())} on",
+                stretched(ids >= found.min(), axes, along),
+                "ids",
+                0.9,
+            )
         if len(clean) and found.max() < clean.min() and len(found) > 1:
-            yield f"{name}s below {_between(found.max(), clean.min())}", stretched(ids <= found.max(), axes, along), "ids", 0.9
+            yield (
+                f"{name}s below {_between(found.max(), clean.min())}",
+                stretched(ids <= found.max(), axes, along),
+                "ids",
+                0.9,
+            )
         if len(found) > 1 and not set(found) & set(clean):
             shown = ", ".join(map(str, found[:MOST_LISTED])) + (", …" if len(found) > MOST_LISTED else "")
             yield f"{name}s {shown}", stretched(np.isin(ids, found), axes, along), "ids", 2.0
@@ -238,7 +290,12 @@ def _of_ids(question: Question, axes: tuple[str, ...], wrong: Flags) -> Iterator
             flat = ids.reshape(-1).tolist()
             seen = np.array([value in flat[:place] for place, value in enumerate(flat)]).reshape(ids.shape)
             yield "ids that have occurred before", stretched(seen, axes, along), "ids", 1.2
-            yield "ids that occur more than once", stretched(np.isin(ids, [v for v in flat if flat.count(v) > 1]), axes, along), "ids", 1.2
+            yield (
+                "ids that occur more than once",
+                stretched(np.isin(ids, [v for v in flat if flat.count(v) > 1]), axes, along),
+                "ids",
+                1.2,
+            )
 
 
 def _between(below: int, above: int) -> int:
@@ -252,7 +309,11 @@ def _between(below: int, above: int) -> int:
 
 def _of_labels(question: Question, axes: tuple[str, ...], wrong: Flags) -> Iterator[Condition]:
     labels = question.case.batch.labels
-    if labels is not None and axes[:1] == ("batch",) and question.tensor in ("losses", "log_probabilities", "logits"):
+    if (
+        labels is not None
+        and axes[:1] == ("batch",)
+        and question.tensor in ("losses", "log_probabilities", "logits")
+    ):
         touched = wrong.reshape(len(labels), -1).any(-1)
         for label in np.unique(labels[touched]):
             yield f"samples whose label is {label}", stretched(labels == label, axes, (0,)), "labels", 0.9
@@ -270,12 +331,19 @@ def _of_distance(wrong: Flags) -> Iterator[Condition]:
         yield text, flags.reshape(shape), "distance", 1.0
     touched = abs(distance)[np.nonzero(wrong.reshape(-1, queries, keys).any(0))]
     if touched.size and touched.min() > 1:
-        yield f"keys at least {touched.min()} tokens from the query", (abs(distance) >= touched.min()).reshape(shape), "distance", 1.2
+        yield (
+            f"keys at least {touched.min()} tokens from the query",
+            (abs(distance) >= touched.min()).reshape(shape),
+            "distance",
+            1.2,
+        )
 
 
 def _of_values(question: Question, wrong: Flags) -> Iterator[Condition]:
     """Yield thresholds on what went into the step, or on the largest of its row."""
-    if question.tensor.startswith(("embeddings.token", "embeddings.position", "embeddings.segment", "gradients.")):
+    if question.tensor.startswith(
+        ("embeddings.token", "embeddings.position", "embeddings.segment", "gradients.")
+    ):
         return
     sources = {name: array for name, array in inputs_of(question).items() if array.shape == wrong.shape}
     sources.setdefault("the right value", question.right.value)
@@ -299,13 +367,22 @@ def _thresholds(name: str, values: Array, wrong: Flags, cost: float) -> Iterator
     if below.size:
         yield f"where {name} is above {_short(float(below.max()), float(low))}", values >= low, "value", cost
     if above.size:
-        yield f"where {name} is below {_short(float(high), float(above.min()))}", values <= high, "value", cost
+        yield (
+            f"where {name} is below {_short(float(high), float(above.min()))}",
+            values <= high,
+            "value",
+            cost,
+        )
 
 
 def _short(low: float, high: float) -> str:
     """Return the shortest number between two."""
     for digits in range(1, 9):
-        for number in (float(f"{high:.{digits}g}"), float(f"{low:.{digits}g}"), float(f"{(low + high) / 2:.{digits}g}")):
+        for number in (
+            float(f"{high:.{digits}g}"),
+            float(f"{low:.{digits}g}"),
+            float(f"{(low + high) / 2:.{digits}g}"),
+        ):
             if low <= number <= high:
                 return f"{number:g}"
     return f"{high:.9g}"

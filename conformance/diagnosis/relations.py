@@ -61,7 +61,9 @@ def relate(question: Question, region: Region) -> Relation | None:
     if not region.flags.any():
         return None
     found = (relation for look in looks for relation in look(seen))
-    return next((one for one in found if all(math.isfinite(number) for number in (one.numbers or {}).values())), None)
+    return next(
+        (one for one in found if all(math.isfinite(number) for number in (one.numbers or {}).values())), None
+    )
 
 
 class _Seen:
@@ -93,10 +95,14 @@ class _Seen:
         usable = np.isfinite(scale) & (scale > 0)
         if usable.sum() <= len(terms):
             return None
-        columns = np.stack([term[self.where][usable] / scale[usable] for term in terms], -1).astype(np.float64)
+        columns = np.stack([term[self.where][usable] / scale[usable] for term in terms], -1).astype(
+            np.float64
+        )
         if not np.isfinite(columns).all() or np.linalg.matrix_rank(columns) < len(terms):
             return None
-        found: NDArray[np.floating] = np.linalg.lstsq(columns, self.actual[self.where][usable] / scale[usable], rcond=None)[0]
+        found: NDArray[np.floating] = np.linalg.lstsq(
+            columns, self.actual[self.where][usable] / scale[usable], rcond=None
+        )[0]
         return found
 
 
@@ -119,7 +125,12 @@ def _of_constants(seen: _Seen) -> Iterator[Relation]:
         yield Relation("zero", "is zero", np.zeros_like(seen.actual))
     elif np.ptp(values) <= 4 * seen.unit * abs(values).max():
         constant = float(values.flat[0])
-        yield Relation("constant", f"is {constant:.6g} throughout", np.full_like(seen.actual, constant), {"constant": constant})
+        yield Relation(
+            "constant",
+            f"is {constant:.6g} throughout",
+            np.full_like(seen.actual, constant),
+            {"constant": constant},
+        )
 
 
 def _of_moves(seen: _Seen) -> Iterator[Relation]:
@@ -130,14 +141,29 @@ def _of_moves(seen: _Seen) -> Iterator[Relation]:
         if size < 2:
             continue
         for shift, said in ((1, "before"), (-1, "after")):
-            yield from _moved(seen, np.roll(seen.right, shift, place), "shifted", f"is that of the {word} {said}: shifted by one along the {word} axis")
-        yield from _moved(seen, np.flip(seen.right, place), "reversed", f"is in reverse order along the {word} axis")
+            yield from _moved(
+                seen,
+                np.roll(seen.right, shift, place),
+                "shifted",
+                f"is that of the {word} {said}: shifted by one along the {word} axis",
+            )
+        yield from _moved(
+            seen, np.flip(seen.right, place), "reversed", f"is in reverse order along the {word} axis"
+        )
         if size % 2 == 0 and size > 2:
             order = np.arange(size).reshape(-1, 2)[:, ::-1].reshape(-1)
-            yield from _moved(seen, np.take(seen.right, order, place), "swapped", f"has each even {word} swapped with the odd one after it")
+            yield from _moved(
+                seen,
+                np.take(seen.right, order, place),
+                "swapped",
+                f"has each even {word} swapped with the odd one after it",
+            )
         for index in range(min(size, 64)):
             yield from _moved(
-                seen, np.broadcast_to(np.take(seen.right, [index], place), seen.right.shape), "repeated", f"is that of {word} {index} for every {word}"
+                seen,
+                np.broadcast_to(np.take(seen.right, [index], place), seen.right.shape),
+                "repeated",
+                f"is that of {word} {index} for every {word}",
             )
         yield from _permuted(seen, place, word)
     for one in range(seen.right.ndim):
@@ -156,34 +182,63 @@ def _permuted(seen: _Seen, place: int, word: str) -> Iterator[Relation]:
     """Yield the right tensor with slices along an axis in an order that nobody foresaw."""
     size = seen.right.shape[place]
     actual, right = (np.moveaxis(x, place, 0).reshape(size, -1) for x in (seen.actual, seen.right))
-    if not 2 <= size <= 512 or actual.shape[1] < 3 or not (np.isfinite(actual).all() and np.isfinite(right).all()):
+    if (
+        not 2 <= size <= 512
+        or actual.shape[1] < 3
+        or not (np.isfinite(actual).all() and np.isfinite(right).all())
+    ):
         return
     lengths = np.square(actual).sum(1)[:, None] + np.square(right).sum(1) - 2 * actual @ right.T
     source = lengths.argmin(1)
     if (source != np.arange(size)).any():
         moved = [int(i) for i in np.flatnonzero(source != np.arange(size))]
         shown = ", ".join(f"{i} from {source[i]}" for i in moved[:4]) + (", …" if len(moved) > 4 else "")
-        yield from _moved(seen, np.take(seen.right, source, place), "permuted", f"has each {word} taken from another one: {shown}")
+        yield from _moved(
+            seen,
+            np.take(seen.right, source, place),
+            "permuted",
+            f"has each {word} taken from another one: {shown}",
+        )
 
 
 def _of_multiples(seen: _Seen) -> Iterator[Relation]:
     factors = seen.fit(seen.right)
-    if factors is None and seen.where.sum() == 1 and seen.right[seen.where]:  # one number is a multiple of any: a known one says something
+    if (
+        factors is None and seen.where.sum() == 1 and seen.right[seen.where]
+    ):  # one number is a multiple of any: a known one says something
         factors = seen.actual[seen.where] / seen.right[seen.where]
         factors = factors if "," in named(float(factors[0]), seen.question) else None
-    if factors is not None and abs(factors[0]) < LARGEST and seen.is_(factors[0] * seen.right, float(factors[0])):
+    if (
+        factors is not None
+        and abs(factors[0]) < LARGEST
+        and seen.is_(factors[0] * seen.right, float(factors[0]))
+    ):
         factor = float(factors[0])
         if factor == 1:
             return
-        text = "has the wrong sign" if abs(factor + 1) < 1e-6 else f"is multiplied by {named(factor, seen.question)}"
+        text = (
+            "has the wrong sign"
+            if abs(factor + 1) < 1e-6
+            else f"is multiplied by {named(factor, seen.question)}"
+        )
         yield Relation("multiple", text, factor * seen.right, {"factor": factor})
 
 
 def named(factor: float, question: Question) -> str:
     """Return a number, with what it may be."""
     config, batch = question.config, next(iter(question.case.batch.arrays().values())).shape
-    known = {"sqrt(K)": math.sqrt(config.head_dim), "sqrt(D)": math.sqrt(config.d_model), "sqrt(2)": math.sqrt(2), "K": config.head_dim, "D": config.d_model}
-    known |= {"H": config.num_heads, "the number of samples": batch[0], "sqrt(H)": math.sqrt(config.num_heads)}
+    known = {
+        "sqrt(K)": math.sqrt(config.head_dim),
+        "sqrt(D)": math.sqrt(config.d_model),
+        "sqrt(2)": math.sqrt(2),
+        "K": config.head_dim,
+        "D": config.d_model,
+    }
+    known |= {
+        "H": config.num_heads,
+        "the number of samples": batch[0],
+        "sqrt(H)": math.sqrt(config.num_heads),
+    }
     if len(batch) > 1:
         known |= {"the number of tokens": batch[1], "samples times tokens": batch[0] * batch[1]}
     if batch[0] > 1:
@@ -203,15 +258,28 @@ def _beside(seen: _Seen) -> dict[str, Array]:
 
     own = parameters_of(question.tensor)
     for name, weight in question.case.weights.items():
-        near = name in (f"{own}.bias", f"{own}.weight") or name.rpartition(".")[0].rpartition(".")[0] == question.tensor.rpartition(".")[0]
-        tails = [tail for tail in (seen.right.shape[-1:], seen.right.shape[-2:]) if math.prod(tail) == weight.size and tail]
+        near = (
+            name in (f"{own}.bias", f"{own}.weight")
+            or name.rpartition(".")[0].rpartition(".")[0] == question.tensor.rpartition(".")[0]
+        )
+        tails = [
+            tail
+            for tail in (seen.right.shape[-1:], seen.right.shape[-2:])
+            if math.prod(tail) == weight.size and tail
+        ]
         if near and weight.ndim == 1 and tails:
-            found[f"`{name}`"] = np.broadcast_to(weight.astype(np.float64).reshape(tails[0]), seen.right.shape)
+            found[f"`{name}`"] = np.broadcast_to(
+                weight.astype(np.float64).reshape(tails[0]), seen.right.shape
+            )
     layer, inside = question.tensor.split(".")[:2], question.tensor.split(".", 2)[2:]
     if layer[0] == "layers":
         for other in range(question.config.num_layers):
             name = f"layers.{other}.{inside[0]}"
-            if name != question.tensor and name in question.forced and question.forced[name].shape == seen.right.shape:
+            if (
+                name != question.tensor
+                and name in question.forced
+                and question.forced[name].shape == seen.right.shape
+            ):
                 found.setdefault(f"`{name}`", question.forced[name])
     return {name: array for name, array in found.items() if np.isfinite(array).all()}
 
@@ -232,14 +300,23 @@ def _of_others(seen: _Seen) -> Iterator[Relation]:
     for name, array in {"constant": ones, **beside}.items():
         error = seen.actual - seen.right
         power = float(np.square(array[seen.where] / seen.sigma[seen.where]).sum())
-        factor = float((error * array / np.square(seen.sigma))[seen.where].sum()) / power if power > 0 else 0.0
+        factor = (
+            float((error * array / np.square(seen.sigma))[seen.where].sum()) / power if power > 0 else 0.0
+        )
         if power > 0 and factor and seen.is_(seen.right + factor * array):
             short = round(factor, 4)
             factor = short if abs(factor - short) < 1e-5 * abs(short) else factor
             if name == "constant":
-                yield Relation("offset", f"is {abs(factor):.6g} too {'large' if factor > 0 else 'small'}", seen.right + factor, {"offset": factor})
+                yield Relation(
+                    "offset",
+                    f"is {abs(factor):.6g} too {'large' if factor > 0 else 'small'}",
+                    seen.right + factor,
+                    {"offset": factor},
+                )
             else:
-                how = {1.0: f"has {name} added once more", -1.0: f"lacks {name}"}.get(factor, f"has {multiple(factor)} times {name} added")
+                how = {1.0: f"has {name} added once more", -1.0: f"lacks {name}"}.get(
+                    factor, f"has {multiple(factor)} times {name} added"
+                )
                 yield Relation("added", how, seen.right + factor * array, {"factor": factor})
 
 
@@ -255,7 +332,9 @@ def _of_limits(seen: _Seen) -> Iterator[Relation]:
 
 def _of_mixtures(seen: _Seen) -> Iterator[Relation]:
     """Yield sums of the step's inputs with other factors."""
-    terms = {name: array for name, array in inputs_of(seen.question).items() if array.shape == seen.right.shape}
+    terms = {
+        name: array for name, array in inputs_of(seen.question).items() if array.shape == seen.right.shape
+    }
     if not seen.finite or not 2 <= len(terms) <= 4 or seen.where.sum() < 20:
         return
     factors = seen.fit(*terms.values())
@@ -263,7 +342,11 @@ def _of_mixtures(seen: _Seen) -> Iterator[Relation]:
         return
     value = sum(factor * array for factor, array in zip(factors, terms.values(), strict=True))
     if seen.is_(np.asarray(value)):
-        said = " + ".join(f"{multiple(factor, digits=5)} × {name}" for factor, name in zip(factors, terms, strict=True) if abs(factor) > 1e-5)
+        said = " + ".join(
+            f"{multiple(factor, digits=5)} × {name}"
+            for factor, name in zip(factors, terms, strict=True)
+            if abs(factor) > 1e-5
+        )
         yield Relation("mixture", f"is {said}", np.asarray(value))
 
 
@@ -286,15 +369,23 @@ def _of_rows_and_columns(seen: _Seen) -> Iterator[Relation]:
                 if word == "row" and (read := _of_deviation(seen, used)):
                     yield Relation("deviation", f"{said}{read}", base + factor * gained)
                 least, most = distinct(float(used.min()), float(used.max()), digits=4)
-                own = f"has each {word} multiplied by a factor of its own, from {least} to {most}" if least != most else f"is multiplied by {least}"
+                own = (
+                    f"has each {word} multiplied by a factor of its own, from {least} to {most}"
+                    if least != most
+                    else f"is multiplied by {least}"
+                )
                 yield Relation(f"{word} factors", f"{said}{own}", base + factor * gained)
     error = seen.actual - seen.right
     for axes, word in (((-1,), "row"), (rows, "column")):
         if math.prod(seen.right.shape[axis] for axis in axes) < 4:
             continue
-        offset = np.where(seen.where, error, 0).sum(axes, keepdims=True) / np.maximum(seen.where.sum(axes, keepdims=True), 1)
+        offset = np.where(seen.where, error, 0).sum(axes, keepdims=True) / np.maximum(
+            seen.where.sum(axes, keepdims=True), 1
+        )
         if seen.is_(seen.right + offset):
-            yield Relation(f"{word} offsets", f"has a constant of its own added to each {word}", seen.right + offset)
+            yield Relation(
+                f"{word} offsets", f"has a constant of its own added to each {word}", seen.right + offset
+            )
 
 
 def _of_deviation(seen: _Seen, factors: Array) -> str:
@@ -306,10 +397,19 @@ def _of_deviation(seen: _Seen, factors: Array) -> str:
     if "norm" not in name or source is None or not seen.where.all():
         return ""
     x = source.value
-    variance = np.square(x - x.mean(-1, keepdims=True)).sum(-1) / (config.d_model - (config.norm_variance == "unbiased"))
-    usual = np.sqrt(variance + config.norm_epsilon) if config.norm_epsilon_placement == "inside" else np.sqrt(variance) + config.norm_epsilon
+    variance = np.square(x - x.mean(-1, keepdims=True)).sum(-1) / (
+        config.d_model - (config.norm_variance == "unbiased")
+    )
+    usual = (
+        np.sqrt(variance + config.norm_epsilon)
+        if config.norm_epsilon_placement == "inside"
+        else np.sqrt(variance) + config.norm_epsilon
+    )
     deviation = usual / factors.reshape(variance.shape)
-    for words, left in (("inside the root", np.square(deviation) - variance), ("outside the root", deviation - np.sqrt(variance))):
+    for words, left in (
+        ("inside the root", np.square(deviation) - variance),
+        ("outside the root", deviation - np.sqrt(variance)),
+    ):
         if left.size > 1 and left.mean() > 0 and np.ptp(left) <= 1e-3 * left.mean():
             return f"has the deviation of an epsilon of {distinct(float(left.mean()), config.norm_epsilon, digits=4)[0]} {words}"
     return ""
@@ -330,7 +430,9 @@ def _of_functions(seen: _Seen) -> Iterator[Relation]:
     """Yield that the tensor is a function of one number for each element, if not the right one."""
     sources = {"its right value": seen.right}
     if seen.question.tensor.endswith((".activation", "pooler.output")):  # elsewhere a step mixes elements
-        sources |= {name: array for name, array in inputs_of(seen.question).items() if array.shape == seen.right.shape}
+        sources |= {
+            name: array for name, array in inputs_of(seen.question).items() if array.shape == seen.right.shape
+        }
     if not seen.finite or seen.where.sum() < 30:
         return
     error = (seen.actual - seen.right)[seen.where]

@@ -39,7 +39,9 @@ class Replacement:
     refuting: tuple[str, ...]
 
 
-def replace(question: Question, hypothesis: Hypothesis, delivered: Mapping[str, Array], statuses: Mapping[str, str]) -> Replacement:
+def replace(
+    question: Question, hypothesis: Hypothesis, delivered: Mapping[str, Array], statuses: Mapping[str, str]
+) -> Replacement:
     """Return what the whole run says of a hypothesis: every later step and every gradient recomputed with it."""
     back = any(is_gradient(name) for name, status in statuses.items() if status in ("agrees", "diverges"))
     wrong, right = (_whole(question, of, back) for of in (hypothesis, RIGHT))
@@ -50,7 +52,11 @@ def replace(question: Question, hypothesis: Hypothesis, delivered: Mapping[str, 
         if name == question.tensor or name not in delivered or status not in ("agrees", "diverges"):
             continue
         actual, made, meant = np.asarray(delivered[name], np.float64), _of(wrong, name), _of(right, name)
-        if made is None or meant is None or not all(x.shape == actual.shape and np.isfinite(x).all() for x in (actual, made, meant)):
+        if (
+            made is None
+            or meant is None
+            or not all(x.shape == actual.shape and np.isfinite(x).all() for x in (actual, made, meant))
+        ):
             continue
         error, left, effect = (_size(x) for x in (actual - meant, actual - made, made - meant))
         if status == "agrees" and effect > VISIBLE * max(error, 1e-7 * _size(meant)):
@@ -83,11 +89,17 @@ def _size(values: Array) -> float:
 
 def elsewhere(tensor: str, statuses: Mapping[str, str]) -> list[str]:
     """Say which other steps are wrong by themselves: every step is judged from the run's own tensors before it."""
-    wrong = [name for name, status in statuses.items() if status == "diverges" and name != tensor and name not in ("loss", "logits")]
+    wrong = [
+        name
+        for name, status in statuses.items()
+        if status == "diverges" and name != tensor and name not in ("loss", "logits")
+    ]
     if is_gradient(tensor) and not is_tap_gradient(tensor):
         return []  # what flows on from a wrong gradient is wrong too
     kind = "gradients." if is_gradient(tensor) else ""
-    steps = [name for name in wrong if is_tap_gradient(name) == bool(kind) and (kind or not is_gradient(name))]
+    steps = [
+        name for name in wrong if is_tap_gradient(name) == bool(kind) and (kind or not is_gradient(name))
+    ]
     role = role_of(tensor)
     same = [_layer(name) for name in steps if role_of(name) == role]
     others = list(dict.fromkeys(role_of(name) for name in steps if role_of(name) != role))
@@ -96,7 +108,9 @@ def elsewhere(tensor: str, statuses: Mapping[str, str]) -> list[str]:
         notes.append(f"the same tensor is wrong by itself in {', '.join(same)} too")
     if others:
         shown = ", ".join(f"`{name}`" for name in others[:4]) + (", …" if len(others) > 4 else "")
-        notes.append(f"{len(others)} other step{'s are' if len(others) > 1 else ' is'} wrong by {'themselves' if len(others) > 1 else 'itself'}: {shown}")
+        notes.append(
+            f"{len(others)} other step{'s are' if len(others) > 1 else ' is'} wrong by {'themselves' if len(others) > 1 else 'itself'}: {shown}"
+        )
     return notes
 
 

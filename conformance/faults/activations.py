@@ -30,7 +30,16 @@ def bias_after(m: Context, x: Array) -> Array:
 
 
 def mutant(name: str, what: str, **fields: Any) -> Fault:
-    return Fault(**{"name": name, "group": "activations", "what": what, "variant": "bert", "first": (ACTIVATION,), **fields})
+    return Fault(
+        **{
+            "name": name,
+            "group": "activations",
+            "what": what,
+            "variant": "bert",
+            "first": (ACTIVATION,),
+            **fields,
+        }
+    )
 
 
 FAULTS = (
@@ -69,7 +78,14 @@ FAULTS = (
         cause="gelu_cubic_term",
         clause="FFN-2",
     ),
-    mutant("gelu_cubic_missing", "The cubic term is left out.", variant="bert-pytorch", change=instead(lambda m, x: m.gelu_tanh(x, cubic=0.0)), cause="gelu_cubic_term", clause="FFN-2"),
+    mutant(
+        "gelu_cubic_missing",
+        "The cubic term is left out.",
+        variant="bert-pytorch",
+        change=instead(lambda m, x: m.gelu_tanh(x, cubic=0.0)),
+        cause="gelu_cubic_term",
+        clause="FFN-2",
+    ),
     mutant(
         "gelu_inner_factor_squared",
         "tanh gets the factor 2/pi instead of its root.",
@@ -78,9 +94,23 @@ FAULTS = (
         cause="gelu_inner_factor",
         clause="FFN-2",
     ),
-    mutant("silu_for_gelu", "The activation is x sigmoid(x).", change=instead(lambda m, x: x * m.o.sigmoid(x)), cause="silu", clause="FFN-2"),
-    mutant("relu_for_gelu", "The activation is a ReLU.", cause="activation", change=option(activation="relu")),
-    mutant("gelu_for_relu", "The activation is a GELU.", variant="nndl-paddle", cause="activation", change=option(activation="gelu_erf")),
+    mutant(
+        "silu_for_gelu",
+        "The activation is x sigmoid(x).",
+        change=instead(lambda m, x: x * m.o.sigmoid(x)),
+        cause="silu",
+        clause="FFN-2",
+    ),
+    mutant(
+        "relu_for_gelu", "The activation is a ReLU.", cause="activation", change=option(activation="relu")
+    ),
+    mutant(
+        "gelu_for_relu",
+        "The activation is a GELU.",
+        variant="nndl-paddle",
+        cause="activation",
+        change=option(activation="gelu_erf"),
+    ),
     mutant(
         "relu_leaky",
         "The ReLU lets a hundredth of what is negative through.",

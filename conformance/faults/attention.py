@@ -34,7 +34,11 @@ def clamped(m: Context, y: Array) -> Array:
 def first_value_for_all(m: Context, y: Array) -> Array:
     """Loop over heads, and take the value of the first one each time."""
     first = m.beside("value")[:, :, :1]
-    return m.context(m.used_weights, m.o.concat([first] * m.config.num_heads, 2)) if m.config.head_computation == "looped" else y
+    return (
+        m.context(m.used_weights, m.o.concat([first] * m.config.num_heads, 2))
+        if m.config.head_computation == "looped"
+        else y
+    )
 
 
 def split_by_reshape(m: Context, y: Array) -> Array:
@@ -57,7 +61,9 @@ def joined_by_reshape(m: Context, y: Array) -> Array:
 def joined_in_reverse(m: Context, y: Array) -> Array:
     """Join the heads from last to first."""
     apart = m.by_heads(y)
-    return m.o.reshape(m.o.concat([apart[:, :, h : h + 1] for h in reversed(range(m.config.num_heads))], 2), tuple(y.shape))
+    return m.o.reshape(
+        m.o.concat([apart[:, :, h : h + 1] for h in reversed(range(m.config.num_heads))], 2), tuple(y.shape)
+    )
 
 
 def dropped(m: Context, y: Array) -> Array:
@@ -81,7 +87,13 @@ def of_weights(name: str, what: str, **fields: Any) -> Fault:
 
 
 FAULTS = (
-    of_scores("score_scale_missing", "Scores are not divided by sqrt(K).", change=of_attention(lambda m, y: m.scores(divisor=1.0), "scores"), cause="no_score_scale", clause="ATT-4"),
+    of_scores(
+        "score_scale_missing",
+        "Scores are not divided by sqrt(K).",
+        change=of_attention(lambda m, y: m.scores(divisor=1.0), "scores"),
+        cause="no_score_scale",
+        clause="ATT-4",
+    ),
     of_scores(
         "score_scale_twice",
         "Queries are scaled when they are projected, and scores again.",
@@ -100,7 +112,9 @@ FAULTS = (
         "score_scale_squared",
         "The query is multiplied by 1 / K, where 1 / sqrt(K) is due.",
         variant="nndl-paddle",
-        change=of_attention(lambda m, y: m.scores(m.beside("query") / float(m.config.head_dim), divisor=1.0), "scores"),
+        change=of_attention(
+            lambda m, y: m.scores(m.beside("query") / float(m.config.head_dim), divisor=1.0), "scores"
+        ),
         cause="score_scale_twice",
         clause="ATT-4",
     ),

@@ -122,7 +122,9 @@ def without_gain(m: Context, y: Array) -> Array:
 def unbiased(m: Context, y: Array) -> Array:
     """Divide by D - 1 in the derivative."""
     width = tuple(y.shape)[-1]
-    return m.norm(m.source(), variance=lambda variance: m.o.value_of(variance, variance * (width / (width - 1.0))))
+    return m.norm(
+        m.source(), variance=lambda variance: m.o.value_of(variance, variance * (width / (width - 1.0)))
+    )
 
 
 def rows_dropped(m: Context, y: Array) -> Array:
@@ -136,7 +138,11 @@ def rows_dropped(m: Context, y: Array) -> Array:
 
 def counted_twice(m: Context, y: Array) -> Array:
     """Add the gradients of the second use of a shared norm twice."""
-    normed = m.norm(m.source(), gain=lambda gain: gain + (gain - m.o.stop_gradient(gain)), offset=lambda offset: offset + (offset - m.o.stop_gradient(offset)))
+    normed = m.norm(
+        m.source(),
+        gain=lambda gain: gain + (gain - m.o.stop_gradient(gain)),
+        offset=lambda offset: offset + (offset - m.o.stop_gradient(offset)),
+    )
     return normed
 
 
@@ -144,7 +150,9 @@ def offset_of_mean(m: Context, y: Array) -> Array:
     """Average the gradient of the offset over rows instead of summing it."""
     batch, tokens, _ = tuple(y.shape)
     offset = m.weight(f"{m.owner}.bias")
-    return m.norm(m.source(), offset=m.o.stop_gradient) + (offset - m.o.stop_gradient(offset)) / float(batch * tokens)
+    return m.norm(m.source(), offset=m.o.stop_gradient) + (offset - m.o.stop_gradient(offset)) / float(
+        batch * tokens
+    )
 
 
 # Residuals and linear layers.
@@ -178,16 +186,42 @@ def last_sample_stopped(m: Context, y: Array) -> Array:
     return m.o.where(m.flags(y, 0, -1), m.o.stop_gradient(y), y)
 
 
-def fault(name: str, what: str, edit: Edit, taps: str | tuple[str, ...], clause: str, first: tuple[str, ...], **fields: Any) -> Fault:
+def fault(
+    name: str,
+    what: str,
+    edit: Edit,
+    taps: str | tuple[str, ...],
+    clause: str,
+    first: tuple[str, ...],
+    **fields: Any,
+) -> Fault:
     patterns = (taps,) if isinstance(taps, str) else taps
     return Fault(
-        **{"name": name, "group": "backward", "what": what, "variant": "bert", "change": edited(edit, *patterns), "first": first, "cause": name, "tried": True, "clause": clause, **fields}
+        **{
+            "name": name,
+            "group": "backward",
+            "what": what,
+            "variant": "bert",
+            "change": edited(edit, *patterns),
+            "first": first,
+            "cause": name,
+            "tried": True,
+            "clause": clause,
+            **fields,
+        }
     )
 
 
 OF_INNER = shows_in("layers.1.feed_forward.inner", "layers.1.feed_forward.inner.*")
 OF_POOLER = shows_in("pooler.dense", "pooler.*")
-OF_SCORES = shows_in("layers.1.attention.masked_scores", "layers.1.attention.scores", "layers.1.attention.key", "layers.1.attention.query", "layers.1.attention.key.*", "layers.1.attention.query.*")
+OF_SCORES = shows_in(
+    "layers.1.attention.masked_scores",
+    "layers.1.attention.scores",
+    "layers.1.attention.key",
+    "layers.1.attention.query",
+    "layers.1.attention.key.*",
+    "layers.1.attention.query.*",
+)
 OF_INPUT = shows_in("layers.1.residual2", "layers.1.feed_forward.outer", "layers.1.feed_forward.outer.*")
 
 FAULTS = (

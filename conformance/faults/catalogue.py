@@ -26,7 +26,24 @@ from concord.conformance.faults.training.fault import TrainingFault
 
 ALL: tuple[Fault, ...] = tuple(
     mutant
-    for group in (embeddings, positions, masks, attention, norms, activations, pooling, losses, gradients, precisions, weights, kernels, places, backward, saturation, rounding)
+    for group in (
+        embeddings,
+        positions,
+        masks,
+        attention,
+        norms,
+        activations,
+        pooling,
+        losses,
+        gradients,
+        precisions,
+        weights,
+        kernels,
+        places,
+        backward,
+        saturation,
+        rounding,
+    )
     for mutant in group.FAULTS
 )
 """Every mutant, group by group."""

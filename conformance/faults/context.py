@@ -146,8 +146,14 @@ class Context:
 
     def rows_of(self, table: str, ids: Ids) -> Array:
         """Look up rows of an embedding, (B, T, D); ids beyond its ends take the last one there (SPEC EMB-1, POS-5)."""
-        count = {"token": self.config.vocab_size, "position": self.config.max_positions, "segment": self.config.num_segments}[table]
-        return self.o.take(self.weight(f"embeddings.{table}.weight"), self.o.constant(np.clip(ids, 0, count - 1)))
+        count = {
+            "token": self.config.vocab_size,
+            "position": self.config.max_positions,
+            "segment": self.config.num_segments,
+        }[table]
+        return self.o.take(
+            self.weight(f"embeddings.{table}.weight"), self.o.constant(np.clip(ids, 0, count - 1))
+        )
 
     def linear(self, name: str, x: Array) -> Array:
         """Return what a linear layer makes of its input."""
@@ -182,7 +188,9 @@ class Context:
             return values
 
         centered = center(x, total(x) / float(count))
-        variance_of_row = variance(total(centered * centered) / float(count - (self.config.norm_variance == "unbiased")))
+        variance_of_row = variance(
+            total(centered * centered) / float(count - (self.config.norm_variance == "unbiased"))
+        )
         owner = self.owner
         normed = centered / (deviation or self.deviation)(variance_of_row)
         return normed * gain(self.weight(f"{owner}.weight")) + offset(self.weight(f"{owner}.bias"))
@@ -190,12 +198,20 @@ class Context:
     @property
     def owner(self) -> str:
         """What the names of the parameters of the tap's norm begin with."""
-        return self.tap[:-1] if self.config.norm_sharing == "shared" and self.tap.startswith("layers.") else self.tap
+        return (
+            self.tap[:-1]
+            if self.config.norm_sharing == "shared" and self.tap.startswith("layers.")
+            else self.tap
+        )
 
     def deviation(self, variance: Array) -> Array:
         """Return what a norm divides by (SPEC NRM-3)."""
         epsilon = self.config.norm_epsilon
-        return self.o.sqrt(variance + epsilon) if self.config.norm_epsilon_placement == "inside" else self.o.sqrt(variance) + epsilon
+        return (
+            self.o.sqrt(variance + epsilon)
+            if self.config.norm_epsilon_placement == "inside"
+            else self.o.sqrt(variance) + epsilon
+        )
 
     def scores(self, q: Array | None = None, k: Array | None = None, divisor: float | None = None) -> Array:
         """Return scaled products of queries and keys, (B, H, Q, S) (SPEC ATT-4)."""
@@ -203,13 +219,17 @@ class Context:
         multiply = partial(self.o.einsum, "bqhk,bshk->bhqs")
         if divisor is None and self.config.score_scale == "multiply_query":
             return self.contract(multiply, q * self.config.head_dim**-0.5, k)
-        return self.contract(multiply, q, k) / (math.sqrt(self.config.head_dim) if divisor is None else divisor)
+        return self.contract(multiply, q, k) / (
+            math.sqrt(self.config.head_dim) if divisor is None else divisor
+        )
 
     def masked(self, visible: Flags, constant: float | None = None, scores: Array | None = None) -> Array:
         """Return scores with keys hidden (SPEC MSK-3)."""
         scores = self.beside("scores") if scores is None else scores
         constant = self.constant if constant is None else constant
-        return self.o.where(visible, scores, constant if self.config.mask_fill == "replace" else scores + constant)
+        return self.o.where(
+            visible, scores, constant if self.config.mask_fill == "replace" else scores + constant
+        )
 
     @property
     def unnormalised(self) -> Array:

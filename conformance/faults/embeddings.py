@@ -44,7 +44,16 @@ def token_last(m: Context, y: Array) -> Array:
 
 
 def mutant(name: str, what: str, **fields: Any) -> Fault:
-    return Fault(**{"name": name, "group": "embeddings", "what": what, "variant": "nndl-paddle", "first": ("embeddings.token",), **fields})
+    return Fault(
+        **{
+            "name": name,
+            "group": "embeddings",
+            "what": what,
+            "variant": "nndl-paddle",
+            "first": ("embeddings.token",),
+            **fields,
+        }
+    )
 
 
 FAULTS = (
@@ -143,7 +152,9 @@ FAULTS = (
         "Segment ids start at 0, where the source keeps 0 for padding and starts at 1.",
         variant="bert-pytorch",
         first=("embeddings.segment",),
-        change=inputs(lambda config, batch: {"segment_ids": np.maximum(batch.required("segment_ids") - 1, 0)}),
+        change=inputs(
+            lambda config, batch: {"segment_ids": np.maximum(batch.required("segment_ids") - 1, 0)}
+        ),
         cause="segment_ids_shifted or segment_ids_ignored",  # with two segments both are 0
         clause="EMB-5",
     ),

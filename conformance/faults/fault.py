@@ -21,7 +21,24 @@ from concord.spec.parameters import Weights
 Array = NDArray[np.floating]
 Gradients = Mapping[str, Array]
 
-GROUPS = ("embeddings", "positions", "masks", "attention", "norms", "activations", "pooling", "loss", "gradients", "precision", "weights", "kernels", "places", "backward", "saturation", "rounding")
+GROUPS = (
+    "embeddings",
+    "positions",
+    "masks",
+    "attention",
+    "norms",
+    "activations",
+    "pooling",
+    "loss",
+    "gradients",
+    "precision",
+    "weights",
+    "kernels",
+    "places",
+    "backward",
+    "saturation",
+    "rounding",
+)
 """Where a bug sits."""
 
 REFUSED = "refused"
@@ -44,7 +61,14 @@ class Change:
 
     def edit(self, tap: str) -> Edit | None:
         """Return what is made of a tap, if anything."""
-        return next((edit for patterns, edit in self.edits if any(fnmatch.fnmatchcase(tap, pattern) for pattern in patterns)), None)
+        return next(
+            (
+                edit
+                for patterns, edit in self.edits
+                if any(fnmatch.fnmatchcase(tap, pattern) for pattern in patterns)
+            ),
+            None,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +159,9 @@ def option(**fields: Any) -> Change:
 def inputs(change: Callable[[EncoderConfig, Batch], Mapping[str, NDArray[Any]]]) -> Change:
     """Return a change of inputs; ``change`` gives the new ones by name."""
     return Change(
-        lambda request: dataclasses.replace(request, batch=dataclasses.replace(request.batch, **change(request.config, request.batch)))
+        lambda request: dataclasses.replace(
+            request, batch=dataclasses.replace(request.batch, **change(request.config, request.batch))
+        )
     )
 
 
@@ -143,7 +169,10 @@ def weights(change: Callable[[EncoderConfig, Weights], Mapping[str, Array]]) -> 
     """Return a change of weights; ``change`` gives the new ones by name. Each keeps its dtype."""
 
     def changed(request: Request) -> Request:
-        new = {name: array.astype(request.weights[name].dtype) for name, array in change(request.config, request.weights).items()}
+        new = {
+            name: array.astype(request.weights[name].dtype)
+            for name, array in change(request.config, request.weights).items()
+        }
         return dataclasses.replace(request, weights={**request.weights, **new})
 
     return Change(changed)
@@ -152,5 +181,7 @@ def weights(change: Callable[[EncoderConfig, Weights], Mapping[str, Array]]) -> 
 def weight(pattern: str, change: Callable[[Array], Array]) -> Change:
     """Return a change of every weight whose name fits a pattern."""
     return weights(
-        lambda config, given: {name: change(array.copy()) for name, array in given.items() if fnmatch.fnmatchcase(name, pattern)}
+        lambda config, given: {
+            name: change(array.copy()) for name, array in given.items() if fnmatch.fnmatchcase(name, pattern)
+        }
     )

@@ -21,7 +21,9 @@ SHIFT = "softmax ignores a shift for all keys alike: the gradient is zero in exa
 
 def weighted(share: Callable[[Ids], NDArray[np.floating]]) -> Change:
     """Return the change that multiplies the gradient of each token's vector by a share, (B, T), made of the ids."""
-    return edited(lambda m, y: m.o.value_of(y, y * m.o.constant(share(m.ids)[..., None], y)), "embeddings.token")
+    return edited(
+        lambda m, y: m.o.value_of(y, y * m.o.constant(share(m.ids)[..., None], y)), "embeddings.token"
+    )
 
 
 def by_frequency(ids: Ids) -> NDArray[np.floating]:
@@ -56,11 +58,15 @@ def key_bias_detached(m: Context, y: Array) -> Array:
 def clipped(gradients: Gradients) -> Gradients:
     """Shorten all gradients together to the length 1, if they are longer."""
     length = float(sum((gradient.astype(np.float64) ** 2).sum() for gradient in gradients.values())) ** 0.5
-    return {name: (gradient / max(length, 1.0)).astype(gradient.dtype) for name, gradient in gradients.items()}
+    return {
+        name: (gradient / max(length, 1.0)).astype(gradient.dtype) for name, gradient in gradients.items()
+    }
 
 
 def mutant(name: str, what: str, **fields: Any) -> Fault:
-    return Fault(**{"name": name, "group": "gradients", "what": what, "variant": "bert", "first": (LAST,), **fields})
+    return Fault(
+        **{"name": name, "group": "gradients", "what": what, "variant": "bert", "first": (LAST,), **fields}
+    )
 
 
 FAULTS = (
@@ -68,7 +74,11 @@ FAULTS = (
         "norm_variance_detached",
         "The variance of a norm is taken for a constant.",
         first=(BEFORE_LAST, "gradients.taps.layers.1.residual2", "gradients.layers.1.feed_forward.outer.*"),
-        change=of_norms(lambda m, y: m.norm(m.source(), deviation=lambda variance: m.o.stop_gradient(m.deviation(variance)))),
+        change=of_norms(
+            lambda m, y: m.norm(
+                m.source(), deviation=lambda variance: m.o.stop_gradient(m.deviation(variance))
+            )
+        ),
         cause="detached_variance",
         clause="NRM-2",
     ),
@@ -85,7 +95,9 @@ FAULTS = (
         "Gain and offset of the norm that both sublayers share get the gradient of its first use alone.",
         variant="nndl-paddle",
         first=("gradients.layers.1.norm.*",),
-        change=edited(lambda m, y: m.norm(m.source(), gain=m.o.stop_gradient, offset=m.o.stop_gradient), "*.norm2"),
+        change=edited(
+            lambda m, y: m.norm(m.source(), gain=m.o.stop_gradient, offset=m.o.stop_gradient), "*.norm2"
+        ),
         cause="shared_norm_counted_once",
         clause="NRM-5",
     ),
@@ -175,14 +187,20 @@ FAULTS = (
         "residual_detached",
         "No gradient flows through the residual.",
         first=("gradients.taps.layers.1.norm1", BEFORE_LAST),
-        change=edited(lambda m, y: m.o.stop_gradient(m.source()) + m.source("result"), "*.residual1", "*.residual2"),
+        change=edited(
+            lambda m, y: m.o.stop_gradient(m.source()) + m.source("result"), "*.residual1", "*.residual2"
+        ),
         cause="detached_residual",
         clause="RES-1",
     ),
     mutant(
         "attention_weights_detached",
         "No gradient flows through the attention weights.",
-        first=("gradients.taps.layers.1.attention.masked_scores", "gradients.layers.1.attention.key.*", "gradients.layers.1.attention.query.*"),
+        first=(
+            "gradients.taps.layers.1.attention.masked_scores",
+            "gradients.layers.1.attention.key.*",
+            "gradients.layers.1.attention.query.*",
+        ),
         input="more than one token",
         change=edited(lambda m, y: m.o.stop_gradient(y), "*.attention.weights"),
         cause="no_gradient",
@@ -191,7 +209,11 @@ FAULTS = (
     mutant(
         "softmax_gradient_without_row_term",
         "The softmax is differentiated as if it were an elementwise function.",
-        first=("gradients.taps.layers.1.attention.masked_scores", "gradients.layers.1.attention.key.*", "gradients.layers.1.attention.query.*"),
+        first=(
+            "gradients.taps.layers.1.attention.masked_scores",
+            "gradients.layers.1.attention.key.*",
+            "gradients.layers.1.attention.query.*",
+        ),
         change=edited(without_row_term, "*.attention.weights"),
         cause="softmax_gradient_without_row_term",
         tried=True,

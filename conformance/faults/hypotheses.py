@@ -71,7 +71,9 @@ def _made(fault: Fault, m: Context, y: Value) -> Value:
 def _edit(fault: Fault, tap: str) -> Edit | None:
     """Return what a fault makes of a tap, which in a part has a shorter name."""
     for patterns, edit in fault.change.edits:
-        shorter = (pattern.split(".", cut)[-1] for pattern in patterns for cut in range(pattern.count(".") + 1))
+        shorter = (
+            pattern.split(".", cut)[-1] for pattern in patterns for cut in range(pattern.count(".") + 1)
+        )
         if any(pattern != "*" and fnmatch.fnmatchcase(tap, pattern) for pattern in shorter):
             return edit
     return None
@@ -80,16 +82,28 @@ def _edit(fault: Fault, tap: str) -> Edit | None:
 def _of_request(question: Question, fault: Fault) -> Iterator[Hypothesis]:
     """Yield a fault of the configuration or the weights, where the case can have it."""
     case = question.case
-    asked = Request(case.config, case.weights, case.batch, case.part, "float32" if case.dtype not in PRECISIONS else case.dtype)
+    asked = Request(
+        case.config,
+        case.weights,
+        case.batch,
+        case.part,
+        "float32" if case.dtype not in PRECISIONS else case.dtype,
+    )
     try:
         made = fault.change.request(asked)
     except INAPPLICABLE:
         return
     fields = {one.name: getattr(made.config, one.name) for one in dataclasses.fields(made.config)}
     fields = {name: value for name, value in fields.items() if value != getattr(asked.config, name)}
-    weights = {name: functools.partial(np.asarray, array) for name, array in made.weights.items() if not np.array_equal(array, asked.weights[name])}
+    weights = {
+        name: functools.partial(np.asarray, array)
+        for name, array in made.weights.items()
+        if not np.array_equal(array, asked.weights[name])
+    }
     if fields or weights:
-        yield Hypothesis(name=_name(fault), text=_said(fault), clause=fault.clause, fields=fields, weights=weights)
+        yield Hypothesis(
+            name=_name(fault), text=_said(fault), clause=fault.clause, fields=fields, weights=weights
+        )
 
 
 def told_by_themselves(backward: bool) -> Iterator[Fault]:
@@ -99,7 +113,12 @@ def told_by_themselves(backward: bool) -> Iterator[Fault]:
         backward: those of the backward pass alone, or the others.
     """
     for fault in ALL:
-        if fault.tried and fault.change.edits and fault.name in (fault.cause or "").split(" or ") and backward == all(is_gradient(name) for name in fault.first):
+        if (
+            fault.tried
+            and fault.change.edits
+            and fault.name in (fault.cause or "").split(" or ")
+            and backward == all(is_gradient(name) for name in fault.first)
+        ):
             yield fault
 
 
@@ -113,7 +132,15 @@ def hypothesis(fault: Fault, edit: Edit, part: str, *on: str) -> Hypothesis:
 
     def change(m: Step, tap: str, y: Node) -> Node:
         operations = TapeOperations(m.a, m.dtype)
-        context = Context(operations, m.config, m.batch, part, m.dtype, lambda name: operations.value(m.weights[name]), _Before(m, operations))
+        context = Context(
+            operations,
+            m.config,
+            m.batch,
+            part,
+            m.dtype,
+            lambda name: operations.value(m.weights[name]),
+            _Before(m, operations),
+        )
         context.tap = tap
         made: Value = edit(context, operations.value(y))
         return made.tensor

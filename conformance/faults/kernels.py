@@ -129,7 +129,9 @@ def padded_to_power_of_two(m: Context, y: Array) -> Array:
 def variance_of_padded_row(m: Context, y: Array) -> Array:
     """Divide the sum of squares by the width that the kernel has, not by the row's."""
     width = tuple(y.shape)[-1]
-    return m.norm(m.source(), variance=lambda variance: variance * (width / (VECTOR * math.ceil(width / VECTOR))))
+    return m.norm(
+        m.source(), variance=lambda variance: variance * (width / (VECTOR * math.ceil(width / VECTOR)))
+    )
 
 
 def bool_as_number(m: Context, y: Array) -> Array:

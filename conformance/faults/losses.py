@@ -18,7 +18,9 @@ def smoothed(m: Context, y: Array) -> Array:
 
 def sigmoid_for_softmax(m: Context, y: Array) -> Array:
     """Sum the binary cross-entropies of all classes."""
-    return m.o.sum(m.binary_losses(m.now["logits"], np.arange(m.config.num_classes) == m.labels[:, None]), 1)[:, 0]
+    return m.o.sum(m.binary_losses(m.now["logits"], np.arange(m.config.num_classes) == m.labels[:, None]), 1)[
+        :, 0
+    ]
 
 
 def every_sample_for_every_label(m: Context, y: Array) -> Array:
@@ -34,11 +36,15 @@ def of_probability(m: Context, y: Array) -> Array:
 
 def penalised(*parts: str, factor: float = 1.0) -> Change:
     """Return the change to an L2 term of these parameters of the classifier, times a factor."""
-    return edited(lambda m, y: m.total_loss(m.source()) / float(m.counted.sum()) + m.penalty(*parts) * factor, "loss")
+    return edited(
+        lambda m, y: m.total_loss(m.source()) / float(m.counted.sum()) + m.penalty(*parts) * factor, "loss"
+    )
 
 
 def mutant(name: str, what: str, **fields: Any) -> Fault:
-    return Fault(**{"name": name, "group": "loss", "what": what, "variant": "bert", "first": ("loss",), **fields})
+    return Fault(
+        **{"name": name, "group": "loss", "what": what, "variant": "bert", "first": ("loss",), **fields}
+    )
 
 
 def of_one_class(name: str, what: str, **fields: Any) -> Fault:
@@ -46,7 +52,14 @@ def of_one_class(name: str, what: str, **fields: Any) -> Fault:
 
 
 FAULTS = (
-    mutant("loss_label_smoothing", "Labels are smoothed by 0.1, as in training.", first=("losses",), change=edited(smoothed, "losses"), cause="label_smoothing", clause="LOS-1"),
+    mutant(
+        "loss_label_smoothing",
+        "Labels are smoothed by 0.1, as in training.",
+        first=("losses",),
+        change=edited(smoothed, "losses"),
+        cause="label_smoothing",
+        clause="LOS-1",
+    ),
     mutant(
         "loss_sum_for_mean",
         "Losses are summed over samples.",
@@ -119,7 +132,15 @@ FAULTS = (
         cause="loss_divided_by_all",
         clause="LOS-3",
     ),
-    of_one_class("loss_l2_missing", "The L2 term is left out.", input="an L2 term", alone=True, change=option(l2_weight=0.0), cause="l2_weight", clause="LOS-4"),
+    of_one_class(
+        "loss_l2_missing",
+        "The L2 term is left out.",
+        input="an L2 term",
+        alone=True,
+        change=option(l2_weight=0.0),
+        cause="l2_weight",
+        clause="LOS-4",
+    ),
     of_one_class(
         "loss_l2_without_bias",
         "The L2 term has the weight alone, not the bias.",
@@ -128,7 +149,14 @@ FAULTS = (
         cause="l2_parameters",
         clause="LOS-4",
     ),
-    of_one_class("loss_l2_not_halved", "The L2 term is not halved.", input="an L2 term", change=penalised(factor=2.0), cause="l2_weight", clause="LOS-4"),
+    of_one_class(
+        "loss_l2_not_halved",
+        "The L2 term is not halved.",
+        input="an L2 term",
+        change=penalised(factor=2.0),
+        cause="l2_weight",
+        clause="LOS-4",
+    ),
     of_one_class(
         "loss_sigmoid_twice",
         "The cross-entropy from logits is given probabilities.",

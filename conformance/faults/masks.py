@@ -13,7 +13,9 @@ from concord.conformance.faults.context import Context, Edit, Flags
 from concord.conformance.faults.fault import Change, Fault, edited, option
 from concord.conformance.faults.operations import Array
 
-MASKED, WEIGHTS, OF_QUERIES = (f"layers.0.attention.{name}" for name in ("masked_scores", "weights", "masked_weights"))
+MASKED, WEIGHTS, OF_QUERIES = (
+    f"layers.0.attention.{name}" for name in ("masked_scores", "weights", "masked_weights")
+)
 
 
 def masks(edit: Edit) -> Change:
@@ -87,12 +89,26 @@ def keys_overwritten(m: Context, y: Array) -> Array:
 
 def mutant(name: str, what: str, **fields: Any) -> Fault:
     return Fault(
-        **{"name": name, "group": "masks", "what": what, "variant": "nndl-paddle", "first": (MASKED,), "input": "padding", **fields}
+        **{
+            "name": name,
+            "group": "masks",
+            "what": what,
+            "variant": "nndl-paddle",
+            "first": (MASKED,),
+            "input": "padding",
+            **fields,
+        }
     )
 
 
 FAULTS = (
-    mutant("mask_missing", "Padding is not masked.", change=masks(lambda m, y: m.beside("scores")), cause="mask_ignored", clause="MSK-1"),
+    mutant(
+        "mask_missing",
+        "Padding is not masked.",
+        change=masks(lambda m, y: m.beside("scores")),
+        cause="mask_ignored",
+        clause="MSK-1",
+    ),
     mutant(
         "mask_inverted",
         "The mask is True where a key is hidden, and is read as True where it is visible.",
@@ -116,7 +132,14 @@ FAULTS = (
         cause="mask_by_length",
         clause="MSK-1",
     ),
-    mutant("mask_of_id_0", "Id 0 is masked, whatever the id of padding is.", variant="vanilla-encoder", change=option(pad_id=0), cause="pad_id", clause="MSK-1"),
+    mutant(
+        "mask_of_id_0",
+        "Id 0 is masked, whatever the id of padding is.",
+        variant="vanilla-encoder",
+        change=option(pad_id=0),
+        cause="pad_id",
+        clause="MSK-1",
+    ),
     mutant(
         "mask_of_first_sample",
         "The mask of the first sample is used for all.",
@@ -240,9 +263,28 @@ FAULTS = (
         cause="mask_added_twice",
         clause="MSK-3",
     ),
-    mutant("mask_constant_1e4_for_1e9", "The constant is -1e4 instead of -1e9.", change=option(mask_value=-1e4), cause="mask_value", clause="MSK-2"),
-    mutant("mask_constant_1e9_for_1e4", "The constant is -1e9 instead of -1e4.", variant="vanilla-encoder", change=option(mask_value=-1e9), cause="mask_value", clause="MSK-2"),
-    mutant("mask_constant_of_float16", "The constant is the lowest float16 instead of -1e9.", change=option(mask_value=-65504.0), cause="mask_value", clause="MSK-2"),
+    mutant(
+        "mask_constant_1e4_for_1e9",
+        "The constant is -1e4 instead of -1e9.",
+        change=option(mask_value=-1e4),
+        cause="mask_value",
+        clause="MSK-2",
+    ),
+    mutant(
+        "mask_constant_1e9_for_1e4",
+        "The constant is -1e9 instead of -1e4.",
+        variant="vanilla-encoder",
+        change=option(mask_value=-1e9),
+        cause="mask_value",
+        clause="MSK-2",
+    ),
+    mutant(
+        "mask_constant_of_float16",
+        "The constant is the lowest float16 instead of -1e9.",
+        change=option(mask_value=-65504.0),
+        cause="mask_value",
+        clause="MSK-2",
+    ),
     mutant(
         "mask_constant_lowest",
         "The constant is the lowest float32 instead of -1e9.",

@@ -22,7 +22,9 @@ def of_norms(edit: Edit) -> Change:
 def floored(m: Context, y: Array) -> Array:
     """Take epsilon for the least that the variance can be."""
     epsilon = m.config.norm_epsilon
-    return m.norm(m.source(), deviation=lambda variance: m.o.sqrt(m.o.where(variance > epsilon, variance, epsilon)))
+    return m.norm(
+        m.source(), deviation=lambda variance: m.o.sqrt(m.o.where(variance > epsilon, variance, epsilon))
+    )
 
 
 def norm_before_residual(m: Context, y: Array) -> Array:
@@ -37,12 +39,23 @@ def norms_alike(config: EncoderConfig, given: Weights) -> dict[str, Weight]:
 
 
 def mutant(name: str, what: str, **fields: Any) -> Fault:
-    return Fault(**{"name": name, "group": "norms", "what": what, "variant": "bert", "first": ("embeddings.norm",), **fields})
+    return Fault(
+        **{
+            "name": name,
+            "group": "norms",
+            "what": what,
+            "variant": "bert",
+            "first": ("embeddings.norm",),
+            **fields,
+        }
+    )
 
 
 def epsilon(name: str, what: str, variant: str, **fields: Any) -> Fault:
     first = "embeddings.norm" if variant in ("bert", "nndl-paddle") else "layers.0.norm1"
-    return mutant(name, what, **{"variant": variant, "scenario": "tiny", "first": (first,), "input": NEAR, **fields})
+    return mutant(
+        name, what, **{"variant": variant, "scenario": "tiny", "first": (first,), "input": NEAR, **fields}
+    )
 
 
 FAULTS = (
@@ -117,7 +130,13 @@ FAULTS = (
         cause="norm_variance",
         change=option(norm_variance="unbiased"),
     ),
-    mutant("norm_mean_kept", "The mean is not taken off: a root-mean-square norm.", change=of_norms(lambda m, y: m.norm(m.source(), center=lambda x, mean: x)), cause="norm_mean_kept", clause="NRM-2"),
+    mutant(
+        "norm_mean_kept",
+        "The mean is not taken off: a root-mean-square norm.",
+        change=of_norms(lambda m, y: m.norm(m.source(), center=lambda x, mean: x)),
+        cause="norm_mean_kept",
+        clause="NRM-2",
+    ),
     mutant(
         "norm_over_tokens_too",
         "Mean and variance are taken over tokens and features.",
@@ -126,8 +145,20 @@ FAULTS = (
         cause="norm_axis",
         clause="NRM-2",
     ),
-    mutant("norm_gain_missing", "The norm has no gain.", change=of_norms(lambda m, y: m.norm(m.source(), gain=lambda gain: gain * 0.0 + 1.0)), cause="norm_gain_missing", clause="NRM-2"),
-    mutant("norm_offset_missing", "The norm has no offset.", change=of_norms(lambda m, y: m.norm(m.source(), offset=lambda offset: offset * 0.0)), cause="norm_offset_missing", clause="NRM-2"),
+    mutant(
+        "norm_gain_missing",
+        "The norm has no gain.",
+        change=of_norms(lambda m, y: m.norm(m.source(), gain=lambda gain: gain * 0.0 + 1.0)),
+        cause="norm_gain_missing",
+        clause="NRM-2",
+    ),
+    mutant(
+        "norm_offset_missing",
+        "The norm has no offset.",
+        change=of_norms(lambda m, y: m.norm(m.source(), offset=lambda offset: offset * 0.0)),
+        cause="norm_offset_missing",
+        clause="NRM-2",
+    ),
     mutant(
         "norm_gain_from_zero",
         "The gain is taken for its distance from 1.",
@@ -175,7 +206,12 @@ FAULTS = (
         "The second sublayer has a norm of its own, for which no weights were found.",
         variant="nndl-paddle",
         first=("layers.0.norm2",),
-        change=edited(lambda m, y: m.norm(m.source(), gain=lambda gain: gain * 0.0 + 1.0, offset=lambda offset: offset * 0.0), "*.norm2"),
+        change=edited(
+            lambda m, y: m.norm(
+                m.source(), gain=lambda gain: gain * 0.0 + 1.0, offset=lambda offset: offset * 0.0
+            ),
+            "*.norm2",
+        ),
         cause="norm_gain_and_offset_missing",
         clause="NRM-5",
     ),
@@ -218,7 +254,11 @@ FAULTS = (
         "The residual is the sublayer's input after the norm, not before it.",
         variant="bert-pytorch",
         first=("layers.0.residual1",),
-        change=edited(lambda m, y: m.now[m.tap.replace("residual", "norm")] + m.source("result"), "*.residual1", "*.residual2"),
+        change=edited(
+            lambda m, y: m.now[m.tap.replace("residual", "norm")] + m.source("result"),
+            "*.residual1",
+            "*.residual2",
+        ),
         cause="residual_of_normed_input",
         clause="RES-1",
     ),

@@ -150,7 +150,9 @@ class Operations(ABC):
         """
         nearest = self.rounded(x, number_format)
         before = self.rounded(nearest * (1.0 - 1.25 * 2.0 ** -SIGNIFICANT_BITS[number_format]), number_format)
-        return self.where((nearest > x) & (x > 0.0), before, self.where((nearest < x) & (x < 0.0), before, nearest))
+        return self.where(
+            (nearest > x) & (x > 0.0), before, self.where((nearest < x) & (x < 0.0), before, nearest)
+        )
 
     def rounded(self, x: Array, number_format: str) -> Array:
         """Return the nearest numbers of a shorter format, ignoring its range (Dekker and Veltkamp's splitting)."""
@@ -216,4 +218,14 @@ class FrameworkOperations(Operations):
         owner = model
         for word in name.split(".")[:-1]:
             owner = owner[int(word)] if word.isdigit() else self.submodule(owner, word)
-        return getattr(self, {"table": "table", "positions": "table", "kernel": "weight", "bias": "bias", "gain": "gain", "offset": "offset"}[kind])(owner)
+        return getattr(
+            self,
+            {
+                "table": "table",
+                "positions": "table",
+                "kernel": "weight",
+                "bias": "bias",
+                "gain": "gain",
+                "offset": "offset",
+            }[kind],
+        )(owner)

@@ -14,7 +14,12 @@ from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 
 HUB = "https://github.com/"
-TOKEN, POSITION, SEGMENT, SUM = "embeddings.token", "embeddings.position", "embeddings.segment", "embeddings.sum"
+TOKEN, POSITION, SEGMENT, SUM = (
+    "embeddings.token",
+    "embeddings.position",
+    "embeddings.segment",
+    "embeddings.sum",
+)
 MASKED = "*.attention.masked_scores"
 
 Ids = NDArray[np.int64]
@@ -221,7 +226,20 @@ def growing(m: Context, y: Array) -> Array:
 def fault(name: str, what: str, edit: Edit | Change, tap: str, clause: str, **fields: Any) -> Fault:
     change = edit if isinstance(edit, Change) else edited(edit, tap)
     first = (tap.replace("*", "layers.0", 1),)
-    return Fault(**{"name": name, "group": "places", "what": what, "variant": "bert", "change": change, "first": first, "cause": name, "tried": True, "clause": clause, **fields})
+    return Fault(
+        **{
+            "name": name,
+            "group": "places",
+            "what": what,
+            "variant": "bert",
+            "change": change,
+            "first": first,
+            "cause": name,
+            "tried": True,
+            "clause": clause,
+            **fields,
+        }
+    )
 
 
 FAULTS = (

@@ -75,7 +75,9 @@ def length(name: str, what: str, change: Change, **fields: Any) -> Fault:
 
 
 def mutant(name: str, what: str, **fields: Any) -> Fault:
-    return Fault(**{"name": name, "group": "pooling", "what": what, "variant": "bert", "first": ("pooling",), **fields})
+    return Fault(
+        **{"name": name, "group": "pooling", "what": what, "variant": "bert", "first": ("pooling",), **fields}
+    )
 
 
 FAULTS = (
@@ -111,7 +113,14 @@ FAULTS = (
         cause="mean_pooled",
         clause="HED-1",
     ),
-    mutant("pooling_mean_of_real_tokens", "Real tokens are averaged.", input="more than one token", change=pooled(mean_of_real), cause="mean_of_real_tokens_pooled", clause="HED-1"),
+    mutant(
+        "pooling_mean_of_real_tokens",
+        "Real tokens are averaged.",
+        input="more than one token",
+        change=pooled(mean_of_real),
+        cause="mean_of_real_tokens_pooled",
+        clause="HED-1",
+    ),
     mutant(
         "pooling_maximum",
         "The largest number of each feature is pooled.",
@@ -197,19 +206,100 @@ FAULTS = (
         cause="pooler_activation_missing",
         clause="HED-2",
     ),
-    sentence("mean_over_padding", "The mean is over all tokens, padding included.", pooled(lambda m, x: m.o.mean(x, 1)[:, 0]), input="padding", cause="mean_pooled", source=f"{HUB}huggingface/transformers/issues/17463"),
-    sentence("mean_divided_by_all", "The sum of real tokens is divided by the number of all.", pooled(lambda m, x: mean_of(m, x, m.real, m.real | True)), input="padding", cause="mean_divided_by_all"),
-    sentence("mean_of_unmasked_sum", "The sum of all tokens is divided by the number of real ones.", pooled(lambda m, x: mean_of(m, x, m.real | True, m.real)), input="padding", cause="mean_of_all_by_real", source=f"{HUB}lanterndata/lantern_extras/pull/91"),
-    sentence("mean_replaced_by_first", "The first token is pooled, as in BERT's classifier.", pooled(lambda m, x: x[:, 0]), cause="first_token_pooled"),
-    length("length_kept", "The sentence embedding is not normalised.", edited(lambda m, y: m.source(), "normalized"), cause="length_kept"),
-    length("length_of_sizes", "The vector is divided by the sum of its sizes.", lengthened(lambda m, x: m.o.sum(m.o.relu(x) + m.o.relu(-x), 1)), cause="length_of_sizes"),
-    length("length_squared", "The vector is divided by the sum of its squares, without the root.", lengthened(lambda m, x: m.o.sum(x * x, 1)), cause="length_squared"),
-    length("length_of_batch", "Lengths are taken along the batch axis.", lengthened(lambda m, x: m.o.sqrt(m.o.sum(x * x, 0))), cause="length_of_batch"),
-    length("length_epsilon_added", "Epsilon is added to the length.", lengthened(lambda m, x: m.o.sqrt(m.o.sum(x * x, 1)) + epsilon_of(m)), scenario="short", cause="length_epsilon_added"),
-    length("length_epsilon_under_root", "Epsilon is added under the root.", lengthened(lambda m, x: m.o.sqrt(m.o.sum(x * x, 1) + epsilon_of(m))), scenario="short", cause="length_epsilon_added"),
-    length("length_epsilon_as_square", "The sum of squares is compared with epsilon, not with its square.", lengthened(lambda m, x: m.o.sqrt(m.o.where(m.o.sum(x * x, 1) > epsilon_of(m), m.o.sum(x * x, 1), epsilon_of(m)))), scenario="short", cause="length_epsilon_squared"),
-    length("length_without_epsilon", "Short vectors are divided by their length all the same.", option(length_epsilon=1e-12), scenario="short", alone=True, cause="length_epsilon or length_without_epsilon", input="vectors shorter than epsilon"),
-    length("length_detached", "No gradient flows through the length.", lengthened(lambda m, x: m.o.stop_gradient(rightly(m, x))), first=("gradients.taps.pooling", "gradients.*"), cause="detached_length"),
+    sentence(
+        "mean_over_padding",
+        "The mean is over all tokens, padding included.",
+        pooled(lambda m, x: m.o.mean(x, 1)[:, 0]),
+        input="padding",
+        cause="mean_pooled",
+        source=f"{HUB}huggingface/transformers/issues/17463",
+    ),
+    sentence(
+        "mean_divided_by_all",
+        "The sum of real tokens is divided by the number of all.",
+        pooled(lambda m, x: mean_of(m, x, m.real, m.real | True)),
+        input="padding",
+        cause="mean_divided_by_all",
+    ),
+    sentence(
+        "mean_of_unmasked_sum",
+        "The sum of all tokens is divided by the number of real ones.",
+        pooled(lambda m, x: mean_of(m, x, m.real | True, m.real)),
+        input="padding",
+        cause="mean_of_all_by_real",
+        source=f"{HUB}lanterndata/lantern_extras/pull/91",
+    ),
+    sentence(
+        "mean_replaced_by_first",
+        "The first token is pooled, as in BERT's classifier.",
+        pooled(lambda m, x: x[:, 0]),
+        cause="first_token_pooled",
+    ),
+    length(
+        "length_kept",
+        "The sentence embedding is not normalised.",
+        edited(lambda m, y: m.source(), "normalized"),
+        cause="length_kept",
+    ),
+    length(
+        "length_of_sizes",
+        "The vector is divided by the sum of its sizes.",
+        lengthened(lambda m, x: m.o.sum(m.o.relu(x) + m.o.relu(-x), 1)),
+        cause="length_of_sizes",
+    ),
+    length(
+        "length_squared",
+        "The vector is divided by the sum of its squares, without the root.",
+        lengthened(lambda m, x: m.o.sum(x * x, 1)),
+        cause="length_squared",
+    ),
+    length(
+        "length_of_batch",
+        "Lengths are taken along the batch axis.",
+        lengthened(lambda m, x: m.o.sqrt(m.o.sum(x * x, 0))),
+        cause="length_of_batch",
+    ),
+    length(
+        "length_epsilon_added",
+        "Epsilon is added to the length.",
+        lengthened(lambda m, x: m.o.sqrt(m.o.sum(x * x, 1)) + epsilon_of(m)),
+        scenario="short",
+        cause="length_epsilon_added",
+    ),
+    length(
+        "length_epsilon_under_root",
+        "Epsilon is added under the root.",
+        lengthened(lambda m, x: m.o.sqrt(m.o.sum(x * x, 1) + epsilon_of(m))),
+        scenario="short",
+        cause="length_epsilon_added",
+    ),
+    length(
+        "length_epsilon_as_square",
+        "The sum of squares is compared with epsilon, not with its square.",
+        lengthened(
+            lambda m, x: m.o.sqrt(
+                m.o.where(m.o.sum(x * x, 1) > epsilon_of(m), m.o.sum(x * x, 1), epsilon_of(m))
+            )
+        ),
+        scenario="short",
+        cause="length_epsilon_squared",
+    ),
+    length(
+        "length_without_epsilon",
+        "Short vectors are divided by their length all the same.",
+        option(length_epsilon=1e-12),
+        scenario="short",
+        alone=True,
+        cause="length_epsilon or length_without_epsilon",
+        input="vectors shorter than epsilon",
+    ),
+    length(
+        "length_detached",
+        "No gradient flows through the length.",
+        lengthened(lambda m, x: m.o.stop_gradient(rightly(m, x))),
+        first=("gradients.taps.pooling", "gradients.*"),
+        cause="detached_length",
+    ),
     mutant(
         "logits_softmaxed",
         "The model returns probabilities, not logits.",

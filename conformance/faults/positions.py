@@ -84,17 +84,42 @@ def as_if_decoding(m: Context) -> Ids:
 
 def mutant(name: str, what: str, **fields: Any) -> Fault:
     return Fault(
-        **{"name": name, "group": "positions", "what": what, "variant": "vanilla-encoder", "first": ("embeddings.position",), **fields}
+        **{
+            "name": name,
+            "group": "positions",
+            "what": what,
+            "variant": "vanilla-encoder",
+            "first": ("embeddings.position",),
+            **fields,
+        }
     )
 
 
 def counted(name: str, what: str, rows: Callable[[Context], Ids], **fields: Any) -> Fault:
     """Return a mistake in positions that are counted over real tokens, from the id of padding."""
-    return mutant(name, what, **{"variant": "roberta", "change": numbered(rows), "cause": "position_of_padding", "clause": "POS-6", "source": f"{HUB}huggingface/transformers/issues/11242", **fields})
+    return mutant(
+        name,
+        what,
+        **{
+            "variant": "roberta",
+            "change": numbered(rows),
+            "cause": "position_of_padding",
+            "clause": "POS-6",
+            "source": f"{HUB}huggingface/transformers/issues/11242",
+            **fields,
+        },
+    )
 
 
 FAULTS = (
-    mutant("position_off_by_one", "Positions are numbered from 1 instead of 0.", variant="bert", change=option(position_start=1), cause="position_start", clause="POS-5"),
+    mutant(
+        "position_off_by_one",
+        "Positions are numbered from 1 instead of 0.",
+        variant="bert",
+        change=option(position_start=1),
+        cause="position_start",
+        clause="POS-5",
+    ),
     mutant(
         "position_offset_by_two",
         "The learned table keeps two rows for special positions, which are not skipped.",
@@ -111,7 +136,13 @@ FAULTS = (
         cause="positions_ignored",
         clause="POS-5",
     ),
-    mutant("position_base_1000", "The base of the wavelengths is 1000.", change=table_of(position_base=1000.0), cause="position_base", clause="POS-4"),
+    mutant(
+        "position_base_1000",
+        "The base of the wavelengths is 1000.",
+        change=table_of(position_base=1000.0),
+        cause="position_base",
+        clause="POS-4",
+    ),
     mutant(
         "position_exponent_by_column",
         "The exponent is j / D for each column, not the same for a pair.",
@@ -127,8 +158,20 @@ FAULTS = (
         cause="position_exponent",
         clause="POS-3",
     ),
-    mutant("position_exponent_halved", "The exponent is (j // 2) / D, without its factor 2.", change=weights(exponent_halved), cause="position_exponent", clause="POS-3"),
-    mutant("position_halves_for_interleaved", "All sines stand before all cosines.", change=table_of(position_layout="halves"), cause="position_layout", clause="POS-2"),
+    mutant(
+        "position_exponent_halved",
+        "The exponent is (j // 2) / D, without its factor 2.",
+        change=weights(exponent_halved),
+        cause="position_exponent",
+        clause="POS-3",
+    ),
+    mutant(
+        "position_halves_for_interleaved",
+        "All sines stand before all cosines.",
+        change=table_of(position_layout="halves"),
+        cause="position_layout",
+        clause="POS-2",
+    ),
     mutant(
         "position_from_zero_for_one",
         "Positions are numbered from 0 instead of 1.",
@@ -189,9 +232,20 @@ FAULTS = (
         cause="positions_of_samples",
         clause="POS-5",
     ),
-    counted("position_without_padding_id", "The id of padding is not added to what is counted.", without_padding_id, cause="position_start", clause="POS-5"),
+    counted(
+        "position_without_padding_id",
+        "The id of padding is not added to what is counted.",
+        without_padding_id,
+        cause="position_start",
+        clause="POS-5",
+    ),
     counted("position_as_in_bert", "Every token is numbered from 0, as in BERT.", as_in_bert),
-    counted("position_over_padding", "Padding inside the text uses up a number.", over_padding, input="padding inside the text"),
+    counted(
+        "position_over_padding",
+        "Padding inside the text uses up a number.",
+        over_padding,
+        input="padding inside the text",
+    ),
     counted("position_past_padding", "Padding has a position like any token.", past_padding, input="padding"),
     mutant(
         "position_of_one_token_decoding",

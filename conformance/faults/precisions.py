@@ -28,7 +28,10 @@ def through(number_format: str) -> Callable[[Weight], Weight]:
 
 def softmax_in(number_format: str) -> Change:
     """Return the change to a softmax that is given and gives numbers of a shorter format."""
-    return edited(lambda m, y: m.o.round_to(m.o.softmax(m.o.round_to(m.unnormalised, number_format), 3), number_format), "*.attention.weights")
+    return edited(
+        lambda m, y: m.o.round_to(m.o.softmax(m.o.round_to(m.unnormalised, number_format), 3), number_format),
+        "*.attention.weights",
+    )
 
 
 def without_maximum(m: Context, y: Array) -> Array:
@@ -53,7 +56,9 @@ def erf_by_polynomial(m: Context, x: Array) -> Array:
     y = x * 0.5**0.5
     size = o.where(y > 0.0, y, -y)
     t = 1.0 / (size * 0.3275911 + 1.0)
-    polynomial = t * (t * (t * (t * (t * 1.061405429 - 1.453152027) + 1.421413741) - 0.284496736) + 0.254829592)
+    polynomial = t * (
+        t * (t * (t * (t * 1.061405429 - 1.453152027) + 1.421413741) - 0.284496736) + 0.254829592
+    )
     positive = 1.0 - polynomial * o.exp(-size * size)
     return x * 0.5 * (o.where(y > 0.0, positive, -positive) + 1.0)
 
@@ -61,7 +66,10 @@ def erf_by_polynomial(m: Context, x: Array) -> Array:
 def gradients_rounded(gradients: Gradients) -> Gradients:
     """Round to 8 bits."""
     bits = SIGNIFICANT_BITS["bfloat16"]
-    return {name: round_to_bits(gradient.astype(np.float64), bits).astype(gradient.dtype) for name, gradient in gradients.items()}
+    return {
+        name: round_to_bits(gradient.astype(np.float64), bits).astype(gradient.dtype)
+        for name, gradient in gradients.items()
+    }
 
 
 def mutant(name: str, what: str, **fields: Any) -> Fault:
@@ -132,8 +140,24 @@ FAULTS = (
         cause="stored_in_bfloat16",
         clause="PRC-2",
     ),
-    mutant("softmax_in_bfloat16", "The softmax is computed with 8 bits.", first=(f"{NAME}.weights",), change=softmax_in("bfloat16"), cause="softmax_in_bfloat16", tried=True, clause="ATT-5"),
-    mutant("softmax_in_float16", "The softmax is computed with 11 bits.", first=(f"{NAME}.weights",), change=softmax_in("float16"), cause="softmax_in_float16", tried=True, clause="ATT-5"),
+    mutant(
+        "softmax_in_bfloat16",
+        "The softmax is computed with 8 bits.",
+        first=(f"{NAME}.weights",),
+        change=softmax_in("bfloat16"),
+        cause="softmax_in_bfloat16",
+        tried=True,
+        clause="ATT-5",
+    ),
+    mutant(
+        "softmax_in_float16",
+        "The softmax is computed with 11 bits.",
+        first=(f"{NAME}.weights",),
+        change=softmax_in("float16"),
+        cause="softmax_in_float16",
+        tried=True,
+        clause="ATT-5",
+    ),
     mutant(
         "softmax_without_maximum",
         "The largest score is not taken off before the exponential function.",
@@ -227,7 +251,10 @@ FAULTS = (
         "score_scale_through_float16",
         "sqrt(K) was stored in float16.",
         first=(f"{NAME}.scores",),
-        change=edited(lambda m, y: m.scores(divisor=float(np.float16(math.sqrt(m.config.head_dim)))), "*.attention.scores"),
+        change=edited(
+            lambda m, y: m.scores(divisor=float(np.float16(math.sqrt(m.config.head_dim)))),
+            "*.attention.scores",
+        ),
         cause="score_scale_rounded",
         clause="ATT-4",
     ),

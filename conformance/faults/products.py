@@ -8,7 +8,10 @@ from concord.conformance.faults.context import Context, Contraction, Edit, direc
 from concord.conformance.faults.fault import Change, edited
 from concord.conformance.faults.operations import Array
 
-OF_HEADS, OF_LINEAR = ("*attention.scores", "*attention.context"), ("*.feed_forward.inner", "*.feed_forward.outer", "pooler.dense", "logits")
+OF_HEADS, OF_LINEAR = (
+    ("*attention.scores", "*attention.context"),
+    ("*.feed_forward.inner", "*.feed_forward.outer", "pooler.dense", "logits"),
+)
 PRODUCTS = (*(f"*attention.{name}" for name in ("query", "key", "value", "output")), *OF_HEADS, *OF_LINEAR)
 """The taps that come from a product."""
 

@@ -102,7 +102,18 @@ def gradient_rounded(number_format: str) -> Edit:
 def fault(name: str, what: str, edit: Edit, tap: str, **fields: Any) -> Fault:
     first = (tap.replace("*", "layers.0", 1),)
     return Fault(
-        **{"name": name, "group": "rounding", "what": what, "variant": "bert", "change": edited(edit, tap), "first": first, "cause": name, "tried": True, "clause": "PRC-2", **fields}
+        **{
+            "name": name,
+            "group": "rounding",
+            "what": what,
+            "variant": "bert",
+            "change": edited(edit, tap),
+            "first": first,
+            "cause": name,
+            "tried": True,
+            "clause": "PRC-2",
+            **fields,
+        }
     )
 
 

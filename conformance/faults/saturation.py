@@ -92,7 +92,18 @@ def losses_capped(m: Context, y: Array) -> Array:
 def fault(name: str, what: str, edit: Edit, tap: str, clause: str, **fields: Any) -> Fault:
     first = (tap.replace("*", "layers.0", 1),)
     return Fault(
-        **{"name": name, "group": "saturation", "what": what, "variant": "bert", "change": edited(edit, tap), "first": first, "cause": name, "tried": True, "clause": clause, **fields}
+        **{
+            "name": name,
+            "group": "saturation",
+            "what": what,
+            "variant": "bert",
+            "change": edited(edit, tap),
+            "first": first,
+            "cause": name,
+            "tried": True,
+            "clause": clause,
+            **fields,
+        }
     )
 
 

@@ -36,29 +36,56 @@ class Value:
         return Value(self.a, tensor)
 
     def like(self, other: Any) -> Node:
-        return other.tensor if isinstance(other, Value) else self.a.leaf(np.asarray(other, self.tensor.value.dtype))
+        return (
+            other.tensor
+            if isinstance(other, Value)
+            else self.a.leaf(np.asarray(other, self.tensor.value.dtype))
+        )
 
     def aligned(self, other: Value) -> tuple[Node, Node]:
         """Return both tensors with as many axes: NumPy would broadcast the samples of the one with fewer along another axis."""
         rank = max(len(self.shape), len(other.shape))
-        one, two = (value.a.reshape(value.tensor, (*[1] * (rank - len(value.shape)), *value.shape)) if 0 < len(value.shape) < rank else value.tensor for value in (self, other))
+        one, two = (
+            value.a.reshape(value.tensor, (*[1] * (rank - len(value.shape)), *value.shape))
+            if 0 < len(value.shape) < rank
+            else value.tensor
+            for value in (self, other)
+        )
         return one, two
 
     def __add__(self, other: Any) -> Value:
-        return self.of(self.a.add(*self.aligned(other)) if isinstance(other, Value) else self.a.shift(self.tensor, other))
+        return self.of(
+            self.a.add(*self.aligned(other)) if isinstance(other, Value) else self.a.shift(self.tensor, other)
+        )
 
     def __sub__(self, other: Any) -> Value:
-        return self.of(self.a.subtract(*self.aligned(other)) if isinstance(other, Value) else self.a.shift(self.tensor, -other))
+        return self.of(
+            self.a.subtract(*self.aligned(other))
+            if isinstance(other, Value)
+            else self.a.shift(self.tensor, -other)
+        )
 
     def __mul__(self, other: Any) -> Value:
-        return self.of(self.a.multiply(*self.aligned(other)) if isinstance(other, Value) else self.a.scale(self.tensor, other))
+        return self.of(
+            self.a.multiply(*self.aligned(other))
+            if isinstance(other, Value)
+            else self.a.scale(self.tensor, other)
+        )
 
     def __truediv__(self, other: Any) -> Value:
-        return self.of(self.a.divide(*self.aligned(other)) if isinstance(other, Value) else self.a.divide_by(self.tensor, other))
+        return self.of(
+            self.a.divide(*self.aligned(other))
+            if isinstance(other, Value)
+            else self.a.divide_by(self.tensor, other)
+        )
 
     def __matmul__(self, other: Value) -> Value:
         rows = self.a.reshape(self.tensor, (int(np.prod(self.shape[:-1])), self.shape[-1]))
-        return self.of(self.a.reshape(self.a.einsum("ni,io->no", rows, other.tensor), (*self.shape[:-1], other.shape[-1])))
+        return self.of(
+            self.a.reshape(
+                self.a.einsum("ni,io->no", rows, other.tensor), (*self.shape[:-1], other.shape[-1])
+            )
+        )
 
     def __neg__(self) -> Value:
         return self * -1.0
@@ -111,7 +138,9 @@ class TapeOperations(Operations):
     def max(self, x: Value, axis: int) -> Value:
         """The gradient goes to every entry that is the largest."""
         largest = x.tensor.value.max(self.behind(x, axis), keepdims=True)
-        return self.value(self.a._record(largest, (x.tensor, lambda g: np.where(x.tensor.value == largest, g, 0))))
+        return self.value(
+            self.a._record(largest, (x.tensor, lambda g: np.where(x.tensor.value == largest, g, 0)))
+        )
 
     def sqrt(self, x: Value) -> Value:
         return self.value(self.a.sqrt(x.tensor))
@@ -164,13 +193,18 @@ class TapeOperations(Operations):
     def concat(self, parts: Sequence[Value], axis: int) -> Value:
         values = [part.tensor.value for part in parts]
         most = max(len(value) for value in values) if self.a.lead else 1
-        values = [np.broadcast_to(value, (most, *value.shape[1:])) for value in values] if self.a.lead else values
+        values = (
+            [np.broadcast_to(value, (most, *value.shape[1:])) for value in values] if self.a.lead else values
+        )
         place, ends = self.behind(parts[0], axis), np.cumsum([0, *(part.shape[axis] for part in parts)])
 
         def pull(start: int, end: int) -> Callable[[Any], Any]:
             return lambda g: np.take(g, np.arange(start, end), place)
 
-        operands = [(part.tensor, pull(int(start), int(end))) for part, start, end in zip(parts, ends, ends[1:], strict=False)]
+        operands = [
+            (part.tensor, pull(int(start), int(end)))
+            for part, start, end in zip(parts, ends, ends[1:], strict=False)
+        ]
         return self.value(self.a._record(np.concatenate(values, place), *operands))
 
     def where(self, condition: Any, a: Value, b: Any) -> Value:
@@ -187,7 +221,11 @@ class TapeOperations(Operations):
         return values if like is None else self.value(like.like(values))
 
     def numpy(self, x: Any) -> NDArray[Any]:
-        return x if isinstance(x, np.ndarray) else np.asarray(x.tensor.value[0] if self.a.lead else x.tensor.value)
+        return (
+            x
+            if isinstance(x, np.ndarray)
+            else np.asarray(x.tensor.value[0] if self.a.lead else x.tensor.value)
+        )
 
     def dtype(self, x: Value) -> str:
         return self.name
@@ -205,7 +243,9 @@ class TapeOperations(Operations):
         return self.value(self.a._record(value.tensor.value, (surrogate.tensor, lambda g: g)))
 
     def rounded(self, x: Value, number_format: str) -> Value:
-        rounded = round_to_bits(x.tensor.value.astype(np.float64), SIGNIFICANT_BITS[number_format]).astype(x.tensor.value.dtype)
+        rounded = round_to_bits(x.tensor.value.astype(np.float64), SIGNIFICANT_BITS[number_format]).astype(
+            x.tensor.value.dtype
+        )
         return self.value(self.a._record(rounded, (x.tensor, lambda g: g)))
 
     def round_to(self, x: Value, number_format: str) -> Value:
@@ -234,7 +274,16 @@ class Faulty(Model):
     @functools.cached_property
     def context(self) -> Context:
         operations = TapeOperations(self.a, self.dtype)
-        return Context(operations, self.config, self.batch, "model", self.dtype, lambda name: operations.value(self.weights[name]), self.now, self.memory)
+        return Context(
+            operations,
+            self.config,
+            self.batch,
+            "model",
+            self.dtype,
+            lambda name: operations.value(self.weights[name]),
+            self.now,
+            self.memory,
+        )
 
     def tap(self, name: str, tensor: Node) -> Node:
         edit = self.edits(name)

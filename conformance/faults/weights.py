@@ -22,7 +22,11 @@ def exchanged(first: str, second: str) -> Changed:
     def partner(name: str) -> str:
         return name.replace(first, second) if first in name else name.replace(second, first)
 
-    return weights(lambda config, given: {name: given[partner(name)] for name in given if first in name or second in name})
+    return weights(
+        lambda config, given: {
+            name: given[partner(name)] for name in given if first in name or second in name
+        }
+    )
 
 
 def renamed(wrong: Callable[[str], str]) -> Changed:
@@ -32,7 +36,10 @@ def renamed(wrong: Callable[[str], str]) -> Changed:
 
 def heads_rolled(config: EncoderConfig, given: Weights) -> dict[str, Array]:
     """Give each head the query of another."""
-    return {f"{NAME}.query.{leaf}": np.roll(given[f"{NAME}.query.{leaf}"], config.head_dim, axis=-1) for leaf in ("weight", "bias")}
+    return {
+        f"{NAME}.query.{leaf}": np.roll(given[f"{NAME}.query.{leaf}"], config.head_dim, axis=-1)
+        for leaf in ("weight", "bias")
+    }
 
 
 def fused_by_head(config: EncoderConfig, given: Weights) -> dict[str, Array]:
@@ -43,7 +50,10 @@ def fused_by_head(config: EncoderConfig, given: Weights) -> dict[str, Array]:
         parts = [given[f"{NAME}.{role}.{leaf}"] for role in roles]
         split = [part.reshape(*part.shape[:-1], config.num_heads, config.head_dim) for part in parts]
         fused = np.stack(split, axis=-2).reshape(*parts[0].shape[:-1], 3 * config.d_model)
-        new |= {f"{NAME}.{role}.{leaf}": third for role, third in zip(roles, np.split(fused, 3, axis=-1), strict=True)}
+        new |= {
+            f"{NAME}.{role}.{leaf}": third
+            for role, third in zip(roles, np.split(fused, 3, axis=-1), strict=True)
+        }
     return new
 
 
@@ -55,7 +65,11 @@ def initial(config: EncoderConfig, given: Weights) -> dict[str, Array]:
 def features_first(config: EncoderConfig, given: Weights) -> dict[str, Array]:
     """Take the rows of the flattening head's weight for (D, T) where they are (T, D)."""
     array = given["classifier.weight"]
-    return {"classifier.weight": array.reshape(config.max_positions, config.d_model, -1).swapaxes(0, 1).reshape(array.shape)}
+    return {
+        "classifier.weight": array.reshape(config.max_positions, config.d_model, -1)
+        .swapaxes(0, 1)
+        .reshape(array.shape)
+    }
 
 
 def one_element(change: Callable[[Array], Array]) -> Callable[[Array], Array]:
@@ -93,11 +107,21 @@ FAULTS = (
         "weight_column_major",
         "A weight is read in column-major order.",
         first=("layers.0.feed_forward.inner",),
-        change=weight("layers.0.feed_forward.inner.weight", lambda array: array.reshape(-1).reshape(array.shape, order="F")),
+        change=weight(
+            "layers.0.feed_forward.inner.weight",
+            lambda array: array.reshape(-1).reshape(array.shape, order="F"),
+        ),
         cause="weight_in_wrong_order",
         clause="WGT-2",
     ),
-    mutant("weight_heads_permuted", "Each head has the query of another.", first=(f"{NAME}.query",), change=weights(heads_rolled), cause="heads_permuted", clause="ATT-2"),
+    mutant(
+        "weight_heads_permuted",
+        "Each head has the query of another.",
+        first=(f"{NAME}.query",),
+        change=weights(heads_rolled),
+        cause="heads_permuted",
+        clause="ATT-2",
+    ),
     mutant(
         "weight_fused_by_head",
         "A fused weight that holds query, key and value head by head is cut into thirds.",

@@ -7,4 +7,17 @@ from concord.conformance.fuzz.plan import CHUNK, Plan, sample
 from concord.conformance.fuzz.replay import read_found, write_failures
 from concord.conformance.fuzz.sets import hunt, places
 
-__all__ = ["CHUNK", "Failure", "Findings", "FuzzCase", "Plan", "case_from", "hunt", "places", "read_found", "sample", "summary", "write_failures"]
+__all__ = [
+    "CHUNK",
+    "Failure",
+    "Findings",
+    "FuzzCase",
+    "Plan",
+    "case_from",
+    "hunt",
+    "places",
+    "read_found",
+    "sample",
+    "summary",
+    "write_failures",
+]

@@ -87,7 +87,15 @@ class FuzzCase:
         Args:
             end_to_end: whether to judge end to end too, which takes as long again.
         """
-        return Job("fuzz", name, self.dtype, self.part, *self.build(), end_to_end=end_to_end or not self.gradients, gradients=self.gradients)
+        return Job(
+            "fuzz",
+            name,
+            self.dtype,
+            self.part,
+            *self.build(),
+            end_to_end=end_to_end or not self.gradients,
+            gradients=self.gradients,
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return the case as JSON data that :func:`case_from` reads back."""
@@ -106,7 +114,9 @@ class FuzzCase:
 
     def inputs(self) -> Batch:
         """Return inputs alone, as they are drawn."""
-        sizes = axis_sizes(self.config, batch=self.batch, tokens=self.tokens, key=self.tokens, query=self.queries)
+        sizes = axis_sizes(
+            self.config, batch=self.batch, tokens=self.tokens, key=self.tokens, query=self.queries
+        )
         drawn: dict[str, NDArray[Any]] = {}
         for name, tensor in inputs(self.config, self.part).items():
             # Each input has a stream of its own, so that a change of one leaves the others alone.
@@ -125,7 +135,9 @@ class FuzzCase:
                 if self.query_mask:
                     drawn[name] = _real(generator, shape, self.padding)
             else:
-                drawn[name] = _single(generator.standard_normal(shape) + (0.0 if name == "cotangent" else self.offset))
+                drawn[name] = _single(
+                    generator.standard_normal(shape) + (0.0 if name == "cotangent" else self.offset)
+                )
         return from_arrays(drawn)
 
     def _ids(self, generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.int64]:
@@ -159,7 +171,11 @@ def case_from(fields: Mapping[str, Any], where: str = "case") -> FuzzCase:
         SpecError: for missing and unknown fields, and for a configuration that describes no model.
     """
     known = {field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(FuzzCase)}
-    problems = [f"{where}: field {name!r} is missing but is required" for name, required in known.items() if required and name not in fields]
+    problems = [
+        f"{where}: field {name!r} is missing but is required"
+        for name, required in known.items()
+        if required and name not in fields
+    ]
     problems += [f"{where}: field {name!r} is unknown" for name in fields if name not in known]
     if problems:
         raise SpecError(problems)

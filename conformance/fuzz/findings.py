@@ -76,7 +76,9 @@ class Statistics:
 
     def __post_init__(self) -> None:
         if len(self.histogram) != len(Z_BINS) + 1:
-            raise SpecError(f"a histogram of a tally has {len(self.histogram)} bins but must have {len(Z_BINS) + 1}")
+            raise SpecError(
+                f"a histogram of a tally has {len(self.histogram)} bins but must have {len(Z_BINS) + 1}"
+            )
 
     def add(self, judgement: Judgement, tensor: str, origin: Origin, case: FuzzCase) -> None:
         """Count a judgement."""
@@ -114,11 +116,15 @@ class Tally:
 
     statuses: Counter[str] = field(default_factory=Counter)
     tensors: int = 0
-    statistics: dict[tuple[str, str], Statistics] = field(default_factory=lambda: {(way, kind): Statistics() for way in WAYS for kind in SECTIONS})
+    statistics: dict[tuple[str, str], Statistics] = field(
+        default_factory=lambda: {(way, kind): Statistics() for way in WAYS for kind in SECTIONS}
+    )
 
     def __post_init__(self) -> None:
         if set(self.statistics) != {(way, kind) for way in WAYS for kind in SECTIONS}:
-            raise SpecError(f"the statistics of a tally are {', '.join(map('.'.join, self.statistics)) or 'none'} but must be of each of {', '.join(WAYS)}, by {' and '.join(SECTIONS)}")
+            raise SpecError(
+                f"the statistics of a tally are {', '.join(map('.'.join, self.statistics)) or 'none'} but must be of each of {', '.join(WAYS)}, by {' and '.join(SECTIONS)}"
+            )
 
     @property
     def cases(self) -> int:
@@ -128,7 +134,9 @@ class Tally:
     @property
     def end_to_end(self) -> bool:
         """Whether anything was judged end to end."""
-        return any(statistics.tensors for (way, _), statistics in self.statistics.items() if way == "end_to_end")
+        return any(
+            statistics.tensors for (way, _), statistics in self.statistics.items() if way == "end_to_end"
+        )
 
     def add(self, status: str, verdict: Verdict | None, origin: Origin, case: FuzzCase) -> None:
         """Count a result."""
@@ -207,7 +215,9 @@ class Failure:
     @property
     def name(self) -> str:
         """A name for files."""
-        return f"{re.sub('[^A-Za-z0-9]+', '-', self.backend).strip('-')}-{self.origin.seed}-{self.origin.index}"
+        return (
+            f"{re.sub('[^A-Za-z0-9]+', '-', self.backend).strip('-')}-{self.origin.seed}-{self.origin.index}"
+        )
 
 
 def failure_of(result: Result, case: FuzzCase, found_as: FuzzCase, origin: Origin, attempts: int) -> Failure:
@@ -217,17 +227,36 @@ def failure_of(result: Result, case: FuzzCase, found_as: FuzzCase, origin: Origi
         lines = _told(result, row)
     else:
         told = [f"  | {line}" for line in result.stderr.splitlines()[-3:]]
-        lines = [f"{result.backend} {result.status}: {result.case}, {result.dtype}", f"  {result.detail}", *told]
+        lines = [
+            f"{result.backend} {result.status}: {result.case}, {result.dtype}",
+            f"  {result.detail}",
+            *told,
+        ]
     return Failure(
-        signature_of(result), result.dtype, row.tensor if row else "", result.detail, result.worst, tuple(lines), case, found_as, origin, attempts, row=row
+        signature_of(result),
+        result.dtype,
+        row.tensor if row else "",
+        result.detail,
+        result.worst,
+        tuple(lines),
+        case,
+        found_as,
+        origin,
+        attempts,
+        row=row,
     )
 
 
 def _told(result: Result, row: Row) -> list[str]:
     try:
         return divergence_lines(result)
-    except Exception as error:  # random cases are hard on whatever looks for causes, and what was found matters more
-        return [f"{result.backend} diverges: {result.case}, {result.dtype}", f"  first at {row.tensor}; looking for its cause failed: {error!r}"]
+    except (
+        Exception
+    ) as error:  # random cases are hard on whatever looks for causes, and what was found matters more
+        return [
+            f"{result.backend} diverges: {result.case}, {result.dtype}",
+            f"  first at {row.tensor}; looking for its cause failed: {error!r}",
+        ]
 
 
 @dataclass
@@ -302,22 +331,43 @@ class Findings:
     @property
     def judged(self) -> list[str]:
         """The backends of which a case was judged."""
-        return [name for name in dict.fromkeys(backend for backend, _ in self.tallies) if name not in self.unjudged]
+        return [
+            name
+            for name in dict.fromkeys(backend for backend, _ in self.tallies)
+            if name not in self.unjudged
+        ]
 
     @property
     def unjudged(self) -> tuple[str, ...]:
         """The backends of which no case was judged."""
-        return conclude((backend, status) for (backend, _), tally in self.tallies.items() for status in tally.statuses)[1]
+        return conclude(
+            (backend, status) for (backend, _), tally in self.tallies.items() for status in tally.statuses
+        )[1]
 
     @property
     def said_of_unjudged(self) -> list[str]:
         """A line for each of those that did run: what its cases came to instead, and what to do."""
         lines = []
         for name in self.unjudged:
-            statuses = sum((tally.statuses for (backend, _), tally in self.tallies.items() if backend == name), Counter[str]())
-            counted = ", ".join(f"{statuses[status]} {status}" for status in ("unsupported", "undetermined") if statuses[status])
-            advice = "; a backend of a fixed architecture is judged on its own weights: --checkpoint PATH" if statuses["unsupported"] else ""
-            lines += [f"{name}: nothing was judged: of {statuses.total()} cases {counted}{advice}"] if counted else []
+            statuses = sum(
+                (tally.statuses for (backend, _), tally in self.tallies.items() if backend == name),
+                Counter[str](),
+            )
+            counted = ", ".join(
+                f"{statuses[status]} {status}"
+                for status in ("unsupported", "undetermined")
+                if statuses[status]
+            )
+            advice = (
+                "; a backend of a fixed architecture is judged on its own weights: --checkpoint PATH"
+                if statuses["unsupported"]
+                else ""
+            )
+            lines += (
+                [f"{name}: nothing was judged: of {statuses.total()} cases {counted}{advice}"]
+                if counted
+                else []
+            )
         return lines
 
 

@@ -11,7 +11,16 @@ from hypothesis.errors import Flaky
 
 from concord.conformance.campaign import NOT_JUDGED, Result, Settings
 from concord.conformance.fuzz.cases import FuzzCase
-from concord.conformance.fuzz.findings import FAILED, NOT_THERE, Failure, Findings, Origin, Signature, failure_of, signature_of
+from concord.conformance.fuzz.findings import (
+    FAILED,
+    NOT_THERE,
+    Failure,
+    Findings,
+    Origin,
+    Signature,
+    failure_of,
+    signature_of,
+)
 from concord.conformance.fuzz.plan import Failed, Plan, draw, drawn, files_elsewhere
 from concord.conformance.fuzz.station import RESTARTS, Station, borrow, give_back
 
@@ -83,10 +92,14 @@ class _Chunk:
     def conclude(self) -> None:
         findings = self.findings
         findings.environments |= self.station.environments
-        findings.failures = [replace(failure, times=self.times[failure.signature]) for failure in findings.failures]
+        findings.failures = [
+            replace(failure, times=self.times[failure.signature]) for failure in findings.failures
+        ]
         for crew in self.station.crews.values():
             if crew.seat.failure:
-                findings.note(f"{crew.name}: {crew.seat.failure}; it was not started again for the rest of chunk {self.chunk}")
+                findings.note(
+                    f"{crew.name}: {crew.seat.failure}; it was not started again for the rest of chunk {self.chunk}"
+                )
 
     @property
     def over(self) -> bool:
@@ -156,7 +169,9 @@ class _Chunk:
 class _Pursuit:
     """A failure that is being made smaller, on the backend that failed."""
 
-    def __init__(self, result: Result, case: FuzzCase, origin: Origin, station: Station, over: Callable[[], bool]) -> None:
+    def __init__(
+        self, result: Result, case: FuzzCase, origin: Origin, station: Station, over: Callable[[], bool]
+    ) -> None:
         self.result, self.origin, self.station, self.over = result, origin, station, over
         self.signature = signature_of(result)
         self.tried = {case: True}

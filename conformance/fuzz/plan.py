@@ -85,7 +85,9 @@ def drawn(plan: Plan, index: int) -> FuzzCase:
     return found[-1]
 
 
-def draw(plan: Plan, index: int, look: Callable[[FuzzCase], None], smallest: Callable[[FuzzCase], None]) -> None:
+def draw(
+    plan: Plan, index: int, look: Callable[[FuzzCase], None], smallest: Callable[[FuzzCase], None]
+) -> None:
     """Have hypothesis draw one case, the same each time, and shrink it if ``look`` raises Failed.
 
     Hypothesis draws the smallest case first, and then most cases from earlier ones, with a value or two exchanged. So
@@ -109,7 +111,9 @@ def draw(plan: Plan, index: int, look: Callable[[FuzzCase], None], smallest: Cal
     calls = itertools.count()
 
     def test(case: FuzzCase) -> None:
-        (look if next(calls) else smallest)(case if plan.gradients else dataclasses.replace(case, gradients=False))
+        (look if next(calls) else smallest)(
+            case if plan.gradients else dataclasses.replace(case, gradients=False)
+        )
 
     seed = int(np.random.SeedSequence([plan.seed, index]).generate_state(1, np.uint64)[0])
     given = hypothesis.given(fuzz_cases(plan.dtypes, plan.parts, pool(plan.seed, plan.shapes)))

@@ -59,11 +59,16 @@ def write_failures(folder: Path, findings: Findings, settings: Settings) -> tupl
         about = {
             "format": FORMAT,
             **codec.plain(failure),
-            "versions": {**machine.describe(), failure.backend: findings.environments.get(failure.backend, {}).get("version")},
+            "versions": {
+                **machine.describe(),
+                failure.backend: findings.environments.get(failure.backend, {}).get("version"),
+            },
             "settings": {name: getattr(settings, name) for name in SETTINGS},
         }
         with collecting(problems):
-            written[failure.name] = _write(folder, f"{failure.name}-{failure.dtype}", case_files(failure.case.job(failure.name)), about)
+            written[failure.name] = _write(
+                folder, f"{failure.name}-{failure.dtype}", case_files(failure.case.job(failure.name)), about
+            )
     return written, problems
 
 
@@ -107,7 +112,15 @@ def read_found(folder: Path) -> list[tuple[Job, About]]:
         except SpecError as error:
             problems += error.problems
             continue
-        job = Job(manifest.group, manifest.case, request.dtype, request.part, request.config, request.weights, request.batch)
+        job = Job(
+            manifest.group,
+            manifest.case,
+            request.dtype,
+            request.part,
+            request.config,
+            request.weights,
+            request.batch,
+        )
         found.append((job, about))
     if problems:
         raise SpecError(problems)
@@ -119,5 +132,16 @@ def read_found(folder: Path) -> list[tuple[Job, About]]:
 def command(folder: Path, backend: str, settings: Settings) -> str:
     """Return the command that runs a failure again."""
     usual = Settings()
-    options = [f"--{name} {getattr(settings, name)}" for name in SETTINGS if getattr(settings, name) != getattr(usual, name)]
-    return " ".join(["concord fuzz", *options, f"--backend {shlex.quote(backend)}", f"--replay {shlex.quote(str(folder))}"])
+    options = [
+        f"--{name} {getattr(settings, name)}"
+        for name in SETTINGS
+        if getattr(settings, name) != getattr(usual, name)
+    ]
+    return " ".join(
+        [
+            "concord fuzz",
+            *options,
+            f"--backend {shlex.quote(backend)}",
+            f"--replay {shlex.quote(str(folder))}",
+        ]
+    )

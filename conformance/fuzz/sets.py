@@ -11,7 +11,15 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
 from dataclasses import replace
 from typing import Any
 
@@ -129,7 +137,11 @@ class _Settled:
 
 
 def _settle(settings: Settings, halted: Any, counted: Any) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent's to handle; ignored, they would be in every worker too
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+    ):  # the parent's to handle; ignored, they would be in every worker too
         signal.signal(number, lambda number, frame: None)
     end_with_parent()
     _Settled.settings, _Settled.halted, _Settled.counted = settings, halted, counted
@@ -158,7 +170,9 @@ class Dask(Place):
         try:
             self.client = distributed.Client(address, timeout=PATIENCE, set_as_default=False)
         except (OSError, ValueError, TimeoutError) as error:
-            raise SpecError(f"--scheduler is {address!r} but no scheduler answers there within {PATIENCE:g} s: {str(error).splitlines()[0]}") from None
+            raise SpecError(
+                f"--scheduler is {address!r} but no scheduler answers there within {PATIENCE:g} s: {str(error).splitlines()[0]}"
+            ) from None
         self.event = f"concord-{uuid.uuid4().hex}"
         self.executor = self.client.get_executor(pure=False)
 
@@ -198,7 +212,13 @@ def _hunt_on_dask(plan: Plan, settings: Settings, chunk: int, event: str) -> Fin
     return hunt_chunk(plan, settings, chunk, dask().Event(event).is_set)
 
 
-def places(settings: Settings, names: Sequence[str], sets: int = 1, hosts: Sequence[str] = (), scheduler: str | None = None) -> list[Place]:
+def places(
+    settings: Settings,
+    names: Sequence[str],
+    sets: int = 1,
+    hosts: Sequence[str] = (),
+    scheduler: str | None = None,
+) -> list[Place]:
     """Return where a hunt is to run.
 
     Args:
@@ -215,10 +235,17 @@ def places(settings: Settings, names: Sequence[str], sets: int = 1, hosts: Seque
     far = [(host.partition(":")[0], replace(settings, ssh=dict.fromkeys(names, host))) for host in hosts]
     if sets == 1 and not far:
         return [Here("cases", settings)]
-    return [Process(name, chosen) for name, chosen in [*((f"set {i + 1}", settings) for i in range(sets)), *far]]
+    return [
+        Process(name, chosen) for name, chosen in [*((f"set {i + 1}", settings) for i in range(sets)), *far]
+    ]
 
 
-def hunt(plan: Plan, where: Sequence[Place], progress: Progress = lambda place, done: None, stopped: Callable[[], bool] = lambda: False) -> Findings:
+def hunt(
+    plan: Plan,
+    where: Sequence[Place],
+    progress: Progress = lambda place, done: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Findings:
     """Run the chunks of a plan wherever there is room, and merge what they find, in their order. The places are closed.
 
     Args:
@@ -245,12 +272,16 @@ def hunt(plan: Plan, where: Sequence[Place], progress: Progress = lambda place, 
 class _Work:
     """Chunks, and who runs them."""
 
-    def __init__(self, plan: Plan, where: Sequence[Place], progress: Progress, stopped: Callable[[], bool]) -> None:
+    def __init__(
+        self, plan: Plan, where: Sequence[Place], progress: Progress, stopped: Callable[[], bool]
+    ) -> None:
         self.plan, self.where, self.progress, self.stopped = plan, list(where), progress, stopped
         self.pending: dict[Future[Findings], tuple[Place, int]] = {}
         self.found: list[tuple[int, Findings]] = []
         self.notes: list[str] = []
-        self.chunks: Iterator[int] = iter(range(plan.chunks)) if plan.chunks is not None else itertools.count()
+        self.chunks: Iterator[int] = (
+            iter(range(plan.chunks)) if plan.chunks is not None else itertools.count()
+        )
         self.again: list[int] = []  # chunks whose place has failed
         self.ending = self.interrupted = False
 
@@ -263,7 +294,11 @@ class _Work:
 
     def give_out(self) -> None:
         for place in list(self.where):
-            while not self.ending and not self.plan.late and sum(at is place for at, _ in self.pending.values()) < place.width:
+            while (
+                not self.ending
+                and not self.plan.late
+                and sum(at is place for at, _ in self.pending.values()) < place.width
+            ):
                 chunk = self.again.pop() if self.again else next(self.chunks, None)
                 if chunk is None:
                     break
@@ -291,7 +326,11 @@ class _Work:
             self.retire(place, chunk, DIED)
             return
         except Exception as error:  # what all others have found is kept
-            self.retire(place, chunk, f"a fault of Concord: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}")
+            self.retire(
+                place,
+                chunk,
+                f"a fault of Concord: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}",
+            )
             return
         if found.idle and len(self.where) > 1:
             self.retire(place, chunk, "; ".join(found.notes) or "no backend is there")

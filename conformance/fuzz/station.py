@@ -35,7 +35,11 @@ class Station(Pool):
 
     def attempt(self, job: Job, *names: str) -> list[Result]:
         """Run a job on backends at the same time, by default on all that are left, and judge the runs."""
-        return self.map(lambda crew: crew.attempt(job), [self.crews[name] for name in names] or [crew for crew in self.crews.values() if not crew.seat.failure])
+        return self.map(
+            lambda crew: crew.attempt(job),
+            [self.crews[name] for name in names]
+            or [crew for crew in self.crews.values() if not crew.seat.failure],
+        )
 
     def dismiss(self, name: str) -> None:
         """Do without a backend from now on."""

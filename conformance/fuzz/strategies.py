@@ -77,19 +77,85 @@ class Sizes:
 
 
 FIXED = (
-    Sizes(batch=3, tokens=5, num_heads=2, head_dim=7, d_ff=11, num_classes=3, vocab_size=19, max_positions=13, num_segments=2),
-    Sizes(batch=1, tokens=1, num_heads=1, head_dim=3, d_ff=2, num_classes=2, vocab_size=5, max_positions=4, num_segments=1),
-    Sizes(batch=2, tokens=3, num_heads=1, head_dim=1, d_ff=5, num_classes=2, vocab_size=7, max_positions=4, num_segments=0),
-    Sizes(batch=2, tokens=11, num_heads=4, head_dim=16, d_ff=67, num_classes=5, vocab_size=31, max_positions=13, num_segments=3),
-    Sizes(batch=1, tokens=37, num_heads=3, head_dim=5, d_ff=23, num_classes=1, vocab_size=53, max_positions=41, num_segments=0),
+    Sizes(
+        batch=3,
+        tokens=5,
+        num_heads=2,
+        head_dim=7,
+        d_ff=11,
+        num_classes=3,
+        vocab_size=19,
+        max_positions=13,
+        num_segments=2,
+    ),
+    Sizes(
+        batch=1,
+        tokens=1,
+        num_heads=1,
+        head_dim=3,
+        d_ff=2,
+        num_classes=2,
+        vocab_size=5,
+        max_positions=4,
+        num_segments=1,
+    ),
+    Sizes(
+        batch=2,
+        tokens=3,
+        num_heads=1,
+        head_dim=1,
+        d_ff=5,
+        num_classes=2,
+        vocab_size=7,
+        max_positions=4,
+        num_segments=0,
+    ),
+    Sizes(
+        batch=2,
+        tokens=11,
+        num_heads=4,
+        head_dim=16,
+        d_ff=67,
+        num_classes=5,
+        vocab_size=31,
+        max_positions=13,
+        num_segments=3,
+    ),
+    Sizes(
+        batch=1,
+        tokens=37,
+        num_heads=3,
+        head_dim=5,
+        d_ff=23,
+        num_classes=1,
+        vocab_size=53,
+        max_positions=41,
+        num_segments=0,
+    ),
 )
 """Sizes that every pool of five or more has: usual ones, one token and one head, one head of width 1, width 64, a
 longer text of one sample."""
 
 LARGE = {
-    "heads": {"batch": (1, 2, 3), "num_heads": (5, 6, 7, 8, 11, 12, 13, 16), "head_dim": (1, 2, 3), "tokens": (3, 5, 7, 11)},
-    "texts": {"num_heads": (1, 2), "head_dim": (1, 2, 3), "tokens": (67, 130, 131, 257, 263, 300), "batch": (1,)},
-    "tables": {"num_heads": (1, 2), "head_dim": (1, 2, 3), "vocab_size": (257, 40_009, 66_001, 70_001), "tokens": (13, 17, 19), "batch": (1, 2)},
+    "heads": {
+        "batch": (1, 2, 3),
+        "num_heads": (5, 6, 7, 8, 11, 12, 13, 16),
+        "head_dim": (1, 2, 3),
+        "tokens": (3, 5, 7, 11),
+    },
+    "texts": {
+        "num_heads": (1, 2),
+        "head_dim": (1, 2, 3),
+        "tokens": (67, 130, 131, 257, 263, 300),
+        "batch": (1,),
+    },
+    "tables": {
+        "num_heads": (1, 2),
+        "head_dim": (1, 2, 3),
+        "vocab_size": (257, 40_009, 66_001, 70_001),
+        "tokens": (13, 17, 19),
+        "batch": (1, 2),
+    },
 }
 """Sizes that kernels branch on, each kind large in one way; every pool of nine or more has one of each."""
 
@@ -156,7 +222,9 @@ def free_sizes(draw: DrawFn) -> Sizes:
 
 
 @st.composite
-def fuzz_cases(draw: DrawFn, dtypes: Sequence[str], parts: Sequence[str], shared: Sequence[Sizes] = ()) -> FuzzCase:
+def fuzz_cases(
+    draw: DrawFn, dtypes: Sequence[str], parts: Sequence[str], shared: Sequence[Sizes] = ()
+) -> FuzzCase:
     """Draw a case.
 
     Args:
@@ -191,7 +259,9 @@ def fuzz_cases(draw: DrawFn, dtypes: Sequence[str], parts: Sequence[str], shared
 
 
 def _seeds() -> SearchStrategy[int]:
-    return st.tuples(*[st.integers(0, 99)] * 3).map(lambda digits: (digits[0] * 100 + digits[1]) * 100 + digits[2])
+    return st.tuples(*[st.integers(0, 99)] * 3).map(
+        lambda digits: (digits[0] * 100 + digits[1]) * 100 + digits[2]
+    )
 
 
 @st.composite
@@ -205,7 +275,15 @@ def configurations(draw: DrawFn, sizes: Sizes, part: str) -> EncoderConfig:
     # What follows the row of padding has to have room for the tokens (INP-2).
     free = sizes.max_positions - sizes.tokens if padding == "pad_row" else sizes.vocab_size
     pad = draw(_row_number(min(free, sizes.vocab_size)))
-    start = pad + 1 if padding == "pad_row" else 1 if padding == "zero_row" else 0 if filled else draw(st.sampled_from((0, 1)))
+    start = (
+        pad + 1
+        if padding == "pad_row"
+        else 1
+        if padding == "zero_row"
+        else 0
+        if filled
+        else draw(st.sampled_from((0, 1)))
+    )
     return EncoderConfig(
         vocab_size=sizes.vocab_size,
         max_positions=sizes.tokens if filled else sizes.max_positions,
@@ -266,7 +344,10 @@ def _row(rows: int) -> SearchStrategy[int | None]:
 @st.composite
 def _token_padding(draw: DrawFn, vocab: int) -> dict[str, Any]:
     row = draw(_row(vocab))
-    return {"token_padding_row": row, "token_padding_forward": "stored" if row is None else draw(_choice("token_padding_forward"))}
+    return {
+        "token_padding_row": row,
+        "token_padding_forward": "stored" if row is None else draw(_choice("token_padding_forward")),
+    }
 
 
 @st.composite

@@ -37,7 +37,9 @@ def _largest(way: str, kind: str) -> Callable[[Tally], Text]:
         if not found.tensors:
             return Text("–", style="dim")
         beyond = found.z.value > Z or found.rms.value > R
-        return Text(f"{number(found.z.value)} / {number(found.rms.value)}", style="bold red" if beyond else "")
+        return Text(
+            f"{number(found.z.value)} / {number(found.rms.value)}", style="bold red" if beyond else ""
+        )
 
     return cell
 
@@ -52,7 +54,9 @@ COUNTS: tuple[Column, ...] = (
     ("tensors", lambda tally: Text(str(tally.tensors))),
 )
 ERRORS: tuple[Column, ...] = tuple(
-    (f"{kind}\n{'at its step' if way == 'local' else 'end to end'}", _largest(way, kind)) for way in WAYS for kind in SECTIONS
+    (f"{kind}\n{'at its step' if way == 'local' else 'end to end'}", _largest(way, kind))
+    for way in WAYS
+    for kind in SECTIONS
 )
 
 
@@ -74,13 +78,19 @@ def show(findings: Findings, console: Console, settings: Settings, folders: Mapp
         folders: where each failure was written, by its name.
     """
     errors = "Largest error of an element in sigma / of a tensor in RMS sigma"
-    columns = ERRORS if any(tally.end_to_end for tally in findings.tallies.values()) else ERRORS[: len(SECTIONS)]
+    columns = (
+        ERRORS if any(tally.end_to_end for tally in findings.tallies.values()) else ERRORS[: len(SECTIONS)]
+    )
     if findings.tallies and console.width >= WIDE:
         console.print(_table(findings, COUNTS + columns, f"Random cases. {errors}"))
     elif findings.tallies:
         console.print(_table(findings, COUNTS[:-1], "Random cases"))
         console.print(_table(findings, columns, errors))
-    console.print(f"An element may err by {Z:g} sigma, a tensor by {R:g} RMS sigma; what happens at its step decides.", style="dim", highlight=False)
+    console.print(
+        f"An element may err by {Z:g} sigma, a tensor by {R:g} RMS sigma; what happens at its step decides.",
+        style="dim",
+        highlight=False,
+    )
     for failure in findings.failures:
         head, *rest = failure.lines
         console.print(Text(head, style="bold red"))
@@ -90,8 +100,16 @@ def show(findings: Findings, console: Console, settings: Settings, folders: Mapp
         times = f"{failure.times} case{'' if failure.times == 1 else 's'} failed in this way"
         console.print(indented(f"  {times}; this one is {smaller}"))
         if failure.name in folders:
-            console.print(Text(f"  {command(folders[failure.name], failure.backend, settings)}"), soft_wrap=True)
+            console.print(
+                Text(f"  {command(folders[failure.name], failure.backend, settings)}"), soft_wrap=True
+            )
     for note in findings.notes:
         console.print(Text(note, style="magenta"))
-    found = f"{len(findings.failures)} failure{'' if len(findings.failures) == 1 else 's'} found" if findings.judged or findings.failures else "nothing was judged"
-    console.print(f"{findings.cases} random cases in {findings.seconds:.0f} s: {found}", style="bold", highlight=False)
+    found = (
+        f"{len(findings.failures)} failure{'' if len(findings.failures) == 1 else 's'} found"
+        if findings.judged or findings.failures
+        else "nothing was judged"
+    )
+    console.print(
+        f"{findings.cases} random cases in {findings.seconds:.0f} s: {found}", style="bold", highlight=False
+    )

@@ -37,7 +37,11 @@ class Container:
 
     def section(self, prefix: str) -> dict[str, NDArray[Any]]:
         """Return the tensors below a prefix, by the rest of their names."""
-        return {name.removeprefix(prefix): array for name, array in self.tensors.items() if name.startswith(prefix)}
+        return {
+            name.removeprefix(prefix): array
+            for name, array in self.tensors.items()
+            if name.startswith(prefix)
+        }
 
     def take(self, name: str) -> NDArray[Any] | None:
         """Return a tensor by its full name and note that it is used; None if it is not there."""
@@ -56,10 +60,16 @@ def read_container(path: Path) -> Container:
     metadata, tensors = read_described(path)
     missing = [key for key in ("source", "case", "dtype", "config") if key not in metadata]
     if missing:
-        raise SpecError(f"{path}: the metadata lack {', '.join(map(repr, missing))}, which a golden file must have")
+        raise SpecError(
+            f"{path}: the metadata lack {', '.join(map(repr, missing))}, which a golden file must have"
+        )
     if metadata["dtype"] not in DTYPES:
-        raise SpecError(f"{path}: the metadata's 'dtype' is {metadata['dtype']!r} but must be {' or '.join(map(repr, DTYPES))}")
+        raise SpecError(
+            f"{path}: the metadata's 'dtype' is {metadata['dtype']!r} but must be {' or '.join(map(repr, DTYPES))}"
+        )
     config = parse_json(metadata["config"], f"{path}: the metadata's 'config'")
     if not isinstance(config, dict):
-        raise SpecError(f"{path}: the metadata's 'config' is a JSON {type(config).__name__} but must be an object")
+        raise SpecError(
+            f"{path}: the metadata's 'config' is a JSON {type(config).__name__} but must be an object"
+        )
     return Container(path, metadata["source"], metadata["case"], metadata["dtype"], config, tensors)

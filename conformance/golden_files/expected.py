@@ -41,7 +41,9 @@ class Expectations:
         notes: tensors of the source that hold the same numbers as another.
     """
 
-    def __init__(self, file: Container, part: PartTable, config: EncoderConfig, batch: Batch, label: str) -> None:
+    def __init__(
+        self, file: Container, part: PartTable, config: EncoderConfig, batch: Batch, label: str
+    ) -> None:
         self.file, self.part, self.config, self.label = file, part, config, label
         self.arrays: dict[str, NDArray[Any]] = {}
         self.native: dict[str, str] = {}
@@ -61,7 +63,9 @@ class Expectations:
                 if tap == "predictions":
                     self._add(name, tap, output.layout, (self._sizes["batch"],), output.required)
                 elif tap in self._taps:
-                    self._add(name, tap, output.layout, resolve(self._taps[tap].shape, self._sizes), output.required)
+                    self._add(
+                        name, tap, output.layout, resolve(self._taps[tap].shape, self._sizes), output.required
+                    )
 
     def add_gradients(self, places: Mapping[str, Binding]) -> None:
         """Expect the gradient of every trainable weight, and those of float inputs that the file has.
@@ -73,7 +77,10 @@ class Expectations:
         if not arrays:
             self.notes.append("the file holds no gradients")
             return
-        full = {name: Binding(tuple(f"{prefix}{n}" for n in place.names), place.layout, place.shape) for name, place in places.items()}
+        full = {
+            name: Binding(tuple(f"{prefix}{n}" for n in place.names), place.layout, place.shape)
+            for name, place in places.items()
+        }
         found, problems = gather(full, arrays, f"source={self.file.source}")
         self._problems += problems
         for name, array in found.items():
@@ -102,9 +109,13 @@ class Expectations:
             if required:
                 self._problems.append(f"{name!r} is missing but is required: it is {key!r}")
             return
-        kind, wanted = (np.integer, "an integer") if key == "predictions" else (np.floating, "a floating-point")
+        kind, wanted = (
+            (np.integer, "an integer") if key == "predictions" else (np.floating, "a floating-point")
+        )
         if not np.issubdtype(array.dtype, kind):
-            self._problems.append(f"{name!r} has dtype {array.dtype} but must be {wanted} type: it is {key!r}")
+            self._problems.append(
+                f"{name!r} has dtype {array.dtype} but must be {wanted} type: it is {key!r}"
+            )
             return
         meaning, function = TENSOR_LAYOUTS[layout]
         try:

@@ -128,9 +128,13 @@ def _golden(file: Container) -> GoldenFile:
         return GoldenFile(file.source, file.case, file.dtype, [], _unchecked(file, part), training=training)
     config, weights = _weights(file, table, part, config)
     batch, note = _batch(file, part, config)
-    runs = [_run(file, part, entry, config, weights, batch, note) for entry in part.runs if _exists(file, entry)]
+    runs = [
+        _run(file, part, entry, config, weights, batch, note) for entry in part.runs if _exists(file, entry)
+    ]
     clipping = read_clipping(file, table, part, config, weights, batch)
-    return GoldenFile(file.source, file.case, file.dtype, runs, _unchecked(file, part), clipping, table.deviations)
+    return GoldenFile(
+        file.source, file.case, file.dtype, runs, _unchecked(file, part), clipping, table.deviations
+    )
 
 
 def _part(file: Container, table: Table) -> PartTable:
@@ -140,7 +144,9 @@ def _part(file: Container, table: Table) -> PartTable:
         if kind.startswith(part.kind):
             return part
     kinds = ", ".join(repr(part.kind) for part in table.parts.values())
-    raise SpecError(f"key {table.part_key!r} of the metadata's 'config' is {kind!r} but must begin with one of {kinds}")
+    raise SpecError(
+        f"key {table.part_key!r} of the metadata's 'config' is {kind!r} but must begin with one of {kinds}"
+    )
 
 
 def _weights(
@@ -157,7 +163,9 @@ def _weights(
         positions = file.take(name)
         if positions is None or positions.ndim != 2:
             actual = "is missing" if positions is None else f"has shape {positions.shape}"
-            raise SpecError(f"{name!r} {actual} but must be (rows, {config.d_model}): it is the position table")
+            raise SpecError(
+                f"{name!r} {actual} but must be (rows, {config.d_model}): it is the position table"
+            )
         config = config.replace(max_positions=len(positions))
     found = file.section("weights/")
     file.used.update(f"weights/{name}" for name in found)
@@ -199,7 +207,9 @@ def _key_mask(file: Container, source: MaskSource, pad_id: int) -> tuple[NDArray
         return None, "without a key mask"
     ids = file.take(f"inputs/{source.ids}")
     if ids is None:
-        raise SpecError(f"'inputs/{source.ids}' is missing, but it or 'inputs/{source.stored}' is required: the key mask follows from it")
+        raise SpecError(
+            f"'inputs/{source.ids}' is missing, but it or 'inputs/{source.stored}' is required: the key mask follows from it"
+        )
     return ids != pad_id, f"the key mask hides id {pad_id} of 'inputs/{source.ids}'"
 
 
@@ -219,30 +229,48 @@ def _exists(file: Container, entry: RunEntry) -> bool:
 
 
 def _run(
-    file: Container, part: PartTable, entry: RunEntry, config: EncoderConfig, weights: dict[str, NDArray[Any]], batch: Batch, note: str
+    file: Container,
+    part: PartTable,
+    entry: RunEntry,
+    config: EncoderConfig,
+    weights: dict[str, NDArray[Any]],
+    batch: Batch,
+    note: str,
 ) -> GoldenRun:
     config = config.replace(**entry.fields)
     expectations = Expectations(file, part, config, batch, entry.label)
     expectations.add_outputs(entry.outputs if entry.only else {**part.outputs, **entry.outputs})
     if not entry.only:
         trainable = {name for name, parameter in parameters(config, part.name).items() if parameter.trainable}
-        places = {name: place for name, place in bindings(part, config, entry.gradients).items() if name in trainable}
+        places = {
+            name: place
+            for name, place in bindings(part, config, entry.gradients).items()
+            if name in trainable
+        }
         expectations.add_gradients(places)
     expectations.finish()
     notes = tuple(filter(None, (note, *expectations.notes)))
-    return GoldenRun(entry.label, part.name, config, weights, batch, expectations.arrays, expectations.native, notes)
+    return GoldenRun(
+        entry.label, part.name, config, weights, batch, expectations.arrays, expectations.native, notes
+    )
 
 
 def _unchecked(file: Container, part: PartTable) -> dict[str, str]:
     """Return every tensor that no run came to use, and why."""
     reasons = {f"outputs/{name}": reason for name, reason in part.unchecked.items()}
     if part.position_output is not None:
-        reasons[f"outputs/{part.position_output}"] = "is loaded as the position table, so that it is used as stored"
+        reasons[f"outputs/{part.position_output}"] = (
+            "is loaded as the position table, so that it is used as stored"
+        )
     if part.mask is not None:
         reasons[f"inputs/{part.mask.ids}"] = "is not used: the source was given another mask, or none"
     found = {}
     for name in file.tensors:
-        given = [reason for key, reason in reasons.items() if name == key or (key.endswith("/") and name.startswith(key))]
+        given = [
+            reason
+            for key, reason in reasons.items()
+            if name == key or (key.endswith("/") and name.startswith(key))
+        ]
         if given and (name not in file.used or name == f"outputs/{part.position_output}"):
             found[name] = given[0]
         elif name not in file.used:

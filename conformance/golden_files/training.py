@@ -48,26 +48,48 @@ class GoldenTraining:
     uncertain: dict[str, NDArray[np.float64]] = field(default_factory=dict)
 
 
-def read_training(file: Container, table: Table, part: PartTable, config: EncoderConfig, weights: dict[str, NDArray[Any]]) -> GoldenTraining:
+def read_training(
+    file: Container, table: Table, part: PartTable, config: EncoderConfig, weights: dict[str, NDArray[Any]]
+) -> GoldenTraining:
     """Read the training run of a file.
 
     Raises:
         SpecError: listing what is missing or misshapen.
     """
     if table.training is None:
-        raise SpecError(f"it holds a training run, but the table of {table.source} does not say how that source trains")
+        raise SpecError(
+            f"it holds a training run, but the table of {table.source} does not say how that source trains"
+        )
     inputs, steps = _inputs(file, part)
     windows = [[from_arrays({name: array[step] for name, array in inputs.items()})] for step in range(steps)]
     for window in windows:
         validate_batch(config, window[0], part.name)
     expected, native = _results(file, part, config, weights, steps)
     training = Training(recipe_of(file.config, table), windows, reported=(0, steps - 1))
-    uncertain = {POSITIONS: float32_noise(config)} if table.training.float32_positions and POSITIONS in weights else {}
-    return GoldenTraining(part.name, config, weights, training, expected, native, {**table.deviations, **table.training.deviations}, uncertain)
+    uncertain = (
+        {POSITIONS: float32_noise(config)}
+        if table.training.float32_positions and POSITIONS in weights
+        else {}
+    )
+    return GoldenTraining(
+        part.name,
+        config,
+        weights,
+        training,
+        expected,
+        native,
+        {**table.deviations, **table.training.deviations},
+        uncertain,
+    )
 
 
 def read_clipping(
-    file: Container, table: Table, part: PartTable, config: EncoderConfig, weights: dict[str, NDArray[Any]], batch: Batch
+    file: Container,
+    table: Table,
+    part: PartTable,
+    config: EncoderConfig,
+    weights: dict[str, NDArray[Any]],
+    batch: Batch,
 ) -> GoldenTraining | None:
     """Read what a source made of the gradients of one batch before it would have used them; None if the file does not say.
 
@@ -85,10 +107,20 @@ def read_clipping(
     if norm is not None:
         expected["steps.0.norm"], names["steps.0.norm"] = np.asarray(norm), "outputs/global_norm_source"
     training = Training(recipe_of(file.config, table), [[batch]], reported=(0,))
-    return GoldenTraining(part.name, config, weights, training, expected, names, {**table.deviations, **table.training.deviations})
+    return GoldenTraining(
+        part.name,
+        config,
+        weights,
+        training,
+        expected,
+        names,
+        {**table.deviations, **table.training.deviations},
+    )
 
 
-def _trained(file: Container, part: PartTable, config: EncoderConfig, arrays: Mapping[str, NDArray[Any]], prefix: str) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+def _trained(
+    file: Container, part: PartTable, config: EncoderConfig, arrays: Mapping[str, NDArray[Any]], prefix: str
+) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Return tensors of the parameters that are trained, by canonical name, and the source's own names of each."""
     table = parameters(config, part.name)
     places = {name: place for name, place in bindings(part, config).items() if table[name].trainable}
@@ -114,7 +146,9 @@ def recipe_of(stated: Mapping[str, Any], table: Table) -> Recipe:
         try:
             fields[name] = stated[first][int(place)] if place else stated[first]
         except (TypeError, IndexError, KeyError):
-            raise SpecError(f"key {first!r} of the metadata's 'config' is {stated[first]!r} but must be a list: its entry {place} gives {name!r}") from None
+            raise SpecError(
+                f"key {first!r} of the metadata's 'config' is {stated[first]!r} but must be a list: its entry {place} gives {name!r}"
+            ) from None
     return recipe_from_mapping(fields, where="the metadata's 'config'")
 
 
@@ -122,7 +156,9 @@ def _inputs(file: Container, part: PartTable) -> tuple[dict[str, NDArray[Any]], 
     """Return the inputs, each with a leading axis of steps, and how many steps there are."""
     losses = file.tensors["outputs/losses"]
     if losses.ndim != 1 or not losses.size:
-        raise SpecError(f"'outputs/losses' has shape {losses.shape} but must have one number for each step, and at least one")
+        raise SpecError(
+            f"'outputs/losses' has shape {losses.shape} but must have one number for each step, and at least one"
+        )
     found: dict[str, NDArray[Any]] = {}
     problems = []
     for name, native in part.inputs.items():
@@ -131,16 +167,22 @@ def _inputs(file: Container, part: PartTable) -> tuple[dict[str, NDArray[Any]], 
             actual = "is missing" if array is None else f"has shape {array.shape}"
             problems.append(f"'inputs/{native.name}' {actual} but must have a leading axis of steps")
         else:
-            found[name] = np.stack([input_array(f"inputs/{native.name}", step, native.layout) for step in array])
+            found[name] = np.stack(
+                [input_array(f"inputs/{native.name}", step, native.layout) for step in array]
+            )
     lengths = {len(array) for array in found.values()} | {len(losses)}
     if len(lengths) != 1:
-        problems.append(f"inputs and losses have {' and '.join(map(str, sorted(lengths)))} steps but must have as many")
+        problems.append(
+            f"inputs and losses have {' and '.join(map(str, sorted(lengths)))} steps but must have as many"
+        )
     if problems:
         raise SpecError(problems)
     return found, lengths.pop()
 
 
-def _results(file: Container, part: PartTable, config: EncoderConfig, weights: Mapping[str, NDArray[Any]], steps: int) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+def _results(
+    file: Container, part: PartTable, config: EncoderConfig, weights: Mapping[str, NDArray[Any]], steps: int
+) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Return what the source reported, and its own name of each."""
     expected: dict[str, NDArray[Any]] = {}
     native: dict[str, str] = {}
@@ -152,14 +194,20 @@ def _results(file: Container, part: PartTable, config: EncoderConfig, weights: M
         places, table = bindings(part, config), parameters(config, part.name)
         found, problems = gather(places, file.section(prefix), f"source={file.source}")
         fixed = [name for name in found if not table[name].trainable]
-        problems += [f"{prefix}{places[name].names[0]} is not what it was, but must be: {name!r} is not trained" for name in fixed if not np.array_equal(found[name], weights[name])]
+        problems += [
+            f"{prefix}{places[name].names[0]} is not what it was, but must be: {name!r} is not trained"
+            for name in fixed
+            if not np.array_equal(found[name], weights[name])
+        ]
         if problems:
             raise SpecError(problems)
         for name, array in found.items():
             if name in fixed:
                 continue
             expected[f"steps.{step}.parameters.{name}"] = array
-            native[f"steps.{step}.parameters.{name}"] = ", ".join(f"{prefix}{own}" for own in places[name].names)
+            native[f"steps.{step}.parameters.{name}"] = ", ".join(
+                f"{prefix}{own}" for own in places[name].names
+            )
         file.used.update(f"{prefix}{own}" for place in places.values() for own in place.names)
     return expected, native
 

@@ -16,7 +16,16 @@ STEPS = 200
 """Steps of the standard case."""
 
 
-def example(config: EncoderConfig, recipe: Recipe, steps: int, batch: int, tokens: int, seed: int = 0, dtype: str = "float32", words: int | None = None) -> JudgedTraining:
+def example(
+    config: EncoderConfig,
+    recipe: Recipe,
+    steps: int,
+    batch: int,
+    tokens: int,
+    seed: int = 0,
+    dtype: str = "float32",
+    words: int | None = None,
+) -> JudgedTraining:
     """Return training on random batches with ragged padding.
 
     Every second batch of a step has half as many samples as the first, so that a mean of means shows. Each :data:`EPOCH` ends with a single batch,
@@ -32,8 +41,17 @@ def example(config: EncoderConfig, recipe: Recipe, steps: int, batch: int, token
     number = seed * 1_000_003
     for step in range(steps):
         last = (step + 1) % EPOCH == 0 or step == steps - 1
-        sizes = [max(1, batch // 2)] if last else [(batch + 1) // 2 if place % 2 else batch for place in range(recipe.accumulation)]
-        windows.append([example_batch(drawn, batch=size, tokens=tokens, seed=number + place, padding="ragged") for place, size in enumerate(sizes)])
+        sizes = (
+            [max(1, batch // 2)]
+            if last
+            else [(batch + 1) // 2 if place % 2 else batch for place in range(recipe.accumulation)]
+        )
+        windows.append(
+            [
+                example_batch(drawn, batch=size, tokens=tokens, seed=number + place, padding="ragged")
+                for place, size in enumerate(sizes)
+            ]
+        )
         number += len(sizes)
     training = Training(recipe, windows, seed)
     return JudgedTraining(config, initialize(config, seed), training, dtype=dtype)
@@ -47,8 +65,24 @@ def standard(steps: int = STEPS, seed: int = 0, dtype: str = "float32") -> Judge
     and of the position table that no text reaches; and second moments as tiny as the square of rounding, which is all the gradient that a
     key's bias has.
     """
-    learnt = {"positions": "learned", "position_layout": None, "position_exponent": None, "position_base": None}
-    config = variant("nndl-paddle", d_model=64, num_heads=4, d_ff=128, num_layers=2, vocab_size=211, max_positions=13, num_classes=3, ignore_label=0, **learnt)
+    learnt = {
+        "positions": "learned",
+        "position_layout": None,
+        "position_exponent": None,
+        "position_base": None,
+    }
+    config = variant(
+        "nndl-paddle",
+        d_model=64,
+        num_heads=4,
+        d_ff=128,
+        num_layers=2,
+        vocab_size=211,
+        max_positions=13,
+        num_classes=3,
+        ignore_label=0,
+        **learnt,
+    )
     recipe = Recipe(
         algorithm="adam", learning_rate=1e-3, weight_decay=0.01, decay_form="times_rate", undecayed=("bias", "gain", "offset"), clipping="global_norm", clip_at=CLIP_AT,
         schedule="linear", warmup_steps=max(1, steps // 10), total_steps=max(steps, 2), accumulation=2, accumulation_mean="labels",

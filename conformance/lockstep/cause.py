@@ -68,7 +68,9 @@ class Question:
     resumed: int = 0
     known: dict[Any, Any] = field(default_factory=dict)
 
-    def made(self, change: Change, arithmetic: Arithmetic, known: dict[Any, Any] | None = None) -> dict[str, Array]:
+    def made(
+        self, change: Change, arithmetic: Arithmetic, known: dict[Any, Any] | None = None
+    ) -> dict[str, Array]:
         """Return what the step comes to in training with a fault."""
         step, found = self.start.step, dict[str, Array]()
         trajectory = FaultyTrajectory(self.case, arithmetic, change, self.resumed, known)
@@ -78,22 +80,35 @@ class Question:
             trajectory.step(self.earlier.window, lambda name, values: None)
         trajectory.load(self.start.state, step)
         for name, size in self.start.carried.items():
-            nodes, key = (trajectory.parameters, name.removeprefix("parameters.")) if name.startswith("parameters.") else (trajectory.optimizer.state, name)
+            nodes, key = (
+                (trajectory.parameters, name.removeprefix("parameters."))
+                if name.startswith("parameters.")
+                else (trajectory.optimizer.state, name)
+            )
             nodes[key] = arithmetic.uncertain(nodes[key], size)
-        trajectory.step(self.start.window, lambda name, values: found.__setitem__(f"steps.{step}.{name}", values))
+        trajectory.step(
+            self.start.window, lambda name, values: found.__setitem__(f"steps.{step}.{name}", values)
+        )
         return found
 
     @functools.cached_property
     def key(self) -> str:
         """A digest of what the step is made from."""
-        given = {f"{place}.{name}": np.asarray(array) for place, start in (("start", self.start), ("earlier", self.earlier)) if start for name, array in start.state.items()}
+        given = {
+            f"{place}.{name}": np.asarray(array)
+            for place, start in (("start", self.start), ("earlier", self.earlier))
+            if start
+            for name, array in start.state.items()
+        }
         return digest([self.case.key, self.start.step, self.resumed], given)
 
     def tried(self, hypothesis: Hypothesis) -> dict[str, Array]:
         """Return what the step comes to under a hypothesis, in exact arithmetic: the same for all backends."""
 
         def make() -> Expectation:
-            return expectation(self.case, self.made(hypothesis.change, exact(self.case.dtype), self.known), {})
+            return expectation(
+                self.case, self.made(hypothesis.change, exact(self.case.dtype), self.known), {}
+            )
 
         found: Expectation = _tried.get(f"{self.key} {hypothesis.name} {hypothesis.text}", make)
         return found.values
@@ -110,7 +125,9 @@ class Question:
 
     def nearer(self, values: Mapping[str, Array]) -> bool:
         """Return whether the first tensor that diverges is much nearer to values than to what is right, and the same tensors are there."""
-        if values.keys() & self.asked != self.delivered.keys() & self.asked or any(values[name].shape != self.delivered[name].shape for name in values.keys() & self.asked):
+        if values.keys() & self.asked != self.delivered.keys() & self.asked or any(
+            values[name].shape != self.delivered[name].shape for name in values.keys() & self.asked
+        ):
             return False
         if self.tensor not in values:
             return True
@@ -124,15 +141,27 @@ class Question:
     @property
     def asked(self) -> set[str]:
         """Tensors that the step may be compared by."""
-        return {name for name in {*self.expected.values, *self.delivered} if section_of(name) != "rate" or name in self.delivered}
+        return {
+            name
+            for name in {*self.expected.values, *self.delivered}
+            if section_of(name) != "rate" or name in self.delivered
+        }
 
     def distance(self, values: Mapping[str, Array], sigmas: Mapping[str, Array]) -> float:
         """Return by how many tolerances what was reported lies off values, at most."""
         worst = 0.0
         for name in values.keys() & self.asked:
-            alike = ~np.isfinite(values[name]) & (np.isnan(values[name]) == np.isnan(self.delivered[name])) & ~np.isfinite(self.delivered[name])
-            actual, value, sigma = (np.where(alike, 0.0, array) for array in (self.delivered[name], values[name], sigmas[name]))
-            worst = max(worst, judge_tensor(actual, value, np.where(alike, 1.0, sigma), self.case.dtype).ratio)
+            alike = (
+                ~np.isfinite(values[name])
+                & (np.isnan(values[name]) == np.isnan(self.delivered[name]))
+                & ~np.isfinite(self.delivered[name])
+            )
+            actual, value, sigma = (
+                np.where(alike, 0.0, array) for array in (self.delivered[name], values[name], sigmas[name])
+            )
+            worst = max(
+                worst, judge_tensor(actual, value, np.where(alike, 1.0, sigma), self.case.dtype).ratio
+            )
         return worst
 
     def tolerance(self, change: Change, values: Mapping[str, Array]) -> dict[str, Array]:
@@ -143,7 +172,12 @@ class Question:
                 (found[name].sample if isinstance(arithmetic, MonteCarlo) else found[name].shadow)(array)
         own = {name: sigma.result(1, 0.0, FEW) for name, sigma in found.items()}
         given = self.expected.sigmas
-        return {name: np.hypot(sigma, given[name]) if name in given and given[name].shape == sigma.shape else sigma for name, sigma in own.items()}
+        return {
+            name: np.hypot(sigma, given[name])
+            if name in given and given[name].shape == sigma.shape
+            else sigma
+            for name, sigma in own.items()
+        }
 
 
 _tried = Cache()
@@ -151,13 +185,19 @@ _tried = Cache()
 
 def stage_of(tensor: str) -> str:
     """Return to which of :data:`concord.conformance.lockstep.hypotheses.STAGES` a tensor belongs."""
-    return {"losses": "losses", "gradients": "gradients", "norm": "clipped", "clipped": "clipped"}.get(section_of(tensor), "moments")
+    return {"losses": "losses", "gradients": "gradients", "norm": "clipped", "clipped": "clipped"}.get(
+        section_of(tensor), "moments"
+    )
 
 
 def cause_of(question: Question) -> Cause | None:
     """Return what explains a step that diverges: everything that a backend reported of it lies within the tolerances of training with that fault."""
     case, right = question.case, question.expected.values
-    if any(array.dtype.kind != "f" or array.shape != right[name].shape for name, array in question.delivered.items() if name in right):
+    if any(
+        array.dtype.kind != "f" or array.shape != right[name].shape
+        for name, array in question.delivered.items()
+        if name in right
+    ):
         return None  # numbers that cannot be compared
     known = hypotheses(case.training.recipe, len(case.training.windows), question.start.step)
     with np.errstate(all="ignore"):  # what is not finite is compared as such
@@ -186,9 +226,14 @@ def conclude(found: Sequence[tuple[float, Hypothesis]]) -> Cause:
     """Return the cause: what explains a step best, and all that explains it as well."""
     best = min(distance for distance, _ in found)
     kept = [hypothesis for distance, hypothesis in found if distance <= EDGE or distance < MUCH_BETTER * best]
-    names, clauses = (tuple(dict.fromkeys(getattr(hypothesis, of) for hypothesis in kept)) for of in ("name", "clause"))
+    names, clauses = (
+        tuple(dict.fromkeys(getattr(hypothesis, of) for hypothesis in kept)) for of in ("name", "clause")
+    )
     said = " or by ".join(f"{hypothesis.text} ({hypothesis.clause})" for hypothesis in kept[:MOST_NAMED])
     more = f" or by {len(kept) - MOST_NAMED} others" if len(kept) > MOST_NAMED else ""
-    return Cause(" or ".join(names), f"{'explained' if len(names) == 1 else 'may be explained'} by {said}{more}", len(names) == 1, clauses)
-
-
+    return Cause(
+        " or ".join(names),
+        f"{'explained' if len(names) == 1 else 'may be explained'} by {said}{more}",
+        len(names) == 1,
+        clauses,
+    )

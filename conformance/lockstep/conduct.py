@@ -65,9 +65,15 @@ class Field:
             session = worker.train(self.request())
             stated = session.info.get("deviations", [])
             deviations = in_precision(declared(stated), self.case.dtype)
-            found = differences(self.case, self.right, name, session.plan(self.case.training.windows), deviations)
+            found = differences(
+                self.case, self.right, name, session.plan(self.case.training.windows), deviations
+            )
         except Exception as error:  # whatever keeps one backend from training keeps no other
-            status, detail, stderr = failure_of(error) or (NOT_JUDGED, own_fault("opening it", error), traceback.format_exc())
+            status, detail, stderr = failure_of(error) or (
+                NOT_JUDGED,
+                own_fault("opening it", error),
+                traceback.format_exc(),
+            )
             missing = status == "absent" and name in self.settings.asked
             return Place(failed=Track(name, "missing" if missing else status, detail=detail, stderr=stderr))
         return Place(Entrant(name, session, deviations), environment_of(worker, stated), tuple(found))
@@ -76,12 +82,33 @@ class Field:
         """Return what a session is asked for; batches come with the steps."""
         case, settings = self.case, self.settings
         training = replace(case.training, windows=[])
-        how = (case.dtype, settings.implementation, settings.execution, settings.device, settings.precision, settings.deterministic)
-        return Request(case.config, case.weights, case.training.windows[0][0], case.part, *how, taps=False, gradients=False, training=training)
+        how = (
+            case.dtype,
+            settings.implementation,
+            settings.execution,
+            settings.device,
+            settings.precision,
+            settings.deterministic,
+        )
+        return Request(
+            case.config,
+            case.weights,
+            case.training.windows[0][0],
+            case.part,
+            *how,
+            taps=False,
+            gradients=False,
+            training=training,
+        )
 
 
 def conduct(
-    case: JudgedTraining, names: Sequence[str], settings: Settings, mode: str = MODES[0], stop_first: bool = False, tell: Tell | None = None
+    case: JudgedTraining,
+    names: Sequence[str],
+    settings: Settings,
+    mode: str = MODES[0],
+    stop_first: bool = False,
+    tell: Tell | None = None,
 ) -> Lockstep:
     """Train in lockstep on backends.
 
@@ -95,7 +122,9 @@ def conduct(
         SpecError: where the frameworks' own dropout decides what is dropped.
     """
     if case.training.dropout_by != "spec":
-        raise SpecError(f"dropout by {case.training.dropout_by!r} cannot be judged: the oracle does not know what a framework drops, and it must be 'spec' [clause=DRP-3]")
+        raise SpecError(
+            f"dropout by {case.training.dropout_by!r} cannot be judged: the oracle does not know what a framework drops, and it must be 'spec' [clause=DRP-3]"
+        )
     heaps.share()
     started, cores = time.perf_counter(), os.cpu_count() or 1
     # More threads than cores wait for each other: small products take ten times as long.
@@ -109,11 +138,24 @@ def conduct(
         run = {"resynchronised": resynchronised, "free-running": free_running}[mode]
         tracks = run(case, entrants, None, stop_first, tell) if entrants else []
     order = list(names)
-    every = sorted([*tracks, *(place.failed for place in places if place.failed)], key=lambda track: order.index(track.backend))
+    every = sorted(
+        [*tracks, *(place.failed for place in places if place.failed)],
+        key=lambda track: order.index(track.backend),
+    )
     environments = {place.entrant.name: place.environment for place in places if place.entrant}
     found = tuple(difference for place in places for difference in place.differences)
     lost = [one.text for one in rounded_hyperparameters(case.training.recipe, case.dtype)]
-    return Lockstep(mode, case.dtype, about(case, settings), tuple(every), found, rates(case.training), environments, time.perf_counter() - started, lost)
+    return Lockstep(
+        mode,
+        case.dtype,
+        about(case, settings),
+        tuple(every),
+        found,
+        rates(case.training),
+        environments,
+        time.perf_counter() - started,
+        lost,
+    )
 
 
 def rates(training: Training) -> list[float]:

@@ -11,7 +11,17 @@ from concord.backends import heaps
 from concord.conformance.cache import Cache
 from concord.conformance.comparison import STEP_SECTIONS, section_of
 from concord.conformance.expectation import Array, Expectation, JudgedTraining, least_sigma
-from concord.conformance.tolerance import FEW, SAMPLES, SIDE_BY_SIDE, Sigma, Z, difference, exact, samples, shadows
+from concord.conformance.tolerance import (
+    FEW,
+    SAMPLES,
+    SIDE_BY_SIDE,
+    Sigma,
+    Z,
+    difference,
+    exact,
+    samples,
+    shadows,
+)
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import Batch
 from concord.spec.deviations import Deviations
@@ -62,7 +72,10 @@ class Envelope:
         prefix, values, before = f"steps.{self.truth.steps}.", dict[str, Array](), self.truth.a.elements
         self.truth.step(window, lambda name, array: values.__setitem__(prefix + name, array))
         # What a sample holds: of a batch on its way forward, or of the model, if that is more.
-        self.elements = max((self.truth.a.elements - before) // max(len(window), 1), sum(array.size for array in self.case.weights.values()))
+        self.elements = max(
+            (self.truth.a.elements - before) // max(len(window), 1),
+            sum(array.size for array in self.case.weights.values()),
+        )
         return values
 
     def around(self, values: Mapping[str, Array], window: Sequence[Batch], last: bool = False) -> Expectation:
@@ -81,8 +94,12 @@ class Envelope:
                 del other  # before the next one is begun
                 if self.elements > SIDE_BY_SIDE:
                     heaps.give_back()
-            jumps = {name: abs(array - turned[1][name]) for name, array in turned[0].items()} if turned else {}
-            sigmas = {name: found.pop(name).result(rounded, jumps.get(name, 0.0), self.count) for name in values}
+            jumps = (
+                {name: abs(array - turned[1][name]) for name, array in turned[0].items()} if turned else {}
+            )
+            sigmas = {
+                name: found.pop(name).result(rounded, jumps.get(name, 0.0), self.count) for name in values
+            }
         return expectation(self.case, dict(values), sigmas)
 
     def fork(self, case: JudgedTraining, truth: Trajectory) -> Envelope:
@@ -99,7 +116,11 @@ class Envelope:
         kept = shadows(self.case.dtype, self.brief)
         corner = Z * precision(self.case.dtype).unit_roundoff
         # Every ReLU input within rounding of zero, on the one side and on the other.
-        corners = [Arithmetic(corner=corner), Arithmetic(corner=-corner)] if self.case.config.rectifies and not self.brief else []
+        corners = (
+            [Arithmetic(corner=corner), Arithmetic(corner=-corner)]
+            if self.case.config.rectifies and not self.brief
+            else []
+        )
         for arithmetic in (*samples(self.case.dtype, self.elements, self.count), *kept, *corners):
             yield self.begun(arithmetic)
 
@@ -110,7 +131,9 @@ class Envelope:
             trajectory.load(*self.start)
         return trajectory
 
-    def taking(self, arithmetic: Arithmetic, prefix: str, found: Mapping[str, Sigma], turned: list[dict[str, Array]]) -> Callable[[str, Array], None]:
+    def taking(
+        self, arithmetic: Arithmetic, prefix: str, found: Mapping[str, Sigma], turned: list[dict[str, Array]]
+    ) -> Callable[[str, Array], None]:
         """Return what takes up the tensors of a step in one arithmetic."""
         if arithmetic.corner:
             arrays: dict[str, Array] = {}
@@ -124,10 +147,19 @@ class Envelope:
 def expectation(case: JudgedTraining, values: dict[str, Array], sigmas: dict[str, Array]) -> Expectation:
     """Return what is expected of training; what one tensor comes to says nothing of the next."""
     shapes = {name: value.shape for name, value in values.items()}
-    return Expectation(case.dtype, values, sigmas, {name: case.clause(name) for name in values}, {}, shapes, chained=False)
+    return Expectation(
+        case.dtype, values, sigmas, {name: case.clause(name) for name in values}, {}, shapes, chained=False
+    )
 
 
-def given_norm(case: JudgedTraining, state: Mapping[str, Array], steps: int, window: Sequence[Batch], expected: Expectation, norm: Array) -> Expectation:
+def given_norm(
+    case: JudgedTraining,
+    state: Mapping[str, Array],
+    steps: int,
+    window: Sequence[Batch],
+    expected: Expectation,
+    norm: Array,
+) -> Expectation:
     """Return what is expected of a step whose gradients are clipped by the norm that a run itself reported of it.
 
     The norm is judged by itself. Its error is the same in every clipped gradient, and no noise of each element.
@@ -138,7 +170,11 @@ def given_norm(case: JudgedTraining, state: Mapping[str, Array], steps: int, win
         norm: (), finite.
     """
     prefix, values = f"steps.{steps}.", dict(expected.values)
-    gradients = {name.removeprefix(f"{prefix}gradients."): value for name, value in values.items() if name.startswith(f"{prefix}gradients.")}
+    gradients = {
+        name.removeprefix(f"{prefix}gradients."): value
+        for name, value in values.items()
+        if name.startswith(f"{prefix}gradients.")
+    }
     trajectory = case.trajectory(exact(case.dtype))
     trajectory.load(state, steps)
     trajectory.norm = norm.astype(np.float64)
@@ -158,8 +194,13 @@ def in_range(expected: Expectation, state: Mapping[str, Array]) -> Expectation:
     largest, sigmas = precision(expected.dtype).largest, dict(expected.sigmas)
     sound = all(np.isfinite(values).all() for values in state.values())
     for section in STEP_SECTIONS:
-        names = [name for name in sigmas if section_of(name) == section and section != "rate"]  # which follows from no number of the model
-        within = all((abs(expected.values[name]) <= largest).all() and np.isfinite(sigmas[name]).all() for name in names)
+        names = [
+            name for name in sigmas if section_of(name) == section and section != "rate"
+        ]  # which follows from no number of the model
+        within = all(
+            (abs(expected.values[name]) <= largest).all() and np.isfinite(sigmas[name]).all()
+            for name in names
+        )
         if section == "gradients":  # each of which may follow from any other
             sound = sound and within
         sigmas |= {name: np.full_like(sigmas[name], np.nan) for name in names if not sound}
@@ -194,7 +235,13 @@ class Envelopes:
         """Return where the oracle stands."""
         return self.common.truth.state()
 
-    def advance(self, state: Mapping[str, Array] | None, steps: int, window: Sequence[Batch], deviations: Sequence[Deviations]) -> None:
+    def advance(
+        self,
+        state: Mapping[str, Array] | None,
+        steps: int,
+        window: Sequence[Batch],
+        deviations: Sequence[Deviations],
+    ) -> None:
         """Make the oracle's step, after which :meth:`state` is where it ended.
 
         Args:
@@ -216,15 +263,28 @@ class Envelopes:
         """Return what that step yields, and how far correct training may lie from it, for each backend by its deviations."""
         found = {"": self.common.around(self.values, self.window, last=self.again)}
         for key, theirs in self.theirs.items():
-            found[key] = self.forked[key].around(theirs, self.window, last=self.again) if key in self.forked else self.like(found[""], self.cases[key], theirs)
+            found[key] = (
+                self.forked[key].around(theirs, self.window, last=self.again)
+                if key in self.forked
+                else self.like(found[""], self.cases[key], theirs)
+            )
         self.own = {} if self.again else self.forked
         return [found[key] for key in self.judged]
 
     def like(self, common: Expectation, case: JudgedTraining, values: dict[str, Array]) -> Expectation:
         """Return an expectation with the sigmas of one that hardly differs."""
-        return expectation(case, values, {name: np.maximum(sigma, least_sigma(values[name], case.dtype)) for name, sigma in common.sigmas.items()})
+        return expectation(
+            case,
+            values,
+            {
+                name: np.maximum(sigma, least_sigma(values[name], case.dtype))
+                for name, sigma in common.sigmas.items()
+            },
+        )
 
-    def whole(self, state: Mapping[str, Array], steps: int, window: Sequence[Batch], deviations: Deviations) -> Expectation:
+    def whole(
+        self, state: Mapping[str, Array], steps: int, window: Sequence[Batch], deviations: Deviations
+    ) -> Expectation:
         """Return what a step from a state yields, with tolerances that more than a first look is taken for."""
         key = key_of(deviations)
         if key not in self.full:

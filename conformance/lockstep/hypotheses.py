@@ -82,7 +82,11 @@ class Hypothesis:
         Raises:
             ConfigError: for a recipe that it makes no recipe of.
         """
-        found = {stage for stage, places in PLACES.items() if any(getattr(self.change, place) is not None for place in places)}
+        found = {
+            stage
+            for stage, places in PLACES.items()
+            if any(getattr(self.change, place) is not None for place in places)
+        }
         changed = {"OPT-10": "gradients", "OPT-7": "clipped", "DRP-2": "losses"}
         return found | {changed.get(CLAUSE_OF[name], "moments") for name in differing(recipe, self.change)}
 
@@ -90,7 +94,9 @@ class Hypothesis:
 def differing(recipe: Recipe, change: Change) -> tuple[str, ...]:
     """Return which fields of a recipe a change makes others."""
     made = change.recipe(recipe) if change.recipe else recipe
-    return tuple(each.name for each in fields(recipe) if getattr(made, each.name) != getattr(recipe, each.name))
+    return tuple(
+        each.name for each in fields(recipe) if getattr(made, each.name) != getattr(recipe, each.name)
+    )
 
 
 def hypotheses(recipe: Recipe, windows: int, step: int) -> Iterator[Hypothesis]:
@@ -113,22 +119,38 @@ def hypotheses(recipe: Recipe, windows: int, step: int) -> Iterator[Hypothesis]:
                 continue
             told.add(made)
         what = fault.what.rstrip(".")
-        yield Hypothesis(fault.name, f"this: {what[0].lower()}{what[1:]}{_otherwise(recipe, fault.change)}", fault.clause, fault.change)
+        yield Hypothesis(
+            fault.name,
+            f"this: {what[0].lower()}{what[1:]}{_otherwise(recipe, fault.change)}",
+            fault.clause,
+            fault.change,
+        )
     for name, value, change in alternatives(recipe):
         if change.recipe and change.recipe(recipe) not in told:
-            yield Hypothesis(name, f"{name} = {instead(value, getattr(recipe, name))}", CLAUSE_OF[name], change)
+            yield Hypothesis(
+                name, f"{name} = {instead(value, getattr(recipe, name))}", CLAUSE_OF[name], change
+            )
     for other in range(windows):
         if other not in (step, step - 1, step + 1, 0):
-            yield Hypothesis("data_of_other_step", f"the batches of step {other + 1} in place of its own", "OPT-10", Change(window=_of_step(other)))
+            yield Hypothesis(
+                "data_of_other_step",
+                f"the batches of step {other + 1} in place of its own",
+                "OPT-10",
+                Change(window=_of_step(other)),
+            )
 
 
 def alternatives(recipe: Recipe) -> Iterator[tuple[str, Any, Change]]:
     """Yield fields of a recipe with another value, and the change to it."""
     numbers = dict(NUMBERS)
     numbers["undecayed"] = tuple(_others(recipe.undecayed))
-    numbers["accumulation"] = tuple(value for value in (1, recipe.accumulation - 1, recipe.accumulation + 1) if value > 0)
+    numbers["accumulation"] = tuple(
+        value for value in (1, recipe.accumulation - 1, recipe.accumulation + 1) if value > 0
+    )
     numbers["warmup_steps"] = (0, recipe.warmup_steps - 1, recipe.warmup_steps + 1)
-    numbers["total_steps"] = tuple((recipe.total_steps or 0) + more for more in (-1, 1, recipe.warmup_steps, -recipe.warmup_steps))
+    numbers["total_steps"] = tuple(
+        (recipe.total_steps or 0) + more for more in (-1, 1, recipe.warmup_steps, -recipe.warmup_steps)
+    )
     for name in CLAUSE_OF:
         for value in CHOICES.get(name) or numbers.get(name, ()):
             if value == getattr(recipe, name):
@@ -158,7 +180,9 @@ def _besides(recipe: Recipe, name: str, value: Any) -> dict[str, Any]:
 def _others(undecayed: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """Yield other sets of kinds: none, all but these, and with one or two kinds more or fewer."""
     now = set(undecayed)
-    toggled = [{one, other} for place, one in enumerate(KINDS_OF_PARAMETERS) for other in KINDS_OF_PARAMETERS[place:]]
+    toggled = [
+        {one, other} for place, one in enumerate(KINDS_OF_PARAMETERS) for other in KINDS_OF_PARAMETERS[place:]
+    ]
     for changed in (now, set(KINDS_OF_PARAMETERS), *toggled):
         yield tuple(kind for kind in KINDS_OF_PARAMETERS if kind in now ^ changed)
 
@@ -174,5 +198,9 @@ def _of_step(step: int) -> Callable[[Place, Any], Window]:
 def _otherwise(recipe: Recipe, change: Change) -> str:
     """Say which fields of a recipe a fault makes others."""
     made = change.recipe(recipe) if change.recipe else recipe
-    said = [f"{name} = {instead(getattr(made, name), getattr(recipe, name))}" for name in differing(recipe, change) if name not in RATES]
+    said = [
+        f"{name} = {instead(getattr(made, name), getattr(recipe, name))}"
+        for name in differing(recipe, change)
+        if name not in RATES
+    ]
     return f" ({', '.join(said)})" if said else ""

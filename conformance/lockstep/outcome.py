@@ -68,9 +68,19 @@ class Divergence:
         """It in a sentence."""
         row = self.row
         name = row.tensor.split(".", 2)[2]
-        where = f" at {list(row.element)}: {row.actual:.9g}, but {row.expected:.9g} ± {row.tolerance:.2g} is right" if row.deciding and (row.element or row.size == 1) else ""
-        size = f"{row.ratio:.3g} tolerances" if np.isfinite(row.ratio) else row.note or "nothing can be compared"
-        more = f"; {self.also} more tensor{'' if self.also == 1 else 's'} of the step diverge{'s' if self.also == 1 else ''}" if self.also else ""
+        where = (
+            f" at {list(row.element)}: {row.actual:.9g}, but {row.expected:.9g} ± {row.tolerance:.2g} is right"
+            if row.deciding and (row.element or row.size == 1)
+            else ""
+        )
+        size = (
+            f"{row.ratio:.3g} tolerances" if np.isfinite(row.ratio) else row.note or "nothing can be compared"
+        )
+        more = (
+            f"; {self.also} more tensor{'' if self.also == 1 else 's'} of the step diverge{'s' if self.also == 1 else ''}"
+            if self.also
+            else ""
+        )
         why = f"; {self.cause.text}" if self.cause else ""
         return f"step {self.step + 1}, {name} ({', '.join(self.cause.clauses) if self.cause else row.clause}), by {size}{where}{more}{why}"
 
@@ -118,7 +128,16 @@ class Track:
     @property
     def first_divergence(self) -> tuple[int, str, str, float] | None:
         """Step, tensor, clause and error in tolerances of the first divergence, or None."""
-        return (self.first.step, self.first.row.tensor.split(".", 2)[2], self.first.row.clause, self.first.row.ratio) if self.first else None
+        return (
+            (
+                self.first.step,
+                self.first.row.tensor.split(".", 2)[2],
+                self.first.row.clause,
+                self.first.row.ratio,
+            )
+            if self.first
+            else None
+        )
 
 
 def of_all(counts: list[int], roots: list[float]) -> float:
@@ -126,7 +145,9 @@ def of_all(counts: list[int], roots: list[float]) -> float:
     largest, total = max(roots), sum(counts)
     if not (total and largest):
         return 0.0
-    return largest * math.sqrt(sum(count * (root / largest) ** 2 for count, root in zip(counts, roots, strict=True)) / total)
+    return largest * math.sqrt(
+        sum(count * (root / largest) ** 2 for count, root in zip(counts, roots, strict=True)) / total
+    )
 
 
 class Recorder:
@@ -154,7 +175,9 @@ class Recorder:
         for section, found in rows.items():
             self.extend(step, section, found, delivered, expected)
 
-    def extend(self, step: int, section: str, rows: list[Row], delivered: dict[str, Array], expected: Expectation) -> None:
+    def extend(
+        self, step: int, section: str, rows: list[Row], delivered: dict[str, Array], expected: Expectation
+    ) -> None:
         """Add a point to a curve."""
         curve = self.curves.get(section) or Curve(section, [], [], [])
         worst = max(rows, key=lambda row: row.ratio)
@@ -165,10 +188,17 @@ class Recorder:
         curve.ratio.append(short(worst.ratio))
         counts, sizes, errors, limits = [0], [0.0], [0.0], [0.0]
         for name in (row.tensor for row in rows if row.deciding is not None):
-            value, sigma, actual = (table[name].reshape(-1).astype(np.float64, copy=False) for table in (expected.values, expected.sigmas, delivered))
+            value, sigma, actual = (
+                table[name].reshape(-1).astype(np.float64, copy=False)
+                for table in (expected.values, expected.sigmas, delivered)
+            )
             known = np.isfinite(value) & np.isfinite(sigma) & np.isfinite(actual)
             counts.append(int(known.sum()))
-            for roots, found in ((sizes, value[known]), (errors, actual[known] - value[known]), (limits, sigma[known])):
+            for roots, found in (
+                (sizes, value[known]),
+                (errors, actual[known] - value[known]),
+                (limits, sigma[known]),
+            ):
                 roots.append(root_mean_square(found))
         size = of_all(counts, sizes) or 1.0
         curve.difference.append(short(of_all(counts, errors) / size))
@@ -181,7 +211,18 @@ class Recorder:
         if self.failure is not None:
             failed, detail, stderr = self.failure
             status = status if self.diverged else failed
-        return Track(self.backend, status, self.steps, self.diverged, tuple(self.curves.values()), self.losses, self.first, detail, stderr, self.seconds)
+        return Track(
+            self.backend,
+            status,
+            self.steps,
+            self.diverged,
+            tuple(self.curves.values()),
+            self.losses,
+            self.first,
+            detail,
+            stderr,
+            self.seconds,
+        )
 
 
 @dataclass(frozen=True)

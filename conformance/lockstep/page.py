@@ -22,7 +22,10 @@ DRAWN = 400
 def page(data: Mapping[str, Any], read: Document) -> str:
     """Return the page of a record of lockstep."""
     found: Lockstep = read.outcome
-    sections = {**({"preflight": "Before the first step"} if found.differences or found.lost else {}), **({"first": "First divergences"} if any(track.first for track in found.tracks) else {})}
+    sections = {
+        **({"preflight": "Before the first step"} if found.differences or found.lost else {}),
+        **({"first": "First divergences"} if any(track.first for track in found.tracks) else {}),
+    }
     return render(
         "lockstep.html",
         data,
@@ -31,7 +34,11 @@ def page(data: Mapping[str, Any], read: Document) -> str:
         compared=[compared(found)],
         sections={**sections, "errors": "Errors over the steps", "about": "What was trained"},
         found=found,
-        figures=[figure(found, section) for section in STEP_SECTIONS if any(curve.section == section for track in found.tracks for curve in track.curves)],
+        figures=[
+            figure(found, section)
+            for section in STEP_SECTIONS
+            if any(curve.section == section for track in found.tracks for curve in track.curves)
+        ],
         explanation=explanation(found),
         why={track.backend: unjudged(track, found) for track in found.tracks},
     )
@@ -41,20 +48,39 @@ def headline(found: Lockstep) -> str:
     """Return the verdict in a sentence."""
     wrong = [track for track in found.tracks if track.first]
     if wrong:
-        return "; ".join(f"{track.backend} diverges first at step {track.first.step + 1}" for track in wrong if track.first) + "."
+        return (
+            "; ".join(
+                f"{track.backend} diverges first at step {track.first.step + 1}"
+                for track in wrong
+                if track.first
+            )
+            + "."
+        )
     if found.differences:
         return f"{joined(list(dict.fromkeys(one.backend for one in found.differences)))} would train otherwise than the recipe says."
     unjudged = [track for track in found.tracks if track.unjudged]
     if unjudged:
-        return "; ".join(f"{track.backend}: {', '.join(track.unjudged)} not judged" for track in unjudged) + "."
+        return (
+            "; ".join(f"{track.backend}: {', '.join(track.unjudged)} not judged" for track in unjudged) + "."
+        )
     right = [track for track in found.tracks if track.status == "agrees"]
     steps = max((track.steps for track in right), default=0)
-    return f"{joined([track.backend for track in right])} agree{'s' if len(right) == 1 else ''} with the oracle at each of {steps} steps." if right else "Nothing was judged."
+    return (
+        f"{joined([track.backend for track in right])} agree{'s' if len(right) == 1 else ''} with the oracle at each of {steps} steps."
+        if right
+        else "Nothing was judged."
+    )
 
 
 def compared(found: Lockstep) -> str:
     """Return what was compared."""
-    config, names = found.about["config"], [f"{track.backend} {found.environments.get(track.backend, {}).get('version', '')}".strip() for track in found.tracks]
+    config, names = (
+        found.about["config"],
+        [
+            f"{track.backend} {found.environments.get(track.backend, {}).get('version', '')}".strip()
+            for track in found.tracks
+        ],
+    )
     size = f"{config['num_layers']} layers of {config['d_model']}"
     return f"Compared: every loss, gradient, norm, moment and weight of {found.about['steps']} steps of {', '.join(names)}, {size}, {found.dtype}, {found.mode}, with the oracle's, seed {found.about['seed']}."
 
@@ -65,14 +91,39 @@ def figure(found: Lockstep, section: str) -> dict[str, Any]:
     unit = precision(found.dtype).unit_roundoff
     ratios = [thinned(curve.ratio) for _, curve in curves]
     sizes = [[value / unit for value in thinned(curve.difference)] for _, curve in curves]
-    envelope = [max(values) / unit for values in zip(*(thinned(curve.envelope) for _, curve in curves if len(curve.ratio) == max(len(one.ratio) for _, one in curves)), strict=True)]
+    envelope = [
+        max(values) / unit
+        for values in zip(
+            *(
+                thinned(curve.envelope)
+                for _, curve in curves
+                if len(curve.ratio) == max(len(one.ratio) for _, one in curves)
+            ),
+            strict=True,
+        )
+    ]
     return {
         "section": section,
         "columns": max((len(line) for line in ratios), default=1),
-        "curves": [{"backend": track.backend, "worst": max(curve.ratio, default=0.0), "tensor": curve.worst, "step": curve.at + 1, "judged": curve.judged} for track, curve in curves],
-        "ratios": drawing.growth(ratios, f"{section}: largest error of each step, in tolerances: {said(curves)}", []),
+        "curves": [
+            {
+                "backend": track.backend,
+                "worst": max(curve.ratio, default=0.0),
+                "tensor": curve.worst,
+                "step": curve.at + 1,
+                "judged": curve.judged,
+            }
+            for track, curve in curves
+        ],
+        "ratios": drawing.growth(
+            ratios, f"{section}: largest error of each step, in tolerances: {said(curves)}", []
+        ),
         "ratio_ticks": drawing.ticks(*drawing.decades(ratios)),
-        "sizes": drawing.growth([*sizes, envelope], f"{section}: size of the errors of each step, in unit roundoffs, and what rounding may make", []),
+        "sizes": drawing.growth(
+            [*sizes, envelope],
+            f"{section}: size of the errors of each step, in unit roundoffs, and what rounding may make",
+            [],
+        ),
         "size_ticks": drawing.ticks(*drawing.decades([*sizes, envelope])),
         "envelope": len(sizes),
     }
@@ -80,7 +131,10 @@ def figure(found: Lockstep, section: str) -> dict[str, Any]:
 
 def said(curves: list[tuple[Any, Curve]]) -> str:
     """Return the largest errors in words."""
-    return "; ".join(f"{track.backend} {f'{max(curve.ratio):.2g}' if curve.judged else NOT_JUDGED}" for track, curve in curves)
+    return "; ".join(
+        f"{track.backend} {f'{max(curve.ratio):.2g}' if curve.judged else NOT_JUDGED}"
+        for track, curve in curves
+    )
 
 
 def thinned(values: list[float]) -> list[float]:

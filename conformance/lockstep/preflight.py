@@ -19,11 +19,15 @@ FEW = 3
 
 def right_plan(case: JudgedTraining) -> StepPlan:
     """Return what a backend is to do."""
-    windows = [[round_inputs({}, batch, case.dtype)[1] for batch in window] for window in case.training.windows]
+    windows = [
+        [round_inputs({}, batch, case.dtype)[1] for batch in window] for window in case.training.windows
+    ]
     return plan(case.config, replace(case.training, windows=windows), case.part)
 
 
-def differences(case: JudgedTraining, right: StepPlan, backend: str, found: StepPlan, deviations: Deviations) -> list[Difference]:
+def differences(
+    case: JudgedTraining, right: StepPlan, backend: str, found: StepPlan, deviations: Deviations
+) -> list[Difference]:
     """Return what a backend is going to do otherwise.
 
     Args:
@@ -45,14 +49,20 @@ def differences(case: JudgedTraining, right: StepPlan, backend: str, found: Step
 
 
 def _batches(right: StepPlan, found: StepPlan) -> Iterator[str]:
-    wanted, got = ([(step, number, one) for step, window in enumerate(each.batches) for number, one in enumerate(window)] for each in (right, found))
+    wanted, got = (
+        [(step, number, one) for step, window in enumerate(each.batches) for number, one in enumerate(window)]
+        for each in (right, found)
+    )
     if [len(window) for window in right.batches] != [len(window) for window in found.batches]:
         yield f"steps accumulate {_sizes(found)} batches but must {_sizes(right)}"
         return
     wrong = [place for place, (one, other) in enumerate(zip(wanted, got, strict=True)) if one != other]
     if wrong:
         step, number, theirs = got[wrong[0]]
-        where = next((f", which is batch {other + 1} of step {at + 1}" for at, other, one in wanted if one == theirs), "")
+        where = next(
+            (f", which is batch {other + 1} of step {at + 1}" for at, other, one in wanted if one == theirs),
+            "",
+        )
         yield f"{len(wrong)} of {len(wanted)} batches are others: first batch {number + 1} of step {step + 1}: its digest is {theirs}{where}, but must be {wanted[wrong[0]][2]}"
 
 
@@ -75,13 +85,20 @@ def _rates(right: StepPlan, found: StepPlan, roundoff: float) -> Iterator[str]:
     if len(found.rates) != len(right.rates):
         yield f"there are {len(found.rates)} learning rates but must be {len(right.rates)}"
         return
-    wrong = [step for step, (rate, other) in enumerate(zip(right.rates, found.rates, strict=True)) if not abs(other - rate) <= roundoff * abs(rate)]
+    wrong = [
+        step
+        for step, (rate, other) in enumerate(zip(right.rates, found.rates, strict=True))
+        if not abs(other - rate) <= roundoff * abs(rate)
+    ]
     if wrong:
         yield f"the learning rate of {len(wrong)} of {len(right.rates)} steps is another: that of step {wrong[0] + 1} is {found.rates[wrong[0]]:.9g} but must be {right.rates[wrong[0]]:.9g}"
 
 
 def _decayed(right: StepPlan, found: StepPlan) -> Iterator[str]:
-    for names, words in ((sorted({*found.decayed} - {*right.decayed}), "decay but must not"), (sorted({*right.decayed} - {*found.decayed}), "do not decay but must")):
+    for names, words in (
+        (sorted({*found.decayed} - {*right.decayed}), "decay but must not"),
+        (sorted({*right.decayed} - {*found.decayed}), "do not decay but must"),
+    ):
         if names:
             yield f"{', '.join(names[:FEW])}{f' and {len(names) - FEW} more' if len(names) > FEW else ''} {words}"
 

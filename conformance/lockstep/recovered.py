@@ -39,13 +39,19 @@ REFINED, NUDGE = 4, 1e-4
 
 def recovered(question: Question) -> Iterator[Hypothesis]:
     """Yield what a step would have been computed with."""
-    return {"gradients": _shares, "clipped": _limit, "moments": _update}.get(question.stage(), lambda _: iter(()))(question)
+    return {"gradients": _shares, "clipped": _limit, "moments": _update}.get(
+        question.stage(), lambda _: iter(())
+    )(question)
 
 
 def _named(question: Question, values: Mapping[str, Array], section: str) -> dict[str, Array]:
     """Return the tensors of a section of the step, by name of a parameter."""
     prefix = f"steps.{question.start.step}.{section}."
-    return {name.removeprefix(prefix): np.asarray(array, np.float64) for name, array in values.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): np.asarray(array, np.float64)
+        for name, array in values.items()
+        if name.startswith(prefix)
+    }
 
 
 def _flat(tensors: Mapping[str, Array], names: Sequence[str]) -> Array:
@@ -88,14 +94,26 @@ def _shares(question: Question) -> Iterator[Hypothesis]:
     alike = all(f"{one:g}" == f"{factor * share:g}" for one, share in zip(found, right, strict=True))
     shares = distinct(*map(float, (*found, *right)), digits=4)
     counts, meant = (", ".join(some) for some in (shares[: len(found)], shares[len(found) :]))
-    told = f"gradients times {multiple(factor, digits=4)}" if alike else f"batches that count by {counts} instead of {meant}"
-    yield Hypothesis("shares_of_batches", told, "OPT-10", Change(shares=lambda m, counts, shares: found if len(found) == len(counts) else shares))
+    told = (
+        f"gradients times {multiple(factor, digits=4)}"
+        if alike
+        else f"batches that count by {counts} instead of {meant}"
+    )
+    yield Hypothesis(
+        "shares_of_batches",
+        told,
+        "OPT-10",
+        Change(shares=lambda m, counts, shares: found if len(found) == len(counts) else shares),
+    )
 
 
 def _limit(question: Question) -> Iterator[Hypothesis]:
     """By how much gradients were clipped."""
     right, step = _right(question), question.start.step
-    gradients, actual = _named(question, question.delivered, "gradients") or _named(question, right, "gradients"), _named(question, question.delivered, "clipped")
+    gradients, actual = (
+        _named(question, question.delivered, "gradients") or _named(question, right, "gradients"),
+        _named(question, question.delivered, "clipped"),
+    )
     names = [name for name in actual if name in gradients]
     found = _solved([_flat(gradients, names)], _flat(actual, names))
     norm, reported = right.get(f"steps.{step}.norm"), question.delivered.get(f"steps.{step}.norm")
@@ -107,7 +125,11 @@ def _limit(question: Question) -> Iterator[Hypothesis]:
         total = m.operations.square_root(sum(squares(name) for name in given)) * off
         return {name: gradient * found[0] for name, gradient in given.items()}, total
 
-    limit = f"clip_at = {instead(found[0] * float(norm), question.case.training.recipe.clip_at, digits=4)}" if norm is not None and abs(off - 1) < 1e-4 else f"a norm that is {multiple(off, digits=4)} times what it should be, and gradients times {multiple(found[0], digits=4)}"
+    limit = (
+        f"clip_at = {instead(found[0] * float(norm), question.case.training.recipe.clip_at, digits=4)}"
+        if norm is not None and abs(off - 1) < 1e-4
+        else f"a norm that is {multiple(off, digits=4)} times what it should be, and gradients times {multiple(found[0], digits=4)}"
+    )
     yield Hypothesis("clip_at", limit, "OPT-7", Change(clip=clip))
 
 
@@ -125,20 +147,38 @@ def _averages(question: Question) -> Iterator[Hypothesis]:
     for slot, clause in (("first_moment", "OPT-3"), ("second_moment", "OPT-3"), ("momentum", "OPT-2")):
         actual, wanted = _named(question, question.delivered, slot), _named(question, right, slot)
         names = [name for name in actual if name in wanted and name in gradients]
-        if not names or recipe.decay_form == "coupled" or (recipe.algorithm == "rmsprop" and slot == "momentum"):
+        if (
+            not names
+            or recipe.decay_form == "coupled"
+            or (recipe.algorithm == "rmsprop" and slot == "momentum")
+        ):
             continue
         new = {name: gradients[name] ** 2 if slot == "second_moment" else gradients[name] for name in names}
-        before = {name: np.asarray(question.start.state.get(f"{slot}.{name}", np.zeros_like(new[name])), np.float64) for name in names}
+        before = {
+            name: np.asarray(question.start.state.get(f"{slot}.{name}", np.zeros_like(new[name])), np.float64)
+            for name in names
+        }
         columns = [_flat(before, names), _flat(new, names)]
         started = float(np.max(abs(columns[0]), initial=0.0)) > NEVER
         found = _solved(columns if started else columns[1:], _flat(actual, names))
         if found is not None:
             kept, fresh = found if started else (0.0, found[0])
-            told = f"{slot} = {kept:.4g} of what was there + {fresh:.4g} of what is new" if started else f"{slot} = {fresh:.4g} of what is new"
-            yield Hypothesis(f"weights_of_{slot}", told, clause, Change(optimizer=_weighing(slot, kept, fresh)))
+            told = (
+                f"{slot} = {kept:.4g} of what was there + {fresh:.4g} of what is new"
+                if started
+                else f"{slot} = {fresh:.4g} of what is new"
+            )
+            yield Hypothesis(
+                f"weights_of_{slot}", told, clause, Change(optimizer=_weighing(slot, kept, fresh))
+            )
             if slot in BETAS and 0 <= fresh <= 1:  # the correction for its bias knows of it too
                 beta = BETAS[slot]
-                yield Hypothesis(beta, f"{beta} = {instead(1 - fresh, getattr(recipe, beta), digits=4)}", clause, by_recipe(**{beta: 1 - fresh}))
+                yield Hypothesis(
+                    beta,
+                    f"{beta} = {instead(1 - fresh, getattr(recipe, beta), digits=4)}",
+                    clause,
+                    by_recipe(**{beta: 1 - fresh}),
+                )
 
 
 def _weighing(slot: str, kept: float, fresh: float) -> type[Optimizer]:
@@ -155,7 +195,9 @@ def _weighing(slot: str, kept: float, fresh: float) -> type[Optimizer]:
             if slot != "momentum":
                 return super().with_momentum(name, gradient, numbers)
             state = self.state[f"momentum.{name}"] = kept * self.state[f"momentum.{name}"] + fresh * gradient
-            return numbers["rate"] * (gradient + self.recipe.momentum * state if self.recipe.nesterov else state)
+            return numbers["rate"] * (
+                gradient + self.recipe.momentum * state if self.recipe.nesterov else state
+            )
 
     return Weighing
 
@@ -165,23 +207,42 @@ def _movement(question: Question) -> Iterator[Hypothesis]:
     recipe, step = question.case.training.recipe, question.start.step
     rate, prefix = learning_rate(recipe, step), "parameters."
     decoupled = recipe.decay_form in ("times_rate", "alone") and recipe.weight_decay > 0
-    bare = question.made(by_recipe(weight_decay=0.0) if decoupled else Change(), exact(question.case.dtype), question.known)
+    bare = question.made(
+        by_recipe(weight_decay=0.0) if decoupled else Change(), exact(question.case.dtype), question.known
+    )
     actual, moved = _named(question, question.delivered, "parameters"), _named(question, bare, "parameters")
     before = {name: np.asarray(question.start.state[f"{prefix}{name}"], np.float64) for name in moved}
     kinds = question.case.trajectory(exact(question.case.dtype)).kinds
-    names = [name for name in moved if name in actual and (not decoupled or kinds[name] not in recipe.undecayed)]
-    columns = [_flat({name: moved[name] - before[name] for name in names}, names), *([-_flat(before, names)] if decoupled else [])]
+    names = [
+        name for name in moved if name in actual and (not decoupled or kinds[name] not in recipe.undecayed)
+    ]
+    columns = [
+        _flat({name: moved[name] - before[name] for name in names}, names),
+        *([-_flat(before, names)] if decoupled else []),
+    ]
     found = _solved(columns, _flat({name: actual[name] - before[name] for name in names}, names))
     if found is None:
         return
     share = recipe.weight_decay * (rate if recipe.decay_form == "times_rate" else 1.0)
     reported = float(question.delivered.get(f"steps.{step}.rate", rate))
-    moved_by = reported if reported != rate else found[0] * rate  # what it says is nearer than what parameters, rounded, show
-    yield Hypothesis("learning_rate", f"a learning rate of {instead(moved_by, rate, digits=4)}", "OPT-9", Change(rate=lambda m: moved_by if m.step == step else learning_rate(m.recipe, m.step)))
+    moved_by = (
+        reported if reported != rate else found[0] * rate
+    )  # what it says is nearer than what parameters, rounded, show
+    yield Hypothesis(
+        "learning_rate",
+        f"a learning rate of {instead(moved_by, rate, digits=4)}",
+        "OPT-9",
+        Change(rate=lambda m: moved_by if m.step == step else learning_rate(m.recipe, m.step)),
+    )
     if decoupled and share:
         decay = found[1] / share * recipe.weight_decay
         if decay >= 0:
-            yield Hypothesis("weight_decay", f"weight_decay = {instead(decay, recipe.weight_decay, digits=4)}", "OPT-6", by_recipe(weight_decay=decay))
+            yield Hypothesis(
+                "weight_decay",
+                f"weight_decay = {instead(decay, recipe.weight_decay, digits=4)}",
+                "OPT-6",
+                by_recipe(weight_decay=decay),
+            )
 
 
 def _epsilon(question: Question) -> Iterator[Hypothesis]:
@@ -194,7 +255,11 @@ def _epsilon(question: Question) -> Iterator[Hypothesis]:
 
     def off(power: float) -> Array:
         """Return what is left between the parameters that were reported and those of an epsilon."""
-        made = _named(question, question.made(by_recipe(epsilon=10.0**power), exact(question.case.dtype), question.known), "parameters")
+        made = _named(
+            question,
+            question.made(by_recipe(epsilon=10.0**power), exact(question.case.dtype), question.known),
+            "parameters",
+        )
         return _flat(actual, names) - _flat(made, names)
 
     try:
@@ -202,7 +267,9 @@ def _epsilon(question: Question) -> Iterator[Hypothesis]:
     except (ConfigError, KeyError, ValueError):  # no such training, or other parameters than it has
         return
     value = 10.0**power
-    yield Hypothesis("epsilon", f"epsilon = {instead(value, recipe.epsilon, digits=4)}", "OPT-3", by_recipe(epsilon=value))
+    yield Hypothesis(
+        "epsilon", f"epsilon = {instead(value, recipe.epsilon, digits=4)}", "OPT-3", by_recipe(epsilon=value)
+    )
 
 
 def _nearest(off: Callable[[float], Array], low: float, high: float) -> float:
@@ -210,8 +277,14 @@ def _nearest(off: Callable[[float], Array], low: float, high: float) -> float:
     best = low
     for _ in range(LOOKS):
         tried = np.linspace(low, high, SEARCHED)
-        place = int(np.argmin([np.nan_to_num(np.square(off(float(number))).sum(), nan=np.inf) for number in tried]))
-        best, low, high = float(tried[place]), float(tried[max(place - 1, 0)]), float(tried[min(place + 1, len(tried) - 1)])
+        place = int(
+            np.argmin([np.nan_to_num(np.square(off(float(number))).sum(), nan=np.inf) for number in tried])
+        )
+        best, low, high = (
+            float(tried[place]),
+            float(tried[max(place - 1, 0)]),
+            float(tried[min(place + 1, len(tried) - 1)]),
+        )
     for _ in range(REFINED):
         left = off(best)
         slope = (off(best + NUDGE) - left) / NUDGE

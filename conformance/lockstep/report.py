@@ -13,7 +13,13 @@ from concord.conformance.comparison import STEP_SECTIONS
 from concord.conformance.lockstep.outcome import Curve, Lockstep, Track
 from concord.conformance.report import indented, number
 
-STYLES = {"agrees": "green", "diverges": "bold red", "undetermined": "yellow", "unsupported": "dim", "absent": "dim"}
+STYLES = {
+    "agrees": "green",
+    "diverges": "bold red",
+    "undetermined": "yellow",
+    "unsupported": "dim",
+    "absent": "dim",
+}
 
 WIDE = 118
 """Columns of a terminal from which each backend has a line."""
@@ -22,7 +28,12 @@ WIDE = 118
 def show(found: Lockstep, console: Console, title: str) -> None:
     """Print differences of the preflight, the table, and what diverged."""
     for difference in found.differences:
-        console.print(Text(f"{difference.backend}, before the first step: {difference.subject} ({difference.clause})", style="bold red"))
+        console.print(
+            Text(
+                f"{difference.backend}, before the first step: {difference.subject} ({difference.clause})",
+                style="bold red",
+            )
+        )
         console.print(indented(f"  {difference.text}"))
     console.print(title, style="bold", highlight=False, markup=False)
     console.print(table(found, console.width))
@@ -39,15 +50,34 @@ def table(found: Lockstep, width: int) -> Table:
     Args:
         width: columns of the terminal: below :data:`WIDE` backends stand side by side, and what is said of each below each other.
     """
-    sections = [section for section in STEP_SECTIONS if any(curve.section == section for track in found.tracks for curve in track.curves)]
+    sections = [
+        section
+        for section in STEP_SECTIONS
+        if any(curve.section == section for track in found.tracks for curve in track.curves)
+    ]
     headings = ["backend", "", "steps", "diverge", *sections]
-    columns = [[Text(track.backend), Text(track.status, style=STYLES.get(track.status, "bold magenta")), Text(str(track.steps)), Text(str(track.diverged)), *_errors(track, sections)] for track in found.tracks]
+    columns = [
+        [
+            Text(track.backend),
+            Text(track.status, style=STYLES.get(track.status, "bold magenta")),
+            Text(str(track.steps)),
+            Text(str(track.diverged)),
+            *_errors(track, sections),
+        ]
+        for track in found.tracks
+    ]
     wide = width >= WIDE
-    rows: list[list[Text]] = columns if wide else [[Text(heading), *entries] for heading, *entries in zip(headings, *columns, strict=True)][1:]
+    rows: list[list[Text]] = (
+        columns
+        if wide
+        else [[Text(heading), *entries] for heading, *entries in zip(headings, *columns, strict=True)][1:]
+    )
     drawn = Table(padding=(0, 1), expand=False)
     for place, heading in enumerate(headings if wide else ["", *(track.backend for track in found.tracks)]):
         words = place < (2 if wide else 1)
-        drawn.add_column(heading, justify="left" if words else "right", no_wrap=place > 0 and wide, overflow="fold")
+        drawn.add_column(
+            heading, justify="left" if words else "right", no_wrap=place > 0 and wide, overflow="fold"
+        )
     for row in rows:
         drawn.add_row(*row)
     return drawn
@@ -69,17 +99,29 @@ def _error(curve: Curve | None) -> Text:
 
 def explanation(found: Lockstep) -> str:
     """Return what the numbers of the table are."""
-    how = "each step starts from the oracle's weights and state" if found.mode == "resynchronised" else "each step goes on from the one before, within what rounding alone explains"
+    how = (
+        "each step starts from the oracle's weights and state"
+        if found.mode == "resynchronised"
+        else "each step goes on from the one before, within what rounding alone explains"
+    )
     return f"Largest error in tolerances of any step; {found.mode}: {how}."
 
 
 def unjudged(track: Track, found: Lockstep) -> str:
     """Return at which steps sections of a backend were not judged, why, and what to do about it; no text if each was judged at each step."""
-    sections = [f"{curve.section} at {curve.unjudged} of {track.steps} steps" for curve in track.curves if curve.unjudged]
+    sections = [
+        f"{curve.section} at {curve.unjudged} of {track.steps} steps"
+        for curve in track.curves
+        if curve.unjudged
+    ]
     if not sections:
         return ""
     names = ", ".join(line.partition(" ")[0] for line in found.lost)
-    why = f"{found.dtype} does not hold the recipe's {names} (OPT-11)" if names else f"what they are computed from is out of the range of {found.dtype}"
+    why = (
+        f"{found.dtype} does not hold the recipe's {names} (OPT-11)"
+        if names
+        else f"what they are computed from is out of the range of {found.dtype}"
+    )
     return f"not judged: {', '.join(sections)}: {why}; train with numbers that {found.dtype} holds, or in another precision (--dtype float32)"
 
 
@@ -89,5 +131,10 @@ def lines(track: Track, found: Lockstep) -> list[tuple[str, str]]:
     if why := unjudged(track, found):
         said.append((f"{track.backend}: {why}", "yellow"))
     if track.detail:
-        said.append((f"{track.backend}: {track.status}{f' after {track.steps} steps' if track.steps else ''}: {track.detail}", "bold magenta"))
+        said.append(
+            (
+                f"{track.backend}: {track.status}{f' after {track.steps} steps' if track.steps else ''}: {track.detail}",
+                "bold magenta",
+            )
+        )
     return said + [(f"  {line}", "dim") for line in track.stderr.splitlines()[-4:]]

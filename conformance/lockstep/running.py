@@ -64,7 +64,13 @@ class Made:
     failure: tuple[str, str, str] = ("", "", "")
 
 
-def resynchronised(case: JudgedTraining, entrants: Sequence[Entrant], steps: int | None = None, stop_first: bool = False, tell: Tell | None = None) -> list[Track]:
+def resynchronised(
+    case: JudgedTraining,
+    entrants: Sequence[Entrant],
+    steps: int | None = None,
+    stop_first: bool = False,
+    tell: Tell | None = None,
+) -> list[Track]:
     """Let backends train, each step from the oracle's weights and state, so that a fault shows at its own step.
 
     Args:
@@ -76,7 +82,13 @@ def resynchronised(case: JudgedTraining, entrants: Sequence[Entrant], steps: int
     return _Lockstep(case, entrants, True, stop_first, tell).run(steps)
 
 
-def free_running(case: JudgedTraining, entrants: Sequence[Entrant], steps: int | None = None, stop_first: bool = False, tell: Tell | None = None) -> list[Track]:
+def free_running(
+    case: JudgedTraining,
+    entrants: Sequence[Entrant],
+    steps: int | None = None,
+    stop_first: bool = False,
+    tell: Tell | None = None,
+) -> list[Track]:
     """Let backends train by themselves, and judge each step by what rounding alone, carried through the steps, makes of correct training.
 
     The arguments are those of :func:`resynchronised`.
@@ -84,7 +96,9 @@ def free_running(case: JudgedTraining, entrants: Sequence[Entrant], steps: int |
     return _Lockstep(case, entrants, False, stop_first, tell).run(steps)
 
 
-def first_divergence(case: JudgedTraining, made: Sequence[Mapping[str, Array]], resumed: int = 0, explaining: bool = True) -> Divergence | None:
+def first_divergence(
+    case: JudgedTraining, made: Sequence[Mapping[str, Array]], resumed: int = 0, explaining: bool = True
+) -> Divergence | None:
     """Return where training that a backend made by itself first left its tolerance, and why.
 
     Args:
@@ -101,9 +115,14 @@ def first_divergence(case: JudgedTraining, made: Sequence[Mapping[str, Array]], 
     for step, (window, found) in enumerate(zip(case.training.windows, made, strict=True)):
         prefix = f"steps.{step}."
         names = [name for name in whole.values if name.startswith(prefix)]
-        expected = expectation(case, {name: whole.values[name] for name in names}, {name: whole.sigmas[name] for name in names})
+        expected = expectation(
+            case, {name: whole.values[name] for name in names}, {name: whole.sigmas[name] for name in names}
+        )
         delivered = {f"{prefix}{name}": np.asarray(array) for name, array in found.items()}
-        verdict, start = judged(case, window, delivered, in_range(expected, state)), Start(state, step, window, sigmas)
+        verdict, start = (
+            judged(case, window, delivered, in_range(expected, state)),
+            Start(state, step, window, sigmas),
+        )
         first = verdict.first_divergence
         if first is not None:
             also = sum(row.status == "diverges" for row in verdict.table) - 1
@@ -127,20 +146,30 @@ def refuse_unjudged(statuses: Iterable[tuple[str, str]]) -> None:
     """
     status, unjudged = conclude(statuses)
     if status == "undetermined":
-        raise SpecError(f"no step of this training was judged in its {', '.join(unjudged) or 'tensors'}: it neither agrees nor diverges")
+        raise SpecError(
+            f"no step of this training was judged in its {', '.join(unjudged) or 'tensors'}: it neither agrees nor diverges"
+        )
 
 
 def carried(case: JudgedTraining, step: int, expected: Expectation) -> dict[str, Array]:
     """Return how far correct training may be from the oracle after a step: sigma of the state that the next one starts from."""
     prefix, kept = f"steps.{step}.", ("parameters", *slots(case.training.recipe))
-    return {name.removeprefix(prefix): sigma for name, sigma in expected.sigmas.items() if name.split(".")[2] in kept}
+    return {
+        name.removeprefix(prefix): sigma
+        for name, sigma in expected.sigmas.items()
+        if name.split(".")[2] in kept
+    }
 
 
-def judged(case: JudgedTraining, window: Sequence[Batch], delivered: dict[str, Array], expected: Expectation) -> Verdict:
+def judged(
+    case: JudgedTraining, window: Sequence[Batch], delivered: dict[str, Array], expected: Expectation
+) -> Verdict:
     """Judge what was reported of a step."""
     nothing = np.zeros(0)
     run = Run(nothing, nothing, dtype=case.dtype, requested=("steps",), steps=delivered)
-    return judge(case.config, case.weights, window[0], run, case.part, lambda deviations: expected, dtype=case.dtype)
+    return judge(
+        case.config, case.weights, window[0], run, case.part, lambda deviations: expected, dtype=case.dtype
+    )
 
 
 def failure_of(error: Exception) -> tuple[str, str, str] | None:
@@ -165,14 +194,29 @@ def misfits(delivered: Mapping[str, Array], expected: Expectation) -> list[str]:
             mistyped.append(f"{said} of dtype {array.dtype} but must be a floating-point type")
     sections = ", ".join(dict.fromkeys(name.split(".")[2] for name in expected.values))
     problems = [f"{', '.join(unknown[:FEW])}, but this training has only {sections}"] if unknown else []
-    return problems + [first + (f" (and {len(more)} like it)" if more else "") for first, *more in filter(None, (misshapen, mistyped))]
+    return problems + [
+        first + (f" (and {len(more)} like it)" if more else "")
+        for first, *more in filter(None, (misshapen, mistyped))
+    ]
 
 
 class _Lockstep:
     """Backends and the oracle in one training."""
 
-    def __init__(self, case: JudgedTraining, entrants: Sequence[Entrant], again: bool, stop_first: bool, tell: Tell | None) -> None:
-        self.case, self.entrants, self.again, self.stop_first = replace(case, deviations=NONE), list(entrants), again, stop_first
+    def __init__(
+        self,
+        case: JudgedTraining,
+        entrants: Sequence[Entrant],
+        again: bool,
+        stop_first: bool,
+        tell: Tell | None,
+    ) -> None:
+        self.case, self.entrants, self.again, self.stop_first = (
+            replace(case, deviations=NONE),
+            list(entrants),
+            again,
+            stop_first,
+        )
         self.tell = tell or (lambda name, steps: None)
         self.recorders = {entrant.name: Recorder(entrant.name) for entrant in entrants}
         self.envelopes = Envelopes(self.case, [entrant.deviations for entrant in entrants], again)
@@ -189,14 +233,19 @@ class _Lockstep:
         windows = self.case.training.windows[:steps]
         with ExitStack() as stack:
             # Each backend answers in its own time, and one request after the other.
-            lines = {entrant.name: stack.enter_context(ThreadPoolExecutor(max_workers=1)) for entrant in self.entrants}
+            lines = {
+                entrant.name: stack.enter_context(ThreadPoolExecutor(max_workers=1))
+                for entrant in self.entrants
+            }
             asked = self.asked(lines, 0) if windows else {}
             for step, window in enumerate(windows):
                 going = [entrant for entrant in self.entrants if self.goes_on(entrant.name)]
                 if not going:
                     break
                 start = Start(self.state, step, window)
-                self.envelopes.advance(self.given(step), step, window, [entrant.deviations for entrant in going])
+                self.envelopes.advance(
+                    self.given(step), step, window, [entrant.deviations for entrant in going]
+                )
                 self.state = self.rounded(self.envelopes.state())
                 following = self.asked(lines, step + 1) if step + 1 < len(windows) else {}
                 for entrant, expectation in zip(going, self.envelopes.around(), strict=True):
@@ -215,9 +264,15 @@ class _Lockstep:
     def asked(self, lines: Mapping[str, ThreadPoolExecutor], step: int) -> dict[str, Future[Made]]:
         """Ask every backend that goes on for a step from where the oracle stands."""
         state, window = self.given(step), self.case.training.windows[step]
-        return {entrant.name: lines[entrant.name].submit(self.made, entrant, state, step, window) for entrant in self.entrants if self.goes_on(entrant.name)}
+        return {
+            entrant.name: lines[entrant.name].submit(self.made, entrant, state, step, window)
+            for entrant in self.entrants
+            if self.goes_on(entrant.name)
+        }
 
-    def made(self, entrant: Entrant, state: Mapping[str, Array] | None, step: int, window: Sequence[Batch]) -> Made:
+    def made(
+        self, entrant: Entrant, state: Mapping[str, Array] | None, step: int, window: Sequence[Batch]
+    ) -> Made:
         """Return what a backend reports of a step, or what kept it from making it."""
         started = time.perf_counter()
         try:
@@ -225,9 +280,15 @@ class _Lockstep:
                 entrant.session.load(state, step)
             found = arrays_of("step", entrant.session.step(window, report=True))
         except Exception as error:  # whatever keeps one backend from going on keeps no other
-            failure = failure_of(error) or ("error", f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}", traceback.format_exc())
+            failure = failure_of(error) or (
+                "error",
+                f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}",
+                traceback.format_exc(),
+            )
             return Made(time.perf_counter() - started, failure=failure)
-        return Made(time.perf_counter() - started, {f"steps.{step}.{name}": array for name, array in found.items()})
+        return Made(
+            time.perf_counter() - started, {f"steps.{step}.{name}": array for name, array in found.items()}
+        )
 
     def receive(self, entrant: Entrant, start: Start, made: Made, expected: Expectation) -> None:
         """Take up what came of a step."""
@@ -243,30 +304,59 @@ class _Lockstep:
         try:
             self.take_up(entrant, start, made.delivered, expected)
         except Exception as error:  # what was delivered is in order
-            recorder.failure = (NOT_JUDGED, own_fault(f"judging step {start.step + 1}", error), traceback.format_exc())
+            recorder.failure = (
+                NOT_JUDGED,
+                own_fault(f"judging step {start.step + 1}", error),
+                traceback.format_exc(),
+            )
         self.tell(entrant.name, start.step + 1)
 
-    def take_up(self, entrant: Entrant, start: Start, delivered: dict[str, Array], expected: Expectation) -> None:
+    def take_up(
+        self, entrant: Entrant, start: Start, delivered: dict[str, Array], expected: Expectation
+    ) -> None:
         """Judge a step; what comes near a tolerance by a first look is judged by the whole."""
-        recorder, step, window, case = self.recorders[entrant.name], start.step, start.window, replace(self.case, deviations=entrant.deviations)
+        recorder, step, window, case = (
+            self.recorders[entrant.name],
+            start.step,
+            start.window,
+            replace(self.case, deviations=entrant.deviations),
+        )
         expected = self.seen(case, start, delivered, expected)
         verdict = judged(case, window, delivered, expected)
         if self.again and (verdict.status == "diverges" or verdict.worst > NEAR) and recorder.first is None:
-            expected = self.seen(case, start, delivered, self.envelopes.whole(start.state, step, window, entrant.deviations))
+            expected = self.seen(
+                case, start, delivered, self.envelopes.whole(start.state, step, window, entrant.deviations)
+            )
             verdict = judged(case, window, delivered, expected)
         first = verdict.first_divergence
         if first is not None and recorder.first is None:
             also = sum(row.status == "diverges" for row in verdict.table) - 1
             resumed = step if self.again else entrant.resumed
-            question = Question(case, replace(start, carried=self.carried.get(entrant.name, {})), delivered, expected, first.tensor, self.earlier, resumed)
+            question = Question(
+                case,
+                replace(start, carried=self.carried.get(entrant.name, {})),
+                delivered,
+                expected,
+                first.tensor,
+                self.earlier,
+                resumed,
+            )
             recorder.first = Divergence(step, first, cause_of(question), also)
         recorder.add(step, verdict, delivered, expected)
         if not self.again:
             self.carried[entrant.name] = carried(self.case, step, expected)
 
-    def seen(self, case: JudgedTraining, start: Start, delivered: Mapping[str, Array], expected: Expectation) -> Expectation:
+    def seen(
+        self, case: JudgedTraining, start: Start, delivered: Mapping[str, Array], expected: Expectation
+    ) -> Expectation:
         """Return what is expected of a step of a run: by its own norm, where each step is judged by itself, and of what is in range."""
         norm = delivered.get(f"steps.{start.step}.norm", np.zeros(0))
-        if self.again and norm.shape == () and norm.dtype.kind == "f" and np.isfinite(norm) and f"steps.{start.step}.norm" in expected.values:
+        if (
+            self.again
+            and norm.shape == ()
+            and norm.dtype.kind == "f"
+            and np.isfinite(norm)
+            and f"steps.{start.step}.norm" in expected.values
+        ):
             expected = given_norm(case, start.state, start.step, start.window, expected, norm)
         return in_range(expected, start.state)

@@ -32,21 +32,40 @@ class Injection:
         seen: the taps that were edited.
     """
 
-    def __init__(self, operations: FrameworkOperations, change: Change, request: Request, memory: dict[str, Any]) -> None:
+    def __init__(
+        self, operations: FrameworkOperations, change: Change, request: Request, memory: dict[str, Any]
+    ) -> None:
         self.operations, self.request = operations, request
-        self.edits = {name: edit for name in taps(request.config, request.part) if (edit := change.edit(name))}
-        self.kinds = {name: parameter.kind for name, parameter in parameters(request.config, request.part).items()}
+        self.edits = {
+            name: edit for name in taps(request.config, request.part) if (edit := change.edit(name))
+        }
+        self.kinds = {
+            name: parameter.kind for name, parameter in parameters(request.config, request.part).items()
+        }
         self.seen, self.now = set[str](), dict[str, Array]()
-        self.context = Context(operations, request.config, request.batch, request.part, request.dtype, dict[str, Array]().__getitem__, self.now, memory)
+        self.context = Context(
+            operations,
+            request.config,
+            request.batch,
+            request.part,
+            request.dtype,
+            dict[str, Array]().__getitem__,
+            self.now,
+            memory,
+        )
         self.step, self.keep = operations.opaque(self._step), operations.opaque(self._keep)
 
     def trace(self, model: Any, inputs: Mapping[str, Array], record: Tap) -> Tap:
         """Return the tap that edits what it is given before it is recorded (:data:`concord.backends.interface.Trace`)."""
 
         def given() -> dict[str, Array]:
-            return {f"inputs.{name}": tensor for name, tensor in inputs.items()} | self.operations.parameters(model, self.kinds)
+            return {f"inputs.{name}": tensor for name, tensor in inputs.items()} | self.operations.parameters(
+                model, self.kinds
+            )
 
-        return lambda name, tensor: self.keep(name, record(name, self.step(name, tensor, given() if name in self.edits else {})))
+        return lambda name, tensor: self.keep(
+            name, record(name, self.step(name, tensor, given() if name in self.edits else {}))
+        )
 
     def _step(self, name: str, tensor: Array, given: dict[str, Array]) -> Array:
         if name in self.now:  # another evaluation begins
@@ -72,6 +91,8 @@ class Injection:
         try:
             yield
         except KeyError as error:
-            raise Unsupported(f"{self.request.implementation!r} does not compute {error}, which the fault needs") from error
+            raise Unsupported(
+                f"{self.request.implementation!r} does not compute {error}, which the fault needs"
+            ) from error
         if self.edits and not self.seen:
             raise Unsupported(f"{self.request.implementation!r} computes none of {', '.join(self.edits)}")

@@ -85,7 +85,11 @@ class Matrix:
     def exit_code(self) -> int:
         """0: all are found, at the right tensor; 1: not so; 3: a backend gave no result."""
         found = {finding.status for finding in self.findings}
-        if "failed" in found or not found - {"absent"} or any(f.status == "absent" and f.backend in self.asked for f in self.findings):
+        if (
+            "failed" in found
+            or not found - {"absent"}
+            or any(f.status == "absent" and f.backend in self.asked for f in self.findings)
+        ):
             return 3
         return 1 if found & {"misplaced", "missed", "alarm"} else 0
 
@@ -97,7 +101,11 @@ class Matrix:
 
     def of(self, **fields: str) -> list[Finding]:
         """Return the findings whose fields have these values."""
-        return [finding for finding in self.findings if all(getattr(finding, key) == value for key, value in fields.items())]
+        return [
+            finding
+            for finding in self.findings
+            if all(getattr(finding, key) == value for key, value in fields.items())
+        ]
 
 
 def plugin(backend: str) -> str:
@@ -129,14 +137,22 @@ def chosen(names: Sequence[str] | None) -> list[AnyFault]:
     problems = unknowns("mutant", names or [], [*KNOWN, *groups])
     if problems:
         raise SpecError(problems)
-    return [KNOWN[name] for name in dict.fromkeys(name for asked in names or KNOWN for name in groups.get(asked, [asked]))]
+    return [
+        KNOWN[name]
+        for name in dict.fromkeys(name for asked in names or KNOWN for name in groups.get(asked, [asked]))
+    ]
 
 
 Progress = Callable[[str, str], None]
 """Called with a backend's name and the mutant that it is done with, or ``"started"``."""
 
 
-def conduct(mutants: Sequence[AnyFault], names: Iterable[str], settings: Settings, progress: Progress = lambda backend, done: None) -> Matrix:
+def conduct(
+    mutants: Sequence[AnyFault],
+    names: Iterable[str],
+    settings: Settings,
+    progress: Progress = lambda backend, done: None,
+) -> Matrix:
     """Run every mutant on every backend, as many backends at a time as there are cores."""
     with Pool() as pool:
         hunts = [Hunt(name, settings, progress, pool) for name in names]
@@ -167,7 +183,9 @@ class Hunt:
         self.backend, self.progress, self.version = backend, progress, ""
         self.diagnosing = diagnosing
         self.pool = pool or Pool()
-        self.seat = self.pool.seat(partial((settings or Settings()).open, plugin(backend)), started=self.started, worker=worker)
+        self.seat = self.pool.seat(
+            partial((settings or Settings()).open, plugin(backend)), started=self.started, worker=worker
+        )
 
     def all(self, mutants: Sequence[AnyFault]) -> list[Finding]:
         """Return a finding for each mutant."""
@@ -197,9 +215,16 @@ class Hunt:
             for dtype in mutant.equivalent:
                 seen = self.look(mutant, mutant.scenario, dtype, certain=True)
                 if seen:
-                    return dataclasses.replace(seen, status="alarm", detail=f"found in {dtype}, in which nothing can show it")
+                    return dataclasses.replace(
+                        seen, status="alarm", detail=f"found in {dtype}, in which nothing can show it"
+                    )
             if not mutant.precisions:
-                return Finding(mutant.name, self.backend, "equivalent", detail="; ".join(dict.fromkeys(mutant.equivalent.values())))
+                return Finding(
+                    mutant.name,
+                    self.backend,
+                    "equivalent",
+                    detail="; ".join(dict.fromkeys(mutant.equivalent.values())),
+                )
             for scenario in mutant.scenarios if everywhere else (mutant.scenario,):
                 for dtype in mutant.precisions:
                     seen = self.look(mutant, scenario, dtype)
@@ -207,7 +232,12 @@ class Hunt:
                         return dataclasses.replace(seen, designated=scenario == mutant.scenario)
             return Finding(mutant.name, self.backend, "missed")
         except WorkerFailure as failure:
-            return Finding(mutant.name, self.backend, "absent" if failure.status == "absent" else "failed", detail=str(failure))
+            return Finding(
+                mutant.name,
+                self.backend,
+                "absent" if failure.status == "absent" else "failed",
+                detail=str(failure),
+            )
         except (SpecError, Unsupported) as error:
             return Finding(mutant.name, self.backend, "failed", detail=str(error))
 
@@ -220,8 +250,14 @@ class Hunt:
                 continue
             _, step, section = found.row.tensor.split(".")[:3]
             status = "found" if (int(step), section) == (expected.step, expected.section) else "misplaced"
-            said, clauses = (found.cause.hypothesis, found.cause.clauses) if found.cause else ("", (found.row.clause,))
-            detail = "" if status == "found" else f"shows first in step {expected.step + 1}, in its {expected.section}"
+            said, clauses = (
+                (found.cause.hypothesis, found.cause.clauses) if found.cause else ("", (found.row.clause,))
+            )
+            detail = (
+                ""
+                if status == "found"
+                else f"shows first in step {expected.step + 1}, in its {expected.section}"
+            )
             return Finding(
                 fault.name, self.backend, status, found.row.tensor, found.row.ratio, f"{fault.variant}-{fault.run}", dtype, True, detail,
                 fault.diagnosed(said), said, "right" if fault.clause in clauses else "wrong", found.row,
@@ -237,11 +273,22 @@ class Hunt:
         Raises:
             SpecError: if that cannot be known, since a section of the run was judged nowhere.
         """
-        case, implementation = build_case(mutant.variant, scenario, options=dict(mutant.options)), f"mutant:{mutant.name}"
+        case, implementation = (
+            build_case(mutant.variant, scenario, options=dict(mutant.options)),
+            f"mutant:{mutant.name}",
+        )
 
-        def seen(tensor: str, margin: float, detail: str = "", diagnosis: Diagnosis | None = None, row: Row | None = None) -> Finding:
+        def seen(
+            tensor: str,
+            margin: float,
+            detail: str = "",
+            diagnosis: Diagnosis | None = None,
+            row: Row | None = None,
+        ) -> Finding:
             status = "found" if mutant.rightly_first(tensor) else "misplaced"
-            found = Finding(mutant.name, self.backend, status, tensor, margin, case.name, dtype, True, detail, row=row)
+            found = Finding(
+                mutant.name, self.backend, status, tensor, margin, case.name, dtype, True, detail, row=row
+            )
             if diagnosis is None:
                 return found
             said = diagnosis.cause.hypothesis if diagnosis.cause else ""
@@ -250,7 +297,11 @@ class Hunt:
 
         try:
             if mutant.after and mutant.after != scenario:
-                self.run(build_case(mutant.variant, mutant.after, options=dict(mutant.options)), dtype, implementation)
+                self.run(
+                    build_case(mutant.variant, mutant.after, options=dict(mutant.options)),
+                    dtype,
+                    implementation,
+                )
             run = self.run(case, dtype, implementation)
         except WorkerFailure as failure:
             if failure.status != "error":
@@ -260,7 +311,11 @@ class Hunt:
         if certain and verdict.status == "undetermined":
             raise SpecError(f"not judged: {' and '.join(verdict.unjudged)} of {case.name}, {dtype}")
         row = verdict.first_divergence
-        return None if row is None else seen(row.tensor, row.ratio, row.note, verdict.diagnosis if self.diagnosing else None, row)
+        return (
+            None
+            if row is None
+            else seen(row.tensor, row.ratio, row.note, verdict.diagnosis if self.diagnosing else None, row)
+        )
 
     def run(self, case: Case, dtype: str, implementation: str) -> Run:
         """Run a case; a worker that dies is started again, a few times.
@@ -268,4 +323,8 @@ class Hunt:
         Raises:
             WorkerFailure: if there is no result.
         """
-        return self.seat.do(lambda worker: worker.run(case.config, case.weights, case.batch, case.part, dtype, implementation, tap_gradients=True))
+        return self.seat.do(
+            lambda worker: worker.run(
+                case.config, case.weights, case.batch, case.part, dtype, implementation, tap_gradients=True
+            )
+        )

@@ -65,7 +65,11 @@ class Mutating:
                 run = self._untouched(changed)
         finally:
             self.injection = None
-        return dataclasses.replace(run, gradients=dict(change.gradients(run.gradients))) if change.gradients else run
+        return (
+            dataclasses.replace(run, gradients=dict(change.gradients(run.gradients)))
+            if change.gradients
+            else run
+        )
 
     def train(self, request: Request) -> TrainingSession:
         """Hold training open, with the fault of training that the implementation names.
@@ -80,7 +84,9 @@ class Mutating:
             change, training = TRAINING[name].change, request.training
             assert training is not None
             recipe = change.recipe(training.recipe) if change.recipe else training.recipe
-            request = dataclasses.replace(request, implementation="explicit", training=dataclasses.replace(training, recipe=recipe))
+            request = dataclasses.replace(
+                request, implementation="explicit", training=dataclasses.replace(training, recipe=recipe)
+            )
             self.trainer = partial(MutatedTrainer, change=change, rounding=self.operations)
         try:
             session: TrainingSession = super().train(request)  # type: ignore[misc]  # of the adapter, the next base

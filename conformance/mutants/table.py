@@ -17,14 +17,22 @@ STYLES = {"found": "green", "equivalent": "dim", "absent": "dim", "failed": "bol
 
 def cell(finding: Finding) -> str:
     """Return what a cell of the matrix says."""
-    return f"{number(finding.margin)} ✓" if finding.status == "found" else "–" if finding.status == "equivalent" else finding.status
+    return (
+        f"{number(finding.margin)} ✓"
+        if finding.status == "found"
+        else "–"
+        if finding.status == "equivalent"
+        else finding.status
+    )
 
 
 def matrix_table(matrix: Matrix, width: int) -> Table:
     """Return the matrix: a row for each mutant, with its margin over the tolerance on each backend."""
     names, mutants = _ordered(f.backend for f in matrix.findings), _ordered(f.mutant for f in matrix.findings)
     wide = width >= NARROW
-    table = Table(title="Mutants: first error in tolerances", title_justify="left", title_style="bold", padding=(0, 1))
+    table = Table(
+        title="Mutants: first error in tolerances", title_justify="left", title_style="bold", padding=(0, 1)
+    )
     table.add_column("mutant", overflow="fold")
     if wide:
         table.add_column("group", no_wrap=True)
@@ -42,7 +50,10 @@ def matrix_table(matrix: Matrix, width: int) -> Table:
             if not wide:
                 table.add_row(Text(group, style="bold"))
         found = [
-            Text(cell(f), style=STYLES.get(f.status, "bold red")) if (f := cells.get((name, backend))) else Text("") for backend in names
+            Text(cell(f), style=STYLES.get(f.status, "bold red"))
+            if (f := cells.get((name, backend)))
+            else Text("")
+            for backend in names
         ]
         shown_by = mutant.input if mutant.precisions else "none"
         label = Text(name) if wide else Group(Text(name), Text(shown_by, style="dim"))
@@ -62,7 +73,10 @@ def summaries(matrix: Matrix) -> list[str]:
         counted = ", ".join(f"{word} {causes.count(word)}" for word in ("right", "none", "wrong"))
         clauses = [finding.clause for finding in found if finding.clause]
         share += f"; clause right in {100 * clauses.count('right') / len(clauses):.0f} %" if clauses else ""
-        lines.append(f"{name}: found {len(found)} of {len(findings)}{share}" + (f"; cause: {counted} of {len(causes)}" if causes else ""))
+        lines.append(
+            f"{name}: found {len(found)} of {len(findings)}{share}"
+            + (f"; cause: {counted} of {len(causes)}" if causes else "")
+        )
     return lines
 
 
@@ -97,7 +111,9 @@ def show(matrix: Matrix, console: Console) -> None:
         console.print(Text(f"{name} is not installed: {backend_detail}", style="dim"))
     for finding in matrix.findings:
         if finding.cause == "wrong":
-            console.print(Text(f"{finding.backend}: {finding.mutant} is explained by {finding.said}", style="yellow"))
+            console.print(
+                Text(f"{finding.backend}: {finding.mutant} is explained by {finding.said}", style="yellow")
+            )
     for name in _ordered(finding.mutant for finding in matrix.findings):
         for reason, precisions in _reasons(name).items():
             console.print(Text(f"equivalent in {precisions}: {name}: {reason}", style="dim"))

@@ -60,9 +60,16 @@ def shown(name: str, dtype: str) -> Shown:
     """
     fault = TRAINING[name]
     training, resume = shown_by(fault)
-    right, wrong, ratios, statuses = of_training(judged_training(fault, dtype)), dict[str, Array](), [0.0] * len(training.windows), set[tuple[str, str]]()
+    right, wrong, ratios, statuses = (
+        of_training(judged_training(fault, dtype)),
+        dict[str, Array](),
+        [0.0] * len(training.windows),
+        set[tuple[str, str]](),
+    )
     with np.errstate(all="ignore"):
-        FaultyTraining(*model(), training, dtype=dtype, change=fault.change, resume=resume).trajectory(exact(dtype)).run(wrong.__setitem__)
+        FaultyTraining(*model(), training, dtype=dtype, change=fault.change, resume=resume).trajectory(
+            exact(dtype)
+        ).run(wrong.__setitem__)
         for tensor, value in right.values.items():
             _, step, section = tensor.split(".")[:3]
             if tensor not in wrong or wrong[tensor].shape != value.shape:
@@ -76,7 +83,9 @@ def shown(name: str, dtype: str) -> Shown:
     return Shown(-1, before=max(ratios))
 
 
-def divergence_of(worker: Worker, fault: TrainingFault, dtype: str, right: bool = False, explaining: bool = True) -> Divergence | None:
+def divergence_of(
+    worker: Worker, fault: TrainingFault, dtype: str, right: bool = False, explaining: bool = True
+) -> Divergence | None:
     """Let a backend make the run of a fault, and return where it first left its tolerance.
 
     Args:
@@ -87,13 +96,23 @@ def divergence_of(worker: Worker, fault: TrainingFault, dtype: str, right: bool 
     """
     training, resume = shown_by(fault)
     config, weights = model()
-    request = Request(config, weights, training.windows[0][0], dtype=dtype, implementation="explicit" if right else f"mutant:{fault.name}", taps=False, training=training)
+    request = Request(
+        config,
+        weights,
+        training.windows[0][0],
+        dtype=dtype,
+        implementation="explicit" if right else f"mutant:{fault.name}",
+        taps=False,
+        training=training,
+    )
     steps, info = trained(worker, request, training.windows, resume)
     deviations = in_precision(declared(info.get("deviations", [])), dtype)
     return first_divergence(judged_training(fault, dtype, deviations), steps, resume, explaining)
 
 
-def trained(worker: Worker, request: Request, windows: Sequence[Window], resume: int) -> tuple[list[Mapping[str, Array]], dict[str, Any]]:
+def trained(
+    worker: Worker, request: Request, windows: Sequence[Window], resume: int
+) -> tuple[list[Mapping[str, Array]], dict[str, Any]]:
     """Return what a backend reports of each step, and what it says of itself; before one step it is closed, and goes on from what it wrote down."""
     session = worker.train(request)
     steps: list[Mapping[str, Array]] = []

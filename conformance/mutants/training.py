@@ -46,7 +46,9 @@ class MutatedTrainer(Trainer):
     def shortened(self, tensor: Any, number_format: str) -> Any:
         """Round a tensor, or an array that was written down, to a shorter format."""
         if isinstance(tensor, np.ndarray):
-            return round_to_bits(tensor.astype(np.float64), SIGNIFICANT_BITS[number_format]).astype(tensor.dtype)
+            return round_to_bits(tensor.astype(np.float64), SIGNIFICANT_BITS[number_format]).astype(
+                tensor.dtype
+            )
         return self.rounding.rounded(tensor, number_format)
 
     def updating(self) -> Optimizer:
@@ -57,11 +59,16 @@ class MutatedTrainer(Trainer):
 
     def written_out(self, optimizer: type[Optimizer]) -> Optimizer:
         """Return an optimizer in the framework's operations, where its own cannot have the fault."""
-        return optimizer(super().updating().operations, self.recipe, self.variables(self.session.model), self.kinds)
+        return optimizer(
+            super().updating().operations, self.recipe, self.variables(self.session.model), self.kinds
+        )
 
     def load(self, state: Mapping[str, NDArray[np.floating]], step: int) -> None:
         known = ("parameters", *slots(self.recipe))
-        state, counted = {name: array for name, array in state.items() if name.partition(".")[0] in known}, step
+        state, counted = (
+            {name: array for name, array in state.items() if name.partition(".")[0] in known},
+            step,
+        )
         self.place.resumed = step
         if self.change.load and step:
             state, counted = self.change.load(self.place, state, step)
@@ -79,7 +86,11 @@ class MutatedTrainer(Trainer):
 
     def shares(self, window: Sequence[Batch]) -> list[float]:
         right = super().shares(window)
-        return self.change.shares(self.place, [counts(self.request.config, batch) for batch in window], right) if self.change.shares else right
+        return (
+            self.change.shares(self.place, [counts(self.request.config, batch) for batch in window], right)
+            if self.change.shares
+            else right
+        )
 
     def numbers(self) -> dict[str, float]:
         return self.optimizer.numbers(self.steps - self.behind, self.rate())
@@ -91,18 +102,25 @@ class MutatedTrainer(Trainer):
         if self.change.masks is None:
             return super().dropped(number, site, shape)
         names = tuple(sites(self.request.config, self.request.part).values())
-        return self.change.masks(self.place, Site(self.training.seed, self.steps, number, site, shape, rate_of(self.recipe, site), names))
+        return self.change.masks(
+            self.place,
+            Site(self.training.seed, self.steps, number, site, shape, rate_of(self.recipe, site), names),
+        )
 
     def added(self, total: Tensors, piece: Tensors, share: Tensor | None) -> dict[str, Tensor]:
         if self.change.added is None:
             return super().added(total, piece, share)
         return self.change.added(self.place, total, piece, 1.0 if share is None else share)
 
-    def accumulated(self, model: Any, window: Sequence[Given], numbers: Tensors) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    def accumulated(
+        self, model: Any, window: Sequence[Given], numbers: Tensors
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
         total, seen, found = super().accumulated(model, window, numbers)
         return self.change.gradients(self.place, total) if self.change.gradients else total, seen, found
 
-    def limited(self, gradients: Tensors, squares: Callable[[str], Tensor]) -> tuple[dict[str, Tensor], Tensor | None]:
+    def limited(
+        self, gradients: Tensors, squares: Callable[[str], Tensor]
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
         if self.change.clip is None or self.recipe.clip_at is None:
             return super().limited(gradients, squares)
         return self.change.clip(self.place, gradients, squares)

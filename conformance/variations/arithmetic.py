@@ -76,7 +76,11 @@ def from_normalizer(x: Values) -> Values:
 
 def where_any(visible: Any, again: Values, weights: Values) -> Values:
     """Return weights that were computed again, and the kept ones of rows without any visible key (SPEC ALG-3)."""
-    return again if visible is None else np.where(np.broadcast_to(visible, weights.shape).any(-1, keepdims=True), again, weights)
+    return (
+        again
+        if visible is None
+        else np.where(np.broadcast_to(visible, weights.shape).any(-1, keepdims=True), again, weights)
+    )
 
 
 def through_row_sums(weights: Values, gradient: Values, x: Values) -> Values:
@@ -124,7 +128,9 @@ def through_largest(share: Callable[[Values], Values]) -> Callable[[Values, Valu
 
 def through_running(weights: Values, gradient: Values, x: Values) -> Values:
     """The derivative of a running softmax step by step, which flows through each entry that was the largest so far too."""
-    steps: list[tuple[Any, ...]] = []  # block, its exponentials, what was before it, and by what that was rescaled
+    steps: list[
+        tuple[Any, ...]
+    ] = []  # block, its exponentials, what was before it, and by what that was rescaled
     largest, total, parts = np.full_like(x[..., :1], -np.inf), np.zeros_like(x[..., :1]), x[..., :0]
     for block in blocks(x.shape[-1]):
         now = np.maximum(largest, x[..., block].max(-1, keepdims=True))
@@ -136,7 +142,9 @@ def through_running(weights: Values, gradient: Values, x: Values) -> Values:
     of_total, of_largest = -(gradient * weights / total).sum(-1, keepdims=True), np.zeros_like(total)
     for block, exponentials, before, total, parts, rescaled in reversed(steps):
         of_block = (of_parts[..., block] + of_total) * exponentials
-        of_rescaled = ((of_parts[..., : block.start] * parts).sum(-1, keepdims=True) + of_total * total) * rescaled
+        of_rescaled = (
+            (of_parts[..., : block.start] * parts).sum(-1, keepdims=True) + of_total * total
+        ) * rescaled
         of_largest = of_largest - of_block.sum(-1, keepdims=True) - of_rescaled
         new = x[..., block].max(-1, keepdims=True) > before
         of_scores[..., block] = of_block + in_equal_shares(x[..., block]) * np.where(new, of_largest, 0)
@@ -162,7 +170,13 @@ def softmax(
             value = self.settle(forward(a.value))
 
             def pullback(gradient: Values) -> Values:
-                return self.settle(backward(value if weights is None else where_any(visible, weights(a.value), value), gradient, a.value))
+                return self.settle(
+                    backward(
+                        value if weights is None else where_any(visible, weights(a.value), value),
+                        gradient,
+                        a.value,
+                    )
+                )
 
             return self._record(value, (a, pullback))
 
@@ -211,15 +225,29 @@ def attention(blocked: bool, normalizer: bool, from_context: bool) -> type[Arith
             return super().attend(weights, values, sums)
 
         def context(self, scores: Node, weights: Node, v: Node, visible: Any) -> Node:
-            value = self.settle(attend_in_blocks(scores.value, v.value) if blocked else contract(CONTEXT, weights.value, v.value))
-            again = where_any(visible, from_normalizer(scores.value), weights.value) if normalizer else weights.value
+            value = self.settle(
+                attend_in_blocks(scores.value, v.value)
+                if blocked
+                else contract(CONTEXT, weights.value, v.value)
+            )
+            again = (
+                where_any(visible, from_normalizer(scores.value), weights.value)
+                if normalizer
+                else weights.value
+            )
 
             def to_scores(gradient: Values) -> Values:
                 of_weights = contract("bqhk,bshk->bhqs", gradient, v.value)
-                row_sums = (gradient * value).sum(-1).transpose(0, 2, 1)[..., None] if from_context else (of_weights * again).sum(-1, keepdims=True)
+                row_sums = (
+                    (gradient * value).sum(-1).transpose(0, 2, 1)[..., None]
+                    if from_context
+                    else (of_weights * again).sum(-1, keepdims=True)
+                )
                 return self.settle(again * (of_weights - row_sums))
 
-            return self._record(value, (scores, to_scores), (v, lambda g: self.settle(contract("bhqs,bqhk->bshk", again, g))))
+            return self._record(
+                value, (scores, to_scores), (v, lambda g: self.settle(contract("bhqs,bqhk->bshk", again, g)))
+            )
 
     return Attention
 
@@ -260,7 +288,13 @@ def total_compensated(terms: Values) -> Values:
 
 def total_in_blocks(terms: Values) -> Values:
     """Sum over the first axis in as many running sums as a vector register has places, which are added at the end."""
-    return total_sequential(np.stack([total_sequential(terms[lane::BLOCK]) for lane in range(min(BLOCK, len(terms)))])) if len(terms) else total_sequential(terms)
+    return (
+        total_sequential(
+            np.stack([total_sequential(terms[lane::BLOCK]) for lane in range(min(BLOCK, len(terms)))])
+        )
+        if len(terms)
+        else total_sequential(terms)
+    )
 
 
 def sums(total: Callable[[Values], Values], order: int = 1) -> type[Arithmetic]:
@@ -271,10 +305,14 @@ def sums(total: Callable[[Values], Values], order: int = 1) -> type[Arithmetic]:
     """
 
     class Sums(Arithmetic):
-        def _sum(self, values: Values, axes: tuple[int, ...], keepdims: bool, *rest: Any, **named: Any) -> Values:
+        def _sum(
+            self, values: Values, axes: tuple[int, ...], keepdims: bool, *rest: Any, **named: Any
+        ) -> Values:
             if not axes:
                 return self.settle(values)
-            kept = tuple(axis for axis in range(values.ndim) if axis not in {axis % values.ndim for axis in axes})
+            kept = tuple(
+                axis for axis in range(values.ndim) if axis not in {axis % values.ndim for axis in axes}
+            )
             terms = values.transpose(*(axis for axis in range(values.ndim) if axis not in kept), *kept)
             summed = total(terms.reshape(-1, *(values.shape[axis] for axis in kept))[::order])
             return self.settle(np.expand_dims(summed, axes) if keepdims else summed)
@@ -291,7 +329,10 @@ def single_products(subscripts: str, a: Values, b: Values) -> list[Values]:
     index_a, index_b = left.split(",")
     index = next(index for index in index_a if index in index_b and index not in result)
     place_a, place_b = index_a.index(index), index_b.index(index)
-    return [contract(subscripts, np.take(a, [i], place_a), np.take(b, [i], place_b)) for i in range(a.shape[place_a])]
+    return [
+        contract(subscripts, np.take(a, [i], place_a), np.take(b, [i], place_b))
+        for i in range(a.shape[place_a])
+    ]
 
 
 class FusedMultiplyAdd(Arithmetic):
@@ -319,7 +360,9 @@ class BiasFirst(Arithmetic):
         total = np.broadcast_to(bias.value, contract(subscripts, a.value, b.value).shape)
         for product in single_products(subscripts, a.value, b.value):
             total = total + product
-        return self._record(self.settle(total), *self._pulls(subscripts, a, b), (bias, self._unbroadcast(bias)))
+        return self._record(
+            self.settle(total), *self._pulls(subscripts, a, b), (bias, self._unbroadcast(bias))
+        )
 
 
 class BiasAsARow(Arithmetic):
@@ -333,7 +376,9 @@ class BiasAsARow(Arithmetic):
         def to_bias(gradient: Values) -> Values:
             return self.settle(contract("ni,no->io", inputs[:, -1:], gradient)[0])
 
-        return self._record(self.settle(contract(subscripts, inputs, rows)), *self._pulls(subscripts, a, b), (bias, to_bias))
+        return self._record(
+            self.settle(contract(subscripts, inputs, rows)), *self._pulls(subscripts, a, b), (bias, to_bias)
+        )
 
 
 class Reciprocals(Arithmetic):
@@ -342,7 +387,11 @@ class Reciprocals(Arithmetic):
     def divide(self, a: Node, b: Node) -> Node:
         back_a, back_b, inverse = self._unbroadcast(a), self._unbroadcast(b), self.settle(1 / b.value)
         value = self.settle(a.value * inverse)
-        return self._record(value, (a, lambda g: back_a(self.settle(g * inverse))), (b, lambda g: -back_b(self.settle(self.settle(g * value) * inverse))))
+        return self._record(
+            value,
+            (a, lambda g: back_a(self.settle(g * inverse))),
+            (b, lambda g: -back_b(self.settle(self.settle(g * value) * inverse))),
+        )
 
     def divide_by(self, a: Node, divisor: float) -> Node:
         inverse = self.precision.round(np.asarray(1 / divisor, self.precision.storage))
@@ -352,7 +401,9 @@ class Reciprocals(Arithmetic):
         with np.errstate(divide="ignore"):
             inverse = self.settle(1 / np.sqrt(a.value))
         root = np.where(a.value > 0, self.settle(a.value * inverse), a.value).astype(a.value.dtype)
-        return self._record(root, (a, lambda g: self.settle(g * self.settle(inverse * a.value.dtype.type(0.5)))))
+        return self._record(
+            root, (a, lambda g: self.settle(g * self.settle(inverse * a.value.dtype.type(0.5))))
+        )
 
 
 # Tables.
@@ -366,9 +417,15 @@ class OneHot(Arithmetic):
 
         def pullback(gradient: Values) -> Values:
             terms, half = gradient.reshape(-1, gradient.shape[-1]), len(chosen) // 2
-            return self.settle(contract("nr,nd->rd", chosen[:half], terms[:half]) + contract("nr,nd->rd", chosen[half:], terms[half:]))
+            return self.settle(
+                contract("nr,nd->rd", chosen[:half], terms[:half])
+                + contract("nr,nd->rd", chosen[half:], terms[half:])
+            )
 
-        return self._record(contract("nr,rd->nd", chosen, table.value).reshape(*rows.shape, table.shape[-1]), (table, pullback))
+        return self._record(
+            contract("nr,rd->nd", chosen, table.value).reshape(*rows.shape, table.shape[-1]),
+            (table, pullback),
+        )
 
 
 class SortedRows(Arithmetic):
@@ -424,12 +481,18 @@ def log_softmax(normalizer: bool, share: Callable[[Values], Values] | None = Non
             largest = a.value.max(-1, keepdims=True)
             exponentials = np.exp(a.value - largest)
             logarithm = np.log(exponentials.sum(-1, keepdims=True))
-            value = self.settle(a.value - (largest + logarithm) if normalizer else (a.value - largest) - logarithm)
+            value = self.settle(
+                a.value - (largest + logarithm) if normalizer else (a.value - largest) - logarithm
+            )
             chance = exponentials / exponentials.sum(-1, keepdims=True)
 
             def pullback(gradient: Values) -> Values:
                 of_shifted = gradient - chance * gradient.sum(-1, keepdims=True)
-                return self.settle(of_shifted if share is None else of_shifted - share(a.value) * of_shifted.sum(-1, keepdims=True))
+                return self.settle(
+                    of_shifted
+                    if share is None
+                    else of_shifted - share(a.value) * of_shifted.sum(-1, keepdims=True)
+                )
 
             return self._record(value, (a, pullback))
 

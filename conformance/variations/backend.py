@@ -19,7 +19,12 @@ class Varied:
     name = "varied"
 
     def describe(self) -> dict[str, Any]:
-        return {"version": np.__version__, "devices": ["cpu"], "dtypes": {"cpu": list(PRECISIONS)}, "threads": 1}
+        return {
+            "version": np.__version__,
+            "devices": ["cpu"],
+            "dtypes": {"cpu": list(PRECISIONS)},
+            "threads": 1,
+        }
 
     def run(self, request: Request) -> Run:
         """Compute what is asked, in the way that the implementation names.
@@ -37,10 +42,19 @@ def run(variation: Variation, request: Request) -> Run:
     """Compute a request with a variation."""
     dtype = request.dtype
     truth = compute(
-        request.config, request.weights, request.batch, variation.arithmetic(dtype), request.gradients, request.part, dtype, model=variation.model
+        request.config,
+        request.weights,
+        request.batch,
+        variation.arithmetic(dtype),
+        request.gradients,
+        request.part,
+        dtype,
+        model=variation.model,
     )
     hidden = "attention.weights" if variation.fused else "nothing"
     taps = {name: tap for name, tap in truth.taps.items() if request.taps and not name.endswith(hidden)}
     gradients = {name: tap for name, tap in truth.tap_gradients.items() if not name.endswith(hidden)}
     info = {"device": "cpu", "undelivered_taps": [f"*{hidden}"]}
-    return Run(truth.output, truth.loss, taps, truth.gradients, "varied", dtype, info, tap_gradients=gradients)
+    return Run(
+        truth.output, truth.loss, taps, truth.gradients, "varied", dtype, info, tap_gradients=gradients
+    )

@@ -44,7 +44,9 @@ def running(m: Context, scores: Array, values: Array | None, taken_off: Edit = d
         now = top if largest is None else m.o.where(top > largest, top, largest)
         exponentials = m.o.exp(part - now)
         summed = m.o.sum(exponentials, 3)
-        new = exponentials if values is None else m.o.einsum("bhqs,bshk->bhqk", exponentials, values[:, block])
+        new = (
+            exponentials if values is None else m.o.einsum("bhqs,bshk->bhqk", exponentials, values[:, block])
+        )
         if largest is None:
             total, found = summed, new
         else:
@@ -85,7 +87,10 @@ def scaled(of_query: float, of_key: float) -> Edit:
     """Return scores of which query and key carry these powers of the width of a head."""
 
     def edit(m: Context, y: Array) -> Array:
-        q, k = (m.beside(name) * m.config.head_dim**power for name, power in (("query", of_query), ("key", of_key)))
+        q, k = (
+            m.beside(name) * m.config.head_dim**power
+            for name, power in (("query", of_query), ("key", of_key))
+        )
         return m.scores(q, k, divisor=m.config.head_dim ** (of_query + of_key + 0.5))
 
     return edit
@@ -159,7 +164,9 @@ def norm(
     def edit(m: Context, y: Array) -> Array:
         x = m.source()
         mean, squares = statistics(m, x)
-        inverse = 1.0 / m.deviation(squares / float(m.config.d_model - (m.config.norm_variance == "unbiased")))
+        inverse = 1.0 / m.deviation(
+            squares / float(m.config.d_model - (m.config.norm_variance == "unbiased"))
+        )
         return normed(x, mean, inverse, m.weight(f"{m.owner}.weight")) + m.weight(f"{m.owner}.bias")
 
     return edit
@@ -214,6 +221,8 @@ EDITS: dict[str, Change] = {
     "bias_first": edited(in_halves, *LINEAR),
     "embeddings_position_first": edited(position_first, "embeddings.sum"),
     "log_softmax_from_normalizer": edited(log_softmax_from_normalizer, "log_probabilities"),
-    "log_softmax_through_largest": edited(lambda m, y: log_softmax_from_normalizer(m, y, kept), "log_probabilities"),
+    "log_softmax_through_largest": edited(
+        lambda m, y: log_softmax_from_normalizer(m, y, kept), "log_probabilities"
+    ),
 }
 """Right variations that can be injected into the frameworks, by their name in the catalogue."""

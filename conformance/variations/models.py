@@ -30,7 +30,9 @@ def corrected(x: Values) -> tuple[Values, Values]:
     """Two passes, and what the mean's own rounding left in the squares is taken off."""
     mean = x.mean(-1, keepdims=True)
     centered = x - mean
-    return mean, np.square(centered).sum(-1, keepdims=True) - np.square(centered.sum(-1, keepdims=True)) / x.shape[-1]
+    return mean, np.square(centered).sum(-1, keepdims=True) - np.square(
+        centered.sum(-1, keepdims=True)
+    ) / x.shape[-1]
 
 
 def welford(x: Values) -> tuple[Values, Values]:
@@ -50,7 +52,11 @@ def merged(x: Values) -> tuple[Values, Values]:
         block = x[..., first : first + BLOCK]
         own, size = block.mean(-1, keepdims=True), block.shape[-1]
         difference = own - mean
-        squares = squares + np.square(block - own).sum(-1, keepdims=True) + difference * difference * x.dtype.type(count * size / (count + size))
+        squares = (
+            squares
+            + np.square(block - own).sum(-1, keepdims=True)
+            + difference * difference * x.dtype.type(count * size / (count + size))
+        )
         mean, count = mean + difference * x.dtype.type(size / (count + size)), count + size
     return mean, squares
 
@@ -129,7 +135,9 @@ def of_products(x: Values, mean: Values, gradient: Values, factor: Values) -> Va
     return slope
 
 
-def norm(statistics: Statistics, normalized: Normalized = divided, slope: Slope = of_differences) -> type[Model]:
+def norm(
+    statistics: Statistics, normalized: Normalized = divided, slope: Slope = of_differences
+) -> type[Model]:
     """Return a model whose layer norm is one step, forward and backward."""
 
     class Normed(Model):
@@ -149,10 +157,19 @@ def norm(statistics: Statistics, normalized: Normalized = divided, slope: Slope 
                 return self.a.settle((inner - inner.mean(-1, keepdims=True)) / deviation - by_variance)
 
             def to_gain(gradient: Values) -> Values:
-                return self.a.settle((gradient * normalized(x.value, mean, deviation, one, zero)).reshape(-1, x.shape[-1]).sum(0))
+                return self.a.settle(
+                    (gradient * normalized(x.value, mean, deviation, one, zero))
+                    .reshape(-1, x.shape[-1])
+                    .sum(0)
+                )
 
             value = self.a.settle(normalized(x.value, mean, deviation, gain.value, offset.value))
-            return self.a._record(value, (x, to_x), (gain, to_gain), (offset, lambda g: self.a.settle(g.reshape(-1, x.shape[-1]).sum(0))))
+            return self.a._record(
+                value,
+                (x, to_x),
+                (gain, to_gain),
+                (offset, lambda g: self.a.settle(g.reshape(-1, x.shape[-1]).sum(0))),
+            )
 
     return Normed
 
@@ -170,14 +187,18 @@ def erfc(x: Values) -> Values:
 def gelu_erfc(x: Values) -> tuple[Values, Values]:
     """GELU and its derivative from the complementary error function."""
     share = erfc(x * x.dtype.type(-math.sqrt(0.5))) * x.dtype.type(0.5)
-    return x * share, share + x * np.exp(x * x * x.dtype.type(-0.5)) * x.dtype.type(1 / math.sqrt(2 * math.pi))
+    return x * share, share + x * np.exp(x * x * x.dtype.type(-0.5)) * x.dtype.type(
+        1 / math.sqrt(2 * math.pi)
+    )
 
 
 def inner(x: Values) -> tuple[Values, Values]:
     """Return what GELU takes the tangent of, and its derivative."""
     square = x * x
     root = math.sqrt(2 / math.pi)
-    return x * (x.dtype.type(root) + x.dtype.type(root * 0.044715) * square), x.dtype.type(root) + x.dtype.type(3 * root * 0.044715) * square
+    return x * (x.dtype.type(root) + x.dtype.type(root * 0.044715) * square), x.dtype.type(
+        root
+    ) + x.dtype.type(3 * root * 0.044715) * square
 
 
 def gelu_sigmoid(x: Values) -> tuple[Values, Values]:

@@ -17,7 +17,14 @@ from safetensors.numpy import save_file
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from torch import Tensor, nn
 
-SIZES = {"vocab_size": 11, "max_position_embeddings": 9, "hidden_size": 6, "num_attention_heads": 2, "intermediate_size": 5, "num_hidden_layers": 2}
+SIZES = {
+    "vocab_size": 11,
+    "max_position_embeddings": 9,
+    "hidden_size": 6,
+    "num_attention_heads": 2,
+    "intermediate_size": 5,
+    "num_hidden_layers": 2,
+}
 LABELS = 3
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 
@@ -38,20 +45,34 @@ class SentenceEmbedder(nn.Module):
 
     def forward(self, attention_mask: Tensor, **inputs: Tensor) -> dict[str, Tensor]:
         """Return hidden states, attention, and the embedding before and after normalisation, (B, D)."""
-        found = self.auto_model(attention_mask=attention_mask, **inputs, output_hidden_states=True, output_attentions=True)
+        found = self.auto_model(
+            attention_mask=attention_mask, **inputs, output_hidden_states=True, output_attentions=True
+        )
         pooled = self.pooling({"token_embeddings": found.last_hidden_state, "attention_mask": attention_mask})
         mean = pooled["sentence_embedding"]
-        return {"hidden_states": found.hidden_states, "attentions": found.attentions, "mean": mean, "embedding": self.normalize(pooled)["sentence_embedding"]}
+        return {
+            "hidden_states": found.hidden_states,
+            "attentions": found.attentions,
+            "mean": mean,
+            "embedding": self.normalize(pooled)["sentence_embedding"],
+        }
 
 
 def config_of(source: str) -> transformers.PretrainedConfig:
     """Return a small configuration of a source's model."""
     common = {"num_labels": LABELS, "attn_implementation": "eager", "initializer_range": 0.02}
     if source.startswith("roberta"):
-        return transformers.RobertaConfig(**SIZES, **common, type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5)
+        return transformers.RobertaConfig(
+            **SIZES, **common, type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5
+        )
     if source.startswith("distilbert"):
         ours = dict(zip(("dim", "n_heads", "hidden_dim", "n_layers"), list(SIZES.values())[2:], strict=True))
-        return transformers.DistilBertConfig(**ours, **common, vocab_size=SIZES["vocab_size"], max_position_embeddings=SIZES["max_position_embeddings"])
+        return transformers.DistilBertConfig(
+            **ours,
+            **common,
+            vocab_size=SIZES["vocab_size"],
+            max_position_embeddings=SIZES["max_position_embeddings"],
+        )
     return transformers.BertConfig(**SIZES, **common)
 
 
@@ -77,19 +98,25 @@ def drawn(model: nn.Module, seed: int) -> dict[str, np.ndarray]:
         elif parameter.ndim == 2:
             values = normal / np.sqrt(parameter.shape[1])
         else:
-            values = (1 + 0.25 * normal) if "norm" in name.lower() and name.endswith("weight") else 0.2 * normal
+            values = (
+                (1 + 0.25 * normal) if "norm" in name.lower() and name.endswith("weight") else 0.2 * normal
+            )
         weights[name] = values.astype(np.float32)
     return weights
 
 
-def inputs_of(source: str, rows: list[str], config: transformers.PretrainedConfig, seed: int) -> dict[str, np.ndarray]:
+def inputs_of(
+    source: str, rows: list[str], config: transformers.PretrainedConfig, seed: int
+) -> dict[str, np.ndarray]:
     """Return random inputs: ids (B, T), and labels (B,) or a cotangent (B, D)."""
     generator = np.random.default_rng(seed)
     real = np.array([[mark == "1" for mark in row] for row in rows])
     words = generator.integers(0, config.vocab_size - 1, real.shape)
     inputs = {"input_ids": np.where(real, words + (words >= config.pad_token_id), config.pad_token_id)}
     if not source.startswith("distilbert"):
-        inputs["token_type_ids"] = np.where(real, generator.integers(0, config.type_vocab_size, real.shape), 0)
+        inputs["token_type_ids"] = np.where(
+            real, generator.integers(0, config.type_vocab_size, real.shape), 0
+        )
     if source.startswith("sentence"):
         inputs["cotangent"] = generator.standard_normal((len(rows), config.hidden_size)).astype(np.float32)
     else:
@@ -121,18 +148,38 @@ def write(folder: Path, source: str, case: str, dtype: str) -> None:
     model = MODELS[source](config).eval().to(PRECISIONS[dtype])
     weights, inputs = drawn(model, number), inputs_of(source, ROWS[case], config, 100 + number)
     names = {name.removeprefix("auto_model."): name for name in weights}
-    model.load_state_dict({name: torch.tensor(array, dtype=PRECISIONS[dtype]) for name, array in weights.items()}, strict=True)
-    tensors = {name: torch.tensor(array, dtype=PRECISIONS[dtype] if array.dtype.kind == "f" else torch.int64) for name, array in inputs.items()}
+    model.load_state_dict(
+        {name: torch.tensor(array, dtype=PRECISIONS[dtype]) for name, array in weights.items()}, strict=True
+    )
+    tensors = {
+        name: torch.tensor(array, dtype=PRECISIONS[dtype] if array.dtype.kind == "f" else torch.int64)
+        for name, array in inputs.items()
+    }
     outputs, parameters = computed(model, tensors, config.pad_token_id), dict(model.named_parameters())
     arrays = {f"weights/{name}": parameters[full].detach() for name, full in names.items()}
-    arrays |= {f"inputs/{name}": tensor for name, tensor in tensors.items()} | {f"outputs/{name}": tensor.detach() for name, tensor in outputs.items()}
-    arrays |= {f"grads/{name}": torch.zeros_like(parameters[full]) if parameters[full].grad is None else parameters[full].grad for name, full in names.items()}
+    arrays |= {f"inputs/{name}": tensor for name, tensor in tensors.items()} | {
+        f"outputs/{name}": tensor.detach() for name, tensor in outputs.items()
+    }
+    arrays |= {
+        f"grads/{name}": torch.zeros_like(parameters[full])
+        if parameters[full].grad is None
+        else parameters[full].grad
+        for name, full in names.items()
+    }
     stated = {name: getattr(config, name) for name in STATED if hasattr(config, name)}
     ran = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    metadata = {"source": source, "case": case, "dtype": dtype, "framework": ran, "config": json.dumps(stated, sort_keys=True)}
+    metadata = {
+        "source": source,
+        "case": case,
+        "dtype": dtype,
+        "framework": ran,
+        "config": json.dumps(stated, sort_keys=True),
+    }
     path = folder / source / f"{case}{'.f64' if dtype == 'float64' else ''}.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({name: np.asarray(tensor.numpy(), order="C") for name, tensor in arrays.items()}, path, metadata)
+    save_file(
+        {name: np.asarray(tensor.numpy(), order="C") for name, tensor in arrays.items()}, path, metadata
+    )
 
 
 if __name__ == "__main__":

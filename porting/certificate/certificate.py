@@ -260,5 +260,9 @@ def verdict(items: tuple[Item, ...], sensitivity: Sensitivity) -> str:
     made = sum(tried.made - tried.same for tried in sensitivity.tried)
     rest = f"; not verified: {', '.join(open_)}" if open_ else ""
     whole = "The parameters of the target are the source's" if OTHERS in open_ else "The target is the source"
-    begin = "Nothing is known to be wrong, but what the target computes was not judged" if "outputs" in open_ else whole
+    begin = (
+        "Nothing is known to be wrong, but what the target computes was not judged"
+        if "outputs" in open_
+        else whole
+    )
     return f"{begin}: {proven} of {len(items)} claims are proven and none failed{rest}. Of {made} changes that were made to try it, it notices {noticed}."

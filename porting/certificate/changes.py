@@ -50,7 +50,13 @@ class Change:
     bits: Callable[[], Mapping[str, Bits]] = field(repr=False, compare=False)
 
 
-def changes(config: EncoderConfig, part: str, tensors: Mapping[str, LazyTensor], batch: Batch, gradients: Mapping[str, NDArray[np.floating]]) -> Iterator[Change]:
+def changes(
+    config: EncoderConfig,
+    part: str,
+    tensors: Mapping[str, LazyTensor],
+    batch: Batch,
+    gradients: Mapping[str, NDArray[np.floating]],
+) -> Iterator[Change]:
     """Yield every change that can be made to a model.
 
     Args:
@@ -63,7 +69,14 @@ def changes(config: EncoderConfig, part: str, tensors: Mapping[str, LazyTensor],
 class _Changes:
     """The changes of one model."""
 
-    def __init__(self, config: EncoderConfig, part: str, tensors: Mapping[str, LazyTensor], batch: Batch, gradients: Mapping[str, NDArray[np.floating]]) -> None:
+    def __init__(
+        self,
+        config: EncoderConfig,
+        part: str,
+        tensors: Mapping[str, LazyTensor],
+        batch: Batch,
+        gradients: Mapping[str, NDArray[np.floating]],
+    ) -> None:
         self.config, self.tensors, self.gradients = config, tensors, gradients
         self.used: Mapping[str, NDArray[np.int64]] = used_rows(config, batch, part)
 
@@ -86,7 +99,9 @@ class _Changes:
 
     def alone(self, kind: str, name: str, make: Callable[[Bits], Bits], reason: str = "") -> Change:
         """Return a change of one tensor."""
-        return Change(kind, (name,), reason or self.reason(name), lambda: {name: make(self.tensors[name].bits())})
+        return Change(
+            kind, (name,), reason or self.reason(name), lambda: {name: make(self.tensors[name].bits())}
+        )
 
     def reason(self, *names: str) -> str:
         """Return why it does not matter what stands in some tensors; empty: it does."""
@@ -98,11 +113,21 @@ class _Changes:
         alike: dict[tuple[Any, ...], list[str]] = {}
         for name, tensor in self.tensors.items():
             alike.setdefault((tensor.shape, tensor.dtype), []).append(name)
-        return {name: names[(place + 1) % len(names)] for names in alike.values() if len(names) > 1 for place, name in enumerate(names)}
+        return {
+            name: names[(place + 1) % len(names)]
+            for names in alike.values()
+            if len(names) > 1
+            for place, name in enumerate(names)
+        }
 
     def swapped(self, name: str, other: str) -> Change:
         """Return the change that puts each of two tensors in the place of the other."""
-        return Change(SWAPPED, (name, other), self.reason(name, other), lambda: {name: self.tensors[other].bits(), other: self.tensors[name].bits()})
+        return Change(
+            SWAPPED,
+            (name, other),
+            self.reason(name, other),
+            lambda: {name: self.tensors[other].bits(), other: self.tensors[name].bits()},
+        )
 
     def rolled(self, name: str, bits: Bits) -> Bits:
         """Return a tensor whose heads stand one place further on."""
@@ -114,7 +139,14 @@ class _Changes:
         """Return the change of one element by one unit in the last place: where the loss depends on it most, or the largest that real tokens look up."""
         tensor, gradient = self.tensors[name], self.gradients.get(name)
         reason = ULP if tensor.dtype == "float64" else ""
-        return self.alone(NUDGED, name, partial(_nudge, tensor.dtype, rows=self.read(name) if name in self.used else None, gradient=gradient), reason)
+        return self.alone(
+            NUDGED,
+            name,
+            partial(
+                _nudge, tensor.dtype, rows=self.read(name) if name in self.used else None, gradient=gradient
+            ),
+            reason,
+        )
 
     def read(self, name: str) -> Sequence[int]:
         """Return the rows of a table that real tokens look up: what padding looks up need not reach the output."""
@@ -137,7 +169,11 @@ class _Changes:
         for name in self.tensors:
             if name.endswith("attention.output.weight"):
                 inside = name.removesuffix("output.weight")
-                moved = tuple(other for other in self.tensors if other.startswith(inside) and head_axis(other) is not None)
+                moved = tuple(
+                    other
+                    for other in self.tensors
+                    if other.startswith(inside) and head_axis(other) is not None
+                )
                 yield Change(TOGETHER, moved, ALL_HEADS, partial(self.all_rolled, moved))
 
     def all_rolled(self, names: Sequence[str]) -> dict[str, Bits]:
@@ -145,7 +181,9 @@ class _Changes:
         return {name: self.rolled(name, self.tensors[name].bits()) for name in names}
 
 
-def _nudge(dtype: str, bits: Bits, rows: Sequence[int] | None = None, gradient: NDArray[np.floating] | None = None) -> Bits:
+def _nudge(
+    dtype: str, bits: Bits, rows: Sequence[int] | None = None, gradient: NDArray[np.floating] | None = None
+) -> Bits:
     """Return bits with one number moved away from zero by one unit in the last place.
 
     Args:
@@ -155,7 +193,9 @@ def _nudge(dtype: str, bits: Bits, rows: Sequence[int] | None = None, gradient: 
     found = np.array(bits, NUMPY[dtype], order="C")
     where = np.arange(len(found)) if rows is None or not len(rows) else np.asarray(rows)
     sizes = abs(widened(found[where], dtype))
-    place = np.unravel_index(int((sizes if gradient is None else sizes * abs(gradient[where])).argmax()), sizes.shape)
+    place = np.unravel_index(
+        int((sizes if gradient is None else sizes * abs(gradient[where])).argmax()), sizes.shape
+    )
     at = (int(where[place[0]]), *(int(axis) for axis in place[1:]))
     whole = found.view({8: np.uint64, 4: np.uint32, 2: np.uint16}[found.dtype.itemsize])
     # Of the largest finite number the next one is none: it goes down.

@@ -25,7 +25,15 @@ from concord.spec.tensors import OF_IDS, output_name
 from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Training
 
-RECIPE = Recipe(algorithm="adam", learning_rate=2.0**-10, epsilon=1e-8, weight_decay=0.01, decay_form="times_rate", clipping="global_norm", clip_at=1.0)
+RECIPE = Recipe(
+    algorithm="adam",
+    learning_rate=2.0**-10,
+    epsilon=1e-8,
+    weight_decay=0.01,
+    decay_form="times_rate",
+    clipping="global_norm",
+    clip_at=1.0,
+)
 """Of the optimizer step: AdamW, as models like these are mostly trained on."""
 
 SMALL = 2_000_000
@@ -66,7 +74,17 @@ class Ported(Job):
     def judge(self, run: Run, rules: str | None = None) -> Verdict:
         """Judge what the target computed against what the source should."""
         assert self.source is not None
-        return judge(self.source.config, self.source.weights, self.batch, run, self.source.part, self.expectation, self.derive, rules, self.end_to_end)
+        return judge(
+            self.source.config,
+            self.source.weights,
+            self.batch,
+            run,
+            self.source.part,
+            self.expectation,
+            self.derive,
+            rules,
+            self.end_to_end,
+        )
 
 
 def jobs(source: Model, target: Model, given: Inputs, dtypes: Sequence[str], step: bool) -> list[Job]:
@@ -78,7 +96,20 @@ def jobs(source: Model, target: Model, given: Inputs, dtypes: Sequence[str], ste
         for dtype in dtypes:
             if small or (name, dtype) != (LONG, "float64"):
                 gradients = small or (batch is first and dtype in _differentiated(source, dtypes))
-                found.append(Ported("target", name, dtype, target.part, target.config, target.weights, batch, gradients=gradients, end_to_end=small or name != LONG, source=source))
+                found.append(
+                    Ported(
+                        "target",
+                        name,
+                        dtype,
+                        target.part,
+                        target.config,
+                        target.weights,
+                        batch,
+                        gradients=gradients,
+                        end_to_end=small or name != LONG,
+                        source=source,
+                    )
+                )
     if step:
         training = Training(RECIPE, [[first]], reported=(0,))
         found += [_step(source, target, first, training, dtype) for dtype in _stepped(source, dtypes)]
@@ -87,9 +118,22 @@ def jobs(source: Model, target: Model, given: Inputs, dtypes: Sequence[str], ste
 
 def _step(source: Model, target: Model, batch: Batch, training: Training, dtype: str) -> Ported:
     def expected(deviations: Deviations) -> Expectation:
-        return of_training(JudgedTraining(source.config, source.weights, training, source.part, dtype, deviations))
+        return of_training(
+            JudgedTraining(source.config, source.weights, training, source.part, dtype, deviations)
+        )
 
-    return Ported("target", STEP, dtype, target.part, target.config, target.weights, batch, expected, training=training, source=source)
+    return Ported(
+        "target",
+        STEP,
+        dtype,
+        target.part,
+        target.config,
+        target.weights,
+        batch,
+        expected,
+        training=training,
+        source=source,
+    )
 
 
 def _differentiated(source: Model, dtypes: Sequence[str]) -> Sequence[str]:
@@ -108,13 +152,32 @@ def spared(source: Model, given: Inputs, dtypes: Sequence[str]) -> Iterator[Item
         return
     names = list(given.batches)
     if LONG in names and "float64" in dtypes:
-        yield Item(f"input: {LONG}", UNVERIFIED, f"in float64 it is not run: the judge computes in a wider type, and the model has {source.count:,} parameters; float32 is", dtype="float64")
+        yield Item(
+            f"input: {LONG}",
+            UNVERIFIED,
+            f"in float64 it is not run: the judge computes in a wider type, and the model has {source.count:,} parameters; float32 is",
+            dtype="float64",
+        )
     if names[1:]:
-        yield Item("gradients on other inputs", UNVERIFIED, f"the model has {source.count:,} parameters; gradients are judged on {names[0]} alone, not on {', '.join(names[1:])}")
+        yield Item(
+            "gradients on other inputs",
+            UNVERIFIED,
+            f"the model has {source.count:,} parameters; gradients are judged on {names[0]} alone, not on {', '.join(names[1:])}",
+        )
     for dtype in set(dtypes) - set(_differentiated(source, dtypes)):
-        yield Item("gradients", UNVERIFIED, f"the model has {source.count:,} parameters; gradients are judged in {dtypes[-1]} alone", dtype=dtype)
+        yield Item(
+            "gradients",
+            UNVERIFIED,
+            f"the model has {source.count:,} parameters; gradients are judged in {dtypes[-1]} alone",
+            dtype=dtype,
+        )
     for dtype in () if steps_problem(source) else set(dtypes) - set(_stepped(source, dtypes)):
-        yield Item(STEP, UNVERIFIED, f"the model has {source.count:,} parameters; a step is judged in {dtypes[-1]} alone", dtype=dtype)
+        yield Item(
+            STEP,
+            UNVERIFIED,
+            f"the model has {source.count:,} parameters; a step is judged in {dtypes[-1]} alone",
+            dtype=dtype,
+        )
 
 
 def steps_problem(source: Model) -> str:
@@ -137,14 +200,25 @@ class Evidence:
 
 
 def gather(
-    source: Model, target: Model, given: Inputs, backends: Sequence[str], dtypes: Sequence[str], settings: Settings, progress: Callable[[str, str], None], explain: bool
+    source: Model,
+    target: Model,
+    given: Inputs,
+    backends: Sequence[str],
+    dtypes: Sequence[str],
+    settings: Settings,
+    progress: Callable[[str, str], None],
+    explain: bool,
 ) -> Evidence:
     """Run the target on every backend and judge it.
 
     Args:
         explain: whether it is to be found out why something diverges.
     """
-    if source.part != target.part or set(source.weights) != set(target.weights) or any(source.weights[name].shape != array.shape for name, array in target.weights.items()):
+    if (
+        source.part != target.part
+        or set(source.weights) != set(target.weights)
+        or any(source.weights[name].shape != array.shape for name, array in target.weights.items())
+    ):
         reason = "the target has not the parameters of the source: there is nothing to run in its place"
         return Evidence(tuple(Item(kind, UNVERIFIED, reason) for kind in KINDS), (), {}, {})
     problem = steps_problem(source)
@@ -152,7 +226,13 @@ def gather(
     reading = _Reading(output_name(source.config, source.part), explain, problem)
     left_out = tuple(spared(source, given, dtypes))
     already = {(item.name, item.dtype) for item in left_out}
-    items = tuple(item for backend in backends for dtype in dtypes for item in reading.items(report, backend, dtype) if (item.name, dtype) not in already)
+    items = tuple(
+        item
+        for backend in backends
+        for dtype in dtypes
+        for item in reading.items(report, backend, dtype)
+        if (item.name, dtype) not in already
+    )
     runs = tuple(reading.ran(result) for result in report.results)
     errors: dict[tuple[str, str], dict[str, float]] = {}
     for result in report.results:
@@ -160,25 +240,63 @@ def gather(
             if row.status in ("agrees", "diverges"):
                 worst = errors.setdefault((result.backend, result.dtype), {})
                 worst[row.tensor] = max(worst.get(row.tensor, 0.0), digits(row.ratio))
-    return Evidence((*items, *left_out), runs, errors, {name: _environment(said) for name, said in report.environments.items()})
+    return Evidence(
+        (*items, *left_out),
+        runs,
+        errors,
+        {name: _environment(said) for name, said in report.environments.items()},
+    )
 
 
-def at_home(source: Model, given: Inputs, backend: str, dtypes: Sequence[str], settings: Settings, progress: Callable[[str, str], None]) -> Evidence:
+def at_home(
+    source: Model,
+    given: Inputs,
+    backend: str,
+    dtypes: Sequence[str],
+    settings: Settings,
+    progress: Callable[[str, str], None],
+) -> Evidence:
     """Run the source in its own framework, on the sentences, and judge it as the target is: what both are within tolerance of is the same.
 
     Of a large model no gradients are asked for: they are judged in the target.
     """
     name, batch = next(iter(given.batches.items()))
     gradients = source.count <= SMALL
-    jobs = [Ported("source", name, dtype, source.part, source.config, source.weights, batch, gradients=gradients, source=source) for dtype in dtypes]
+    jobs = [
+        Ported(
+            "source",
+            name,
+            dtype,
+            source.part,
+            source.config,
+            source.weights,
+            batch,
+            gradients=gradients,
+            source=source,
+        )
+        for dtype in dtypes
+    ]
     report = conduct(jobs, (backend,), settings, progress)
     reading = _Reading(output_name(source.config, source.part), True, "")
     kinds = ("outputs", "taps", "loss", "gradients") if gradients else ("outputs", "taps")
-    items = [dataclasses.replace(item, name=HOME + item.name) for dtype in dtypes for item in reading.items(report, backend, dtype) if item.name in kinds]
+    items = [
+        dataclasses.replace(item, name=HOME + item.name)
+        for dtype in dtypes
+        for item in reading.items(report, backend, dtype)
+        if item.name in kinds
+    ]
     if not gradients:
-        items.append(Item(f"{HOME}gradients", UNVERIFIED, f"the model has {source.count:,} parameters; gradients are judged in the target alone"))
+        items.append(
+            Item(
+                f"{HOME}gradients",
+                UNVERIFIED,
+                f"the model has {source.count:,} parameters; gradients are judged in the target alone",
+            )
+        )
     runs = tuple(dataclasses.replace(reading.ran(result), side="source") for result in report.results)
-    return Evidence(tuple(items), runs, {}, {name: _environment(said) for name, said in report.environments.items()})
+    return Evidence(
+        tuple(items), runs, {}, {name: _environment(said) for name, said in report.environments.items()}
+    )
 
 
 def digits(value: float) -> float:
@@ -187,7 +305,19 @@ def digits(value: float) -> float:
 
 
 def _environment(said: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: said[key] for key in ("version", "device", "threads", "precision_switches", "deviations", "import_seconds", "peak_memory_bytes") if key in said}
+    return {
+        key: said[key]
+        for key in (
+            "version",
+            "device",
+            "threads",
+            "precision_switches",
+            "deviations",
+            "import_seconds",
+            "peak_memory_bytes",
+        )
+        if key in said
+    }
 
 
 def kind_of(row: Row, result: Result) -> str:
@@ -201,7 +331,11 @@ def kind_of(row: Row, result: Result) -> str:
 
 def _from_the_inputs(row: Row) -> Row:
     """Return a row as it is judged from the inputs on, where it is."""
-    return dataclasses.replace(row, local=None, status=row.end_to_end.status, note=row.end_to_end.note) if row.end_to_end else row
+    return (
+        dataclasses.replace(row, local=None, status=row.end_to_end.status, note=row.end_to_end.note)
+        if row.end_to_end
+        else row
+    )
 
 
 class _Reading:
@@ -231,23 +365,43 @@ class _Reading:
         for kind, row in rows:
             worst[kind] = max(worst.get(kind, 0.0), digits(row.ratio))
         first = result.first_divergence
-        words = f"first at {first.tensor}, {digits(first.ratio)} times its tolerance" if first else result.detail
-        return Ran(result.backend, result.case, result.dtype, result.status, sum(kind != "outputs" for kind, _ in rows), worst, words)
+        words = (
+            f"first at {first.tensor}, {digits(first.ratio)} times its tolerance" if first else result.detail
+        )
+        return Ran(
+            result.backend,
+            result.case,
+            result.dtype,
+            result.status,
+            sum(kind != "outputs" for kind, _ in rows),
+            worst,
+            words,
+        )
 
     def items(self, report: Report, backend: str, dtype: str) -> Iterator[Item]:
         """Yield what the runs of a backend in a precision prove."""
         results = [result for result in report.results if (result.backend, result.dtype) == (backend, dtype)]
         for kind in KINDS:
             if kind == STEP and self.problem:
-                yield Item(kind, NOT_APPLICABLE if "alone" in self.problem else UNVERIFIED, self.problem, "", dtype)
+                yield Item(
+                    kind, NOT_APPLICABLE if "alone" in self.problem else UNVERIFIED, self.problem, "", dtype
+                )
             else:
-                yield self.item(kind, [result for result in results if (result.case == STEP) == (kind == STEP)], functools.partial(Item, backend=backend, dtype=dtype))
+                yield self.item(
+                    kind,
+                    [result for result in results if (result.case == STEP) == (kind == STEP)],
+                    functools.partial(Item, backend=backend, dtype=dtype),
+                )
 
     def item(self, kind: str, results: Sequence[Result], make: Callable[..., Item]) -> Item:
         """Return what runs prove of one kind of tensor."""
         lost = [result for result in results if result.verdict is None]
         if lost:
-            return make(kind, UNVERIFIED, f"{lost[0].case}: {lost[0].status}{f': {lost[0].detail}' if lost[0].detail else ''}")
+            return make(
+                kind,
+                UNVERIFIED,
+                f"{lost[0].case}: {lost[0].status}{f': {lost[0].detail}' if lost[0].detail else ''}",
+            )
         rows = [(result, row) for result in results for of, row in self.rows(result) if of == kind]
         judged = [(result, row) for result, row in rows if row.status in ("agrees", "diverges")]
         if not judged:
@@ -257,11 +411,25 @@ class _Reading:
         found = {"worst": digits(worst.ratio), "tensor": worst.tensor}
         wrong = [(result, row) for result, row in judged if row.status == "diverges"]
         if wrong:
-            return make(kind, FAILED, f"{len(wrong)} of {len(judged)} tensors lie beyond their tolerance, first {self.why(*wrong[0])}", **found)
+            return make(
+                kind,
+                FAILED,
+                f"{len(wrong)} of {len(judged)} tensors lie beyond their tolerance, first {self.why(*wrong[0])}",
+                **found,
+            )
         cases = list(dict.fromkeys(result.case for result, _ in judged))
-        few, lost_digits = (sum(row.status == status for _, row in rows) for status in ("undelivered", "undetermined"))
-        more = f"; {few} are not handed out" * bool(few) + f"; of {lost_digits} rounding leaves nothing to judge" * bool(lost_digits)
-        return make(kind, PROVEN, f"{len(judged)} {'tensor within its tolerance' if len(judged) == 1 else 'tensors within their tolerances'} on {', '.join(cases)}{more}", **found)
+        few, lost_digits = (
+            sum(row.status == status for _, row in rows) for status in ("undelivered", "undetermined")
+        )
+        more = f"; {few} are not handed out" * bool(
+            few
+        ) + f"; of {lost_digits} rounding leaves nothing to judge" * bool(lost_digits)
+        return make(
+            kind,
+            PROVEN,
+            f"{len(judged)} {'tensor within its tolerance' if len(judged) == 1 else 'tensors within their tolerances'} on {', '.join(cases)}{more}",
+            **found,
+        )
 
     def why(self, result: Result, row: Row) -> str:
         """Return where a run went wrong, and what explains that if it is asked for."""

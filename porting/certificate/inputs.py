@@ -52,8 +52,15 @@ def of(config: EncoderConfig, part: str, texts: Rows | None, seed: int) -> Input
         seed: of the ids that are drawn.
     """
     if part not in OF_IDS:
-        drawn = {padding: example_batch(config, batch=5, tokens=NARROW, seed=seed, padding=padding, part=part) for padding in ("ragged", "left")}
-        return Inputs(drawn, {SENTENCES: f"the part {part} takes no ids"}, dict.fromkeys(drawn, "given tensors, with rows of every awkward kind"))
+        drawn = {
+            padding: example_batch(config, batch=5, tokens=NARROW, seed=seed, padding=padding, part=part)
+            for padding in ("ragged", "left")
+        }
+        return Inputs(
+            drawn,
+            {SENTENCES: f"the part {part} takes no ids"},
+            dict.fromkeys(drawn, "given tensors, with rows of every awkward kind"),
+        )
     batches: dict[str, Batch] = {}
     left_out: dict[str, str] = {}
     tried: dict[str, str] = {}
@@ -66,14 +73,18 @@ def of(config: EncoderConfig, part: str, texts: Rows | None, seed: int) -> Input
     return Inputs(batches, left_out, tried)
 
 
-def _cases(config: EncoderConfig, texts: Rows | None, generator: np.random.Generator) -> Iterator[tuple[str, str, Rows]]:
+def _cases(
+    config: EncoderConfig, texts: Rows | None, generator: np.random.Generator
+) -> Iterator[tuple[str, str, Rows]]:
     """Yield each input's name, what it means, and its rows."""
     room = config.max_positions - config.position_start
     words = [number for number in (0, config.vocab_size - 1) if number != config.pad_id]
 
     def drawn(length: int) -> list[int]:
         found = generator.integers(0, max(config.vocab_size - 1, 1), length)
-        return [int(number) + (int(number) >= config.pad_id) if config.vocab_size > 1 else 0 for number in found]
+        return [
+            int(number) + (int(number) >= config.pad_id) if config.vocab_size > 1 else 0 for number in found
+        ]
 
     def plain(ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
         return ids, [0] * len(ids)
@@ -82,15 +93,40 @@ def _cases(config: EncoderConfig, texts: Rows | None, generator: np.random.Gener
         yield SENTENCES, f"{len(texts)} texts that were given", texts
     else:
         pairs = [drawn(min(length, room)) for length in LENGTHS]
-        segments = [[int(2 * place >= len(ids)) if config.num_segments > 1 and number % 2 == 0 else 0 for place in range(len(ids))] for number, ids in enumerate(pairs)]
-        yield SENTENCES, f"ids drawn at random, {', '.join(map(str, LENGTHS))} of them in a row, every other row of two segments", list(zip(pairs, segments, strict=True))
+        segments = [
+            [
+                int(2 * place >= len(ids)) if config.num_segments > 1 and number % 2 == 0 else 0
+                for place in range(len(ids))
+            ]
+            for number, ids in enumerate(pairs)
+        ]
+        yield (
+            SENTENCES,
+            f"ids drawn at random, {', '.join(map(str, LENGTHS))} of them in a row, every other row of two segments",
+            list(zip(pairs, segments, strict=True)),
+        )
     width, pad = min(NARROW, room), config.pad_id
     full, word = drawn(width), drawn(1)[0]
-    rows = [[word], [word] * width, [*full[:1], pad, *full[2:]][:width], [pad, *full[1:]][:width], [words[place % len(words)] for place in range(width)] if words else full, [pad] * width]
-    yield AWKWARD, "one token and padding, a repeated token, padding inside, padding first, the first and last id, nothing but padding", [plain(ids) for ids in rows]
+    rows = [
+        [word],
+        [word] * width,
+        [*full[:1], pad, *full[2:]][:width],
+        [pad, *full[1:]][:width],
+        [words[place % len(words)] for place in range(width)] if words else full,
+        [pad] * width,
+    ]
+    yield (
+        AWKWARD,
+        "one token and padding, a repeated token, padding inside, padding first, the first and last id, nothing but padding",
+        [plain(ids) for ids in rows],
+    )
     yield SINGLE, "one row of one token", [plain([word])]
     longest = min(room, max(LONGEST, room if room <= 2 * LONGEST else LONGEST))
-    yield LONG, f"one row of {longest} tokens{'' if longest == room else f'; the model has room for {room}'}", [plain(drawn(longest))]
+    yield (
+        LONG,
+        f"one row of {longest} tokens{'' if longest == room else f'; the model has room for {room}'}",
+        [plain(drawn(longest))],
+    )
 
 
 def batch_of(config: EncoderConfig, part: str, rows: Rows, seed: int) -> Batch:
@@ -107,11 +143,18 @@ def batch_of(config: EncoderConfig, part: str, rows: Rows, seed: int) -> Batch:
         if len(of_text) > width:
             raise BatchError(f"a row has {len(of_text)} tokens but the model has room for {width}")
         ids[row, : len(of_text)], segments[row, : len(of_text)] = of_text, in_segments
-    arrays: dict[str, NDArray[Any]] = {"input_ids": ids, **({"segment_ids": segments} if "segment_ids" in wanted else {})}
+    arrays: dict[str, NDArray[Any]] = {
+        "input_ids": ids,
+        **({"segment_ids": segments} if "segment_ids" in wanted else {}),
+    }
     if "labels" in wanted:
         arrays["labels"] = np.arange(len(rows)) % max(config.num_classes, 2)
         if config.ignore_label is not None:
-            arrays["labels"] = np.where(arrays["labels"] == config.ignore_label, (config.ignore_label + 1) % max(config.num_classes, 2), arrays["labels"])
+            arrays["labels"] = np.where(
+                arrays["labels"] == config.ignore_label,
+                (config.ignore_label + 1) % max(config.num_classes, 2),
+                arrays["labels"],
+            )
     if "cotangent" in wanted:
         shape = resolve(wanted["cotangent"].shape, axis_sizes(config, batch=len(rows), tokens=width))
         drawn = np.random.default_rng([seed, len(rows)]).standard_normal(shape)

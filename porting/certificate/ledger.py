@@ -48,9 +48,13 @@ def files_of(path: Path) -> dict[str, File]:
         SpecError: if one cannot be read, or there are more than a checkpoint has.
     """
     folder = folder_of(path)
-    found = [one for one in find(folder, "*") if one.is_file() and one.relative_to(folder).as_posix() not in MADE]
+    found = [
+        one for one in find(folder, "*") if one.is_file() and one.relative_to(folder).as_posix() not in MADE
+    ]
     if len(found) > MOST_FILES:
-        raise SpecError(f"{folder}: holds {len(found)} files but a checkpoint's folder holds at most {MOST_FILES}; put the checkpoint into a folder of its own")
+        raise SpecError(
+            f"{folder}: holds {len(found)} files but a checkpoint's folder holds at most {MOST_FILES}; put the checkpoint into a folder of its own"
+        )
     return {one.relative_to(folder).as_posix(): File(sha256_of(one), one.stat().st_size) for one in found}
 
 
@@ -58,8 +62,20 @@ def side_of(path: Path, format: str, table: Path | None, checkpoint: Checkpoint)
     """Return what is known of one of the two checkpoints."""
     seen = recognise(path, table) if format == AUTO else None
     why = seen.why if seen else "it was said with --from"
-    carried = {name: digest_of(content) for name, content in checkpoint.files.items() if name in (*CARRIED, *SENTENCES)}
-    return Side(str(path), seen.format if seen else format, why, checkpoint.part, checkpoint.config.as_dict(), files_of(path), carried)
+    carried = {
+        name: digest_of(content)
+        for name, content in checkpoint.files.items()
+        if name in (*CARRIED, *SENTENCES)
+    }
+    return Side(
+        str(path),
+        seen.format if seen else format,
+        why,
+        checkpoint.part,
+        checkpoint.config.as_dict(),
+        files_of(path),
+        carried,
+    )
 
 
 def digest_of(content: bytes) -> str:
@@ -76,34 +92,83 @@ def _stand(tensor: LazyTensor) -> Stand:
     return Stand(tensor.foreign, tensor.transform, tensor.dtype, digest(tensor.bits()))
 
 
-def parameters(source: Checkpoint, target: Checkpoint, mine: dict[str, Stand], theirs: dict[str, Stand], compared: Comparison) -> tuple[Parameter, ...]:
+def parameters(
+    source: Checkpoint,
+    target: Checkpoint,
+    mine: dict[str, Stand],
+    theirs: dict[str, Stand],
+    compared: Comparison,
+) -> tuple[Parameter, ...]:
     """Return the ledger of the parameters."""
-    words = {pair.name: f"{pair.words}{f'; likely: {pair.cause}' if pair.cause else ''}" for pair in compared.pairs}
+    words = {
+        pair.name: f"{pair.words}{f'; likely: {pair.cause}' if pair.cause else ''}" for pair in compared.pairs
+    }
     shapes = {name: tensor.shape for one in (target, source) for name, tensor in one.tensors.items()}
     order = [*source.tensors, *(name for name in target.tensors if name not in source.tensors)]
-    return tuple(Parameter(name, shapes[name], mine.get(name), theirs.get(name), words.get(name, "")) for name in order)
+    return tuple(
+        Parameter(name, shapes[name], mine.get(name), theirs.get(name), words.get(name, "")) for name in order
+    )
 
 
 def others(checkpoint: Checkpoint, side: str) -> Iterator[Other]:
     """Yield the rest of the ledger of one side."""
     for entry in checkpoint.ledger:
         if entry.status != "read":
-            yield Other(side, entry.foreign, entry.status, entry.reason, entry.dtype, entry.shape, entry.sha256, entry.name or "")
+            yield Other(
+                side,
+                entry.foreign,
+                entry.status,
+                entry.reason,
+                entry.dtype,
+                entry.shape,
+                entry.sha256,
+                entry.name or "",
+            )
 
 
-def items(source: Checkpoint, target: Checkpoint, sides: tuple[Side, Side], ledger: tuple[Parameter, ...], rest: tuple[Other, ...]) -> Iterator[Item]:
+def items(
+    source: Checkpoint,
+    target: Checkpoint,
+    sides: tuple[Side, Side],
+    ledger: tuple[Parameter, ...],
+    rest: tuple[Other, ...],
+) -> Iterator[Item]:
     """Yield what files and tensors alone prove."""
-    wrong = [one for one in ledger if one.source is None or one.target is None or _bits(one.source) != _bits(one.target)]
+    wrong = [
+        one
+        for one in ledger
+        if one.source is None or one.target is None or _bits(one.source) != _bits(one.target)
+    ]
     if wrong:
-        yield Item("same bits", FAILED, f"{len(wrong)} of {len(ledger)} parameters are not those of the source: {_named(wrong)}")
+        yield Item(
+            "same bits",
+            FAILED,
+            f"{len(wrong)} of {len(ledger)} parameters are not those of the source: {_named(wrong)}",
+        )
     else:
-        yield Item("same bits", PROVEN, f"each of {len(ledger)} parameters has the same bits in the canonical layout on both sides")
+        yield Item(
+            "same bits",
+            PROVEN,
+            f"each of {len(ledger)} parameters has the same bits in the canonical layout on both sides",
+        )
     yield _accounted(ledger, rest)
     yield from _others(compare_others(source, target, ("the source", "the target")))
     apart = differences(source.config, target.config)
-    parts = [f"part is {source.part!r} in the source and {target.part!r} in the target"] if source.part != target.part else []
-    said = [*parts, *(f"{key} is {mine} in the source and {other} in the target" for key, (mine, other) in apart.items())]
-    yield Item("configuration", FAILED if said else PROVEN, "; ".join(said) or f"both say the same of all {len(source.config.as_dict())} options, and have the part {source.part}")
+    parts = (
+        [f"part is {source.part!r} in the source and {target.part!r} in the target"]
+        if source.part != target.part
+        else []
+    )
+    said = [
+        *parts,
+        *(f"{key} is {mine} in the source and {other} in the target" for key, (mine, other) in apart.items()),
+    ]
+    yield Item(
+        "configuration",
+        FAILED if said else PROVEN,
+        "; ".join(said)
+        or f"both say the same of all {len(source.config.as_dict())} options, and have the part {source.part}",
+    )
     yield from _carried(source, target, *sides)
 
 
@@ -112,7 +177,10 @@ def _bits(stand: Stand) -> tuple[str, str]:
 
 
 def _named(wrong: list[Parameter]) -> str:
-    said = [f"{one.name}: {one.difference or ('missing in the target' if one.target is None else 'in the target alone')}" for one in wrong[:NAMED]]
+    said = [
+        f"{one.name}: {one.difference or ('missing in the target' if one.target is None else 'in the target alone')}"
+        for one in wrong[:NAMED]
+    ]
     return "; ".join(said) + (f"; and {len(wrong) - NAMED} more" if len(wrong) > NAMED else "")
 
 
@@ -122,14 +190,27 @@ def _others(found: Others) -> Iterator[Item]:
     said += [f"{name}: not compared: {why}" for name, why in found.apart.items()]
     words = "; ".join(said[:NAMED]) + (f"; and {len(said) - NAMED} more" if len(said) > NAMED else "")
     if said:
-        yield Item(OTHERS, FAILED if found.pairs else UNVERIFIED, f"of {found.same + len(said)}, {len(found.pairs)} differ and {len(found.apart)} could not be compared: {words}")
+        yield Item(
+            OTHERS,
+            FAILED if found.pairs else UNVERIFIED,
+            f"of {found.same + len(said)}, {len(found.pairs)} differ and {len(found.apart)} could not be compared: {words}",
+        )
     elif found.same:
         yield Item(OTHERS, PROVEN, f"each of {found.same} has the same bits on both sides")
 
 
 def _accounted(ledger: tuple[Parameter, ...], rest: tuple[Other, ...]) -> Item:
-    counts = [f"{len([one for one in rest if (one.side, one.status) == (side, status)])} {status} in the {side}" for side in ("source", "target") for status in ("ignored", "tied", "computed", "added") if any((one.side, one.status) == (side, status) for one in rest)]
-    return Item("every tensor accounted for", PROVEN, f"{len(ledger)} parameters{'; ' if counts else ''}{', '.join(counts)}; each with its reason; a tensor that nobody knows would have been refused")
+    counts = [
+        f"{len([one for one in rest if (one.side, one.status) == (side, status)])} {status} in the {side}"
+        for side in ("source", "target")
+        for status in ("ignored", "tied", "computed", "added")
+        if any((one.side, one.status) == (side, status) for one in rest)
+    ]
+    return Item(
+        "every tensor accounted for",
+        PROVEN,
+        f"{len(ledger)} parameters{'; ' if counts else ''}{', '.join(counts)}; each with its reason; a tensor that nobody knows would have been refused",
+    )
 
 
 def _carried(source: Checkpoint, target: Checkpoint, mine: Side, theirs: Side) -> Iterator[Item]:
@@ -138,11 +219,20 @@ def _carried(source: Checkpoint, target: Checkpoint, mine: Side, theirs: Side) -
         yield Item("labels", NOT_APPLICABLE, "no side names its classes")
     else:
         same = source.labels == target.labels
-        yield Item("labels", PROVEN if same else FAILED, f"{len(source.labels or ())} names, the same on both sides" if same else f"{source.labels} in the source and {target.labels} in the target")
+        yield Item(
+            "labels",
+            PROVEN if same else FAILED,
+            f"{len(source.labels or ())} names, the same on both sides"
+            if same
+            else f"{source.labels} in the source and {target.labels} in the target",
+        )
     takes = known(theirs.format).companions
     there = [name for name in source.files if name in takes and name != LABELS]
     apart = differing(source, target, ("the source", "the target"))
-    wrong = [*(f"{name} is missing in the target" for name in there if name not in target.files), *(f"{name}: {apart[name]}" for name in there if name in apart)]
+    wrong = [
+        *(f"{name} is missing in the target" for name in there if name not in target.files),
+        *(f"{name}: {apart[name]}" for name in there if name in apart),
+    ]
     extra = [name for name in alone(target, source) if name not in ("labels", LABELS)]
     beside = f"in the target alone, with nothing to compare it with: {', '.join(extra)}" if extra else ""
     if wrong:
@@ -159,12 +249,26 @@ def _alike(names: list[str], mine: Side, theirs: Side) -> str:
     """Return which files have the same bytes, and which say the same otherwise."""
     same = [name for name in names if mine.carried[name] == theirs.carried[name]]
     rest = [name for name in names if name not in same]
-    return "; ".join(f"{what}: {', '.join(found)}" for what, found in (("the same bytes", same), ("the same entries", rest)) if found)
+    return "; ".join(
+        f"{what}: {', '.join(found)}"
+        for what, found in (("the same bytes", same), ("the same entries", rest))
+        if found
+    )
 
 
-def round_trips(source: Checkpoint, target: Checkpoint, sides: tuple[Side, Side], mine: dict[str, Stand], theirs: dict[str, Stand], tell: Callable[[str], None]) -> Iterator[Item]:
+def round_trips(
+    source: Checkpoint,
+    target: Checkpoint,
+    sides: tuple[Side, Side],
+    mine: dict[str, Stand],
+    theirs: dict[str, Stand],
+    tell: Callable[[str], None],
+) -> Iterator[Item]:
     """Yield whether the source comes back from the target's format, and the target from the source's, bit for bit."""
-    for name, checkpoint, form, expected in (("round trip", source, sides[1].format, mine), ("round trip back", target, sides[0].format, theirs)):
+    for name, checkpoint, form, expected in (
+        ("round trip", source, sides[1].format, mine),
+        ("round trip back", target, sides[0].format, theirs),
+    ):
         tell(f"{name} through {form}")
         yield _round_trip(name, checkpoint, form, expected)
 
@@ -178,8 +282,20 @@ def _round_trip(name: str, checkpoint: Checkpoint, form: str, expected: dict[str
         except SpecError as error:
             return Item(name, UNVERIFIED, f"{form} was not written and read again: {error.problems[0]}")
         back = stands(found)
-    wrong = [one for one in {**expected, **back} if one not in expected or one not in back or _bits(expected[one]) != _bits(back[one])]
+    wrong = [
+        one
+        for one in {**expected, **back}
+        if one not in expected or one not in back or _bits(expected[one]) != _bits(back[one])
+    ]
     wrong += ["the configuration"] if found.config != checkpoint.config else []
     if wrong:
-        return Item(name, FAILED, f"through {form} {len(wrong)} did not come back as they were: {', '.join(wrong[:NAMED])}")
-    return Item(name, PROVEN, f"written as {form} and read again, all {len(expected)} parameters have their bits, and the configuration says the same")
+        return Item(
+            name,
+            FAILED,
+            f"through {form} {len(wrong)} did not come back as they were: {', '.join(wrong[:NAMED])}",
+        )
+    return Item(
+        name,
+        PROVEN,
+        f"written as {form} and read again, all {len(expected)} parameters have their bits, and the configuration says the same",
+    )

@@ -12,7 +12,17 @@ from typing import Any
 from concord.conformance import tolerance
 from concord.conformance.campaign import Settings
 from concord.porting.certificate import evidence, inputs, ledger, sensitivity
-from concord.porting.certificate.certificate import FAILED, NOT_APPLICABLE, UNVERIFIED, Certificate, Item, Sensitivity, Side, Stand, verdict
+from concord.porting.certificate.certificate import (
+    FAILED,
+    NOT_APPLICABLE,
+    UNVERIFIED,
+    Certificate,
+    Item,
+    Sensitivity,
+    Side,
+    Stand,
+    verdict,
+)
 from concord.porting.checkpoint import Checkpoint
 from concord.porting.comparison.checkpoints import compare
 from concord.porting.reading import AUTO, read
@@ -21,7 +31,17 @@ from concord.spec.errors import SpecError, WeightsError
 
 DTYPES = ("float64", "float32")
 
-FRAMEWORKS = {"torch": "torch", "paddle": "paddle", "h5": "tf", "h5_weights": "tf", "keras": "tf", "bundle": "tf", "msgpack": "jax", "orbax": "jax", "safetensors": "torch"}
+FRAMEWORKS = {
+    "torch": "torch",
+    "paddle": "paddle",
+    "h5": "tf",
+    "h5_weights": "tf",
+    "keras": "tf",
+    "bundle": "tf",
+    "msgpack": "jax",
+    "orbax": "jax",
+    "safetensors": "torch",
+}
 """The backend that the files of a container are made for, where their format does not say it itself."""
 
 KEPT = 400 << 20
@@ -58,8 +78,15 @@ class Asked:
 
     def plain(self, backends: tuple[str, ...], home: str) -> dict[str, Any]:
         """Return what decides what a certificate says, as JSON data."""
-        settings = {key: getattr(self.settings, key) for key in ("device", "implementation", "execution", "precision", "deterministic")}
-        texts = [[list(map(int, ids)), list(map(int, segments))] for ids, segments in self.texts] if self.texts else None
+        settings = {
+            key: getattr(self.settings, key)
+            for key in ("device", "implementation", "execution", "precision", "deterministic")
+        }
+        texts = (
+            [[list(map(int, ids)), list(map(int, segments))] for ids, segments in self.texts]
+            if self.texts
+            else None
+        )
         return {
             "source_format": self.source_format, "target_format": self.target_format, "source_table": str(self.source_table) if self.source_table else None,
             "backends": list(backends), "home": home, "texts": texts, "dtypes": list(self.dtypes), "seed": self.seed, **settings, "optimizer": _stated(asdict(evidence.RECIPE)),
@@ -67,7 +94,20 @@ class Asked:
 
 
 def _stated(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: recipe[key] for key in ("algorithm", "learning_rate", "beta1", "beta2", "epsilon", "weight_decay", "decay_form", "clipping", "clip_at")}
+    return {
+        key: recipe[key]
+        for key in (
+            "algorithm",
+            "learning_rate",
+            "beta1",
+            "beta2",
+            "epsilon",
+            "weight_decay",
+            "decay_form",
+            "clipping",
+            "clip_at",
+        )
+    }
 
 
 def backend_of(format: str) -> str:
@@ -90,33 +130,94 @@ def certify(asked: Asked, tell: Tell = lambda text: None) -> Certificate:
         SpecError: if one of the two cannot be read, or is no model of the family; listing why.
     """
     tell("reading both checkpoints")
-    source, target = read(asked.source, asked.source_format, asked.source_table), read(asked.target, asked.target_format)
-    sides = ledger.side_of(asked.source, asked.source_format, asked.source_table, source), ledger.side_of(asked.target, asked.target_format, None, target)
+    source, target = (
+        read(asked.source, asked.source_format, asked.source_table),
+        read(asked.target, asked.target_format),
+    )
+    sides = (
+        ledger.side_of(asked.source, asked.source_format, asked.source_table, source),
+        ledger.side_of(asked.target, asked.target_format, None, target),
+    )
     tell("comparing every tensor")
     mine, theirs = ledger.stands(source), ledger.stands(target)
     parameters = ledger.parameters(source, target, mine, theirs, compare(source, target))
     others = (*ledger.others(source, "source"), *ledger.others(target, "target"))
-    items = [*ledger.items(source, target, sides, parameters, others), *ledger.round_trips(source, target, sides, mine, theirs, tell)]
-    backends, home = asked.backends or (backend_of(sides[1].format),), asked.home or backend_of(sides[0].format)
-    model, given = evidence.Model(source.config, source.weights(), source.part), inputs.of(source.config, source.part, asked.texts, asked.seed)
+    items = [
+        *ledger.items(source, target, sides, parameters, others),
+        *ledger.round_trips(source, target, sides, mine, theirs, tell),
+    ]
+    backends, home = (
+        asked.backends or (backend_of(sides[1].format),),
+        asked.home or backend_of(sides[0].format),
+    )
+    model, given = (
+        evidence.Model(source.config, source.weights(), source.part),
+        inputs.of(source.config, source.part, asked.texts, asked.seed),
+    )
     with tolerance.keeping(KEPT):  # both are judged on the sentences, from the inputs on
-        origin = evidence.at_home(model, given, home, asked.dtypes, asked.settings, lambda backend, done: tell(f"the source in {backend}: {done}"))
-        found = _computed(asked, model, target, given, backends, tell, explain=not any(item.status == FAILED for item in items))
+        origin = evidence.at_home(
+            model,
+            given,
+            home,
+            asked.dtypes,
+            asked.settings,
+            lambda backend, done: tell(f"the source in {backend}: {done}"),
+        )
+        found = _computed(
+            asked,
+            model,
+            target,
+            given,
+            backends,
+            tell,
+            explain=not any(item.status == FAILED for item in items),
+        )
     tell("changing tensors, to see what is noticed")
     shown = _sensitivity(asked, source, mine, model, given, tell)
     items += [*found.items, *_left_out(given), *origin.items, *_unheard(sides[0]), *sensitivity.items(shown)]
     _same_files(sides, asked)
     claims = tuple(items)
-    return Certificate(verdict(claims, shown), *sides, asked.plain(backends, home), claims, parameters, others, given.tried, (*found.runs, *origin.runs), found.errors, shown, {**origin.environments, **found.environments})
+    return Certificate(
+        verdict(claims, shown),
+        *sides,
+        asked.plain(backends, home),
+        claims,
+        parameters,
+        others,
+        given.tried,
+        (*found.runs, *origin.runs),
+        found.errors,
+        shown,
+        {**origin.environments, **found.environments},
+    )
 
 
-def _computed(asked: Asked, model: evidence.Model, target: Checkpoint, given: inputs.Inputs, backends: tuple[str, ...], tell: Tell, explain: bool) -> evidence.Evidence:
+def _computed(
+    asked: Asked,
+    model: evidence.Model,
+    target: Checkpoint,
+    given: inputs.Inputs,
+    backends: tuple[str, ...],
+    tell: Tell,
+    explain: bool,
+) -> evidence.Evidence:
     """Return what the target computes, and what the judge says of it."""
     try:
         ported = evidence.Model(target.config, target.weights(), target.part)
     except WeightsError as error:
-        return evidence.Evidence(tuple(Item(kind, UNVERIFIED, error.problems[0]) for kind in evidence.KINDS), (), {}, {})
-    return evidence.gather(model, ported, given, backends, asked.dtypes, asked.settings, lambda backend, done: tell(f"{backend}: {done}"), explain)
+        return evidence.Evidence(
+            tuple(Item(kind, UNVERIFIED, error.problems[0]) for kind in evidence.KINDS), (), {}, {}
+        )
+    return evidence.gather(
+        model,
+        ported,
+        given,
+        backends,
+        asked.dtypes,
+        asked.settings,
+        lambda backend, done: tell(f"{backend}: {done}"),
+        explain,
+    )
 
 
 def _left_out(given: inputs.Inputs) -> Iterator[Item]:
@@ -125,7 +226,14 @@ def _left_out(given: inputs.Inputs) -> Iterator[Item]:
         yield Item(f"input: {name}", NOT_APPLICABLE, why)
 
 
-def _sensitivity(asked: Asked, source: Checkpoint, mine: Mapping[str, Stand], model: evidence.Model, given: inputs.Inputs, tell: Tell) -> Sensitivity:
+def _sensitivity(
+    asked: Asked,
+    source: Checkpoint,
+    mine: Mapping[str, Stand],
+    model: evidence.Model,
+    given: inputs.Inputs,
+    tell: Tell,
+) -> Sensitivity:
     """Return what changes are noticed."""
     name, batch = next(iter(given.batches.items()))
     last = [0]
@@ -160,4 +268,6 @@ def _same_files(sides: tuple[Side, Side], asked: Asked) -> None:
 
 def digest(data: Mapping[str, Any]) -> str:
     """Return the SHA-256 of data as canonical JSON: keys sorted, nothing between."""
-    return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+    ).hexdigest()

@@ -22,10 +22,21 @@ def page(data: Mapping[str, Any]) -> str:
     found: Certificate = codec.understood(Certificate, data)
     confirm(data, found.exit_code)
     counts = {status: sum(item.status == status for item in found.items) for status in WORST_FIRST}
-    errors = [(f"{backend} {dtype}", worst) for backend, by_dtype in data.get("errors", {}).items() for dtype, worst in by_dtype.items()]
+    errors = [
+        (f"{backend} {dtype}", worst)
+        for backend, by_dtype in data.get("errors", {}).items()
+        for dtype, worst in by_dtype.items()
+    ]
     tensors = list(dict.fromkeys(name for _, worst in errors for name in worst))
     tried = found.sensitivity.tried
-    sections = {"items": "What is claimed", "sensitivity": "It could have failed", "ledger": "Every tensor", "errors": "Errors", "files": "Files", "about": "What it was made with"}
+    sections = {
+        "items": "What is claimed",
+        "sensitivity": "It could have failed",
+        "ledger": "Every tensor",
+        "errors": "Errors",
+        "files": "Files",
+        "about": "What it was made with",
+    }
     return render(
         "certificate.html",
         data,
@@ -35,14 +46,21 @@ def page(data: Mapping[str, Any]) -> str:
         compared=[
             f"Compared: {found.source.path} ({found.source.format}) and {found.target.path} ({found.target.format}): "
             f"{', '.join(f'{count} {status}' for status, count in counts.items() if count)} of {len(found.items)} claims.",
-            *(rest.strip()[:1].upper() + rest.strip()[1:] for rest in [found.verdict.partition(";")[2]] if rest),
+            *(
+                rest.strip()[:1].upper() + rest.strip()[1:]
+                for rest in [found.verdict.partition(";")[2]]
+                if rest
+            ),
         ],
         sections=sections,
         found=found,
         items=sorted(found.items, key=lambda item: WORST_FIRST.index(item.status)),
         tones=TONES,
         signs=SIGNS,
-        totals={name: sum(getattr(one, name) for one in tried) for name in ("made", "same", "by_bits", "run", "by_outputs", "equivalent")},
+        totals={
+            name: sum(getattr(one, name) for one in tried)
+            for name in ("made", "same", "by_bits", "run", "by_outputs", "equivalent")
+        },
         errors=errors,
         tensors=tensors,
     )

@@ -51,5 +51,11 @@ def read(path: Path) -> tuple[dict[str, Any], Certificate]:
 def _altered(content: bytes, data: dict[str, Any]) -> list[str]:
     """Return what shows that a certificate was altered."""
     if data.get("digest") != seal(data)["digest"]:
-        return [f"was altered: its digest is {data.get('digest')!s:.16}… but what it says has {seal(data)['digest']:.16}…"]
-    return [] if content == record.text(data).encode() else ["was altered: it says the same, but is not laid out as it was written"]
+        return [
+            f"was altered: its digest is {data.get('digest')!s:.16}… but what it says has {seal(data)['digest']:.16}…"
+        ]
+    return (
+        []
+        if content == record.text(data).encode()
+        else ["was altered: it says the same, but is not laid out as it was written"]
+    )

@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 from concord.conformance import tolerance
 from concord.conformance.expectation import Expectation, JudgedProblem
 from concord.conformance.scoring import judge_tensor
-from concord.porting.certificate.certificate import FAILED, NOT_APPLICABLE, PROVEN, UNVERIFIED, Item, Sensitivity, Stand, Tried
+from concord.porting.certificate.certificate import (
+    FAILED,
+    NOT_APPLICABLE,
+    PROVEN,
+    UNVERIFIED,
+    Item,
+    Sensitivity,
+    Stand,
+    Tried,
+)
 from concord.porting.certificate.changes import CHANGES, Change, changes
 from concord.porting.certificate.evidence import Model
 from concord.porting.checkpoint import Checkpoint
@@ -50,7 +59,15 @@ class _Count:
     contradicted: list[str] = field(default_factory=list)
 
 
-def prove(checkpoint: Checkpoint, stands: Mapping[str, Stand], model: Model, batch: Batch, case: str, seed: int, progress: Callable[[int, int], None]) -> Sensitivity:
+def prove(
+    checkpoint: Checkpoint,
+    stands: Mapping[str, Stand],
+    model: Model,
+    batch: Batch,
+    case: str,
+    seed: int,
+    progress: Callable[[int, int], None],
+) -> Sensitivity:
     """Change each tensor in each way, and say which changes are noticed: by the comparison of bits, and by the judge of the outputs.
 
     Args:
@@ -70,8 +87,27 @@ def prove(checkpoint: Checkpoint, stands: Mapping[str, Stand], model: Model, bat
     for number, change in enumerate(made):
         _try(change, counts[change.kind], checkpoint, stands, outputs if number in chosen else None, reasons)
         progress(number + 1, len(made))
-    tried = (Tried(kind, one.made, one.same, one.by_bits, one.run, one.by_outputs, one.equivalent, tuple(one.unseen), tuple(one.contradicted)) for kind, one in counts.items() if one.made)
-    return Sensitivity(tuple(tried), dict(reasons), seed, f"the first {len(next(iter(batch.arrays().values())))} rows of {case}, float64")
+    tried = (
+        Tried(
+            kind,
+            one.made,
+            one.same,
+            one.by_bits,
+            one.run,
+            one.by_outputs,
+            one.equivalent,
+            tuple(one.unseen),
+            tuple(one.contradicted),
+        )
+        for kind, one in counts.items()
+        if one.made
+    )
+    return Sensitivity(
+        tuple(tried),
+        dict(reasons),
+        seed,
+        f"the first {len(next(iter(batch.arrays().values())))} rows of {case}, float64",
+    )
 
 
 def _few(model: Model, batch: Batch) -> Batch:
@@ -80,10 +116,22 @@ def _few(model: Model, batch: Batch) -> Batch:
     if "input_ids" not in arrays or (model.part in POOLED and model.config.pooling == "flatten"):
         return from_arrays(arrays)
     width = int(np.flatnonzero((arrays["input_ids"] != model.config.pad_id).any(0)).max(initial=0)) + 1
-    return from_arrays({name: array[:, :width] if name in IN_TOKENS and array.ndim == IN_TOKENS[name] else array for name, array in arrays.items()})
+    return from_arrays(
+        {
+            name: array[:, :width] if name in IN_TOKENS and array.ndim == IN_TOKENS[name] else array
+            for name, array in arrays.items()
+        }
+    )
 
 
-def _try(change: Change, count: _Count, checkpoint: Checkpoint, stands: Mapping[str, Stand], outputs: _Outputs | None, reasons: Counter[str]) -> None:
+def _try(
+    change: Change,
+    count: _Count,
+    checkpoint: Checkpoint,
+    stands: Mapping[str, Stand],
+    outputs: _Outputs | None,
+    reasons: Counter[str],
+) -> None:
     """Make a change, and count who notices."""
     bits = change.bits()
     count.made += 1
@@ -94,7 +142,9 @@ def _try(change: Change, count: _Count, checkpoint: Checkpoint, stands: Mapping[
     if outputs is None:
         return
     count.run += 1
-    seen = outputs.show({name: widened(array, checkpoint.tensors[name].dtype) for name, array in bits.items()})
+    seen = outputs.show(
+        {name: widened(array, checkpoint.tensors[name].dtype) for name, array in bits.items()}
+    )
     if change.reason:
         count.equivalent += not seen
         reasons[change.reason] += not seen
@@ -106,7 +156,10 @@ def _try(change: Change, count: _Count, checkpoint: Checkpoint, stands: Mapping[
 
 def noticed(bits: Mapping[str, Bits], checkpoint: Checkpoint, stands: Mapping[str, Stand]) -> bool:
     """Say whether the comparison of bits (:mod:`concord.porting.certificate.ledger`) notices tensors that a target has."""
-    return any((checkpoint.tensors[name].dtype, digest(array)) != (stands[name].dtype, stands[name].sha256) for name, array in bits.items())
+    return any(
+        (checkpoint.tensors[name].dtype, digest(array)) != (stands[name].dtype, stands[name].sha256)
+        for name, array in bits.items()
+    )
 
 
 class _Outputs:
@@ -114,7 +167,9 @@ class _Outputs:
 
     def __init__(self, model: Model, batch: Batch) -> None:
         self.model, self.batch = model, batch
-        self.problem = JudgedProblem(model.config, model.weights, batch, model.part, "float64", gradients=False)
+        self.problem = JudgedProblem(
+            model.config, model.weights, batch, model.part, "float64", gradients=False
+        )
         self.weights, self.rounded = self.problem.rounded
         self.names = (output_name(model.config, model.part), "loss")
         self.found: Expectation | None = None
@@ -128,7 +183,11 @@ class _Outputs:
 
     def affordable(self) -> int:
         """Return of how many changes the outputs are computed."""
-        kernels = sum(array.size for name, array in self.weights.items() if array.ndim == 2 and not name.startswith("embeddings."))
+        kernels = sum(
+            array.size
+            for name, array in self.weights.items()
+            if array.ndim == 2 and not name.startswith("embeddings.")
+        )
         tokens = int(np.prod(next(iter(self.batch.arrays().values())).shape[:2]))
         return max(AT_LEAST, int(WORK / (2 * max(kernels, 1) * tokens)))
 
@@ -142,7 +201,10 @@ class _Outputs:
                 computed[name] = array
 
         observe(self.model.config, weights, self.rounded, Arithmetic("float64"), take, False, self.model.part)
-        judged = (judge_tensor(computed[name], self.expected.values[name], self.expected.sigmas[name], "float64") for name in self.names)
+        judged = (
+            judge_tensor(computed[name], self.expected.values[name], self.expected.sigmas[name], "float64")
+            for name in self.names
+        )
         return any(judgement.status == "diverges" for judgement in judged)
 
 
@@ -150,8 +212,14 @@ def items(found: Sensitivity) -> Iterator[Item]:
     """Yield what the changes prove."""
     other = sum(tried.made - tried.same for tried in found.tried)
     by_bits, same = sum(tried.by_bits for tried in found.tried), sum(tried.same for tried in found.tried)
-    said = f"of {other} changes that change a bit, the comparison of bits notices {by_bits}" + (f"; {same} more change none" if same else "")
-    yield Item("would notice, by bits", NOT_APPLICABLE if not other else PROVEN if by_bits == other else FAILED, said if other else "there is nothing to change")
+    said = f"of {other} changes that change a bit, the comparison of bits notices {by_bits}" + (
+        f"; {same} more change none" if same else ""
+    )
+    yield Item(
+        "would notice, by bits",
+        NOT_APPLICABLE if not other else PROVEN if by_bits == other else FAILED,
+        said if other else "there is nothing to change",
+    )
     run, seen = sum(tried.run for tried in found.tried), sum(tried.by_outputs for tried in found.tried)
     equivalent = sum(tried.equivalent for tried in found.tried)
     wrong = [f"{name} ({tried.kind})" for tried in found.tried for name in tried.contradicted]
@@ -162,4 +230,8 @@ def items(found: Sensitivity) -> Iterator[Item]:
         said += f"; said to compute the same, and do not: {', '.join(wrong[:5])}"
     if unseen:
         said += f"; not shown, and nobody knows why, {len(unseen)}: {', '.join(unseen[:5])}; bits show them"
-    yield Item("would notice, by outputs", FAILED if wrong else NOT_APPLICABLE if not run else UNVERIFIED if unseen else PROVEN, said)
+    yield Item(
+        "would notice, by outputs",
+        FAILED if wrong else NOT_APPLICABLE if not run else UNVERIFIED if unseen else PROVEN,
+        said,
+    )

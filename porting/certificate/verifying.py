@@ -57,7 +57,11 @@ def verify(
     if not files_alone:
         backends.check_offered((*asked.backends, asked.home), "the certificate", named)
     tell("reading files")
-    problems = [problem for path, side in zip(paths, (found.source, found.target), strict=True) for problem in _files(files_of(path), side, path)]
+    problems = [
+        problem
+        for path, side in zip(paths, (found.source, found.target), strict=True)
+        for problem in _files(files_of(path), side, path)
+    ]
     count = len(found.source.files) + len(found.target.files)
     if problems or files_alone:
         return Verified(count, tuple(problems))
@@ -72,7 +76,11 @@ def _files(now: Mapping[str, File], side: Side, path: Path) -> Iterator[str]:
             yield f"{path}: {name} is gone"
         elif now[name] != file:
             yield f"{path}: {name} was altered: its SHA-256 is {now[name].sha256} but must be {file.sha256}"
-    yield from (f"{path}: {name} was not there when the certificate was made" for name in now if name not in side.files)
+    yield from (
+        f"{path}: {name} was not there when the certificate was made"
+        for name in now
+        if name not in side.files
+    )
 
 
 @dataclass(frozen=True)
@@ -108,10 +116,29 @@ def stated(found: Certificate) -> Stated:
 
 def _asked(found: Certificate, source: Path, target: Path, settings: Settings) -> Asked:
     said = stated(found)
-    how = dataclasses.replace(settings, asked=said.backends, **{key: getattr(said, key) for key in ("device", "implementation", "execution", "precision", "deterministic")})
+    how = dataclasses.replace(
+        settings,
+        asked=said.backends,
+        **{
+            key: getattr(said, key)
+            for key in ("device", "implementation", "execution", "precision", "deterministic")
+        },
+    )
     texts = [(list(ids), list(segments)) for ids, segments in said.texts] if said.texts else None
     table = Path(said.source_table) if said.source_table else None
-    return Asked(source, target, said.source_format, said.target_format, table, said.backends, said.home, texts, said.dtypes, said.seed, how)
+    return Asked(
+        source,
+        target,
+        said.source_format,
+        said.target_format,
+        table,
+        said.backends,
+        said.home,
+        texts,
+        said.dtypes,
+        said.seed,
+        how,
+    )
 
 
 def _differing(one: Certificate, other: Certificate) -> Iterator[str]:
@@ -121,7 +148,11 @@ def _differing(one: Certificate, other: Certificate) -> Iterator[str]:
         now = theirs.get(key)
         if now is None or now.status != item.status:
             yield f"{' '.join(filter(None, key))}: was {item.status}, is {now.status if now else 'not there'}{f': {now.reason}' if now else ''}"
-    yield from (f"{' '.join(filter(None, key))}: is {item.status}, was not there" for key, item in theirs.items() if key not in mine)
+    yield from (
+        f"{' '.join(filter(None, key))}: is {item.status}, was not there"
+        for key, item in theirs.items()
+        if key not in mine
+    )
     for name in ("parameters", "others", "sensitivity"):
         if getattr(one, name) != getattr(other, name):
             yield f"{name}: not what the certificate states"

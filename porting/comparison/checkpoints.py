@@ -81,24 +81,39 @@ class Comparison:
     @property
     def exit_code(self) -> int:
         """0: the same bits, names and configuration, and all else that both have says the same; 1: not."""
-        return 1 if self.pairs or self.missing or self.extra or self.config or self.files or self.others.pairs else 0
+        return (
+            1
+            if self.pairs or self.missing or self.extra or self.config or self.files or self.others.pairs
+            else 0
+        )
 
     @property
     def summary(self) -> str:
         """What it came to, in a sentence."""
         counts = Counter("swapped" if pair.other else pair.difference.kind for pair in self.pairs)
-        said = [f"{self.same} of {self.same + len(self.pairs)} parameters have the same bits", *(f"{count} {kind}" for kind, count in counts.items())]
+        said = [
+            f"{self.same} of {self.same + len(self.pairs)} parameters have the same bits",
+            *(f"{count} {kind}" for kind, count in counts.items()),
+        ]
         for count, what in ((self.others.same, "the same bits"), (len(self.others.pairs), "other bits")):
-            said += [f"of the tensors that are no parameters {count} {'have' if count > 1 else 'has'} {what}"] * bool(count)
+            said += [
+                f"of the tensors that are no parameters {count} {'have' if count > 1 else 'has'} {what}"
+            ] * bool(count)
         said += [f"{len(self.others.apart)} not compared"] * bool(self.others.apart)
-        said += [f"{len(self.missing)} missing in B"] * bool(self.missing) + [f"{len(self.extra)} in B alone"] * bool(self.extra)
+        said += [f"{len(self.missing)} missing in B"] * bool(self.missing) + [
+            f"{len(self.extra)} in B alone"
+        ] * bool(self.extra)
         options = f"{len(self.config)} options differ" if len(self.config) > 1 else "1 option differs"
         said.append(options if self.config else "the same configuration")
-        said += [f"{', '.join(self.files)} {'differ' if len(self.files) > 1 else 'differs'}"] * bool(self.files)
+        said += [f"{', '.join(self.files)} {'differ' if len(self.files) > 1 else 'differs'}"] * bool(
+            self.files
+        )
         return "; ".join(said)
 
 
-def compare(first: Checkpoint, second: Checkpoint, progress: Callable[[int], None] = lambda done: None) -> Comparison:
+def compare(
+    first: Checkpoint, second: Checkpoint, progress: Callable[[int], None] = lambda done: None
+) -> Comparison:
     """Compare two checkpoints.
 
     Args:
@@ -112,10 +127,22 @@ def compare(first: Checkpoint, second: Checkpoint, progress: Callable[[int], Non
         if found is not None:
             pairs.append(found)
         progress(number)
-    missing, extra = ([name for name in one.tensors if name not in other.tensors] for one, other in ((first, second), (second, first)))
+    missing, extra = (
+        [name for name in one.tensors if name not in other.tensors]
+        for one, other in ((first, second), (second, first))
+    )
     options, parts = differences(first.config, second.config), (first.part, second.part)
     beside = differing(first, second), (alone(first, second), alone(second, first))
-    return Comparison(len(common) - len(pairs), tuple(pairs), tuple(missing), tuple(extra), options, parts, *beside, compare_others(first, second))
+    return Comparison(
+        len(common) - len(pairs),
+        tuple(pairs),
+        tuple(missing),
+        tuple(extra),
+        options,
+        parts,
+        *beside,
+        compare_others(first, second),
+    )
 
 
 def compare_others(first: Checkpoint, second: Checkpoint, sides: tuple[str, str] = ("A", "B")) -> Others:
@@ -126,14 +153,24 @@ def compare_others(first: Checkpoint, second: Checkpoint, sides: tuple[str, str]
     """
     found: list[Pair] = []
     apart: dict[str, str] = {}
-    open_ = [name for name in {**first.others, **second.others} if any(name in one.others and name not in one.known for one in (first, second))]
+    open_ = [
+        name
+        for name in {**first.others, **second.others}
+        if any(name in one.others and name not in one.known for one in (first, second))
+    ]
     for name in open_:
-        alone_in = next((side for one, side in zip((second, first), sides, strict=True) if name not in one.others), "")
+        alone_in = next(
+            (side for one, side in zip((second, first), sides, strict=True) if name not in one.others), ""
+        )
         foreign = next(one.others[name].foreign for one in (first, second) if name in one.others)
         pair = None if alone_in else _pair(name, first.others, second.others, first.config, {})
         if alone_in:
             apart[foreign] = f"is in {alone_in} alone"
-        elif pair and first.source != second.source and UNKNOWN in (first.others[name].transform, second.others[name].transform):
+        elif (
+            pair
+            and first.source != second.source
+            and UNKNOWN in (first.others[name].transform, second.others[name].transform)
+        ):
             apart[foreign] = "no table says how it is laid out in files of both kinds"
         elif pair:
             found.append(replace(pair, name=foreign))
@@ -143,10 +180,20 @@ def compare_others(first: Checkpoint, second: Checkpoint, sides: tuple[str, str]
 def differences(first: EncoderConfig, second: EncoderConfig) -> dict[str, tuple[str, str]]:
     """Return the options in which two configurations differ, and their values as text."""
     mine, other = first.as_dict(), second.as_dict()
-    return {key: (str(mine.get(key)), str(other.get(key))) for key in {**mine, **other} if mine.get(key) != other.get(key)}
+    return {
+        key: (str(mine.get(key)), str(other.get(key)))
+        for key in {**mine, **other}
+        if mine.get(key) != other.get(key)
+    }
 
 
-def _pair(name: str, first: Mapping[str, LazyTensor], second: Mapping[str, LazyTensor], config: EncoderConfig, digests: Mapping[str, tuple[str, str]]) -> Pair | None:
+def _pair(
+    name: str,
+    first: Mapping[str, LazyTensor],
+    second: Mapping[str, LazyTensor],
+    config: EncoderConfig,
+    digests: Mapping[str, tuple[str, str]],
+) -> Pair | None:
     """Return how a tensor differs; None: not at all.
 
     Args:
@@ -157,14 +204,24 @@ def _pair(name: str, first: Mapping[str, LazyTensor], second: Mapping[str, LazyT
     if mine.shape == theirs.shape and found == (digests.get(name) or (mine.dtype, digest(mine.bits()))):
         return None
     dtypes = (mine.dtype, theirs.dtype)
-    others = [other for other, key in digests.items() if key == found and other != name and first[other].shape == theirs.shape]
+    others = [
+        other
+        for other, key in digests.items()
+        if key == found and other != name and first[other].shape == theirs.shape
+    ]
     if others:
         other = next((one for one in others if one.rpartition(".")[2] == name.rpartition(".")[2]), others[0])
-        why = "names were mapped to each other the wrong way" if _same_layer(name, other) else "tensors of one layer were taken for those of another"
+        why = (
+            "names were mapped to each other the wrong way"
+            if _same_layer(name, other)
+            else "tensors of one layer were taken for those of another"
+        )
         return Pair(name, Difference("different"), f"it is A's {other}, bit for bit", why, other, dtypes)
     difference = classify(mine.read(), theirs.read(), config.num_heads, head_axis(name))
     square = len(mine.shape) == 2 and mine.shape[0] == mine.shape[1]
-    return Pair(name, difference, said(difference, mine, theirs), cause(name, difference, config, square), "", dtypes)
+    return Pair(
+        name, difference, said(difference, mine, theirs), cause(name, difference, config, square), "", dtypes
+    )
 
 
 def said(difference: Difference, mine: LazyTensor, theirs: LazyTensor) -> str:

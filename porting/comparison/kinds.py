@@ -144,7 +144,12 @@ def _of_shapes(first: Array, second: Array) -> Difference:
     if first.ndim == second.ndim and first.ndim > 0 and first.shape[1:] == second.shape[1:]:
         rows = min(len(first), len(second))
         if rows and _equal(first[:rows], second[:rows]):
-            return Difference("rows missing", by=abs(len(first) - len(second)), swapped="first" if len(first) > rows else "second", size=rows)
+            return Difference(
+                "rows missing",
+                by=abs(len(first) - len(second)),
+                swapped="first" if len(first) > rows else "second",
+                size=rows,
+            )
         for shift in range(1, min(FARTHEST, rows - 1) + 1):
             longer, shorter = (first, second) if len(first) >= len(second) else (second, first)
             if len(longer) - shift >= len(shorter) and _equal(longer[shift : shift + len(shorter)], shorter):
@@ -156,7 +161,11 @@ def _signs(two: _Two) -> Difference | None:
     first, second = two.first, two.second
     if first.dtype != second.dtype or not all((one == other).all() for one, other in _strips(first, second)):
         return None
-    return Difference("signs of zeros", by=sum(int(np.count_nonzero(~_alike(one, other))) for one, other in _strips(first, second)), size=first.size)
+    return Difference(
+        "signs of zeros",
+        by=sum(int(np.count_nonzero(~_alike(one, other))) for one, other in _strips(first, second)),
+        size=first.size,
+    )
 
 
 def _transposed(two: _Two) -> Difference | None:
@@ -253,7 +262,11 @@ def _scaled(two: _Two) -> Difference | None:
     by = float(mine @ other) / squares if squares else 0.0
     if first.size < 2 or by == 0.0 or not np.isfinite(by) or abs(by - 1) < 1e-6:
         return None
-    return Difference("scaled", by=by, **_sizes(first, second)) if _near(first, second, lambda numbers: numbers * by) else None
+    return (
+        Difference("scaled", by=by, **_sizes(first, second))
+        if _near(first, second, lambda numbers: numbers * by)
+        else None
+    )
 
 
 def _offset(two: _Two) -> Difference | None:
@@ -263,7 +276,11 @@ def _offset(two: _Two) -> Difference | None:
     if first.size < 2 or by == 0.0 or not np.isfinite(by):
         return None
     largest = max(_largest(wide.astype(np.float64)) for pair in _strips(first, second) for wide in pair)
-    return Difference("offset", by=by, **_sizes(first, second)) if abs(by) > 1e-5 * largest and _near(first, second, lambda numbers: numbers + by, largest) else None
+    return (
+        Difference("offset", by=by, **_sizes(first, second))
+        if abs(by) > 1e-5 * largest and _near(first, second, lambda numbers: numbers + by, largest)
+        else None
+    )
 
 
 def _rounding(two: _Two) -> Difference | None:
@@ -313,7 +330,9 @@ _LOOKS: tuple[Callable[[_Two], Difference | None], ...] = (
 
 
 def _equal(first: Array, second: Array) -> bool:
-    return first.shape == second.shape and all(_alike(one, other).all() for one, other in _strips(first, second))
+    return first.shape == second.shape and all(
+        _alike(one, other).all() for one, other in _strips(first, second)
+    )
 
 
 def _alike(one: Array, other: Array) -> NDArray[np.bool_]:
@@ -340,7 +359,12 @@ def _wide(array: Array) -> NDArray[np.float64]:
     return np.ascontiguousarray(array.reshape(-1)[:WHOLE], np.float64)
 
 
-def _near(first: Array, second: Array, change: Callable[[Array], Array] = lambda numbers: numbers, scale: float | None = None) -> bool:
+def _near(
+    first: Array,
+    second: Array,
+    change: Callable[[Array], Array] = lambda numbers: numbers,
+    scale: float | None = None,
+) -> bool:
     """Say whether all numbers are the same but for their last digits.
 
     Args:
@@ -361,7 +385,9 @@ def _sizes(first: Array, second: Array) -> dict[str, Any]:
     """Return how large the differences are."""
     count, largest, squares, whole = 0, 0.0, 0.0, 0.0
     odd = np.zeros((len(CALLED), len(CALLED)), np.int64)
-    scale = max((_largest(one.astype(np.float64)) for one, _ in _strips(first, second)), default=0.0) or 1.0  # squares need not be finite
+    scale = (
+        max((_largest(one.astype(np.float64)) for one, _ in _strips(first, second)), default=0.0) or 1.0
+    )  # squares need not be finite
     for one, other in _strips(first, second):
         differ, mine, theirs = ~_alike(one, other), one.astype(np.float64), other.astype(np.float64)
         finite = np.isfinite(mine) & np.isfinite(theirs)

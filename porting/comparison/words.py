@@ -32,7 +32,10 @@ def say(found: Difference, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> s
         "heads permuted": f"heads permuted: B's heads are A's {', '.join(map(str, found.order[:16]))}{' …' if len(found.order) > 16 else ''}",
         "heads interleaved": "heads interleaved: what stands together for each head in A takes turns in B, or the other way about",
         "rows shifted": f"rows are shifted by {abs(found.by):g}: row i of B is row i {'-' if found.by > 0 else '+'} {abs(found.by):g} of A",
-        **{f"{what} permuted": f"{found.by:g} {what} stand in another order, the first at {', '.join(map(str, found.rows))}" for what in ("rows", "columns", "elements")},
+        **{
+            f"{what} permuted": f"{found.by:g} {what} stand in another order, the first at {', '.join(map(str, found.rows))}"
+            for what in ("rows", "columns", "elements")
+        },
         "rows missing": f"{which} has {found.by:g} more rows; all others are the same",
         "rounded": f"{which} is rounded to {found.precision}: {size}",
         "scaled": f"B is A times {found.by:.9g}",
@@ -51,10 +54,16 @@ def _size(found: Difference) -> str:
     """Return how many numbers differ, and by how much."""
     said = f"{found.elements} of {found.size} numbers differ"
     if found.largest:
-        said += f", by at most {found.largest:.3g}" if math.isfinite(found.largest) else ", by more than float64 holds"
+        said += (
+            f", by at most {found.largest:.3g}"
+            if math.isfinite(found.largest)
+            else ", by more than float64 holds"
+        )
     if found.largest and math.isfinite(found.relative):
         said += f", {found.relative:.2g} of their size (root mean square)"
-    odd = [f"{count} {'are' if count > 1 else 'is'} {_both(mine, theirs)}" for mine, theirs, count in found.odd]
+    odd = [
+        f"{count} {'are' if count > 1 else 'is'} {_both(mine, theirs)}" for mine, theirs, count in found.odd
+    ]
     return said + (f"; of these {', '.join(odd)}" if odd else "")
 
 
@@ -89,7 +98,11 @@ def _causes(name: str, found: Difference, config: EncoderConfig, square: bool) -
     elif found.kind == "offset" and name.endswith(".weight") and abs(abs(found.by) - 1) < 1e-5:
         yield "one of them keeps a gain without its 1"
     elif found.kind == "all the same":
-        yield "it was never loaded: this is how a new model begins" if found.by in (0.0, 1.0) else "it was filled, not loaded"
+        yield (
+            "it was never loaded: this is how a new model begins"
+            if found.by in (0.0, 1.0)
+            else "it was filled, not loaded"
+        )
     elif found.kind == "some rows" and found.rows == (config.pad_id,):
         yield "the row of padding was zeroed, or trained"
 
@@ -115,7 +128,11 @@ def _of_order(name: str, found: Difference) -> Iterator[str]:
 
 def _of_rows(name: str, found: Difference) -> Iterator[str]:
     if found.kind == "rows missing":
-        yield "the table was padded to a round number of rows, or tokens were added" if "token" in name else "the table was cut off or made longer"
+        yield (
+            "the table was padded to a round number of rows, or tokens were added"
+            if "token" in name
+            else "the table was cut off or made longer"
+        )
     elif name == POSITIONS and abs(found.by) == 2:
         yield "positions counted from the padding id: the first token has position 2"
     elif name == POSITIONS:
@@ -127,7 +144,10 @@ def _of_rows(name: str, found: Difference) -> Iterator[str]:
 def _of_scale(found: Difference, config: EncoderConfig) -> Iterator[str]:
     named = {
         "the root of d_model": (math.sqrt(config.d_model), "the scale of embeddings is multiplied into it"),
-        "the root of head_dim": (math.sqrt(config.d_model / config.num_heads), "the scale of scores is multiplied into it"),
+        "the root of head_dim": (
+            math.sqrt(config.d_model / config.num_heads),
+            "the scale of scores is multiplied into it",
+        ),
     }
     for what, (number, why) in named.items():
         for by, word in ((found.by, ""), (1 / found.by, "1 / ")):

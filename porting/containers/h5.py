@@ -81,7 +81,11 @@ def _datasets(group: Any, name: str, depth: int, met: Iterator[int]) -> Iterator
 
 
 def _dataset(member: Any, name: str) -> Found:
-    dtype = BFLOAT16 if member.dtype == np.dtype("V2") and member.attrs.get("dtype") == BFLOAT16 else member.dtype.name
+    dtype = (
+        BFLOAT16
+        if member.dtype == np.dtype("V2") and member.attrs.get("dtype") == BFLOAT16
+        else member.dtype.name
+    )
     if dtype not in NUMPY or member.dtype.byteorder == ">":
         raise Refused(f"{name!r} has dtype {str(member.dtype)[:60]}, which is not known")
     if member.is_virtual or member.external:

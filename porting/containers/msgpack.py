@@ -63,7 +63,9 @@ def read(path: Path) -> dict[str, Stored]:
             raise ValueError(f"{len(mapped) - walk.place} bytes follow the dictionary")
         return dict(_tensors(found, ""))
     except (ValueError, struct.error, RecursionError, OverflowError) as error:
-        raise SpecError(f"{path}: not a whole msgpack file of arrays: {error} (at byte {walk.place})") from None
+        raise SpecError(
+            f"{path}: not a whole msgpack file of arrays: {error} (at byte {walk.place})"
+        ) from None
 
 
 class _Walk:
@@ -141,7 +143,9 @@ def _array(data: mmap.mmap, shape: Any, dtype: Any, content: Any) -> Stored:
         begin, end = content
         if size(dtype, tuple(shape)) == end - begin:
             return Stored(dtype, tuple(shape), Slice(data, begin, dtype, tuple(shape)))
-    raise ValueError(f"an array has shape {repr(shape)[:60]} and dtype {str(dtype)[:20]!r}, and not the bytes for them")
+    raise ValueError(
+        f"an array has shape {repr(shape)[:60]} and dtype {str(dtype)[:20]!r}, and not the bytes for them"
+    )
 
 
 _OTHERS: dict[int, Callable[[_Walk, int], Any]] = {
@@ -194,7 +198,10 @@ def _tensors(value: Any, name: str) -> Iterator[tuple[str, Stored]]:
 
 def _joined(entries: Mapping[Any, Any]) -> Stored:
     """Return an array that is kept in pieces, as ``flax.serialization`` does with long ones."""
-    shape, chunks = (list(entries[key].values()) if isinstance(entries.get(key), dict) else [] for key in ("shape", "chunks"))
+    shape, chunks = (
+        list(entries[key].values()) if isinstance(entries.get(key), dict) else []
+        for key in ("shape", "chunks")
+    )
     if not chunks or not all(isinstance(piece, Stored) for piece in chunks) or not are_sizes(shape):
         raise ValueError("an array of pieces has no shape, or no pieces")
     dtype, count = chunks[0].dtype, sum(math.prod(piece.shape) for piece in chunks)
@@ -241,7 +248,13 @@ def _put(put: Write, value: Any) -> None:
     if value.size > LARGEST_PIECE:
         _put(put, _pieces(value))
         return
-    head = packer.pack_array_header(3) + packer.pack(list(value.shape)) + packer.pack(value.dtype) + b"\xc6" + struct.pack(">I", value.size)
+    head = (
+        packer.pack_array_header(3)
+        + packer.pack(list(value.shape))
+        + packer.pack(value.dtype)
+        + b"\xc6"
+        + struct.pack(">I", value.size)
+    )
     put(b"\xc9" + struct.pack(">Ib", len(head) + value.size, NDARRAY) + head)
     put(value.data())
 
@@ -250,5 +263,12 @@ def _pieces(value: Stored) -> dict[str, Any]:
     flat, width = value.bits().reshape(-1), np.dtype(NUMPY[value.dtype]).itemsize
     step = LARGEST_PIECE // width
     chunks = [flat[begin : begin + step] for begin in range(0, len(flat), step)]
-    pieces = {str(n): Stored(value.dtype, chunk.shape, lambda chunk=chunk: chunk) for n, chunk in enumerate(chunks)}  # type: ignore[misc]
-    return {CHUNKED: True, "shape": {str(n): length for n, length in enumerate(value.shape)}, "chunks": pieces}
+    pieces = {
+        str(n): Stored(value.dtype, chunk.shape, lambda chunk=chunk: chunk)
+        for n, chunk in enumerate(chunks)  # type: ignore[misc]
+    }
+    return {
+        CHUNKED: True,
+        "shape": {str(n): length for n, length in enumerate(value.shape)},
+        "chunks": pieces,
+    }

@@ -31,7 +31,11 @@ SHARE = 8
 
 def is_one(path: Path) -> bool:
     """Say whether a folder is one."""
-    return path.is_dir() and (path / METADATA).is_file() and any((path / mark).exists() for mark in ("manifest.ocdbt", "_sharding", "_CHECKPOINT_METADATA"))
+    return (
+        path.is_dir()
+        and (path / METADATA).is_file()
+        and any((path / mark).exists() for mark in ("manifest.ocdbt", "_sharding", "_CHECKPOINT_METADATA"))
+    )
 
 
 def read(path: Path) -> dict[str, Stored]:
@@ -60,10 +64,22 @@ def write(path: Path, tensors: Mapping[str, Stored]) -> None:
 
 def _ask(what: str, path: Path, between: Path, size: int) -> None:
     try:
-        with Process(local=True, time_limit=TIME_LIMIT, memory_limit=4 * MEMORY_LIMIT + SHARE * size) as process:
+        with Process(
+            local=True, time_limit=TIME_LIMIT, memory_limit=4 * MEMORY_LIMIT + SHARE * size
+        ) as process:
             process.start(None, "", lambda: None)
             target = DELIMITER.join((what, str(path.absolute()), str(between)))
-            said = json.loads(process.exchange({"root": str(ROOT), "environment": environment("cpu", None), "appended": {}, "target": target, "serve": f"{__name__}:serve"}))
+            said = json.loads(
+                process.exchange(
+                    {
+                        "root": str(ROOT),
+                        "environment": environment("cpu", None),
+                        "appended": {},
+                        "target": target,
+                        "serve": f"{__name__}:serve",
+                    }
+                )
+            )
     except WorkerFailure as failure:
         raise SpecError(f"{path}: Orbax has given no answer: {failure.detail}") from None
     if said:

@@ -55,7 +55,9 @@ def _single(path: Path) -> dict[str, Stored]:
         file.seek(0)
         length = int.from_bytes(file.read(8), "little")
         if total < 8 or length > min(LONGEST_HEADER, total - 8):
-            raise SpecError(f"{path}: not a whole safetensors file: its header says {length} bytes but the file has {total}")
+            raise SpecError(
+                f"{path}: not a whole safetensors file: its header says {length} bytes but the file has {total}"
+            )
         header = parse_json(file.read(length), f"{path}: the header")
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     if not isinstance(header, dict):
@@ -85,10 +87,16 @@ def _place(entry: Any) -> tuple[tuple[str, tuple[int, ...], int, int] | None, st
     if not isinstance(code, str) or code not in CODES:
         return None, f"has dtype {code!r} but must have one of {', '.join(CODES)}"
     if not are_sizes(shape) or not are_sizes(offsets) or len(offsets) != 2:
-        return None, f"has shape {_brief(shape)} and offsets {_brief(offsets)} but both must be lists of whole numbers from 0"
+        return (
+            None,
+            f"has shape {_brief(shape)} and offsets {_brief(offsets)} but both must be lists of whole numbers from 0",
+        )
     begin, end = offsets
     if end - begin != size(CODES[code], tuple(shape)):
-        return None, f"has shape {_brief(shape)} of {code}, which takes {size(CODES[code], tuple(shape))} bytes, but offsets {_brief(offsets)}"
+        return (
+            None,
+            f"has shape {_brief(shape)} of {code}, which takes {size(CODES[code], tuple(shape))} bytes, but offsets {_brief(offsets)}",
+        )
     return (CODES[code], tuple(shape), begin, end), ""
 
 
@@ -117,7 +125,11 @@ def write(path: Path, tensors: Mapping[str, Stored]) -> None:
     reached = 0
     for name in order:
         tensor = tensors[name]
-        header[name] = {"dtype": codes[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [reached, reached := reached + tensor.size]}
+        header[name] = {
+            "dtype": codes[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [reached, reached := reached + tensor.size],
+        }
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     with writing(path) as put:

@@ -33,16 +33,31 @@ def read(path: Path, single: Callable[[Path], dict[str, Stored]]) -> dict[str, S
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
         raise SpecError(f"{path}: 'weight_map' must say for each tensor which file has it")
     names = sorted(set(places.values()))
-    outside = [name for name in names if Path(name).name != name or name in (".", "..", "") or not name.isprintable()]
+    outside = [
+        name for name in names if Path(name).name != name or name in (".", "..", "") or not name.isprintable()
+    ]
     outside += [name for name in names if name not in outside and not stays(path.parent / name, path.parent)]
     if outside:
-        raise SpecError([f"{path}: names the file {name[:80]!r} but all must lie beside it" for name in outside[:MOST_PROBLEMS]])
+        raise SpecError(
+            [
+                f"{path}: names the file {name[:80]!r} but all must lie beside it"
+                for name in outside[:MOST_PROBLEMS]
+            ]
+        )
     found: dict[str, Stored] = {}
     problems = []
     for name in names:
         inside = single(path.parent / name)
-        problems += [f"{path}: says that {tensor!r} is in {name} but it is not" for tensor, shard in places.items() if shard == name and tensor not in inside]
-        problems += [f"{path.parent / name}: has {tensor!r} but the index does not say so" for tensor in inside if places.get(tensor) != name]
+        problems += [
+            f"{path}: says that {tensor!r} is in {name} but it is not"
+            for tensor, shard in places.items()
+            if shard == name and tensor not in inside
+        ]
+        problems += [
+            f"{path.parent / name}: has {tensor!r} but the index does not say so"
+            for tensor in inside
+            if places.get(tensor) != name
+        ]
         found.update(inside)
     if problems:
         raise SpecError(problems[:MOST_PROBLEMS])

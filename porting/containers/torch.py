@@ -61,7 +61,9 @@ def unwrapped(tensors: dict[str, Stored]) -> dict[str, Stored]:
         inner = [name for name in tensors if name.startswith(f"{wrapper}.")]
         others = [name for name in tensors if name not in inner]
         if inner and all(name.startswith(("optimizer", "scheduler", "ema", "epoch")) for name in others):
-            return {name.removeprefix(f"{wrapper}.") if name in inner else name: tensors[name] for name in tensors}
+            return {
+                name.removeprefix(f"{wrapper}.") if name in inner else name: tensors[name] for name in tensors
+            }
     return tensors
 
 
@@ -72,7 +74,11 @@ def write(path: Path, tensors: Mapping[str, Stored]) -> None:
         SpecError: if PyTorch has no storage of a dtype, or it cannot be written.
     """
     codes = {dtype: name for name, dtype in STORAGES.items() if name != "UntypedStorage"}
-    if wrong := [f"{name!r} has dtype {tensor.dtype}, which has no storage in PyTorch" for name, tensor in tensors.items() if tensor.dtype not in codes]:
+    if wrong := [
+        f"{name!r} has dtype {tensor.dtype}, which has no storage in PyTorch"
+        for name, tensor in tensors.items()
+        if tensor.dtype not in codes
+    ]:
         raise SpecError(wrong)
     with refusing(path), zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         _member(archive, "data.pkl", b"".join(_pickle(tensors, codes)))
@@ -119,9 +125,23 @@ def _pickle(tensors: Mapping[str, Stored], codes: Mapping[str, str]) -> Iterator
     empty = named("collections", "OrderedDict") + pickle.EMPTY_TUPLE + pickle.REDUCE
     yield pickle.PROTO + b"\x02" + empty + pickle.MARK
     for key, (name, tensor) in enumerate(tensors.items()):
-        storage = text("storage") + named("torch", codes[tensor.dtype]) + text(str(key)) + text("cpu") + number(elements(tensor.shape))
+        storage = (
+            text("storage")
+            + named("torch", codes[tensor.dtype])
+            + text(str(key))
+            + text("cpu")
+            + number(elements(tensor.shape))
+        )
         stride = tuple(elements(tensor.shape[axis + 1 :]) for axis in range(len(tensor.shape)))
         yield text(name) + named("torch._utils", "_rebuild_tensor_v2") + pickle.MARK
         yield pickle.MARK + storage + pickle.TUPLE + pickle.BINPERSID
-        yield number(0) + numbers(tensor.shape) + numbers(stride) + pickle.NEWFALSE + empty + pickle.TUPLE + pickle.REDUCE
+        yield (
+            number(0)
+            + numbers(tensor.shape)
+            + numbers(stride)
+            + pickle.NEWFALSE
+            + empty
+            + pickle.TUPLE
+            + pickle.REDUCE
+        )
     yield pickle.SETITEMS + pickle.STOP

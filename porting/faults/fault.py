@@ -34,7 +34,15 @@ Arrays = dict[str, Array]
 Edit = Callable[[Path, Format], None]
 """Changes a checkpoint's folder."""
 
-SIZES: Mapping[str, int] = {"vocab_size": 29, "d_model": 14, "num_heads": 2, "d_ff": 17, "num_classes": 3, "num_layers": 2, "max_positions": 13}
+SIZES: Mapping[str, int] = {
+    "vocab_size": 29,
+    "d_model": 14,
+    "num_heads": 2,
+    "d_ff": 17,
+    "num_classes": 3,
+    "num_layers": 2,
+    "max_positions": 13,
+}
 """Of the checkpoint that a fault is put into: a prime, or twice a prime, for each axis, so that only what is square looks like its transpose."""
 
 SEED = 3
@@ -87,8 +95,14 @@ class ConversionFault:
     def right(self, folder: Path) -> None:
         """Write the right checkpoint, a BERT with random weights in float32."""
         model = spec.variant("bert", **{**SIZES, **self.sizes})
-        weights = {name: array.astype(np.float32) for name, array in spec.initialize(model, seed=SEED).items()}
-        write(dataclasses.replace(from_weights(model, weights, files=COMPANIONS), labels=LABELS), folder, self.format)
+        weights = {
+            name: array.astype(np.float32) for name, array in spec.initialize(model, seed=SEED).items()
+        }
+        write(
+            dataclasses.replace(from_weights(model, weights, files=COMPANIONS), labels=LABELS),
+            folder,
+            self.format,
+        )
 
     def spoil(self, folder: Path) -> None:
         """Make the right checkpoint into the wrong one."""
@@ -104,7 +118,9 @@ def tensors(change: Callable[[Arrays], Arrays]) -> Edit:
     def edit(folder: Path, form: Format) -> None:
         path = folder / form.weights[0]
         arrays = {name: np.array(stored.array()) for name, stored in form.container.read(path).items()}
-        form.container.write(path, {name: in_memory(np.asarray(array, order="C")) for name, array in change(arrays).items()})
+        form.container.write(
+            path, {name: in_memory(np.asarray(array, order="C")) for name, array in change(arrays).items()}
+        )
 
     return edit
 
@@ -115,7 +131,13 @@ def stored(name: str, change: Callable[[Array], Stored]) -> Edit:
     def edit(folder: Path, form: Format) -> None:
         path = folder / form.weights[0]
         found = form.container.read(path)
-        form.container.write(path, {key: change(np.array(one.array())) if key == name else in_memory(np.array(one.array())) for key, one in found.items()})
+        form.container.write(
+            path,
+            {
+                key: change(np.array(one.array())) if key == name else in_memory(np.array(one.array()))
+                for key, one in found.items()
+            },
+        )
 
     return edit
 
@@ -125,7 +147,10 @@ def changed(**changes: Callable[[Array], Array]) -> Edit:
     ends = {end.replace("__", "."): change for end, change in changes.items()}
 
     def change(found: Arrays) -> Arrays:
-        return {name: next((change(array) for end, change in ends.items() if name.endswith(end)), array) for name, array in found.items()}
+        return {
+            name: next((change(array) for end, change in ends.items() if name.endswith(end)), array)
+            for name, array in found.items()
+        }
 
     return tensors(change)
 
@@ -142,12 +167,18 @@ def exchanged(one: str, other: str) -> Edit:
 
 def without(*words: str) -> Edit:
     """Return the edit that leaves out the tensors whose names have one of some words."""
-    return tensors(lambda found: {name: array for name, array in found.items() if not any(word in name for word in words)})
+    return tensors(
+        lambda found: {
+            name: array for name, array in found.items() if not any(word in name for word in words)
+        }
+    )
 
 
 def added(**arrays: Callable[[Arrays], Array]) -> Edit:
     """Return the edit that adds tensors, made of those that are there; names are written with double underscores for dots."""
-    return tensors(lambda found: {**found, **{name.replace("__", "."): make(found) for name, make in arrays.items()}})
+    return tensors(
+        lambda found: {**found, **{name.replace("__", "."): make(found) for name, make in arrays.items()}}
+    )
 
 
 def stated(**entries: Any) -> Edit:

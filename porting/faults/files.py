@@ -27,8 +27,22 @@ MADE = "made-by-a-pickle"
 """The folder that :class:`Runs` would make beside the checkpoint."""
 
 
-def fault(name: str, what: str, edit: Edit, expected: Any, says: str, source: str, **fields: Any) -> ConversionFault:
-    return ConversionFault(**{"name": name, "group": "files", "what": what, "clause": "WGT-1", "edit": edit, "expected": expected, "says": says, "source": source and HUB + source, **fields})
+def fault(
+    name: str, what: str, edit: Edit, expected: Any, says: str, source: str, **fields: Any
+) -> ConversionFault:
+    return ConversionFault(
+        **{
+            "name": name,
+            "group": "files",
+            "what": what,
+            "clause": "WGT-1",
+            "edit": edit,
+            "expected": expected,
+            "says": says,
+            "source": source and HUB + source,
+            **fields,
+        }
+    )
 
 
 def sharded(change: Callable[[Path, dict[str, str]], dict[str, str]], kept: bool = False) -> Edit:
@@ -44,10 +58,15 @@ def sharded(change: Callable[[Path, dict[str, str]], dict[str, str]], kept: bool
         found = {name: _copied(stored.array()) for name, stored in safetensors.read(whole).items()}
         shards = {name: FIRST if number % 2 else SECOND for number, name in enumerate(found)}
         for shard in (FIRST, SECOND):
-            safetensors.write(folder / shard, {name: in_memory(array) for name, array in found.items() if shards[name] == shard})
+            safetensors.write(
+                folder / shard,
+                {name: in_memory(array) for name, array in found.items() if shards[name] == shard},
+            )
         if not kept:
             whole.unlink()
-        (folder / safetensors.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": change(folder, shards)}))
+        (folder / safetensors.INDEX).write_text(
+            json.dumps({"metadata": {}, "weight_map": change(folder, shards)})
+        )
 
     return edit
 
@@ -68,7 +87,14 @@ def elsewhere(folder: Path, shards: dict[str, str]) -> dict[str, str]:
 
 def other_file(folder: Path, shards: dict[str, str]) -> dict[str, str]:
     """Have the index say of a tensor that it is in the other file."""
-    return {name: SECOND if shard == FIRST and name.endswith("classifier.bias") else FIRST if name.endswith("classifier.bias") else shard for name, shard in shards.items()}
+    return {
+        name: SECOND
+        if shard == FIRST and name.endswith("classifier.bias")
+        else FIRST
+        if name.endswith("classifier.bias")
+        else shard
+        for name, shard in shards.items()
+    }
 
 
 def not_in_the_index(folder: Path, shards: dict[str, str]) -> dict[str, str]:
@@ -78,7 +104,9 @@ def not_in_the_index(folder: Path, shards: dict[str, str]) -> dict[str, str]:
 def twice(folder: Path, shards: dict[str, str]) -> dict[str, str]:
     """Put a stale copy of a tensor into the other file too."""
     name = next(name for name, shard in shards.items() if shard == FIRST)
-    other = {key: in_memory(_copied(stored.array())) for key, stored in safetensors.read(folder / SECOND).items()}
+    other = {
+        key: in_memory(_copied(stored.array())) for key, stored in safetensors.read(folder / SECOND).items()
+    }
     stale = _copied(safetensors.read(folder / FIRST)[name].array()) + 1
     safetensors.write(folder / SECOND, {**other, name: in_memory(stale)})
     return shards
@@ -100,7 +128,9 @@ def big_endian(content: bytes) -> bytes:
     found = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as before, zipfile.ZipFile(found, "w") as after:
         for entry in before.infolist():
-            after.writestr(entry.filename, b"big" if entry.filename.endswith("byteorder") else before.read(entry))
+            after.writestr(
+                entry.filename, b"big" if entry.filename.endswith("byteorder") else before.read(entry)
+            )
     return found.getvalue()
 
 
@@ -122,17 +152,110 @@ def running(folder: Path, form: Format) -> None:
 NO_SAFETENSORS = "not a whole safetensors file"
 
 FAULTS = (
-    fault("shards", "The tensors lie in two files, as the index says.", sharded(lambda folder, shards: shards), "harmless", "", ""),
-    fault("shard_left_out", "One of the files was not copied.", sharded(left_out), "refused", "no such file", "sgl-project/sglang/pull/32279"),
-    fault("index_of_other_files", "The index names files as they were called before.", sharded(elsewhere), "refused", "no such file", "Neph0s/CoSER/issues/3"),
-    fault("index_names_the_other_file", "The index says of a tensor that it is in the other file.", sharded(other_file), "refused", "but it is not", "pytorch/torchtitan/pull/3764"),
-    fault("tensor_not_in_the_index", "The index does not have a tensor that a file has.", sharded(not_in_the_index), "refused", "but the index does not say so", "Blaizzy/mlx-vlm/pull/1827"),
-    fault("tensor_in_two_files", "A stale copy of a tensor lies in the other file.", sharded(twice), "refused", "but the index does not say so", "vllm-project/vllm/pull/54230"),
-    fault("index_leads_outside", "The index names files by a way out of the folder.", sharded(outside), "refused", "must lie beside it", ""),
-    fault("another_file_beside_the_shards", "A file with all tensors, of another time, lies beside the files of the index.", sharded(lambda folder, shards: shards, kept=True), "refused", "name the one to read", "Blaizzy/mlx-vlm/pull/1464"),
-    fault("file_cut_off", "The file ends before its tensors do.", damaged(lambda content: content[:-100]), "refused", "its tensors end at byte", "osaurus-ai/vmlx-swift/pull/217"),
-    fault("pointer_instead_of_the_file", "The file is what Git keeps instead of it.", damaged(lambda content: POINTER), "refused", NO_SAFETENSORS, "huggingface/diffusers/pull/13559"),
-    fault("torch_file_by_another_name", "The file is PyTorch's own, and called as safetensors are.", as_torch, "refused", NO_SAFETENSORS, "safetensors/safetensors/issues/414"),
-    fault("torch_file_of_another_machine", "The file was written by a machine that has the most significant byte first.", damaged(big_endian), "refused", "must be in 'little'", "pytorch/pytorch/issues/65300", format="hugging-face-bin"),
-    fault("pickle_that_runs", "The file is a pickle that would have code run.", running, "refused", "nothing of it was run", "voicepaw/so-vits-svc-fork/issues/193", format="hugging-face-bin"),
+    fault(
+        "shards",
+        "The tensors lie in two files, as the index says.",
+        sharded(lambda folder, shards: shards),
+        "harmless",
+        "",
+        "",
+    ),
+    fault(
+        "shard_left_out",
+        "One of the files was not copied.",
+        sharded(left_out),
+        "refused",
+        "no such file",
+        "sgl-project/sglang/pull/32279",
+    ),
+    fault(
+        "index_of_other_files",
+        "The index names files as they were called before.",
+        sharded(elsewhere),
+        "refused",
+        "no such file",
+        "Neph0s/CoSER/issues/3",
+    ),
+    fault(
+        "index_names_the_other_file",
+        "The index says of a tensor that it is in the other file.",
+        sharded(other_file),
+        "refused",
+        "but it is not",
+        "pytorch/torchtitan/pull/3764",
+    ),
+    fault(
+        "tensor_not_in_the_index",
+        "The index does not have a tensor that a file has.",
+        sharded(not_in_the_index),
+        "refused",
+        "but the index does not say so",
+        "Blaizzy/mlx-vlm/pull/1827",
+    ),
+    fault(
+        "tensor_in_two_files",
+        "A stale copy of a tensor lies in the other file.",
+        sharded(twice),
+        "refused",
+        "but the index does not say so",
+        "vllm-project/vllm/pull/54230",
+    ),
+    fault(
+        "index_leads_outside",
+        "The index names files by a way out of the folder.",
+        sharded(outside),
+        "refused",
+        "must lie beside it",
+        "",
+    ),
+    fault(
+        "another_file_beside_the_shards",
+        "A file with all tensors, of another time, lies beside the files of the index.",
+        sharded(lambda folder, shards: shards, kept=True),
+        "refused",
+        "name the one to read",
+        "Blaizzy/mlx-vlm/pull/1464",
+    ),
+    fault(
+        "file_cut_off",
+        "The file ends before its tensors do.",
+        damaged(lambda content: content[:-100]),
+        "refused",
+        "its tensors end at byte",
+        "osaurus-ai/vmlx-swift/pull/217",
+    ),
+    fault(
+        "pointer_instead_of_the_file",
+        "The file is what Git keeps instead of it.",
+        damaged(lambda content: POINTER),
+        "refused",
+        NO_SAFETENSORS,
+        "huggingface/diffusers/pull/13559",
+    ),
+    fault(
+        "torch_file_by_another_name",
+        "The file is PyTorch's own, and called as safetensors are.",
+        as_torch,
+        "refused",
+        NO_SAFETENSORS,
+        "safetensors/safetensors/issues/414",
+    ),
+    fault(
+        "torch_file_of_another_machine",
+        "The file was written by a machine that has the most significant byte first.",
+        damaged(big_endian),
+        "refused",
+        "must be in 'little'",
+        "pytorch/pytorch/issues/65300",
+        format="hugging-face-bin",
+    ),
+    fault(
+        "pickle_that_runs",
+        "The file is a pickle that would have code run.",
+        running,
+        "refused",
+        "nothing of it was run",
+        "voicepaw/so-vits-svc-fork/issues/193",
+        format="hugging-face-bin",
+    ),
 )

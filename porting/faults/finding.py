@@ -68,17 +68,35 @@ def compared(right: Checkpoint, wrong: Checkpoint) -> Finding:
     first = verdict.first_divergence
     if first is None:
         beside = _beside(right, wrong)
-        return Finding("named", beside) if beside else Finding("harmless", tuple(entry.reason for entry in wrong.ledger if entry.reason))
+        return (
+            Finding("named", beside)
+            if beside
+            else Finding("harmless", tuple(entry.reason for entry in wrong.ledger if entry.reason))
+        )
     return Finding("named", (str(verdict.cause.text if verdict.cause else ""), first.note), first.tensor)
 
 
 def _beside(right: Checkpoint, wrong: Checkpoint) -> tuple[str, ...]:
     """Return what lies beside the weights and is not the same, in lines."""
     apart = differing(right, wrong, ("the right one", "the wrong one"))
-    return tuple(f"{name}: {words}" for name, words in {**apart, **dict.fromkeys(alone(right, wrong), "only the right one has it")}.items())
+    return tuple(
+        f"{name}: {words}"
+        for name, words in {
+            **apart,
+            **dict.fromkeys(alone(right, wrong), "only the right one has it"),
+        }.items()
+    )
 
 
 def run_of(checkpoint: Checkpoint, batch: Batch) -> Run:
     """Return what a model computes, in rounded arithmetic and another order of sums."""
-    truth = compute(checkpoint.config, checkpoint.weights(), batch, Arithmetic(DTYPE, shuffle=OTHER), False, checkpoint.part, DTYPE)
+    truth = compute(
+        checkpoint.config,
+        checkpoint.weights(),
+        batch,
+        Arithmetic(DTYPE, shuffle=OTHER),
+        False,
+        checkpoint.part,
+        DTYPE,
+    )
     return Run(truth.output, truth.loss, dict(truth.taps), {}, "port", DTYPE, requested=("taps",))

@@ -38,7 +38,9 @@ class Builder:
 
     def __init__(self, dtype: str) -> None:
         if dtype not in KINDS:
-            raise SpecError(f"the parameters are {dtype} but an ONNX graph must have one of {', '.join(KINDS)}")
+            raise SpecError(
+                f"the parameters are {dtype} but an ONNX graph must have one of {', '.join(KINDS)}"
+            )
         with optional("to write ONNX", "porting"):
             import onnx
         self.onnx, self.dtype = onnx, dtype
@@ -107,13 +109,20 @@ class Builder:
                 put(tensor.data())
                 reached += tensor.size
         given = [helper.make_tensor_value_info(name, INT64, list(axes)) for name, axes in inputs.items()]
-        results = [helper.make_tensor_value_info(name, KINDS[self.dtype], axes) for name, axes in self.outputs.items()]
+        results = [
+            helper.make_tensor_value_info(name, KINDS[self.dtype], axes)
+            for name, axes in self.outputs.items()
+        ]
         graph = helper.make_graph(self.nodes, "concord", given, results, initializers)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="concord", ir_version=IR)
+        model = helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="concord", ir_version=IR
+        )
         write_bytes(path, model.SerializeToString())
 
     def _proto(self, name: str, tensor: Stored, **content: Any) -> Any:
-        return self.onnx.TensorProto(name=name, dims=tensor.shape, data_type=KINDS.get(tensor.dtype, INT64), **content)
+        return self.onnx.TensorProto(
+            name=name, dims=tensor.shape, data_type=KINDS.get(tensor.dtype, INT64), **content
+        )
 
     def _beside(self, name: str, tensor: Stored, file: str, begin: int) -> Any:
         proto = self._proto(name, tensor, data_location=self.onnx.TensorProto.EXTERNAL)

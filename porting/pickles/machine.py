@@ -97,7 +97,9 @@ class Machine:
                 return self.pop()
             step = _STEPS.get(bytes(code))
             if step is None:
-                raise Refused(f"it has the opcode {bytes(code)!r} at byte {self.place - 1}, which no file of weights needs")
+                raise Refused(
+                    f"it has the opcode {bytes(code)!r} at byte {self.place - 1}, which no file of weights needs"
+                )
             step(self)
             if len(self.stack) > DEEPEST or len(self.memo) > DEEPEST:
                 raise Refused(f"it holds more than {DEEPEST} objects")
@@ -309,7 +311,9 @@ _STEPS: dict[bytes, Callable[[Machine], None]] = {
     pickle.ADDITEMS: lambda m: m.extend(m.marked()),
     pickle.SETITEM: lambda m: m.fill([m.pop(), m.pop()][::-1]),
     pickle.SETITEMS: lambda m: m.fill(m.marked()),
-    pickle.GLOBAL: lambda m: m.named(m.line().decode("utf-8", "replace"), m.line().decode("utf-8", "replace")),
+    pickle.GLOBAL: lambda m: m.named(
+        m.line().decode("utf-8", "replace"), m.line().decode("utf-8", "replace")
+    ),
     pickle.STACK_GLOBAL: lambda m: m.named(*[m.pop(), m.pop()][::-1]),
     pickle.REDUCE: lambda m: m.call(),
     pickle.NEWOBJ: lambda m: m.call(new=True),

@@ -42,15 +42,25 @@ def _archive(path: Path, mapped: mmap.mmap) -> list[Found]:
         members = {entry.filename: entry for entry in archive.infolist()}
         pickles = [name for name in members if name.endswith("/data.pkl")]
         if len(pickles) != 1:
-            raise Refused(f"the archive has {len(pickles)} members that are called data.pkl but must have one")
+            raise Refused(
+                f"the archive has {len(pickles)} members that are called data.pkl but must have one"
+            )
         if "constants.pkl" in "".join(members):
             raise Refused("it is a compiled model of TorchScript, which is code; save its state_dict()")
         root = pickles[0].removesuffix("data.pkl")
         content = _content(archive, members[pickles[0]])
-        order = archive.read(members[f"{root}byteorder"])[:10] if f"{root}byteorder" in members and members[f"{root}byteorder"].file_size < LONG else b"little"
+        order = (
+            archive.read(members[f"{root}byteorder"])[:10]
+            if f"{root}byteorder" in members and members[f"{root}byteorder"].file_size < LONG
+            else b"little"
+        )
         if order.strip() != b"little":
             raise Refused(f"its numbers are in the order {order!r} but must be in 'little'")
-    places = {name.removeprefix(f"{root}data/"): member_place(entry, mapped) for name, entry in members.items() if name.startswith(f"{root}data/")}
+    places = {
+        name.removeprefix(f"{root}data/"): member_place(entry, mapped)
+        for name, entry in members.items()
+        if name.startswith(f"{root}data/")
+    }
     return [_in_file(found, places) for found in tensors(Machine(content).run())]
 
 
@@ -85,7 +95,9 @@ def _legacy(mapped: mmap.mmap, machine: Machine) -> list[Found]:
         count = struct.unpack("<q", mapped[place : place + 8])[0]
         length = count * widths.get(str(key), 0)
         if count < 0 or str(key) not in widths or place + 8 + length > len(mapped):
-            raise Refused(f"its storage {str(key)[:40]!r} belongs to no tensor, or reaches beyond the end of the file")
+            raise Refused(
+                f"its storage {str(key)[:40]!r} belongs to no tensor, or reaches beyond the end of the file"
+            )
         places[str(key)] = (place + 8, length)
         place += 8 + length
     return [_in_file(one, places) for one in found]
@@ -101,10 +113,14 @@ def _in_file(found: Found, places: dict[str, tuple[int, int]]) -> Found:
     if not found.storage:
         return found
     if found.storage not in places:
-        raise Refused(f"{found.name!r} lies in the storage {found.storage[:40]!r}, which the file does not have")
+        raise Refused(
+            f"{found.name!r} lies in the storage {found.storage[:40]!r}, which the file does not have"
+        )
     begin, length = places[found.storage]
     width = np_width(found.dtype)
-    last = found.begin + sum((size - 1) * step for size, step in zip(found.shape, found.stride or (), strict=True))
+    last = found.begin + sum(
+        (size - 1) * step for size, step in zip(found.shape, found.stride or (), strict=True)
+    )
     if elements(found.shape) and (last + 1) * width > length:
         raise Refused(f"{found.name!r} reaches beyond its storage of {length} bytes")
     return Found(found.name, found.dtype, found.shape, found.stride, "", begin + found.begin * width, length)

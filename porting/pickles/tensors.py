@@ -20,7 +20,20 @@ STORAGES = {
 }  # fmt: skip
 """What PyTorch calls storages, and the dtype of what they hold."""
 
-NUMPY_CODES = {"f8": "float64", "f4": "float32", "f2": "float16", "i8": "int64", "i4": "int32", "i2": "int16", "i1": "int8", "u8": "uint64", "u4": "uint32", "u2": "uint16", "u1": "uint8", "b1": "bool"}
+NUMPY_CODES = {
+    "f8": "float64",
+    "f4": "float32",
+    "f2": "float16",
+    "i8": "int64",
+    "i4": "int32",
+    "i2": "int16",
+    "i1": "int8",
+    "u8": "uint64",
+    "u4": "uint32",
+    "u2": "uint16",
+    "u1": "uint8",
+    "b1": "bool",
+}
 """What NumPy calls dtypes in a pickle. PaddlePaddle keeps bfloat16 as uint16."""
 
 DEEPEST = 50
@@ -29,9 +42,15 @@ DEEPEST = 50
 MOST = 1 << 18
 """Entries that a file may have, each counted as often as it is met: a list that is in many others may be met more often than there are atoms."""
 
-OPAQUE = {"torch.Size", "torch.device", "torch.nn.parameter.Parameter", "argparse.Namespace", "builtins.set", "__builtin__.set", "_codecs.encode"} | {
-    f"torch.{name}" for name in NUMPY if not name.startswith("u")
-}
+OPAQUE = {
+    "torch.Size",
+    "torch.device",
+    "torch.nn.parameter.Parameter",
+    "argparse.Namespace",
+    "builtins.set",
+    "__builtin__.set",
+    "_codecs.encode",
+} | {f"torch.{name}" for name in NUMPY if not name.startswith("u")}
 """Names that are no tensors, do no harm, and stand beside tensors."""
 
 
@@ -69,7 +88,11 @@ def _entries(value: Any) -> Mapping[Any, Any]:
         function = _function(value)
         if function in ("collections.OrderedDict", "collections.defaultdict"):
             given = value.arguments[0] if value.arguments and isinstance(value.arguments[0], list) else []
-            pairs = {_brief(pair[0]): pair[1] for pair in given if isinstance(pair, (list, tuple)) and len(pair) == 2}
+            pairs = {
+                _brief(pair[0]): pair[1]
+                for pair in given
+                if isinstance(pair, (list, tuple)) and len(pair) == 2
+            }
             return {**pairs, **value.entries}
         if function not in OPAQUE and not function.endswith(("multiarray.scalar", "numpy.dtype")):
             _refuse(value.function)
@@ -82,13 +105,19 @@ def _function(call: Call) -> str:
 
 def _refuse(function: Any) -> None:
     if isinstance(function, Name):
-        raise Refused(f"it asks for {str(function)[:100]!r}, which no file of weights needs; nothing of it was run")
+        raise Refused(
+            f"it asks for {str(function)[:100]!r}, which no file of weights needs; nothing of it was run"
+        )
     raise Refused("it calls what is no function")
 
 
 def _brief(value: Any) -> str:
     """Return what a value is called; of one that holds others its type alone, since they may hold each other."""
-    return str(value) if isinstance(value, (str, int, float, Name, Span, NoneType)) else f"a {type(value).__name__}"
+    return (
+        str(value)
+        if isinstance(value, (str, int, float, Name, Span, NoneType))
+        else f"a {type(value).__name__}"
+    )
 
 
 def tensor_of(name: str, call: Call) -> Found:
@@ -106,15 +135,24 @@ def _torch(name: str, call: Call) -> Found:
         raise Refused(f"{name!r} has no storage")
     _, kind, key, _, count = storage.key[:5]
     dtype = STORAGES.get(kind.name if isinstance(kind, Name) and kind.module.startswith("torch") else "", "")
-    if len(call.arguments) > 6 and isinstance(call.arguments[6], Name):  # _rebuild_tensor_v3, of storages that have no dtype
+    if len(call.arguments) > 6 and isinstance(
+        call.arguments[6], Name
+    ):  # _rebuild_tensor_v3, of storages that have no dtype
         dtype = call.arguments[6].name
     if dtype not in NUMPY:
         raise Refused(f"{name!r} has a storage of {_brief(kind)[:60]!r}, which is of no known dtype")
-    if not are_sizes([begin, count]) or not are_sizes(shape) or not are_sizes(stride) or len(shape) != len(stride):
+    if (
+        not are_sizes([begin, count])
+        or not are_sizes(shape)
+        or not are_sizes(stride)
+        or len(shape) != len(stride)
+    ):
         raise Refused(f"{name!r} has a shape, stride or offset that is none")
     last = begin + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
     if elements(shape) and (last >= count or elements(shape) > count):
-        raise Refused(f"{name!r} has shape {shape} from element {begin} on, which reaches beyond its storage of {count} elements")
+        raise Refused(
+            f"{name!r} has shape {shape} from element {begin} on, which reaches beyond its storage of {count} elements"
+        )
     return Found(name, dtype, tuple(shape), tuple(stride), _brief(key), begin, count)
 
 
@@ -146,14 +184,32 @@ def _buffer(name: str, call: Call) -> Found:
 
 
 def _numpy(name: str, shape: tuple[int, ...], kind: Any, fortran: bool, content: Any) -> Found:
-    code = kind.arguments[0] if isinstance(kind, Call) and _function(kind) == "numpy.dtype" and kind.arguments else ""
-    order = kind.state[1] if isinstance(kind, Call) and isinstance(kind.state, tuple) and len(kind.state) > 1 else "|"
+    code = (
+        kind.arguments[0]
+        if isinstance(kind, Call) and _function(kind) == "numpy.dtype" and kind.arguments
+        else ""
+    )
+    order = (
+        kind.state[1]
+        if isinstance(kind, Call) and isinstance(kind.state, tuple) and len(kind.state) > 1
+        else "|"
+    )
     dtype = NUMPY_CODES.get(code if isinstance(code, str) else "")
     if dtype is None or order == ">":
-        raise Refused(f"{name!r} is an array of dtype {_brief(code)!r}, order {_brief(order)!r}, which is not known")
+        raise Refused(
+            f"{name!r} is an array of dtype {_brief(code)!r}, order {_brief(order)!r}, which is not known"
+        )
     if isinstance(content, Call) and _function(content) == "_codecs.encode" and content.arguments:
-        content = content.arguments[0].encode("latin-1") if isinstance(content.arguments[0], str) else content.arguments[0]
-    if isinstance(content, Call) and _function(content) in ("builtins.bytes", "__builtin__.bytes") and not content.arguments:
+        content = (
+            content.arguments[0].encode("latin-1")
+            if isinstance(content.arguments[0], str)
+            else content.arguments[0]
+        )
+    if (
+        isinstance(content, Call)
+        and _function(content) in ("builtins.bytes", "__builtin__.bytes")
+        and not content.arguments
+    ):
         content = b""
     if isinstance(content, str):
         content = content.encode("latin-1", "replace")
@@ -161,9 +217,15 @@ def _numpy(name: str, shape: tuple[int, ...], kind: Any, fortran: bool, content:
     stride = tuple(elements(shape[:axis]) for axis in range(len(shape))) if fortran else None
     if isinstance(content, bytes) and len(content) == wanted:
         return Found(name, dtype, shape, stride, "", 0, wanted, inline=content.hex())
-    if isinstance(content, Span) and (content.text or content.length == wanted) and content.length <= 2 * wanted:
+    if (
+        isinstance(content, Span)
+        and (content.text or content.length == wanted)
+        and content.length <= 2 * wanted
+    ):
         return Found(name, dtype, shape, stride, "", content.begin, content.length, content.text)
-    raise Refused(f"{name!r} has shape {shape} of {dtype}, which takes {wanted} bytes, but its bytes are others")
+    raise Refused(
+        f"{name!r} has shape {shape} of {dtype}, which takes {wanted} bytes, but its bytes are others"
+    )
 
 
 _TENSORS: dict[str, Callable[[str, Call], Found]] = {

@@ -16,7 +16,14 @@ from concord.spec.config import EncoderConfig, variant, variants
 from concord.spec.parameters import Weights, initialize
 
 # Each axis has a size of its own, prime wherever the model allows it, so that a transposed axis cannot pass.
-SIZES: dict[str, int] = {"vocab_size": 29, "d_model": 14, "num_heads": 2, "d_ff": 17, "num_classes": 3, "num_layers": 1}
+SIZES: dict[str, int] = {
+    "vocab_size": 29,
+    "d_model": 14,
+    "num_heads": 2,
+    "d_ff": 17,
+    "num_classes": 3,
+    "num_layers": 1,
+}
 BATCH, TOKENS, ROOM = 5, 11, 13
 TABLE = "embeddings.token.weight"
 
@@ -25,7 +32,27 @@ LONG = 263
 # Rows of a table whose numbers need more than 16 bits, and the ids that a text of it uses: at the borders of 7, 8, 15 and 16 bits,
 # of what half precisions count to, and the first and last row. Row 1 is padding in one variant.
 VOCABULARY = 70_001
-LANDMARKS = (0, 2, 127, 128, 129, 255, 256, 257, 2049, 32767, 32768, 32769, 65504, 65535, 65536, 65537, 65792, 69_999, 70_000)
+LANDMARKS = (
+    0,
+    2,
+    127,
+    128,
+    129,
+    255,
+    256,
+    257,
+    2049,
+    32767,
+    32768,
+    32769,
+    65504,
+    65535,
+    65536,
+    65537,
+    65792,
+    69_999,
+    70_000,
+)
 LATE = 3
 # Between the lengths of the pooled vectors of a batch.
 SHORT = 3.0
@@ -67,9 +94,19 @@ SCENARIOS: dict[str, Scenario] = {
         options={"num_layers": 2},
     ),
     "peaked": Scenario("softmax rows that are all but one-hot, and scores beyond 10000", profile="peaked"),
-    "tiny": Scenario("rows whose variance is near epsilon: its value and its place; flat softmax rows", profile="tiny"),
-    "offset": Scenario("rows whose mean is far larger than their deviation: how the variance is computed", profile="offset"),
-    "single": Scenario("a batch of one sample of one token: softmax over one key", padding="none", batch=1, tokens=1, once=True),
+    "tiny": Scenario(
+        "rows whose variance is near epsilon: its value and its place; flat softmax rows", profile="tiny"
+    ),
+    "offset": Scenario(
+        "rows whose mean is far larger than their deviation: how the variance is computed", profile="offset"
+    ),
+    "single": Scenario(
+        "a batch of one sample of one token: softmax over one key",
+        padding="none",
+        batch=1,
+        tokens=1,
+        once=True,
+    ),
     "extreme": Scenario(
         "activations in both tails, saturated logits, a first token that is padding in one sample, seven heads",
         profile="extreme",
@@ -87,7 +124,14 @@ SCENARIOS: dict[str, Scenario] = {
         seed=73,
         ids=LANDMARKS,
         once=True,
-        options={"vocab_size": VOCABULARY, "d_model": 3, "num_heads": 1, "d_ff": 5, "num_classes": 2, "num_layers": 2},
+        options={
+            "vocab_size": VOCABULARY,
+            "d_model": 3,
+            "num_heads": 1,
+            "d_ff": 5,
+            "num_classes": 2,
+            "num_layers": 2,
+        },
     ),
     "full": Scenario("no padding at all: masks must have no effect", padding="none"),
     "equal": Scenario("every row ends in the same padding: it must be masked all the same", padding="equal"),
@@ -98,7 +142,10 @@ SCENARIOS: dict[str, Scenario] = {
         only=("keras-attention",),
     ),
     "batched": Scenario(
-        "all heads at once, without the published mask bug", options={"mask_assignment": "per_sample"}, once=True, only=("keras-attention",)
+        "all heads at once, without the published mask bug",
+        options={"mask_assignment": "per_sample"},
+        once=True,
+        only=("keras-attention",),
     ),
     "sigmoid": Scenario(
         "one class: sigmoid cross-entropy of saturated logits, with an L2 term",
@@ -109,7 +156,10 @@ SCENARIOS: dict[str, Scenario] = {
         only=("tf1-text-classifier",),
     ),
     "ignored-label": Scenario(
-        "samples that the loss leaves out; a final norm", options={"ignore_label": 1, "final_norm": True}, once=True, only=("bert-pytorch",)
+        "samples that the loss leaves out; a final norm",
+        options={"ignore_label": 1, "final_norm": True},
+        once=True,
+        only=("bert-pytorch",),
     ),
     "short": Scenario(
         "pooled vectors that are shorter than the least length that they are divided by, and longer ones",
@@ -132,7 +182,9 @@ SCENARIOS: dict[str, Scenario] = {
 }
 """Every scenario by name, in the order in which the cases of a variant run."""
 
-OWN: dict[str, tuple[str, ...]] = dict.fromkeys(("roberta", "distilbert", "sentence-bert"), ("ragged", "single", "extreme"))
+OWN: dict[str, tuple[str, ...]] = dict.fromkeys(
+    ("roberta", "distilbert", "sentence-bert"), ("ragged", "single", "extreme")
+)
 """The scenarios of variants whose layers are another's: what shows that which they have of their own, embeddings and head. The rest
 shows in the other."""
 
@@ -143,7 +195,11 @@ def scenarios_of(name: str) -> list[str]:
     Args:
         name: of the variant.
     """
-    return [scenario for scenario, entry in SCENARIOS.items() if name in entry.only or (not entry.only and scenario in OWN.get(name, (scenario,)))]
+    return [
+        scenario
+        for scenario, entry in SCENARIOS.items()
+        if name in entry.only or (not entry.only and scenario in OWN.get(name, (scenario,)))
+    ]
 
 
 @dataclass(frozen=True)
@@ -163,7 +219,9 @@ class Case:
         return f"{self.variant}-{self.scenario}" + ("" if self.part == "model" else f"-{self.part}")
 
 
-def standard_cases(only: list[str] | None = None, part: str = "model", options: dict[str, Any] | None = None) -> list[Case]:
+def standard_cases(
+    only: list[str] | None = None, part: str = "model", options: dict[str, Any] | None = None
+) -> list[Case]:
     """Return the standard cases.
 
     Args:
@@ -184,9 +242,13 @@ def build_case(name: str, scenario: str, part: str = "model", options: dict[str,
     """
     entry = SCENARIOS[scenario]
     published = variant(name)
-    room = entry.tokens if published.pooling == "flatten" else max(ROOM, entry.tokens + published.position_start)
+    room = (
+        entry.tokens if published.pooling == "flatten" else max(ROOM, entry.tokens + published.position_start)
+    )
     segments = {"num_segments": published.num_segments}
-    config = published.replace(**{**SIZES, **segments, "max_positions": room, **entry.options, **(options or {})})
+    config = published.replace(
+        **{**SIZES, **segments, "max_positions": room, **entry.options, **(options or {})}
+    )
     weights: Weights = initialize(config, entry.seed, entry.profile, part)
     batch = example_batch(config, entry.batch, entry.tokens, entry.seed, entry.padding, part)
     if entry.ids and batch.input_ids is not None:
@@ -207,4 +269,6 @@ def _with_ids(config: EncoderConfig, weights: Weights, batch: Batch, ids: list[i
     if TABLE in weights:
         used = np.isin(np.arange(config.vocab_size), [*ids, config.pad_id])[:, None]
         rows[TABLE] = np.where(used, weights[TABLE], 0.0)
-    return {**weights, **rows}, dataclasses.replace(batch, input_ids=np.where(given == config.pad_id, given, words))
+    return {**weights, **rows}, dataclasses.replace(
+        batch, input_ids=np.where(given == config.pad_id, given, words)
+    )

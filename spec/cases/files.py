@@ -153,11 +153,15 @@ def _in_part(arrays: dict[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], 
             rows = np.flatnonzero(array.reshape(len(array), -1).any(1))
             few = len(rows) * EVERY < len(array)
             part[name] = array[rows] if few else array.reshape(-1)[::EVERY].copy()
-            stored[name] = Stored(list(array.shape), rows.tolist()) if few else Stored(list(array.shape), every=EVERY)
+            stored[name] = (
+                Stored(list(array.shape), rows.tolist()) if few else Stored(list(array.shape), every=EVERY)
+            )
     return part, stored
 
 
-def _whole(part: dict[str, NDArray[Any]], stored: Mapping[str, Stored], where: str) -> dict[str, NDArray[Any]]:
+def _whole(
+    part: dict[str, NDArray[Any]], stored: Mapping[str, Stored], where: str
+) -> dict[str, NDArray[Any]]:
     """Return the arrays of a file, with those whole that are stored by their rows.
 
     Raises:
@@ -170,9 +174,13 @@ def _whole(part: dict[str, NDArray[Any]], stored: Mapping[str, Stored], where: s
         if said.rows is None:
             continue
         size, (length, *_) = math.prod(said.shape), [*said.shape, 0]
-        fits = part[name].shape == (len(said.rows), *said.shape[1:]) and all(0 <= row < length for row in said.rows)
+        fits = part[name].shape == (len(said.rows), *said.shape[1:]) and all(
+            0 <= row < length for row in said.rows
+        )
         if not fits or size > LARGEST_WHOLE:
-            raise SpecError(f"{where}: {name!r} has shape {part[name].shape} but is said to be {len(said.rows)} rows of shape {tuple(said.shape)}")
+            raise SpecError(
+                f"{where}: {name!r} has shape {part[name].shape} but is said to be {len(said.rows)} rows of shape {tuple(said.shape)}"
+            )
         arrays[name] = np.zeros(said.shape, part[name].dtype)
         arrays[name][said.rows] = part[name]
     return arrays
@@ -188,14 +196,20 @@ def _differences(stored: dict[str, NDArray[Any]], current: dict[str, NDArray[Any
     problems += [f"{name!r} is unexpected" for name in stored.keys() - current.keys()]
     # A gradient may be the difference of far larger numbers, down to one that is mathematically zero: their common
     # scale is that of the largest of them.
-    steepest = max((np.max(abs(array)) for name, array in current.items() if "/gradients." in name), default=0.0)
+    steepest = max(
+        (np.max(abs(array)) for name, array in current.items() if "/gradients." in name), default=0.0
+    )
     for name in current.keys() & stored.keys():
         old, new = stored[name], current[name]
         if old.shape != new.shape or old.dtype != new.dtype:
             problems.append(f"{name!r} is {old.dtype} {old.shape} but must be {new.dtype} {new.shape}")
             continue
         scale = steepest if "/gradients." in name else np.max(abs(new), initial=0.0)
-        distance = np.max(abs(old - new), initial=0.0) if new.dtype.kind == "f" else float(not np.array_equal(old, new))
+        distance = (
+            np.max(abs(old - new), initial=0.0)
+            if new.dtype.kind == "f"
+            else float(not np.array_equal(old, new))
+        )
         if distance > LAST_BITS * scale:
             problems.append(f"{name!r} differs by {distance:.3g}")
     return problems

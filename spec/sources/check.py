@@ -27,13 +27,21 @@ def check(table: Table, where: str) -> list[str]:
             continue
         # Two layers, so that names that forget the layer's number collide.
         try:
-            config = variant(table.variant, **{**{field: value for field, value in part.constants.items() if field in FIELDS}, "num_layers": 2})
+            config = variant(
+                table.variant,
+                **{
+                    **{field: value for field, value in part.constants.items() if field in FIELDS},
+                    "num_layers": 2,
+                },
+            )
         except SpecError as error:
             problems += [f"{where}: 'parts.{name}.constants': {problem}" for problem in error.problems]
             continue
         problems += [f"{where}: 'parts.{name}.{problem}" for problem in _part_problems(part, config)]
         if table.part_key is not None and not part.kind:
-            problems.append(f"{where}: 'parts.{name}.kind' is missing but must say how {table.part_key!r} begins")
+            problems.append(
+                f"{where}: 'parts.{name}.kind' is missing but must say how {table.part_key!r} begins"
+            )
     return problems
 
 
@@ -42,7 +50,11 @@ def _part_problems(part: PartTable, config: EncoderConfig) -> Iterator[str]:
     yield from _unknown("options", part.options, FIELDS)
     yield from _unknown("constants", part.constants, FIELDS)
     yield from _weight_problems("weights", part.weights, part, config)
-    yield from _unknown("checkpoint.carried", [name for name in part.checkpoint.carried if not name.startswith(HEADS)], parameters(config))
+    yield from _unknown(
+        "checkpoint.carried",
+        [name for name in part.checkpoint.carried if not name.startswith(HEADS)],
+        parameters(config),
+    )
     known = inputs(config, part.name)
     yield from _unknown("inputs", part.inputs, known)
     for name, tensor in known.items():
@@ -66,7 +78,9 @@ def _unknown(key: str, names: Iterable[str], known: Iterable[str]) -> Iterator[s
             yield f"{key}' names {name!r} but must name one of {', '.join(known)}"
 
 
-def _weight_problems(key: str, weights: Mapping[str, Native], part: PartTable, config: EncoderConfig) -> Iterator[str]:
+def _weight_problems(
+    key: str, weights: Mapping[str, Native], part: PartTable, config: EncoderConfig
+) -> Iterator[str]:
     required = parameters(config, part.name)
     taken: dict[str, str] = {}
     filled = {
@@ -88,7 +102,9 @@ def _weight_problems(key: str, weights: Mapping[str, Native], part: PartTable, c
             yield f"{key}' lacks {name!r}, which the part requires"
 
 
-def _output_problems(key: str, outputs: Mapping[str, Output], part: PartTable, config: EncoderConfig) -> Iterator[str]:
+def _output_problems(
+    key: str, outputs: Mapping[str, Output], part: PartTable, config: EncoderConfig
+) -> Iterator[str]:
     known = taps(config, part.name)
     for name, output in outputs.items():
         tap = fill(output.tap, {"i": 0, "n": config.num_layers})

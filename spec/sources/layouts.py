@@ -44,8 +44,20 @@ WEIGHT_LAYOUTS: dict[str, WeightLayout] = {
     "table": _as_it_is("(rows, width)", 2),
     "in_out": _as_it_is("(in, out), as canonical", 2),
     "out_in": WeightLayout("(out, in)", 2, lambda s, h: s[::-1], lambda a: a[0].T, lambda a, h: [a.T]),
-    "leading_one": WeightLayout("(1, rows, width), a table that is added to a batch", 2, lambda s, h: (1, *s), lambda a: a[0][0], lambda a, h: [a[None]]),
-    "conv1": WeightLayout("(1, in, out), a convolution of width 1", 2, lambda s, h: (1, *s), lambda a: a[0][0], lambda a, h: [a[None]]),
+    "leading_one": WeightLayout(
+        "(1, rows, width), a table that is added to a batch",
+        2,
+        lambda s, h: (1, *s),
+        lambda a: a[0][0],
+        lambda a, h: [a[None]],
+    ),
+    "conv1": WeightLayout(
+        "(1, in, out), a convolution of width 1",
+        2,
+        lambda s, h: (1, *s),
+        lambda a: a[0][0],
+        lambda a, h: [a[None]],
+    ),
     "columns": WeightLayout(
         "(in, out / H), one array for each head",
         2,

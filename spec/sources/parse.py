@@ -40,7 +40,16 @@ def parse(data: Mapping[str, Any], where: str) -> Table:
     problems: list[str] = []
     top = _Section(_spread(data), where, "", problems)
     parts = top.each("parts", _part)
-    table = Table(top.text("source"), top.text("variant"), top.optional_text("part_key"), parts, _deviations(top), _training(top) if "training" in top.data else None, top.text("like", ""), top.text("words", ""))
+    table = Table(
+        top.text("source"),
+        top.text("variant"),
+        top.optional_text("part_key"),
+        parts,
+        _deviations(top),
+        _training(top) if "training" in top.data else None,
+        top.text("like", ""),
+        top.text("words", ""),
+    )
     top.finish()
     if not problems and not parts:
         problems.append(f"{where}: 'parts' is empty but must hold at least one part")
@@ -61,8 +70,17 @@ def _spread(data: Mapping[str, Any]) -> dict[str, Any]:
             left, weights = part.get("without", []), model.get("weights", {})
             plain = isinstance(left, list) and isinstance(weights, Mapping)
             kept = {key: value for key, value in weights.items() if key not in left} if plain else weights
-            own = {key: value for key, value in part.items() if key not in ("like", *(["without"] if plain else []))}
-            found[name] = {**inherited(model), "weights": kept, **own, "checkpoint": _both(model.get("checkpoint", {}), part.get("checkpoint", {}))}
+            own = {
+                key: value
+                for key, value in part.items()
+                if key not in ("like", *(["without"] if plain else []))
+            }
+            found[name] = {
+                **inherited(model),
+                "weights": kept,
+                **own,
+                "checkpoint": _both(model.get("checkpoint", {}), part.get("checkpoint", {})),
+            }
     return {**data, "parts": found}
 
 
@@ -71,13 +89,19 @@ def _both(one: Any, other: Any) -> Any:
     if not isinstance(one, Mapping) or not isinstance(other, Mapping):
         return other  # complained of later
     ignored = [part["ignored"] for part in (one, other) if "ignored" in part]
-    merged = {"ignored": {name: why for part in ignored for name, why in part.items()}} if ignored and all(isinstance(part, Mapping) for part in ignored) else {}
+    merged = (
+        {"ignored": {name: why for part in ignored for name, why in part.items()}}
+        if ignored and all(isinstance(part, Mapping) for part in ignored)
+        else {}
+    )
     return {**one, **other, **merged}
 
 
 def inherited(part: Mapping[str, Any]) -> dict[str, Any]:
     """Return what one part has from another: not what was run, and what that gave."""
-    return {key: value for key, value in part.items() if key not in ("outputs", "gradients", "unchecked", "runs")}
+    return {
+        key: value for key, value in part.items() if key not in ("outputs", "gradients", "unchecked", "runs")
+    }
 
 
 class _Section:
@@ -144,7 +168,9 @@ class _Section:
         return found
 
     def section(self, key: str) -> _Section:
-        return _Section(self.data.pop(key, {}), self.where, ".".join(filter(None, (self.path, key))), self.problems)
+        return _Section(
+            self.data.pop(key, {}), self.where, ".".join(filter(None, (self.path, key))), self.problems
+        )
 
     def each(self, key: str, read: Callable[[_Section], T]) -> dict[str, T]:
         outer, found = self.section(key), {}
@@ -190,7 +216,10 @@ def _checkpoint(section: _Section) -> CheckpointTable:
         tied=section.texts("tied"),
         positions=_native(positions) if positions else None,
         carried=section.each("carried", _native),
-        requires={key: tuple(value) if isinstance(value, list) else (value,) for key, value in section.plain("requires").items()},
+        requires={
+            key: tuple(value) if isinstance(value, list) else (value,)
+            for key, value in section.plain("requires").items()
+        },
         equal=section.texts("equal"),
         defaults=section.plain("defaults"),
         counts=section.texts("counts"),
@@ -211,7 +240,11 @@ def _mask(section: _Section) -> MaskSource:
 
 
 def _run(section: _Section) -> RunEntry:
-    fields, outputs, gradients = section.plain("fields"), section.each("outputs", _output), section.each("gradients", _native)
+    fields, outputs, gradients = (
+        section.plain("fields"),
+        section.each("outputs", _output),
+        section.each("gradients", _native),
+    )
     run = RunEntry(section.text("label"), fields, outputs, gradients, section.flag("only"))
     section.finish()
     return run
@@ -227,7 +260,9 @@ def _deviations(section: _Section) -> Deviations:
 
 def _training(section: _Section) -> TrainingTable:
     inner = section.section("training")
-    table = TrainingTable(inner.plain("constants"), inner.texts("fields"), _deviations(inner), inner.flag("float32_positions"))
+    table = TrainingTable(
+        inner.plain("constants"), inner.texts("fields"), _deviations(inner), inner.flag("float32_positions")
+    )
     inner.finish()
     return table
 
@@ -250,7 +285,10 @@ def _part(section: _Section) -> PartTable:
         input_gradients=gradients.each("inputs", _input_gradient),
         unchecked=section.texts("unchecked"),
         checkpoint=_checkpoint(section.section("checkpoint")),
-        runs=tuple(_run(_Section(run, section.where, f"{section.path}.runs.{n}", section.problems)) for n, run in enumerate(runs)),
+        runs=tuple(
+            _run(_Section(run, section.where, f"{section.path}.runs.{n}", section.problems))
+            for n, run in enumerate(runs)
+        ),
     )
     for inner in (positions, gradients):
         inner.finish()

@@ -70,7 +70,11 @@ def _whole(data: dict[str, Any]) -> dict[str, Any]:
     for name, part in data["parts"].items():
         before = parts.get(name, {})
         own = part.get("checkpoint", {}) if isinstance(part, dict) else None
-        parts[name] = {**before, **part, "checkpoint": {**before.get("checkpoint", {}), **own}} if isinstance(own, dict) else part  # complained of later
+        parts[name] = (
+            {**before, **part, "checkpoint": {**before.get("checkpoint", {}), **own}}
+            if isinstance(own, dict)
+            else part
+        )  # complained of later
     return {**data, "parts": parts}
 
 
@@ -92,7 +96,9 @@ def part_of(table: Table, part: str | None = None) -> PartTable:
     return table.parts[part]
 
 
-def configure(table: Table, stated: Mapping[str, Any], part: str | None = None, where: str = "configuration") -> EncoderConfig:
+def configure(
+    table: Table, stated: Mapping[str, Any], part: str | None = None, where: str = "configuration"
+) -> EncoderConfig:
     """Return the configuration that a source's own one describes.
 
     Args:
@@ -107,26 +113,41 @@ def configure(table: Table, stated: Mapping[str, Any], part: str | None = None, 
     """
     entry, problems = part_of(table, part), []
     rules = entry.checkpoint
-    counted = {key: len(stated[other]) for key, other in rules.counts.items() if isinstance(stated.get(other), (dict, list))}
-    stated = {**stated, **{key: value for key, value in {**rules.defaults, **counted}.items() if stated.get(key) is None}}
+    counted = {
+        key: len(stated[other])
+        for key, other in rules.counts.items()
+        if isinstance(stated.get(other), (dict, list))
+    }
+    stated = {
+        **stated,
+        **{key: value for key, value in {**rules.defaults, **counted}.items() if stated.get(key) is None},
+    }
     for key, allowed in rules.requires.items():
         if stated.get(key) is not None and stated[key] not in allowed:
             words = " or ".join(map(json.dumps, allowed))
-            problems.append(f"{where}: key {key!r} is {json.dumps(stated[key])[:60]} but must be {words}: the family has no such model [source={table.source}]")
+            problems.append(
+                f"{where}: key {key!r} is {json.dumps(stated[key])[:60]} but must be {words}: the family has no such model [source={table.source}]"
+            )
     for key, other in rules.equal.items():
         if stated.get(key) != stated.get(other):
-            problems.append(f"{where}: key {key!r} is {json.dumps(stated.get(key))[:60]} but must be {json.dumps(stated.get(other))[:60]}, as {other!r}: the family has no such model [source={table.source}]")
+            problems.append(
+                f"{where}: key {key!r} is {json.dumps(stated.get(key))[:60]} but must be {json.dumps(stated.get(other))[:60]}, as {other!r}: the family has no such model [source={table.source}]"
+            )
     fields = {**variant(table.variant).as_dict(), **entry.constants}
     for field, key in entry.fields.items():
         if key not in stated:
-            problems.append(f"{where}: key {key!r} is missing but is required: it gives {field!r} [source={table.source}]")
+            problems.append(
+                f"{where}: key {key!r} is missing but is required: it gives {field!r} [source={table.source}]"
+            )
         fields[field] = stated.get(key)
     for field, option in entry.options.items():
         word = stated.get(option.key)
         spelled = word if isinstance(word, str) else json.dumps(word)
         if option.key in stated and spelled not in option.values:
             known = ", ".join(option.values)
-            problems.append(f"{where}: key {option.key!r} is {word!r} but must be one of {known} [source={table.source}]")
+            problems.append(
+                f"{where}: key {option.key!r} is {word!r} but must be one of {known} [source={table.source}]"
+            )
         elif option.key in stated:
             fields[field] = option.values[spelled]
     if problems:
@@ -176,7 +197,9 @@ class Binding:
     shape: Shape
 
 
-def bindings(entry: PartTable, config: EncoderConfig, instead: Mapping[str, Native] | None = None) -> dict[str, Binding]:
+def bindings(
+    entry: PartTable, config: EncoderConfig, instead: Mapping[str, Native] | None = None
+) -> dict[str, Binding]:
     """Return where a source keeps each parameter of a configuration, by canonical name in the order of computation.
 
     Args:
@@ -196,11 +219,15 @@ def bindings(entry: PartTable, config: EncoderConfig, instead: Mapping[str, Nati
             native, heads = places[name], config.num_heads
             count = heads if "h" in variables(native.name) else 1
             shape = WEIGHT_LAYOUTS[native.layout].shape(shape_of(config, parameter), heads)
-            found[name] = Binding(tuple(fill(native.name, {"h": h}) for h in range(count)), native.layout, shape)
+            found[name] = Binding(
+                tuple(fill(native.name, {"h": h}) for h in range(count)), native.layout, shape
+            )
     return found
 
 
-def gather(places: Mapping[str, Binding], arrays: Mapping[str, NDArray[Any]], context: str) -> tuple[dict[str, NDArray[Any]], list[str]]:
+def gather(
+    places: Mapping[str, Binding], arrays: Mapping[str, NDArray[Any]], context: str
+) -> tuple[dict[str, NDArray[Any]], list[str]]:
     """Return a source's tensors in canonical names and layouts, and what is wrong with them.
 
     Args:
@@ -216,11 +243,15 @@ def gather(places: Mapping[str, Binding], arrays: Mapping[str, NDArray[Any]], co
             if name not in arrays:
                 wrong.append(f"{name!r} is missing but is required {end}")
             elif not np.issubdtype(arrays[name].dtype, np.floating):
-                wrong.append(f"{name!r} has dtype {arrays[name].dtype} but must be a floating-point type {end}")
+                wrong.append(
+                    f"{name!r} has dtype {arrays[name].dtype} but must be a floating-point type {end}"
+                )
             elif arrays[name].shape != place.shape:
                 wrong.append(f"{name!r} has shape {arrays[name].shape} but must be {place.shape} {end}")
         if not wrong:
-            found[canonical_name] = contiguous(WEIGHT_LAYOUTS[place.layout].canonical([arrays[name] for name in place.names]))
+            found[canonical_name] = contiguous(
+                WEIGHT_LAYOUTS[place.layout].canonical([arrays[name] for name in place.names])
+            )
         problems += wrong
     return found, problems
 
@@ -248,31 +279,49 @@ def canonical(
     """
     entry, context = part_of(table, part), f"source={table.source}"
     # Whatever sizes a file states, nothing is built that its weights have not.
-    many = [name for name in ("num_layers", "num_heads") if getattr(config, name) > max(len(native), MANY_LAYERS)]
+    many = [
+        name for name in ("num_layers", "num_heads") if getattr(config, name) > max(len(native), MANY_LAYERS)
+    ]
     if many and entry.weights:
-        raise WeightsError([f"{name!r} is {getattr(config, name)} but there are {len(native)} weights [{context}]" for name in many])
+        raise WeightsError(
+            [
+                f"{name!r} is {getattr(config, name)} but there are {len(native)} weights [{context}]"
+                for name in many
+            ]
+        )
     places, required = bindings(entry, config), parameters(config, entry.name)
     found, problems = gather(places, native, context)
     known = {name for place in places.values() for name in place.names}
     infinite = [name for name in native if name in known and not np.isfinite(native[name]).all()]
     problems += [f"{name!r} holds NaN or infinity but must be finite [{context}]" for name in infinite]
     unexpected = [name for name in native if name not in known]
-    problems += [f"{name!r} is unexpected: the source has no such weight in this configuration [{context}]" for name in unexpected]
-    problems += [_homeless(name, table) for name in required if name not in places and not _is_computed(name, config)]
+    problems += [
+        f"{name!r} is unexpected: the source has no such weight in this configuration [{context}]"
+        for name in unexpected
+    ]
+    problems += [
+        _homeless(name, table) for name in required if name not in places and not _is_computed(name, config)
+    ]
     computed = POSITIONS in required and POSITIONS not in places and _is_computed(POSITIONS, config)
     if computed and positions is None and config.max_positions * config.d_model > LARGEST_TABLE:
-        problems.append(f"the position table has {config.max_positions} rows of {config.d_model} numbers but at most {LARGEST_TABLE} numbers are computed [{context}]")
+        problems.append(
+            f"the position table has {config.max_positions} rows of {config.d_model} numbers but at most {LARGEST_TABLE} numbers are computed [{context}]"
+        )
     if computed and not problems:
         found[POSITIONS] = contiguous(sinusoid(config) if positions is None else positions)
         shape = shape_of(config, required[POSITIONS])
         if found[POSITIONS].shape != shape:
-            problems.append(f"the position table has shape {found[POSITIONS].shape} but must be {shape} [{context}]")
+            problems.append(
+                f"the position table has shape {found[POSITIONS].shape} but must be {shape} [{context}]"
+            )
     if problems:
         raise WeightsError(problems)
     return {name: found[name] for name in required}
 
 
-def native(table: Table, config: EncoderConfig, canonical: Weights, part: str | None = None) -> dict[str, NDArray[Any]]:
+def native(
+    table: Table, config: EncoderConfig, canonical: Weights, part: str | None = None
+) -> dict[str, NDArray[Any]]:
     """Return canonical weights under a source's names and in its layouts; the numbers and dtypes stay.
 
     The table of fixed positions is left out where the source keeps none with its weights.
@@ -283,13 +332,17 @@ def native(table: Table, config: EncoderConfig, canonical: Weights, part: str | 
     entry = part_of(table, part)
     validate_weights(config, canonical, entry.name, where=f"source={table.source}")
     places = bindings(entry, config)
-    problems = [_homeless(name, table) for name in canonical if name not in places and not _is_computed(name, config)]
+    problems = [
+        _homeless(name, table) for name in canonical if name not in places and not _is_computed(name, config)
+    ]
     if problems:
         raise WeightsError(problems)
     found = {}
     for name, place in places.items():
         pieces = WEIGHT_LAYOUTS[place.layout].native(canonical[name], config.num_heads)
-        found.update({native_name: contiguous(piece) for native_name, piece in zip(place.names, pieces, strict=True)})
+        found.update(
+            {native_name: contiguous(piece) for native_name, piece in zip(place.names, pieces, strict=True)}
+        )
     return found
 
 

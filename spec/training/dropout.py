@@ -30,7 +30,9 @@ INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 LOW = np.uint64(0xFFFFFFFF)
 
 
-def philox(counter: tuple[Words, Words, Words, Words], key: tuple[int, int]) -> tuple[Words, Words, Words, Words]:
+def philox(
+    counter: tuple[Words, Words, Words, Words], key: tuple[int, int]
+) -> tuple[Words, Words, Words, Words]:
     """Return four random words for each counter.
 
     Args:
@@ -39,14 +41,19 @@ def philox(counter: tuple[Words, Words, Words, Words], key: tuple[int, int]) -> 
     """
     a, b, c, d = counter
     for number in range(ROUNDS):
-        first, second = (np.uint64(factor) * word.astype(np.uint64) for factor, word in zip(MULTIPLIERS, (a, c), strict=True))
+        first, second = (
+            np.uint64(factor) * word.astype(np.uint64)
+            for factor, word in zip(MULTIPLIERS, (a, c), strict=True)
+        )
         left, right = (np.uint32((key[i] + number * INCREMENTS[i]) & 0xFFFFFFFF) for i in (0, 1))
         a, c = _high(second) ^ b ^ left, _high(first) ^ d ^ right
         b, d = _low(second), _low(first)
     return a, b, c, d
 
 
-def kept(seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ...], rate: float) -> NDArray[np.bool_]:
+def kept(
+    seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ...], rate: float
+) -> NDArray[np.bool_]:
     """Return which elements of a tensor are kept.
 
     Element i, in row-major order, is kept if word i mod 4 of counter (i div 4, step, micro-batch, CRC32 of the site's name) is at least
@@ -64,7 +71,9 @@ def kept(seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ..
     return drawn(seed, step, micro_batch, site, shape, rate)
 
 
-def _drawn(seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ...], rate: float) -> NDArray[np.bool_]:
+def _drawn(
+    seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ...], rate: float
+) -> NDArray[np.bool_]:
     size = math.prod(shape)
     blocks = np.arange(-(-size // 4), dtype=np.uint32)
     fixed = (np.full_like(blocks, word) for word in (step, micro_batch, zlib.crc32(site.encode())))
@@ -90,8 +99,12 @@ def sites(config: EncoderConfig, part: str = "model") -> dict[str, str]:
         found["embeddings.norm" if config.embedding_norm else "embeddings.sum"] = "embeddings"
     for i in range(config.num_layers if part in (*OF_IDS, "stack") else 0):
         layer = f"layers.{i}"
-        found[f"{layer}.attention.{'masked_weights' if config.query_mask == 'overwrite' else 'weights'}"] = f"{layer}.attention.weights"
-        found[f"{layer}.attention.{'output' if config.output_projection else 'context'}"] = f"{layer}.attention"
+        found[f"{layer}.attention.{'masked_weights' if config.query_mask == 'overwrite' else 'weights'}"] = (
+            f"{layer}.attention.weights"
+        )
+        found[f"{layer}.attention.{'output' if config.output_projection else 'context'}"] = (
+            f"{layer}.attention"
+        )
         found[f"{layer}.feed_forward.activation"] = f"{layer}.feed_forward.activation"
         found[f"{layer}.feed_forward.outer"] = f"{layer}.feed_forward"
         found[f"{layer}.{'norm2' if config.norm_placement == 'post' else 'residual2'}"] = f"{layer}.output"

@@ -41,7 +41,9 @@ def slots(recipe: Recipe) -> tuple[str, ...]:
 
 def state_shapes(config: EncoderConfig, recipe: Recipe, part: str = "model") -> dict[str, tuple[int, ...]]:
     """Return the shape of everything that a recipe keeps for the trained parameters of a part, as ``<slot>.<canonical name>``."""
-    trained = {name: shape_of(config, entry) for name, entry in parameters(config, part).items() if entry.trainable}
+    trained = {
+        name: shape_of(config, entry) for name, entry in parameters(config, part).items() if entry.trainable
+    }
     return {f"{slot}.{name}": shape for slot in slots(recipe) for name, shape in trained.items()}
 
 
@@ -55,7 +57,9 @@ class Optimizer:
         bits: significant bits to which the framework rounds the recipe's constants before anything follows from them; None: it does not.
     """
 
-    def __init__(self, arithmetic: Arithmetic, recipe: Recipe, kinds: Mapping[str, str], bits: int | None = None) -> None:
+    def __init__(
+        self, arithmetic: Arithmetic, recipe: Recipe, kinds: Mapping[str, str], bits: int | None = None
+    ) -> None:
         self.a, self.recipe, self.kinds, self.bits = arithmetic, recipe, kinds, bits
         self.state: dict[str, Node] = {}
         self.steps = 0
@@ -87,7 +91,13 @@ class Optimizer:
         """Return a constant as the framework holds it."""
         return constant if self.bits is None else float(round_to_bits(np.asarray(constant), self.bits))
 
-    def update(self, parameters: Nodes, gradients: Nodes, rate: float, rows: Mapping[str, NDArray[np.int64]] | None = None) -> dict[str, Node]:
+    def update(
+        self,
+        parameters: Nodes,
+        gradients: Nodes,
+        rate: float,
+        rows: Mapping[str, NDArray[np.int64]] | None = None,
+    ) -> dict[str, Node]:
         """Return the parameters after one step.
 
         Args:
@@ -97,8 +107,14 @@ class Optimizer:
             rows: of tables, those that the step's batches looked up: with lazy updates the others stay as they are.
         """
         self.steps += 1
-        self.powers = [self.power(power, self.held(beta)) for power, beta in zip(self.powers, (self.recipe.beta1, self.recipe.beta2), strict=True)]
-        return {name: self.updated(name, parameters[name], gradient, rate, (rows or {}).get(name)) for name, gradient in gradients.items()}
+        self.powers = [
+            self.power(power, self.held(beta))
+            for power, beta in zip(self.powers, (self.recipe.beta1, self.recipe.beta2), strict=True)
+        ]
+        return {
+            name: self.updated(name, parameters[name], gradient, rate, (rows or {}).get(name))
+            for name, gradient in gradients.items()
+        }
 
     def power(self, power: Node, beta: float) -> Node:
         """Return the next power of beta: a framework may multiply them up in the run's precision, or in that of its constants."""
@@ -106,14 +122,19 @@ class Optimizer:
             return self.a.scale(power, beta)
         return self.scalar(self.held(float(power.value.reshape(-1)[0]) * beta))
 
-    def updated(self, name: str, parameter: Node, gradient: Node, rate: float, rows: NDArray[np.int64] | None) -> Node:
+    def updated(
+        self, name: str, parameter: Node, gradient: Node, rate: float, rows: NDArray[np.int64] | None
+    ) -> Node:
         """Return a parameter after one step; rows of a table that are left alone as they were (OPT-8)."""
         before = {slot: self.slot(slot, name, parameter) for slot in slots(self.recipe)}
         after = self.stepped(name, parameter, gradient, rate)
         if self.recipe.table_updates == "lazy" and rows is not None:  # OPT-8
             touched = np.zeros((parameter.shape[0], *(1,) * (len(parameter.shape) - 1)), bool)
             touched[rows] = True
-            self.state |= {f"{slot}.{name}": self.a.choose(touched, self.state[f"{slot}.{name}"], old) for slot, old in before.items()}
+            self.state |= {
+                f"{slot}.{name}": self.a.choose(touched, self.state[f"{slot}.{name}"], old)
+                for slot, old in before.items()
+            }
             after = self.a.choose(touched, after, parameter)
         return after
 
@@ -127,7 +148,11 @@ class Optimizer:
         if decays and recipe.decay_form in ("times_rate", "alone"):
             share = recipe.weight_decay * (rate if recipe.decay_form == "times_rate" else 1.0)
             # Both ways are right; a product drifts where it is rounded the same way in every step, as just above a power of two.
-            decayed = a.scale(parameter, 1 - share) if a.closed else a.subtract(parameter, a.scale(parameter, share))
+            decayed = (
+                a.scale(parameter, 1 - share)
+                if a.closed
+                else a.subtract(parameter, a.scale(parameter, share))
+            )
         else:
             decayed = parameter
         return a.subtract(decayed, direct(name, gradient, rate))
@@ -173,7 +198,9 @@ class Optimizer:
         first = self.average("first_moment", name, gradient, recipe.beta1)
         second = self.average("second_moment", name, a.multiply(gradient, gradient), recipe.beta2)
         if recipe.amsgrad:
-            second = self.state[f"largest_second_moment.{name}"] = a.larger(self.slot("largest_second_moment", name, second), second)
+            second = self.state[f"largest_second_moment.{name}"] = a.larger(
+                self.slot("largest_second_moment", name, second), second
+            )
         root, epsilon = a.sqrt(second), self.held(recipe.epsilon)
         if not recipe.bias_correction:
             return a.scale(a.divide(first, a.shift(root, epsilon)), rate)
@@ -192,7 +219,9 @@ class Optimizer:
             second = a.subtract(second, a.multiply(first, first))
         epsilon = self.held(recipe.epsilon)
         inside = recipe.epsilon_placement == "inside"
-        moved = a.divide(gradient, a.sqrt(a.shift(second, epsilon)) if inside else a.shift(a.sqrt(second), epsilon))
+        moved = a.divide(
+            gradient, a.sqrt(a.shift(second, epsilon)) if inside else a.shift(a.sqrt(second), epsilon)
+        )
         return self.with_momentum(name, moved, rate) if recipe.momentum else a.scale(moved, rate)
 
 
@@ -234,7 +263,9 @@ def clipped(
         total = a.vary_total(total, [gradients[name] for name in names])
         own_norm = a.sqrt(total)
         used = a.override(own_norm, norm) if together and norm is not None else own_norm
-        share = a.bound(a.divide(a.leaf(np.asarray(limit)), a.shift(used, recipe.clip_epsilon)), -math.inf, 1.0)
+        share = a.bound(
+            a.divide(a.leaf(np.asarray(limit)), a.shift(used, recipe.clip_epsilon)), -math.inf, 1.0
+        )
         scaled |= {name: a.multiply(gradients[name], share) for name in names}
     return {name: scaled[name] for name in gradients}, own_norm if together else None
 
@@ -259,6 +290,10 @@ def shares(recipe: Recipe, counts: list[tuple[int, int]]) -> list[float]:
     """
     if recipe.accumulation_mean == "configured":
         return [1 / recipe.accumulation] * len(counts)
-    weights = {"batches": [1] * len(counts), "samples": [n for n, _ in counts], "labels": [n for _, n in counts]}[recipe.accumulation_mean]
+    weights = {
+        "batches": [1] * len(counts),
+        "samples": [n for n, _ in counts],
+        "labels": [n for _, n in counts],
+    }[recipe.accumulation_mean]
     total = math.fsum(weights)
     return [weight / total for weight in weights]

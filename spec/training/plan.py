@@ -47,7 +47,10 @@ class StepPlan:
 
     def __post_init__(self) -> None:
         forms = {
-            "batches": ("a list of lists of texts", _is_list(self.batches, lambda window: _is_list(window, _is_text))),
+            "batches": (
+                "a list of lists of texts",
+                _is_list(self.batches, lambda window: _is_list(window, _is_text)),
+            ),
             "masks": ("a table of texts", _is_table(self.masks, _is_text)),
             "rates": ("a list of numbers", _is_list(self.rates, _is_number)),
             "decayed": ("a list of texts", _is_list(self.decayed, _is_text)),
@@ -55,7 +58,12 @@ class StepPlan:
         }
         wrong = [(name, form) for name, (form, right) in forms.items() if not right]
         if wrong:
-            raise SpecError([f"{name!r} of a plan is {repr(getattr(self, name))[:40]} but must be {form}" for name, form in wrong])
+            raise SpecError(
+                [
+                    f"{name!r} of a plan is {repr(getattr(self, name))[:40]} but must be {form}"
+                    for name, form in wrong
+                ]
+            )
 
 
 def _is_text(value: object) -> bool:
@@ -84,12 +92,17 @@ def digest(arrays: Iterable[NDArray[Any]]) -> str:
     return found.hexdigest()[:16]
 
 
-def masks(config: EncoderConfig, training: Training, step: int, number: int, batch: Batch, part: str = "model") -> dict[str, NDArray[np.bool_]]:
+def masks(
+    config: EncoderConfig, training: Training, step: int, number: int, batch: Batch, part: str = "model"
+) -> dict[str, NDArray[np.bool_]]:
     """Return which elements a batch of a step keeps, by the tap that is dropped from (SPEC DRP-3)."""
     given, recipe = batch.arrays(), training.recipe
     table, sizes = taps(config, part, given), sizes_of(config, given)
     dropping = {tap: site for tap, site in sites(config, part).items() if rate_of(recipe, site)}
-    return {tap: kept(training.seed, step, number, site, resolve(table[tap].shape, sizes), rate_of(recipe, site)) for tap, site in dropping.items()}
+    return {
+        tap: kept(training.seed, step, number, site, resolve(table[tap].shape, sizes), rate_of(recipe, site))
+        for tap, site in dropping.items()
+    }
 
 
 def decays(recipe: Recipe, kind: str) -> bool:
@@ -123,6 +136,10 @@ def plan(config: EncoderConfig, training: Training, part: str = "model", masked:
         [[digest(batch.arrays().values()) for batch in window] for window in training.windows],
         drawn,
         [learning_rate(training.recipe, step) for step in range(len(training.windows))],
-        [name for name, entry in parameters(config, part).items() if entry.trainable and decays(training.recipe, entry.kind)],
+        [
+            name
+            for name, entry in parameters(config, part).items()
+            if entry.trainable and decays(training.recipe, entry.kind)
+        ],
         constants(training.recipe),
     )

@@ -30,7 +30,15 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 """The values that each option may take (SPEC, section 10)."""
 
-RATES = ("dropout_embeddings", "dropout_weights", "dropout_attention", "dropout_activation", "dropout_feed_forward", "dropout_output", "dropout_head")
+RATES = (
+    "dropout_embeddings",
+    "dropout_weights",
+    "dropout_attention",
+    "dropout_activation",
+    "dropout_feed_forward",
+    "dropout_output",
+    "dropout_head",
+)
 """The share that is dropped at each kind of site."""
 
 KINDS_OF_PARAMETERS = ("table", "positions", "kernel", "bias", "gain", "offset")
@@ -191,7 +199,11 @@ def rounded_hyperparameters(recipe: Recipe, dtype: str) -> list[Lost]:
             consequence = "a step divides by zero where a gradient is zero, or its square is"
         elif name == "epsilon" and adaptive and 0 < rounded < target.smallest_normal:
             consequence = "a device that flushes subnormal numbers divides by zero"
-        elif name == "weight_decay" and recipe.decay_form in ("times_rate", "alone") and 0 < share < target.unit_roundoff / 2:
+        elif (
+            name == "weight_decay"
+            and recipe.decay_form in ("times_rate", "alone")
+            and 0 < share < target.unit_roundoff / 2
+        ):
             consequence = f"no weight decays: a share of {share:g} is below half of its last place"
         elif name in ("learning_rate", "weight_decay", "clip_epsilon") and stated and not rounded:
             consequence = "it has no effect"
@@ -209,27 +221,78 @@ def _value_problems(recipe: Recipe) -> list[str]:
         if not holds:
             problems.append(problem)
 
-    for name in ("learning_rate", "momentum", "dampening", "epsilon", "weight_decay", "clip_epsilon", "final_share"):
+    for name in (
+        "learning_rate",
+        "momentum",
+        "dampening",
+        "epsilon",
+        "weight_decay",
+        "clip_epsilon",
+        "final_share",
+    ):
         value = getattr(r, name)
-        require(math.isfinite(value) and value >= 0, f"{name!r} is {value} but must be finite and not negative [clause=OPT-1]")
+        require(
+            math.isfinite(value) and value >= 0,
+            f"{name!r} is {value} but must be finite and not negative [clause=OPT-1]",
+        )
     for name in RATES:
-        require(0 <= getattr(r, name) < 1, f"{name!r} is {getattr(r, name)} but must lie in [0, 1) [clause=DRP-2]")
+        require(
+            0 <= getattr(r, name) < 1, f"{name!r} is {getattr(r, name)} but must lie in [0, 1) [clause=DRP-2]"
+        )
     for name in ("beta1", "beta2"):
-        require(0 <= getattr(r, name) < 1, f"{name!r} is {getattr(r, name)} but must lie in [0, 1) [clause=OPT-3]")
-    require(not r.nesterov or (r.momentum > 0 and r.dampening == 0), f"'nesterov' is true but 'momentum' must be positive with it, and is {r.momentum}, and 'dampening' 0, and is {r.dampening} [clause=OPT-2]")
-    require(r.momentum_form == "velocity" or r.dampening == 0, f"'dampening' is {r.dampening} but must be 0 with 'momentum_form' 'displacement' [clause=OPT-2]")
-    placements = {"sgd": ("corrected",), "adam": ("corrected", "uncorrected"), "rmsprop": ("uncorrected", "inside")}[r.algorithm]
-    require(r.algorithm == "sgd" or r.epsilon_placement in placements, f"'epsilon_placement' is {r.epsilon_placement!r} but must be {' or '.join(map(repr, placements))} with 'algorithm' {r.algorithm!r} [clause=OPT-3]")
-    require((r.decay_form == "none") == (r.weight_decay == 0) or r.weight_decay == 0, f"'weight_decay' is {r.weight_decay} but 'decay_form' is 'none'; it must say how weights decay [clause=OPT-6]")
+        require(
+            0 <= getattr(r, name) < 1, f"{name!r} is {getattr(r, name)} but must lie in [0, 1) [clause=OPT-3]"
+        )
+    require(
+        not r.nesterov or (r.momentum > 0 and r.dampening == 0),
+        f"'nesterov' is true but 'momentum' must be positive with it, and is {r.momentum}, and 'dampening' 0, and is {r.dampening} [clause=OPT-2]",
+    )
+    require(
+        r.momentum_form == "velocity" or r.dampening == 0,
+        f"'dampening' is {r.dampening} but must be 0 with 'momentum_form' 'displacement' [clause=OPT-2]",
+    )
+    placements = {
+        "sgd": ("corrected",),
+        "adam": ("corrected", "uncorrected"),
+        "rmsprop": ("uncorrected", "inside"),
+    }[r.algorithm]
+    require(
+        r.algorithm == "sgd" or r.epsilon_placement in placements,
+        f"'epsilon_placement' is {r.epsilon_placement!r} but must be {' or '.join(map(repr, placements))} with 'algorithm' {r.algorithm!r} [clause=OPT-3]",
+    )
+    require(
+        (r.decay_form == "none") == (r.weight_decay == 0) or r.weight_decay == 0,
+        f"'weight_decay' is {r.weight_decay} but 'decay_form' is 'none'; it must say how weights decay [clause=OPT-6]",
+    )
     unknown_kinds = sorted(set(r.undecayed) - set(KINDS_OF_PARAMETERS))
-    require(not unknown_kinds, f"'undecayed' names {', '.join(unknown_kinds)} but must name kinds of parameters: {', '.join(KINDS_OF_PARAMETERS)} [clause=OPT-6]")
-    require((r.clipping == "none") == (r.clip_at is None), f"'clip_at' is {r.clip_at} but must be {'absent' if r.clipping == 'none' else 'given'} with 'clipping' {r.clipping!r} [clause=OPT-7]")
-    require(r.clip_at is None or (math.isfinite(r.clip_at) and r.clip_at > 0), f"'clip_at' is {r.clip_at} but must be finite and positive [clause=OPT-7]")
+    require(
+        not unknown_kinds,
+        f"'undecayed' names {', '.join(unknown_kinds)} but must name kinds of parameters: {', '.join(KINDS_OF_PARAMETERS)} [clause=OPT-6]",
+    )
+    require(
+        (r.clipping == "none") == (r.clip_at is None),
+        f"'clip_at' is {r.clip_at} but must be {'absent' if r.clipping == 'none' else 'given'} with 'clipping' {r.clipping!r} [clause=OPT-7]",
+    )
+    require(
+        r.clip_at is None or (math.isfinite(r.clip_at) and r.clip_at > 0),
+        f"'clip_at' is {r.clip_at} but must be finite and positive [clause=OPT-7]",
+    )
     require(r.first_step in (0, 1), f"'first_step' is {r.first_step} but must be 0 or 1 [clause=OPT-9]")
-    require(r.warmup_steps >= 0, f"'warmup_steps' is {r.warmup_steps} but must not be negative [clause=OPT-9]")
+    require(
+        r.warmup_steps >= 0, f"'warmup_steps' is {r.warmup_steps} but must not be negative [clause=OPT-9]"
+    )
     ends = r.schedule in ("linear", "cosine")
-    require(ends == (r.total_steps is not None), f"'total_steps' is {r.total_steps} but must be {'given' if ends else 'absent'} with 'schedule' {r.schedule!r} [clause=OPT-9]")
-    require(r.total_steps is None or r.total_steps > r.warmup_steps, f"'total_steps' is {r.total_steps} but must be above 'warmup_steps', which is {r.warmup_steps} [clause=OPT-9]")
-    require(r.schedule != "inverse_square_root" or r.warmup_steps > 0, "'warmup_steps' is 0 but must be positive with 'schedule' 'inverse_square_root' [clause=OPT-9]")
+    require(
+        ends == (r.total_steps is not None),
+        f"'total_steps' is {r.total_steps} but must be {'given' if ends else 'absent'} with 'schedule' {r.schedule!r} [clause=OPT-9]",
+    )
+    require(
+        r.total_steps is None or r.total_steps > r.warmup_steps,
+        f"'total_steps' is {r.total_steps} but must be above 'warmup_steps', which is {r.warmup_steps} [clause=OPT-9]",
+    )
+    require(
+        r.schedule != "inverse_square_root" or r.warmup_steps > 0,
+        "'warmup_steps' is 0 but must be positive with 'schedule' 'inverse_square_root' [clause=OPT-9]",
+    )
     require(r.accumulation >= 1, f"'accumulation' is {r.accumulation} but must be at least 1 [clause=OPT-10]")
     return problems

@@ -59,13 +59,20 @@ class Training:
 def counts(config: EncoderConfig, batch: Batch) -> tuple[int, int]:
     """Return how many samples a batch has, and how many of them have a counted label (SPEC LOS-3)."""
     size = len(next(iter(batch.arrays().values())))
-    return size, size if batch.labels is None or config.ignore_label is None else int((batch.labels != config.ignore_label).sum())
+    return size, size if batch.labels is None or config.ignore_label is None else int(
+        (batch.labels != config.ignore_label).sum()
+    )
 
 
-def rows_of(config: EncoderConfig, window: Sequence[Batch], part: str = "model") -> dict[str, NDArray[np.int64]]:
+def rows_of(
+    config: EncoderConfig, window: Sequence[Batch], part: str = "model"
+) -> dict[str, NDArray[np.int64]]:
     """Return which rows of each table the batches of a step look up, in ascending order (SPEC OPT-8)."""
     found = [used_rows(config, batch, part) for batch in window]
-    return {name: np.unique(np.concatenate([rows[name] for rows in found])) for name in (found[0] if found else {})}
+    return {
+        name: np.unique(np.concatenate([rows[name] for rows in found]))
+        for name in (found[0] if found else {})
+    }
 
 
 class Trajectory:
@@ -105,14 +112,21 @@ class Trajectory:
             self.parameters[name] = arithmetic.uncertain(self.parameters[name], size)
         bits = deviations.get("optimizer_constant_bits")
         self.kinds = {name: entry.kind for name, entry in table.items()}
-        self.optimizer = Optimizer(arithmetic, training.recipe, self.kinds, None if bits is None else int(bits))
+        self.optimizer = Optimizer(
+            arithmetic, training.recipe, self.kinds, None if bits is None else int(bits)
+        )
         self.steps = 0
         self.norm: Values | None = None
 
     def run(self, observer: Observer) -> None:
         """Make every step, and hand on what is reported, each tensor as ``steps.<step>.<name>``."""
         for step, window in enumerate(self.training.windows):
-            self.step(window, lambda name, values, step=step: observer(f"steps.{step}.{name}", values) if self.training.reports(step, name) else None)  # type: ignore[misc]
+            self.step(
+                window,
+                lambda name, values, step=step: (  # type: ignore[misc]
+                    observer(f"steps.{step}.{name}", values) if self.training.reports(step, name) else None
+                ),
+            )
 
     def load(self, state: Mapping[str, Values], steps: int) -> None:
         """Go on from where training stands after so many steps.
@@ -121,7 +135,9 @@ class Trajectory:
             state: ``parameters.<name>`` of everything that is trained, and ``<slot>.<name>``; slots that it lacks are as at the start.
         """
         self.parameters |= {name: self.a.leaf(state[f"parameters.{name}"]) for name in self.trained}
-        self.optimizer.load({name: values for name, values in state.items() if not name.startswith("parameters.")}, steps)
+        self.optimizer.load(
+            {name: values for name, values in state.items() if not name.startswith("parameters.")}, steps
+        )
         self.steps = steps
 
     def follow(self, other: Trajectory) -> None:
@@ -131,7 +147,9 @@ class Trajectory:
 
     def state(self) -> dict[str, Values]:
         """Return where training stands, as :meth:`load` takes it but for the arithmetic's leading axes."""
-        return {f"parameters.{name}": self.parameters[name].value for name in self.trained} | {name: node.value for name, node in self.optimizer.state.items()}
+        return {f"parameters.{name}": self.parameters[name].value for name in self.trained} | {
+            name: node.value for name, node in self.optimizer.state.items()
+        }
 
     def step(self, window: Sequence[Batch], observer: Observer) -> None:
         """Make one step of the batches of a window, and hand on what it computes."""
@@ -141,7 +159,13 @@ class Trajectory:
             observer(f"gradients.{name}", values)
         self.finish(total, slices, window, observer)
 
-    def finish(self, total: Mapping[str, Values], slices: Mapping[str, list[Values]], window: Sequence[Batch], observer: Observer) -> None:
+    def finish(
+        self,
+        total: Mapping[str, Values],
+        slices: Mapping[str, list[Values]],
+        window: Sequence[Batch],
+        observer: Observer,
+    ) -> None:
         """Make what of a step follows from its gradients.
 
         Args:
@@ -150,7 +174,9 @@ class Trajectory:
         """
         with np.errstate(all="ignore"):
             gradients = {name: self.node(values) for name, values in total.items()}
-            limited, norm = self.limited(gradients, lambda name: self.squares(slices.get(name) or [total[name]]))
+            limited, norm = self.limited(
+                gradients, lambda name: self.squares(slices.get(name) or [total[name]])
+            )
             if norm is not None:
                 observer("norm", norm.value)
             if self.training.recipe.clipping != "none":
@@ -168,7 +194,9 @@ class Trajectory:
         """Return by how much the gradient of each batch counts."""
         return shares(self.training.recipe, [counts(self.config, batch) for batch in window])
 
-    def limited(self, gradients: Nodes, squares: Callable[[str], Node]) -> tuple[dict[str, Node], Node | None]:
+    def limited(
+        self, gradients: Nodes, squares: Callable[[str], Node]
+    ) -> tuple[dict[str, Node], Node | None]:
         """Return clipped gradients, and the norm of all of them, if they are clipped by one."""
         return clipped(self.a, self.training.recipe, gradients, squares, self.kinds, self.norm)
 
@@ -179,27 +207,39 @@ class Trajectory:
     def update(self, gradients: Nodes, window: Sequence[Batch]) -> None:
         """Update every parameter by its clipped gradient."""
         trained = {name: self.parameters[name] for name in self.trained}
-        self.parameters |= self.optimizer.update(trained, gradients, self.rate(), rows_of(self.config, window, self.part))
+        self.parameters |= self.optimizer.update(
+            trained, gradients, self.rate(), rows_of(self.config, window, self.part)
+        )
 
     def node(self, values: Values) -> Node:
         """Return values that this arithmetic computed, as an input of what follows."""
         return Node(values, values.shape[self.a.lead :], taped=False)
 
-    def accumulated(self, window: Sequence[Batch], observer: Observer) -> tuple[dict[str, Values], dict[str, list[Values]]]:
+    def accumulated(
+        self, window: Sequence[Batch], observer: Observer
+    ) -> tuple[dict[str, Values], dict[str, list[Values]]]:
         """Return the gradient of a step, and those by looked-up rows where its norm sees these."""
         total: dict[str, Values] = {}
         slices: dict[str, list[Values]] = {}
         for number, share in enumerate(self.shares(window)):
             found = self.differentiated(window[number], number, observer)
-            scaled = {name: self.a.scale(self.node(values), share).value if share != 1.0 else values for name, values in found.items()}
+            scaled = {
+                name: self.a.scale(self.node(values), share).value if share != 1.0 else values
+                for name, values in found.items()
+            }
             for name in [name for name in scaled if name.startswith("slices.")]:
                 slices.setdefault(name.removeprefix("slices."), []).append(scaled.pop(name))
             total = self.added(total, scaled, share)
         return {name: total[name] for name in self.trained}, slices
 
-    def added(self, total: Mapping[str, Values], piece: Mapping[str, Values], share: float) -> dict[str, Values]:
+    def added(
+        self, total: Mapping[str, Values], piece: Mapping[str, Values], share: float
+    ) -> dict[str, Values]:
         """Return the sum of gradients so far with those of one more batch, which counts by a share."""
-        return {name: self.a.add(self.node(total[name]), self.node(values)).value if name in total else values for name, values in piece.items()}
+        return {
+            name: self.a.add(self.node(total[name]), self.node(values)).value if name in total else values
+            for name, values in piece.items()
+        }
 
     def squares(self, pieces: Sequence[Values]) -> Node:
         """Return the sum of the squares of what a norm sees."""
@@ -209,7 +249,9 @@ class Trajectory:
             total = self.a.add(total, further)
         return total
 
-    def dropped(self, micro_batch: int, site: str, shape: tuple[int, ...]) -> tuple[NDArray[np.bool_], float] | None:
+    def dropped(
+        self, micro_batch: int, site: str, shape: tuple[int, ...]
+    ) -> tuple[NDArray[np.bool_], float] | None:
         """Return which elements a batch of the step keeps at a site, and which share is dropped."""
         training = self.training
         rate = rate_of(training.recipe, site)
@@ -224,7 +266,9 @@ class Trajectory:
         def take(name: str, values: Values) -> None:
             if name == "loss":
                 observer(f"losses.{micro_batch}", values)
-            elif name.startswith("gradients.") and not name.startswith(("gradients.taps.", "gradients.inputs.")):
+            elif name.startswith("gradients.") and not name.startswith(
+                ("gradients.taps.", "gradients.inputs.")
+            ):
                 name = name.removeprefix("gradients.")
                 found[name] = self.whole(name, values, rows[name]) if name in rows else values
 

@@ -35,7 +35,9 @@ class Model:
         self.feed(request.batch)
         self.parts = table.bindings(table.part_of(TABLE), request.config)
         self.start()
-        self.run = torch.compile(model, fullgraph=True, dynamic=False) if request.execution == "compiled" else model
+        self.run = (
+            torch.compile(model, fullgraph=True, dynamic=False) if request.execution == "compiled" else model
+        )
 
     def load(self, weights: Weights) -> None:
         """Put other weights in place of those that it has."""
@@ -47,12 +49,19 @@ class Model:
         self.steps = 0
         if self.request.training:
             known = parameters(self.request.config)
-            kinds = {name: known[canonical].kind for canonical, place in self.parts.items() for name in place.names}
-            self.optimizer = optimizer(self.request.training.recipe, dict(self.model.named_parameters()), kinds)
+            kinds = {
+                name: known[canonical].kind for canonical, place in self.parts.items() for name in place.names
+            }
+            self.optimizer = optimizer(
+                self.request.training.recipe, dict(self.model.named_parameters()), kinds
+            )
 
     def feed(self, batch: Batch) -> None:
         """Take other inputs, of the same shapes."""
-        self.inputs = {name: torch.from_numpy(array).to(self.request.device) for name, array in tensors(self.request.config, batch).items()}
+        self.inputs = {
+            name: torch.from_numpy(array).to(self.request.device)
+            for name, array in tensors(self.request.config, batch).items()
+        }
 
     def compile(self) -> None:
         """Do nothing: PyTorch compiles when the first step runs."""
@@ -64,7 +73,11 @@ class Model:
     def forward(self) -> None:
         """Start one forward pass."""
         with torch.inference_mode():
-            self.computed = {"logits": self.run(**{name: tensor for name, tensor in self.inputs.items() if name != "labels"}).logits}
+            self.computed = {
+                "logits": self.run(
+                    **{name: tensor for name, tensor in self.inputs.items() if name != "labels"}
+                ).logits
+            }
 
     def train_step(self) -> None:
         """Start one training step on the inputs that it has."""
@@ -73,7 +86,9 @@ class Model:
         loss.backward()
         numbers = self.optimizer.numbers(self.steps)
         self.optimizer.begin(numbers)
-        self.optimizer.step({name: variable.grad for name, variable in self.optimizer.variables.items()}, numbers, {})
+        self.optimizer.step(
+            {name: variable.grad for name, variable in self.optimizer.variables.items()}, numbers, {}
+        )
         self.steps += 1
         self.computed = {"loss": loss.detach()}
 
@@ -103,7 +118,11 @@ class Model:
         for key, tensor in self.optimizer.kept().items():
             slot, _, name = key.partition(".")
             kept.setdefault(slot, {})[name] = tensor
-        return {f"{slot}.{name}": array for slot, tensors in kept.items() for name, array in gathered(self.parts, tensors).items()}
+        return {
+            f"{slot}.{name}": array
+            for slot, tensors in kept.items()
+            for name, array in gathered(self.parts, tensors).items()
+        }
 
 
 class Peer:
@@ -128,13 +147,18 @@ class Peer:
     def session(self, request: Request) -> Session:
         """Build the model to be run many times."""
         if request.implementation != "library" or request.execution not in ("eager", "compiled"):
-            raise Unsupported("hf has its own implementation: --implementation library, --execution eager or compiled")
+            raise Unsupported(
+                "hf has its own implementation: --implementation library, --execution eager or compiled"
+            )
         torch.set_float32_matmul_precision("highest")
         if request.dtype not in DTYPES:
             raise Unsupported(f"hf is measured in {', '.join(DTYPES)}, not in {request.dtype}")
         if request.execution == "compiled":
             torch.compiler.reset()
-        return Model(request, build(request.config, request.weights).to(device=request.device, dtype=DTYPES[request.dtype]))
+        return Model(
+            request,
+            build(request.config, request.weights).to(device=request.device, dtype=DTYPES[request.dtype]),
+        )
 
     def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str, precision: str) -> Steps:
         """Refuse: torch has the same product."""
@@ -151,7 +175,9 @@ def build(config: EncoderConfig, weights: Weights) -> torch.nn.Module:
         stated = table.stated(TABLE, config)
     except SpecError as error:
         raise Unsupported(f"this BERT cannot express the model: {'; '.join(error.problems)}") from None
-    described = BertConfig(**stated, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="sdpa")
+    described = BertConfig(
+        **stated, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="sdpa"
+    )
     with no_init_weights():  # they are loaded
         model = BertForSequenceClassification(described).eval()
     fill(model, config, weights)
@@ -169,11 +195,18 @@ def fill(model: torch.nn.Module, config: EncoderConfig, weights: Weights) -> Non
 def gathered(parts: Mapping[str, table.Binding], tensors: Mapping[str, torch.Tensor]) -> Weights:
     """Return a copy of tensors by canonical name and in canonical layout."""
     arrays = {name: tensor.detach().float().cpu().numpy() for name, tensor in tensors.items()}
-    return {name: array.copy() for name, array in table.gather(parts, arrays, f"source={TABLE.source}")[0].items()}
+    return {
+        name: array.copy() for name, array in table.gather(parts, arrays, f"source={TABLE.source}")[0].items()
+    }
 
 
 def tensors(config: EncoderConfig, batch: Batch) -> dict[str, np.ndarray]:
     """Return the inputs by the names that they have there."""
     given = batch.arrays()
     mask = (given["input_ids"] != config.pad_id).astype(np.int64)
-    return {"input_ids": given["input_ids"], "attention_mask": mask, "token_type_ids": given["segment_ids"], "labels": given["labels"]}
+    return {
+        "input_ids": given["input_ids"],
+        "attention_mask": mask,
+        "token_type_ids": given["segment_ids"],
+        "labels": given["labels"],
+    }

@@ -36,11 +36,15 @@ class Graph:
 
     def load(self, weights: Weights) -> None:
         """Export the model anew, with these weights."""
-        self.folder: tempfile.TemporaryDirectory[str] | None = _exported(build(self.request.config, weights), self.inputs)
+        self.folder: tempfile.TemporaryDirectory[str] | None = _exported(
+            build(self.request.config, weights), self.inputs
+        )
 
     def feed(self, batch: Batch) -> None:
         """Take other inputs, of the same shapes."""
-        self.inputs = {name: array for name, array in tensors(self.request.config, batch).items() if name in NAMES}
+        self.inputs = {
+            name: array for name, array in tensors(self.request.config, batch).items() if name in NAMES
+        }
 
     def compile(self) -> None:
         """Optimise the graph, as far as ONNX Runtime does."""
@@ -50,7 +54,9 @@ class Graph:
         if self.threads:
             options.intra_op_num_threads, options.inter_op_num_threads = self.threads, 1
         assert self.folder is not None
-        self.running = onnxruntime.InferenceSession(Path(self.folder.name) / FILE, options, providers=["CPUExecutionProvider"])
+        self.running = onnxruntime.InferenceSession(
+            Path(self.folder.name) / FILE, options, providers=["CPUExecutionProvider"]
+        )
         self.folder = self.folder.cleanup()
 
     def step(self) -> None:
@@ -112,8 +118,15 @@ class Peer:
 
     def session(self, request: Request) -> Session:
         """Export the model and load it, to be run many times."""
-        if request.implementation != "library" or request.execution != "compiled" or request.gradients or request.device != "cpu":
-            raise Unsupported("ort runs optimised graphs on cpu: --implementation library, --execution compiled, --kind inference")
+        if (
+            request.implementation != "library"
+            or request.execution != "compiled"
+            or request.gradients
+            or request.device != "cpu"
+        ):
+            raise Unsupported(
+                "ort runs optimised graphs on cpu: --implementation library, --execution compiled, --kind inference"
+            )
         if request.dtype != "float32":
             raise Unsupported(f"ort is measured in float32, not in {request.dtype}")
         threads = os.environ.get("OMP_NUM_THREADS")
@@ -131,5 +144,14 @@ def _exported(model: torch.nn.Module, inputs: dict[str, np.ndarray]) -> tempfile
     folder = tempfile.TemporaryDirectory()
     with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):
         path = Path(folder.name) / FILE
-        torch.onnx.export(model, (), path, kwargs=arguments, input_names=list(arguments), output_names=["logits"], dynamo=True, external_data=True)
+        torch.onnx.export(
+            model,
+            (),
+            path,
+            kwargs=arguments,
+            input_names=list(arguments),
+            output_names=["logits"],
+            dynamo=True,
+            external_data=True,
+        )
     return folder

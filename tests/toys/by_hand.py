@@ -14,7 +14,11 @@ def each_largest(x: Any) -> Any:
 
 
 def torch_maxima() -> dict[str, Any]:
-    return {"amax": lambda x: x.amax(-1, keepdim=True), "max": lambda x: x.max(-1, keepdim=True).values, "each": each_largest}
+    return {
+        "amax": lambda x: x.amax(-1, keepdim=True),
+        "max": lambda x: x.max(-1, keepdim=True).values,
+        "each": each_largest,
+    }
 
 
 def jax_maxima() -> dict[str, Any]:
@@ -49,7 +53,9 @@ def __getattr__(framework: str) -> type:
 
         def log_softmax(self, x: Any) -> Any:
             shifted = x - self.largest(x)
-            return shifted - exponential(framework, "log", exponential(framework, "exp", shifted).sum(-1)[..., None])
+            return shifted - exponential(
+                framework, "log", exponential(framework, "exp", shifted).sum(-1)[..., None]
+            )
 
         def trace(self, request: Request) -> Any:
             return lambda model, inputs, record: Written(self, record)

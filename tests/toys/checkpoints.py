@@ -19,13 +19,25 @@ from concord.spec import checkpoints
 from concord.spec.errors import SpecError
 from concord.spec.files import sha256_of
 
-SIZES = {"vocab_size": 29, "d_model": 14, "num_heads": 2, "d_ff": 17, "num_classes": 3, "num_layers": 1, "max_positions": 13}
+SIZES = {
+    "vocab_size": 29,
+    "d_model": 14,
+    "num_heads": 2,
+    "d_ff": 17,
+    "num_classes": 3,
+    "num_layers": 1,
+    "max_positions": 13,
+}
 CONFIG = spec.variant("bert", **SIZES)
 WEIGHTS = {name: array.astype(np.float32) for name, array in spec.initialize(CONFIG, seed=3).items()}
 
 SHARDS, OLD_TORCH = "hugging-face in two files", "torch before 1.6"
 
-CARRIED = {"labels.json": b'{"format": "concord.labels/1", "names": ["a", "b", "c"]}', "tokenizer.json": b'{"version": "1.0"}', "vocab.txt": b"[PAD]\na\n"}
+CARRIED = {
+    "labels.json": b'{"format": "concord.labels/1", "names": ["a", "b", "c"]}',
+    "tokenizer.json": b'{"version": "1.0"}',
+    "vocab.txt": b"[PAD]\na\n",
+}
 
 POOLED = {name: array for name, array in WEIGHTS.items() if not name.startswith(("pooler", "classifier"))}
 """Those of the same sizes that a sentence embedding is made with."""
@@ -45,7 +57,11 @@ def written(format: str, folder: Path, carried: bool = False) -> None:
         carried: whether with what is carried over beside the weights.
     """
     form = form_of(format)
-    model = (dataclasses.replace(CONFIG, pooler="none"), POOLED, "pooled") if form.modules else (CONFIG, WEIGHTS, "model")
+    model = (
+        (dataclasses.replace(CONFIG, pooler="none"), POOLED, "pooled")
+        if form.modules
+        else (CONFIG, WEIGHTS, "model")
+    )
     porting.write(porting.from_weights(*model, CARRIED if carried else {}), folder / "in", form.name)
     if format == SHARDS:
         sharded(lambda _, shards: shards)(folder / "in", form)
@@ -62,9 +78,20 @@ def before_archives(path: Path) -> bytes:
         keys = sorted(name.rpartition("/")[2] for name in archive.namelist() if "/data/" in name)
         storages = [archive.read(f"archive/data/{key}") for key in keys]
         content = archive.read("archive/data.pkl")
-    about = {"protocol_version": PROTOCOL, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
+    about = {
+        "protocol_version": PROTOCOL,
+        "little_endian": True,
+        "type_sizes": {"short": 2, "int": 4, "long": 4},
+    }
     head = [pickle.dumps(value, 2) for value in (MAGIC, PROTOCOL, about)]
-    return b"".join((*head, content, pickle.dumps(keys, 2), *(struct.pack("<q", len(storage) // 4) + storage for storage in storages)))
+    return b"".join(
+        (
+            *head,
+            content,
+            pickle.dumps(keys, 2),
+            *(struct.pack("<q", len(storage) // 4) + storage for storage in storages),
+        )
+    )
 
 
 def read(folder: Path) -> None:

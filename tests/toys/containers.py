@@ -18,26 +18,79 @@ from typing import Any
 
 from concord.porting.containers.bundle import index, messages
 from tests.toys import hdf5
-from tests.toys.mutations import BYTES, WAYS, changed_data, flipped, json_changed, json_nested, mutated, or_flipped
+from tests.toys.mutations import (
+    BYTES,
+    WAYS,
+    changed_data,
+    flipped,
+    json_changed,
+    json_nested,
+    mutated,
+    or_flipped,
+)
 
-HUGE = (0, 1, 2, 7, 127, 128, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
+HUGE = (
+    0,
+    1,
+    2,
+    7,
+    127,
+    128,
+    255,
+    2**16,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**40,
+    2**62,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+)
 
-NAMES = (b"", b"a", b"..", b"../../x", b"/etc/passwd", b"a\nb", b"\x1b[31m", b"\xff\xfe", b"\x00", b"weights", b"optimizer/x", b"x" * 5000)
+NAMES = (
+    b"",
+    b"a",
+    b"..",
+    b"../../x",
+    b"/etc/passwd",
+    b"a\nb",
+    b"\x1b[31m",
+    b"\xff\xfe",
+    b"\x00",
+    b"weights",
+    b"optimizer/x",
+    b"x" * 5000,
+)
 
 
 def pointed_elsewhere(content: bytes, random: Random) -> bytes:
     """Change a whole number of eight bytes that may be a place in the file, or a length: into another one of them, or one that leads nowhere."""
-    words = [place for place in range(0, len(content) - 7, 8) if 0 < int.from_bytes(content[place : place + 8], "little") <= len(content)]
+    words = [
+        place
+        for place in range(0, len(content) - 7, 8)
+        if 0 < int.from_bytes(content[place : place + 8], "little") <= len(content)
+    ]
     if not words:
         return flipped(content, random)
     place, other = random.choice(words), random.choice(words)
-    value = random.choice((content[other : other + 8], random.choice(HUGE).to_bytes(8, "little"), max(len(content) - random.randrange(64), 0).to_bytes(8, "little")))
+    value = random.choice(
+        (
+            content[other : other + 8],
+            random.choice(HUGE).to_bytes(8, "little"),
+            max(len(content) - random.randrange(64), 0).to_bytes(8, "little"),
+        )
+    )
     return content[:place] + value + content[place + 8 :]
 
 
 # Archives.
 
-FIELDS = {b"PK\x01\x02": ((8, 2), (10, 2), (16, 4), (20, 4), (24, 4), (28, 2), (30, 2), (32, 2), (42, 4)), b"PK\x03\x04": ((6, 2), (8, 2), (14, 4), (18, 4), (22, 4), (26, 2), (28, 2)), b"PK\x05\x06": ((8, 2), (10, 2), (12, 4), (16, 4), (20, 2))}
+FIELDS = {
+    b"PK\x01\x02": ((8, 2), (10, 2), (16, 4), (20, 4), (24, 4), (28, 2), (30, 2), (32, 2), (42, 4)),
+    b"PK\x03\x04": ((6, 2), (8, 2), (14, 4), (18, 4), (22, 4), (26, 2), (28, 2)),
+    b"PK\x05\x06": ((8, 2), (10, 2), (12, 4), (16, 4), (20, 2)),
+}
 """Where in the records of an archive stand flags, ways of compression, checksums, lengths and places: https://pkware.cachefly.net/webdocs/APPNOTE/APPNOTE-6.3.9.TXT."""
 
 
@@ -48,7 +101,9 @@ def archive_changed(content: bytes, random: Random) -> bytes:
         members = [(entry.filename, archive.read(entry)) for entry in archive.infolist()]
     members_changed(members, random)
     found = io.BytesIO()
-    compressed = random.choice((zipfile.ZIP_STORED,) * 9 + (zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
+    compressed = random.choice(
+        (zipfile.ZIP_STORED,) * 9 + (zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
+    )
     with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(found, "w", compressed) as archive:
         for name, inner in members:
             archive.writestr(name, inner)
@@ -68,7 +123,18 @@ def members_changed(members: list[tuple[str, bytes]], random: Random) -> None:
     elif act == 5:
         members.insert(other, members[place])
     elif act == 6:
-        members[place] = random.choice((*(text.decode("latin-1") for text in NAMES), members[other][0], f"{name}/x", "constants.pkl", name.upper())), inner
+        members[place] = (
+            random.choice(
+                (
+                    *(text.decode("latin-1") for text in NAMES),
+                    members[other][0],
+                    f"{name}/x",
+                    "constants.pkl",
+                    name.upper(),
+                )
+            ),
+            inner,
+        )
     elif act == 7:
         members[place], members[other] = (name, members[other][1]), (members[other][0], inner)
     else:
@@ -161,16 +227,52 @@ def msgpack_changed(content: bytes, random: Random) -> bytes:
     import msgpack
 
     data = msgpack.unpackb(content, strict_map_key=False)
-    outer, key = random.choice([(outer, key) for outer, key in _places(data, []) if isinstance(outer[key], msgpack.ExtType)])
+    outer, key = random.choice(
+        [(outer, key) for outer, key in _places(data, []) if isinstance(outer[key], msgpack.ExtType)]
+    )
     inner, act = msgpack.unpackb(outer[key].data), random.randrange(7)
     if act == 0:
         data = changed_data(data, random)
     elif act == 1:
         outer[key] = msgpack.ExtType(random.choice((0, 2, 3, 127)), outer[key].data)
     elif act == 2:
-        inner[0] = random.choice(([], [0], [-1], inner[0][::-1], [*inner[0], 1], [2**32, 2**32], [2**63], [0, 2**62], [1] * 40, [0.5], ["x"], None, {"0": 3}, [True], [[1]]))
+        inner[0] = random.choice(
+            (
+                [],
+                [0],
+                [-1],
+                inner[0][::-1],
+                [*inner[0], 1],
+                [2**32, 2**32],
+                [2**63],
+                [0, 2**62],
+                [1] * 40,
+                [0.5],
+                ["x"],
+                None,
+                {"0": 3},
+                [True],
+                [[1]],
+            )
+        )
     elif act == 3:
-        inner[1] = random.choice(("float64", "float16", "bfloat16", "int8", "bool", "complex64", "object", "x", "", 3, None, "\x1b[31m", b"float32"))
+        inner[1] = random.choice(
+            (
+                "float64",
+                "float16",
+                "bfloat16",
+                "int8",
+                "bool",
+                "complex64",
+                "object",
+                "x",
+                "",
+                3,
+                None,
+                "\x1b[31m",
+                b"float32",
+            )
+        )
     elif act == 4:
         inner = changed_data(inner, random)
     elif act == 5:
@@ -184,8 +286,16 @@ def msgpack_changed(content: bytes, random: Random) -> bytes:
 
 def _pieces(array: Any, shape: Any, random: Random) -> Any:
     """Return an array that is said to be kept in pieces."""
-    said = {"__msgpack_chunked_array__": True, "shape": {str(n): size for n, size in enumerate(shape)}, "chunks": {"0": array}}
-    return changed_data(said, random) if random.random() < 0.8 else {**said, "chunks": dict.fromkeys(map(str, range(2000)), array)}
+    said = {
+        "__msgpack_chunked_array__": True,
+        "shape": {str(n): size for n, size in enumerate(shape)},
+        "chunks": {"0": array},
+    }
+    return (
+        changed_data(said, random)
+        if random.random() < 0.8
+        else {**said, "chunks": dict.fromkeys(map(str, range(2000)), array)}
+    )
 
 
 def _places(data: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
@@ -199,7 +309,18 @@ def msgpack_nested(content: bytes, random: Random) -> bytes:
     """Put dictionaries or lists in each other, in place of a value."""
     depth = random.choice((40, 60, 1000, 100_000))
     place = random.randrange(min(len(content), 400)) if content else 0
-    return content[:place] + random.choice((b"\x81\xa1a" * depth + b"\xc0", b"\x91" * depth + b"\x90", b"\xc7\x08\x01" * depth, b"\xdf\x00\x0f\xff\xff" * depth)) + content[place:]
+    return (
+        content[:place]
+        + random.choice(
+            (
+                b"\x81\xa1a" * depth + b"\xc0",
+                b"\x91" * depth + b"\x90",
+                b"\xc7\x08\x01" * depth,
+                b"\xdf\x00\x0f\xff\xff" * depth,
+            )
+        )
+        + content[place:]
+    )
 
 
 # Checkpoints of TensorFlow.
@@ -246,7 +367,11 @@ def message_changed(content: bytes, random: Random) -> bytes:
 
 
 def _field(number: int, value: Any) -> bytes:
-    return messages.number(number << 3) + messages.number(value) if isinstance(value, int) else messages.number(number << 3 | 2) + messages.number(len(value)) + value
+    return (
+        messages.number(number << 3) + messages.number(value)
+        if isinstance(value, int)
+        else messages.number(number << 3 | 2) + messages.number(len(value)) + value
+    )
 
 
 @or_flipped
@@ -256,8 +381,16 @@ def block_changed(content: bytes, random: Random) -> bytes:
     where, _ = index._handle(content[-index.FOOTER :], place)
     blocks = [where, *(index._handle(handle, 0)[0] for _, handle in index._block(content, where))]
     begin, size = random.choice(blocks)
-    block = random.choice((flipped, flipped, pointed_elsewhere, BYTES[-1]))(content[begin : begin + size], random)[:size].ljust(size, b"\0")
-    return content[:begin] + block + content[begin + size : begin + size + 1] + index.crc32c(block + content[begin + size : begin + size + 1]).to_bytes(4, "little") + content[begin + size + index.TRAILER :]
+    block = random.choice((flipped, flipped, pointed_elsewhere, BYTES[-1]))(
+        content[begin : begin + size], random
+    )[:size].ljust(size, b"\0")
+    return (
+        content[:begin]
+        + block
+        + content[begin + size : begin + size + 1]
+        + index.crc32c(block + content[begin + size : begin + size + 1]).to_bytes(4, "little")
+        + content[begin + size + index.TRAILER :]
+    )
 
 
 # Folders of Orbax.

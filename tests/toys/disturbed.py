@@ -144,7 +144,18 @@ DEADLY: dict[str, Callable[[], None]] = {
     "leaves well": raising(SystemExit(0)),
     "aborts": os.abort,
     "reads nowhere": lambda: ctypes.string_at(0) and None,
-    **{number.name: signalled(number) for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGFPE, signal.SIGBUS, signal.SIGSTOP)},
+    **{
+        number.name: signalled(number)
+        for number in (
+            signal.SIGKILL,
+            signal.SIGTERM,
+            signal.SIGHUP,
+            signal.SIGINT,
+            signal.SIGFPE,
+            signal.SIGBUS,
+            signal.SIGSTOP,
+        )
+    },
     "a signal without a name": signalled(signal.SIGRTMIN + 5),
     "raises": raising(ArithmeticError("lone \ud800 surrogate")),
     "raises what is odd": raising(Odd()),

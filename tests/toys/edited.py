@@ -10,7 +10,9 @@ from concord.backends.interface import Request, Run
 
 def changed(name: str, tensor: Any) -> Any:
     """Return another tensor, in whichever framework: no norm and no softmax gives the same for both."""
-    return tensor * 1.25 if name.endswith("scores") else tensor * tensor + tensor  # masked scores have no square
+    return (
+        tensor * 1.25 if name.endswith("scores") else tensor * tensor + tensor
+    )  # masked scores have no square
 
 
 def __getattr__(name: str) -> type:

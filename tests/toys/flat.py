@@ -26,7 +26,9 @@ class FlatTrajectory(Trajectory):
 
     off, limit, epsilon, left_out, silent = 0.0, 1.0, 0.0, "nothing", False
 
-    def limited(self, gradients: Mapping[str, Node], squares: Callable[[str], Node]) -> tuple[dict[str, Node], Node | None]:
+    def limited(
+        self, gradients: Mapping[str, Node], squares: Callable[[str], Node]
+    ) -> tuple[dict[str, Node], Node | None]:
         stored = np.dtype(self.dtype).type
         sums = np.float32 if stored == np.float16 else stored
 
@@ -35,9 +37,16 @@ class FlatTrajectory(Trajectory):
             return np.sqrt(np.cumsum(np.square(flat), dtype=sums)[-1])
 
         right = norm_of(list(gradients))
-        used = norm_of([name for name in gradients if not name.startswith(self.left_out)]) * sums(1 + self.off)
-        share = min(sums(1), sums((self.training.recipe.clip_at or 0.0) * self.limit) / (used + sums(self.epsilon)))
-        found = {name: self.made(stored(share) * np.asarray(gradient.value, stored)) for name, gradient in gradients.items()}
+        used = norm_of([name for name in gradients if not name.startswith(self.left_out)]) * sums(
+            1 + self.off
+        )
+        share = min(
+            sums(1), sums((self.training.recipe.clip_at or 0.0) * self.limit) / (used + sums(self.epsilon))
+        )
+        found = {
+            name: self.made(stored(share) * np.asarray(gradient.value, stored))
+            for name, gradient in gradients.items()
+        }
         return found, self.made(stored(right if self.silent else used))
 
     def made(self, values: Array) -> Node:
@@ -55,7 +64,9 @@ class Flat(Stepping):
     def step(self, window: Sequence[Batch], report: bool = False) -> dict[str, Array]:
         """Make a step."""
         case, found = self.case, dict[str, Array]()
-        trajectory = self.kind(case.config, case.weights, case.training, Arithmetic(case.dtype), case.part, case.dtype)
+        trajectory = self.kind(
+            case.config, case.weights, case.training, Arithmetic(case.dtype), case.part, case.dtype
+        )
         trajectory.load(self.state, self.steps)
         trajectory.step(window, lambda name, values: found.__setitem__(name, np.array(values)))
         self.state, self.steps = trajectory.state(), trajectory.steps

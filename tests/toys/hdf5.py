@@ -57,7 +57,15 @@ def linked(file: Any, name: str, random: Random) -> None:
     import h5py
 
     del file[name]
-    file[name] = random.choice((h5py.ExternalLink("/etc/passwd", "/a"), h5py.ExternalLink("model.weights.h5", "/"), h5py.SoftLink("/"), h5py.SoftLink(name), h5py.SoftLink("/nowhere")))
+    file[name] = random.choice(
+        (
+            h5py.ExternalLink("/etc/passwd", "/a"),
+            h5py.ExternalLink("model.weights.h5", "/"),
+            h5py.SoftLink("/"),
+            h5py.SoftLink(name),
+            h5py.SoftLink("/nowhere"),
+        )
+    )
 
 
 def made_anew(file: Any, name: str, random: Random) -> None:
@@ -103,8 +111,18 @@ def many(file: Any, name: str, random: Random) -> None:
 
 
 def described(file: Any, name: str, random: Random) -> None:
-    values = (np.arange(7000, dtype=np.float64), "bfloat16", b"\xff", "x" * 60000, 3, np.array(["a", "b"], dtype="S"), np.float64("nan"))
-    file[name].attrs[random.choice(("dtype", "name", "weight_names", "layer_names", "é"))] = random.choice(values)
+    values = (
+        np.arange(7000, dtype=np.float64),
+        "bfloat16",
+        b"\xff",
+        "x" * 60000,
+        3,
+        np.array(["a", "b"], dtype="S"),
+        np.float64("nan"),
+    )
+    file[name].attrs[random.choice(("dtype", "name", "weight_names", "layer_names", "é"))] = random.choice(
+        values
+    )
 
 
 ACTS = (deleted, renamed, put_again, linked, made_anew, made_anew, made_anew, nested, many, described)

@@ -13,7 +13,9 @@ from concord.spec.training.recipe import Recipe
 class Forgetful(OwnOptimizer):
     """Takes another epsilon at the height of the schedule."""
 
-    def step(self, gradients: Mapping[str, Any], numbers: Mapping[str, float], rows: Mapping[str, Any]) -> None:
+    def step(
+        self, gradients: Mapping[str, Any], numbers: Mapping[str, float], rows: Mapping[str, Any]
+    ) -> None:
         """Update every parameter."""
         for group in self.native.param_groups:
             group["eps"] = 1e-6 if numbers["rate"] == self.recipe.learning_rate else self.recipe.epsilon
@@ -38,4 +40,6 @@ class Decaying(Adapter):
     """Everything decays, gains and offsets too."""
 
     name = "decaying"
-    optimizer = staticmethod(lambda recipe, variables, kinds: optimizer(recipe.replace(undecayed=()), variables, kinds))
+    optimizer = staticmethod(
+        lambda recipe, variables, kinds: optimizer(recipe.replace(undecayed=()), variables, kinds)
+    )

@@ -35,7 +35,11 @@ class WrongNowAndThen(_Counts):
 
     def run(self, request: Request) -> Run:
         run = super().run(request)
-        return replace(run, output=run.output + 1, taps={name: array + 1 for name, array in run.taps.items()}) if self.count % 2 else run
+        return (
+            replace(run, output=run.output + 1, taps={name: array + 1 for name, array in run.taps.items()})
+            if self.count % 2
+            else run
+        )
 
 
 class WrongInOtherWays(_Counts):

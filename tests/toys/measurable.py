@@ -24,13 +24,20 @@ from tests.toys.numpy_backend import NumpyBackend
 class Stepping:
     """Steps of the reference, in rounded arithmetic, perhaps by another recipe than was asked for."""
 
-    def __init__(self, request: Request, sleep: float = 0.0, changed: Callable[[Recipe], Recipe] = lambda recipe: recipe) -> None:
+    def __init__(
+        self,
+        request: Request,
+        sleep: float = 0.0,
+        changed: Callable[[Recipe], Recipe] = lambda recipe: recipe,
+    ) -> None:
         self.request, self.sleep = request, sleep
         self.computed: dict[str, np.ndarray] = {}
         self.feed(request.batch)
         if request.training:
             training = Training(changed(request.training.recipe), [])
-            self.trajectory = Trajectory(request.config, request.weights, training, Arithmetic(request.dtype), dtype=request.dtype)
+            self.trajectory = Trajectory(
+                request.config, request.weights, training, Arithmetic(request.dtype), dtype=request.dtype
+            )
 
     def feed(self, batch: Batch) -> None:
         self.batch = batch
@@ -42,9 +49,18 @@ class Stepping:
         time.sleep(self.sleep)
         request = self.request
         if request.training:
-            self.trajectory.step([self.batch], lambda name, values: self.computed.update(loss=np.squeeze(values)) if name == "losses.0" else None)
+            self.trajectory.step(
+                [self.batch],
+                lambda name, values: (
+                    self.computed.update(loss=np.squeeze(values)) if name == "losses.0" else None
+                ),
+            )
         else:
-            self.computed = {"logits": reference(request.config, request.weights, self.batch, dtype=request.dtype, arithmetic=request.dtype).output}
+            self.computed = {
+                "logits": reference(
+                    request.config, request.weights, self.batch, dtype=request.dtype, arithmetic=request.dtype
+                ).output
+            }
 
     def synchronize(self) -> None:
         pass
@@ -203,7 +219,10 @@ class TwiceTheGradient(Measurable):
 
         def limited(gradients: Any, squares: Any) -> Any:
             found, norm = right(gradients, squares)
-            return {**found, "classifier.bias": program.trajectory.a.scale(found["classifier.bias"], 2.0)}, norm
+            return {
+                **found,
+                "classifier.bias": program.trajectory.a.scale(found["classifier.bias"], 2.0),
+            }, norm
 
         program.trajectory.limited = limited  # type: ignore[method-assign]
         return program

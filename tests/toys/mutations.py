@@ -16,7 +16,12 @@ NASTY: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def mutated(content: bytes, name: str, random: Random, every: Mapping[str, Sequence[Callable[[bytes, Random], bytes]]] | None = None) -> bytes:
+def mutated(
+    content: bytes,
+    name: str,
+    random: Random,
+    every: Mapping[str, Sequence[Callable[[bytes, Random], bytes]]] | None = None,
+) -> bytes:
     """Return the content of a file, spoilt once or a few times.
 
     Args:
@@ -48,7 +53,9 @@ def or_flipped(way: Callable[[bytes, Random], bytes]) -> Callable[[bytes, Random
 def flipped(content: bytes, random: Random) -> bytes:
     changed = bytearray(content)
     for _ in range(random.choice((1, 1, 4, 64)) if changed else 0):
-        changed[random.randrange(min(len(changed), random.choice((16, 400, len(changed)))))] = random.choice((0, 10, 34, 127, 255, random.randrange(256)))
+        changed[random.randrange(min(len(changed), random.choice((16, 400, len(changed)))))] = random.choice(
+            (0, 10, 34, 127, 255, random.randrange(256))
+        )
     return bytes(changed)
 
 
@@ -58,11 +65,32 @@ def truncated(content: bytes, random: Random) -> bytes:
 
 def spliced(content: bytes, random: Random) -> bytes:
     a, b, c = sorted(random.randrange(len(content) + 1) for _ in range(3))
-    return random.choice((content[:a] + content[b:], content[:b] + content[a:], content[:a] + content[b:c] + content[a:b] + content[c:]))
+    return random.choice(
+        (
+            content[:a] + content[b:],
+            content[:b] + content[a:],
+            content[:a] + content[b:c] + content[a:b] + content[c:],
+        )
+    )
 
 
 def replaced(content: bytes, random: Random) -> bytes:
-    return random.choice((b"", b"\x00" * 50, b"\xff\xfe", b"[" * 100_000, b"{" * 3000, b"1" * 5000, b"null", b"[]", b'""', b"\xef\xbb\xbf" + content, content + content, content + b"\n,"))
+    return random.choice(
+        (
+            b"",
+            b"\x00" * 50,
+            b"\xff\xfe",
+            b"[" * 100_000,
+            b"{" * 3000,
+            b"1" * 5000,
+            b"null",
+            b"[]",
+            b'""',
+            b"\xef\xbb\xbf" + content,
+            content + content,
+            content + b"\n,",
+        )
+    )
 
 
 def flipped_at_the_end(content: bytes, random: Random) -> bytes:
@@ -73,10 +101,24 @@ def flipped_at_the_end(content: bytes, random: Random) -> bytes:
 def counted_otherwise(content: bytes, random: Random) -> bytes:
     """Put a number where another may be: a length, a place, or a count."""
     width = random.choice((1, 2, 4, 8))
-    value = random.choice((0, 1, 2, 7, 2 ** (8 * width - 1) - 1, 2 ** (8 * width - 1), 2 ** (8 * width) - 1, random.randrange(2 ** (8 * width)), len(content) % 2 ** (8 * width)))
+    value = random.choice(
+        (
+            0,
+            1,
+            2,
+            7,
+            2 ** (8 * width - 1) - 1,
+            2 ** (8 * width - 1),
+            2 ** (8 * width) - 1,
+            random.randrange(2 ** (8 * width)),
+            len(content) % 2 ** (8 * width),
+        )
+    )
     place = random.randrange(min(len(content), random.choice((64, 2000, 10**9)))) if content else 0
     place = random.choice((place, max(0, len(content) - place - width)))
-    return content[:place] + value.to_bytes(width, random.choice(("little", "big"))) + content[place + width :]
+    return (
+        content[:place] + value.to_bytes(width, random.choice(("little", "big"))) + content[place + width :]
+    )
 
 
 BYTES = (flipped, truncated, spliced, replaced, flipped_at_the_end, counted_otherwise)
@@ -104,10 +146,16 @@ def changed_data(data: Any, random: Random) -> Any:
     elif act == 3:
         del container[key]
     elif act == 4 and isinstance(container, dict):
-        container[random.choice(("x", "", "\x1b[2J", "a\nb", *container))] = random.choice([*NASTY, container[key]])
+        container[random.choice(("x", "", "\x1b[2J", "a\nb", *container))] = random.choice(
+            [*NASTY, container[key]]
+        )
     else:
         other, place = random.choice(found)
-        container[key] = json.loads(json.dumps(other[place], default=str)) if place in (other if isinstance(other, dict) else range(len(other))) else None
+        container[key] = (
+            json.loads(json.dumps(other[place], default=str))
+            if place in (other if isinstance(other, dict) else range(len(other)))
+            else None
+        )
     return data
 
 
@@ -117,14 +165,20 @@ def json_changed(content: bytes, random: Random) -> bytes:
     except (ValueError, RecursionError):
         return flipped(content, random)
     if random.random() < 0.03:
-        text = re.sub(r"-?\d+", lambda match: random.choice((match[0], "9" * 5000, "1e999", "-0")), text, count=3)
+        text = re.sub(
+            r"-?\d+", lambda match: random.choice((match[0], "9" * 5000, "1e999", "-0")), text, count=3
+        )
     return text.encode()
 
 
 def json_nested(content: bytes, random: Random) -> bytes:
     depth = random.choice((100, 900, 3000, 100_000))
     value = random.choice((b"[" * depth + b"]" * depth, b'{"a":' * depth + b"1" + b"}" * depth))
-    return content.replace(random.choice((b'"', b"1", b":")), value, 1) if random.random() < 0.3 else re.sub(rb": ?[^,{\[]+,", b": " + value + b",", content, count=1)
+    return (
+        content.replace(random.choice((b'"', b"1", b":")), value, 1)
+        if random.random() < 0.3
+        else re.sub(rb": ?[^,{\[]+,", b": " + value + b",", content, count=1)
+    )
 
 
 # Safetensors.
@@ -138,38 +192,137 @@ def header_changed(content: bytes, random: Random) -> bytes:
         name = random.choice(tensors)
         entry, act = header[name], random.randrange(9)
         if act == 0:
-            entry["data_offsets"] = [random.choice((0, -1, 8, 2**63, entry["data_offsets"][0])), random.choice((0, 7, 2**62, len(body), entry["data_offsets"][1]))]
+            entry["data_offsets"] = [
+                random.choice((0, -1, 8, 2**63, entry["data_offsets"][0])),
+                random.choice((0, 7, 2**62, len(body), entry["data_offsets"][1])),
+            ]
         elif act == 1:
-            entry["dtype"] = random.choice(("F64", "F32", "F16", "BF16", "F8_E4M3", "I64", "I32", "U8", "BOOL", "C64", "F4", "x", 3, None))
+            entry["dtype"] = random.choice(
+                (
+                    "F64",
+                    "F32",
+                    "F16",
+                    "BF16",
+                    "F8_E4M3",
+                    "I64",
+                    "I32",
+                    "U8",
+                    "BOOL",
+                    "C64",
+                    "F4",
+                    "x",
+                    3,
+                    None,
+                )
+            )
         elif act == 2:
-            entry["shape"] = random.choice(([], [0], [1], entry["shape"][::-1], [*entry["shape"], 1], [2**32, 2**32], [0, 2**62], [-1], ["x"], None, entry["shape"][1:]))
+            entry["shape"] = random.choice(
+                (
+                    [],
+                    [0],
+                    [1],
+                    entry["shape"][::-1],
+                    [*entry["shape"], 1],
+                    [2**32, 2**32],
+                    [0, 2**62],
+                    [-1],
+                    ["x"],
+                    None,
+                    entry["shape"][1:],
+                )
+            )
         elif act == 3:
             del header[name]
         elif act == 4:
-            header[random.choice((*tensors, "x", "", "\x1b[31m", "taps/x", "gradients/taps.x", "weights/x", "inputs/x", "__metadata__"))] = header.pop(name)
+            header[
+                random.choice(
+                    (
+                        *tensors,
+                        "x",
+                        "",
+                        "\x1b[31m",
+                        "taps/x",
+                        "gradients/taps.x",
+                        "weights/x",
+                        "inputs/x",
+                        "__metadata__",
+                    )
+                )
+            ] = header.pop(name)
         elif act == 5:
             other = random.choice(tensors)
             header[name], header[other] = header[other], header[name]
         elif act == 6:
             about = header.get("__metadata__", {})
-            about[random.choice([*about, "x"])] = random.choice((json.dumps(changed_data(json.loads(about.get("config", "{}")), random)), "x", "", "{", "[" * 5000))
+            about[random.choice([*about, "x"])] = random.choice(
+                (
+                    json.dumps(changed_data(json.loads(about.get("config", "{}")), random)),
+                    "x",
+                    "",
+                    "{",
+                    "[" * 5000,
+                )
+            )
             header["__metadata__"] = about
         elif act == 7:
             header = changed_data(header, random)
         else:
             start, end = entry["data_offsets"]
-            bits = random.choice((b"\xff" * 8, b"\x00" * 8, b"\x00\x00\x00\x00\x00\x00\xf0\x7f", b"\x00" * 6 + b"\xf8\x7f", b"\xff" * 6 + b"\xef\x7f", random.randbytes(8)))
+            bits = random.choice(
+                (
+                    b"\xff" * 8,
+                    b"\x00" * 8,
+                    b"\x00\x00\x00\x00\x00\x00\xf0\x7f",
+                    b"\x00" * 6 + b"\xf8\x7f",
+                    b"\xff" * 6 + b"\xef\x7f",
+                    random.randbytes(8),
+                )
+            )
             body = body[:start] + (bits * ((end - start) // 8 + 1))[: end - start] + body[end:]
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
-        return random.choice((len(text),) * 12 + (0, 2**40, len(text) + 8)).to_bytes(8, "little") + text + body
-    except (ValueError, RecursionError, KeyError, IndexError, TypeError, AttributeError, OverflowError, MemoryError):
+        return (
+            random.choice((len(text),) * 12 + (0, 2**40, len(text) + 8)).to_bytes(8, "little") + text + body
+        )
+    except (
+        ValueError,
+        RecursionError,
+        KeyError,
+        IndexError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        MemoryError,
+    ):
         return flipped(content, random)
 
 
 # TOML.
 
-TOML = ("1", "-1", "0", "2.5", "nan", "inf", "-inf", '"x"', '""', "true", "[]", "{}", "[1]", "1979-05-27", "07:32:00", "0x" + "f" * 5000, "9" * 5000, "10000000", '"\\u001b[31m"', "[" * 2000 + "]" * 2000, "'{n}'", "9007199254740993")
+TOML = (
+    "1",
+    "-1",
+    "0",
+    "2.5",
+    "nan",
+    "inf",
+    "-inf",
+    '"x"',
+    '""',
+    "true",
+    "[]",
+    "{}",
+    "[1]",
+    "1979-05-27",
+    "07:32:00",
+    "0x" + "f" * 5000,
+    "9" * 5000,
+    "10000000",
+    '"\\u001b[31m"',
+    "[" * 2000 + "]" * 2000,
+    "'{n}'",
+    "9007199254740993",
+)
 
 
 def toml_changed(content: bytes, random: Random) -> bytes:
@@ -182,7 +335,18 @@ def toml_changed(content: bytes, random: Random) -> bytes:
     if act == 0:
         del lines[place]
     elif act == 1:
-        lines.insert(place, random.choice((lines[place], f"x = {random.choice(TOML)}", f"[{key.strip()}]", "[[runs]]", f'"\\n{key.strip()}" = 1')))
+        lines.insert(
+            place,
+            random.choice(
+                (
+                    lines[place],
+                    f"x = {random.choice(TOML)}",
+                    f"[{key.strip()}]",
+                    "[[runs]]",
+                    f'"\\n{key.strip()}" = 1',
+                )
+            ),
+        )
     elif act == 2:
         lines[place] = f"{random.choice((key, 'x', lines[random.choice(keyed)].partition('=')[0]))}={value}"
     else:

@@ -39,7 +39,10 @@ class DeclaresText(NumpyBackend):
 
 class DeclaresNoNumber(NumpyBackend):
     def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "deviations": [{"name": "softmax_floor", "value": "low", "reason": "none"}]}
+        return {
+            **super().describe(),
+            "deviations": [{"name": "softmax_floor", "value": "low", "reason": "none"}],
+        }
 
 
 class SaysWhatCannotBeShown(NumpyBackend):
@@ -106,7 +109,9 @@ class ReturnsNoneByName(NumpyBackend):
 
     def run(self, request: Request) -> Run:
         run = super().run(request)
-        return dataclasses.replace(run, loss=None, taps=None, gradients=None, tap_gradients=None, steps=None, info=None)
+        return dataclasses.replace(
+            run, loss=None, taps=None, gradients=None, tap_gradients=None, steps=None, info=None
+        )
 
 
 class ReturnsNoOutput(NumpyBackend):

@@ -64,9 +64,13 @@ class NumpyBackend:
 
     def compute(self, request: Request, dtype: str) -> Run:
         """Compute a request in a precision, which may not be the one that was asked for."""
-        truth = reference(request.config, request.weights, request.batch, request.gradients, request.part, dtype, dtype)
+        truth = reference(
+            request.config, request.weights, request.batch, request.gradients, request.part, dtype, dtype
+        )
         taps = truth.taps if request.taps else {}
-        return Run(truth.output, truth.loss, taps, truth.gradients, self.name, request.dtype, {"device": "cpu"})
+        return Run(
+            truth.output, truth.loss, taps, truth.gradients, self.name, request.dtype, {"device": "cpu"}
+        )
 
     def round_trip(self, request: Request) -> Weights:
         return request.weights
@@ -163,7 +167,13 @@ class ComputesInFloat32(NumpyBackend):
         def cast(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
             return {name: array.astype(storage) for name, array in arrays.items()}
 
-        return replace(run, output=run.output.astype(storage), loss=run.loss.astype(storage), taps=cast(run.taps), gradients=cast(run.gradients))
+        return replace(
+            run,
+            output=run.output.astype(storage),
+            loss=run.loss.astype(storage),
+            taps=cast(run.taps),
+            gradients=cast(run.gradients),
+        )
 
 
 class ReturnsFloat32(NumpyBackend):
@@ -195,7 +205,9 @@ class DeclaresUndelivered(NumpyBackend):
         run = super().run(request)
         hidden = [name for name in run.taps if name.endswith((".scores", ".masked_scores", ".weights"))]
         taps = {name: array for name, array in run.taps.items() if name not in hidden}
-        return replace(run, taps=taps, info={"undelivered_taps": ["*.attention.*scores", "*.attention.weights"]})
+        return replace(
+            run, taps=taps, info={"undelivered_taps": ["*.attention.*scores", "*.attention.weights"]}
+        )
 
 
 class SaysUnsupported(NumpyBackend):
@@ -207,7 +219,10 @@ class DeclaresInItsRun(NumpyBackend):
     """Declares with its run, and not before, in what it deviates, as optimizers do."""
 
     def run(self, request: Request) -> Run:
-        return replace(super().run(request), info={"deviations": [{"name": "softmax_floor", "value": -1e6, "reason": "the toy's own"}]})
+        return replace(
+            super().run(request),
+            info={"deviations": [{"name": "softmax_floor", "value": -1e6, "reason": "the toy's own"}]},
+        )
 
 
 class DeclaresNonsense(NumpyBackend):

@@ -18,7 +18,9 @@ class OuterMask(Model):
     """Its mask is an outer product, so that padded queries see nothing either."""
 
     def attention(self, name: str, query: Any, key: Any, value: Any, key_mask: Any, query_mask: Any) -> Any:
-        return super().attention(name, query, key, value, key_mask[:, :, None] & key_mask[:, None, :], query_mask)
+        return super().attention(
+            name, query, key, value, key_mask[:, :, None] & key_mask[:, None, :], query_mask
+        )
 
 
 class Unpadded(Model):
@@ -29,7 +31,9 @@ class Unpadded(Model):
     def tap(self, name: str, tensor: Any) -> Any:
         real = real_tokens(self.config, self.batch.required("input_ids"))
         if tensor.value.ndim > 2 and tensor.shape[:2] == real.shape:
-            tensor = self.a.replace(tensor, real.reshape(*real.shape, *[1] * (tensor.value.ndim - 2)), self.filling)
+            tensor = self.a.replace(
+                tensor, real.reshape(*real.shape, *[1] * (tensor.value.ndim - 2)), self.filling
+            )
         return super().tap(name, tensor)
 
 
@@ -51,14 +55,24 @@ class BlindZero(Model):
     """As PyTorch's scaled_dot_product_attention: a query without any visible key has a context of zero."""
 
     def dot_product(self, name: str, q: Any, k: Any, v: Any, key_mask: Any, query_mask: Any) -> Any:
-        softmax, self.a.softmax = self.a.softmax, lambda *given: self.a.replace(softmax(*given), key_mask.any(-1)[:, None, None, None], 0.0)
+        softmax, self.a.softmax = (
+            self.a.softmax,
+            lambda *given: self.a.replace(softmax(*given), key_mask.any(-1)[:, None, None, None], 0.0),
+        )
         try:
             return super().dot_product(name, q, k, v, key_mask, query_mask)
         finally:
             self.a.softmax = softmax
 
 
-def run_of(case: Case, model: type[Model], dtype: str = "float32", batch: Any = None, declares: str = "", **weights: Any) -> Run:
+def run_of(
+    case: Case,
+    model: type[Model],
+    dtype: str = "float32",
+    batch: Any = None,
+    declares: str = "",
+    **weights: Any,
+) -> Run:
     """Return what a backend with such a model returns.
 
     Args:
@@ -67,6 +81,15 @@ def run_of(case: Case, model: type[Model], dtype: str = "float32", batch: Any = 
         weights: that are other ones.
     """
     given = batch or case.batch
-    made = compute(case.config, {**case.weights, **weights}, given, Arithmetic(dtype, shuffle=89), True, case.part, dtype, model=model)
+    made = compute(
+        case.config,
+        {**case.weights, **weights},
+        given,
+        Arithmetic(dtype, shuffle=89),
+        True,
+        case.part,
+        dtype,
+        model=model,
+    )
     info = {"deviations": [{"name": declares, "value": 1, "reason": "it is made so"}]} if declares else {}
     return Run(made.output, made.loss, dict(made.taps), dict(made.gradients), "numpy", dtype, info)

@@ -34,7 +34,9 @@ def run_with(fault: Fault, case: Case, dtype: str = "float32", seed: int = 97) -
         return None
 
 
-def truth_with(change: Change, case: Case, arithmetic: Arithmetic, dtype: str, memory: dict[str, Any] | None = None) -> Truth:
+def truth_with(
+    change: Change, case: Case, arithmetic: Arithmetic, dtype: str, memory: dict[str, Any] | None = None
+) -> Truth:
     """Return what the reference yields with a change.
 
     Args:
@@ -44,7 +46,11 @@ def truth_with(change: Change, case: Case, arithmetic: Arithmetic, dtype: str, m
     model.memory = {} if memory is None else memory
     asked = change.request(Request(case.config, case.weights, case.batch, case.part, dtype))
     truth = compute(asked.config, asked.weights, asked.batch, arithmetic, True, case.part, dtype, model=model)
-    return dataclasses.replace(truth, gradients=dict(change.gradients(truth.gradients))) if change.gradients else truth
+    return (
+        dataclasses.replace(truth, gradients=dict(change.gradients(truth.gradients)))
+        if change.gradients
+        else truth
+    )
 
 
 def _run(truth: Truth, dtype: str) -> Run:
@@ -111,4 +117,9 @@ def run_of(case: Case, port: Port, dtype: str = "float32", seed: int = 97) -> Ru
     model = type("Port", (Spoiled,), {"steps": port.steps})
     weights = {**case.weights, **(port.weights(case) if port.weights else {})}
     config = case.config.replace(**port.fields)
-    return _run(compute(config, weights, case.batch, Arithmetic(dtype, shuffle=seed), True, case.part, dtype, model=model), dtype)
+    return _run(
+        compute(
+            config, weights, case.batch, Arithmetic(dtype, shuffle=seed), True, case.part, dtype, model=model
+        ),
+        dtype,
+    )

@@ -23,8 +23,20 @@ class MultipliesInTf32(NumpyBackend):
 
     def run(self, request: Request) -> Run:
         arithmetic = ARITHMETIC[request.precision] if request.dtype == "float32" else request.dtype
-        truth = reference(request.config, request.weights, request.batch, request.gradients, request.part, request.dtype, arithmetic)
-        info = {"precision": request.precision, "deterministic": request.deterministic, "precision_switches": {"factors": arithmetic, "reductions": "full"}}
+        truth = reference(
+            request.config,
+            request.weights,
+            request.batch,
+            request.gradients,
+            request.part,
+            request.dtype,
+            arithmetic,
+        )
+        info = {
+            "precision": request.precision,
+            "deterministic": request.deterministic,
+            "precision_switches": {"factors": arithmetic, "reductions": "full"},
+        }
         return Run(truth.output, truth.loss, truth.taps, truth.gradients, self.name, request.dtype, info)
 
 
@@ -61,7 +73,9 @@ class AddsNoise(NumpyBackend):
         if AddsNoise.runs > 1:
             several = [run.taps["layers.0.attention.query"]] if len(run.output) > 1 else []
             for array in (run.gradients["classifier.bias"], *several):
-                array[...] = np.nextafter(array, np.float32(np.inf) if AddsNoise.runs % 2 else -np.float32(np.inf))
+                array[...] = np.nextafter(
+                    array, np.float32(np.inf) if AddsNoise.runs % 2 else -np.float32(np.inf)
+                )
         return run
 
 

@@ -12,11 +12,52 @@ from safetensors.numpy import load_file, save_file
 from concord import spec
 from concord.spec.sources import table
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "cat", "dog", "rain", "bank", "sat", "ran", "said", "on", "in", "##s", "##ing", "quick", ".", ",", "?", "who", "short", "look"]
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "the",
+    "a",
+    "cat",
+    "dog",
+    "rain",
+    "bank",
+    "sat",
+    "ran",
+    "said",
+    "on",
+    "in",
+    "##s",
+    "##ing",
+    "quick",
+    ".",
+    ",",
+    "?",
+    "who",
+    "short",
+    "look",
+]
 
-SENTENCES = ("The cat sat on the rain.", "A quick dog ran, looking in the bank?", "Short.", "Who said the dogs ran in the rain?", "the cats said")
+SENTENCES = (
+    "The cat sat on the rain.",
+    "A quick dog ran, looking in the bank?",
+    "Short.",
+    "Who said the dogs ran in the rain?",
+    "the cats said",
+)
 
-CONFIG = spec.variant("bert", vocab_size=len(WORDS), d_model=14, num_heads=2, d_ff=17, num_classes=3, num_layers=2, max_positions=19)
+CONFIG = spec.variant(
+    "bert",
+    vocab_size=len(WORDS),
+    d_model=14,
+    num_heads=2,
+    d_ff=17,
+    num_classes=3,
+    num_layers=2,
+    max_positions=19,
+)
 
 
 def hugging_face(folder: Path, part: str = "model", seed: int = 3, **stated: Any) -> Path:
@@ -33,7 +74,9 @@ def hugging_face(folder: Path, part: str = "model", seed: int = 3, **stated: Any
     kept = {name: array for name, array in tensors.items() if part == "model" or "classifier" not in name}
     said = {**table.stated(bert, CONFIG), "model_type": "bert", **stated}
     (folder / "config.json").write_text(json.dumps(said))
-    save_file({name: np.ascontiguousarray(array) for name, array in kept.items()}, folder / "model.safetensors")
+    save_file(
+        {name: np.ascontiguousarray(array) for name, array in kept.items()}, folder / "model.safetensors"
+    )
     (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
     return folder
 
@@ -53,8 +96,23 @@ def headed(folder: Path, **others: np.ndarray[Any, Any]) -> Path:
     hugging_face(folder, "encoder")
     found, generator = load_file(folder / "model.safetensors"), np.random.default_rng(5)
     width, words = CONFIG.d_model, CONFIG.vocab_size
-    shapes = {"transform.dense.weight": (width, width), "transform.dense.bias": (width,), "transform.LayerNorm.weight": (width,), "transform.LayerNorm.bias": (width,), "bias": (words,)}
-    found |= {f"cls.predictions.{name}": generator.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-    found |= {"cls.predictions.decoder.weight": found["bert.embeddings.word_embeddings.weight"], "bert.embeddings.position_ids": np.arange(CONFIG.max_positions)[None]}
-    save_file(found | {name.replace("__", "."): array for name, array in others.items()}, folder / "model.safetensors")
+    shapes = {
+        "transform.dense.weight": (width, width),
+        "transform.dense.bias": (width,),
+        "transform.LayerNorm.weight": (width,),
+        "transform.LayerNorm.bias": (width,),
+        "bias": (words,),
+    }
+    found |= {
+        f"cls.predictions.{name}": generator.standard_normal(shape).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    found |= {
+        "cls.predictions.decoder.weight": found["bert.embeddings.word_embeddings.weight"],
+        "bert.embeddings.position_ids": np.arange(CONFIG.max_positions)[None],
+    }
+    save_file(
+        found | {name.replace("__", "."): array for name, array in others.items()},
+        folder / "model.safetensors",
+    )
     return folder

@@ -36,7 +36,10 @@ def kept(name: str, **shorter: int) -> dict[str, Any]:
 
 def mutants() -> dict[str, Any]:
     data = kept("mutants-jax", findings=5)
-    return {**data, "mutants": {finding["mutant"]: data["mutants"][finding["mutant"]] for finding in data["findings"]}}
+    return {
+        **data,
+        "mutants": {finding["mutant"]: data["mutants"][finding["mutant"]] for finding in data["findings"]},
+    }
 
 
 def of_attention(errors: float = 0.0) -> dict[str, Any]:
@@ -47,16 +50,31 @@ def of_attention(errors: float = 0.0) -> dict[str, Any]:
     """
     config = small_config("bert", d_model=15, num_heads=3)
     batch = replace(batch_of_lengths(config, [5], 7), segment_ids=np.array([[0, 0, 0, 1, 1, 1, 1]]))
-    reading = Reading("a text", config, spec.initialize(config), batch, tuple(f"word{i}" for i in range(7)), (0, 0, 0, 1, 1, 1, 1))
+    reading = Reading(
+        "a text",
+        config,
+        spec.initialize(config),
+        batch,
+        tuple(f"word{i}" for i in range(7)),
+        (0, 0, 0, 1, 1, 1, 1),
+    )
     drawn = np.random.default_rng(0).random((len(reading.names), 3, 7, 7))
     sides = tuple(Side(name, drawn / 7, drawn - 0.5 + errors) for name in ("torch", "jax"))
-    report = Report([reports.result("torch"), reports.result("jax", None, reports.verdict(wrong=2))], {"torch": {"version": "2.0"}, "jax": {}}, Settings())
+    report = Report(
+        [reports.result("torch"), reports.result("jax", None, reports.verdict(wrong=2))],
+        {"torch": {"version": "2.0"}, "jax": {}},
+        Settings(),
+    )
     return attention.as_data(Maps(reading, report, sides, ("a note",)))
 
 
 def experiment() -> dict[str, Any]:
     best = Best(9, 0.5, 0.75)
-    runs = [Trained(way, seed, "done", "", 1234, 9, 2.5, 700.0, best, None, ((4, 0.7, 0.5), (9, 0.5, 0.75))) for way in ("one", "two") for seed in (0, 1)]
+    runs = [
+        Trained(way, seed, "done", "", 1234, 9, 2.5, 700.0, best, None, ((4, 0.7, 0.5), (9, 0.5, 0.75)))
+        for way in ("one", "two")
+        for seed in (0, 1)
+    ]
     runs.append(Trained("two", 2, "crashed", "it was killed"))
     config = small_config("bert")
     body = {
@@ -69,7 +87,10 @@ def experiment() -> dict[str, Any]:
 def certificate() -> dict[str, Any]:
     data: dict[str, Any] = json.loads((ROOT / "docs" / "certificates" / "minilm-flax.json").read_text())
     cut = {key: entry[:3] if isinstance(entry, list) else entry for key, entry in data.items()}
-    errors = {backend: {dtype: dict(list(worst.items())[:3]) for dtype, worst in of.items()} for backend, of in data["errors"].items()}
+    errors = {
+        backend: {dtype: dict(list(worst.items())[:3]) for dtype, worst in of.items()}
+        for backend, of in data["errors"].items()
+    }
     return sealed.seal({**cut, "items": data["items"], "errors": errors})
 
 

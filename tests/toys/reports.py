@@ -17,7 +17,11 @@ from concord.conformance.tolerance import R, Z
 
 TENSORS = [
     ("embeddings.sum", "EMB-6"),
-    *((f"layers.{layer}.attention.{name}", "ATT-2") for layer in range(2) for name in ("query", "scores", "weights")),
+    *(
+        (f"layers.{layer}.attention.{name}", "ATT-2")
+        for layer in range(2)
+        for name in ("query", "scores", "weights")
+    ),
     ("pooling", "HED-1"),
     ("logits", "HED-3"),
     ("loss", "LOS-2"),
@@ -33,8 +37,17 @@ def judgement(ratio: float, size: int = 6, **fields: Any) -> Judgement:
     counts = [0] * (len(Z_BINS) + 1)
     for z in [ratio * Z, *[ratio * Z / 10] * (size - 1)]:
         counts[sum(edge <= z for edge in Z_BINS)] += 1
-    values = {"element": (0, 1), "actual": 0.5 + ratio, "expected": 0.5, "sigma": 1 / Z, "beyond": int(ratio > 1), "histogram": tuple(counts)}
-    return Judgement("diverges" if ratio > 1 else "agrees", ratio * Z, ratio * R / 2, size=size, **{**values, **fields})
+    values = {
+        "element": (0, 1),
+        "actual": 0.5 + ratio,
+        "expected": 0.5,
+        "sigma": 1 / Z,
+        "beyond": int(ratio > 1),
+        "histogram": tuple(counts),
+    }
+    return Judgement(
+        "diverges" if ratio > 1 else "agrees", ratio * Z, ratio * R / 2, size=size, **{**values, **fields}
+    )
 
 
 def row(name: str, clause: str, local: float | None, end_to_end: float | None = None, note: str = "") -> Row:
@@ -55,7 +68,13 @@ def breakdown(ratio: float) -> Breakdown:
     return break_down(value + scores / Z, value, sigma, scores, AXES)
 
 
-def verdict(ratio: float = 0.1, wrong: int | None = None, error: float = 500.0, cause: Cause | None = None, tensors: Sequence[tuple[str, str]] = TENSORS) -> Verdict:
+def verdict(
+    ratio: float = 0.1,
+    wrong: int | None = None,
+    error: float = 500.0,
+    cause: Cause | None = None,
+    tensors: Sequence[tuple[str, str]] = TENSORS,
+) -> Verdict:
     """Return a verdict, in which perhaps the tensor at one place is wrong, and all that follow inherit it."""
     table = []
     for place, (name, clause) in enumerate(tensors):
@@ -65,7 +84,9 @@ def verdict(ratio: float = 0.1, wrong: int | None = None, error: float = 500.0, 
     return Verdict(table, lambda: Diagnosis(first[0], (first[1],), cause) if cause else None)
 
 
-def result(backend: str = "torch", status: str | None = None, judged: Verdict | None = None, **fields: Any) -> Result:
+def result(
+    backend: str = "torch", status: str | None = None, judged: Verdict | None = None, **fields: Any
+) -> Result:
     """Return a result: of a status without a verdict, or of a verdict."""
     judged = judged or (verdict() if status is None else None)
     values = {"group": "bert", "case": "bert-ragged", "dtype": "float32", "seconds": 0.25, **fields}
@@ -77,10 +98,33 @@ CAUSE = Cause("scale", "The scores are too large by a factor of 1.001.", True)
 
 def mixed() -> Report:
     """Return a report of everything that can become of a run."""
-    undetermined = Verdict([Row(name, clause, "undetermined", None, Judgement("undetermined", size=6, note="out of range"), "out of range", 6, AXES) for name, clause in TENSORS])
+    undetermined = Verdict(
+        [
+            Row(
+                name,
+                clause,
+                "undetermined",
+                None,
+                Judgement("undetermined", size=6, note="out of range"),
+                "out of range",
+                6,
+                AXES,
+            )
+            for name, clause in TENSORS
+        ]
+    )
     unlike = verdict()
-    unlike.table[3] = Row("layers.0.attention.weights", "ATT-2", "diverges", note="has shape (2, 3) but must be (3, 2)", size=6, axes=AXES)
-    unlike.table[5] = Row("layers.1.attention.scores", "ATT-2", "undelivered", note="declared by the backend", size=6, axes=AXES)
+    unlike.table[3] = Row(
+        "layers.0.attention.weights",
+        "ATT-2",
+        "diverges",
+        note="has shape (2, 3) but must be (3, 2)",
+        size=6,
+        axes=AXES,
+    )
+    unlike.table[5] = Row(
+        "layers.1.attention.scores", "ATT-2", "undelivered", note="declared by the backend", size=6, axes=AXES
+    )
     results = [
         result("torch", case="bert-full"),
         result("torch"),
@@ -96,13 +140,32 @@ def mixed() -> Report:
         result("half", judged=undetermined, dtype="float16"),
     ]
     environments = {
-        "torch": {"version": "2.0", "devices": ["cpu"], "threads": 2, "precision_switches": {"matmul": "highest", "tf32": False}, "import_seconds": 1.5, "peak_memory_bytes": 2**28},
-        "my.plugin:Backend": {"version": "1.0", "deviations": {"cpu": [{"name": "softmax_floor", "value": -64.0, "reason": "the kernel clips"}], "cuda": []}},
+        "torch": {
+            "version": "2.0",
+            "devices": ["cpu"],
+            "threads": 2,
+            "precision_switches": {"matmul": "highest", "tf32": False},
+            "import_seconds": 1.5,
+            "peak_memory_bytes": 2**28,
+        },
+        "my.plugin:Backend": {
+            "version": "1.0",
+            "deviations": {
+                "cpu": [{"name": "softmax_floor", "value": -64.0, "reason": "the kernel clips"}],
+                "cuda": [],
+            },
+        },
     }
-    return Report(results, environments, Settings(), 12.0, {"not compared, 3 x lr": "belongs to the optimizer"})
+    return Report(
+        results, environments, Settings(), 12.0, {"not compared, 3 x lr": "belongs to the optimizer"}
+    )
 
 
-def agreeing(names: Sequence[str] = ("torch", "tf", "paddle", "jax"), cases: int = 2, tensors: Sequence[tuple[str, str]] = TENSORS) -> Report:
+def agreeing(
+    names: Sequence[str] = ("torch", "tf", "paddle", "jax"),
+    cases: int = 2,
+    tensors: Sequence[tuple[str, str]] = TENSORS,
+) -> Report:
     """Return a report in which everything agrees."""
     verdicts = [verdict(0.05 + 0.01 * case, tensors=tensors) for case in range(cases)]
     results = [
@@ -117,9 +180,14 @@ def agreeing(names: Sequence[str] = ("torch", "tf", "paddle", "jax"), cases: int
 def large(wrong: int | None = None, cases: int = 44) -> Report:
     """Return a report as large as that of a whole check, if it is of all cases: 352 runs of 60 tensors."""
     taps = [(f"layers.{place // 16}.attention.masked_scores{place}", "ATT-2") for place in range(40)]
-    tensors = [*taps, *((f"gradients.layers.{place}.feed_forward.inner.weight", "GRD-1") for place in range(20))]
+    tensors = [
+        *taps,
+        *((f"gradients.layers.{place}.feed_forward.inner.weight", "GRD-1") for place in range(20)),
+    ]
     report = agreeing(cases=cases, tensors=tensors)
     if wrong is not None:
         judged = verdict(wrong=wrong, tensors=tensors)
-        report.results = [result(r.backend, judged=judged, case=r.case, dtype=r.dtype) for r in report.results]
+        report.results = [
+            result(r.backend, judged=judged, case=r.case, dtype=r.dtype) for r in report.results
+        ]
     return report

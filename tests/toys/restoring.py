@@ -50,9 +50,18 @@ class Restorer:
             self.__exit__()
         try:
             if self.process is None:
-                self.process, self.asked = Process(local=True, time_limit=TIME_LIMIT, memory_limit=MEMORY_LIMIT), 0
+                self.process, self.asked = (
+                    Process(local=True, time_limit=TIME_LIMIT, memory_limit=MEMORY_LIMIT),
+                    0,
+                )
                 self.process.start(None, "", lambda: None)
-                message: Any = {"root": str(ROOT), "environment": environment("cpu", None), "appended": {}, "target": target, "serve": f"{__name__}:serve"}
+                message: Any = {
+                    "root": str(ROOT),
+                    "environment": environment("cpu", None),
+                    "appended": {},
+                    "target": target,
+                    "serve": f"{__name__}:serve",
+                }
             else:
                 message = target
             self.asked += 1
@@ -67,7 +76,9 @@ class Restorer:
 def serve(channel: Any, target: str) -> None:
     """Answer as often as it is asked."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))  # that of who asks is too little for JAX; who asks watches this process
+    resource.setrlimit(
+        resource.RLIMIT_AS, (hard, hard)
+    )  # that of who asks is too little for JAX; who asks watches this process
     while True:
         what, path, between = target.split(DELIMITER, 2)
         channel.send(json.dumps(orbax._done(what, Path(path), Path(between))))

@@ -45,13 +45,21 @@ def __getattr__(name: str) -> type:
             others = {name: array * np.asarray(1.5, array.dtype) for name, array in request.weights.items()}
             batch = dataclasses.replace(request.batch, labels=request.batch.required("labels")[::-1].copy())
             training = Training(Recipe(algorithm="adam", learning_rate=0.01), [])
-            session = super().session(dataclasses.replace(request, weights=others, batch=batch, training=training))
+            session = super().session(
+                dataclasses.replace(request, weights=others, batch=batch, training=training)
+            )
             session.compile()
             session.step()
             first, second = (states(session, request, batch) for _ in range(2))
             run: Run = super().run(request)
-            run.info["unmoved"] = [name for name in trainable(request.config) if (first[f"parameters.{name}"] == request.weights[name]).all()]
-            run.info["moments"] = sorted(name.partition(".")[0] for name in first if name.endswith("classifier.bias"))
+            run.info["unmoved"] = [
+                name
+                for name in trainable(request.config)
+                if (first[f"parameters.{name}"] == request.weights[name]).all()
+            ]
+            run.info["moments"] = sorted(
+                name.partition(".")[0] for name in first if name.endswith("classifier.bias")
+            )
             run.info["unlike"] = [name for name, array in first.items() if (array != second[name]).any()]
             return run
 
@@ -67,5 +75,9 @@ def states(session: Any, request: Request, batch: Batch) -> dict[str, Any]:
     session.feed(batch)
     session.train_step()
     session.synchronize()
-    return {**found, "loss.1": session.results()["loss"], **{f"parameters.{name}": array for name, array in session.parameters().items()}, **session.optimizer_state()}
-
+    return {
+        **found,
+        "loss.1": session.results()["loss"],
+        **{f"parameters.{name}": array for name, array in session.parameters().items()},
+        **session.optimizer_state(),
+    }

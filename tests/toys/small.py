@@ -12,7 +12,13 @@ from concord.backends.worker import Worker
 def request_for(config: spec.EncoderConfig, part: str = "model", **fields: Any) -> Request:
     """Return a request with small weights and a small batch."""
     tokens = 5 if part in ("attention", "dot_product") or config.pooling != "flatten" else None
-    return Request(config, spec.initialize(config, part=part), spec.example_batch(config, 3, tokens, part=part), part, **fields)
+    return Request(
+        config,
+        spec.initialize(config, part=part),
+        spec.example_batch(config, 3, tokens, part=part),
+        part,
+        **fields,
+    )
 
 
 def run_of(worker: Worker, request: Request) -> Run:

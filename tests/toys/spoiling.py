@@ -60,7 +60,11 @@ def temporary(folder: Path) -> Iterator[None]:
 def bounded() -> Iterator[None]:
     """Have what takes too long or holds too much fail, and not the machine."""
     limits = resource.getrlimit(resource.RLIMIT_AS)
-    held = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") if sys.platform == "linux" else 0
+    held = (
+        int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        if sys.platform == "linux"
+        else 0
+    )
     before = {kind: signal.signal(kind, _late) for kind in (signal.SIGPROF, signal.SIGALRM)}
     try:
         if held:
@@ -83,7 +87,14 @@ def there(folder: Path) -> set[str]:
     return {str(path) for path in folder.rglob("*")}
 
 
-def campaign(make: Callable[[Path], None], read: Callable[[Path], object], times: int, folder: Path, first: int = 0, names: Sequence[str] = ()) -> Tally:
+def campaign(
+    make: Callable[[Path], None],
+    read: Callable[[Path], object],
+    times: int,
+    folder: Path,
+    first: int = 0,
+    names: Sequence[str] = (),
+) -> Tally:
     """Spoil the files of a reader, one at a time, and let it read them.
 
     Args:
@@ -113,8 +124,14 @@ def campaign(make: Callable[[Path], None], read: Callable[[Path], object], times
                 tally.counts["read"] += 1
             except SpecError as error:
                 tally.counts["refused: its process ended" if ENDED in str(error) else "refused"] += 1
-                lines = [line for line in error.problems if "\n" in line or not any(where in line for where in (str(here), name, *PLACES))]
-                tally.wrong += [f"{seed} {name}: not one line that names the file: {line[:200]!r}" for line in lines[:1]]
+                lines = [
+                    line
+                    for line in error.problems
+                    if "\n" in line or not any(where in line for where in (str(here), name, *PLACES))
+                ]
+                tally.wrong += [
+                    f"{seed} {name}: not one line that names the file: {line[:200]!r}" for line in lines[:1]
+                ]
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt):
                     raise
@@ -123,7 +140,9 @@ def campaign(make: Callable[[Path], None], read: Callable[[Path], object], times
                 while trace:
                     frames.append(f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}")
                     trace = trace.tb_next
-                tally.wrong.append(f"{seed} {name}: {type(error).__name__}: {str(error)[:150]} at {' '.join(frames[-4:])}")
+                tally.wrong.append(
+                    f"{seed} {name}: {type(error).__name__}: {str(error)[:150]} at {' '.join(frames[-4:])}"
+                )
             finally:
                 signal.setitimer(signal.ITIMER_PROF, 0)
                 signal.setitimer(signal.ITIMER_REAL, 0)

@@ -34,7 +34,9 @@ def answer(folder: Path, wrong: str | None) -> None:
     results |= {f"gradients/{name}": truth.gradients[name] for name in wanted["gradients"]}
     if wrong is not None and wrong in results:
         results[wrong] = results[wrong] * results[wrong].dtype.type(1.01)
-    save_file({name: np.asarray(array, order="C") for name, array in results.items()}, folder / "run.safetensors")
+    save_file(
+        {name: np.asarray(array, order="C") for name, array in results.items()}, folder / "run.safetensors"
+    )
     (folder / "run.json").write_text(json.dumps({"backend": "standalone", "info": {"numpy": np.__version__}}))
 
 

@@ -32,7 +32,9 @@ class AddsGradients(NumpyBackend):
     def run(self, request: Request) -> Run:
         run = super().run(request)
         if self.model == model_of(request):
-            run = replace(run, gradients={name: array + self.gradients[name] for name, array in run.gradients.items()})
+            run = replace(
+                run, gradients={name: array + self.gradients[name] for name, array in run.gradients.items()}
+            )
         self.model, self.gradients = model_of(request), run.gradients
         return run
 
@@ -44,7 +46,9 @@ class KeepsItsMask(NumpyBackend):
         kept = self.__dict__.setdefault("masks", {}).setdefault((model_of(request), tokens_of(request)), {})
 
         class Masked(_reference_module.Model):  # type: ignore[name-defined, misc]
-            def dot_product(self, name: str, q: Node, k: Node, v: Node, key_mask: Any, query_mask: Any) -> Node:
+            def dot_product(
+                self, name: str, q: Node, k: Node, v: Node, key_mask: Any, query_mask: Any
+            ) -> Node:
                 return super().dot_product(name, q, k, v, *kept.setdefault(name, (key_mask, query_mask)))
 
         right, _reference_module.Model = _reference_module.Model, Masked
@@ -58,7 +62,9 @@ class CutsItsPositions(NumpyBackend):
     """Makes a table of positions for each configuration, as long as its first text."""
 
     def run(self, request: Request) -> Run:
-        length = self.__dict__.setdefault("lengths", {}).setdefault((request.config, request.dtype), tokens_of(request))
+        length = self.__dict__.setdefault("lengths", {}).setdefault(
+            (request.config, request.dtype), tokens_of(request)
+        )
         table = request.weights[POSITIONS].copy()
         table[length + request.config.position_start :] = 0
         return super().run(replace(request, weights={**request.weights, POSITIONS: table}))
@@ -80,7 +86,9 @@ class KeepsItsOutput(NumpyBackend):
 
     def run(self, request: Request) -> Run:
         run, name = super().run(request), output_name(request.config, request.part)
-        kept = self.__dict__.setdefault("kept", {}).setdefault((request.dtype, request.batch.required("input_ids").shape), run.output)
+        kept = self.__dict__.setdefault("kept", {}).setdefault(
+            (request.dtype, request.batch.required("input_ids").shape), run.output
+        )
         return replace(run, output=kept, taps={**run.taps, name: kept})
 
 

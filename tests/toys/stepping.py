@@ -37,11 +37,22 @@ class Stepping:
     def step(self, window: Sequence[Batch], report: bool = False) -> dict[str, Array]:
         """Make a step."""
         case = self.case if self.usual is None or self.steps >= self.late else self.usual
-        trajectory, found = Trajectory(case.config, case.weights, case.training, Arithmetic(case.dtype), case.part, case.dtype), dict[str, Array]()
+        trajectory, found = (
+            Trajectory(
+                case.config, case.weights, case.training, Arithmetic(case.dtype), case.part, case.dtype
+            ),
+            dict[str, Array](),
+        )
         trajectory.load(self.state, self.steps)
         trajectory.step(window, lambda name, values: found.__setitem__(name, np.array(values)))
         self.state, self.steps = trajectory.state(), trajectory.steps
-        return found if report else {name: array for name, array in found.items() if name == "norm" or name.startswith("losses.")}
+        return (
+            found
+            if report
+            else {
+                name: array for name, array in found.items() if name == "norm" or name.startswith("losses.")
+            }
+        )
 
     def plan(self, windows: Sequence[Sequence[Batch]]) -> StepPlan:
         """Say what is going to be done."""

@@ -24,7 +24,10 @@ EACH_BACKEND = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name
 
 def sample_of(entries: Sequence[T], sampled: Callable[[int, T], bool]) -> list[Any]:
     """Return the entries of a table, as parameters of a test, of which a sample is quick; the others are slow."""
-    return [pytest.param(entry, marks=[] if sampled(place, entry) else [pytest.mark.slow]) for place, entry in enumerate(entries)]
+    return [
+        pytest.param(entry, marks=[] if sampled(place, entry) else [pytest.mark.slow])
+        for place, entry in enumerate(entries)
+    ]
 
 
 def quick_case(_: int, case: Case) -> bool:
@@ -44,7 +47,9 @@ def toy(name: str, module: str = "numpy_backend") -> str:
     return f"tests.toys.{module}:{name}"
 
 
-def concord(*arguments: str | Path, folder: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+def concord(
+    *arguments: str | Path, folder: Path = ROOT, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own, in a wide terminal."""
     return subprocess.run(
         [sys.executable, "-m", "concord", *map(str, arguments)],
@@ -81,7 +86,9 @@ def hide_frameworks(folder: Path) -> Path:
     """Write modules that make the four frameworks look absent; return what PYTHONPATH has to hold."""
     for name in ("torch", "tensorflow", "keras", "paddle", "jax", "jaxlib", "flax"):
         (folder / name).mkdir(parents=True)
-        (folder / name / "__init__.py").write_text(f"raise ModuleNotFoundError(\"No module named '{name}'\", name='{name}')\n")
+        (folder / name / "__init__.py").write_text(
+            f"raise ModuleNotFoundError(\"No module named '{name}'\", name='{name}')\n"
+        )
     return folder
 
 

@@ -44,7 +44,10 @@ class NumpySession:
         optimizer, recipe = self.trajectory.optimizer, self.trajectory.training.recipe
         optimizer.powers = [optimizer.scalar(1.0)] * 2  # multiplied up, as without an interruption
         for _ in range(step):
-            optimizer.powers = [optimizer.power(power, beta) for power, beta in zip(optimizer.powers, (recipe.beta1, recipe.beta2), strict=True)]
+            optimizer.powers = [
+                optimizer.power(power, beta)
+                for power, beta in zip(optimizer.powers, (recipe.beta1, recipe.beta2), strict=True)
+            ]
 
     def state(self) -> dict[str, NDArray[Any]]:
         return {name: np.asarray(values) for name, values in self.trajectory.state().items()}
@@ -52,7 +55,12 @@ class NumpySession:
     def step(self, window: Sequence[Batch], report: bool = False) -> dict[str, NDArray[Any]]:
         found: dict[str, NDArray[Any]] = {}
         wrong, names = self.trajectory.steps == self.infinite, ("losses.", "norm")
-        self.trajectory.step(window, lambda name, values: found.update({name: np.array(values)}) if report or name.startswith(names) else None)
+        self.trajectory.step(
+            window,
+            lambda name, values: (
+                found.update({name: np.array(values)}) if report or name.startswith(names) else None
+            ),
+        )
         return {**found, "losses.0": np.array(np.inf)} if wrong else found
 
     def predict(self, batch: Batch) -> NDArray[np.floating]:

@@ -76,8 +76,14 @@ def padding(run: Spoiled) -> Array:
 
 def masked_by(visible: Callable[[Spoiled], Array]) -> Wrong:
     def change(run: Spoiled, name: str, y: Node) -> Node:
-        fill = run.a.replace if run.config.mask_fill == "replace" else lambda *given: run.a.add_where(*given, rounded=run.dtype)
-        return fill(run.beside(name, "scores"), visible(run)[:, None, None], mask_constant(run.config, run.dtype))
+        fill = (
+            run.a.replace
+            if run.config.mask_fill == "replace"
+            else lambda *given: run.a.add_where(*given, rounded=run.dtype)
+        )
+        return fill(
+            run.beside(name, "scores"), visible(run)[:, None, None], mask_constant(run.config, run.dtype)
+        )
 
     return change
 
@@ -117,7 +123,9 @@ def quick_slope(x: Array, y: Array) -> Array:
 
 def softmax_slope(inner: Callable[[Array, Array], Array]) -> Wrong:
     def change(run: Spoiled, name: str, y: Node) -> Node:
-        return backward(run, y, run.beside(name, "masked_scores"), lambda g: y.value * (g - inner(g, y.value)))
+        return backward(
+            run, y, run.beside(name, "masked_scores"), lambda g: y.value * (g - inner(g, y.value))
+        )
 
     return change
 
@@ -126,11 +134,19 @@ def norm_slope(pull: Callable[[Array, Array, Array], Array]) -> Wrong:
     """Return the step of a norm whose gradient of the input is made of the normed gradient, the normed input and the deviation."""
 
     def change(run: Spoiled, name: str, y: Node) -> Node:
-        x, gain, offset = run.taken[name.replace("norm", "residual")], run.weights[f"{name}.weight"], run.weights[f"{name}.bias"]
+        x, gain, offset = (
+            run.taken[name.replace("norm", "residual")],
+            run.weights[f"{name}.weight"],
+            run.weights[f"{name}.bias"],
+        )
         deviation = np.sqrt(np.square(centered(x.value)).mean(-1, keepdims=True) + run.config.norm_epsilon)
         normed = centered(x.value) / deviation
-        through = run.a._record(y.value, (x, lambda g: pull(g * gain.value, normed, deviation).astype(g.dtype)))
-        total = run.a._record(0 * y.value, (gain, lambda g: (g * normed).sum((0, 1))), (offset, lambda g: g.sum((0, 1))))
+        through = run.a._record(
+            y.value, (x, lambda g: pull(g * gain.value, normed, deviation).astype(g.dtype))
+        )
+        total = run.a._record(
+            0 * y.value, (gain, lambda g: (g * normed).sum((0, 1))), (offset, lambda g: g.sum((0, 1)))
+        )
         return run.a._record(y.value, (through, lambda g: g), (total, lambda g: g))
 
     return change
@@ -280,7 +296,16 @@ UNSEEN: dict[str, Unseen] = {
 def run_of(case: Case, mistake: Unseen, dtype: str = "float32", seed: int = 97) -> Run:
     """Return what a port with a mistake gives: the reference in rounded arithmetic."""
     model = type("Port", (Spoiled,), {"steps": mistake.steps})
-    truth = compute(case.config, case.weights, case.batch, Arithmetic(dtype, shuffle=seed), True, case.part, dtype, model=model)
+    truth = compute(
+        case.config,
+        case.weights,
+        case.batch,
+        Arithmetic(dtype, shuffle=seed),
+        True,
+        case.part,
+        dtype,
+        model=model,
+    )
     return Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", dtype)
 
 

@@ -29,13 +29,17 @@ def chosen(reading: Reading, layer: int | None, head: int | None) -> tuple[list[
     """
     layers, heads = range(len(reading.names)), range(reading.config.num_heads)
     problems = [
-        f"--{name} is {value} but must be from 0 to {len(there) - 1}" for name, value, there in (("layer", layer, layers), ("head", head, heads)) if value is not None and value not in there
+        f"--{name} is {value} but must be from 0 to {len(there) - 1}"
+        for name, value, there in (("layer", layer, layers), ("head", head, heads))
+        if value is not None and value not in there
     ]
     refuse(problems)
     return list(layers if layer is None else [layer]), list(heads if head is None else [head])
 
 
-def figure(maps: Maps, layer: int | None = None, head: int | None = None, say: Callable[[str], str] = figures.legible) -> Figure:
+def figure(
+    maps: Maps, layer: int | None = None, head: int | None = None, say: Callable[[str], str] = figures.legible
+) -> Figure:
     """Return a figure: of one head the weights of each side, and by how much the first two differ; of several the weights of the first side.
 
     Args:
@@ -50,8 +54,15 @@ def figure(maps: Maps, layer: int | None = None, head: int | None = None, say: C
     if len(layers) == len(heads) == 1:
         panels = len(maps.sides) + (len(maps.sides) > 1)
         size = min(max(1.6 + 0.13 * len(names), 2.4), 6.5)
-        return figures.draw(lambda made: _one(made, maps, names, layers[0], heads[0]), panels * size + 0.7 * (panels > 1), size, names)
-    return figures.draw(lambda made: _grid(made, maps, layers, heads), 0.75 * len(heads) + 0.6, 0.8 * len(layers) + 0.3)
+        return figures.draw(
+            lambda made: _one(made, maps, names, layers[0], heads[0]),
+            panels * size + 0.7 * (panels > 1),
+            size,
+            names,
+        )
+    return figures.draw(
+        lambda made: _grid(made, maps, layers, heads), 0.75 * len(heads) + 0.6, 0.8 * len(layers) + 0.3
+    )
 
 
 def _one(made: Any, maps: Maps, names: list[str], layer: int, head: int) -> None:
@@ -64,9 +75,23 @@ def _one(made: Any, maps: Maps, names: list[str], layer: int, head: int) -> None
     made.colorbar(shown, ax=axes[: len(maps.sides)], shrink=0.75, pad=0.02)
     if len(maps.sides) > 1:
         difference = maps.difference()[layer, head]
-        most = max(float(np.max(np.abs(np.where(_shown(maps) & np.isfinite(difference), difference, 0.0)))), 1.0)
-        drawn = axes[-1].imshow(np.where(_shown(maps), difference, np.nan), cmap=_colours("PuOr_r"), vmin=-most, vmax=most, interpolation="nearest")
-        _name(axes[-1], maps, names, f"{maps.sides[0].backend} − {maps.sides[1].backend}\nin tolerances", first=False)
+        most = max(
+            float(np.max(np.abs(np.where(_shown(maps) & np.isfinite(difference), difference, 0.0)))), 1.0
+        )
+        drawn = axes[-1].imshow(
+            np.where(_shown(maps), difference, np.nan),
+            cmap=_colours("PuOr_r"),
+            vmin=-most,
+            vmax=most,
+            interpolation="nearest",
+        )
+        _name(
+            axes[-1],
+            maps,
+            names,
+            f"{maps.sides[0].backend} − {maps.sides[1].backend}\nin tolerances",
+            first=False,
+        )
         made.colorbar(drawn, ax=axes[-1], shrink=0.75, pad=0.02)
 
 
@@ -86,7 +111,11 @@ def _grid(made: Any, maps: Maps, layers: list[int], heads: list[int]) -> None:
 def _shown(maps: Maps) -> NDArray[np.bool_]:
     """Return which cells have something to show: (T, T); keys that are visible, and queries whose weights have not been overwritten."""
     reading = maps.reading
-    queries = reading.real if reading.names and reading.names[0].endswith("masked_weights") else np.ones(len(reading.tokens), bool)
+    queries = (
+        reading.real
+        if reading.names and reading.names[0].endswith("masked_weights")
+        else np.ones(len(reading.tokens), bool)
+    )
     shown: NDArray[np.bool_] = queries[:, None] & reading.visible[None, :]
     return shown
 
@@ -100,7 +129,13 @@ def _colours(name: str) -> Any:
 def _weights(axis: Axes, maps: Maps, weights: Array, top: float) -> Any:
     """Draw weights from white to dark; what is masked, and nothing goes to, has a colour of its own."""
     attended = _shown(maps) | ((weights > LEAK) & (weights <= 1))
-    return axis.imshow(np.where(attended, weights, np.nan), cmap=_colours("Blues"), vmin=0, vmax=top or 1.0, interpolation="nearest")
+    return axis.imshow(
+        np.where(attended, weights, np.nan),
+        cmap=_colours("Blues"),
+        vmin=0,
+        vmax=top or 1.0,
+        interpolation="nearest",
+    )
 
 
 def _name(axis: Axes, maps: Maps, names: list[str], title: str, first: bool) -> None:

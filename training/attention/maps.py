@@ -62,7 +62,9 @@ class Reading:
     def __post_init__(self) -> None:
         shape = self.batch.required("input_ids").shape
         if shape != (1, len(self.tokens)) or len(self.parts) != len(self.tokens):
-            raise SpecError(f"'input_ids' has shape {shape} but must be {(1, len(self.tokens))}: one sample, with a name and a part for each token")
+            raise SpecError(
+                f"'input_ids' has shape {shape} but must be {(1, len(self.tokens))}: one sample, with a name and a part for each token"
+            )
 
     @property
     def real(self) -> NDArray[np.bool_]:
@@ -78,14 +80,20 @@ class Reading:
     @property
     def visible(self) -> NDArray[np.bool_]:
         """Which keys are visible: (T,). Of one sample they are the same for all heads and queries (SPEC MSK-4, MSK-7)."""
-        visible: NDArray[np.bool_] = visible_keys(self.config, self.real[None], self.config.num_heads)[0, 0, 0]
+        visible: NDArray[np.bool_] = visible_keys(self.config, self.real[None], self.config.num_heads)[
+            0, 0, 0
+        ]
         return visible
 
     @property
     def names(self) -> list[str]:
         """The taps that hold the weights by which values are summed, one for each layer: those of padded queries may have been overwritten (SPEC MSK-8)."""
         last = "masked_weights" if self.config.query_mask == "overwrite" else "weights"
-        return [name for name in taps(self.config, self.part) if name.startswith("layers.") and name.endswith(f".attention.{last}")]
+        return [
+            name
+            for name in taps(self.config, self.part)
+            if name.startswith("layers.") and name.endswith(f".attention.{last}")
+        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,18 +146,41 @@ def example(name: str, tokens: int | None = None, seed: int = 0) -> Reading:
     if tokens < 1:
         raise SpecError(f"--tokens is {tokens} but must be at least 1")
     width = HEAD_DIM * published.num_heads
-    positions = tokens if published.pooling == "flatten" else max(tokens + published.position_start, min(published.max_positions, 64))
+    positions = (
+        tokens
+        if published.pooling == "flatten"
+        else max(tokens + published.position_start, min(published.max_positions, 64))
+    )
     config = published.replace(vocab_size=997, d_model=width, d_ff=2 * width, max_positions=positions)
     batch = batch_of_lengths(config, [tokens - tokens // 4], tokens, seed)
-    parts = (np.arange(tokens) >= (tokens + 1) // 3).astype(np.int64) if config.num_segments > 1 else np.zeros(tokens, np.int64)
+    parts = (
+        (np.arange(tokens) >= (tokens + 1) // 3).astype(np.int64)
+        if config.num_segments > 1
+        else np.zeros(tokens, np.int64)
+    )
     if config.num_segments:
         batch = replace(batch, segment_ids=parts[None] + max(0, config.num_segments - 2))
     ids = batch.required("input_ids")[0]
     names = tuple("padding" if word == config.pad_id else f"t{word}" for word in ids.tolist())
-    return Reading(f"{name}, random weights, seed {seed}", config, initialize(config, seed), batch, names, tuple(parts.tolist()))
+    return Reading(
+        f"{name}, random weights, seed {seed}",
+        config,
+        initialize(config, seed),
+        batch,
+        names,
+        tuple(parts.tolist()),
+    )
 
 
-def of_texts(name: str, config: EncoderConfig, weights: Weights, encoder: Encodes, a: str, b: str | None = None, part: str = "model") -> Reading:
+def of_texts(
+    name: str,
+    config: EncoderConfig,
+    weights: Weights,
+    encoder: Encodes,
+    a: str,
+    b: str | None = None,
+    part: str = "model",
+) -> Reading:
     """Return a text, or a pair, as a model sees it.
 
     Args:
@@ -160,27 +191,68 @@ def of_texts(name: str, config: EncoderConfig, weights: Weights, encoder: Encode
         SpecError: if a text has more tokens than the model has positions, or none.
     """
     found = encoder.encode(a, b)
-    tokens = config.max_positions - config.position_start if config.pooling == "flatten" and part == "model" else len(found.tokens)
+    tokens = (
+        config.max_positions - config.position_start
+        if config.pooling == "flatten" and part == "model"
+        else len(found.tokens)
+    )
     more = tokens - len(found.tokens)
-    padding, segment = (encoder.text.padding, encoder.text.segments[2]) if isinstance(encoder, TextEncoder) else ("padding", 0)
-    second = next((place for place, offset in enumerate(found.offsets) if offset is not None and offset[0] == 1), tokens)
+    padding, segment = (
+        (encoder.text.padding, encoder.text.segments[2])
+        if isinstance(encoder, TextEncoder)
+        else ("padding", 0)
+    )
+    second = next(
+        (place for place, offset in enumerate(found.offsets) if offset is not None and offset[0] == 1), tokens
+    )
     batch = Batch(
         input_ids=np.pad(found.ids, (0, more), constant_values=config.pad_id)[None],
-        segment_ids=np.pad(found.segment_ids, (0, more), constant_values=segment)[None] if config.num_segments else None,
+        segment_ids=np.pad(found.segment_ids, (0, more), constant_values=segment)[None]
+        if config.num_segments
+        else None,
     )
     parts = tuple(int(place >= second) for place in range(tokens))
-    return Reading(f"{name}: {a}{'' if b is None else f' | {b}'}", config, weights, completed(config, batch, part), (*found.tokens, *[padding] * more), parts, part)
+    return Reading(
+        f"{name}: {a}{'' if b is None else f' | {b}'}",
+        config,
+        weights,
+        completed(config, batch, part),
+        (*found.tokens, *[padding] * more),
+        parts,
+        part,
+    )
 
 
-def look(reading: Reading, names: Sequence[str], settings: Settings, dtype: str = "float32", progress: Callable[[str, str], None] = lambda backend, done: None) -> Maps:
+def look(
+    reading: Reading,
+    names: Sequence[str],
+    settings: Settings,
+    dtype: str = "float32",
+    progress: Callable[[str, str], None] = lambda backend, done: None,
+) -> Maps:
     """Have backends compute what a model reads, judge every tensor of each, and keep the attention weights.
 
     Args:
         progress: as :func:`concord.conformance.campaign.conduct` takes it.
     """
-    large = tolerance.is_large(JudgedProblem(reading.config, reading.weights, reading.batch, reading.part, dtype=dtype, gradients=False))
+    large = tolerance.is_large(
+        JudgedProblem(
+            reading.config, reading.weights, reading.batch, reading.part, dtype=dtype, gradients=False
+        )
+    )
     # A large case is not kept: end to end it is estimated once, for the errors of the weights.
-    job = _Looking("text", "text", dtype, reading.part, reading.config, reading.weights, reading.batch, end_to_end=not large, gradients=False, names=tuple(reading.names))
+    job = _Looking(
+        "text",
+        "text",
+        dtype,
+        reading.part,
+        reading.config,
+        reading.weights,
+        reading.batch,
+        end_to_end=not large,
+        gradients=False,
+        names=tuple(reading.names),
+    )
     report = conduct([job], names, settings, progress)
     sides, notes = [], []
     tails = [tail(result.backend) for result in report.results]
@@ -189,7 +261,9 @@ def look(reading: Reading, names: Sequence[str], settings: Settings, dtype: str 
         if kept is not None:
             sides.append(replace(kept, backend=short if tails.count(short) == 1 else result.backend))
         else:
-            notes.append(f"{result.backend} {result.detail or 'delivers no attention weights: they are inside a kernel of its library'}")
+            notes.append(
+                f"{result.backend} {result.detail or 'delivers no attention weights: they are inside a kernel of its library'}"
+            )
     return Maps(reading, report, tuple(sides), tuple(notes))
 
 
@@ -207,7 +281,15 @@ class _Looking(Job):
         if verdict.case is not None and all(one is not None and one.shape == square for one in weights):
             expected = tolerance.end_to_end(replace(verdict.case, gradients=False))
             found = np.stack([one[0] for one in weights if one is not None])
-            errors = [_errors(found[place], expected.values[name][0], expected.sigmas[name][0], name in expected.undecided) for place, name in enumerate(self.names)]
+            errors = [
+                _errors(
+                    found[place],
+                    expected.values[name][0],
+                    expected.sigmas[name][0],
+                    name in expected.undecided,
+                )
+                for place, name in enumerate(self.names)
+            ]
             self.seen.append((verdict, Side(run.backend, found, np.stack(errors).astype(np.float32))))
         return verdict
 

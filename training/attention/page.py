@@ -23,7 +23,15 @@ def page(data: Mapping[str, Any]) -> str:
     sections = {"maps-of": "Maps", "heads": "Heads in numbers"} if data["sides"] else {}
     letters = string.ascii_lowercase[: max(data["segments"], default=0) + 1]
     keys = ("tokens", "segments", "visible", "layers", "heads", "coarse", "tap")
-    about = {**{key: data[key] for key in keys}, "sides": [side["backend"] for side in data["sides"]], "leak": LEAK, "none": NONE, "lowest": LOWEST, "zero": ZERO, "start": start(data)}
+    about = {
+        **{key: data[key] for key in keys},
+        "sides": [side["backend"] for side in data["sides"]],
+        "leak": LEAK,
+        "none": NONE,
+        "lowest": LOWEST,
+        "zero": ZERO,
+        "start": start(data),
+    }
     return render(
         "attention.html",
         data,
@@ -40,13 +48,24 @@ def page(data: Mapping[str, Any]) -> str:
 
 def start(data: Mapping[str, Any]) -> tuple[int, int]:
     """Return layer and head to begin with: where most lies beyond its tolerance in the first layer where something does, else the first."""
-    beyond = [(measure["layer"], -_error(measure), measure["head"]) for measure in data["measures"] if _error(measure) > 1]
+    beyond = [
+        (measure["layer"], -_error(measure), measure["head"])
+        for measure in data["measures"]
+        if _error(measure) > 1
+    ]
     layer, _, head = min(beyond, default=(0, 0.0, 0))
     return layer, head
 
 
 def _error(measure: Mapping[str, Any]) -> float:
-    return max((error for error in map(float, [measure["difference"]] if "difference" in measure else measure["errors"]) if not math.isnan(error)), default=0.0)
+    return max(
+        (
+            error
+            for error in map(float, [measure["difference"]] if "difference" in measure else measure["errors"])
+            if not math.isnan(error)
+        ),
+        default=0.0,
+    )
 
 
 def headline(data: Mapping[str, Any]) -> str:
@@ -63,10 +82,16 @@ def headline(data: Mapping[str, Any]) -> str:
         return f"Attention of {names[0]} and {names[1]}: {size}; what they differ by was not judged."
     worst = max(judged, key=lambda measure: float(measure["difference"]))
     where = f"{number(float(worst['difference']))} tolerances at most, in layer {worst['layer']}, head {worst['head']}"
-    return f"Attention of {names[0]} and {names[1]}: {size}; they differ by {where}." + (f" {', '.join(wrong)} diverge{'s' if len(wrong) == 1 else ''}." if wrong else "")
+    return f"Attention of {names[0]} and {names[1]}: {size}; they differ by {where}." + (
+        f" {', '.join(wrong)} diverge{'s' if len(wrong) == 1 else ''}." if wrong else ""
+    )
 
 
 def _compared(data: Mapping[str, Any]) -> str:
-    versions = ", ".join(f"{tail(name)} {version}" if version else tail(name) for name, version in data["versions"].items())
-    size = " Of maps this large a number has one byte on this page: about two digits." if data["coarse"] else ""
+    versions = ", ".join(
+        f"{tail(name)} {version}" if version else tail(name) for name, version in data["versions"].items()
+    )
+    size = (
+        " Of maps this large a number has one byte on this page: about two digits." if data["coarse"] else ""
+    )
     return f"Looked at: {data['tap'].replace('_', ' ')} of attention in {data['dtype']}, by {versions or 'no backend'}.{size}"

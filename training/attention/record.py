@@ -98,14 +98,36 @@ def check(data: Mapping[str, Any]) -> None:
         SpecError: listing where it departs from :class:`Stored`, or contradicts itself.
     """
     found: Stored = codec.understood(Stored, data)
-    cells = [(layer, head) for layer in range(found.layers if found.sides else 0) for head in range(min(found.heads, len(found.measures) + 1))]
-    wrong = [f"{name} has {len(column)} entries but must have one for each of {len(found.tokens)} tokens" for name, column in (("segments", found.segments), ("visible", found.visible)) if len(column) != len(found.tokens)]
-    wrong += [f"sides[{i}] must have a text for each of {found.layers} layers" for i, side in enumerate(found.sides) if {len(side.weights), len(side.errors)} != {found.layers}]
-    wrong += ["measures must have one entry for each head of each layer"] if [(one.layer, one.head) for one in found.measures] != cells else []
+    cells = [
+        (layer, head)
+        for layer in range(found.layers if found.sides else 0)
+        for head in range(min(found.heads, len(found.measures) + 1))
+    ]
+    wrong = [
+        f"{name} has {len(column)} entries but must have one for each of {len(found.tokens)} tokens"
+        for name, column in (("segments", found.segments), ("visible", found.visible))
+        if len(column) != len(found.tokens)
+    ]
+    wrong += [
+        f"sides[{i}] must have a text for each of {found.layers} layers"
+        for i, side in enumerate(found.sides)
+        if {len(side.weights), len(side.errors)} != {found.layers}
+    ]
+    wrong += (
+        ["measures must have one entry for each head of each layer"]
+        if [(one.layer, one.head) for one in found.measures] != cells
+        else []
+    )
     number = max(found.segments, default=0) + 1
     for i, one in enumerate(found.measures):
-        fits = len(one.errors) == len(found.sides) and [len(row) for row in one.shares] == [number] * number and (one.difference is None) == (len(found.sides) < 2)
-        wrong += [] if fits else [f"measures[{i}] does not fit {len(found.sides)} sides and {number} segments"]
+        fits = (
+            len(one.errors) == len(found.sides)
+            and [len(row) for row in one.shares] == [number] * number
+            and (one.difference is None) == (len(found.sides) < 2)
+        )
+        wrong += (
+            [] if fits else [f"measures[{i}] does not fit {len(found.sides)} sides and {number} segments"]
+        )
     record.confirm(data, exit_code_of((one.backend, one.status) for one in found.results))
     refuse(wrong[: codec.MOST_PROBLEMS])
 
@@ -127,7 +149,10 @@ def as_data(maps: Maps) -> dict[str, Any]:
         "heads": heads,
         "coarse": coarse,
         "sides": _sides(maps, coarse),
-        "results": [{"backend": result.backend, "status": result.status, "worst": result.worst, "said": _said(result)} for result in report.results],
+        "results": [
+            {"backend": result.backend, "status": result.status, "worst": result.worst, "said": _said(result)}
+            for result in report.results
+        ],
         "versions": {name: about.get("version") for name, about in report.environments.items()},
         "measures": measures(maps),
         "notes": list(maps.notes),
@@ -147,7 +172,13 @@ def _sides(maps: Maps, coarse: bool) -> list[dict[str, Any]]:
         for layer, first in zip(side.weights, maps.sides[0].weights, strict=True):
             codes = codes_of_weights(layer, coarse)
             weights.append(_packed(codes ^ codes_of_weights(first, coarse) if number else codes))
-        found.append({"backend": side.backend, "weights": weights, "errors": [_packed(codes_of_errors(layer, coarse)) for layer in side.errors]})
+        found.append(
+            {
+                "backend": side.backend,
+                "weights": weights,
+                "errors": [_packed(codes_of_errors(layer, coarse)) for layer in side.errors],
+            }
+        )
     return found
 
 
@@ -191,7 +222,10 @@ def measures(maps: Maps) -> list[dict[str, Any]]:
         entropy = -np.sum(np.where(weights > 0, weights * np.log2(weights), 0.0), axis=-1)[..., real].mean(-1)
     masked = weights[..., real, :][..., ~visible].sum(-1).mean(-1)
     number = segments.max() + 1
-    shares = [[weights[:, :, segments == i][..., segments == j].sum(-1).mean(-1) for j in range(number)] for i in range(number)]
+    shares = [
+        [weights[:, :, segments == i][..., segments == j].sum(-1).mean(-1) for j in range(number)]
+        for i in range(number)
+    ]
     errors = [_largest(side.errors) for side in maps.sides]
     difference = _largest(maps.difference()) if len(maps.sides) > 1 else None
     return [

@@ -22,7 +22,14 @@ BUCKETS = 64
 
 
 def batches(
-    corpus: Corpus, config: EncoderConfig, batch_size: int, seed: int | None = None, epoch: int = 0, bucketed: bool = False, multiple: int = 1, together: int = 1
+    corpus: Corpus,
+    config: EncoderConfig,
+    batch_size: int,
+    seed: int | None = None,
+    epoch: int = 0,
+    bucketed: bool = False,
+    multiple: int = 1,
+    together: int = 1,
 ) -> Iterator[tuple[NDArray[np.int64], Batch]]:
     """Yield the samples of an epoch in batches, each sample once; the last batch may be short.
 
@@ -49,7 +56,12 @@ def batches(
         raise SpecError(problems)
     planned = _plan(corpus.lengths, batch_size, seed, epoch, bucketed)
     steps = (planned[start : start + together] for start in range(0, len(planned), together))
-    return (_batch(corpus, config, chosen, width) for step in steps for width in [_width(corpus.lengths, config, step, multiple)] for chosen in step)
+    return (
+        _batch(corpus, config, chosen, width)
+        for step in steps
+        for width in [_width(corpus.lengths, config, step, multiple)]
+        for chosen in step
+    )
 
 
 def order(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
@@ -60,12 +72,20 @@ def order(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return np.lexsort((low, high))
 
 
-def _plan(lengths: NDArray[np.int64], batch_size: int, seed: int | None, epoch: int, bucketed: bool) -> list[NDArray[np.int64]]:
+def _plan(
+    lengths: NDArray[np.int64], batch_size: int, seed: int | None, epoch: int, bucketed: bool
+) -> list[NDArray[np.int64]]:
     """Return the indices of the samples of each batch."""
     indices = np.arange(len(lengths)) if seed is None else order(len(lengths), seed, epoch)
     if bucketed:
         some = range(0, len(indices), batch_size * BUCKETS)
-        indices = np.concatenate([found[np.argsort(-lengths[found], kind="stable")] for start in some for found in [indices[start : start + batch_size * BUCKETS]]])
+        indices = np.concatenate(
+            [
+                found[np.argsort(-lengths[found], kind="stable")]
+                for start in some
+                for found in [indices[start : start + batch_size * BUCKETS]]
+            ]
+        )
     planned = [indices[start : start + batch_size] for start in range(0, len(indices), batch_size)]
     if not bucketed or seed is None:
         return planned
@@ -73,7 +93,9 @@ def _plan(lengths: NDArray[np.int64], batch_size: int, seed: int | None, epoch: 
     return [planned[number] for number in order(whole, seed, epoch)] + planned[whole:]
 
 
-def _width(lengths: NDArray[np.int64], config: EncoderConfig, step: list[NDArray[np.int64]], multiple: int) -> int:
+def _width(
+    lengths: NDArray[np.int64], config: EncoderConfig, step: list[NDArray[np.int64]], multiple: int
+) -> int:
     """Return how many tokens the batches of a step have."""
     if config.pooling == "flatten":
         return config.max_positions
@@ -81,7 +103,9 @@ def _width(lengths: NDArray[np.int64], config: EncoderConfig, step: list[NDArray
     return min(-(-longest // multiple) * multiple, config.max_positions - config.position_start)
 
 
-def _batch(corpus: Corpus, config: EncoderConfig, chosen: NDArray[np.int64], width: int) -> tuple[NDArray[np.int64], Batch]:
+def _batch(
+    corpus: Corpus, config: EncoderConfig, chosen: NDArray[np.int64], width: int
+) -> tuple[NDArray[np.int64], Batch]:
     lengths = corpus.lengths[chosen]
     position = np.arange(width)
     real = position < lengths[:, None]  # (B, T)
@@ -90,20 +114,36 @@ def _batch(corpus: Corpus, config: EncoderConfig, chosen: NDArray[np.int64], wid
     labels = corpus.labels[chosen]
     counted = 1 if config.ignore_label == 0 else 0
     first, second, padding = corpus.segments
-    segments = np.where(real, np.where(position < corpus.borders[chosen][:, None], first, second), padding) if config.num_segments else None
-    return corpus.numbers[chosen], Batch(input_ids=ids, segment_ids=segments, labels=np.where(labels == UNLABELLED, counted, labels))
+    segments = (
+        np.where(real, np.where(position < corpus.borders[chosen][:, None], first, second), padding)
+        if config.num_segments
+        else None
+    )
+    return corpus.numbers[chosen], Batch(
+        input_ids=ids, segment_ids=segments, labels=np.where(labels == UNLABELLED, counted, labels)
+    )
 
 
 def _unfit(corpus: Corpus, config: EncoderConfig) -> list[str]:
     """Return what keeps a model from taking the samples of a corpus."""
-    room, longest, widest = config.max_positions - config.position_start, int(corpus.lengths.max(initial=0)), int(corpus.ids.max(initial=0))
+    room, longest, widest = (
+        config.max_positions - config.position_start,
+        int(corpus.lengths.max(initial=0)),
+        int(corpus.ids.max(initial=0)),
+    )
     problems = [] if len(corpus) else ["the corpus has no sample"]
     if longest > room:
         problems.append(f"a sample has {longest} tokens but must have at most {room} [clause=INP-2]")
     if widest >= config.vocab_size:
-        problems.append(f"a token has id {widest} but must be below {config.vocab_size}, which is 'vocab_size' [clause=INP-1]")
+        problems.append(
+            f"a token has id {widest} but must be below {config.vocab_size}, which is 'vocab_size' [clause=INP-1]"
+        )
     if 0 < config.num_segments <= max(corpus.segments):
-        problems.append(f"segments are {', '.join(map(str, corpus.segments))} but must be below {config.num_segments}, which is 'num_segments' [clause=EMB-5]")
+        problems.append(
+            f"segments are {', '.join(map(str, corpus.segments))} but must be below {config.num_segments}, which is 'num_segments' [clause=EMB-5]"
+        )
     if int(corpus.labels.max(initial=0)) >= max(2, config.num_classes):
-        problems.append(f"a label is {int(corpus.labels.max())} but must be below {max(2, config.num_classes)} [clause=INP-3]")
+        problems.append(
+            f"a label is {int(corpus.labels.max())} but must be below {max(2, config.num_classes)} [clause=INP-3]"
+        )
     return problems

@@ -83,7 +83,13 @@ class Corpus:
         return Corpus(ids=ids, starts=starts, segments=self.segments, files=self.files, **taken)
 
 
-def encode(samples: Samples, encoder: TextEncoder, labels: Labels | None = None, cache: Path | None = None, tell: Callable[[str], None] = lambda text: None) -> Corpus:
+def encode(
+    samples: Samples,
+    encoder: TextEncoder,
+    labels: Labels | None = None,
+    cache: Path | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Corpus:
     """Encode samples, or take what was encoded before from the same content in the same way.
 
     Args:
@@ -102,7 +108,13 @@ def encode(samples: Samples, encoder: TextEncoder, labels: Labels | None = None,
         if cache:
             made.keep(cache, _key(samples, encoder, kept), tell)
     where = np.array([sample.number for sample in kept], np.int64)
-    return Corpus(**made.arrays, labels=np.array(numbers, np.int64), numbers=where, segments=encoder.text.segments, files=samples.files)
+    return Corpus(
+        **made.arrays,
+        labels=np.array(numbers, np.int64),
+        numbers=where,
+        segments=encoder.text.segments,
+        files=samples.files,
+    )
 
 
 def _classes(samples: Samples, labels: Labels | None) -> tuple[list[Sample], list[int]]:
@@ -115,7 +127,12 @@ def _classes(samples: Samples, labels: Labels | None) -> tuple[list[Sample], lis
         number = known.get(sample.label or "")
         if number is None:
             names = ", ".join(map(repr, labels.names[:10])) + (", …" if len(labels.names) > 10 else "")
-            samples.complaints.add(samples.where(sample.number), "has no label" if sample.label is None else f"label is {sample.label!r} but must be one of {names}")
+            samples.complaints.add(
+                samples.where(sample.number),
+                "has no label"
+                if sample.label is None
+                else f"label is {sample.label!r} but must be one of {names}",
+            )
         else:
             kept.append(sample)
             numbers.append(number)
@@ -135,7 +152,9 @@ def cache_folder(given: Path | None = None) -> Path:
 
 def _key(samples: Samples, encoder: TextEncoder, kept: list[Sample]) -> str:
     numbers = np.array([sample.number for sample in kept], np.int64)
-    return hashlib.sha256(b"".join([FORMAT.encode(), samples.digest.encode(), encoder.digest().encode(), numbers.tobytes()])).hexdigest()
+    return hashlib.sha256(
+        b"".join([FORMAT.encode(), samples.digest.encode(), encoder.digest().encode(), numbers.tobytes()])
+    ).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -147,12 +166,21 @@ class _Tokens:
     @classmethod
     def of(cls, samples: list[Sample], encoder: TextEncoder) -> _Tokens:
         ids, borders, truncated = [], [], []
-        for tokens, border, cut in encoder.encode_many([(sample.text_a, sample.text_b) for sample in samples]):
+        for tokens, border, cut in encoder.encode_many(
+            [(sample.text_a, sample.text_b) for sample in samples]
+        ):
             ids.append(tokens.astype(np.int32))
             borders.append(border)
             truncated.append(cut)
         starts = np.concatenate([[0], np.cumsum([len(tokens) for tokens in ids])]).astype(np.int64)
-        return cls({"ids": np.concatenate(ids), "starts": starts, "borders": np.array(borders, np.int32), "truncated": np.array(truncated, np.int32)})
+        return cls(
+            {
+                "ids": np.concatenate(ids),
+                "starts": starts,
+                "borders": np.array(borders, np.int32),
+                "truncated": np.array(truncated, np.int32),
+            }
+        )
 
     @classmethod
     def kept(cls, cache: Path, key: str, count: int, tell: Callable[[str], None]) -> _Tokens | None:
@@ -163,7 +191,11 @@ class _Tokens:
         try:
             about, arrays = read_described(path)
             found = cls(arrays)
-            if about.get("key") != key or about.get("digest") != found.digest() or len(arrays.get("borders", ())) != count:
+            if (
+                about.get("key") != key
+                or about.get("digest") != found.digest()
+                or len(arrays.get("borders", ())) != count
+            ):
                 raise SpecError(f"{path}: is not what was written")
         except SpecError as error:
             tell(f"{error.problems[0]}; encoding anew")
@@ -174,7 +206,9 @@ class _Tokens:
         path = _path(cache, key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(path, save(self.arrays, metadata={"format": FORMAT, "key": key, "digest": self.digest()}))
+            write_bytes(
+                path, save(self.arrays, metadata={"format": FORMAT, "key": key, "digest": self.digest()})
+            )
         except (OSError, SpecError) as error:
             tell(f"{path}: not kept: {error}")
 

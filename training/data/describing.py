@@ -87,13 +87,17 @@ def within(paths: Iterable[Path]) -> list[Path]:
     return [file for path in paths for file in by_split(path).values()]
 
 
-def gather(paths: Sequence[Path], layout: str | None, columns: Sequence[str] | None, on_error: str) -> list[Samples]:
+def gather(
+    paths: Sequence[Path], layout: str | None, columns: Sequence[str] | None, on_error: str
+) -> list[Samples]:
     """Read files, each by itself.
 
     Raises:
         SpecError: listing what is wrong with all of them.
     """
-    return collect(*(partial(read, path, layout=layout, columns=columns, on_error=on_error) for path in paths))
+    return collect(
+        *(partial(read, path, layout=layout, columns=columns, on_error=on_error) for path in paths)
+    )
 
 
 def describe(gathered: Sequence[Samples], encoder: TextEncoder, tokenization: str) -> Description:
@@ -110,10 +114,19 @@ def describe(gathered: Sequence[Samples], encoder: TextEncoder, tokenization: st
         files.append(file)
         lengths.append(lasting)
     together = np.concatenate(lengths)
-    return Description(files, encoder.text.max_tokens, tokenization, encoder.vocab_size, _histogram(together), _remarks(files))
+    return Description(
+        files,
+        encoder.text.max_tokens,
+        tokenization,
+        encoder.vocab_size,
+        _histogram(together),
+        _remarks(files),
+    )
 
 
-def _file(samples: Samples, encoder: TextEncoder, seen: dict[str, set[Key]]) -> tuple[File, NDArray[np.int64]]:
+def _file(
+    samples: Samples, encoder: TextEncoder, seen: dict[str, set[Key]]
+) -> tuple[File, NDArray[np.int64]]:
     """Return what is in a file, and the lengths of its samples.
 
     Args:
@@ -121,10 +134,19 @@ def _file(samples: Samples, encoder: TextEncoder, seen: dict[str, set[Key]]) -> 
     """
     (name,) = samples.files
     texts = [(sample.text_a, sample.text_b) for sample in samples.samples]
-    encoded = [(len(ids) + cut, cut, int((ids == encoder.unknown_id).sum())) for ids, _, cut in encoder.encode_many(texts)]
+    encoded = [
+        (len(ids) + cut, cut, int((ids == encoder.unknown_id).sum()))
+        for ids, _, cut in encoder.encode_many(texts)
+    ]
     whole, cut, unknown = (np.array(column) for column in zip(*encoded, strict=True))
     first: dict[Key, str | None] = {}
-    file = File(name, samples=len(texts), longest=int(whole.max()), median=float(np.median(whole)), truncated=int((cut > 0).sum()))
+    file = File(
+        name,
+        samples=len(texts),
+        longest=int(whole.max()),
+        median=float(np.median(whole)),
+        truncated=int((cut > 0).sum()),
+    )
     file.unknown = float(unknown.sum() / (whole - cut).sum())
     file.bad, file.problems = samples.complaints.count, samples.complaints.listed()
     counts: Counter[str] = Counter()
@@ -135,29 +157,44 @@ def _file(samples: Samples, encoder: TextEncoder, seen: dict[str, set[Key]]) -> 
         file.again += key in first
         file.contradictory += first.setdefault(key, sample.label) != sample.label
     file.labels = dict(counts.most_common())
-    file.elsewhere = {other: count for other, keys in seen.items() if (count := sum(key in keys for key in texts))}
+    file.elsewhere = {
+        other: count for other, keys in seen.items() if (count := sum(key in keys for key in texts))
+    }
     seen[name] = set(first)
     return file, whole
 
 
 def _histogram(lengths: NDArray[np.int64]) -> list[tuple[int, int, int]]:
     """Return how many lengths lie between powers of two."""
-    powers = np.int64(1) << np.arange(int(lengths.min()).bit_length() - 1, int(lengths.max()).bit_length() + 1)
-    return [(low, high, int(((lengths >= low) & (lengths < high)).sum())) for low, high in pairwise(powers.tolist())]
+    powers = np.int64(1) << np.arange(
+        int(lengths.min()).bit_length() - 1, int(lengths.max()).bit_length() + 1
+    )
+    return [
+        (low, high, int(((lengths >= low) & (lengths < high)).sum()))
+        for low, high in pairwise(powers.tolist())
+    ]
 
 
 def _remarks(files: Sequence[File]) -> list[str]:
     """Return what training on the first file, and evaluating on the others, would stumble over."""
     train, remarks = files[0], []
     if train.labels and len(train.labels) == 1:
-        remarks.append(f"{train.name}: has only the label {next(iter(train.labels))!r}; there must be at least two classes to tell apart")
+        remarks.append(
+            f"{train.name}: has only the label {next(iter(train.labels))!r}; there must be at least two classes to tell apart"
+        )
     for file in files:
         new = [repr(label) for label in sorted(file.labels) if label not in train.labels]
         if train.labels and new:
-            remarks.append(f"{file.name}: has {', '.join(new[:10])}{' and others' if len(new) > 10 else ''}, which {train.name} does not have")
+            remarks.append(
+                f"{file.name}: has {', '.join(new[:10])}{' and others' if len(new) > 10 else ''}, which {train.name} does not have"
+            )
         if file.labels and file.unlabelled:
             remarks.append(f"{file.name}: {file.unlabelled} samples have no label")
         if file.contradictory:
-            remarks.append(f"{file.name}: {file.contradictory} samples have the texts of an earlier one, and another label")
-        remarks += [f"{file.name}: {count} samples are in {other} too" for other, count in file.elsewhere.items()]
+            remarks.append(
+                f"{file.name}: {file.contradictory} samples have the texts of an earlier one, and another label"
+            )
+        remarks += [
+            f"{file.name}: {count} samples are in {other} too" for other, count in file.elsewhere.items()
+        ]
     return remarks

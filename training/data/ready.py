@@ -70,25 +70,41 @@ class Ready:
         if len(found.ids) > self.max_tokens:
             marks = len(found.ids) - sum(whole)
             if self.max_tokens <= marks:
-                raise SpecError(f"a sample may have {self.max_tokens} tokens but must have more than {marks}: so many marks stand around its text")
+                raise SpecError(
+                    f"a sample may have {self.max_tokens} tokens but must have more than {marks}: so many marks stand around its text"
+                )
             self.tokenizer.enable_truncation(self.max_tokens, strategy="longest_first")
             found = self._encoded(a, b)
             self.tokenizer.no_truncation()
         kept = self._lengths(found)
-        offsets = tuple(self._place(text, *place) for text, place in zip(found.sequence_ids, found.offsets, strict=True))
+        offsets = tuple(
+            self._place(text, *place) for text, place in zip(found.sequence_ids, found.offsets, strict=True)
+        )
         cut = (whole[0] - kept[0], whole[1] - kept[1])
-        return Encoded(np.array(found.ids, np.int64), np.array(found.type_ids, np.int64), tuple(found.tokens), offsets, cut)
+        return Encoded(
+            np.array(found.ids, np.int64),
+            np.array(found.type_ids, np.int64),
+            tuple(found.tokens),
+            offsets,
+            cut,
+        )
 
     def _encoded(self, a: str, b: str | None) -> Any:
         try:
             return self.tokenizer.encode(self.prompt + a, b)
         except TypeError:
-            raise SpecError(f"{(b or '' if a.isprintable() else a)[:40]!r} is no text: it holds a lone surrogate") from None
+            raise SpecError(
+                f"{(b or '' if a.isprintable() else a)[:40]!r} is no text: it holds a lone surrogate"
+            ) from None
 
     def _place(self, text: int | None, start: int, end: int) -> tuple[int, int, int] | None:
         """Return where a token lies in the text that was given; None: it is a mark, or of the prompt."""
         before = len(self.prompt) if text == 0 else 0
-        return None if text is None or (end <= before and before) else (text, max(start - before, 0), end - before)
+        return (
+            None
+            if text is None or (end <= before and before)
+            else (text, max(start - before, 0), end - before)
+        )
 
     @staticmethod
     def _lengths(found: Any) -> tuple[int, int]:
@@ -96,7 +112,9 @@ class Ready:
         return found.sequence_ids.count(0), found.sequence_ids.count(1)
 
 
-def encoder_of(folder: Path, files: Mapping[str, bytes], config: EncoderConfig, max_tokens: int | None = None) -> Encodes | None:
+def encoder_of(
+    folder: Path, files: Mapping[str, bytes], config: EncoderConfig, max_tokens: int | None = None
+) -> Encodes | None:
     """Return what a checkpoint's own tokenizer makes of texts; None: it has none.
 
     Args:
@@ -109,11 +127,17 @@ def encoder_of(folder: Path, files: Mapping[str, bytes], config: EncoderConfig, 
     """
     room = config.max_positions - config.position_start
     if max_tokens is not None and not 1 <= max_tokens <= room:
-        raise SpecError(f"--max-tokens is {max_tokens} but must be at least 1 and at most {room}: so many positions has the model [clause=INP-2]")
+        raise SpecError(
+            f"--max-tokens is {max_tokens} but must be at least 1 and at most {room}: so many positions has the model [clause=INP-2]"
+        )
     settings, sentences = (_object(files, name) for name in (SETTINGS, SENTENCES))
     if TEXT_FILE in files and TOKENIZER_FILE in files:
         own = TextEncoder.read(folder)
-        return own if max_tokens is None else TextEncoder(own.tokenizer, dataclasses.replace(own.text, max_tokens=max_tokens))
+        return (
+            own
+            if max_tokens is None
+            else TextEncoder(own.tokenizer, dataclasses.replace(own.text, max_tokens=max_tokens))
+        )
     longest = _longest(sentences, settings, room) if max_tokens is None else max_tokens
     tokenizer = _tokenizer(files, settings)
     if tokenizer is None:
@@ -137,9 +161,17 @@ def _prompt(said: Mapping[str, Any]) -> str:
         SpecError: if it is no text.
     """
     name, prompts = said.get("default_prompt_name"), said.get("prompts")
-    prompt = prompts.get(name) if isinstance(prompts, dict) and isinstance(name, str) else "" if name is None else None
+    prompt = (
+        prompts.get(name)
+        if isinstance(prompts, dict) and isinstance(name, str)
+        else ""
+        if name is None
+        else None
+    )
     if not isinstance(prompt, str):
-        raise SpecError(f"{PROMPTS}: 'default_prompt_name' is {json.dumps(name)[:60]} but must be the name of one of its 'prompts'")
+        raise SpecError(
+            f"{PROMPTS}: 'default_prompt_name' is {json.dumps(name)[:60]} but must be the name of one of its 'prompts'"
+        )
     return prompt
 
 
@@ -167,26 +199,58 @@ def text_encoder(folder: Path, files: Mapping[str, bytes], config: EncoderConfig
         return own
     assert isinstance(own, Ready)
     if own.prompt:
-        raise SpecError(f"{PROMPTS}: {own.prompt[:40]!r} is put before every text: 'concord run --texts' does so")
+        raise SpecError(
+            f"{PROMPTS}: {own.prompt[:40]!r} is put before every text: 'concord run --texts' does so"
+        )
     probes = [own.encode(*probe) for probe in PROBES]
-    pair, padding, unknown = probes[-1], own.tokenizer.id_to_token(config.pad_id), _unknown(own.tokenizer, files)
+    pair, padding, unknown = (
+        probes[-1],
+        own.tokenizer.id_to_token(config.pad_id),
+        _unknown(own.tokenizer, files),
+    )
     if padding is None or unknown is None:
-        raise SpecError(f"its tokenizer has no token of id {config.pad_id}, which is padding" if padding is None else "its tokenizer has no token for what it does not know")
+        raise SpecError(
+            f"its tokenizer has no token of id {config.pad_id}, which is padding"
+            if padding is None
+            else "its tokenizer has no token for what it does not know"
+        )
     segments = (int(pair.segment_ids[0]), int(pair.segment_ids[-1]), 0)
     marks = pair.offsets.count(None)
-    made = TextEncoder(own.tokenizer, Text(own.max_tokens, segments, padding, unknown, pair.tokens[0], pair.tokens[-1], between=min(max(marks - 3, 0), MOST_BETWEEN)))
+    made = TextEncoder(
+        own.tokenizer,
+        Text(
+            own.max_tokens,
+            segments,
+            padding,
+            unknown,
+            pair.tokens[0],
+            pair.tokens[-1],
+            between=min(max(marks - 3, 0), MOST_BETWEEN),
+        ),
+    )
     for probe, wanted in zip(PROBES, probes, strict=True):
         found = made.encode(*probe)
-        if (found.ids.tolist(), found.segment_ids.tolist()) != (wanted.ids.tolist(), wanted.segment_ids.tolist()):
-            raise SpecError(f"its tokenizer puts other marks around {'two texts' if probe[1] else 'a text'} than one before the first, one after each and the same between two: 'concord run --texts' takes it as it is")
+        if (found.ids.tolist(), found.segment_ids.tolist()) != (
+            wanted.ids.tolist(),
+            wanted.segment_ids.tolist(),
+        ):
+            raise SpecError(
+                f"its tokenizer puts other marks around {'two texts' if probe[1] else 'a text'} than one before the first, one after each and the same between two: 'concord run --texts' takes it as it is"
+            )
     return made
 
 
 def _unknown(tokenizer: Tokenizer, files: Mapping[str, bytes]) -> str | None:
     """Return the token for what a tokenizer does not know: one that is made of bytes knows everything, and yet has one."""
     said = [_object(files, name).get("unk_token") for name in (SETTINGS, MARKS)]
-    names = (getattr(tokenizer.model, "unk_token", None), *(one.get("content") if isinstance(one, dict) else one for one in said), *UNKNOWN)
-    return next((name for name in names if isinstance(name, str) and tokenizer.token_to_id(name) is not None), None)
+    names = (
+        getattr(tokenizer.model, "unk_token", None),
+        *(one.get("content") if isinstance(one, dict) else one for one in said),
+        *UNKNOWN,
+    )
+    return next(
+        (name for name in names if isinstance(name, str) and tokenizer.token_to_id(name) is not None), None
+    )
 
 
 def _of_vocabulary(content: bytes, settings: Mapping[str, Any]) -> Tokenizer:
@@ -197,10 +261,16 @@ def _of_vocabulary(content: bytes, settings: Mapping[str, Any]) -> Tokenizer:
         raise SpecError(f"{VOCABULARY}: is no text in utf-8: {error.reason} at byte {error.start}") from None
     lowercase = settings.get("do_lower_case", True) is not False
     with located(VOCABULARY):
-        found = tokenizers.from_vocabulary("wordpiece", [line.removesuffix("\r") for line in lines], lowercase)
+        found = tokenizers.from_vocabulary(
+            "wordpiece", [line.removesuffix("\r") for line in lines], lowercase
+        )
     accents, chinese = settings.get("strip_accents"), settings.get("tokenize_chinese_chars", True)
-    found.normalizer = normalizers.BertNormalizer(clean_text=True, handle_chinese_chars=chinese is not False, strip_accents=accents, lowercase=lowercase)
-    found.add_special_tokens([token for token in (*tokenizers.SPECIAL, MASK) if found.token_to_id(token) is not None])
+    found.normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=chinese is not False, strip_accents=accents, lowercase=lowercase
+    )
+    found.add_special_tokens(
+        [token for token in (*tokenizers.SPECIAL, MASK) if found.token_to_id(token) is not None]
+    )
     _mark(found, VOCABULARY)
     return found
 
@@ -213,7 +283,9 @@ def _mark(tokenizer: Tokenizer, where: str) -> None:
     """
     first, separator = tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")
     if first is None or separator is None:
-        raise SpecError(f"{where}: says no template of marks and knows no '[CLS]' and '[SEP]': what stands around a text?")
+        raise SpecError(
+            f"{where}: says no template of marks and knows no '[CLS]' and '[SEP]': what stands around a text?"
+        )
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", separator), ("[CLS]", first))
 
 

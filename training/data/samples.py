@@ -16,7 +16,13 @@ SPLITS = ("train", "dev", "test")
 
 FIELDS = ("text_a", "text_b", "label")
 
-USUAL = {"text": "text_a", "sentence": "text_a", "sentence1": "text_a", "sentence2": "text_b", "validation": "dev"}
+USUAL = {
+    "text": "text_a",
+    "sentence": "text_a",
+    "sentence1": "text_a",
+    "sentence2": "text_b",
+    "validation": "dev",
+}
 """What fields and splits are called elsewhere, to what they are called here."""
 
 SEPARATOR = "<SEP>"
@@ -79,7 +85,9 @@ def place(files: Sequence[str], number: int) -> str:
     return f"{files[number >> LINE_BITS]}:{number & ((1 << LINE_BITS) - 1)}"
 
 
-def read(*paths: Path, layout: str | None = None, columns: Sequence[str] | None = None, on_error: str = "fail") -> Samples:
+def read(
+    *paths: Path, layout: str | None = None, columns: Sequence[str] | None = None, on_error: str = "fail"
+) -> Samples:
     """Read labelled texts.
 
     Args:
@@ -101,7 +109,9 @@ def read(*paths: Path, layout: str | None = None, columns: Sequence[str] | None 
     complaints.settle()
     if not samples:
         raise SpecError([f"{', '.join(map(str, paths))}: no sample", *complaints.listed()])
-    return Samples(samples=samples, files=tuple(map(str, paths)), digest=digest.hexdigest(), complaints=complaints)
+    return Samples(
+        samples=samples, files=tuple(map(str, paths)), digest=digest.hexdigest(), complaints=complaints
+    )
 
 
 def splits(folder: Path) -> dict[str, Path]:
@@ -121,7 +131,9 @@ def splits(folder: Path) -> dict[str, Path]:
             raise SpecError(f"{folder}: has {found[split].name} and {path.name} but must have one {split}")
         found[split] = path
     if "train" not in found:
-        raise SpecError(f"{folder}: has no train{' or train'.join(_ENDINGS)}, and no folder 'train' of a dataset")
+        raise SpecError(
+            f"{folder}: has no train{' or train'.join(_ENDINGS)}, and no folder 'train' of a dataset"
+        )
     return {split: found[split] for split in SPLITS if split in found}
 
 
@@ -175,12 +187,17 @@ def fingerprint(path: Path) -> bytes:
         SpecError: if one cannot be read.
     """
     if path.is_dir():
-        return b"".join(str(inner.relative_to(path)).encode(errors="surrogateescape") + fingerprint(inner) for inner in find(path, "*"))
+        return b"".join(
+            str(inner.relative_to(path)).encode(errors="surrogateescape") + fingerprint(inner)
+            for inner in find(path, "*")
+        )
     with opened(path) as file:
         return hashlib.file_digest(file, "sha256").digest()
 
 
-def from_path(path: Path, file: int, layout: str, columns: Sequence[str] | None, complaints: Complaints) -> Iterator[Sample]:
+def from_path(
+    path: Path, file: int, layout: str, columns: Sequence[str] | None, complaints: Complaints
+) -> Iterator[Sample]:
     """Yield the samples of a file or folder, one after the other; of bad lines, complain.
 
     Args:
@@ -190,11 +207,18 @@ def from_path(path: Path, file: int, layout: str, columns: Sequence[str] | None,
         yield from _dataset(path, file, complaints)
         return
     with opened(path) as stream:
-        yield from from_lines(numbered(stream, str(path), complaints), str(path), file, layout, columns, complaints)
+        yield from from_lines(
+            numbered(stream, str(path), complaints), str(path), file, layout, columns, complaints
+        )
 
 
 def from_lines(
-    lines: Iterator[tuple[int, str]], name: str, file: int, layout: str, columns: Sequence[str] | None, complaints: Complaints
+    lines: Iterator[tuple[int, str]],
+    name: str,
+    file: int,
+    layout: str,
+    columns: Sequence[str] | None,
+    complaints: Complaints,
 ) -> Iterator[Sample]:
     """Yield the samples of lines, one after the other; of bad lines, complain."""
     parse = _Tabs(columns).parse if layout == "tsv" else _PARSERS[layout]
@@ -228,7 +252,9 @@ class _Tabs:
         if columns is not None:
             wrong = [name for name in columns if name not in FIELDS]
             if wrong or "text_a" not in columns or len(set(columns)) < len(columns):
-                raise SpecError(f"columns are {', '.join(columns)} but must be text_a and any of text_b, label, each once")
+                raise SpecError(
+                    f"columns are {', '.join(columns)} but must be text_a and any of text_b, label, each once"
+                )
         self.columns = tuple(columns or ())
         self.first = True
 
@@ -243,11 +269,18 @@ class _Tabs:
         if not self.columns:
             usual = {1: FIELDS[:1], 2: ("text_a", "label"), 3: FIELDS}
             if len(values) not in usual:
-                raise SpecError(f"has {len(values)} columns but must have 1 (text_a), 2 (text_a, label) or 3 (text_a, text_b, label)")
+                raise SpecError(
+                    f"has {len(values)} columns but must have 1 (text_a), 2 (text_a, label) or 3 (text_a, text_b, label)"
+                )
             self.columns = usual[len(values)]
         if len(values) != len(self.columns):
-            raise SpecError(f"has {len(values)} columns but must have {len(self.columns)}: {', '.join(self.columns)}")
-        return {name: value.strip() if name == "label" else value for name, value in zip(self.columns, values, strict=True)}
+            raise SpecError(
+                f"has {len(values)} columns but must have {len(self.columns)}: {', '.join(self.columns)}"
+            )
+        return {
+            name: value.strip() if name == "label" else value
+            for name, value in zip(self.columns, values, strict=True)
+        }
 
 
 def _words(text: str) -> dict[str, Any]:
@@ -280,7 +313,9 @@ def _known(data: dict[str, Any], names: Sequence[str] | None = None) -> dict[str
             raise SpecError(f"has {key!r} beside another name of {name!r}")
         whole = isinstance(value, int) and not isinstance(value, bool)
         if not (isinstance(value, str) or (whole and name == "label")):
-            raise SpecError(f"{key!r} is of type {type(value).__name__} but must be a string{' or a whole number' if name == 'label' else ''}")
+            raise SpecError(
+                f"{key!r} is of type {type(value).__name__} but must be a string{' or a whole number' if name == 'label' else ''}"
+            )
         fields[name] = _class(value, names) if whole else value.strip() if name == "label" else value
     if "text_a" not in fields:
         raise SpecError("lacks 'text_a' (or 'text', 'sentence', 'sentence1')")
@@ -301,7 +336,9 @@ def _class(number: int, names: Sequence[str] | None) -> str | None:
 def _dataset(path: Path, file: int, complaints: Complaints) -> Iterator[Sample]:
     """Yield the rows of a dataset that Hugging Face's library saved."""
     if not is_dataset(path):
-        raise SpecError(f"{path}: is a folder but no dataset: 'dataset_info.json' and 'state.json' must be in it")
+        raise SpecError(
+            f"{path}: is a folder but no dataset: 'dataset_info.json' and 'state.json' must be in it"
+        )
     with optional(f"{path}: a folder of a Hugging Face dataset", "datasets"):
         from datasets import load_from_disk
     try:
@@ -315,9 +352,15 @@ def _dataset(path: Path, file: int, complaints: Complaints) -> Iterator[Sample]:
     except SpecError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever the library and its reader of tables raise for spoilt files
-        raise SpecError(f"{path}: cannot be read as a dataset: {type(error).__name__}: {str(error).partition(chr(10))[0]}") from None
+        raise SpecError(
+            f"{path}: cannot be read as a dataset: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        ) from None
 
 
-_PARSERS: dict[str, Callable[[str], dict[str, Any]]] = {"sep": _words, "jsonl": _json, "plain": lambda text: {"text_a": text}}
+_PARSERS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "sep": _words,
+    "jsonl": _json,
+    "plain": lambda text: {"text_a": text},
+}
 
 _ENDINGS = {".tsv": "tsv", ".jsonl": "jsonl", ".txt": ""}

@@ -47,7 +47,11 @@ def from_vocabulary(tokenization: str, vocabulary: Iterable[str], lowercase: boo
     problems += [f"vocabulary has {', '.join(map(repr, twice))} more than once"] if twice else []
     if problems:
         raise SpecError(problems)
-    model = models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD) if tokenization == "wordpiece" else models.WordLevel(ids, unk_token="[UNK]")
+    model = (
+        models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD)
+        if tokenization == "wordpiece"
+        else models.WordLevel(ids, unk_token="[UNK]")
+    )
     return _divided(model, tokenization, lowercase)
 
 
@@ -60,7 +64,9 @@ def read_vocabulary(path: Path) -> list[str]:
     return [line.removesuffix("\r") for line in read_text(path).removesuffix("\n").split("\n")]
 
 
-def learnt(tokenization: str, texts: Iterable[str], size: int, least: int = LEAST, lowercase: bool = True) -> list[str]:
+def learnt(
+    tokenization: str, texts: Iterable[str], size: int, least: int = LEAST, lowercase: bool = True
+) -> list[str]:
     """Return a vocabulary: :data:`SPECIAL`, and the most frequent tokens of texts.
 
     Args:
@@ -73,13 +79,20 @@ def learnt(tokenization: str, texts: Iterable[str], size: int, least: int = LEAS
         SpecError: if the vocabulary has no room, or the texts have no token that comes often enough.
     """
     if size <= len(SPECIAL):
-        raise SpecError(f"vocabulary may have {size} tokens but must have more than {len(SPECIAL)}: {', '.join(SPECIAL)} are in it")
+        raise SpecError(
+            f"vocabulary may have {size} tokens but must have more than {len(SPECIAL)}: {', '.join(SPECIAL)} are in it"
+        )
     usual: dict[str, Any] = {"vocab_size": size, "min_frequency": least, "show_progress": False}
     if tokenization == "wordpiece":
         tokenizer, texts = _divided(models.WordPiece(unk_token="[UNK]"), tokenization, lowercase), list(texts)
         whole, inner = _alphabet(tokenizer, texts, least, size - len(SPECIAL))
         # The trainer numbers characters within words as a hash has them; and pairs that are as frequent come in the order of these numbers.
-        trainer: Any = trainers.WordPieceTrainer(**usual, initial_alphabet=whole, limit_alphabet=len(whole), special_tokens=[*SPECIAL, *(f"##{one}" for one in inner)])
+        trainer: Any = trainers.WordPieceTrainer(
+            **usual,
+            initial_alphabet=whole,
+            limit_alphabet=len(whole),
+            special_tokens=[*SPECIAL, *(f"##{one}" for one in inner)],
+        )
     else:
         tokenizer = _divided(models.WordLevel(unk_token="[UNK]"), tokenization, lowercase)
         trainer = trainers.WordLevelTrainer(**usual, special_tokens=list(SPECIAL))
@@ -90,7 +103,9 @@ def learnt(tokenization: str, texts: Iterable[str], size: int, least: int = LEAS
     return sorted(ids, key=ids.__getitem__)
 
 
-def _alphabet(tokenizer: Tokenizer, texts: Iterable[str], least: int, room: int) -> tuple[list[str], list[str]]:
+def _alphabet(
+    tokenizer: Tokenizer, texts: Iterable[str], least: int, room: int
+) -> tuple[list[str], list[str]]:
     """Return the characters that words begin with, and those that stand within words: the most frequent ones that come often enough.
 
     Args:
@@ -98,12 +113,17 @@ def _alphabet(tokenizer: Tokenizer, texts: Iterable[str], least: int, room: int)
     """
     words: Counter[str] = Counter()
     for text in texts:
-        words.update(word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(text)))
+        words.update(
+            word
+            for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(text))
+        )
     counts: Counter[tuple[bool, str]] = Counter()
     for word, count in words.items():
         for place, character in enumerate(word):
             counts[place > 0, character] += count
-    kept = sorted((key for key, count in counts.items() if count >= least), key=lambda key: (-counts[key], key))[:room]
+    kept = sorted(
+        (key for key, count in counts.items() if count >= least), key=lambda key: (-counts[key], key)
+    )[:room]
     return sorted(one for within, one in kept if not within), sorted(one for within, one in kept if within)
 
 
@@ -126,8 +146,17 @@ def _divided(model: Any, tokenization: str, lowercase: bool) -> Tokenizer:
         raise unknown("tokenization", tokenization, list(TOKENIZATIONS))
     tokenizer = Tokenizer(model)
     pieces = tokenization == "wordpiece"
-    tokenizer.normalizer = normalizers.BertNormalizer(clean_text=True, handle_chinese_chars=pieces, strip_accents=None if pieces else False, lowercase=lowercase)
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=pieces,
+        strip_accents=None if pieces else False,
+        lowercase=lowercase,
+    )
     by_spaces = pre_tokenizers.WhitespaceSplit()
     by_characters = pre_tokenizers.Sequence([by_spaces, pre_tokenizers.Split(Regex("."), "isolated")])
-    tokenizer.pre_tokenizer = {"wordpiece": pre_tokenizers.BertPreTokenizer(), "characters": by_characters, "words": by_spaces}[tokenization]
+    tokenizer.pre_tokenizer = {
+        "wordpiece": pre_tokenizers.BertPreTokenizer(),
+        "characters": by_characters,
+        "words": by_spaces,
+    }[tokenization]
     return tokenizer

@@ -117,11 +117,17 @@ class Experiment:
         if self.seeds < 1:
             raise SpecError(f"--seeds is {self.seeds} but must be at least 1")
         if self.plan.files is None or self.plan.files.dev is None:
-            raise SpecError("there are no samples to evaluate on: give --data a folder with train and dev, or --dev")
+            raise SpecError(
+                "there are no samples to evaluate on: give --data a folder with train and dev, or --dev"
+            )
 
     def cells(self) -> list[Cell]:
         """Return the cells: every model once, then every model again with the next seed."""
-        return [Cell(way, seed, config, self.out / f"{_plain(way)}-seed-{seed}") for seed in range(self.seeds) for way, config in self.ways.items()]
+        return [
+            Cell(way, seed, config, self.out / f"{_plain(way)}-seed-{seed}")
+            for seed in range(self.seeds)
+            for way, config in self.ways.items()
+        ]
 
     def claim(self) -> None:
         """Note what is in the folder, or make sure that it is the same experiment; the number of seeds may change.
@@ -143,7 +149,9 @@ class Experiment:
         found = read_json(path)
         if found != plain:
             other = [key for key in plain if not isinstance(found, dict) or found.get(key) != plain[key]]
-            raise SpecError(f"{path}: describes another experiment: {', '.join(other)} differ{'s' if len(other) == 1 else ''}; give another --out, or the same options")
+            raise SpecError(
+                f"{path}: describes another experiment: {', '.join(other)} differ{'s' if len(other) == 1 else ''}; give another --out, or the same options"
+            )
 
 
 def _plain(way: str) -> str:
@@ -161,16 +169,32 @@ def outcome(cell: Cell) -> Trained | None:
     log = read_log(cell.folder)
     found = summary(cell.folder, log)
     over = found.ended != "not over"
-    curve = tuple((int(row["step"]), float(row["dev_loss"]), float(row["dev_accuracy"])) for row in log if row.get("dev_loss") is not None)
+    curve = tuple(
+        (int(row["step"]), float(row["dev_loss"]), float(row["dev_accuracy"]))
+        for row in log
+        if row.get("dev_loss") is not None
+    )
     return Trained(
-        cell.way, cell.seed, "done" if over else "halted", "" if over else f"after {found.steps} steps", found.parameters, found.steps, found.seconds, found.tokens_per_second, found.best, found.test, curve
+        cell.way,
+        cell.seed,
+        "done" if over else "halted",
+        "" if over else f"after {found.steps} steps",
+        found.parameters,
+        found.steps,
+        found.seconds,
+        found.tokens_per_second,
+        found.best,
+        found.test,
+        curve,
     )
 
 
 def finished(experiment: Experiment, cell: Cell) -> bool:
     """Return whether a cell needs nothing more."""
     found = outcome(cell)
-    tested = experiment.plan.files is None or experiment.plan.files.test is None or (cell.folder / RESULT).exists()
+    tested = (
+        experiment.plan.files is None or experiment.plan.files.test is None or (cell.folder / RESULT).exists()
+    )
     return found is not None and found.status == "done" and tested
 
 
@@ -208,7 +232,12 @@ def attempt(experiment: Experiment, cell: Cell, seat: Seat, halted: Halted = lam
 
 
 def conduct(
-    experiment: Experiment, settings: Settings, parallel: int = 1, scheduler: str | None = None, reached: Reached = lambda name, done, now: None, halted: Halted = lambda: False
+    experiment: Experiment,
+    settings: Settings,
+    parallel: int = 1,
+    scheduler: str | None = None,
+    reached: Reached = lambda name, done, now: None,
+    halted: Halted = lambda: False,
 ) -> list[Trained]:
     """Train every cell, and return what each came to, in their order.
 
@@ -237,7 +266,9 @@ def conduct(
     return [found[cell.way, cell.seed] for cell in cells]
 
 
-def _here(experiment: Experiment, cells: list[Cell], settings: Settings, width: int, take: Take, halted: Halted) -> None:
+def _here(
+    experiment: Experiment, cells: list[Cell], settings: Settings, width: int, take: Take, halted: Halted
+) -> None:
     """Train cells, so many at a time, on a pool of workers that go from one to the next."""
     how = replace(settings, threads=settings.threads or max(1, (os.cpu_count() or 1) // width))
     waiting = SimpleQueue[Cell]()
@@ -255,11 +286,15 @@ def _here(experiment: Experiment, cells: list[Cell], settings: Settings, width: 
         pool.map(work, [pool.seat(partial(how.open, experiment.plan.backend)) for _ in range(width)])
 
 
-def _on_dask(experiment: Experiment, cells: list[Cell], settings: Settings, scheduler: str, take: Take, halted: Halted) -> None:
+def _on_dask(
+    experiment: Experiment, cells: list[Cell], settings: Settings, scheduler: str, take: Take, halted: Halted
+) -> None:
     """Train cells on a cluster."""
     place = Dask(scheduler, settings)
     try:
-        pending: set[Future[Trained]] = {place.executor.submit(_in_cluster, experiment, cell, settings, place.event) for cell in cells}
+        pending: set[Future[Trained]] = {
+            place.executor.submit(_in_cluster, experiment, cell, settings, place.event) for cell in cells
+        }
         while pending:
             # In short waits: Ctrl-C does not wake a thread that waits without end, if another one gets the signal.
             done, pending = wait(pending, timeout=GLANCE, return_when=FIRST_COMPLETED)

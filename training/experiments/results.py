@@ -21,7 +21,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KIND = "experiment"
-HEADINGS = ("model", "parameters", "seeds", "accuracy", "spread", "least", "most", "loss", "at step", "seconds", "tokens/s")
+HEADINGS = (
+    "model",
+    "parameters",
+    "seeds",
+    "accuracy",
+    "spread",
+    "least",
+    "most",
+    "loss",
+    "at step",
+    "seconds",
+    "tokens/s",
+)
 LESS = ("least", "most", "at step", "tokens/s", "parameters", "seconds")
 """Of these, what a narrow terminal goes without, the first first."""
 
@@ -80,9 +92,21 @@ class Summary:
         """Return the figures as text, one for each of :data:`HEADINGS`."""
         if not self.accuracies:
             return [name, "–", "0", *["–"] * (len(HEADINGS) - 3)]
-        percent = [_percent(value) for value in (fmean(self.accuracies), self.spread, min(self.accuracies), max(self.accuracies))]
+        percent = [
+            _percent(value)
+            for value in (fmean(self.accuracies), self.spread, min(self.accuracies), max(self.accuracies))
+        ]
         rate = f"{fmean(self.rates):,.0f}".replace(",", " ") if self.rates else "–"
-        return [name, f"{self.parameters:,}".replace(",", " "), str(len(self.accuracies)), *percent, f"{fmean(self.losses):.4f}", f"{fmean(self.steps):.0f}", f"{fmean(self.seconds):.0f}", rate]
+        return [
+            name,
+            f"{self.parameters:,}".replace(",", " "),
+            str(len(self.accuracies)),
+            *percent,
+            f"{fmean(self.losses):.4f}",
+            f"{fmean(self.steps):.0f}",
+            f"{fmean(self.seconds):.0f}",
+            rate,
+        ]
 
 
 def _percent(value: float | None) -> str:
@@ -101,15 +125,25 @@ def summaries(found: Sequence[Trained]) -> dict[str, Summary]:
     result = {}
     for way in ways:
         mine = [trained for trained in found if trained.way == way]
-        done = [(trained, best) for trained in mine if trained.status == "done" and (best := trained.test if tested else trained.dev)]
+        done = [
+            (trained, best)
+            for trained in mine
+            if trained.status == "done" and (best := trained.test if tested else trained.dev)
+        ]
         result[way] = Summary(
             parameters=max((trained.parameters for trained in mine), default=0),
             accuracies=tuple(best.accuracy for _, best in done),
             losses=tuple(best.loss for _, best in done),
             steps=tuple(best.step for _, best in done),
             seconds=tuple(trained.seconds for trained, _ in done),
-            rates=tuple(trained.tokens_per_second for trained, _ in done if trained.tokens_per_second is not None),
-            lacking=tuple(f"seed {trained.seed}: {trained.status}{': ' if trained.detail else ''}{trained.detail}" for trained in mine if trained.status != "done"),
+            rates=tuple(
+                trained.tokens_per_second for trained, _ in done if trained.tokens_per_second is not None
+            ),
+            lacking=tuple(
+                f"seed {trained.seed}: {trained.status}{': ' if trained.detail else ''}{trained.detail}"
+                for trained in mine
+                if trained.status != "done"
+            ),
         )
     return result
 
@@ -121,7 +155,10 @@ def exit_code(found: Sequence[Trained]) -> int:
 
 def headline(found: Sequence[Trained]) -> str:
     """Say in a sentence which model did best, and whether that is more than the spread over seeds."""
-    ranked = sorted(((fmean(one.accuracies), name, one) for name, one in summaries(found).items() if one.accuracies), key=lambda entry: -entry[0])
+    ranked = sorted(
+        ((fmean(one.accuracies), name, one) for name, one in summaries(found).items() if one.accuracies),
+        key=lambda entry: -entry[0],
+    )
     if not ranked:
         return "No run is done."
     first, name, one = ranked[0]
@@ -130,10 +167,16 @@ def headline(found: Sequence[Trained]) -> str:
         return f"{said}."
     second, other, two = ranked[1]
     spread = max((value for value in (one.spread, two.spread) if value is not None), default=None)
-    ahead = f"{said}, {_percent(first - second)[:-2]} points before {other}" if first > second else f"{said}, as {other} has"
+    ahead = (
+        f"{said}, {_percent(first - second)[:-2]} points before {other}"
+        if first > second
+        else f"{said}, as {other} has"
+    )
     if spread is None:
         return f"{ahead}; one seed says nothing of the spread."
-    return f"{ahead}; the spread over seeds is {100 * spread:.2f} points" + (", so that they are not told apart." if first - second <= spread else ".")
+    return f"{ahead}; the spread over seeds is {100 * spread:.2f} points" + (
+        ", so that they are not told apart." if first - second <= spread else "."
+    )
 
 
 def as_data(experiment: Experiment, found: Sequence[Trained]) -> dict[str, Any]:
@@ -153,7 +196,9 @@ def as_data(experiment: Experiment, found: Sequence[Trained]) -> dict[str, Any]:
     return record.record(body, KIND, f"{experiment.name}: {EXPERIMENTS[experiment.name]}")
 
 
-def figure(found: Sequence[Trained], width: float = 9.0, panels: Sequence[str] = ("accuracy", "curves")) -> Figure:
+def figure(
+    found: Sequence[Trained], width: float = 9.0, panels: Sequence[str] = ("accuracy", "curves")
+) -> Figure:
     """Return a figure: the accuracy of each seed with mean and range, and the accuracy while training.
 
     Raises:
@@ -175,20 +220,40 @@ def _accuracies(axes: Any, found: Sequence[Trained]) -> None:
         values = known[name].accuracies
         if values:
             shares = [100 * value for value in values]
-            axes.plot([min(shares), max(shares)], [place, place], color=colour, linewidth=5, alpha=0.25, solid_capstyle="round")
+            axes.plot(
+                [min(shares), max(shares)],
+                [place, place],
+                color=colour,
+                linewidth=5,
+                alpha=0.25,
+                solid_capstyle="round",
+            )
             axes.plot(shares, [place] * len(shares), "o", color=colour, markersize=3.5, alpha=0.8)
             axes.plot([fmean(shares)], [place], "|", color=colour, markersize=13, markeredgewidth=2)
     axes.set_yticks(range(len(known)), list(known))
     axes.set_ylim(len(known) - 0.5, -0.5)
-    axes.set(title=f"{'test' if on_test(found) else 'best dev'} accuracy of each seed, and mean", xlabel="percent")
+    axes.set(
+        title=f"{'test' if on_test(found) else 'best dev'} accuracy of each seed, and mean", xlabel="percent"
+    )
     axes.grid(True, axis="x")
 
 
 def _curves(axes: Any, found: Sequence[Trained]) -> None:
-    for name, (colour, line) in figures.sequence(list(dict.fromkeys(trained.way for trained in found))).items():
+    for name, (colour, line) in figures.sequence(
+        list(dict.fromkeys(trained.way for trained in found))
+    ).items():
         for number, trained in enumerate(one for one in found if one.way == name and one.curve):
             steps, _, shares = zip(*trained.curve, strict=True)
-            axes.plot(steps, [100 * share for share in shares], color=colour, linestyle=line, linewidth=1.0, alpha=0.85, marker="." if len(steps) == 1 else None, label=None if number else name)
+            axes.plot(
+                steps,
+                [100 * share for share in shares],
+                color=colour,
+                linestyle=line,
+                linewidth=1.0,
+                alpha=0.85,
+                marker="." if len(steps) == 1 else None,
+                label=None if number else name,
+            )
     axes.set(title="dev accuracy while training", xlabel="step", ylabel="percent")
     axes.grid(True)
     if axes.lines:
@@ -205,14 +270,24 @@ def page(data: Mapping[str, Any]) -> str:
     record.confirm(data, exit_code(found))
     known = summaries(found)
     seeds = max((len(one.accuracies) for one in known.values()), default=0)
-    differing = sorted({field for one in data["ways"].values() for other in data["ways"].values() for field in {*one, *other} if one.get(field) != other.get(field)})
+    differing = sorted(
+        {
+            field
+            for one in data["ways"].values()
+            for other in data["ways"].values()
+            for field in {*one, *other}
+            if one.get(field) != other.get(field)
+        }
+    )
     return render(
         "experiment.html",
         data,
         Path(__file__).parents[1] / "templates",
         headline=headline(found),
         tone="good" if data["exit_code"] == 0 else "broken",
-        compared=[f"{len(known)} models, {seeds} seed{'' if seeds == 1 else 's'} each, on the same data by {data['backend']}; the accuracy is {'that of the best checkpoint on the test samples' if data['tested'] else 'the best on the dev samples'}."],
+        compared=[
+            f"{len(known)} models, {seeds} seed{'' if seeds == 1 else 's'} each, on the same data by {data['backend']}; the accuracy is {'that of the best checkpoint on the test samples' if data['tested'] else 'the best on the dev samples'}."
+        ],
         sections={"picture": "Picture", "table": "Table", "runs": "Runs", "models": "Models"},
         accuracies=figures.inline(figure(found, 4.2, ("accuracy",)), "Accuracy of each seed"),
         curves=figures.inline(figure(found, 4.2, ("curves",)), "Accuracy while training"),
@@ -223,4 +298,3 @@ def page(data: Mapping[str, Any]) -> str:
         percent_of=_percent,
         differing=differing,
     )
-

@@ -34,13 +34,29 @@ def ways(experiment: str, config: EncoderConfig) -> dict[str, EncoderConfig]:
         case "depth":
             return {"1 block": config.replace(num_layers=1), "2 blocks": config.replace(num_layers=2)}
         case "norm-placement":
-            places = {"post-norm": ("post", False), "pre-norm": ("pre", False), "pre-norm, last norm": ("pre", True)}
-            return {name: config.replace(norm_placement=placement, final_norm=final) for name, (placement, final) in places.items()}
+            places = {
+                "post-norm": ("post", False),
+                "pre-norm": ("pre", False),
+                "pre-norm, last norm": ("pre", True),
+            }
+            return {
+                name: config.replace(norm_placement=placement, final_norm=final)
+                for name, (placement, final) in places.items()
+            }
         case "heads":
-            counts = [count for count in (1, 2, 4, 8, 16) if config.d_model % count == 0 and config.d_model // count > 1]
+            counts = [
+                count
+                for count in (1, 2, 4, 8, 16)
+                if config.d_model % count == 0 and config.d_model // count > 1
+            ]
             if len(counts) < 2:
-                raise SpecError(f"'d_model' is {config.d_model} but must be even: it is divided among heads [clause=ATT-2]")
-            return {f"{count} head{'' if count == 1 else 's'}": config.replace(num_heads=count) for count in counts}
+                raise SpecError(
+                    f"'d_model' is {config.d_model} but must be even: it is divided among heads [clause=ATT-2]"
+                )
+            return {
+                f"{count} head{'' if count == 1 else 's'}": config.replace(num_heads=count)
+                for count in counts
+            }
         case "variants":
             return {name: _sized(name, config) for name in variants()}
         case _:

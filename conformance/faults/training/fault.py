@@ -55,7 +55,9 @@ class Place:
 
     def norm(self, gradients: Tensors) -> Tensor:
         """Return the norm of gradients taken together."""
-        return self.operations.square_root(sum(self.operations.total(gradient * gradient) for gradient in gradients.values()))
+        return self.operations.square_root(
+            sum(self.operations.total(gradient * gradient) for gradient in gradients.values())
+        )
 
     def share(self, limit: float, norm: Tensor) -> Tensor:
         """Return by what gradients of a norm are multiplied so that it keeps within a limit."""
@@ -109,7 +111,9 @@ class Change:
     masks: Masks | None = None
     added: Callable[[Place, Tensors, Tensors, float], dict[str, Tensor]] | None = None
     gradients: Callable[[Place, Tensors], dict[str, Tensor]] | None = None
-    clip: Callable[[Place, Tensors, Callable[[str], Tensor]], tuple[dict[str, Tensor], Tensor | None]] | None = None
+    clip: (
+        Callable[[Place, Tensors, Callable[[str], Tensor]], tuple[dict[str, Tensor], Tensor | None]] | None
+    ) = None
     rate: Callable[[Place], float] | None = None
     optimizer: type[Optimizer] | None = None
     keeps: Callable[[Place, Tensors], dict[str, Tensor]] | None = None

@@ -52,7 +52,11 @@ class CorrectedInPlace(Optimizer):
         super().adam(name, gradient, numbers)
         for slot, correction in (("first_moment", "one"), ("second_moment", "two")):
             self.state[f"{slot}.{name}"] = self.state[f"{slot}.{name}"] / numbers[correction]
-        return numbers["height"] * self.state[f"first_moment.{name}"] / self.denominator(self.state[f"second_moment.{name}"], numbers)
+        return (
+            numbers["height"]
+            * self.state[f"first_moment.{name}"]
+            / self.denominator(self.state[f"second_moment.{name}"], numbers)
+        )
 
 
 class FirstUnweighted(Optimizer):
@@ -87,7 +91,11 @@ class LargestOfCorrected(Optimizer):
         if before is None:
             return moved
         self.state[key] = self.operations.larger(before, self.state[f"second_moment.{name}"] / two)
-        return numbers["height"] * self.state[f"first_moment.{name}"] / self.denominator(self.state[key] * two, numbers)
+        return (
+            numbers["height"]
+            * self.state[f"first_moment.{name}"]
+            / self.denominator(self.state[key] * two, numbers)
+        )
 
 
 class LargestInPlace(Optimizer):
@@ -101,7 +109,11 @@ class LargestInPlace(Optimizer):
 class LargestUnused(Optimizer):
     def adam(self, name: str, gradient: Tensor, numbers: Numbers) -> Tensor:
         super().adam(name, gradient, numbers)
-        return numbers["height"] * self.state[f"first_moment.{name}"] / self.denominator(self.state[f"second_moment.{name}"], numbers)
+        return (
+            numbers["height"]
+            * self.state[f"first_moment.{name}"]
+            / self.denominator(self.state[f"second_moment.{name}"], numbers)
+        )
 
 
 class BeforeItsSquare(Optimizer):
@@ -124,7 +136,11 @@ class NesterovBehind(Optimizer):
         if not recipe.nesterov:
             return moved
         inside = recipe.momentum_form == "displacement"
-        return recipe.momentum * before + rate * gradient if inside else rate * (gradient + recipe.momentum * before)
+        return (
+            recipe.momentum * before + rate * gradient
+            if inside
+            else rate * (gradient + recipe.momentum * before)
+        )
 
 
 class NesterovWithoutGradient(Optimizer):
@@ -180,19 +196,29 @@ class DecayConstant(Decaying):
 class DecayByFullRate(Optimizer):
     def numbers(self, step: int, rate: float | None = None) -> dict[str, float]:
         found, recipe = super().numbers(step, rate), self.recipe
-        return found | ({"decay": recipe.weight_decay * recipe.learning_rate} if recipe.decay_form == "times_rate" else {})
+        return found | (
+            {"decay": recipe.weight_decay * recipe.learning_rate} if recipe.decay_form == "times_rate" else {}
+        )
 
 
 class DecayNotInMoments(Decaying):
     def updated(self, name: str, parameter: Tensor, gradient: Tensor, numbers: Numbers) -> Tensor:
         if not self.decays(name) or self.recipe.decay_form != "coupled":
             return super().updated(name, parameter, gradient, numbers)
-        return parameter - numbers["rate"] * self.recipe.weight_decay * parameter - self.rule(name, gradient, numbers)
+        return (
+            parameter
+            - numbers["rate"] * self.recipe.weight_decay * parameter
+            - self.rule(name, gradient, numbers)
+        )
 
 
 class PositionsFrozen(Optimizer):
     def updated(self, name: str, parameter: Tensor, gradient: Tensor, numbers: Numbers) -> Tensor:
-        return parameter if self.kinds[name] == "positions" else super().updated(name, parameter, gradient, numbers)
+        return (
+            parameter
+            if self.kinds[name] == "positions"
+            else super().updated(name, parameter, gradient, numbers)
+        )
 
 
 class UndecayedFrozen(Optimizer):

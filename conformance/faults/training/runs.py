@@ -15,7 +15,16 @@ from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Training
 
 VARIANT = "bert"
-SIZES = {"vocab_size": 17, "max_positions": 7, "d_model": 6, "num_heads": 2, "d_ff": 11, "num_layers": 1, "num_classes": 3, "ignore_label": 0}
+SIZES = {
+    "vocab_size": 17,
+    "max_positions": 7,
+    "d_model": 6,
+    "num_heads": 2,
+    "d_ff": 11,
+    "num_layers": 1,
+    "num_classes": 3,
+    "ignore_label": 0,
+}
 TOKENS = 5
 SEED = 2**40 + 11
 
@@ -29,8 +38,17 @@ COMMON: Mapping[str, Any] = {
     "learning_rate": 0.02, "accumulation": 2, "accumulation_mean": "labels", "clipping": "global_norm", "clip_at": 0.9,
     "schedule": "linear", "warmup_steps": 3, "total_steps": 7, "final_share": 0.1,
 }  # fmt: skip
-DECAY: Mapping[str, Any] = {"weight_decay": 0.3, "decay_form": "times_rate", "undecayed": ("bias", "gain", "offset")}
-DROPOUT = {f"dropout_{site}": 0.1 + 0.03 * place for place, site in enumerate(("embeddings", "weights", "attention", "activation", "feed_forward", "output", "head"))}
+DECAY: Mapping[str, Any] = {
+    "weight_decay": 0.3,
+    "decay_form": "times_rate",
+    "undecayed": ("bias", "gain", "offset"),
+}
+DROPOUT = {
+    f"dropout_{site}": 0.1 + 0.03 * place
+    for place, site in enumerate(
+        ("embeddings", "weights", "attention", "activation", "feed_forward", "output", "head")
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -50,13 +68,58 @@ class TrainingRun:
 
 RUNS: dict[str, TrainingRun] = {
     "adamw": TrainingRun({**COMMON, **DECAY, "algorithm": "adam"}),
-    "keras-adam": TrainingRun({**COMMON, "algorithm": "adam", "epsilon": 1e-3, "epsilon_placement": "uncorrected"}),
-    "adam-l2": TrainingRun({**COMMON, **DECAY, "algorithm": "adam", "decay_form": "coupled", "amsgrad": True, "epsilon": 1e-3, "beta2": 0.7}),
-    "lazy-adam": TrainingRun({**COMMON, **DECAY, "algorithm": "adam", "table_updates": "lazy", "table_gradients": "slices"}),
-    "sgd": TrainingRun({**COMMON, **DECAY, "algorithm": "sgd", "momentum": 0.9, "dampening": 0.3, "clipping": "none", "clip_at": None, "decay_form": "coupled"}),
-    "nesterov": TrainingRun({**COMMON, "algorithm": "sgd", "momentum": 0.9, "nesterov": True, "schedule": "cosine"}),
-    "rmsprop": TrainingRun({**COMMON, "algorithm": "rmsprop", "momentum": 0.9, "centered": True, "epsilon": 1e-3, "epsilon_placement": "uncorrected", "beta2": 0.99}),
-    "noam": TrainingRun({**COMMON, "algorithm": "adam", "schedule": "inverse_square_root", "total_steps": None, "final_share": 0.0}),
+    "keras-adam": TrainingRun(
+        {**COMMON, "algorithm": "adam", "epsilon": 1e-3, "epsilon_placement": "uncorrected"}
+    ),
+    "adam-l2": TrainingRun(
+        {
+            **COMMON,
+            **DECAY,
+            "algorithm": "adam",
+            "decay_form": "coupled",
+            "amsgrad": True,
+            "epsilon": 1e-3,
+            "beta2": 0.7,
+        }
+    ),
+    "lazy-adam": TrainingRun(
+        {**COMMON, **DECAY, "algorithm": "adam", "table_updates": "lazy", "table_gradients": "slices"}
+    ),
+    "sgd": TrainingRun(
+        {
+            **COMMON,
+            **DECAY,
+            "algorithm": "sgd",
+            "momentum": 0.9,
+            "dampening": 0.3,
+            "clipping": "none",
+            "clip_at": None,
+            "decay_form": "coupled",
+        }
+    ),
+    "nesterov": TrainingRun(
+        {**COMMON, "algorithm": "sgd", "momentum": 0.9, "nesterov": True, "schedule": "cosine"}
+    ),
+    "rmsprop": TrainingRun(
+        {
+            **COMMON,
+            "algorithm": "rmsprop",
+            "momentum": 0.9,
+            "centered": True,
+            "epsilon": 1e-3,
+            "epsilon_placement": "uncorrected",
+            "beta2": 0.99,
+        }
+    ),
+    "noam": TrainingRun(
+        {
+            **COMMON,
+            "algorithm": "adam",
+            "schedule": "inverse_square_root",
+            "total_steps": None,
+            "final_share": 0.0,
+        }
+    ),
     "dropout": TrainingRun({**COMMON, **DECAY, **DROPOUT, "algorithm": "adam"}),
     "epochs": TrainingRun({**COMMON, **DECAY, "algorithm": "adam"}, order=TWO_EPOCHS),
     "resumed": TrainingRun({**COMMON, **DECAY, **DROPOUT, "algorithm": "adam", "amsgrad": True}, resume=2),
@@ -75,7 +138,10 @@ def model() -> tuple[EncoderConfig, Weights]:
 def batches() -> tuple[Batch, ...]:
     """Return the batches of all runs."""
     config, _ = model()
-    return tuple(example_batch(config, batch=size, tokens=TOKENS, seed=number, padding="ragged") for number, size in enumerate(SAMPLES))
+    return tuple(
+        example_batch(config, batch=size, tokens=TOKENS, seed=number, padding="ragged")
+        for number, size in enumerate(SAMPLES)
+    )
 
 
 def training_of(name: str, options: Mapping[str, Any] | None = None) -> Training:

@@ -58,7 +58,9 @@ class PaddleOperations(FrameworkOperations):
 
     def where(self, condition, a, b):
         condition = paddle.to_tensor(condition) if isinstance(condition, np.ndarray) else condition
-        return paddle.where(condition, a, paddle.full(a.shape, b, dtype=a.dtype) if isinstance(b, float) else b)
+        return paddle.where(
+            condition, a, paddle.full(a.shape, b, dtype=a.dtype) if isinstance(b, float) else b
+        )
 
     def take(self, table, ids):
         return table[ids]
@@ -74,7 +76,9 @@ class PaddleOperations(FrameworkOperations):
 
     def with_gradient(self, x, function):
         if not paddle.in_dynamic_mode():
-            raise Unsupported("paddle has no hooks where it compiles: a change of a gradient on its way cannot be traced")
+            raise Unsupported(
+                "paddle has no hooks where it compiles: a change of a gradient on its way cannot be traced"
+            )
         x = x * 1.0  # a tensor of its own: a hook on a parameter would outlive the run
         if not x.stop_gradient:
             x.register_hook(function)

@@ -71,7 +71,9 @@ def _block(data: bytes, where: tuple[int, int]) -> Iterator[tuple[bytes, bytes]]
         raise ValueError("a block reaches beyond its end")
     if data[offset + size] != 0:
         raise ValueError("a block is compressed; TensorFlow's are not")
-    if crc32c(data[offset : offset + size + 1]) != int.from_bytes(data[offset + size + 1 : offset + size + TRAILER], "little"):
+    if crc32c(data[offset : offset + size + 1]) != int.from_bytes(
+        data[offset + size + 1 : offset + size + TRAILER], "little"
+    ):
         raise ValueError("the checksum of a block is another")
     block = data[offset : offset + size]
     restarts = int.from_bytes(block[-4:], "little")

@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-DTYPES = {1: "float32", 2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 9: "int64", 10: "bool", 14: "bfloat16", 17: "uint16", 19: "float16", 22: "uint32", 23: "uint64"}
+DTYPES = {
+    1: "float32",
+    2: "float64",
+    3: "int32",
+    4: "uint8",
+    5: "int16",
+    6: "int8",
+    9: "int64",
+    10: "bool",
+    14: "bfloat16",
+    17: "uint16",
+    19: "float16",
+    22: "uint32",
+    23: "uint64",
+}
 """TensorFlow's numbers of dtypes."""
 
 STRING = 7
@@ -123,7 +137,9 @@ def graph(keys: Mapping[str, str]) -> bytes:
         if isinstance(node, str):
             nodes[own] = message(f2=message(f1="VARIABLE_VALUE", f2=node, f3=keys[node]), f5=message(f1=1))
         else:
-            nodes[own] = message(f1=[message(f1=add(inner), f2=name) for name, inner in node.items()], f5=message(f1=1))
+            nodes[own] = message(
+                f1=[message(f1=add(inner), f2=name) for name, inner in node.items()], f5=message(f1=1)
+            )
         return own
 
     add(tree)

@@ -20,7 +20,11 @@ MOST_SHARDS = 1 << 16
 
 def is_one(path: Path) -> bool:
     """Say whether a file is the index of a bundle, by its name and that of its data beside it."""
-    return path.name.endswith(SUFFIX) and path.is_file() and any(path.parent.glob(f"{_escaped(path.name.removesuffix(SUFFIX))}.data-*-of-*"))
+    return (
+        path.name.endswith(SUFFIX)
+        and path.is_file()
+        and any(path.parent.glob(f"{_escaped(path.name.removesuffix(SUFFIX))}.data-*-of-*"))
+    )
 
 
 def _escaped(name: str) -> str:
@@ -46,7 +50,9 @@ def read(path: Path) -> dict[str, Stored]:
         if not 1 <= shards <= MOST_SHARDS or order != 0:
             raise ValueError(f"it has {shards} data files, or numbers in another order of bytes")
         files: dict[int, mmap.mmap] = {}
-        found = {key.decode(): _entry(path, files, shards, key.decode(), value) for key, value in listed.items()}
+        found = {
+            key.decode(): _entry(path, files, shards, key.decode(), value) for key, value in listed.items()
+        }
     except ValueError as error:
         if isinstance(error, SpecError):
             raise
@@ -70,8 +76,12 @@ def _entry(path: Path, files: dict[int, mmap.mmap], shards: int, name: str, valu
     if shard >= shards:
         raise ValueError(f"{name!r} lies in data file {shard} of {shards}")
     if shard not in files:
-        with opened(path.with_name(f"{path.name.removesuffix(SUFFIX)}.data-{shard:05d}-of-{shards:05d}")) as file:
-            files[shard] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if file.seek(0, 2) else mmap.mmap(-1, 1)
+        with opened(
+            path.with_name(f"{path.name.removesuffix(SUFFIX)}.data-{shard:05d}-of-{shards:05d}")
+        ) as file:
+            files[shard] = (
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if file.seek(0, 2) else mmap.mmap(-1, 1)
+            )
     if begin + length > len(files[shard]):
         raise ValueError(f"{name!r} reaches beyond the end of its data file")
     return Stored(dtype, shape, Slice(files[shard], begin, dtype, shape))

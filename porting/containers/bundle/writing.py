@@ -32,7 +32,11 @@ def write(path: Path, tensors: Mapping[str, Stored]) -> None:
         import google_crc32c
 
     kinds = {dtype: kind for kind, dtype in DTYPES.items()}
-    if wrong := [f"{name!r} has dtype {tensor.dtype}, which TensorFlow's checkpoints do not have" for name, tensor in tensors.items() if tensor.dtype not in kinds]:
+    if wrong := [
+        f"{name!r} has dtype {tensor.dtype}, which TensorFlow's checkpoints do not have"
+        for name, tensor in tensors.items()
+        if tensor.dtype not in kinds
+    ]:
         raise SpecError(wrong)
     listed = {b"": message(f1=1, f3=message(f1=1))}
     reached = 0
@@ -43,10 +47,14 @@ def write(path: Path, tensors: Mapping[str, Stored]) -> None:
                 check = google_crc32c.extend(check, piece)
                 put(piece)
             shape = message(f2=[message(f1=axis) for axis in tensor.shape])
-            listed[name.encode()] = message(f1=kinds[tensor.dtype], f2=shape, f4=reached, f5=tensor.size, x6=masked(check))
+            listed[name.encode()] = message(
+                f1=kinds[tensor.dtype], f2=shape, f4=reached, f5=tensor.size, x6=masked(check)
+            )
             reached += tensor.size
         if tensors and all(name.endswith(OURS) for name in tensors):
-            listed[GRAPH.encode()] = _text(put, graph({name.removesuffix(OURS): name for name in tensors}), reached)
+            listed[GRAPH.encode()] = _text(
+                put, graph({name.removesuffix(OURS): name for name in tensors}), reached
+            )
     write_bytes(path, table(listed))
 
 
