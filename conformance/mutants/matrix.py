@@ -18,6 +18,7 @@ from concord.conformance.comparison import Row
 from concord.conformance.diagnosis import Diagnosis
 from concord.conformance.faults.catalogue import KNOWN, TrainingFault
 from concord.conformance.faults.fault import REFUSED, Fault
+from concord.conformance.judging import Misfit
 from concord.conformance.mutants.trained import divergence_of, shown
 from concord.spec.cases import Case, build_case
 from concord.spec.errors import SpecError, unknowns
@@ -307,7 +308,10 @@ class Hunt:
             if failure.status != "error":
                 raise
             return seen(REFUSED, float("inf"), failure.detail)
-        verdict = job_of(case, dtype).judge(run)
+        try:
+            verdict = job_of(case, dtype).judge(run)
+        except Misfit as misfit:
+            return seen(REFUSED, float("inf"), str(misfit))
         if certain and verdict.status == "undetermined":
             raise SpecError(f"not judged: {' and '.join(verdict.unjudged)} of {case.name}, {dtype}")
         row = verdict.first_divergence

@@ -11,6 +11,7 @@ import math
 import mmap
 import struct
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -264,8 +265,7 @@ def _pieces(value: Stored) -> dict[str, Any]:
     step = LARGEST_PIECE // width
     chunks = [flat[begin : begin + step] for begin in range(0, len(flat), step)]
     pieces = {
-        str(n): Stored(value.dtype, chunk.shape, lambda chunk=chunk: chunk)
-        for n, chunk in enumerate(chunks)  # type: ignore[misc]
+        str(n): Stored(value.dtype, chunk.shape, partial(np.asarray, chunk)) for n, chunk in enumerate(chunks)
     }
     return {
         CHUNKED: True,
