@@ -40,8 +40,8 @@ from concord import (
 )
 from concord.conformance import campaign, check_jobs, doctor, dump, published, report
 from concord.conformance.again import repeated
+from concord.conformance.bugs.bug import Bug
 from concord.conformance.check import DTYPES, QUICK, sequence
-from concord.conformance.faults.fault import Fault
 from concord.conformance.mutants import matrix
 from concord.conformance.mutants import table as mutants_table
 from concord.conformance.watching import told
@@ -376,7 +376,7 @@ def mutants(
             from concord import comparing
         raise typer.Exit(
             comparing.compare(
-                [one for one in chosen if isinstance(one, Fault)],
+                [one for one in chosen if isinstance(one, Bug)],
                 names,
                 settings,
                 console,

@@ -11,14 +11,14 @@ from rich.table import Table
 
 from concord import writing
 from concord.conformance import criteria
+from concord.conformance.bugs.bug import Bug
 from concord.conformance.campaign import Settings
-from concord.conformance.faults.fault import Fault
 from concord.conformance.report import within
 from concord.progress import counting
 
 
 def compare(
-    mutants: Sequence[Fault],
+    mutants: Sequence[Bug],
     names: Sequence[str],
     settings: Settings,
     console: Console,

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.breakdown import Breakdown
-from concord.conformance.causes import Cause
 from concord.conformance.diagnosis import Diagnosis
 from concord.conformance.expectation import JudgedProblem, is_gradient, is_tap_gradient
+from concord.conformance.explain import Cause
 from concord.conformance.tolerance import Z, rms_limit
 from concord.spec.deviations import KNOWN_DEVIATIONS
 
@@ -241,7 +241,7 @@ class Verdict:
 
     @property
     def cause(self) -> Cause | None:
-        """What explains the first divergence, if anything that is known does (:mod:`concord.conformance.causes`)."""
+        """What explains the first divergence, if anything that is known does (:mod:`concord.conformance.explain`)."""
         return self.diagnosis.cause if self.diagnosis else None
 
     @property

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from concord.backends.interface import Request, Run, Unsupported
 from concord.backends.pool import Pool, Seat
 from concord.backends.worker import Worker, WorkerFailure
+from concord.conformance.bugs.bug import Bug
 from concord.conformance.campaign import Job, Settings
 from concord.conformance.check import job_of
-from concord.conformance.faults.fault import Fault
 from concord.conformance.fuzz.plan import Plan, sample
 from concord.conformance.mutants.matrix import Progress, plugin
 from concord.conformance.variations.backend import run as run_variation
@@ -228,17 +228,17 @@ class Comparison:
         }
 
 
-def runs_of_each(mutants: Sequence[Fault], names: Sequence[str], amounts: Amounts) -> int:
+def runs_of_each(mutants: Sequence[Bug], names: Sequence[str], amounts: Amounts) -> int:
     """Return how many runs each backend makes, about: they share faults and random cases."""
     return math.ceil((len(_visible(mutants)) + amounts.single + amounts.half) / max(len(names), 1))
 
 
-def _visible(mutants: Sequence[Fault]) -> list[Fault]:
+def _visible(mutants: Sequence[Bug]) -> list[Bug]:
     return [mutant for mutant in mutants if "float32" in mutant.precisions]
 
 
 def compare(
-    mutants: Sequence[Fault],
+    mutants: Sequence[Bug],
     names: Sequence[str],
     settings: Settings,
     amounts: Amounts,
@@ -305,7 +305,7 @@ def right(result: Comparison, group: str, name: str, job: Job, run: Callable[[],
         result.unsupported[group] += 1
 
 
-def fault(result: Comparison, seat: Seat, mutant: Fault, name: str) -> None:
+def fault(result: Comparison, seat: Seat, mutant: Bug, name: str) -> None:
     """Note what is flagged of a run with a fault; one that the framework itself refuses is found by all."""
     asked = f"mutant:{mutant.name}"
 

@@ -102,7 +102,7 @@ def _of_findings(data: Mapping[str, Any], read: Document) -> str:
 
 @dataclass(frozen=True)
 class Mutant:
-    """What the page says of a mutant (:class:`concord.conformance.faults.fault.Fault`)."""
+    """What the page says of a mutant (:class:`concord.conformance.bugs.bug.Bug`)."""
 
     group: str
     clause: str

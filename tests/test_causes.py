@@ -11,14 +11,14 @@ import pytest
 
 from concord import spec
 from concord.backends.interface import Run
-from concord.conformance.causes import Cause
-from concord.conformance.causes.hypothesis import RIGHT
-from concord.conformance.causes.question import Exact, Question
-from concord.conformance.causes.step import Step
+from concord.conformance.bugs.bug import Bug
+from concord.conformance.bugs.catalogue import ALL, BUGS
 from concord.conformance.comparison import Verdict
 from concord.conformance.expectation import JudgedProblem as Judged
-from concord.conformance.faults.catalogue import ALL, FAULTS
-from concord.conformance.faults.fault import Fault
+from concord.conformance.explain import Cause
+from concord.conformance.explain.hypothesis import RIGHT
+from concord.conformance.explain.question import Exact, Question
+from concord.conformance.explain.step import Step
 from concord.conformance.judging import judge
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import Case, build_case, standard_cases
@@ -94,7 +94,7 @@ WORDS = {
 
 @pytest.mark.parametrize("name", WORDS)
 def test_the_cause_is_named(name):
-    fault = FAULTS[name]
+    fault = BUGS[name]
     case = build_case(fault.variant, fault.scenario, options=dict(fault.options))
     dtype = fault.precisions[list(WORDS).index(name) % len(fault.precisions)]
     verdict = verdict_of(case, run_with(fault, case, dtype))
@@ -112,7 +112,7 @@ USUAL = [case for case in standard_cases() if case.scenario != "long"]
 NAMED = [fault for fault in ALL if fault.cause and fault.precisions and not fault.after]
 
 
-def wrongly_sure(case: Case, meetings: Iterable[tuple[Fault, str]]) -> list[str]:
+def wrongly_sure(case: Case, meetings: Iterable[tuple[Bug, str]]) -> list[str]:
     """Return the faults, each met in a precision, that are given another's name with confidence in a case."""
     found = []
     for fault, dtype in meetings:
@@ -258,7 +258,7 @@ def test_scores_that_are_clamped_are_recognised():
     ],
 )
 def test_the_cause_is_named_in_parts(part, name):
-    fault = FAULTS[name]
+    fault = BUGS[name]
     of_the_part = tuple(
         (tuple(f"*{pattern.rpartition('.')[2]}" for pattern in patterns), edit)
         for patterns, edit in fault.change.edits
@@ -286,13 +286,13 @@ def test_the_cause_is_named_in_parts(part, name):
 )
 def test_a_cause_within_a_fused_step_is_named_where_the_step_ends(name):
     case = build_case("bert", "ragged")
-    run = run_with(FAULTS[name], case)
+    run = run_with(BUGS[name], case)
     for tap in [tap for tap in run.taps if ".attention." in tap and not tap.endswith("output")]:
         del run.taps[tap]
     run.info["undelivered_taps"] = ["layers.*.attention.*"]
     verdict = verdict_of(case, run)
     assert verdict.first_divergence.tensor == "layers.0.attention.output"
-    assert FAULTS[name].diagnosed(verdict.cause.hypothesis) == "right", verdict.cause
+    assert BUGS[name].diagnosed(verdict.cause.hypothesis) == "right", verdict.cause
 
 
 def dropped(run: Spoiled, name: str, y: Node) -> Node:

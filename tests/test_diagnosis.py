@@ -12,17 +12,17 @@ import pytest
 from concord import spec
 from concord.backends.interface import Run
 from concord.conformance import codec, html
+from concord.conformance.bugs.bug import Bug
+from concord.conformance.bugs.catalogue import BUGS
 from concord.conformance.campaign import Report, Result, Settings
-from concord.conformance.causes.question import Prediction, Question
-from concord.conformance.causes.reading import clear
 from concord.conformance.comparison import Verdict
 from concord.conformance.diagnosis.campaign import conclude
 from concord.conformance.diagnosis.description import describe
 from concord.conformance.diagnosis.regions import Region
 from concord.conformance.diagnosis.relations import relate
 from concord.conformance.expectation import JudgedProblem
-from concord.conformance.faults.catalogue import FAULTS
-from concord.conformance.faults.fault import Fault
+from concord.conformance.explain.question import Prediction, Question
+from concord.conformance.explain.reading import clear
 from concord.conformance.judging import judge
 from concord.conformance.record import record
 from concord.conformance.report import divergence_lines
@@ -63,13 +63,13 @@ def test_an_unforeseen_mistake_is_placed_and_described(name):
 # All cases of a backend together.
 
 
-def run_in(case: Case, wrong: Unseen | Fault | Port) -> Run:
-    if isinstance(wrong, Fault):
+def run_in(case: Case, wrong: Unseen | Bug | Port) -> Run:
+    if isinstance(wrong, Bug):
         return run_with(wrong, case)
     return run_of(case, wrong) if isinstance(wrong, Unseen) else ported(case, wrong)
 
 
-def results_of(wrong: Unseen | Fault | Port, variant: str, scenarios: tuple[str, ...]) -> list[Result]:
+def results_of(wrong: Unseen | Bug | Port, variant: str, scenarios: tuple[str, ...]) -> list[Result]:
     found = []
     for scenario in scenarios:
         case = build_case(variant, scenario)
@@ -82,7 +82,7 @@ def results_of(wrong: Unseen | Fault | Port, variant: str, scenarios: tuple[str,
 
 def test_a_cause_that_other_cases_refute_is_not_named():
     """In a batch of one every head of a sample is every head of the batch: one case alone cannot tell."""
-    results = results_of(FAULTS["score_scale_missing"], "bert", ("ragged", "full", "long"))
+    results = results_of(BUGS["score_scale_missing"], "bert", ("ragged", "full", "long"))
     (conclusion,) = conclude(results)
     assert "scores without a scale (ATT-4) fits 3 of them" in conclusion.text
     assert conclusion.refuted == (
@@ -105,7 +105,7 @@ def test_what_the_wrong_cases_have_in_common_is_said():
 
 def test_a_neighbour_that_would_show_elsewhere_is_not_named():
     """A wrong step of one case alone, which is that of a known mistake, where other cases are right."""
-    quick = FAULTS["gelu_quick"]
+    quick = BUGS["gelu_quick"]
     results = [
         *results_of(quick, "bert", ("ragged",)),
         *results_of(SOUND, "bert", ("full", "equal", "offset")),
@@ -225,7 +225,7 @@ def test_an_offset_is_never_zero_in_words(offset):
 
 def test_the_runs_that_a_cause_fits_are_counted():
     """A run may have two explanations of one kind."""
-    results = results_of(FAULTS["score_scale_missing"], "bert", ("ragged", "full", "long"))
+    results = results_of(BUGS["score_scale_missing"], "bert", ("ragged", "full", "long"))
     for result in results:
         cause = result.verdict.cause
         again = dataclasses.replace(cause.hypotheses[0], text="another of the same kind")

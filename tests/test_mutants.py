@@ -17,9 +17,9 @@ from concord import backends, spec
 from concord.backends.interface import Request, Run, Unsupported
 from concord.backends.worker import Worker, WorkerFailure
 from concord.cli import main
-from concord.conformance.faults.catalogue import ALL, FAULTS, GROUPS, KNOWN, Fault
-from concord.conformance.faults.fault import REFUSED
-from concord.conformance.faults.products import EMULATIONS
+from concord.conformance.bugs.bug import REFUSED
+from concord.conformance.bugs.catalogue import ALL, BUGS, GROUPS, KNOWN, Bug
+from concord.conformance.bugs.products import EMULATIONS
 from concord.conformance.judging import judge
 from concord.conformance.mutants.matrix import Finding, Hunt, Matrix, chosen, plugin
 from concord.conformance.mutants.table import show
@@ -43,7 +43,7 @@ def mutated(request: pytest.FixtureRequest, open_worker: Callable[[str], Worker]
     return request.param, open_worker(plugin(request.param))
 
 
-def case_of(mutant: Fault) -> Case:
+def case_of(mutant: Bug) -> Case:
     return build_case(mutant.variant, mutant.scenario, options=dict(mutant.options))
 
 
@@ -64,7 +64,7 @@ def arrays_of(run: Run) -> dict[str, Any]:
 
 
 def test_catalogue_is_large_and_has_every_group() -> None:
-    assert len(FAULTS) == len(ALL), "names are unique"
+    assert len(BUGS) == len(ALL), "names are unique"
     assert len(VISIBLE) >= 80
     assert len(EDITS) >= 240
     assert EQUIVALENT
@@ -72,7 +72,7 @@ def test_catalogue_is_large_and_has_every_group() -> None:
 
 
 @each_mutant
-def test_mutant_is_documented_and_at_home(mutant: Fault) -> None:
+def test_mutant_is_documented_and_at_home(mutant: Bug) -> None:
     assert mutant.name.replace("_", "").isalnum()
     assert mutant.name == mutant.name.lower()
     assert mutant.what.endswith(".")
@@ -84,7 +84,7 @@ def test_mutant_is_documented_and_at_home(mutant: Fault) -> None:
 
 
 @each_mutant
-def test_first_tensors_exist_at_home(mutant: Fault) -> None:
+def test_first_tensors_exist_at_home(mutant: Bug) -> None:
     config = case_of(mutant).config
     gradients = [*spec.trainable(config), *(f"taps.{name}" for name in spec.taps(config))]
     names = [REFUSED, *spec.taps(config), *(f"gradients.{name}" for name in gradients)]
@@ -93,7 +93,7 @@ def test_first_tensors_exist_at_home(mutant: Fault) -> None:
 
 
 @each_mutant
-def test_change_changes_something_and_leaves_what_it_is_given(mutant: Fault) -> None:
+def test_change_changes_something_and_leaves_what_it_is_given(mutant: Bug) -> None:
     case, again = case_of(mutant), case_of(mutant)
     changed = mutant.change.request(request_of(case))
     assert case.config == again.config
@@ -138,7 +138,7 @@ def test_clean_run_after_mutated_ones_is_the_same_bit_for_bit(mutated: tuple[str
     sample_of([*VISIBLE, *EDITS], lambda _, mutant: mutant.name in KINDS.values()),
     ids=lambda mutant: mutant.name,
 )
-def test_mutant_is_found_at_the_right_tensor(mutated: tuple[str, Worker], mutant: Fault) -> None:
+def test_mutant_is_found_at_the_right_tensor(mutated: tuple[str, Worker], mutant: Bug) -> None:
     name, worker = mutated
     finding = Hunt(name, worker=worker, diagnosing=False).find(mutant, everywhere=False)
     assert finding.status == "found", finding
@@ -151,17 +151,17 @@ def test_mutant_is_found_at_the_right_tensor(mutated: tuple[str, Worker], mutant
 def test_mutant_is_found_in_other_implementations_and_executions(
     mutated: tuple[str, Worker], name: str, implementation: str, execution: str
 ) -> None:
-    case, asked = case_of(FAULTS[name]), f"mutant:{name}{implementation}"
+    case, asked = case_of(BUGS[name]), f"mutant:{name}{implementation}"
     run = mutated[1].run(
         case.config, case.weights, case.batch, dtype="float32", implementation=asked, execution=execution
     )
     row = judge(case.config, case.weights, case.batch, run).first_divergence
     assert row is not None
-    assert FAULTS[name].rightly_first(row.tensor)
+    assert BUGS[name].rightly_first(row.tensor)
 
 
 @pytest.mark.parametrize("mutant", EQUIVALENT, ids=lambda mutant: mutant.name)
-def test_equivalent_mutant_is_not_called_a_bug(mutated: tuple[str, Worker], mutant: Fault) -> None:
+def test_equivalent_mutant_is_not_called_a_bug(mutated: tuple[str, Worker], mutant: Bug) -> None:
     name, worker = mutated
     finding = Hunt(name, worker=worker, diagnosing=False).find(mutant)
     assert finding.status == "equivalent", finding
@@ -228,14 +228,14 @@ class Imagined(Hunt):
         super().__init__("torch")
         self.found, self.looked = found, []
 
-    def look(self, mutant: Fault, scenario: str, dtype: str, certain: bool = False) -> Finding | None:
+    def look(self, mutant: Bug, scenario: str, dtype: str, certain: bool = False) -> Finding | None:
         self.looked.append((scenario, dtype))
         tensor = self.found.get((scenario, dtype))
         return tensor and finding("found" if mutant.rightly_first(tensor) else "misplaced", tensor=tensor)  # type: ignore[return-value]
 
 
 def test_a_mutant_is_looked_for_at_home_first_and_then_everywhere() -> None:
-    mutant = FAULTS["norm_epsilon_outside"]
+    mutant = BUGS["norm_epsilon_outside"]
     hunt = Imagined({("single", "float64"): "embeddings.norm"})
     found = hunt.find(mutant)
     assert (found.status, found.designated) == ("found", False)
@@ -249,7 +249,7 @@ def test_a_mutant_is_looked_for_at_home_first_and_then_everywhere() -> None:
 
 
 def test_a_mutant_found_where_nothing_can_show_it_is_an_alarm() -> None:
-    mutant = FAULTS["mask_constant_through_float32"]
+    mutant = BUGS["mask_constant_through_float32"]
     hunt = Imagined({("ragged", "float64"): mutant.first[0]})
     assert hunt.find(mutant).status == "found"
     assert hunt.looked == [("ragged", "float32"), ("ragged", "float64")]
@@ -279,7 +279,7 @@ def test_matrix_is_legible(
     from rich.console import Console
 
     monkeypatch.setenv("COLUMNS", str(columns))
-    names = [name for name in FAULTS if FAULTS[name].precisions]
+    names = [name for name in BUGS if BUGS[name].precisions]
     findings = [
         finding("found", backend, name, margin=3e12) for backend in backends.BUILT_IN for name in names
     ]
@@ -363,7 +363,7 @@ def test_every_scenario_has_a_mutant_that_it_alone_shows() -> None:
 
 @pytest.mark.xdist_group("torch")
 @pytest.mark.parametrize("mutant", [mutant for mutant in ALL if mutant.alone], ids=lambda mutant: mutant.name)
-def test_without_its_scenario_a_mutant_lives(open_worker: Callable[[str], Worker], mutant: Fault) -> None:
+def test_without_its_scenario_a_mutant_lives(open_worker: Callable[[str], Worker], mutant: Bug) -> None:
     hunt = Hunt("torch", worker=open_worker(plugin("torch")), diagnosing=False)
     # What combines much runs in one precision alone, and stands in for no case that runs in all of them.
     others = [

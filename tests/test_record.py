@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from concord.conformance import codec, record
+from concord.conformance.bugs.catalogue import BUGS
 from concord.conformance.campaign import Report, Settings
 from concord.conformance.comparison import Z_BINS, Judgement, Row, Verdict
-from concord.conformance.faults.catalogue import FAULTS
 from concord.conformance.fuzz import Failure, Findings, Plan, sample
 from concord.conformance.fuzz.findings import Origin
 from concord.conformance.mutants.matrix import Finding, Matrix
@@ -158,7 +158,7 @@ def test_findings_of_mutants_are_read_back_into_the_objects_that_were_written() 
     )
     data = through_json(record.record(matrix, "mutants"))
     assert record.problems(data) == []
-    assert data["mutants"]["gelu_quick"]["what"] == FAULTS["gelu_quick"].what
+    assert data["mutants"]["gelu_quick"]["what"] == BUGS["gelu_quick"].what
     read = record.document(data)
     assert read.outcome == matrix
     assert again(read) == data

@@ -377,7 +377,7 @@ BY_HAND = {
     "conformance/criteria.py": "the field's usual criteria, whose misses and false alarms are counted; no verdict rests on them",
     "porting/comparison/words.py": "a factor is recognised, to say in words where it may come from; no verdict rests on it",
     "tests/test_criteria.py": "the same",
-    "tests/test_faults.py": "operations on the tape against NumPy's and differences of them",
+    "tests/test_bugs.py": "operations on the tape against NumPy's and differences of them",
     "tests/test_spec_config.py": "the largest number of a precision, as a textbook prints it",
     "tests/test_spec_inputs.py": "a table of sines against math.sin",
 }

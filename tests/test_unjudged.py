@@ -15,9 +15,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from concord.conformance import check_jobs, record
+from concord.conformance.bugs.catalogue import BUGS
 from concord.conformance.campaign import Report, Settings, exit_code_of
 from concord.conformance.comparison import Judgement, Row, Verdict
-from concord.conformance.faults.catalogue import FAULTS
 from concord.conformance.html import headline
 from concord.conformance.mutants.matrix import Finding, Hunt, Matrix
 from concord.spec.errors import SpecError
@@ -319,7 +319,7 @@ def test_speed_of_what_was_not_judged_is_not_measured(
 
 
 def test_a_mutant_that_nothing_can_show_has_to_be_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    mutant = next(one for one in FAULTS.values() if one.equivalent and not one.after)
+    mutant = next(one for one in BUGS.values() if one.equivalent and not one.after)
     hunt = Hunt.__new__(Hunt)
     hunt.backend = "torch"
     monkeypatch.setattr(Hunt, "run", lambda *_: None)

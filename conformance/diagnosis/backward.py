@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.causes.question import Question
-from concord.conformance.causes.reading import within
-from concord.conformance.causes.step import matches
+from concord.conformance.explain.question import Question
+from concord.conformance.explain.reading import within
+from concord.conformance.explain.step import matches
 from concord.spec.tape import Node
 from concord.spec.tensors import clause_of
 

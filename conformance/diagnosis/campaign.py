@@ -11,13 +11,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from concord.conformance import tolerance
-from concord.conformance.causes import Cause, search
-from concord.conformance.causes.effort import Effort, one_thread
-from concord.conformance.causes.hypothesis import Hypothesis
-from concord.conformance.causes.question import Question
 from concord.conformance.diagnosis.diagnosis import Diagnosis
 from concord.conformance.diagnosis.replacement import role_of
 from concord.conformance.expectation import JudgedProblem, is_gradient
+from concord.conformance.explain import Cause, search
+from concord.conformance.explain.effort import Effort, one_thread
+from concord.conformance.explain.hypothesis import Hypothesis
+from concord.conformance.explain.question import Question
 from concord.conformance.wording import distinct
 from concord.spec.errors import SpecError
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from concord.conformance.causes.question import Question
-from concord.conformance.causes.step import matches
 from concord.conformance.diagnosis.description import Description
 from concord.conformance.expectation import is_gradient
+from concord.conformance.explain.question import Question
+from concord.conformance.explain.step import matches
 from concord.spec.config import EncoderConfig
 
 MOVED = ("shifted", "reversed", "swapped", "repeated", "permuted", "transposed")

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.causes import Cause, linear, search
-from concord.conformance.causes.effort import Effort
-from concord.conformance.causes.hypothesis import Hypothesis, changed
-from concord.conformance.causes.question import Prediction, Question
-from concord.conformance.causes.reading import clear
 from concord.conformance.diagnosis.inputs import edited
 from concord.conformance.diagnosis.regions import Region
+from concord.conformance.explain import Cause, linear, search
+from concord.conformance.explain.effort import Effort
+from concord.conformance.explain.hypothesis import Hypothesis, changed
+from concord.conformance.explain.question import Prediction, Question
+from concord.conformance.explain.reading import clear
 
 Array = NDArray[np.floating]
 

@@ -9,10 +9,10 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.causes.question import Question
-from concord.conformance.causes.reading import within
 from concord.conformance.diagnosis.regions import FILLED, Region, smallest
 from concord.conformance.diagnosis.relations import relate
+from concord.conformance.explain.question import Question
+from concord.conformance.explain.reading import within
 from concord.conformance.tolerance import R, Z
 
 Array = NDArray[np.floating]

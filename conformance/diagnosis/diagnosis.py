@@ -11,16 +11,16 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.causes import Cause, search, whole
-from concord.conformance.causes.effort import Effort, one_thread
-from concord.conformance.causes.question import Question
-from concord.conformance.causes.step import group_of
 from concord.conformance.diagnosis.backward import Backward, Bounds, shares
 from concord.conformance.diagnosis.clauses import likely
 from concord.conformance.diagnosis.composed import compose
 from concord.conformance.diagnosis.description import Description, describe
 from concord.conformance.diagnosis.replacement import elsewhere, replace
 from concord.conformance.expectation import JudgedProblem, is_gradient
+from concord.conformance.explain import Cause, search, whole
+from concord.conformance.explain.effort import Effort, one_thread
+from concord.conformance.explain.question import Question
+from concord.conformance.explain.step import group_of
 from concord.conformance.watching import say
 from concord.spec.tensors import clause_of
 
@@ -102,7 +102,7 @@ def diagnose(
     """Return what can be said of the first tensor that is wrong.
 
     Args:
-        case, forced, tensor, judge: as in :func:`concord.conformance.causes.explain`.
+        case, forced, tensor, judge: as in :func:`concord.conformance.explain.explain`.
         delivered: every tensor of the run.
         statuses: what each was judged to be.
     """

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.causes.hypothesis import RIGHT
-from concord.conformance.causes.question import Exact, Prediction, Question, rounding
 from concord.conformance.diagnosis.regions import WORDS
+from concord.conformance.explain.hypothesis import RIGHT
+from concord.conformance.explain.question import Exact, Prediction, Question, rounding
 from concord.spec.precision import precision
 from concord.spec.tape import Node
 from concord.spec.tensors import taps

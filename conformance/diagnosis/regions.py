@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.causes.question import Question
 from concord.conformance.expectation import subject_of
+from concord.conformance.explain.question import Question
 from concord.spec.masks import visible_keys
 from concord.spec.parameters import parameters
 from concord.spec.tensors import taps

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.causes.question import Question
-from concord.conformance.causes.reading import within
 from concord.conformance.diagnosis.regions import WORDS, Region, axes_of, inputs_of
+from concord.conformance.explain.question import Question
+from concord.conformance.explain.reading import within
 from concord.conformance.wording import distinct, multiple
 from concord.spec.precision import precision, round_to_bits
 
@@ -254,7 +254,7 @@ def _beside(seen: _Seen) -> dict[str, Array]:
     """Return the tensors that may have been mixed in: of the step, its parameters, other layers' taps of the same name."""
     question = seen.question
     found = {name: array for name, array in inputs_of(question).items() if array.shape == seen.right.shape}
-    from concord.conformance.causes.linear import parameters_of
+    from concord.conformance.explain.linear import parameters_of
 
     own = parameters_of(question.tensor)
     for name, weight in question.case.weights.items():
@@ -418,7 +418,7 @@ def _of_deviation(seen: _Seen, factors: Array) -> str:
 def _bases(seen: _Seen) -> Iterator[tuple[Array, str]]:
     """Yield what is not multiplied: nothing, and the offset of a norm or the bias of a linear layer."""
     yield np.zeros_like(seen.right), ""
-    from concord.conformance.causes.norms import owner
+    from concord.conformance.explain.norms import owner
 
     name = f"{owner(seen.question.config.norm_sharing, seen.question.tensor)}.bias"
     bias = seen.question.case.weights.get(name)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.causes.hypothesis import RIGHT, Hypothesis
-from concord.conformance.causes.question import Exact, Question
-from concord.conformance.causes.step import Step, group_of
 from concord.conformance.expectation import is_gradient, is_tap_gradient, subject_of
+from concord.conformance.explain.hypothesis import RIGHT, Hypothesis
+from concord.conformance.explain.question import Exact, Question
+from concord.conformance.explain.step import Step, group_of
 
 Array = NDArray[np.floating]
 

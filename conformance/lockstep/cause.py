@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from concord.conformance.cache import Cache
-from concord.conformance.causes import Cause
-from concord.conformance.causes.hypothesis import INAPPLICABLE
-from concord.conformance.causes.reading import CLEAR
-from concord.conformance.causes.search import EDGE, MOST_NAMED, MUCH_BETTER
 from concord.conformance.comparison import section_of
 from concord.conformance.expectation import Array, Expectation, JudgedTraining, digest, root_mean_square
+from concord.conformance.explain import Cause
+from concord.conformance.explain.hypothesis import INAPPLICABLE
+from concord.conformance.explain.reading import CLEAR
+from concord.conformance.explain.search import EDGE, MOST_NAMED, MUCH_BETTER
 from concord.conformance.faults.training.fault import Change
 from concord.conformance.faults.training.tape import FaultyTrajectory
 from concord.conformance.lockstep.envelope import expectation

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from concord.backends.interface import Request, Unsupported
-from concord.conformance.faults.context import Context
-from concord.conformance.faults.fault import Change
-from concord.conformance.faults.operations import Array, FrameworkOperations
+from concord.conformance.bugs.bug import Change
+from concord.conformance.bugs.context import Context
+from concord.conformance.bugs.operations import Array, FrameworkOperations
 from concord.spec.parameters import parameters
 from concord.spec.tensors import taps
 

@@ -12,12 +12,12 @@ from concord import backends
 from concord.backends.interface import Run, Unsupported
 from concord.backends.pool import Pool
 from concord.backends.worker import Worker, WorkerFailure
+from concord.conformance.bugs.bug import REFUSED, Bug
+from concord.conformance.bugs.catalogue import KNOWN, TrainingFault
 from concord.conformance.campaign import Settings
 from concord.conformance.check import job_of
 from concord.conformance.comparison import Row
 from concord.conformance.diagnosis import Diagnosis
-from concord.conformance.faults.catalogue import KNOWN, TrainingFault
-from concord.conformance.faults.fault import REFUSED, Fault
 from concord.conformance.judging import Misfit
 from concord.conformance.mutants.trained import divergence_of, shown
 from concord.spec.cases import Case, build_case
@@ -27,7 +27,7 @@ SAID = ("group", "what", "input", "variant", "scenario", "equivalent", "clause",
 """What is said of a mutant in a record."""
 
 
-AnyFault = Fault | TrainingFault
+AnyBug = Bug | TrainingFault
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Finding:
         status: ``"found"``; ``"misplaced"``: found, but another tensor named first; ``"missed"``; ``"equivalent"``: not
             found, and no input can show it; ``"alarm"``: found in a precision in which no input can show it;
             ``"failed"``: no result; ``"absent"``: the framework is not installed.
-        tensor: the first that is wrong, or :data:`concord.conformance.faults.fault.REFUSED`.
+        tensor: the first that is wrong, or :data:`concord.conformance.bugs.bug.REFUSED`.
         margin: its error in tolerances.
         case, dtype: where it was found.
         designated: whether in the case and precision that the catalogue names first.
@@ -96,7 +96,7 @@ class Matrix:
 
     @property
     def mutants(self) -> dict[str, dict[str, Any]]:
-        """What each mutant is (:class:`concord.conformance.faults.fault.Fault`), by name."""
+        """What each mutant is (:class:`concord.conformance.bugs.bug.Bug`), by name."""
         names = dict.fromkeys(finding.mutant for finding in self.findings)
         return {name: {key: getattr(KNOWN[name], key) for key in SAID} for name in names if name in KNOWN}
 
@@ -126,7 +126,7 @@ def mutable(names: Sequence[str] | None) -> list[str]:
     return list(names or backends.BUILT_IN)
 
 
-def chosen(names: Sequence[str] | None) -> list[AnyFault]:
+def chosen(names: Sequence[str] | None) -> list[AnyBug]:
     """Return mutants by name, or all of a group by its name; all by default.
 
     Raises:
@@ -149,7 +149,7 @@ Progress = Callable[[str, str], None]
 
 
 def conduct(
-    mutants: Sequence[AnyFault],
+    mutants: Sequence[AnyBug],
     names: Iterable[str],
     settings: Settings,
     progress: Progress = lambda backend, done: None,
@@ -188,7 +188,7 @@ class Hunt:
             partial((settings or Settings()).open, plugin(backend)), started=self.started, worker=worker
         )
 
-    def all(self, mutants: Sequence[AnyFault]) -> list[Finding]:
+    def all(self, mutants: Sequence[AnyBug]) -> list[Finding]:
         """Return a finding for each mutant."""
         findings = []
         for mutant in mutants:
@@ -204,7 +204,7 @@ class Hunt:
         self.version = str(worker.description.get("version", ""))
         self.progress(self.backend, "started")
 
-    def find(self, mutant: AnyFault, everywhere: bool = True) -> Finding:
+    def find(self, mutant: AnyBug, everywhere: bool = True) -> Finding:
         """Look for a mutant, first in its own case.
 
         Args:
@@ -265,7 +265,7 @@ class Hunt:
             )  # fmt: skip
         return Finding(fault.name, self.backend, "missed")
 
-    def look(self, mutant: Fault, scenario: str, dtype: str, certain: bool = False) -> Finding | None:
+    def look(self, mutant: Bug, scenario: str, dtype: str, certain: bool = False) -> Finding | None:
         """Look for a mutant in one case and precision.
 
         Args:

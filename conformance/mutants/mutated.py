@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from concord.backends.interface import IMPLEMENTATIONS, Request, Run, Trace, TrainingSession
-from concord.conformance.faults.catalogue import FAULTS
-from concord.conformance.faults.fault import Change
-from concord.conformance.faults.operations import FrameworkOperations
-from concord.conformance.faults.products import EMULATIONS
+from concord.conformance.bugs.bug import Change
+from concord.conformance.bugs.catalogue import BUGS
+from concord.conformance.bugs.operations import FrameworkOperations
+from concord.conformance.bugs.products import EMULATIONS
 from concord.conformance.faults.training.catalogue import TRAINING
 from concord.conformance.mutants.injection import Injection
 from concord.conformance.mutants.training import MutatedTrainer
@@ -19,7 +19,7 @@ from concord.conformance.variations.edits import EDITS
 from concord.spec.errors import unknown
 
 CHANGES: dict[str, dict[str, Change]] = {
-    "mutant": {name: mutant.change for name, mutant in FAULTS.items()},
+    "mutant": {name: mutant.change for name, mutant in BUGS.items()},
     "variation": EDITS,
     "emulate": EMULATIONS,
 }

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from concord.backends.optimizers import Optimizer
 from concord.backends.trainer import Given, Tensor, Trainer
-from concord.conformance.faults.operations import SIGNIFICANT_BITS, FrameworkOperations
+from concord.conformance.bugs.operations import SIGNIFICANT_BITS, FrameworkOperations
 from concord.conformance.faults.training.fault import Change, Place, Site
 from concord.spec.batch import Batch
 from concord.spec.precision import round_to_bits

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from concord.conformance.faults.context import Context, Edit
-from concord.conformance.faults.fault import Change, edited
-from concord.conformance.faults.operations import Array
+from concord.conformance.bugs.bug import Change, edited
+from concord.conformance.bugs.context import Context, Edit
+from concord.conformance.bugs.operations import Array
 from concord.conformance.variations.arithmetic import BLOCK, blocks
 
 SCORES, WEIGHTS, CONTEXT = "*attention.scores", "*attention.weights", "*attention.context"

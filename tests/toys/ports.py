@@ -13,8 +13,8 @@ import numpy as np
 
 from concord import spec
 from concord.backends.interface import Request, Run
-from concord.conformance.faults.fault import Change, Fault
-from concord.conformance.faults.tape import with_edits
+from concord.conformance.bugs.bug import Bug, Change
+from concord.conformance.bugs.tape import with_edits
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import Case
 from concord.spec.model import Model
@@ -26,7 +26,7 @@ Wrong = Callable[["Spoiled", str, Node], Node]
 SCORES, WEIGHTS = (f"layers.0.attention.{step}" for step in ("scores", "weights"))
 
 
-def run_with(fault: Fault, case: Case, dtype: str = "float32", seed: int = 97) -> Run | None:
+def run_with(fault: Bug, case: Case, dtype: str = "float32", seed: int = 97) -> Run | None:
     """Return what a port with a fault would: the reference in rounded arithmetic; None where the case cannot have it."""
     try:
         return _run(truth_with(fault.change, case, Arithmetic(dtype, shuffle=seed), dtype), dtype)

@@ -10,9 +10,9 @@ import numpy as np
 
 from concord.conformance.breakdown import Breakdown, break_down
 from concord.conformance.campaign import Report, Result, Settings
-from concord.conformance.causes import Cause
 from concord.conformance.comparison import Z_BINS, Judgement, Row, Verdict
 from concord.conformance.diagnosis import Diagnosis
+from concord.conformance.explain import Cause
 from concord.conformance.tolerance import R, Z
 
 TENSORS = [

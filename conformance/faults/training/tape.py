@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.backends.optimizers import Operations, Optimizer
+from concord.conformance.bugs.tape import TapeOperations, Value
 from concord.conformance.expectation import JudgedTraining
-from concord.conformance.faults.tape import TapeOperations, Value
 from concord.conformance.faults.training.fault import Change, Place, Site
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import Batch

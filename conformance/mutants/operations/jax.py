@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from concord.conformance.faults.operations import FrameworkOperations
+from concord.conformance.bugs.operations import FrameworkOperations
 
 
 class JaxOperations(FrameworkOperations):

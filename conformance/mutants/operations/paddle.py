@@ -5,7 +5,7 @@ import paddle
 import paddle.nn.functional as F
 
 from concord.backends.interface import Unsupported
-from concord.conformance.faults.operations import FrameworkOperations
+from concord.conformance.bugs.operations import FrameworkOperations
 
 
 class PaddleOperations(FrameworkOperations):

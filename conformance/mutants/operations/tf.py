@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from concord.conformance.faults.operations import FrameworkOperations
+from concord.conformance.bugs.operations import FrameworkOperations
 
 
 class TensorFlowOperations(FrameworkOperations):

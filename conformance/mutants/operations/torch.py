@@ -4,7 +4,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from concord.conformance.faults.operations import FrameworkOperations
+from concord.conformance.bugs.operations import FrameworkOperations
 
 
 class TorchOperations(FrameworkOperations):

@@ -1,0 +1,295 @@
+"""What an edit of a tap sees: the operations, the taps before it, parameters, ids and masks.
+
+The same object serves the frameworks and the NumPy arithmetic, so that a fault is written once.
+
+Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim, F d_ff, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.conformance.bugs.operations import Array, Operations
+from concord.spec.batch import Batch
+from concord.spec.config import EncoderConfig
+from concord.spec.masks import mask_constant, real_tokens, visible_keys
+from concord.spec.positions import position_ids
+from concord.spec.tensors import source_of
+
+Flags = NDArray[np.bool_]
+Ids = NDArray[np.int64]
+Contraction = Callable[[Callable[[Array, Array], Array], Array, Array], Array]
+"""Takes what contracts two tensors, and the two tensors."""
+
+
+def directly(multiply: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:
+    """Take a product as it is."""
+    return multiply(a, b)
+
+
+class Context:
+    """One run of the model, at one tap.
+
+    Args:
+        operations: of the framework, or of the tape.
+        config, batch, part, dtype: what is computed.
+        parameters: gives a parameter by its canonical name, in the canonical layout.
+        now: each tap before this one as the model goes on with it, and ``inputs.<name>`` for given tensors.
+        memory: what edits of earlier runs left for later ones in the same process.
+
+    Attributes:
+        tap: the name of the tap that is edited.
+        contract: how steps take their products.
+    """
+
+    contract: Contraction
+
+    def __init__(
+        self,
+        operations: Operations,
+        config: EncoderConfig,
+        batch: Batch,
+        part: str,
+        dtype: str,
+        parameters: Callable[[str], Array],
+        now: Mapping[str, Array],
+        memory: dict[str, Any] | None = None,
+    ) -> None:
+        self.o, self.config, self.batch, self.part, self.dtype = operations, config, batch, part, dtype
+        self.parameters, self.now = parameters, now
+        self.memory: dict[str, Any] = {} if memory is None else memory
+        self.contract = directly
+        self.tap = ""
+
+    # Where it stands.
+
+    @property
+    def scope(self) -> str:
+        """The submodule that computed the tap, such as ``layers.0.attention``."""
+        return self.tap.rpartition(".")[0]
+
+    @property
+    def layer(self) -> int:
+        """The number of the layer."""
+        return int(self.tap.split(".")[1])
+
+    def weight(self, name: str) -> Array:
+        """Return a parameter by its canonical name, in the canonical layout."""
+        return self.parameters(name)
+
+    def beside(self, name: str) -> Array:
+        """Return another tap of the same submodule; what would be one may have been given, or stay inside a fused kernel."""
+        full = f"{self.scope}.{name}"
+        if full not in self.now and name in ("scores", "weights"):
+            return self.scores() if name == "scores" else self.o.softmax(self.unnormalised, 3)
+        return self.now[full] if full in self.now else self.now[f"inputs.{name}"]
+
+    def source(self, which: str = "", of: str = "") -> Array:
+        """Return what went into the step of the tap, or of another: for a residual what stands beside the sublayer, or its ``"result"``."""
+        return self.now[source_of(self.config, of or self.tap, self.part, which)]
+
+    # What the batch says, as NumPy arrays.
+
+    @property
+    def ids(self) -> Ids:
+        """Token ids, (B, T)."""
+        return self.batch.required("input_ids")
+
+    @property
+    def rows(self) -> Ids:
+        """The row of the position table that each token takes, (B, T)."""
+        return position_ids(self.config, self.real)
+
+    @property
+    def labels(self) -> Ids:
+        """Labels, (B,)."""
+        return self.batch.required("labels")
+
+    @property
+    def counted(self) -> Flags:
+        """Which samples the loss is of, (B,)."""
+        counted: Flags = self.labels != (-1 if self.config.ignore_label is None else self.config.ignore_label)
+        return counted
+
+    @property
+    def real(self) -> Flags:
+        """Which tokens are real, (B, T); in attention alone, which keys are visible, (B, S) or (B, Q, S)."""
+        return real_tokens(self.config, self.ids) if self.batch.key_mask is None else self.batch.key_mask
+
+    @property
+    def real_queries(self) -> Flags:
+        """Which queries are real, (B, Q)."""
+        return real_tokens(self.config, self.ids) if self.batch.query_mask is None else self.batch.query_mask
+
+    @property
+    def visible(self) -> Flags:
+        """Which keys each query sees, (B, 1 or H, 1 or Q, S)."""
+        return self.visible_of(self.real)
+
+    def visible_of(self, real: Flags) -> Flags:
+        """Return the same where these tokens are real."""
+        return visible_keys(self.config, real, self.config.num_heads)
+
+    @property
+    def constant(self) -> float:
+        """What masked scores become, or have added."""
+        return mask_constant(self.config, self.dtype)
+
+    # Steps of the specification, to be taken in some other way.
+
+    def rows_of(self, table: str, ids: Ids) -> Array:
+        """Look up rows of an embedding, (B, T, D); ids beyond its ends take the last one there (SPEC EMB-1, POS-5)."""
+        count = {
+            "token": self.config.vocab_size,
+            "position": self.config.max_positions,
+            "segment": self.config.num_segments,
+        }[table]
+        return self.o.take(
+            self.weight(f"embeddings.{table}.weight"), self.o.constant(np.clip(ids, 0, count - 1))
+        )
+
+    def linear(self, name: str, x: Array) -> Array:
+        """Return what a linear layer makes of its input."""
+        return self.biased(name, self.contract(operator.matmul, x, self.weight(f"{name}.weight")))
+
+    def projected(self, y: Array) -> Array:
+        """Return what the linear layer of the tap gives, in the tap's shape and before any activation (SPEC ATT-1, FFN-1, HED-2)."""
+        name = {"pooler.dense": "pooler", "logits": "classifier"}.get(self.tap, self.tap)
+        return self.o.reshape(self.linear(name, self.source()), tuple(y.shape))
+
+    def biased(self, name: str, x: Array) -> Array:
+        """Add the bias of a linear layer, if it has one."""
+        without = not self.config.qkv_bias and name.endswith((".query", ".key", ".value"))
+        return x if without else x + self.weight(f"{name}.bias")
+
+    def norm(
+        self,
+        x: Array,
+        center: Callable[[Array, Array], Array] = lambda x, mean: x - mean,
+        variance: Callable[[Array], Array] = lambda variance: variance,
+        deviation: Callable[[Array], Array] | None = None,
+        gain: Callable[[Array], Array] = lambda gain: gain,
+        offset: Callable[[Array], Array] = lambda offset: offset,
+        axes: tuple[int, ...] = (-1,),
+    ) -> Array:
+        """Return the layer norm of the tap, with some of its steps taken in another way (SPEC NRM-2)."""
+        count = math.prod([tuple(x.shape)[axis] for axis in axes])
+
+        def total(values: Array) -> Array:
+            for axis in axes:
+                values = self.o.sum(values, axis)
+            return values
+
+        centered = center(x, total(x) / float(count))
+        variance_of_row = variance(
+            total(centered * centered) / float(count - (self.config.norm_variance == "unbiased"))
+        )
+        owner = self.owner
+        normed = centered / (deviation or self.deviation)(variance_of_row)
+        return normed * gain(self.weight(f"{owner}.weight")) + offset(self.weight(f"{owner}.bias"))
+
+    @property
+    def owner(self) -> str:
+        """What the names of the parameters of the tap's norm begin with."""
+        return (
+            self.tap[:-1]
+            if self.config.norm_sharing == "shared" and self.tap.startswith("layers.")
+            else self.tap
+        )
+
+    def deviation(self, variance: Array) -> Array:
+        """Return what a norm divides by (SPEC NRM-3)."""
+        epsilon = self.config.norm_epsilon
+        return (
+            self.o.sqrt(variance + epsilon)
+            if self.config.norm_epsilon_placement == "inside"
+            else self.o.sqrt(variance) + epsilon
+        )
+
+    def scores(self, q: Array | None = None, k: Array | None = None, divisor: float | None = None) -> Array:
+        """Return scaled products of queries and keys, (B, H, Q, S) (SPEC ATT-4)."""
+        q, k = self.beside("query") if q is None else q, self.beside("key") if k is None else k
+        multiply = partial(self.o.einsum, "bqhk,bshk->bhqs")
+        if divisor is None and self.config.score_scale == "multiply_query":
+            return self.contract(multiply, q * self.config.head_dim**-0.5, k)
+        return self.contract(multiply, q, k) / (
+            math.sqrt(self.config.head_dim) if divisor is None else divisor
+        )
+
+    def masked(self, visible: Flags, constant: float | None = None, scores: Array | None = None) -> Array:
+        """Return scores with keys hidden (SPEC MSK-3)."""
+        scores = self.beside("scores") if scores is None else scores
+        constant = self.constant if constant is None else constant
+        return self.o.where(
+            visible, scores, constant if self.config.mask_fill == "replace" else scores + constant
+        )
+
+    @property
+    def unnormalised(self) -> Array:
+        """What the softmax is taken of, (B, H, Q, S)."""
+        full = f"{self.scope}.masked_scores"
+        if full in self.now or f"{self.scope}.scores" in self.now:
+            return self.now.get(full, self.now.get(f"{self.scope}.scores"))
+        return self.masked(self.visible)
+
+    @property
+    def used_weights(self) -> Array:
+        """The weights that values are summed by, (B, H, Q, S)."""
+        full = f"{self.scope}.masked_weights"
+        return self.now[full] if full in self.now else self.beside("weights")
+
+    def context(self, weights: Array, values: Array | None = None) -> Array:
+        """Return the weighted sum of values with the heads joined, (B, Q, D) (SPEC ATT-6)."""
+        multiply = partial(self.o.einsum, "bhqs,bshk->bqhk")
+        summed = self.contract(multiply, weights, self.beside("value") if values is None else values)
+        return self.o.reshape(summed, (*tuple(summed.shape)[:2], self.config.d_model))
+
+    def by_heads(self, x: Array) -> Array:
+        """Return features with the heads apart: (B, T, D), or (B, T, H, K) as it is, to (B, T, H, K) (SPEC ATT-2)."""
+        return self.o.reshape(x, (*tuple(x.shape)[:2], self.config.num_heads, self.config.head_dim))
+
+    def activation(self, x: Array, kind: str | None = None) -> Array:
+        """Return an activation (SPEC ATT-1, FFN-2)."""
+        kind = kind or self.config.activation
+        if kind in ("none", "relu"):
+            return self.o.relu(x) if kind == "relu" else x
+        if kind == "gelu_erf":
+            return x * 0.5 * (self.o.erf(x / math.sqrt(2.0)) + 1.0)
+        return self.gelu_tanh(x)
+
+    def gelu_tanh(self, x: Array, cubic: float = 0.044715, factor: float = math.sqrt(2.0 / math.pi)) -> Array:
+        """Return GELU by its approximation (SPEC FFN-2)."""
+        return x * 0.5 * (self.o.tanh((x + x * x * x * cubic) * factor) + 1.0)
+
+    def binary_losses(self, logits: Array, wanted: Flags) -> Array:
+        """Return the cross-entropy of each logit by itself (SPEC LOS-1)."""
+        return -self.o.log(self.o.sigmoid(self.o.where(wanted, logits, -logits)))
+
+    def total_loss(self, losses: Array) -> Array:
+        """Return the sum of the losses that count (SPEC LOS-2)."""
+        return self.o.sum(self.o.where(self.counted, losses, 0.0))
+
+    def penalty(self, *parts: str) -> Array:
+        """Return the L2 term of these parameters of the classifier, by default of both (SPEC LOS-4)."""
+        given = [self.weight(f"classifier.{part}") for part in parts or ("weight", "bias")]
+        squares = [self.o.sum(parameter * parameter) for parameter in given]
+        return sum(squares[1:], start=squares[0]) * (0.5 * self.config.l2_weight)
+
+    # Where something differs: NumPy flags that can be broadcast with the tap.
+
+    def flags(self, y: Array, axis: int, *entries: int) -> Flags:
+        """Return which entries of an axis are among those named; negative ones count from the end."""
+        shape = tuple(y.shape)
+        wanted = np.isin(np.arange(shape[axis]), [entry % shape[axis] for entry in entries])
+        return wanted.reshape([shape[axis] if i == axis % len(shape) else 1 for i in range(len(shape))])
+
+
+Edit = Callable[[Context, Array], Array]
+"""Takes the context and what a tap rightly is; returns what it is with the fault."""

@@ -1,0 +1,140 @@
+"""Bugs in the precision of one operation (SPEC PRC-2)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from concord.conformance.bugs.bug import Bug, edited, weight
+from concord.conformance.bugs.context import Context, Edit
+from concord.conformance.bugs.operations import Array
+from concord.spec.precision import precision
+
+HUB = "https://github.com/"
+WEIGHTS, SCORES, CONTEXT = "*.attention.weights", "*.attention.scores", "*.attention.context"
+
+
+def stored(number_format: str) -> Edit:
+    """Return the edit that keeps a tap in a shorter format."""
+    return lambda m, y: m.o.round_to(y, number_format)
+
+
+def powers_rounded(m: Context, y: Array) -> Array:
+    """Sum up powers that were rounded to bfloat16."""
+    scores = m.unnormalised
+    powers = m.o.round_to(m.o.exp(scores - m.o.max(scores, 3)), "bfloat16")
+    return powers / m.o.sum(powers, 3)
+
+
+def scores_rounded_first(m: Context, y: Array) -> Array:
+    return m.o.softmax(m.o.round_to(m.unnormalised, "float16"), 3)
+
+
+def reciprocal_rounded(m: Context, y: Array) -> Array:
+    """Multiply by the reciprocal of the sum, taken in half precision."""
+    scores = m.unnormalised
+    powers = m.o.exp(scores - m.o.max(scores, 3))
+    return powers * m.o.round_to(1.0 / m.o.sum(powers, 3), "float16")
+
+
+def variance_in(number_format: str) -> Edit:
+    return lambda m, y: m.norm(m.source(), variance=lambda variance: m.o.round_to(variance, number_format))
+
+
+def mean_in_float16(m: Context, y: Array) -> Array:
+    return m.norm(m.source(), center=lambda x, mean: x - m.o.round_to(mean, "float16"))
+
+
+def deviation_by_one_step(m: Context, y: Array) -> Array:
+    """Refine a reciprocal of half precision by one step of Newton's method."""
+
+    def deviation(variance: Array) -> Array:
+        rough = m.o.round_to(1.0 / m.deviation(variance), "bfloat16")
+        squared = m.deviation(variance) * m.deviation(variance)
+        return 1.0 / (rough * (1.5 - squared * rough * rough * 0.5))
+
+    return m.norm(m.source(), deviation=deviation)
+
+
+def linear_in_tf32(name: str) -> Edit:
+    """Return the edit that rounds the factors of a linear layer's product to 11 bits."""
+
+    def edit(m: Context, y: Array) -> Array:
+        layer = f"{m.scope}.{name}" if m.scope else name
+        product = m.o.round_to(m.source(), "tf32") @ m.o.round_to(m.weight(f"{layer}.weight"), "tf32")
+        return m.o.reshape(m.biased(layer, product), tuple(y.shape))
+
+    return edit
+
+
+def in_last_layer(edit: Edit) -> Edit:
+    return lambda m, y: edit(m, y) if m.layer == m.config.num_layers - 1 else y
+
+
+def context_in_tf32(m: Context, y: Array) -> Array:
+    return m.context(m.o.round_to(m.used_weights, "tf32"), m.o.round_to(m.beside("value"), "tf32"))
+
+
+def weights_rounded_for_product(m: Context, y: Array) -> Array:
+    return m.context(m.o.round_to(m.used_weights, "bfloat16"))
+
+
+def exponential_by_parts(m: Context, y: Array) -> Array:
+    """Take 2^f for a parabola between whole powers of two, with an error of 2e-3, by squaring ten times."""
+    scores = m.unnormalised
+    shifted = scores - m.o.max(scores, 3)
+    root = m.o.where(shifted < -80.0, shifted * 0.0 - 80.0, shifted) / 1024.0
+    power = root + root * root * 0.4 + 1.0
+    for _ in range(10):
+        power = power * power
+    return power / m.o.sum(power, 3)
+
+
+def gelu_rounded_inside(m: Context, y: Array) -> Array:
+    x = m.source()
+    return x * 0.5 * (m.o.round_to(m.o.erf(x / math.sqrt(2.0)), "bfloat16") + 1.0)
+
+
+def gradient_rounded(number_format: str) -> Edit:
+    return lambda m, y: m.o.with_gradient(y, lambda gradient: m.o.rounded(gradient, number_format))
+
+
+def fault(name: str, what: str, edit: Edit, tap: str, **fields: Any) -> Bug:
+    first = (tap.replace("*", "layers.0", 1),)
+    return Bug(
+        **{
+            "name": name,
+            "group": "rounding",
+            "what": what,
+            "variant": "bert",
+            "change": edited(edit, tap),
+            "first": first,
+            "cause": name,
+            "tried": True,
+            "clause": "PRC-2",
+            **fields,
+        }
+    )
+
+
+BUGS = (
+    fault("softmax_powers_in_bfloat16", "The powers of the softmax are rounded to bfloat16 before they are summed.", powers_rounded, WEIGHTS, source=f"{HUB}tinygrad/tinygrad/pull/12280"),
+    fault("softmax_of_float16_scores", "The softmax is of scores in float16.", scores_rounded_first, WEIGHTS, source=f"{HUB}pytorch/pytorch/issues/123911"),
+    fault("softmax_reciprocal_in_float16", "The softmax multiplies by a reciprocal in float16.", reciprocal_rounded, WEIGHTS, source=f"{HUB}tenstorrent/tt-metal/issues/26040"),
+    fault("softmax_stored_in_bfloat16_last", "The last layer keeps its weights in bfloat16.", in_last_layer(stored("bfloat16")), WEIGHTS, first=("layers.1.attention.weights",), cause="stored_in_bfloat16", input="two layers", source=f"{HUB}huggingface/transformers/issues/27341"),
+    fault("softmax_exponential_approximate", "The exponential of the softmax is approximated to 2e-3.", exponential_by_parts, WEIGHTS, source=f"{HUB}sonos/tract/pull/2677"),
+    fault("norm_variance_in_float16", "The variance of a norm is kept in float16.", variance_in("float16"), "embeddings.norm", source=f"{HUB}deepspeedai/DeepSpeed/issues/581"),
+    fault("norm_variance_in_bfloat16", "The variance of a norm is kept in bfloat16.", variance_in("bfloat16"), "embeddings.norm", source=f"{HUB}flagos-ai/FlagGems/pull/221"),
+    fault("norm_mean_in_float16", "The mean of a norm is kept in float16.", mean_in_float16, "embeddings.norm", source=f"{HUB}flagos-ai/FlagGems/pull/221"),
+    fault("norm_deviation_by_one_step", "The deviation is refined once from bfloat16.", deviation_by_one_step, "embeddings.norm", source=f"{HUB}Xilinx/finn/pull/1667"),
+    fault("query_in_tf32", "The query is a product in TF32.", linear_in_tf32("query"), "*.attention.query", cause="tf32_products", source=f"{HUB}pytorch/pytorch/issues/53635"),
+    fault("outer_in_tf32_last", "The last layer's second linear layer is a product in TF32.", in_last_layer(linear_in_tf32("outer")), "*.feed_forward.outer", first=("layers.1.feed_forward.outer",), cause="tf32_products", source=f"{HUB}pytorch/pytorch/issues/79270"),
+    fault("context_in_tf32", "The weighted sum of values is a product in TF32.", context_in_tf32, CONTEXT, cause="tf32_products", source=f"{HUB}tensorflow/tensorflow/issues/127346"),
+    fault("weights_in_bfloat16_for_context", "Weights are rounded to bfloat16 for the sum of values alone.", weights_rounded_for_product, CONTEXT, source=f"{HUB}pytorch/pytorch/pull/128922"),
+    fault("scores_stored_in_float16", "Scores are kept in float16.", stored("float16"), SCORES, cause="stored_in_float16", source=f"{HUB}pytorch/pytorch/pull/188247"),
+    fault("embeddings_stored_in_float16", "The sum of the embeddings is kept in float16.", stored("float16"), "embeddings.sum", cause="stored_in_float16", source=f"{HUB}pytorch/xla/issues/3658"),
+    fault("positions_through_bfloat16", "The position table was stored in bfloat16.", stored("bfloat16"), "embeddings.position", variant="vanilla-encoder", change=weight("embeddings.position.weight", lambda array: precision("bfloat16").round(array)), cause="weight_in_bfloat16 or stored_in_bfloat16", source=f"{HUB}huggingface/transformers/issues/15292"),
+    fault("gelu_erf_in_bfloat16", "erf is rounded to bfloat16.", gelu_rounded_inside, "*.feed_forward.activation", source=f"{HUB}pytorch/pytorch/pull/186286"),
+    fault("losses_stored_in_float16", "Losses are kept in float16.", stored("float16"), "losses", cause="stored_in_float16", source=f"{HUB}huggingface/transformers/issues/48459"),
+    fault("gradient_of_layer_in_bfloat16", "The gradient between the layers is rounded to bfloat16.", gradient_rounded("bfloat16"), "layers.0.norm2", first=("gradients.taps.layers.0.norm2", "gradients.layers.0.norm2.*"), source=f"{HUB}NVIDIA/TransformerEngine/pull/545"),
+)  # fmt: skip

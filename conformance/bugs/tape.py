@@ -1,0 +1,300 @@
+"""The operations of faults on the tape of the NumPy arithmetic, and a model with a fault on it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.conformance.bugs.context import Context
+from concord.conformance.bugs.operations import SIGNIFICANT_BITS, Operations
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.model import Model
+from concord.spec.precision import round_to_bits
+from concord.spec.tape import Node
+
+Flags = NDArray[np.bool_]
+
+
+class Value:
+    """A tensor on the tape with the operators that frameworks' tensors have."""
+
+    __slots__ = ("a", "tensor")
+    __array_ufunc__ = None  # so that NumPy leaves operators to this class
+
+    def __init__(self, arithmetic: Arithmetic, tensor: Node) -> None:
+        self.a, self.tensor = arithmetic, tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tensor.shape
+
+    def of(self, tensor: Node) -> Value:
+        return Value(self.a, tensor)
+
+    def like(self, other: Any) -> Node:
+        return (
+            other.tensor
+            if isinstance(other, Value)
+            else self.a.leaf(np.asarray(other, self.tensor.value.dtype))
+        )
+
+    def aligned(self, other: Value) -> tuple[Node, Node]:
+        """Return both tensors with as many axes: NumPy would broadcast the samples of the one with fewer along another axis."""
+        rank = max(len(self.shape), len(other.shape))
+        one, two = (
+            value.a.reshape(value.tensor, (*[1] * (rank - len(value.shape)), *value.shape))
+            if 0 < len(value.shape) < rank
+            else value.tensor
+            for value in (self, other)
+        )
+        return one, two
+
+    def __add__(self, other: Any) -> Value:
+        return self.of(
+            self.a.add(*self.aligned(other)) if isinstance(other, Value) else self.a.shift(self.tensor, other)
+        )
+
+    def __sub__(self, other: Any) -> Value:
+        return self.of(
+            self.a.subtract(*self.aligned(other))
+            if isinstance(other, Value)
+            else self.a.shift(self.tensor, -other)
+        )
+
+    def __mul__(self, other: Any) -> Value:
+        return self.of(
+            self.a.multiply(*self.aligned(other))
+            if isinstance(other, Value)
+            else self.a.scale(self.tensor, other)
+        )
+
+    def __truediv__(self, other: Any) -> Value:
+        return self.of(
+            self.a.divide(*self.aligned(other))
+            if isinstance(other, Value)
+            else self.a.divide_by(self.tensor, other)
+        )
+
+    def __matmul__(self, other: Value) -> Value:
+        rows = self.a.reshape(self.tensor, (int(np.prod(self.shape[:-1])), self.shape[-1]))
+        return self.of(
+            self.a.reshape(
+                self.a.einsum("ni,io->no", rows, other.tensor), (*self.shape[:-1], other.shape[-1])
+            )
+        )
+
+    def __neg__(self) -> Value:
+        return self * -1.0
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __rsub__(self, other: float) -> Value:
+        return -self + other
+
+    def __rtruediv__(self, other: float) -> Value:
+        return self.of(self.a.divide(self.like(np.full(self.shape, other)), self.tensor))
+
+    def __getitem__(self, where: Any) -> Value:
+        """Select with slices, integers, ``None`` and ``...``, each element at most once."""
+        parts = where if isinstance(where, tuple) else (where,)
+        chosen = self.of(self.a.index(self.tensor, tuple(part for part in parts if part is not None)))
+        if None not in parts:
+            return chosen
+        shape = np.empty(self.shape, bool)[where].shape
+        return self.of(self.a.reshape(chosen.tensor, shape))
+
+    # Comparisons are of each sample's own values.
+
+    def __gt__(self, other: Any) -> Flags:
+        return np.asarray(self.tensor.value > (other.tensor.value if isinstance(other, Value) else other))
+
+    def __lt__(self, other: Any) -> Flags:
+        return np.asarray(self.tensor.value < (other.tensor.value if isinstance(other, Value) else other))
+
+
+class TapeOperations(Operations):
+    """The operations on a tape.
+
+    Args:
+        arithmetic: of the tape.
+    """
+
+    def __init__(self, arithmetic: Arithmetic, dtype: str) -> None:
+        self.a, self.name = arithmetic, dtype
+
+    def value(self, tensor: Node) -> Value:
+        return Value(self.a, tensor)
+
+    def einsum(self, subscripts: str, a: Value, b: Value) -> Value:
+        return self.value(self.a.einsum(subscripts, a.tensor, b.tensor))
+
+    def sum(self, x: Value, axis: int | None = None) -> Value:
+        return self.value(self.a.sum(x.tensor, None if axis is None else self.behind(x, axis)))
+
+    def max(self, x: Value, axis: int) -> Value:
+        """The gradient goes to every entry that is the largest."""
+        largest = x.tensor.value.max(self.behind(x, axis), keepdims=True)
+        return self.value(
+            self.a._record(largest, (x.tensor, lambda g: np.where(x.tensor.value == largest, g, 0)))
+        )
+
+    def sqrt(self, x: Value) -> Value:
+        return self.value(self.a.sqrt(x.tensor))
+
+    def exp(self, x: Value) -> Value:
+        value = self.a._function(np.exp(x.tensor.value), False)
+        return self.value(self.a._record(value, (x.tensor, lambda g: self.a.settle(g * value))))
+
+    def log(self, x: Value) -> Value:
+        value = self.a._function(np.log(x.tensor.value), True)
+        return self.value(self.a._record(value, (x.tensor, lambda g: self.a.settle(g / x.tensor.value))))
+
+    def tanh(self, x: Value) -> Value:
+        return self.value(self.a.tanh(x.tensor, absolute=True))
+
+    def erf(self, x: Value) -> Value:
+        return self.value(self.a.erf(x.tensor))
+
+    def sigmoid(self, x: Value) -> Value:
+        return (self.tanh(x * 0.5) + 1.0) * 0.5
+
+    def relu(self, x: Value) -> Value:
+        return self.value(self.a.relu(x.tensor))
+
+    def softmax(self, x: Value, axis: int) -> Value:
+        return self.last(x, axis, self.a.softmax)
+
+    def log_softmax(self, x: Value, axis: int) -> Value:
+        return self.last(x, axis, self.a.log_softmax)
+
+    def last(self, x: Value, axis: int, function: Callable[[Node], Node]) -> Value:
+        """Apply along an axis what is there for the last one."""
+        order = list(range(len(x.shape)))
+        order[axis], order[-1] = order[-1], order[axis]
+        return self.transpose(self.value(function(self.transpose(x, order).tensor)), order)
+
+    def reshape(self, x: Value, shape: Sequence[int]) -> Value:
+        return self.value(self.a.reshape(x.tensor, tuple(shape)))
+
+    def rearranged(self, x: Value, order: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> Value:
+        """Return the elements in another order, given as what it makes of their numbers."""
+        size = int(np.prod(x.shape))
+        numbers = order(np.arange(size).reshape(x.shape))
+        flat = self.a.reshape(x.tensor, (size,))
+        return self.value(self.a.reshape(self.a.index(flat, numbers.reshape(-1)), numbers.shape))
+
+    def transpose(self, x: Value, axes: Sequence[int]) -> Value:
+        return self.rearranged(x, lambda numbers: numbers.transpose(axes))
+
+    def concat(self, parts: Sequence[Value], axis: int) -> Value:
+        values = [part.tensor.value for part in parts]
+        most = max(len(value) for value in values) if self.a.lead else 1
+        values = (
+            [np.broadcast_to(value, (most, *value.shape[1:])) for value in values] if self.a.lead else values
+        )
+        place, ends = self.behind(parts[0], axis), np.cumsum([0, *(part.shape[axis] for part in parts)])
+
+        def pull(start: int, end: int) -> Callable[[Any], Any]:
+            return lambda g: np.take(g, np.arange(start, end), place)
+
+        operands = [
+            (part.tensor, pull(int(start), int(end)))
+            for part, start, end in zip(parts, ends, ends[1:], strict=False)
+        ]
+        return self.value(self.a._record(np.concatenate(values, place), *operands))
+
+    def where(self, condition: Any, a: Value, b: Any) -> Value:
+        other = a.like(b)
+        chosen = np.where(condition, a.tensor.value, other.value)
+        back_a, back_b = self.a._unbroadcast(a.tensor), self.a._unbroadcast(other)
+        ours = (a.tensor, lambda g: back_a(np.where(condition, g, 0)))
+        return self.value(self.a._record(chosen, ours, (other, lambda g: back_b(np.where(condition, 0, g)))))
+
+    def take(self, table: Value, ids: NDArray[np.int64]) -> Value:
+        return self.value(self.a.take(table.tensor, ids))
+
+    def constant(self, values: NDArray[Any], like: Value | None = None) -> Any:
+        return values if like is None else self.value(like.like(values))
+
+    def numpy(self, x: Any) -> NDArray[Any]:
+        return (
+            x
+            if isinstance(x, np.ndarray)
+            else np.asarray(x.tensor.value[0] if self.a.lead else x.tensor.value)
+        )
+
+    def dtype(self, x: Value) -> str:
+        return self.name
+
+    def stop_gradient(self, x: Value) -> Value:
+        return self.value(self.a._record(x.tensor.value))
+
+    def with_gradient(self, x: Value, function: Callable[[Value], Value]) -> Value:
+        def pullback(gradient: Any) -> Any:
+            return function(self.value(Node(gradient, gradient.shape[self.a.lead :]))).tensor.value
+
+        return self.value(self.a._record(x.tensor.value, (x.tensor, pullback)))
+
+    def value_of(self, value: Value, surrogate: Value) -> Value:
+        return self.value(self.a._record(value.tensor.value, (surrogate.tensor, lambda g: g)))
+
+    def rounded(self, x: Value, number_format: str) -> Value:
+        rounded = round_to_bits(x.tensor.value.astype(np.float64), SIGNIFICANT_BITS[number_format]).astype(
+            x.tensor.value.dtype
+        )
+        return self.value(self.a._record(rounded, (x.tensor, lambda g: g)))
+
+    def round_to(self, x: Value, number_format: str) -> Value:
+        return self.rounded(x, number_format)
+
+    def behind(self, x: Value, axis: int) -> int:
+        """Return an axis counted from the end, where samples do not stand before it."""
+        return axis if axis < 0 else axis - len(x.shape)
+
+
+class Faulty(Model):
+    """The reference with edits of taps: a port that has a fault.
+
+    Attributes:
+        edits: patterns of taps, and what is made of them.
+        now: each tap as what follows sees it.
+    """
+
+    edits: Callable[[str], Callable[[Context, Any], Any] | None] = staticmethod(lambda tap: None)
+    memory: dict[str, Any] | None = None
+
+    @functools.cached_property
+    def now(self) -> dict[str, Any]:
+        return {f"inputs.{name}": Value(self.a, tensor) for name, tensor in self.given.items()}
+
+    @functools.cached_property
+    def context(self) -> Context:
+        operations = TapeOperations(self.a, self.dtype)
+        return Context(
+            operations,
+            self.config,
+            self.batch,
+            "model",
+            self.dtype,
+            lambda name: operations.value(self.weights[name]),
+            self.now,
+            self.memory,
+        )
+
+    def tap(self, name: str, tensor: Node) -> Node:
+        edit = self.edits(name)
+        if edit:
+            self.context.tap = name
+            tensor = edit(self.context, Value(self.a, tensor)).tensor
+        tensor = super().tap(name, tensor)
+        self.now[name] = Value(self.a, tensor)
+        return tensor
+
+
+def with_edits(edits: Callable[[str], Callable[[Context, Any], Any] | None]) -> type[Faulty]:
+    """Return the model that has them, for :func:`concord.spec.reference.compute`."""
+    return type("Port", (Faulty,), {"edits": staticmethod(edits)})

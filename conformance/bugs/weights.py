@@ -1,0 +1,273 @@
+"""Bugs of conversion: a weight is wrong (SPEC WGT-1 to WGT-4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from concord.conformance.bugs.bug import Array, Bug, weight, weights
+from concord.conformance.bugs.bug import Change as Changed
+from concord.spec.config import EncoderConfig
+from concord.spec.parameters import Weights
+from concord.spec.precision import precision
+
+NAME = "layers.0.attention"
+
+
+def exchanged(first: str, second: str) -> Changed:
+    """Return the change that exchanges two words in the names of weights."""
+
+    def partner(name: str) -> str:
+        return name.replace(first, second) if first in name else name.replace(second, first)
+
+    return weights(
+        lambda config, given: {
+            name: given[partner(name)] for name in given if first in name or second in name
+        }
+    )
+
+
+def renamed(wrong: Callable[[str], str]) -> Changed:
+    """Return the change that takes each weight from another name."""
+    return weights(lambda config, given: {name: given[wrong(name)] for name in given})
+
+
+def heads_rolled(config: EncoderConfig, given: Weights) -> dict[str, Array]:
+    """Give each head the query of another."""
+    return {
+        f"{NAME}.query.{leaf}": np.roll(given[f"{NAME}.query.{leaf}"], config.head_dim, axis=-1)
+        for leaf in ("weight", "bias")
+    }
+
+
+def fused_by_head(config: EncoderConfig, given: Weights) -> dict[str, Array]:
+    """Cut a fused weight that holds query, key and value for each head into thirds."""
+    roles = ("query", "key", "value")
+    new: dict[str, Array] = {}
+    for leaf in ("weight", "bias"):
+        parts = [given[f"{NAME}.{role}.{leaf}"] for role in roles]
+        split = [part.reshape(*part.shape[:-1], config.num_heads, config.head_dim) for part in parts]
+        fused = np.stack(split, axis=-2).reshape(*parts[0].shape[:-1], 3 * config.d_model)
+        new |= {
+            f"{NAME}.{role}.{leaf}": third
+            for role, third in zip(roles, np.split(fused, 3, axis=-1), strict=True)
+        }
+    return new
+
+
+def initial(config: EncoderConfig, given: Weights) -> dict[str, Array]:
+    """Leave a norm as it was initialised, its weights not found under their names."""
+    return {"layers.0.norm1.weight": np.ones(config.d_model), "layers.0.norm1.bias": np.zeros(config.d_model)}
+
+
+def features_first(config: EncoderConfig, given: Weights) -> dict[str, Array]:
+    """Take the rows of the flattening head's weight for (D, T) where they are (T, D)."""
+    array = given["classifier.weight"]
+    return {
+        "classifier.weight": array.reshape(config.max_positions, config.d_model, -1)
+        .swapaxes(0, 1)
+        .reshape(array.shape)
+    }
+
+
+def one_element(change: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """Return the change of a single element, one of middling size."""
+
+    def changed(array: Array) -> Array:
+        flat = array.reshape(-1)
+        place = int(np.argsort(abs(flat))[len(flat) // 2])
+        flat[place] = change(flat[place : place + 1])[0]
+        return array
+
+    return changed
+
+
+def mutant(name: str, what: str, **fields: Any) -> Bug:
+    return Bug(**{"name": name, "group": "weights", "what": what, "variant": "bert", **fields})
+
+
+BUGS = (
+    mutant(
+        "weight_transposed",
+        "A square weight is transposed.",
+        first=(f"{NAME}.key",),
+        cause="transposed_weight",
+        change=weight(f"{NAME}.key.weight", np.transpose),
+    ),
+    mutant(
+        "weight_of_pooler_transposed",
+        "The pooler's weight is transposed.",
+        first=("pooler.dense",),
+        cause="transposed_weight",
+        change=weight("pooler.weight", np.transpose),
+    ),
+    mutant(
+        "weight_column_major",
+        "A weight is read in column-major order.",
+        first=("layers.0.feed_forward.inner",),
+        change=weight(
+            "layers.0.feed_forward.inner.weight",
+            lambda array: array.reshape(-1).reshape(array.shape, order="F"),
+        ),
+        cause="weight_in_wrong_order",
+        clause="WGT-2",
+    ),
+    mutant(
+        "weight_heads_permuted",
+        "Each head has the query of another.",
+        first=(f"{NAME}.query",),
+        change=weights(heads_rolled),
+        cause="heads_permuted",
+        clause="ATT-2",
+    ),
+    mutant(
+        "weight_fused_by_head",
+        "A fused weight that holds query, key and value head by head is cut into thirds.",
+        first=(f"{NAME}.query",),
+        change=weights(fused_by_head),
+        cause="fused_weight",
+        clause="WGT-1",
+    ),
+    mutant(
+        "weight_query_and_key_swapped",
+        "Query and key have each other's weights.",
+        first=(f"{NAME}.query",),
+        change=exchanged(".query.", ".key."),
+        cause="swapped_weights",
+        clause="WGT-1",
+    ),
+    mutant(
+        "weight_key_and_value_swapped",
+        "Key and value have each other's weights.",
+        first=(f"{NAME}.key",),
+        change=exchanged(".key.", ".value."),
+        cause="swapped_weights",
+        clause="WGT-1",
+    ),
+    mutant(
+        "weight_rows_swapped",
+        "Two rows of a value weight have changed places.",
+        first=(f"{NAME}.value",),
+        change=weight(f"{NAME}.value.weight", lambda array: array[[1, 0, *range(2, len(array))]]),
+        cause="weight_permuted",
+        clause="WGT-2",
+    ),
+    mutant(
+        "weight_element_off",
+        "One element of a weight is off by a hundredth.",
+        first=(f"{NAME}.output",),
+        change=weight(f"{NAME}.output.weight", one_element(lambda x: x * 1.01)),
+        cause="weight_element",
+        clause="WGT-4",
+    ),
+    mutant(
+        "weight_element_in_bfloat16",
+        "One element of a weight was rounded to bfloat16.",
+        first=(f"{NAME}.output",),
+        change=weight(f"{NAME}.output.weight", one_element(lambda x: precision("bfloat16").round(x))),
+        cause="weight_element",
+        clause="WGT-4",
+    ),
+    mutant(
+        "weight_sign_lost",
+        "The sign of one element of a weight is lost.",
+        first=("logits",),
+        change=weight("classifier.weight", one_element(np.negative)),
+        cause="weight_element",
+        clause="WGT-4",
+    ),
+    mutant(
+        "weight_stale_layer",
+        "Layer 1 has the weights of layer 0.",
+        first=("layers.1.attention.query",),
+        input="two layers",
+        alone=True,
+        change=renamed(lambda name: name.replace("layers.1.", "layers.0.")),
+        cause="weights_of_another_layer",
+        clause="WGT-1",
+    ),
+    mutant(
+        "weight_layers_reversed",
+        "Layers are loaded in reverse order.",
+        first=(f"{NAME}.query",),
+        input="two layers",
+        change=exchanged("layers.0.", "layers.1."),
+        cause="weights_of_another_layer",
+        clause="WGT-1",
+    ),
+    mutant(
+        "weight_bias_missing",
+        "The bias of a linear layer is not loaded, and zero.",
+        first=("layers.0.feed_forward.outer",),
+        change=weight("layers.0.feed_forward.outer.bias", np.zeros_like),
+        cause="missing_bias",
+        clause="WGT-2",
+    ),
+    mutant(
+        "weight_projection_biases_missing",
+        "Query, key and value have no bias.",
+        first=(f"{NAME}.query",),
+        change=weight("layers.*.attention.[qkv]*.bias", np.zeros_like),
+        cause="missing_bias",
+        clause="WGT-2",
+    ),
+    mutant(
+        "weight_classifier_bias_missing",
+        "The classifier's bias is not loaded, and zero.",
+        first=("logits",),
+        change=weight("classifier.bias", np.zeros_like),
+        cause="missing_bias",
+        clause="WGT-2",
+    ),
+    mutant(
+        "weight_gain_and_offset_swapped",
+        "Gain and offset of a norm have changed places.",
+        first=("layers.0.norm1",),
+        change=exchanged("layers.0.norm1.weight", "layers.0.norm1.bias"),
+        cause="norm_gain_and_offset_swapped",
+        clause="WGT-1",
+    ),
+    mutant(
+        "weight_norms_swapped",
+        "The two norms of a layer have changed places.",
+        first=("layers.0.norm1",),
+        change=exchanged(".norm1.", ".norm2."),
+        cause="norm_sharing",
+        clause="WGT-1",
+    ),
+    mutant(
+        "weight_norm_not_loaded",
+        "A norm's weights bear other names, and it keeps gain 1 and offset 0.",
+        first=("layers.0.norm1",),
+        change=weights(initial),
+        cause="norm_gain_and_offset_missing",
+        clause="WGT-1",
+    ),
+    mutant(
+        "weight_segment_table_zero",
+        "The segment table is not loaded, and zero.",
+        first=("embeddings.segment",),
+        change=weight("embeddings.segment.weight", np.zeros_like),
+        cause="segments_ignored",
+        clause="WGT-1",
+    ),
+    mutant(
+        "weight_classes_permuted",
+        "The classes are in another order.",
+        first=("logits",),
+        change=weight("classifier.*", lambda array: array[..., ::-1]),
+        cause="classes_reversed",
+        clause="WGT-1",
+    ),
+    mutant(
+        "weight_of_flattened_features_first",
+        "The flattening head's weight has features before tokens.",
+        variant="tf1-text-classifier",
+        first=("logits",),
+        change=weights(features_first),
+        cause="flatten_order",
+        clause="HED-1",
+    ),
+)

@@ -1,0 +1,114 @@
+"""What may have gone wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.conformance.explain.step import Change, matches
+from concord.conformance.wording import instead
+from concord.spec.config import EncoderConfig
+from concord.spec.errors import ConfigError, SpecError
+
+Array = NDArray[np.floating]
+
+Gradients = Callable[[str], Array]
+"""Gives the gradient of a parameter."""
+
+INAPPLICABLE = (SpecError, ArithmeticError, LookupError, ValueError)
+"""What a hypothesis fails with that does not apply: to this model, as a width of 1 less 1 to divide by, or to this batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hypothesis:
+    """A mistake that a run may contain.
+
+    Attributes:
+        name: of the kind of mistake.
+        text: what would explain the tensor, in words that follow "is explained by".
+        clause: of SPEC.md that it breaks.
+        fields: of the configuration, that are others.
+        weights: that are others, each made when it is wanted: of a large model there is no room for all that may be tried.
+        deviations: of :mod:`concord.spec.deviations` that nobody declared.
+        change: what is made of a tap.
+        on: patterns of the taps that ``change`` changes; by default the one in question.
+        gradient: what the gradient in question is made of, where it is not the parameter's own.
+        factors: the format that factors of products are rounded to.
+        rare: whether hardly anyone makes it: it is tried only to show how well others are told apart from it.
+    """
+
+    name: str
+    text: str
+    clause: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    weights: Mapping[str, Callable[[], Array]] = field(default_factory=dict)
+    deviations: Mapping[str, float] = field(default_factory=dict)
+    change: Change | None = None
+    on: tuple[str, ...] = ()
+    gradient: Callable[[Gradients], Array] | None = None
+    factors: str | None = None
+    rare: bool = False
+
+    def at(self, tap: str) -> Hypothesis:
+        """Return the same of one tap, if it is not said of which."""
+        return self if self.on else dataclasses.replace(self, on=(tap,))
+
+    def changes(self, tap: str) -> Change | None:
+        """Return what is made of a tap, if anything."""
+        return self.change if self.change and matches(tap, self.on) else None
+
+
+def changed(name: str, text: str, clause: str, change: Change, *on: str) -> Hypothesis:
+    """Return the hypothesis of a tap that something else is made of.
+
+    Args:
+        on: patterns of the taps; by default the one in question.
+    """
+    return Hypothesis(name=name, text=text, clause=clause, change=change, on=on)
+
+
+def loaded(name: str, text: str, clause: str, weights: Mapping[str, Callable[[], Array]]) -> Hypothesis:
+    """Return the hypothesis of other weights, given as what makes them."""
+    return Hypothesis(name=name, text=text, clause=clause, weights=weights)
+
+
+RIGHT = Hypothesis(name="right", text="nothing", clause="PRT-1")
+"""No mistake at all."""
+
+
+def options(
+    config: EncoderConfig, name: str, values: Sequence[Any], clause: str, **besides: Any
+) -> Iterator[Hypothesis]:
+    """Yield hypotheses of another value of a configuration field, as far as they describe a model.
+
+    Args:
+        besides: fields that have to be others too.
+    """
+    right = getattr(config, name)
+    for value in values:
+        if value == right:
+            continue
+        fields = {name: value, **besides}
+        try:
+            config.replace(**fields)
+        except ConfigError:
+            continue
+        yield Hypothesis(
+            name=name, text=f"{name} = {instead(value, right, digits=12)}", clause=clause, fields=fields
+        )
+
+
+def both(first: Hypothesis, second: Hypothesis) -> Hypothesis:
+    """Return two mistakes made at once."""
+    return Hypothesis(
+        name=f"{first.name} and {second.name}",
+        text=f"{first.text} and {second.text}",
+        clause=f"{first.clause}, {second.clause}",
+        fields={**first.fields, **second.fields},
+        weights={**first.weights, **second.weights},
+    )

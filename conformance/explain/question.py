@@ -1,0 +1,186 @@
+"""The tensor in question, and what it would be if something had gone wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.conformance.expectation import JudgedProblem, is_gradient
+from concord.conformance.explain.hypothesis import RIGHT, Hypothesis
+from concord.conformance.explain.step import Reached, Step, group_of, matches
+from concord.conformance.tolerance import Sigma, samples, shadows
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.batch import round_inputs
+from concord.spec.config import EncoderConfig
+from concord.spec.precision import cut_to_bits, precision, round_to_bits
+from concord.spec.tensors import taps
+
+Array = NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a tensor is under a hypothesis, and the standard deviation of correct results then."""
+
+    value: Array
+    sigma: Array
+
+
+class Question:
+    """The first tensor of a run that is wrong, with what the run had before it.
+
+    Args:
+        case: what was computed.
+        forced: the run's taps.
+        tensor: the name of the wrong one.
+        actual: the run's values of it.
+    """
+
+    def __init__(self, case: JudgedProblem, forced: Mapping[str, Array], tensor: str, actual: Array) -> None:
+        weights, batch = round_inputs(case.weights, case.batch, case.dtype)
+        self.case = dataclasses.replace(case, weights=weights, batch=batch)
+        self.forced, self.tensor = forced, tensor
+        self.actual = np.asarray(actual, np.float64)
+
+    @property
+    def config(self) -> EncoderConfig:
+        """The configuration that the run was asked for."""
+        return self.case.config
+
+    @property
+    def parameter(self) -> str | None:
+        """The parameter whose gradient is in question, if one is."""
+        return self.tensor.removeprefix("gradients.") if is_gradient(self.tensor) else None
+
+    def is_tap(self, patterns: Iterable[str]) -> bool:
+        """Return whether the tensor in question is a tap, and no gradient by one, whose name fits one of several patterns."""
+        return self.parameter is None and matches(self.tensor, patterns)
+
+    @functools.cached_property
+    def span(self) -> tuple[str, ...]:
+        """The taps in which the mistake may lie: the one in question, and those before it that the run does not deliver."""
+        names = list(taps(self.config, self.case.part, list(self.case.batch.arrays())))
+        if self.tensor not in names:
+            return ()
+        before = names[: names.index(self.tensor)]
+        return (
+            *(name for name in before if name not in self.forced and group_of(name) == group_of(self.tensor)),
+            self.tensor,
+        )
+
+    @functools.cached_property
+    def right(self) -> Prediction:
+        """What the tensor should be."""
+        return self.predict(RIGHT)
+
+    @functools.cached_property
+    def exact(self) -> Step:
+        """The run without any mistake."""
+        return self.run(RIGHT, Exact(self.case.dtype, keeping=True), whole=self.parameter is not None)
+
+    def values(self, hypothesis: Hypothesis) -> Array:
+        """Return the tensor under a hypothesis, in exact arithmetic."""
+        if hypothesis.gradient:
+            return hypothesis.gradient(self.exact.gradient)
+        return self._taken(self.run(hypothesis, Exact(self.case.dtype, hypothesis.factors)))
+
+    def run(self, hypothesis: Hypothesis, arithmetic: Arithmetic, whole: bool = False) -> Step:
+        """Return what was computed on the way to the tensor."""
+        case = self.case
+        if hypothesis.fields:
+            case = dataclasses.replace(case, config=case.config.replace(**hypothesis.fields))
+        if hypothesis.weights:
+            target = precision(case.dtype)
+            case = dataclasses.replace(
+                case,
+                weights={
+                    **case.weights,
+                    **{name: target.round(made()) for name, made in hypothesis.weights.items()},
+                },
+            )
+        if hypothesis.deviations:
+            case = dataclasses.replace(case, deviations={**case.deviations, **hypothesis.deviations})
+        step = Step(case, arithmetic, self.forced, self.tensor, hypothesis.changes, whole)
+        with (
+            np.errstate(all="ignore"),
+            contextlib.suppress(Reached),
+        ):  # what is not finite explains nothing that is
+            step.compute(case.part)
+        return step
+
+    def predict(self, hypothesis: Hypothesis, dtype: str | None = None) -> Prediction:
+        """Return the tensor under a hypothesis with its sigma, derived as :mod:`concord.conformance.tolerance` does.
+
+        Args:
+            dtype: the precision of the rounding, if it is not the run's.
+        """
+        if hypothesis.factors:  # rounded factors err in the same way
+            return Prediction(self.values(hypothesis), self.right.sigma)
+        dtype = dtype or self.case.dtype
+        # A gradient is made of what is right, and may be made of that of any parameter.
+        made = hypothesis.gradient or (lambda of: of(str(self.parameter)))
+        base = RIGHT if hypothesis.gradient else hypothesis
+
+        def taken(arithmetic: Arithmetic) -> Array:
+            run = self.run(base, arithmetic, whole=base is RIGHT and self.parameter is not None)
+            return made(run.gradient) if self.parameter else self._taken(run)
+
+        arithmetic = Exact(dtype)
+        sigma = Sigma(taken(arithmetic), dtype)
+        for sampling in samples(dtype, self.side_by_side(arithmetic.elements)):
+            sigma.sample(taken(sampling))
+        rounded = list(shadows(dtype))
+        for shadow in rounded:
+            sigma.shadow(taken(shadow))
+        return Prediction(sigma.value, sigma.result(len(rounded)))
+
+    def side_by_side(self, elements: int) -> int:
+        """Return how many numbers a sample counts as that computes so many."""
+        return elements
+
+    def rounded(self, dtype: str) -> Array:
+        """Return the tensor as it comes out in a precision."""
+        return self._taken(self.run(RIGHT, Arithmetic(dtype)))
+
+    def _taken(self, run: Step) -> Array:
+        return run.gradient(self.parameter) if self.parameter else run.values[self.tensor]
+
+
+class Exact(Arithmetic):
+    """What the truth is computed in.
+
+    Args:
+        dtype: the precision that it is the truth for.
+        factors: the format that factors of products are rounded to first, if they are.
+        keeping: whether it is kept what depends on what, and every gradient.
+    """
+
+    def __init__(self, dtype: str, factors: str | None = None, keeping: bool = False) -> None:
+        super().__init__("extended" if dtype == "float64" else "float64")
+        self.keeping = keeping
+        self.round_factors = rounding(factors) if factors else None
+
+    def settle(self, values: Array, *size: Any, **more: Any) -> Array:
+        return values
+
+    def settle_sum(self, values: Array, *size: Any, **more: Any) -> Array:
+        return values
+
+    def _factor(self, values: Array) -> Array:
+        return self.round_factors(values) if self.round_factors else values
+
+
+def rounding(name: str) -> Callable[[Array], Array]:
+    """Return what rounds float64 numbers to a format; a factor of TF32 products has 11 significant bits."""
+    if name == "tf32":
+        return lambda values: round_to_bits(values, 11)
+    if name == "tf32 cut off":
+        return lambda values: cut_to_bits(values, 11).astype(np.float64)
+    return lambda values: precision(name).round(values).astype(np.float64)

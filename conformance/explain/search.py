@@ -1,0 +1,316 @@
+"""The search: which hypotheses give the tensor that the run gave, and no other."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.conformance.expectation import JudgedProblem
+from concord.conformance.explain import (
+    attention,
+    embeddings,
+    gradients,
+    head,
+    linear,
+    losses,
+    masks,
+    norms,
+    pooling,
+)
+from concord.conformance.explain.effort import Effort
+from concord.conformance.explain.formats import of_factors, of_parameters
+from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
+from concord.conformance.explain.question import Prediction, Question
+from concord.conformance.explain.reading import CLEAR
+from concord.conformance.explain.recovered import of_weights
+from concord.conformance.explain.step import matches
+from concord.conformance.explain.structure import (
+    of_cancellation,
+    of_dropout,
+    of_dropped_weights,
+    of_format,
+    of_limit,
+)
+from concord.conformance.explain.tried import of_backward, of_hidden, of_tap
+from concord.conformance.tolerance import R
+
+Array = NDArray[np.floating]
+
+Family = Callable[[Question, str], Iterator[Hypothesis]]
+
+FAMILIES: tuple[tuple[tuple[str, ...], Family], ...] = (
+    (("embeddings.token",), embeddings.of_tokens),
+    (("embeddings.position",), embeddings.of_positions),
+    (("embeddings.segment",), embeddings.of_segments),
+    (("embeddings.sum",), embeddings.of_sum),
+    (norms.NORMS, norms.of_norm),
+    (norms.RESIDUALS, norms.of_residual),
+    (linear.LINEAR, linear.of_linear),
+    (linear.PROJECTIONS, attention.of_projection),
+    (("*attention.scores",), attention.of_scores),
+    (("*attention.masked_scores",), masks.of_masked_scores),
+    (("*attention.weights",), attention.of_weights),
+    (("*attention.masked_weights",), masks.of_masked_weights),
+    (("*attention.context",), attention.of_context),
+    (("*.feed_forward.activation",), head.of_activation),
+    (("*.feed_forward.outer",), head.of_outer),
+    (("pooling",), pooling.of_pooling),
+    (("pooler.output",), head.of_pooler),
+    (("normalized",), pooling.of_normalized),
+    (("logits",), head.of_logits),
+    (("log_probabilities",), losses.of_log_probabilities),
+    (("losses",), losses.of_losses),
+    (("loss",), losses.of_loss),
+    (("*",), of_parameters),
+    (("*",), of_tap),
+)
+"""Which taps (patterns) may have which mistakes."""
+
+LIKELY = (
+    ("activation", "quick_gelu", "silu"),
+    ("norm_epsilon*", "norm_placement", "norm_variance"),
+    ("mask_*", "query_mask*", "pad_id"),
+    ("segment*", "token_padding*"),
+    ("missing_bias", "*_missing", "*_left_out", "*_skipped"),
+    ("transposed_weight", "weight_in_wrong_order", "swapped_weights", "heads_*", "fused_weight"),
+    ("*scale*",),
+)
+"""Kinds of mistakes (patterns of names) that people make most often, the most frequent first: they are tried first, and the rest after them."""
+
+READINGS = (of_format, of_limit, of_dropout, of_dropped_weights, of_weights, of_cancellation)
+"""In the order in which they are tried; the first that says something is believed."""
+
+MUCH_BETTER = 8.0
+"""How many times smaller the error under one hypothesis must be for another, at the edge of its tolerance, to be dropped."""
+
+MOST_NAMED = 4
+"""How many explanations a sentence names."""
+
+EDGE = 0.5
+"""From which share of the tolerance on an error lies at its edge."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What explains a divergence.
+
+    Attributes:
+        hypothesis: its name; several are joined by "or".
+        text: a sentence that says so.
+        confident: whether nothing else that was tried explains it as well.
+        clauses: that it breaks, one entry for each hypothesis.
+        hypotheses: those that are named, as they can be tried elsewhere.
+    """
+
+    hypothesis: str
+    text: str
+    confident: bool
+    clauses: tuple[str, ...] = field(default=(), compare=False)
+    hypotheses: tuple[Hypothesis, ...] = field(default=(), compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A hypothesis that explains a tensor, and how the tensor is judged by it."""
+
+    hypothesis: Hypothesis
+    judgement: Any
+
+
+def mistakes(question: Question) -> Iterator[Hypothesis]:
+    """Yield the single mistakes that the step of a tap may contain."""
+    for tap in question.span:
+        yield from mistakes_at(question, tap)
+
+
+def mistakes_at(question: Question, tap: str) -> Iterator[Hypothesis]:
+    """Yield the single mistakes that may be made at one tap."""
+    for patterns, family in FAMILIES:
+        if matches(tap, patterns):
+            yield from (hypothesis.at(tap) for hypothesis in family(question, tap))
+
+
+def of_kind(question: Question, name: str) -> Iterator[Hypothesis]:
+    """Yield the hypotheses of a name that may be made of the tensor in question."""
+    search = Search.__new__(Search)
+    search.question = question
+    for hypotheses in (search.simple(), search.unusual()):
+        yield from (hypothesis for hypothesis in hypotheses if hypothesis.name == name)
+
+
+def likeliest_first(hypotheses: Iterable[Hypothesis]) -> list[Hypothesis]:
+    """Return hypotheses in the order in which they are tried: by :data:`LIKELY`, then as they come, and last what hardly anyone does."""
+
+    def place(one: Hypothesis) -> int:
+        found = (
+            i for i, names in enumerate(LIKELY) if any(fnmatch.fnmatchcase(one.name, name) for name in names)
+        )
+        return len(LIKELY) + 1 if one.rare else next(found, len(LIKELY))
+
+    return sorted(hypotheses, key=place)
+
+
+def of(question: Question, judge: Callable[..., Any], effort: Effort | None = None) -> Cause | None:
+    """Return the hypothesis that explains the tensor in question to within its tolerance.
+
+    Args:
+        effort: what it may take: when that is spent, what was found by then is the answer, and not a sure one.
+    """
+    with np.errstate(all="ignore"):  # what is not finite is compared as such
+        return Search(question, judge, effort or Effort()).cause()
+
+
+def explain(
+    case: JudgedProblem, forced: Mapping[str, Array], tensor: str, actual: Array, judge: Callable[..., Any]
+) -> Cause | None:
+    """Return the hypothesis that explains a tensor to within its tolerance.
+
+    Args:
+        case: what was computed.
+        forced: the taps that the run delivered.
+        tensor: the first one, or the first gradient, that is wrong.
+        actual: the run's values of it.
+        judge: judges values, given what they should be, their sigma and the precision.
+    """
+    return of(Question(case, forced, tensor, actual), judge)
+
+
+class Search:
+    """One search for one tensor; see :func:`explain`."""
+
+    def __init__(self, question: Question, judge: Callable[..., Any], effort: Effort) -> None:
+        self.question, self.judge, self.effort = question, judge, effort
+        self.before = self.judged(question.actual, question.right)
+
+    def cause(self) -> Cause | None:
+        for hypotheses in (likeliest_first(self.simple()), self.unusual()):
+            found = self.explaining(hypotheses)
+            if found:
+                return self.conclude(found)
+        for look in READINGS if not self.effort.untried else ():
+            for seen in look(self.question):
+                return Cause(
+                    seen.hypothesis.name,
+                    self.sentence([seen.hypothesis], seen.sure),
+                    seen.sure,
+                    (seen.hypothesis.clause,),
+                    (seen.hypothesis,),
+                )
+        return None
+
+    def simple(self) -> Iterator[Hypothesis]:
+        """Yield single mistakes."""
+        question = self.question
+        if question.parameter:
+            yield from gradients.of_gradient(question, question.parameter)
+            yield from of_backward(question)
+        yield from mistakes(question)
+        yield from of_factors(question)
+
+    def unusual(self) -> Iterator[Hypothesis]:
+        """Yield pairs of mistakes, values that nobody uses, and faults of several taps at once."""
+        yield from of_hidden(self.question)
+        for tap in self.question.span:
+            if matches(tap, norms.NORMS):
+                yield from norms.two_options(self.question, tap)
+            if matches(tap, ("*.masked_scores",)):
+                yield from masks.of_other_constants(self.question, tap)
+
+    def explaining(self, hypotheses: Iterable[Hypothesis]) -> list[Explanation]:
+        """Return the hypotheses under which the tensor is right, and which do not leave it as it should be."""
+        found: dict[str, Explanation] = {}
+        for hypothesis in self.effort.among(hypotheses):
+            try:
+                near = self.near(hypothesis, self.question.values(hypothesis))
+                prediction = self.question.predict(hypothesis) if near else None
+            except INAPPLICABLE:
+                continue
+            if prediction and self.explains(prediction):
+                found.setdefault(
+                    hypothesis.text, Explanation(hypothesis, self.judged(self.question.actual, prediction))
+                )
+        return list(found.values())
+
+    def near(self, hypothesis: Hypothesis, value: Array) -> bool:
+        """Return whether a value halves the error where there is one, in most places: only then its own sigma is worth deriving."""
+        actual, right = self.question.actual, self.question.right
+        if value.shape != actual.shape or not _same_infinities(actual, value):
+            return False
+        if self.question.parameter and hypothesis.name != "no_gradient" and not value.any():
+            return False  # a reason for having no gradient, and not told apart from others
+        if not _same_infinities(actual, right.value):
+            return True
+        before, left = abs(actual - right.value), abs(actual - value)
+        wrong = np.maximum(before, left) > R * right.sigma
+        return bool(wrong.any()) and float(np.mean(left[wrong] <= before[wrong] / 2)) >= 0.5
+
+    def explains(self, prediction: Prediction) -> bool:
+        question, judgement = self.question, self.judged(self.question.actual, prediction)
+        if judgement.status != "agrees" or self.before.ratio < CLEAR * judgement.ratio:
+            return False
+        if not _same_infinities(prediction.value, question.right.value):
+            return True
+        # Neither may pass for the other: a hypothesis without effect explains nothing, nor does a sigma that allows anything.
+        return all(
+            judgement.status == "diverges"
+            for judgement in (
+                self.judged(prediction.value, question.right),
+                self.judged(question.right.value, prediction),
+            )
+        )
+
+    def judged(self, actual: Array, prediction: Prediction) -> Any:
+        return self.judge(actual, prediction.value, prediction.sigma, self.question.case.dtype)
+
+    def conclude(self, found: Sequence[Explanation]) -> Cause:
+        best = min(found, key=lambda one: one.judgement.rms)
+        kept = [
+            one
+            for one in found
+            if one is best
+            or one.judgement.rms < MUCH_BETTER * best.judgement.rms
+            or one.judgement.ratio <= EDGE
+        ]
+        sure = (
+            len(found) == 1
+            and best.judgement.ratio <= EDGE
+            and not best.hypothesis.rare
+            and not self.effort.untried
+        )
+        hypotheses = [one.hypothesis for one in kept]
+        shown = [hypothesis for hypothesis in hypotheses if not hypothesis.rare] or hypotheses
+        shown.sort(
+            key=lambda hypothesis: not hypothesis.fields
+        )  # an option that is wrong is the plainest reason
+        names = dict.fromkeys(hypothesis.name for hypothesis in shown)
+        return Cause(
+            " or ".join(names),
+            self.sentence(shown, sure),
+            sure,
+            tuple(one.clause for one in shown),
+            tuple(shown),
+        )
+
+    def sentence(self, hypotheses: Sequence[Hypothesis], sure: bool) -> str:
+        return sentence(self.question.tensor, hypotheses, sure)
+
+
+def sentence(tensor: str, hypotheses: Sequence[Hypothesis], sure: bool) -> str:
+    """Say what explains a tensor."""
+    shown = " or by ".join(
+        f"{hypothesis.text} ({hypothesis.clause})" for hypothesis in hypotheses[:MOST_NAMED]
+    )
+    more = f" or by {len(hypotheses) - MOST_NAMED} others" if len(hypotheses) > MOST_NAMED else ""
+    return f"`{tensor}` {'is' if sure else 'may be'} explained by {shown}{more}"
+
+
+def _same_infinities(a: Array, b: Array) -> bool:
+    """Return whether two arrays are infinite, or no number, in the same places."""
+    return bool(
+        np.array_equal(np.where(np.isfinite(a), 0.0, a), np.where(np.isfinite(b), 0.0, b), equal_nan=True)
+    )

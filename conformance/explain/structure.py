@@ -1,0 +1,195 @@
+"""Causes that are read off the tensor: what it has in common with the right one says what became of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.conformance.explain.formats import SPELLED, held_in, stored
+from concord.conformance.explain.hypothesis import RIGHT, changed
+from concord.conformance.explain.norms import NORMS, RESIDUALS, normalised, owner, usual_deviation
+from concord.conformance.explain.question import Question
+from concord.conformance.explain.reading import Reading, clear, reading, root_mean_square, within
+from concord.conformance.explain.step import Step
+from concord.conformance.tolerance import R, Z
+from concord.spec.tape import Node
+from concord.spec.tensors import clause_of
+
+Array = NDArray[np.floating]
+
+LEAST = 0.1
+"""How large an error must at least be, in sigma of the arithmetic that is to explain it: a wide sigma would explain any smaller one."""
+
+
+# Fewer bits.
+
+
+def of_format(question: Question) -> Iterator[Reading]:
+    """Read off that every number is one of a shorter format."""
+    name = held_in(question)
+    if name is None:
+        return
+    if within(stored(question, name), question.right.sigma):
+        yield reading(f"stored_in_{name}", f"numbers that were rounded to {SPELLED[name]}", "PRC-2")
+        return
+    prediction = question.predict(RIGHT, name)
+    # What the format cannot hold may have become infinity, and then no number at all.
+    lost = ~np.isfinite(question.actual)
+    error = np.where(lost, 0.0, question.actual - prediction.value)
+    if (
+        not (lost & np.isfinite(question.rounded(name))).any()
+        and within(error, prediction.sigma)
+        and root_mean_square(error) >= LEAST * root_mean_square(prediction.sigma)
+    ):
+        yield reading(f"computed_in_{name}", f"a step that was computed in {SPELLED[name]}", "PRC-2")
+
+
+# Limits.
+
+
+def of_limit(question: Question) -> Iterator[Reading]:
+    """Read off that whatever is beyond a limit was set to it."""
+    right, actual, clause = (
+        question.right.value,
+        question.actual,
+        clause_of(question.config, question.tensor, question.case.part),
+    )
+    masked = question.is_tap(
+        ("*.masked_scores", "*.masked_weights")
+    )  # where a constant is no sign of a limit
+    if masked or not (np.isfinite(right).all() and np.isfinite(actual).all()):
+        return
+    for text, limited in (
+        ("at least", np.maximum(right, actual.min())),
+        ("at most", np.minimum(right, actual.max())),
+    ):
+        beyond = limited != right
+        if (
+            beyond.sum() >= 3
+            and (~beyond).sum() >= 3
+            and clear(actual - right, actual - limited, question.right.sigma)
+        ):
+            yield reading(
+                "clamped", f"numbers that are clamped to be {text} {float(limited[beyond][0]):.6g}", clause
+            )
+            return
+    limit = abs(actual).max()
+    limited = np.clip(right, -limit, limit)
+    if (limited != right).sum() >= 3 and clear(actual - right, actual - limited, question.right.sigma):
+        yield reading("clamped", f"numbers that are clamped to {float(limit):.6g}", clause)
+
+
+# Dropout.
+
+DROPPED = (
+    "embeddings.sum",
+    "embeddings.norm",
+    "*.attention.weights",
+    "*.attention.output",
+    "*.feed_forward.activation",
+    "*.feed_forward.outer",
+    "pooling",
+    "pooler.output",
+)
+
+
+def of_dropout(question: Question) -> Iterator[Reading]:
+    """Read off that some numbers are 0 and the others are all enlarged by the same factor."""
+    if question.is_tap(DROPPED):
+        base: Array = np.zeros_like(question.actual)
+    elif question.is_tap(RESIDUALS):
+        base = question.exact.entered[question.tensor.replace("residual", "norm")].value
+    else:
+        return
+    right, actual, sigma = question.right.value - base, question.actual - base, question.right.sigma
+    if not np.isfinite(actual).all() or not np.isfinite(right).all():
+        return
+    visible = abs(right) > 2 * Z * sigma
+    dropped = visible & (abs(actual) <= Z * sigma)
+    kept = visible & ~dropped
+    if dropped.sum() < 2 or kept.sum() < 5:
+        return
+    factor = float((actual[kept] * right[kept]).sum() / np.square(right[kept]).sum())
+    if factor > 1 and within(np.where(kept, actual - factor * right, 0.0), factor * sigma):
+        share = 1 - 1 / factor
+        expected = share * visible.sum()
+        if abs(dropped.sum() - expected) <= 5 * math.sqrt(expected) + 1:
+            yield reading("dropout", f"dropout of {100 * share:.3g} % that was left on", "DRP-1")
+
+
+SHARES = (0.1, 0.2, 0.5, 0.3, 0.4, 0.25, 0.15, 0.05)
+"""What dropout may drop."""
+
+MOST_KEYS = 12
+"""How many keys the attention weights may be tried out for, kept and dropped: there are 2 to that power ways."""
+
+
+def of_dropped_weights(question: Question) -> Iterator[Reading]:
+    """Read off that each query's context is that of some keys alone, their weights all enlarged by the same factor."""
+    if not question.is_tap(("*attention.context",)):
+        return
+    tap, config, exact = question.tensor, question.config, question.exact
+    prefix = tap.rpartition(".")[0]
+    weights = exact.now.get(f"{prefix}.masked_weights", exact.now[f"{prefix}.weights"]).value  # (B, H, Q, S)
+    values = exact.beside(tap, "value").value  # (B, S, H, K)
+    batch, heads, queries, keys = weights.shape
+    if keys > MOST_KEYS:
+        return
+    kept = (np.arange(2**keys)[:, None] >> np.arange(keys)) % 2
+    actual, sigma = (
+        np.broadcast_to(x, question.actual.shape).reshape(batch, queries, heads, config.head_dim)
+        for x in (question.actual, question.right.sigma)
+    )
+    left, whole = list(SHARES), 0
+    for b, h, q in np.ndindex(batch, heads, queries):
+        possible = kept @ (weights[b, h, q][:, None] * values[b, :, h])  # (2^S, K)
+        fits = {
+            p: (abs(actual[b, q, h] - possible / (1 - p)) <= Z * sigma[b, q, h] / (1 - p)).min(-1)
+            for p in left
+        }
+        left = [p for p in left if fits[p].any()]
+        whole += sum(bool(fits[p][-1]) for p in left[:1])  # the last way keeps every key
+        if not left:
+            return
+    if len(left) == 1 and whole <= batch * heads * queries - 2:
+        yield reading(
+            "dropout", f"dropout of {100 * left[0]:.3g} % of the attention weights that was left on", "DRP-1"
+        )
+
+
+# A variance that loses digits.
+
+
+def of_cancellation(question: Question) -> Iterator[Reading]:
+    """Read off that each row is stretched by a factor of its own, as large as rounding makes it in E[x²] - E[x]²."""
+    if not question.is_tap(NORMS):
+        return
+
+    def by_squares(m: Step, tap: str, y: Node) -> Node:
+        a, count = m.a, m.config.d_model
+        mean = a.divide_by(a.sum(m.x, -1), count)
+        variance = a.subtract(a.divide_by(a.sum(a.multiply(m.x, m.x), -1), count), a.multiply(mean, mean))
+        return normalised(m, tap, m.x, deviation=lambda m, _: usual_deviation(m, variance))
+
+    hypothesis = changed(
+        "variance_by_squares", "a variance computed as E[x²] - E[x]²", "NRM-2", by_squares
+    ).at(question.tensor)
+    prediction = question.predict(hypothesis)
+    error = question.actual - question.right.value
+    offset = question.case.weights[f"{owner(question.config.norm_sharing, question.tensor)}.bias"].astype(
+        np.float64
+    )
+    gained = question.right.value - offset
+    stretch = (error * gained).sum(-1, keepdims=True) / np.square(gained).sum(-1, keepdims=True)
+    if (
+        np.isfinite(stretch).all()
+        and within(error, prediction.sigma)
+        and clear(error, error - stretch * gained, question.right.sigma)
+        and root_mean_square(error) >= LEAST * root_mean_square(prediction.sigma)
+        and root_mean_square(prediction.sigma)
+        >= R * root_mean_square(question.right.sigma)  # else it is no worse than any other
+    ):
+        yield Reading(hypothesis, True)

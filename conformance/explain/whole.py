@@ -1,0 +1,317 @@
+"""What explains an output that comes without the taps before it: each mistake in all layers at once, the whole table, and each in one layer.
+
+Of a model that hands back its output alone nothing says where a mistake lies, and each has to be run through the whole model. So it is looked
+for in one sample, first in the arithmetic of the run and then, where that comes near, with its own tolerance.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.conformance.expectation import JudgedProblem, is_gradient, root_mean_square
+from concord.conformance.explain.effort import Effort
+from concord.conformance.explain.hypothesis import INAPPLICABLE, RIGHT, Hypothesis
+from concord.conformance.explain.question import Prediction, Question
+from concord.conformance.explain.search import (
+    MUCH_BETTER,
+    Cause,
+    Explanation,
+    Search,
+    likeliest_first,
+    mistakes_at,
+)
+from concord.conformance.explain.step import Step, group_of, place_of
+from concord.conformance.explain.tried import of_hidden
+from concord.conformance.tolerance import SAMPLES
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.masks import real_tokens
+from concord.spec.precision import PRECISIONS
+from concord.spec.tape import Node
+from concord.spec.tensors import taps
+
+Array = NDArray[np.floating]
+
+LARGE_ERROR = 0.1
+"""Share of the largest error of a sample from which on another one shows the mistake as well."""
+
+MOST_NEAR = 5
+"""How many hypotheses of a kind are held against the tensor with a tolerance of their own."""
+
+TRIAL = 0.6
+"""Share of the time for trying; what comes nearest is then held against the tensor with a tolerance of its own, which takes the rest."""
+
+MOSTLY = 0.75
+"""Share of elements whose error a hypothesis at least halves that is worth that."""
+
+USUAL = (
+    "transposed_weight",
+    "missing_bias",
+    "swapped_weights",
+    "weight_in_wrong_order",
+    "norm_gain_and_offset_swapped",
+)
+"""What happens to a single tensor when weights are carried over by hand."""
+
+SAME = 0.01
+"""Tolerances within which two hypotheses come to the same numbers."""
+
+LAYER = re.compile(r"\blayers\.\d+\b")
+
+
+def hidden(case: JudgedProblem, forced: Mapping[str, Array], tensor: str) -> list[str]:
+    """Return the taps that were computed on the way to a tensor since the last one that was delivered."""
+    names = list(taps(case.config, case.part, list(case.batch.arrays())))
+    if is_gradient(tensor) or tensor not in names:
+        return []
+    before = names[: names.index(tensor)]
+    last = max((place for place, name in enumerate(before) if name in forced), default=-1)
+    return before[last + 1 :]
+
+
+def reaches_far(case: JudgedProblem, forced: Mapping[str, Array], tensor: str) -> bool:
+    """Return whether a mistake may lie in another layer than the one that a tensor belongs to."""
+    return any(group_of(name) != group_of(tensor) for name in hidden(case, forced, tensor))
+
+
+def of_whole(
+    case: JudgedProblem,
+    forced: Mapping[str, Array],
+    tensor: str,
+    actual: Array,
+    judge: Callable[..., Any],
+    effort: Effort,
+) -> Cause | None:
+    """Return the mistake that explains a tensor before which nothing was delivered.
+
+    Args:
+        case, forced, tensor, actual, judge: as in :func:`concord.conformance.explain.explain`.
+        effort: as in :func:`concord.conformance.explain.search.of`.
+    """
+    question = _Whole(case, forced, tensor, actual).of_one_sample()
+    with np.errstate(all="ignore"):  # what is not finite is compared as such
+        return _Search(question, judge, effort).cause()
+
+
+class _Whole(Question):
+    """A tensor in question that anything may have gone wrong before."""
+
+    @property
+    def span(self) -> tuple[str, ...]:
+        return (*hidden(self.case, self.forced, self.tensor), self.tensor)
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """What hypotheses are first tried in: that of the run, which has no weights to convert."""
+        return Arithmetic(self.case.dtype if self.case.dtype in PRECISIONS else "float32")
+
+    def values(self, hypothesis: Hypothesis) -> Array:
+        """Return the tensor under a hypothesis, rounded as the run is: what comes before the mistake is computed once for all."""
+        with contextlib.suppress(KeyError):  # it takes something of what is not computed again
+            return self._rounded(
+                hypothesis,
+                {
+                    name: array
+                    for name, array in self.ends.items()
+                    if place_of(group_of(name)) < self.place(hypothesis)
+                },
+            )
+        return self._rounded(hypothesis, {})
+
+    def _rounded(self, hypothesis: Hypothesis, ends: Mapping[str, Array]) -> Array:
+        other = copy.copy(self)
+        other.forced = {**self.forced, **ends}
+        return np.asarray(self._taken(other.run(hypothesis, self.arithmetic)), np.float64)
+
+    @functools.cached_property
+    def ends(self) -> dict[str, Array]:
+        """What comes out of the embeddings and of each layer if nothing is wrong, by the tap."""
+        right, last = self.run(RIGHT, self.arithmetic).values, {}
+        for name in self.span:
+            last[group_of(name)] = name
+        return {
+            name: right[name] for group, name in last.items() if group.startswith(("embeddings", "layers."))
+        }
+
+    def place(self, hypothesis: Hypothesis) -> int:
+        """Return from which place on in the order of computation a hypothesis changes anything."""
+        if hypothesis.fields or hypothesis.deviations or hypothesis.factors:
+            return -1
+        touched = [*hypothesis.weights, *(name for name in self.span if hypothesis.changes(name))]
+        return min((place_of(group_of(name)) for name in touched), default=-1)
+
+    def side_by_side(self, elements: int) -> int:
+        """Return how large samples are to count: weights are squared for each group of them, and one sample has few numbers beside these."""
+        return elements // SAMPLES
+
+    def of_one_sample(self) -> _Whole:
+        """Return the same of the one sample that shows most, where samples are computed each by itself."""
+        ids, config = self.case.batch.input_ids, self.case.config
+        axes = taps(config, self.case.part, list(self.case.batch.arrays()))
+        if (
+            ids is None
+            or len(ids) == 1
+            or config.mask_assignment == "batch_major"
+            or axes[self.tensor].shape.split()[:1] != ["batch"]
+        ):
+            return self
+        apart = abs(self.actual - self.values(RIGHT)).reshape(len(ids), -1).max(1)
+        shows = ~(apart < LARGE_ERROR * apart.max())
+        padding = ~real_tokens(config, ids)
+        segments = self.case.batch.segment_ids
+        kinds = (
+            np.zeros(len(ids)) if segments is None else np.array([len(np.unique(row)) for row in segments])
+        )
+        # Of those that show it: one whose padding is masked, of several segments, of many words.
+        best = max(
+            np.flatnonzero(shows).tolist(),
+            key=lambda row: (0 < padding[row].sum() < ids.shape[1], kinds[row], -int(padding[row].sum())),
+        )
+        batch = dataclasses.replace(
+            self.case.batch, **{name: array[[best]] for name, array in self.case.batch.arrays().items()}
+        )
+        forced = {
+            name: array[[best]] if axes[name].shape.split()[:1] == ["batch"] else array
+            for name, array in self.forced.items()
+        }
+        return _Whole(dataclasses.replace(self.case, batch=batch), forced, self.tensor, self.actual[[best]])
+
+
+class _Search(Search):
+    """The search for a mistake anywhere before a tensor."""
+
+    question: _Whole
+
+    def cause(self) -> Cause | None:
+        """Return the first kind of mistake that explains it: an option or one mistake in all layers, a weight of one layer, the table, one layer."""
+        stages = (
+            likeliest_first(self.everywhere()),
+            self.somewhere(usual=True),
+            of_hidden(self.question),
+            self.somewhere(usual=False),
+        )
+        for hypotheses in stages:
+            found = self.explaining(hypotheses)
+            if found:
+                return self.conclude(found)
+        return None
+
+    def explaining(self, hypotheses: Iterable[Hypothesis]) -> list[Explanation]:
+        """Return those that explain the tensor, among the few that come nearest to it: each tolerance takes many runs."""
+        tried = []
+        for hypothesis in self.effort.among(hypotheses, TRIAL):
+            try:
+                value = self.question.values(hypothesis)
+                if self.near(hypothesis, value):
+                    tried.append((root_mean_square(np.nan_to_num(self.question.actual - value)), hypothesis))
+            except INAPPLICABLE:
+                continue
+        least = min((size for size, _ in tried), default=0.0)
+        nearest = sorted(tried, key=lambda one: one[0])[:MOST_NEAR]  # of equals the first
+        return self.different([one[1] for one in tried if one in nearest and one[0] <= MUCH_BETTER * least])
+
+    def different(self, hypotheses: Sequence[Hypothesis]) -> list[Explanation]:
+        """Return those under which the tensor is right; of several that come to the same numbers, the first: they are one mistake in other words."""
+        found: list[tuple[Explanation, Prediction]] = []
+        for hypothesis in hypotheses:
+            if found and self.effort.spent():
+                self.effort.untried += 1
+                continue
+            prediction = self.question.predict(hypothesis)
+            if self.explains(prediction) and not any(
+                self.judged(prediction.value, other).ratio <= SAME for _, other in found
+            ):
+                found.append(
+                    (Explanation(hypothesis, self.judged(self.question.actual, prediction)), prediction)
+                )
+        return [explanation for explanation, _ in found]
+
+    def near(self, hypothesis: Hypothesis, value: Array) -> bool:
+        """Return whether a value halves the error in most places, whatever rounding makes of the rest."""
+        actual, right = self.question.actual, self.right
+        if value.shape != actual.shape or not np.array_equal(np.isfinite(value), np.isfinite(actual)):
+            return False
+        before, left = abs(actual - right), abs(actual - value)
+        return bool(np.isfinite(actual).all()) and float(np.mean(left <= before / 2)) >= MOSTLY
+
+    @functools.cached_property
+    def right(self) -> Array:
+        """What the tensor should be, rounded as the run is."""
+        return self.question.values(RIGHT)
+
+    def everywhere(self) -> Iterator[Hypothesis]:
+        """Yield options, mistakes outside of layers, and those that are made in each layer."""
+        options: set[str] = set()
+        for places in self.kinds().values():
+            found = [{self.key(one): one for one in self.once(tap)} for tap in places]
+            for key, first in found[-1].items():
+                if first.fields:
+                    if first.text not in options:
+                        options.add(first.text)
+                        yield first
+                elif len(places) == 1:
+                    yield first
+                elif all(key in of_one for of_one in found):
+                    yield _in_all([of_one[key] for of_one in found], places)
+
+    def somewhere(self, usual: bool) -> Iterator[Hypothesis]:
+        """Yield mistakes that are made in one of several layers.
+
+        Args:
+            usual: those of :data:`USUAL` alone, or all others.
+        """
+        for places in self.kinds().values():
+            for tap in places if len(places) > 1 else ():
+                for one in mistakes_at(self.question, tap):
+                    if not one.fields and (one.name in USUAL) == usual:
+                        yield (
+                            one
+                            if LAYER.search(one.text)
+                            else dataclasses.replace(one, text=f"{one.text} at `{tap}`")
+                        )
+
+    def kinds(self) -> dict[str, list[str]]:
+        """Return the taps that are the same but for the layer."""
+        found = defaultdict(list)
+        for tap in self.question.span:
+            found[LAYER.sub("layers.*", tap)].append(tap)
+        return found
+
+    def once(self, tap: str) -> Iterator[Hypothesis]:
+        """Yield the mistakes of a tap that are told from all others by what is said of them."""
+        every = list(mistakes_at(self.question, tap))
+        times = Counter(map(self.key, every))
+        return (one for one in every if times[self.key(one)] == 1)
+
+    @staticmethod
+    def key(one: Hypothesis) -> tuple[str, str]:
+        """Return what a mistake is called, whatever the layer."""
+        return one.name, LAYER.sub("layers.*", one.text)
+
+
+def _in_all(ones: list[Hypothesis], places: list[str]) -> Hypothesis:
+    """Return a mistake that is made in each of several layers."""
+    by_tap = {tap: one for tap, one in zip(places, ones, strict=True) if one.change}
+
+    def change(m: Step, tap: str, y: Node) -> Node:
+        made = by_tap[tap].change
+        return made(m, tap, y) if made else y
+
+    text = LAYER.sub("layers.*", ones[0].text)
+    weights = {name: made for one in ones for name, made in one.weights.items()}
+    return dataclasses.replace(
+        ones[0],
+        text=f"{text}, in every layer",
+        weights=weights,
+        change=change if by_tap else None,
+        on=tuple(by_tap),
+    )

@@ -1,0 +1,240 @@
+"""The table of faults: what each is, that its edit changes what it says, and that the tape computes as the operations say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from concord.backends.interface import Run
+from concord.conformance.bugs.bug import REFUSED, Change
+from concord.conformance.bugs.catalogue import ALL, Bug
+from concord.conformance.bugs.context import Context
+from concord.conformance.bugs.tape import TapeOperations, Value, with_edits
+from concord.conformance.comparison import Verdict
+from concord.conformance.judging import judge
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.cases import build_case
+from concord.spec.montecarlo import MonteCarlo
+from concord.spec.reference import Truth, compute
+from concord.spec.tensors import inputs, source_of, taps
+from tests.toys.ports import truth_with
+from tests.toys.surroundings import sample_of
+
+SPECIFICATION = (Path(__file__).parent.parent / "spec" / "SPEC.md").read_text()
+EDITED = [fault for fault in ALL if fault.change.edits]
+
+
+def truth_of(
+    fault: Bug | None, case: Any, arithmetic: Any = None, memory: dict[str, Any] | None = None
+) -> Truth:
+    return truth_with(
+        fault.change if fault else Change(), case, arithmetic or Arithmetic(), "float64", memory
+    )
+
+
+def differ(right: Any, wrong: Any, limit: float) -> bool:
+    return (
+        right.shape != wrong.shape or not np.isfinite(wrong).all() or bool(abs(right - wrong).max() > limit)
+    )
+
+
+@pytest.mark.parametrize("fault", ALL, ids=lambda fault: fault.name)
+def test_fault_changes_its_tap_first_and_a_gradient_alone_where_it_says_so(fault: Bug) -> None:
+    case, memory = build_case(fault.variant, fault.scenario, options=dict(fault.options)), {}
+    if fault.after:
+        truth_of(fault, build_case(fault.variant, fault.after, options=dict(fault.options)), memory=memory)
+    right = truth_of(None, case)
+    try:
+        wrong = truth_of(fault, case, memory=memory)
+    except (IndexError, ValueError):
+        assert REFUSED in fault.first
+        return
+    largest = max(abs(gradient).max() for gradient in right.gradients.values())
+    taps = [
+        name
+        for name in right.taps
+        if differ(right.taps[name], wrong.taps[name], 1e-12 * abs(right.taps[name]).max())
+    ]
+    gradients = [
+        f"gradients.{name}"
+        for name in right.backward
+        if name in right.gradients and differ(right.gradients[name], wrong.gradients[name], 1e-9 * largest)
+    ]
+    if not fault.precisions:
+        assert not [*taps, *gradients]
+    elif all(pattern.startswith("gradients.") or pattern == REFUSED for pattern in fault.first):
+        assert not taps
+        assert fault.rightly_first(gradients[0])
+    else:  # some differ in rounding alone
+        taps = taps or [name for name in right.taps if differ(right.taps[name], wrong.taps[name], 0.0)]
+        assert fault.rightly_first(taps[0])
+
+
+@pytest.mark.parametrize("fault", [fault for fault in ALL if fault.clause], ids=lambda fault: fault.name)
+def test_fault_names_a_clause_of_the_specification(fault: Bug) -> None:
+    assert fault.clause in SPECIFICATION
+    assert not fault.source or fault.source.startswith("https://")
+
+
+def test_source_of_every_tap_is_computed_before_it() -> None:
+    for variant in ("bert", "bert-pytorch", "tf1-text-classifier", "nndl-paddle", "keras-attention"):
+        config = build_case(variant, "ragged").config
+        for part in ("model", "encoder", "stack", "attention"):
+            names = list(taps(config, part))
+            known = [*names, *(f"inputs.{name}" for name in inputs(config, part))]
+            for tap in names:
+                if tap.rpartition(".")[2] in (
+                    "norm1",
+                    "norm2",
+                    "query",
+                    "key",
+                    "value",
+                    "residual1",
+                    "residual2",
+                    "inner",
+                    "outer",
+                    "activation",
+                    "logits",
+                    "pooling",
+                    "final_norm",
+                ):
+                    source = source_of(config, tap, part)
+                    assert source in known
+                    assert source.startswith("inputs.") or names.index(source) < names.index(tap)
+
+
+# The operations on a tape, beside NumPy.
+
+A, B = np.random.default_rng(3).standard_normal((2, 3, 5, 7))
+TABLE = np.random.default_rng(4).standard_normal((11, 7))
+IDS = np.array([[1, 10, 0], [4, 4, 2]])
+
+SAME = {
+    "sum": (lambda o, a, b: o.sum(a, 1), lambda a, b: a.sum(1, keepdims=True)),
+    "all": (lambda o, a, b: o.sum(a), lambda a, b: a.sum()),
+    "max": (lambda o, a, b: o.max(a, 0), lambda a, b: a.max(0, keepdims=True)),
+    "mean": (lambda o, a, b: o.mean(a, -1), lambda a, b: a.mean(-1, keepdims=True)),
+    "exp": (lambda o, a, b: o.exp(a), lambda a, b: np.exp(a)),
+    "log": (lambda o, a, b: o.log(a * a), lambda a, b: np.log(a * a)),
+    "operators": (lambda o, a, b: 1.0 - (-a + b * 2.0) / (2.0 / b), lambda a, b: 1 - (-a + b * 2) / (2 / b)),
+    "softmax": (lambda o, a, b: o.softmax(a, 1), lambda a, b: np.exp(a) / np.exp(a).sum(1, keepdims=True)),
+    "transpose": (lambda o, a, b: o.transpose(a, (2, 0, 1)), lambda a, b: a.transpose(2, 0, 1)),
+    "concat": (lambda o, a, b: o.concat([a, b], 1), lambda a, b: np.concatenate([a, b], 1)),
+    "where": (lambda o, a, b: o.where(a > b, a, b), np.maximum),
+    "where constant": (lambda o, a, b: o.where(a < 0.0, a, 1.5), lambda a, b: np.where(a < 0, a, 1.5)),
+    "index": (lambda o, a, b: a[:, None, 1:3], lambda a, b: a[:, None, 1:3]),
+    "reshape": (lambda o, a, b: o.reshape(a, (5, 21)), lambda a, b: a.reshape(5, 21)),
+    "einsum": (lambda o, a, b: o.einsum("tqk,tsk->tqs", a, b), lambda a, b: np.einsum("tqk,tsk->tqs", a, b)),
+    "matrix": (lambda o, a, b: a @ o.reshape(b, (3 * 5, 7))[:7], lambda a, b: a @ b.reshape(15, 7)[:7]),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize(
+    "arithmetic", [Arithmetic, lambda: MonteCarlo("float64", 2)], ids=["exact", "samples"]
+)
+def test_tape_computes_and_differentiates_as_numpy_does(name: str, arithmetic: Any) -> None:
+    on_tape, plain = SAME[name]
+    tape = arithmetic()
+    operations = TapeOperations(tape, "float64")
+    a, b = (Value(tape, tape.leaf(x)) for x in (A, B))
+    result = on_tape(operations, a, b)
+    assert result.shape == plain(A, B).shape
+    np.testing.assert_allclose(operations.numpy(result), plain(A, B), rtol=1e-9, atol=1e-12)
+    tape.backward(operations.sum(result * result).tensor)
+    step = 1e-6
+    for tensor, array, other in ((a.tensor, A, 0), (b.tensor, B, 1)):
+        if tensor.gradient is None:
+            continue
+        moved = np.zeros_like(array)
+        moved[1, 2, 3] = step
+        both = [((A + s * moved, B) if other == 0 else (A, B + s * moved)) for s in (1, -1)]
+        slope = (np.square(plain(*both[0])).sum() - np.square(plain(*both[1])).sum()) / (2 * step)
+        assert tensor.gradient[..., 1, 2, 3].reshape(-1)[0] == pytest.approx(slope, rel=1e-6, abs=1e-8)
+
+
+def test_value_of_another_gradient_and_rounding() -> None:
+    tape = Arithmetic()
+    o = TapeOperations(tape, "float64")
+    x, y = Value(tape, tape.leaf(A)), Value(tape, tape.leaf(B))
+    made = o.value_of(x, y * 3.0)
+    assert np.array_equal(o.numpy(made), A)
+    rounded = o.round_to(made, "bfloat16")
+    assert abs(o.numpy(rounded) / A - 1).max() <= 2.0**-8
+    tape.backward(o.sum(o.with_gradient(rounded, lambda g: g * 2.0)).tensor)
+    assert x.tensor.gradient is None
+    assert np.array_equal(y.tensor.gradient, np.full_like(B, 6.0))
+
+
+def test_context_recomputes_what_a_fused_kernel_keeps() -> None:
+    case = build_case("bert", "ragged")
+    right = truth_of(None, case)
+    seen: dict[str, Any] = {}
+
+    def look(m: Context, y: Any) -> Any:
+        hidden = {name: value for name, value in m.now.items() if not name.endswith(("scores", "weights"))}
+        fused = Context(m.o, m.config, m.batch, m.part, m.dtype, m.parameters, hidden)
+        fused.tap = m.tap
+        seen[m.tap] = m.o.numpy(fused.context(fused.used_weights))
+        return y
+
+    model = with_edits(lambda tap: look if tap.endswith("attention.context") else None)
+    compute(case.config, case.weights, case.batch, Arithmetic(), False, case.part, "float64", model=model)
+    for name, value in seen.items():
+        np.testing.assert_allclose(value, right.taps[name], rtol=1e-12)
+
+
+SAID = [
+    fault
+    for fault in EDITED
+    if fault.cause == fault.name
+    and fault.group in ("kernels", "places", "saturation", "rounding")
+    and not fault.after
+]
+
+BACKWARD = [fault for fault in EDITED if fault.group == "backward"]
+
+
+def verdict_of(fault: Bug) -> Verdict:
+    """Judge the reference with a fault, whose sums are in another order, in float64."""
+    case = build_case(fault.variant, fault.scenario, options=dict(fault.options))
+    truth = truth_of(fault, case, Arithmetic("float64", shuffle=5))
+    run = Run(
+        truth.output,
+        truth.loss,
+        dict(truth.taps),
+        dict(truth.gradients),
+        "numpy",
+        "float64",
+        tap_gradients=dict(truth.tap_gradients),
+    )
+    return judge(case.config, case.weights, case.batch, run, end_to_end=False)
+
+
+def assert_placed(fault: Bug, verdict: Verdict) -> None:
+    assert verdict.first_divergence is not None
+    assert fault.rightly_first(verdict.first_divergence.tensor)
+    assert verdict.diagnosis is not None
+    assert not [note for note in verdict.diagnosis.notes if " failed: " in note]
+
+
+@pytest.mark.parametrize(
+    "fault", sample_of(SAID, lambda place, fault: place % 6 == 0), ids=lambda fault: fault.name
+)
+def test_fault_of_a_run_is_named_by_its_own_edit(fault: Bug) -> None:
+    verdict = verdict_of(fault)
+    assert_placed(fault, verdict)
+    assert fault.diagnosed(verdict.cause.hypothesis if verdict.cause else "") == "right"
+
+
+@pytest.mark.parametrize(
+    "fault", sample_of(BACKWARD, lambda place, fault: place % 3 == 0), ids=lambda fault: fault.name
+)
+def test_fault_of_the_backward_pass_is_placed_and_named(fault: Bug) -> None:
+    verdict = verdict_of(fault)
+    assert_placed(fault, verdict)
+    if fault.cause:
+        assert fault.diagnosed(verdict.cause.hypothesis if verdict.cause else "") == "right"
