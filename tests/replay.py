@@ -1,0 +1,235 @@
+"""What the code says, recorded, so that a change of its form can be proven to be no more than that.
+
+``python -m tests.replay record FOLDER`` writes one file for each part; what is there is not made again.
+``python -m tests.replay compare BEFORE AFTER`` prints each difference, and ends with 1 if there is one. Both recordings
+must come from one machine: another processor rounds otherwise. Ratios are compared by all their digits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from concord import backends, conformance, porting, spec
+from concord.spec.cases import build_case, standard_cases
+
+FRAMEWORKS = ("torch", "tf", "paddle", "jax")
+
+GOLDEN = Path(__file__).resolve().parents[1].parent / "shared" / "golden"
+
+FUZZ_SEED, FUZZ_CASES = 2027, 100
+
+STEPS = 60
+
+CERTIFIED = ("torch", "hugging-face-flax")
+
+Said = Iterator[tuple[str, Any]]
+"""Names of what was judged, and what was said of it."""
+
+
+def of_verdict(verdict: conformance.Verdict) -> dict[str, Any]:
+    """Return what a verdict says: status, first tensor, cause, and how near each tensor came to its tolerance."""
+    first = verdict.first_divergence
+    found = verdict.diagnosis if first else None
+    return {
+        "status": verdict.status,
+        "first": first and first.tensor,
+        "clause": found and found.clause,
+        "cause": found and found.cause and found.cause.hypothesis,
+        "ratios": {row.tensor: row.ratio for row in verdict.table},
+    }
+
+
+def judged(
+    worker: backends.Worker, case: Any, dtype: str, part: str = "model", implementation: str = "explicit"
+) -> dict[str, Any]:
+    """Run a case and return what its verdict says, or why there is none."""
+    try:
+        run = worker.run(
+            case.config, case.weights, case.batch, part, dtype, implementation, tap_gradients=True
+        )
+        return of_verdict(conformance.judge(case.config, case.weights, case.batch, run, part))
+    except (backends.Unsupported, backends.WorkerFailure, spec.SpecError) as error:
+        return {"status": type(error).__name__, "detail": str(error)}
+
+
+def check() -> Said:
+    """Judge the standard cases in each framework, in float64 and float32."""
+    for name in FRAMEWORKS:
+        with backends.open(name, threads=1) as worker:
+            for case in standard_cases():
+                for dtype in ("float64", "float32"):
+                    yield f"{name} {case.name} {dtype}", judged(worker, case, dtype)
+
+
+def fuzz() -> Said:
+    """Judge random cases in each framework, in three precisions."""
+    from types import SimpleNamespace
+
+    from concord.conformance.fuzz.plan import Plan, sample
+
+    for name in FRAMEWORKS:
+        with backends.open(name, threads=1) as worker:
+            for dtype in ("float64", "float32", "bfloat16"):
+                plan = Plan(names=(), dtypes=(dtype,), seed=FUZZ_SEED, shapes=4)
+                for index, drawn in enumerate(sample(plan, range(FUZZ_CASES))):
+                    config, weights, batch = drawn.build()
+                    case = SimpleNamespace(config=config, weights=weights, batch=batch)
+                    yield f"{name} {dtype} {index}", judged(worker, case, dtype, drawn.part)
+
+
+def alternatives() -> Said:
+    """Judge each admissible algorithm, in NumPy."""
+    from concord.conformance.variations.catalogue import VARIATIONS
+
+    with backends.open("concord.conformance.variations.backend:Varied") as worker:
+        for variant, scenario in (("nndl-paddle", "ragged"), ("bert-pytorch", "full"), ("bert", "tiny")):
+            case = build_case(variant, scenario)
+            for name in VARIATIONS:
+                for dtype in ("float64", "float32"):
+                    yield (
+                        f"{name} {case.name} {dtype}",
+                        judged(worker, case, dtype, implementation=f"variation:{name}"),
+                    )
+
+
+def concord(*arguments: str) -> dict[str, Any]:
+    """Return the record that a command writes, with how it ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "record.json"
+        command = [sys.executable, "-m", "concord", *arguments, "--json", str(path)]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        record: dict[str, Any] = (
+            json.loads(path.read_text()) if path.exists() else {"error": ran.stderr[-400:]}
+        )
+        return {**record, "ended": ran.returncode}
+
+
+def golden() -> Said:
+    """Judge each framework by the tensors that the published sources computed."""
+    asked = [word for name in FRAMEWORKS for word in ("--backend", name)]
+    record = concord("golden", str(GOLDEN), *asked, "--threads", "1")
+    yield "ended", record["ended"]
+    for result in record["results"]:
+        yield (
+            " ".join(str(result[key]) for key in ("backend", "group", "case", "dtype")),
+            [result["status"], result.get("verdict", {}).get("worst")],
+        )
+
+
+def mutants() -> Said:
+    """Put every bug of models and of training into each framework."""
+    for name in FRAMEWORKS:
+        record = concord("mutants", "--backend", name, "--threads", "1")
+        yield f"{name} ended", record["ended"]
+        for finding in record["findings"]:
+            said = ("status", "tensor", "clause", "cause", "said", "case", "dtype", "margin")
+            yield f"{name} {finding['mutant']}", {key: finding.get(key) for key in said}
+
+
+def lockstep() -> Said:
+    """Train the standard case in lockstep, in float32 and float64."""
+    for dtype in ("float32", "float64"):
+        record = concord(
+            *("train", "--lockstep", "--case", "standard", "--seed", "0", "--threads", "1"),
+            *("--steps", str(STEPS), "--dtype", dtype),
+        )
+        for track in record["tracks"]:
+            for curve in track["curves"]:
+                yield (
+                    f"{track['backend']} {dtype} {curve['section']}",
+                    [track["status"], curve["worst"], curve["at"], curve["ratio"]],
+                )
+
+
+def conversions() -> Said:
+    """Write one checkpoint in each format, compare it with what it was, and certify one."""
+    config = spec.variant(
+        "bert", vocab_size=29, d_model=14, num_heads=2, d_ff=17, num_layers=2, max_positions=13
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "source"
+        porting.write(porting.from_weights(config, spec.initialize(config, seed=3)), source, "hugging-face")
+        for name in porting.formats():
+            ported = Path(folder) / name
+            command = [sys.executable, "-m", "concord", "port", str(source), "--to", name, "-o", str(ported)]
+            ran = subprocess.run(command, capture_output=True, text=True, check=False)
+            record = concord("diff", str(source), str(ported)) if ran.returncode == 0 else {}
+            yield name, [ran.returncode, record.get("ended"), record.get("summary")]
+            if name in CERTIFIED:
+                certificate = Path(folder) / f"{name}.json"
+                proof = ["certify", str(source), str(ported), "--certificate", str(certificate)]
+                command = [sys.executable, "-m", "concord", *proof]
+                ended = subprocess.run(command, capture_output=True, check=False).returncode
+                claims = json.loads(certificate.read_text())["items"] if certificate.exists() else []
+                yield f"{name} certified", [ended, {claim["name"]: claim["status"] for claim in claims}]
+
+
+PARTS: Mapping[str, Callable[[], Said]] = {
+    part.__name__: part for part in (check, golden, alternatives, lockstep, conversions, fuzz, mutants)
+}
+
+
+def record(folder: Path, parts: list[str]) -> None:
+    """Write what each part says, one line for each thing that was judged; a file that is there stays."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in parts:
+        path = folder / f"{part}.jsonl"
+        if path.exists():
+            continue
+        with path.with_suffix(".unfinished").open("w") as file:
+            for name, said in PARTS[part]():
+                print(json.dumps([name, said]), file=file, flush=True)
+        path.with_suffix(".unfinished").rename(path)
+
+
+def differences(before: Path, after: Path) -> Iterator[str]:
+    """Yield what two recordings do not say alike, in one line each."""
+    for path in sorted(before.glob("*.jsonl")):
+        if not (after / path.name).exists():
+            yield f"{path.stem}: recorded in {before} alone"
+            continue
+        old, new = (dict(json.loads(line) for line in (side / path.name).open()) for side in (before, after))
+        yield from (f"{path.stem} {name}: in {before} alone" for name in old if name not in new)
+        yield from (f"{path.stem} {name}: in {after} alone" for name in new if name not in old)
+        for name in old:
+            if name in new and old[name] != new[name]:
+                yield f"{path.stem} {name}: {_differing(old[name], new[name])}"
+
+
+def _differing(old: Any, new: Any) -> str:
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+        most = 3
+        told = [f"{key} {_differing(old.get(key), new.get(key))}" for key in keys[:most]]
+        return "; ".join(told) + (f"; and {len(keys) - most} more" if len(keys) > most else "")
+    return f"{json.dumps(old)[:90]} -> {json.dumps(new)[:90]}"
+
+
+def main() -> int:
+    """Record, or compare two recordings."""
+    parser = argparse.ArgumentParser(prog="python -m tests.replay", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    recording = commands.add_parser("record", help="write what the code says")
+    recording.add_argument("folder", type=Path)
+    recording.add_argument("--part", action="append", choices=PARTS, help="may be repeated; default: all")
+    comparing = commands.add_parser("compare", help="print what two recordings do not say alike")
+    comparing.add_argument("before", type=Path)
+    comparing.add_argument("after", type=Path)
+    arguments = parser.parse_args()
+    if arguments.command == "record":
+        record(arguments.folder, arguments.part or list(PARTS))
+        return 0
+    found = list(differences(arguments.before, arguments.after))
+    print("\n".join(found) or "the same")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
