@@ -16,8 +16,8 @@ from concord.backends import machine
 from concord.backends.interface import WORKLOAD_KINDS
 from concord.conformance import record as files
 from concord.conformance.campaign import Settings
+from concord.conformance.estimate import Z
 from concord.conformance.report import within
-from concord.conformance.tolerance import Z
 from concord.progress import telling
 from concord.spec.errors import SpecError, collecting, refuse, unknowns
 from concord.spec.precision import PRECISIONS

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.codec import Power
+from concord.conformance.estimate import Z
 from concord.conformance.expectation import JudgedProblem, is_gradient, is_tap_gradient
-from concord.conformance.tolerance import Z
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
 from concord.spec.parameters import parameters

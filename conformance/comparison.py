@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from concord.conformance.breakdown import Breakdown
 from concord.conformance.diagnosis import Diagnosis
+from concord.conformance.estimate import Z, rms_limit
 from concord.conformance.expectation import JudgedProblem, is_gradient, is_tap_gradient
 from concord.conformance.explain import Cause
-from concord.conformance.tolerance import Z, rms_limit
 from concord.spec.deviations import KNOWN_DEVIATIONS
 
 Array = NDArray[np.floating]
@@ -72,7 +72,7 @@ class Judgement:
         rms: the root mean square error, in root mean square sigma.
         element: where the largest error is.
         actual, expected, sigma: the values there.
-        beyond: how many elements err more than :data:`concord.conformance.tolerance.Z` sigma.
+        beyond: how many elements err more than :data:`concord.conformance.estimate.Z` sigma.
         size: how many elements there are.
         independent: of how many of them the root mean square says something (:func:`concord.conformance.scoring.independent_elements`); 0: of all.
         histogram: how many elements have an error in each bin of :data:`Z_BINS`, and beyond the last.

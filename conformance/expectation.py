@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.conformance.estimate import least_sigma
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import Batch, round_inputs, validate_batch
 from concord.spec.config import EncoderConfig
@@ -336,13 +337,6 @@ def is_tap_gradient(name: str) -> bool:
 def subject_of(name: str) -> str:
     """Return the tap, parameter or input that a gradient is by; the name itself of what is no gradient."""
     return name.removeprefix("gradients.").removeprefix("taps.")
-
-
-def least_sigma(value: Array, dtype: str) -> Array:
-    """Return what sigma is at least: the result itself has to be rounded."""
-    target = precision(dtype)
-    least: Array = np.maximum(target.unit_roundoff / np.sqrt(3) * abs(value), target.smallest_normal)
-    return least
 
 
 def root_mean_square(values: Array) -> float:

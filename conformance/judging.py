@@ -17,6 +17,7 @@ from concord.conformance import tolerance
 from concord.conformance.breakdown import axes_of, break_down
 from concord.conformance.comparison import DECLARED, NOT_DELIVERED, UNUSED, Judgement, Row, Verdict
 from concord.conformance.diagnosis import diagnose
+from concord.conformance.estimate import Z
 from concord.conformance.expectation import (
     Expectation,
     Forced,
@@ -27,7 +28,6 @@ from concord.conformance.expectation import (
 )
 from concord.conformance.padding import blind_samples, uncomputed
 from concord.conformance.scoring import OUT_OF_RANGE, judge_tensor, scores_of
-from concord.conformance.tolerance import Z
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 from concord.spec.deviations import (

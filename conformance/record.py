@@ -19,8 +19,8 @@ from concord.conformance.campaign import Report, Result
 from concord.conformance.comparison import Z_BINS, Judgement, Row, Verdict
 from concord.conformance.diagnosis import Diagnosis
 from concord.conformance.diagnosis.campaign import Conclusion
+from concord.conformance.estimate import R, Z
 from concord.conformance.report import WORST_FIRST
-from concord.conformance.tolerance import R, Z
 from concord.spec.errors import SpecError, located, optional, refuse
 from concord.spec.files import read_json, write_text
 

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.comparison import Z_BINS, Judgement
+from concord.conformance.estimate import R, Z, rms_limit
 from concord.conformance.expectation import root_mean_square
-from concord.conformance.tolerance import R, Z, rms_limit
 from concord.spec.precision import precision
 
 Array = NDArray[np.floating]

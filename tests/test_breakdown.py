@@ -18,10 +18,10 @@ from concord.conformance.breakdown import (
     axes_of,
     break_down,
 )
+from concord.conformance.estimate import Z
 from concord.conformance.expectation import JudgedProblem
 from concord.conformance.judging import judge
 from concord.conformance.scoring import scores_of
-from concord.conformance.tolerance import Z
 from concord.spec.cases import build_case
 from concord.spec.reference import reference
 

@@ -20,8 +20,8 @@ import pytest
 
 from concord import DISTRIBUTION, backends, spec
 from concord.conformance import record
+from concord.conformance.estimate import rms_limit
 from concord.conformance.report import within
-from concord.conformance.tolerance import rms_limit
 from tests.toys.surroundings import PATIENCE, ROOT, concord, errors, hide_frameworks, offer, options, toy
 
 Invoke = Callable[..., tuple[int, str, list[str]]]

@@ -14,9 +14,9 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from concord import spec
+from concord.conformance.estimate import Z
 from concord.conformance.golden_files import golden
 from concord.conformance.published import expectation_of
-from concord.conformance.tolerance import Z
 from concord.spec.deviations import NONE
 from concord.spec.errors import SpecError
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from concord.backends.interface import Run
+from concord.conformance.estimate import Z
 from concord.conformance.golden_files.golden import read
 from concord.conformance.judging import judge
 from concord.conformance.published import DEFAULT, INCLUDED, SHARED, collect, expectation_of_training
-from concord.conformance.tolerance import Z
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.deviations import NONE
 from concord.spec.precision import precision

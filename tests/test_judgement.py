@@ -9,9 +9,9 @@ import pytest
 from concord import spec
 from concord.backends.interface import Run
 from concord.conformance import tolerance
+from concord.conformance.estimate import Z
 from concord.conformance.expectation import Forced, JudgedProblem
 from concord.conformance.judging import judge
-from concord.conformance.tolerance import Z
 from concord.spec.cases import build_case, standard_cases
 from concord.spec.deviations import KNOWN_DEVIATIONS, declared
 from concord.spec.reference import reference

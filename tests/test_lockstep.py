@@ -17,6 +17,7 @@ from concord import spec
 from concord.conformance import record
 from concord.conformance.campaign import Settings
 from concord.conformance.comparison import Row, Verdict
+from concord.conformance.estimate import estimate
 from concord.conformance.expectation import Expectation
 from concord.conformance.faults.training.catalogue import TRAINING
 from concord.conformance.html import page
@@ -36,10 +37,8 @@ from concord.conformance.lockstep.outcome import Recorder
 from concord.conformance.lockstep.preflight import differences, right_plan
 from concord.conformance.lockstep.report import lines, show
 from concord.conformance.scoring import judge_tensor
-from concord.conformance.tolerance import Sigma, exact, samples, shadows
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.errors import SpecError
-from concord.spec.montecarlo import MonteCarlo
 from concord.spec.training.optimizers import Optimizer, clipped
 from concord.spec.training.optimizers import shares as spec_shares
 from concord.spec.training.recipe import Recipe, rounded_hyperparameters
@@ -188,13 +187,12 @@ def test_norm_of_many_tensors_may_be_summed_term_by_term(clipping: str) -> None:
         )
         return scaled["0"].value
 
-    value, rounded = found(exact("float32")), list(shadows("float32"))
-    sigma = Sigma(value, "float32")
-    for arithmetic in (*samples("float32", 127 * 1009), *rounded):
-        (sigma.sample if isinstance(arithmetic, MonteCarlo) else sigma.shadow)(found(arithmetic))
+    values, sigmas = estimate(
+        lambda arithmetic, observer: observer("w", found(arithmetic)), "float32", elements=127 * 1009
+    )
     flat = np.sqrt(np.cumsum(np.square(np.concatenate(list(given.values()))), dtype=np.float32)[-1])
     assert (
-        judge_tensor(given["0"] * (np.float32(1) / flat), value, sigma.result(len(rounded)), "float32").status
+        judge_tensor(given["0"] * (np.float32(1) / flat), values["w"], sigmas["w"], "float32").status
         == "agrees"
     )
 
@@ -594,12 +592,11 @@ def test_decay_that_is_rounded_alike_in_every_step_stays_in_the_envelope() -> No
             arithmetic.leaf(weights),
         ).value
 
-    value, rounded = trained(exact("float32")), list(shadows("float32"))
-    sigma = Sigma(value, "float32")
-    for arithmetic in (*samples("float32", weights.size), *rounded):
-        (sigma.sample if isinstance(arithmetic, MonteCarlo) else sigma.shadow)(trained(arithmetic))
+    values, sigmas = estimate(
+        lambda arithmetic, observer: observer("w", trained(arithmetic)), "float32", elements=weights.size
+    )
     found = {
-        name: judge_tensor(reduce(left, rates, weights), value, sigma.result(len(rounded)), "float32").ratio
+        name: judge_tensor(reduce(left, rates, weights), values["w"], sigmas["w"], "float32").ratio
         for name, left in DECAYS.items()
     }
     assert {name for name, ratio in found.items() if ratio > 1} == {"by a hundredth more"}, found

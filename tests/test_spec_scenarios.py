@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from concord import spec
 from concord.conformance.check import check_jobs, sequence
+from concord.conformance.estimate import Z
 from concord.conformance.expectation import Expectation
-from concord.conformance.tolerance import Z, expect
+from concord.conformance.tolerance import expect
 from concord.spec.cases import LANDMARKS, LONG, OWN, SCENARIOS, Case, build_case, scenarios_of, standard_cases
 from concord.spec.masks import mask_constant
 

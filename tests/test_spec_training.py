@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from concord import spec
-from concord.conformance.tolerance import Z
+from concord.conformance.estimate import Z
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import Batch
 from concord.spec.montecarlo import MonteCarlo

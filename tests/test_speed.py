@@ -20,7 +20,7 @@ import pytest
 from concord import spec, speeding
 from concord.backends.machine import wait_for_rest
 from concord.backends.worker import Worker
-from concord.conformance.tolerance import Z
+from concord.conformance.estimate import Z
 from concord.spec.cases import build_case
 from concord.spec.errors import SpecError
 from concord.speed import (

@@ -8,7 +8,7 @@ import pytest
 
 from concord.backends.bench import Bench
 from concord.backends.interface import Unsupported
-from concord.conformance.tolerance import Z
+from concord.conformance.estimate import Z
 from concord.spec.errors import SpecError
 from concord.speed import Record, Workload, truth
 from concord.speed.markdown import markdown

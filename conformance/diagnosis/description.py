@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from concord.conformance.diagnosis.regions import FILLED, Region, smallest
 from concord.conformance.diagnosis.relations import relate
+from concord.conformance.estimate import R, Z
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.reading import within
-from concord.conformance.tolerance import R, Z
 
 Array = NDArray[np.floating]
 Flags = NDArray[np.bool_]

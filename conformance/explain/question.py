@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.conformance.estimate import Observer, estimate
 from concord.conformance.expectation import JudgedProblem, is_gradient
 from concord.conformance.explain.hypothesis import RIGHT, Hypothesis
 from concord.conformance.explain.step import Reached, Step, group_of, matches
-from concord.conformance.tolerance import Sigma, samples, shadows
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import round_inputs
 from concord.spec.config import EncoderConfig
@@ -116,7 +116,7 @@ class Question:
         return step
 
     def predict(self, hypothesis: Hypothesis, dtype: str | None = None) -> Prediction:
-        """Return the tensor under a hypothesis with its sigma, derived as :mod:`concord.conformance.tolerance` does.
+        """Return the tensor under a hypothesis with its sigma, derived by :mod:`concord.conformance.estimate`.
 
         Args:
             dtype: the precision of the rounding, if it is not the run's.
@@ -128,18 +128,13 @@ class Question:
         made = hypothesis.gradient or (lambda of: of(str(self.parameter)))
         base = RIGHT if hypothesis.gradient else hypothesis
 
-        def taken(arithmetic: Arithmetic) -> Array:
+        def compute(arithmetic: Arithmetic, observer: Observer) -> int:
             run = self.run(base, arithmetic, whole=base is RIGHT and self.parameter is not None)
-            return made(run.gradient) if self.parameter else self._taken(run)
+            observer(self.tensor, made(run.gradient) if self.parameter else self._taken(run))
+            return self.side_by_side(arithmetic.elements)
 
-        arithmetic = Exact(dtype)
-        sigma = Sigma(taken(arithmetic), dtype)
-        for sampling in samples(dtype, self.side_by_side(arithmetic.elements)):
-            sigma.sample(taken(sampling))
-        rounded = list(shadows(dtype))
-        for shadow in rounded:
-            sigma.shadow(taken(shadow))
-        return Prediction(sigma.value, sigma.result(len(rounded)))
+        values, sigmas = estimate(compute, dtype, truth=Exact(dtype))
+        return Prediction(values[self.tensor], sigmas[self.tensor])
 
     def side_by_side(self, elements: int) -> int:
         """Return how many numbers a sample counts as that computes so many."""

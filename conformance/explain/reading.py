@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance import expectation
+from concord.conformance.estimate import R, Z
 from concord.conformance.explain.hypothesis import Hypothesis
-from concord.conformance.tolerance import R, Z
 
 Array = NDArray[np.floating]
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.conformance.estimate import R
 from concord.conformance.expectation import JudgedProblem
 from concord.conformance.explain import (
     attention,
@@ -37,7 +38,6 @@ from concord.conformance.explain.structure import (
     of_limit,
 )
 from concord.conformance.explain.tried import of_backward, of_hidden, of_tap
-from concord.conformance.tolerance import R
 
 Array = NDArray[np.floating]
 

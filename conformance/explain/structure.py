@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.conformance.estimate import R, Z
 from concord.conformance.explain.formats import SPELLED, held_in, stored
 from concord.conformance.explain.hypothesis import RIGHT, changed
 from concord.conformance.explain.norms import NORMS, RESIDUALS, normalised, owner, usual_deviation
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.reading import Reading, clear, reading, root_mean_square, within
 from concord.conformance.explain.step import Step
-from concord.conformance.tolerance import R, Z
 from concord.spec.tape import Node
 from concord.spec.tensors import clause_of
 

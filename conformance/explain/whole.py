@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.conformance.estimate import SAMPLES
 from concord.conformance.expectation import JudgedProblem, is_gradient, root_mean_square
 from concord.conformance.explain.effort import Effort
 from concord.conformance.explain.hypothesis import INAPPLICABLE, RIGHT, Hypothesis
@@ -32,7 +33,6 @@ from concord.conformance.explain.search import (
 )
 from concord.conformance.explain.step import Step, group_of, place_of
 from concord.conformance.explain.tried import of_hidden
-from concord.conformance.tolerance import SAMPLES
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.masks import real_tokens
 from concord.spec.precision import PRECISIONS

@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from concord.conformance.campaign import Settings
+from concord.conformance.estimate import R, Z
 from concord.conformance.fuzz.findings import FAILED, SECTIONS, WAYS, Findings, Tally
 from concord.conformance.fuzz.replay import command
 from concord.conformance.report import SHORT, indented, number
-from concord.conformance.tolerance import R, Z
 
 WIDE = 140
 """Columns of a terminal from which counts and errors stand in one table."""

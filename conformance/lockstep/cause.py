@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from concord.conformance.cache import Cache
 from concord.conformance.comparison import section_of
+from concord.conformance.estimate import FEW, Cache, Observer, estimate, exact
 from concord.conformance.expectation import Array, Expectation, JudgedTraining, digest, root_mean_square
 from concord.conformance.explain import Cause
 from concord.conformance.explain.hypothesis import INAPPLICABLE
@@ -22,10 +22,8 @@ from concord.conformance.lockstep.envelope import expectation
 from concord.conformance.lockstep.hypotheses import STAGES, Hypothesis, hypotheses
 from concord.conformance.lockstep.recovered import recovered
 from concord.conformance.scoring import judge_tensor
-from concord.conformance.tolerance import FEW, Sigma, exact, samples, shadows
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import Batch
-from concord.spec.montecarlo import MonteCarlo
 
 
 @dataclass(frozen=True)
@@ -166,11 +164,12 @@ class Question:
 
     def tolerance(self, change: Change, values: Mapping[str, Array]) -> dict[str, Array]:
         """Return how far a correct computation with a fault may lie from values: as far as rounding takes it, from a state that is off by as much as any may be."""
-        found = {name: Sigma(value, self.case.dtype) for name, value in values.items()}
-        for arithmetic in (*samples(self.case.dtype, 1, FEW), *shadows(self.case.dtype, brief=True)):
+
+        def compute(arithmetic: Arithmetic, observer: Observer) -> None:
             for name, array in self.made(change, arithmetic).items():
-                (found[name].sample if isinstance(arithmetic, MonteCarlo) else found[name].shadow)(array)
-        own = {name: sigma.result(1, 0.0, FEW) for name, sigma in found.items()}
+                observer(name, array)
+
+        _, own = estimate(compute, self.case.dtype, values, count=FEW)
         given = self.expected.sigmas
         return {
             name: np.hypot(sigma, given[name])

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from concord.backends import heaps
-from concord.conformance.cache import Cache
 from concord.conformance.comparison import STEP_SECTIONS, section_of
-from concord.conformance.expectation import Array, Expectation, JudgedTraining, least_sigma
-from concord.conformance.tolerance import (
-    FEW,
-    SAMPLES,
-    SIDE_BY_SIDE,
-    Sigma,
-    Z,
-    difference,
-    exact,
-    samples,
-    shadows,
-)
+from concord.conformance.estimate import FEW, SAMPLES, Cache, Observer, estimate, exact, least_sigma
+from concord.conformance.expectation import Array, Expectation, JudgedTraining
+from concord.conformance.tolerance import difference
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import Batch
 from concord.spec.deviations import Deviations
-from concord.spec.montecarlo import MonteCarlo
 from concord.spec.precision import precision
 from concord.spec.training.trajectory import Trajectory
 
@@ -50,14 +38,14 @@ class Envelope:
         self.count = FEW if brief else SAMPLES
         self.start: tuple[Mapping[str, Array], int] | None = None
         self.truth = case.trajectory(exact(case.dtype))
-        self.others: list[Trajectory] = []
+        self.others: dict[Arithmetic, Trajectory] = {}
         self.elements = 0
 
     def load(self, state: Mapping[str, Array], steps: int) -> None:
         """Go on from elsewhere (:meth:`concord.spec.training.trajectory.Trajectory.load`); rounding begins anew."""
         self.start = (state, steps)
         self.truth.load(state, steps)
-        self.others = []
+        self.others = {}
 
     def step(self, window: Sequence[Batch], last: bool = False) -> Expectation:
         """Return what a step of these batches yields in correct training, as ``steps.<number>.<name>``.
@@ -80,49 +68,35 @@ class Envelope:
 
     def around(self, values: Mapping[str, Array], window: Sequence[Batch], last: bool = False) -> Expectation:
         """Return the step that the oracle has made, and how far correct training may lie from it."""
-        prefix, rounded = f"steps.{self.truth.steps - 1}.", 0
+        prefix = f"steps.{self.truth.steps - 1}."
         norm = values.get(f"{prefix}norm") if self.again else None
-        if not last:
-            self.others = self.others or list(self.beginning())
-        found = {name: Sigma(value, self.case.dtype) for name, value in values.items()}
-        turned: list[dict[str, Array]] = []
-        with np.errstate(all="ignore"):
-            for other in self.others or self.beginning():
-                other.norm = norm
-                other.step(window, self.taking(other.a, prefix, found, turned))
-                rounded += not isinstance(other.a, MonteCarlo) and not other.a.corner
-                del other  # before the next one is begun
-                if self.elements > SIDE_BY_SIDE:
-                    heaps.give_back()
-            jumps = (
-                {name: abs(array - turned[1][name]) for name, array in turned[0].items()} if turned else {}
-            )
-            sigmas = {
-                name: found.pop(name).result(rounded, jumps.get(name, 0.0), self.count) for name in values
-            }
+
+        def compute(arithmetic: Arithmetic, observer: Observer) -> None:
+            other = self.others.get(arithmetic) or self.begun(arithmetic)
+            other.norm = norm
+            other.step(window, lambda name, array: observer(prefix + name, array))
+            if not last:
+                self.others[arithmetic] = other
+
+        _, sigmas = estimate(
+            compute,
+            self.case.dtype,
+            values,
+            arithmetics=list(self.others) or None,
+            elements=self.elements,
+            count=self.count,
+            corners=self.case.config.rectifies and not self.brief,
+        )
         return expectation(self.case, dict(values), sigmas)
 
     def fork(self, case: JudgedTraining, truth: Trajectory) -> Envelope:
         """Return the envelope of a training that went the same way up to the step that the oracles of both have just made."""
         forked = Envelope(case, self.brief, self.again)
         forked.start, forked.truth, forked.elements = self.start, truth, self.elements
-        forked.others = [case.trajectory(other.a) for other in self.others]
-        for own, other in zip(forked.others, self.others, strict=True):
-            own.follow(other)
+        forked.others = {arithmetic: case.trajectory(arithmetic) for arithmetic in self.others}
+        for arithmetic, own in forked.others.items():
+            own.follow(self.others[arithmetic])
         return forked
-
-    def beginning(self) -> Iterator[Trajectory]:
-        """Yield the trajectories from which sigma is taken, where the oracle's began."""
-        kept = shadows(self.case.dtype, self.brief)
-        corner = Z * precision(self.case.dtype).unit_roundoff
-        # Every ReLU input within rounding of zero, on the one side and on the other.
-        corners = (
-            [Arithmetic(corner=corner), Arithmetic(corner=-corner)]
-            if self.case.config.rectifies and not self.brief
-            else []
-        )
-        for arithmetic in (*samples(self.case.dtype, self.elements, self.count), *kept, *corners):
-            yield self.begun(arithmetic)
 
     def begun(self, arithmetic: Arithmetic) -> Trajectory:
         """Return a trajectory in some arithmetic, where the oracle's began."""
@@ -130,18 +104,6 @@ class Envelope:
         if self.start is not None:
             trajectory.load(*self.start)
         return trajectory
-
-    def taking(
-        self, arithmetic: Arithmetic, prefix: str, found: Mapping[str, Sigma], turned: list[dict[str, Array]]
-    ) -> Callable[[str, Array], None]:
-        """Return what takes up the tensors of a step in one arithmetic."""
-        if arithmetic.corner:
-            arrays: dict[str, Array] = {}
-            turned.append(arrays)
-            return lambda name, array: arrays.__setitem__(prefix + name, array)
-        if isinstance(arithmetic, MonteCarlo):
-            return lambda name, array: found[prefix + name].sample(array)
-        return lambda name, array: found[prefix + name].shadow(array)
 
 
 def expectation(case: JudgedTraining, values: dict[str, Array], sigmas: dict[str, Array]) -> Expectation:

@@ -10,9 +10,9 @@ import numpy as np
 
 from concord.conformance.codec import short
 from concord.conformance.comparison import Row, Verdict, conclude, section_of
+from concord.conformance.estimate import rms_limit
 from concord.conformance.expectation import Array, Expectation, root_mean_square
 from concord.conformance.explain import Cause
-from concord.conformance.tolerance import rms_limit
 
 MODES = ("resynchronised", "free-running")
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from concord.backends.optimizers import Optimizer, Tensor
+from concord.conformance.estimate import exact
 from concord.conformance.expectation import Array
 from concord.conformance.faults.training.fault import Change, Place, Tensors
 from concord.conformance.faults.training.fault import recipe as by_recipe
 from concord.conformance.lockstep.hypotheses import Hypothesis
-from concord.conformance.tolerance import exact
 from concord.conformance.wording import distinct, instead, multiple
 from concord.spec.errors import ConfigError
 from concord.spec.training.schedules import learning_rate

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from concord.backends.interface import Request
 from concord.backends.worker import Worker
 from concord.conformance.comparison import section_of
+from concord.conformance.estimate import exact
 from concord.conformance.expectation import JudgedTraining
 from concord.conformance.faults.training.catalogue import TRAINING
 from concord.conformance.faults.training.fault import TrainingFault, Window
@@ -22,7 +23,6 @@ from concord.conformance.lockstep.envelope import of_training
 from concord.conformance.lockstep.outcome import Divergence
 from concord.conformance.lockstep.running import first_divergence, refuse_unjudged
 from concord.conformance.scoring import judge_tensor
-from concord.conformance.tolerance import exact
 from concord.spec.deviations import NONE, Deviations, declared, in_precision
 
 Array = NDArray[np.floating]

@@ -12,8 +12,8 @@ from concord.conformance.breakdown import Breakdown, break_down
 from concord.conformance.campaign import Report, Result, Settings
 from concord.conformance.comparison import Z_BINS, Judgement, Row, Verdict
 from concord.conformance.diagnosis import Diagnosis
+from concord.conformance.estimate import R, Z
 from concord.conformance.explain import Cause
-from concord.conformance.tolerance import R, Z
 
 TENSORS = [
     ("embeddings.sum", "EMB-6"),

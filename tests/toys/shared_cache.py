@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from concord.conformance.cache import Cache
+from concord.conformance.estimate import Cache
 
 
 class SharedCache(Cache):

@@ -17,6 +17,7 @@ from concord.backends.interface import Run
 from concord.conformance import tolerance
 from concord.conformance.campaign import Job, Report, Settings, conduct
 from concord.conformance.comparison import Verdict
+from concord.conformance.estimate import Z
 from concord.conformance.expectation import JudgedProblem
 from concord.conformance.views import tail
 from concord.spec.batch import Batch, batch_of_lengths, completed
@@ -297,5 +298,5 @@ class _Looking(Job):
 def _errors(actual: Array, value: Array, sigma: Array, undecided: bool) -> Array:
     """Return signed errors in tolerances; NaN where nothing is determined."""
     with np.errstate(all="ignore"):
-        errors = (actual - value) / (tolerance.Z * sigma)
+        errors = (actual - value) / (Z * sigma)
     return np.where(np.isfinite(sigma) & (not undecided), errors, np.nan)

@@ -1,0 +1,299 @@
+"""How far from the truth a correct computation may lie: derived for every element of every tensor, never set by hand.
+
+:func:`estimate` takes whatever computes tensors under an arithmetic. It computes the truth, and beside it two estimates of
+what correct arithmetic of a precision does to it: **Monte Carlo arithmetic** (:mod:`concord.spec.montecarlo`), the mean
+square error of :data:`SAMPLES` perturbed samples, element by element; and **low-precision runs**, rounded after each
+operation, in admissible ways and orders, whose squared error is averaged over the last axis. Their sum is sigma². A tensor
+is judged by ``z = |error| / sigma``, at most :data:`Z` in every element, and by ``RMS(error) / RMS(sigma)``, at most
+:data:`R` but for one element (:func:`rms_limit`).
+
+Samples are computed a few at a time and reduced tensor by tensor as they come: memory does not grow with their number. The
+truth for float64 is computed in the widest type that the platform has. Decision 10 gives the reasons; the record of the
+campaign that confirmed the constants is in ``conformance/results/``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.backends import heaps
+from concord.conformance.watching import Steps
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.montecarlo import MonteCarlo
+from concord.spec.precision import precision
+
+Array = NDArray[np.floating]
+
+Observer = Callable[[str, Array], None]
+"""Takes each tensor by name as soon as it is computed."""
+
+Compute = Callable[[Arithmetic, Observer], int | None]
+"""Computes tensors under an arithmetic; may return how many elements it computed, by which samples are grouped."""
+
+Z = 16.0
+"""The largest error of an element, in sigma."""
+
+R = 4.0
+"""The largest root mean square error of a large tensor, in root mean square sigma; see :func:`rms_limit`."""
+
+SAMPLES = 16
+"""Samples of Monte Carlo arithmetic."""
+
+SEVERAL = 8
+"""Samples of a first look at a large case: of its millions of elements some have four small samples."""
+
+FEW = 4
+"""Samples of a first look at a step of training. A first look takes one low-precision run; only a full one decides against a run."""
+
+SIDE_BY_SIDE = 1 << 21
+"""Numbers that samples which are computed side by side may hold together; a single sample may hold more."""
+
+TOGETHER = 2
+"""Samples of a large case that are computed at the same time: each takes the memory of a whole run, and NumPy one core."""
+
+
+def rms_limit(size: float) -> float:
+    """Return the largest root mean square error of a tensor: one of its elements may err :data:`Z`, the rest :data:`R`.
+
+    Args:
+        size: how many elements it has, or says something of (:func:`concord.conformance.scoring.independent_elements`).
+    """
+    return float(np.sqrt(R**2 + (Z**2 - R**2) / max(size, 1)))
+
+
+def estimate(
+    compute: Compute,
+    dtype: str,
+    values: Mapping[str, Array] | None = None,
+    *,
+    truth: Arithmetic | None = None,
+    arithmetics: Iterable[Arithmetic] | None = None,
+    elements: int = 1,
+    count: int = SAMPLES,
+    corners: bool = False,
+    together: int = 1,
+    doing: str = "deriving tolerances",
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Return the tensors that a computation yields in exact arithmetic, and the standard deviation of correct results.
+
+    Sigma has the shape of its tensor. NaN: the value is out of the precision's range. Infinite: the value is not
+    finite, and no rounding makes it so.
+
+    Args:
+        compute: the computation. Only tensors that the truth has are taken up.
+        dtype: the precision or mode whose rounding is allowed for.
+        values: the truth, where it is at hand; by default it is computed.
+        truth: what it is computed in; by default :func:`exact`.
+        arithmetics: those whose errors are taken up; by default :func:`perturbed`.
+        elements: that one sample holds, where ``compute`` does not return it.
+        count: of samples; fewer than :data:`SAMPLES` are a first look.
+        corners: whether derivatives of ReLUs may jump.
+        together: of large samples, how many are computed at the same time.
+        doing: says what is being done, to who waits for it.
+    """
+    if values is None:
+        made: dict[str, Array] = {}
+        elements, values = compute(truth or exact(dtype), made.__setitem__) or elements, made
+    found = {name: Sigma(value, dtype) for name, value in values.items()}
+    runs = list(perturbed(dtype, elements, count, corners) if arithmetics is None else arithmetics)
+    steps, large = Steps(doing, len(runs)), elements > SIDE_BY_SIDE // 2
+
+    def take_up(arithmetic: Arithmetic) -> None:
+        def reduce(name: str, array: Array) -> None:
+            if name in found:
+                found[name].take(arithmetic, array)
+
+        with np.errstate(all="ignore"):
+            compute(arithmetic, reduce)
+        if large:
+            heaps.give_back()
+        steps.step()
+
+    if large and together > 1:
+        with ThreadPoolExecutor(max_workers=together) as pool:
+            list(pool.map(take_up, runs))
+    else:
+        for run in runs:
+            take_up(run)
+    with np.errstate(all="ignore"):
+        return dict(values), {name: found.pop(name).result() for name in list(found)}
+
+
+def exact(dtype: str) -> Arithmetic:
+    """Return the arithmetic in which the truth for a precision is computed."""
+    return Arithmetic("extended" if dtype == "float64" else "float64")
+
+
+def perturbed(
+    dtype: str, elements: int = 1, count: int = SAMPLES, corners: bool = False
+) -> Iterator[Arithmetic]:
+    """Yield the arithmetics whose errors make sigma: samples, low-precision runs, and both sides of every corner.
+
+    Args:
+        elements, count, corners: as :func:`estimate` takes them.
+    """
+    yield from samples(dtype, elements, count)
+    yield from low_precision(dtype, count < SAMPLES)
+    if corners:
+        # Every ReLU input within rounding of zero, on the one side and on the other.
+        corner = Z * precision(dtype).unit_roundoff
+        yield from (Arithmetic(corner=corner), Arithmetic(corner=-corner))
+
+
+def low_precision(dtype: str, brief: bool = False) -> Iterator[Arithmetic]:
+    """Yield arithmetics that round as correct runs of a precision may: in admissible ways and orders, and fused.
+
+    Sums run as they stand in the first, in orders drawn at random in the others. In TF32 the last two cut factors off.
+
+    Args:
+        brief: whether a first look is enough: the first alone.
+    """
+    yield Arithmetic(dtype, strict=True)
+    if not brief:
+        yield Arithmetic(dtype, shuffle=1, fused=True, strict=True, way="logarithm")
+        yield Arithmetic(dtype, shuffle=2, strict=True, cut=True)
+        yield Arithmetic(dtype, shuffle=3, fused=True, strict=True, cut=True, way="output")
+
+
+def samples(dtype: str, elements: int, count: int = SAMPLES) -> Iterator[MonteCarlo]:
+    """Yield Monte Carlo arithmetics of ``count`` samples, as many side by side as may be.
+
+    Args:
+        elements: that a sample holds on the way forward.
+    """
+    together = int(min(max(SIDE_BY_SIDE // max(elements, 1), 1), count))
+    for first in range(0, count, together):
+        yield MonteCarlo(dtype, min(together, count - first), first)
+
+
+class Sigma:
+    """Sigma of one tensor, from runs that are taken up one after the other, by several threads.
+
+    Args:
+        value: the truth.
+        dtype: the precision.
+    """
+
+    def __init__(self, value: Array, dtype: str) -> None:
+        self.value, self.dtype = value, dtype
+        self.samples = self.rounded = 0
+        self.noise: Array | None = None
+        self.bias: Array | None = None
+        self.turned: Array | None = None
+        self.jump: Array | float = 0.0
+        known = np.isfinite(value)
+        self.finite = None if known.all() else known
+        self.storage = np.float64 if dtype == "float64" else np.float32
+        self.busy = threading.Lock()
+
+    def take(self, arithmetic: Arithmetic, values: Array) -> None:
+        """Take up what an arithmetic makes of the tensor; of samples (n, …), or (1, …) where noise reached none."""
+        if isinstance(arithmetic, MonteCarlo):
+            self._sample(values, arithmetic.samples)
+        elif arithmetic.corner:
+            with self.busy:
+                if self.turned is None:
+                    self.turned = values
+                else:
+                    self.jump = abs(self.turned - values)
+        else:
+            errors = np.square(values - self.value)
+            found = errors.mean(-1, keepdims=True) if errors.ndim else errors
+            with self.busy:
+                self.rounded += 1
+                self.bias = found if self.bias is None else self.bias + found
+
+    def _sample(self, values: Array, count: int) -> None:
+        errors = values - self.value
+        if len(values) > 1 or errors.any():
+            found = np.sqrt(np.square(errors).sum(0)) if len(values) > 1 else abs(errors[0])
+            found = found.astype(self.storage)
+        else:
+            found = None
+        with self.busy:
+            self.samples += count
+            if found is None:
+                return
+            if self.finite is not None:
+                self.finite |= np.isfinite(values).any(0)
+            # The root of the sum of squares: the squares themselves would need twice as many bytes.
+            self.noise = (
+                np.asarray(found) if self.noise is None else np.hypot(self.noise, found, out=self.noise)
+            )
+
+    def result(self) -> Array:
+        """Return sigma, in the shape of the value."""
+        value = self.value
+        # Of the roots: squares of the smallest numbers would be lost.
+        noise = 0.0 if self.noise is None else self.noise / np.sqrt(self.samples)
+        bias = 0.0 if self.bias is None else np.sqrt(self.bias / self.rounded)
+        sigma = np.maximum(np.hypot(np.hypot(noise, bias), self.jump), least_sigma(value, self.dtype))
+        sigma = np.where(abs(value) > precision(self.dtype).largest, np.nan, sigma)
+        if self.finite is not None:
+            sigma = np.where(self.finite, sigma, np.inf)
+        return sigma.astype(self.storage)
+
+
+def least_sigma(value: Array, dtype: str) -> Array:
+    """Return what sigma is at least: the result itself has to be rounded."""
+    target = precision(dtype)
+    least: Array = np.maximum(target.unit_roundoff / np.sqrt(3) * abs(value), target.smallest_normal)
+    return least
+
+
+class Cache:
+    """What was derived before, by key: the results used last, up to a number of bytes; each has ``nbytes``."""
+
+    LIMIT: ClassVar[int] = 48 << 20
+    """Bytes that are kept in all."""
+
+    LARGEST: ClassVar[int] = 16 << 20
+    """Bytes of one result that is kept; what is larger is made anew each time."""
+
+    def __init__(self) -> None:
+        self.limit, self.largest = self.LIMIT, self.LARGEST
+        self._kept: OrderedDict[str, Any] = OrderedDict()
+        self._making: dict[str, threading.Lock] = {}
+        self._guard = threading.Lock()
+
+    @contextlib.contextmanager
+    def keeping(self, limit: int) -> Iterator[None]:
+        """Keep so many bytes for a while, in results of any size."""
+        before = self.limit, self.largest
+        self.limit = self.largest = limit
+        try:
+            yield
+        finally:
+            self.limit, self.largest = before
+            with self._guard:
+                self._shrink()
+
+    def get(self, key: str, make: Callable[[], Any]) -> Any:
+        """Return what was made for a key before, or make it; threads that want the same wait for the first."""
+        with self._guard:
+            lock = self._making.setdefault(key, threading.Lock())
+        with lock:
+            with self._guard:
+                if key in self._kept:
+                    self._kept.move_to_end(key)
+                    return self._kept[key]
+            made = make()
+            with self._guard:
+                if made.nbytes <= self.largest:
+                    self._kept[key] = made
+                    self._shrink()
+                else:
+                    self._making.pop(key, None)
+            return made
+
+    def _shrink(self) -> None:
+        while sum(each.nbytes for each in self._kept.values()) > self.limit:
+            self._making.pop(self._kept.popitem(last=False)[0], None)
