@@ -105,6 +105,7 @@ def _finish(
     title: str,
     markdown: Path | None = None,
 ) -> None:
+    result = result.explained()
     put = partial(report.within, markdown, "check") if markdown else str
     writing.outcome(
         result,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -244,6 +243,7 @@ class Report:
         settings: how the runs were made.
         seconds: the whole campaign; 0 where the runs came as files.
         notes: what was not run and why, by name.
+        conclusions: what all cases of a backend say together of a tensor that is wrong, once it is explained.
     """
 
     results: list[Result]
@@ -251,11 +251,14 @@ class Report:
     settings: Settings
     seconds: float = 0.0
     notes: dict[str, str] = field(default_factory=dict)
+    conclusions: list[Conclusion] = field(default_factory=list)
 
-    @functools.cached_property
-    def conclusions(self) -> list[Conclusion]:
-        """What all cases of each backend say together; revises the diagnoses of the results."""
-        return conclude(self.results)
+    def explained(self) -> Report:
+        """Return the report with what explains each divergence: what one case says, held against all others."""
+        if not any(result.verdict and result.verdict.search for result in self.results):
+            return self
+        results, conclusions = conclude(self.results)
+        return dataclasses.replace(self, results=results, conclusions=conclusions)
 
     @property
     def exit_code(self) -> int:

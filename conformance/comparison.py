@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -174,15 +175,26 @@ class Verdict:
 
     Attributes:
         table: one row for each expected tensor, in the order of computation.
-        search: finds what is known of the first divergence.
+        diagnosis: what is known of the first divergence (:mod:`concord.conformance.diagnosis`); None where it was not
+            judged locally, or not explained.
+        undeclared: the deviation (:data:`concord.spec.deviations.KNOWN_DEVIATIONS`) with whose declaration it would not
+            diverge; empty if there is none.
         case: what was judged, where each step was.
-        recognise: finds the deviation with whose declaration it would agree.
+        search: finds diagnosis and undeclared deviation; None once it is explained.
     """
 
     table: list[Row]
-    search: Callable[[], Diagnosis | None] = field(default=lambda: None, repr=False, compare=False)
+    diagnosis: Diagnosis | None = None
+    undeclared: str = ""
     case: JudgedProblem | None = field(default=None, repr=False, compare=False)
-    recognise: Callable[[], str] = field(default=lambda: "", repr=False, compare=False)
+    search: Callable[[], tuple[Diagnosis | None, str]] | None = field(default=None, repr=False, compare=False)
+
+    def explained(self) -> Verdict:
+        """Return the verdict with what explains its first divergence; looking for that takes up to a minute."""
+        if self.search is None:
+            return self
+        diagnosis, undeclared = self.search()
+        return dataclasses.replace(self, diagnosis=diagnosis, undeclared=undeclared, search=None)
 
     def __str__(self) -> str:
         """Return what the terminal says: how near it came, or the first divergence in words."""
@@ -214,16 +226,6 @@ class Verdict:
         """The first tensor, in the order of computation, that lies beyond its tolerance."""
         return next((row for row in self.table if row.status == "diverges"), None)
 
-    @functools.cached_property
-    def diagnosis(self) -> Diagnosis | None:
-        """What is known of the first divergence (:mod:`concord.conformance.diagnosis`); None where it was not judged locally."""
-        return self.search()
-
-    @functools.cached_property
-    def undeclared(self) -> str:
-        """The deviation (:data:`concord.spec.deviations.KNOWN_DEVIATIONS`) with whose declaration it would not diverge; empty if there is none."""
-        return self.recognise()
-
     @property
     def alone(self) -> tuple[str, str]:
         """What alone differs in a run that does not declare it, and how to declare it; empty if there is no such thing."""
@@ -234,10 +236,6 @@ class Verdict:
             known.alone,
             f"if this is meant, declare `{self.undeclared}` among its deviations (SPEC {known.clause}, docs/guides/joining.md): {known.meaning}",
         )
-
-    def revise(self, diagnosis: Diagnosis) -> None:
-        """Put what all cases together say in place of what this one says by itself."""
-        self.__dict__["diagnosis"] = diagnosis
 
     @property
     def cause(self) -> Cause | None:

@@ -61,6 +61,7 @@ def page(data: Mapping[str, Any]) -> str:
 
 
 def _of_report(data: Mapping[str, Any], read: Document, report: Report) -> str:
+    report = report.explained()
     results, truth = report.results, TRUTH[read.kind]
     cases = cases_of(results)
     names, dtypes = (ordered(getattr(result, key) for result in results) for key in ("backend", "dtype"))

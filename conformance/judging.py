@@ -16,7 +16,7 @@ from concord.backends.wire import misfits
 from concord.conformance import tolerance
 from concord.conformance.breakdown import axes_of, break_down
 from concord.conformance.comparison import DECLARED, NOT_DELIVERED, UNUSED, Judgement, Row, Verdict
-from concord.conformance.diagnosis import diagnose
+from concord.conformance.diagnosis import Diagnosis, diagnose
 from concord.conformance.estimate import Z
 from concord.conformance.expectation import (
     Expectation,
@@ -127,8 +127,12 @@ def judge(
             and verdict({**deviations, name: 1.0}).status != "diverges"
         )
 
-    names = [name for name, known in KNOWN_DEVIATIONS.items() if known.alone]
-    return replace(found, recognise=lambda: next((name for name in names if would_agree(name)), ""))
+    def search() -> tuple[Diagnosis | None, str]:
+        names = [name for name, known in KNOWN_DEVIATIONS.items() if known.alone]
+        undeclared = next((name for name in names if would_agree(name)), "")
+        return found.explained().diagnosis, undeclared
+
+    return replace(found, search=search)
 
 
 def _shows(case: JudgedProblem, deviation: str, verdict: Verdict) -> bool:
@@ -232,10 +236,11 @@ class _Judging:
         forced = {name: tap.astype(np.float64) for name, tap in self.forced(shapes).taps.items()}
         return Verdict(
             table,
-            functools.partial(
-                diagnose, self.case, forced, first.tensor, self.delivered, judge_tensor, statuses
+            case=self.case,
+            search=lambda: (
+                diagnose(self.case, forced, first.tensor, self.delivered, judge_tensor, statuses),
+                "",
             ),
-            self.case,
         )
 
     def from_the_inputs(self, local: bool, wanted: bool) -> Expectation:

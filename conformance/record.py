@@ -18,7 +18,6 @@ from concord.conformance import codec
 from concord.conformance.campaign import Report, Result
 from concord.conformance.comparison import Z_BINS, Judgement, Row, Verdict
 from concord.conformance.diagnosis import Diagnosis
-from concord.conformance.diagnosis.campaign import Conclusion
 from concord.conformance.estimate import R, Z
 from concord.conformance.report import WORST_FIRST
 from concord.spec.errors import SpecError, located, optional, refuse
@@ -143,11 +142,9 @@ class StoredReport:
     """What a check, or a comparison with golden files, came to.
 
     Attributes:
-        conclusions: what all cases of a backend say together of a tensor that is wrong.
         tables: the tensors of the runs.
     """
 
-    conclusions: tuple[Conclusion, ...] = ()
     tables: tuple[Table, ...] = ()
 
 
@@ -179,14 +176,14 @@ def record(outcome: Any, kind: str, title: str = "", complete: bool = False) -> 
 
 
 def _report(report: Report, complete: bool) -> dict[str, Any]:
-    conclusions = report.conclusions  # which revise what each result says by itself
+    report = report.explained()
     tables: dict[Key, int] = {}
     results = [_result(result, tables, complete) for result in report.results]
     kept = [
         Table(*(list(column) for column in zip(*table, strict=True))) if table else Table([], [], [], [])
         for table in tables
     ]
-    stored = StoredReport(tuple(conclusions), tuple(kept))
+    stored = StoredReport(tuple(kept))
     return {**codec.plain(dataclasses.replace(report, results=[])), **codec.plain(stored), "results": results}
 
 
@@ -332,7 +329,6 @@ def _outcome(data: Mapping[str, Any]) -> Any:
     tables: list[Table] = codec.restored(list[Table], data.get("tables", []))
     report: Report = codec.restored(Report, {**data, "results": []})
     report.results = [_restored(result, tables) for result in data["results"]]
-    report.__dict__["conclusions"] = list(codec.restored(tuple[Conclusion, ...], data.get("conclusions", [])))
     return report
 
 
@@ -373,10 +369,8 @@ def _restored(data: dict[str, Any], tables: Sequence[Table]) -> Result:
         )
 
     verdict = Verdict(
-        [row(place) for place in range(len(table.tensors))], recognise=lambda: stored.undeclared
+        [row(place) for place in range(len(table.tensors))], stored.diagnosis, stored.undeclared
     )
-    if stored.diagnosis:
-        verdict.revise(stored.diagnosis)
     if result.status != verdict.status and (result.status, verdict.status) not in {
         ("nondeterministic", "agrees"),
         ("nondeterministic", "undetermined"),

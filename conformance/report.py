@@ -184,15 +184,16 @@ def divergence_lines(result: Result, exported: bool = False) -> list[str]:
         exported: whether ``concord export-case`` writes its case, under the name that it has here.
     """
     assert result.verdict is not None
-    head = f"{result.backend} diverges: {result.case}, {result.dtype}{_alone(result.verdict)}"
+    verdict = result.verdict.explained()
+    head = f"{result.backend} diverges: {result.case}, {result.dtype}{_alone(verdict)}"
     reduce = (
         f"concord reduce cases/{result.case}-{result.dtype} --backend {result.backend} -o smaller"
         if exported and result.seconds
         else ""
     )
     body = [
-        *_divergence(result.verdict, result.backend, result.attribution),
-        *_next_step(result.verdict, reduce),
+        *_divergence(verdict, result.backend, result.attribution),
+        *_next_step(verdict, reduce),
     ]
     return [head, *body]
 
@@ -207,6 +208,7 @@ def _alone(verdict: Verdict) -> str:
 
 def verdict_lines(verdict: Verdict) -> list[str]:
     """Say what came of judging one run."""
+    verdict = verdict.explained()
     if verdict.status == "diverges":
         return [f"diverges{_alone(verdict)}", *_divergence(verdict, "the run"), *_next_step(verdict)]
     judged = [row for row in verdict.table if row.status == "agrees"]
@@ -323,7 +325,7 @@ def failures(report: Report, details: int = 4, exported: bool = False) -> Render
         exported: as :func:`divergence_lines` takes it.
     """
     lines: list[RenderableType] = []
-    conclusions = report.conclusions
+    report = report.explained()
     for name in _ordered(r.backend for r in report.results):
         findings: dict[str, list[Result]] = {}
         for result in select(report, backend=name):
@@ -333,7 +335,7 @@ def failures(report: Report, details: int = 4, exported: bool = False) -> Render
             head, *rest = divergence_lines(speaker_of(found), exported)
             lines += [Text(head, style="bold red"), *map(indented, rest)]
             if len(found) > 1:
-                for one in (one for one in conclusions if (one.backend, one.tensor) == (name, tensor)):
+                for one in (one for one in report.conclusions if (one.backend, one.tensor) == (name, tensor)):
                     lines += [
                         indented(f"  {line}", style="bold") for line in (one.text, *folded(one.refuted))
                     ]
@@ -451,6 +453,7 @@ def summary(report: Report) -> str:
 
 def show(report: Report, console: Console, title: str, group: str = "variant") -> None:
     """Print table, failures and summary."""
+    report = report.explained()
     console.print(matrix(report, console.width, title, group))
     console.print(
         "A cell is the worst error in tolerances over all tensors of all cases: up to 1 is rounding.",

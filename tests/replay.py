@@ -36,7 +36,7 @@ Said = Iterator[tuple[str, Any]]
 def of_verdict(verdict: conformance.Verdict) -> dict[str, Any]:
     """Return what a verdict says: status, first tensor, cause, and how near each tensor came to its tolerance."""
     first = verdict.first_divergence
-    found = verdict.diagnosis if first else None
+    found = verdict.explained().diagnosis if first else None
     return {
         "status": verdict.status,
         "first": first and first.tensor,

@@ -115,7 +115,7 @@ def test_all_cases_together_say_what_comes_only_with_another_run() -> None:
         "bert-full",
         "bert-equal",
     }
-    (conclusion,) = report.conclusions
+    (conclusion,) = report.explained().conclusions
     assert conclusion.text.endswith(
         "bert-ragged diverges only when it is run again: run 2 of 2; the first agrees"
     )

@@ -211,7 +211,7 @@ def verdict_of(fault: Bug) -> Verdict:
         "float64",
         tap_gradients=dict(truth.tap_gradients),
     )
-    return judge(case.config, case.weights, case.batch, run, end_to_end=False)
+    return judge(case.config, case.weights, case.batch, run, end_to_end=False).explained()
 
 
 def assert_placed(fault: Bug, verdict: Verdict) -> None:

@@ -29,7 +29,7 @@ from tests.toys.surroundings import quick_case, sample_of
 
 
 def verdict_of(case: Case, run: Run) -> Verdict:
-    return judge(case.config, case.weights, case.batch, run, case.part)
+    return judge(case.config, case.weights, case.batch, run, case.part).explained()
 
 
 WORDS = {

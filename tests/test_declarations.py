@@ -16,7 +16,7 @@ PADDINGS = [OuterMask, Unpadded, Uninitialised]
 
 
 def verdict_of(case, run, batch=None):
-    return judge(case.config, case.weights, batch or case.batch, run, case.part)
+    return judge(case.config, case.weights, batch or case.batch, run, case.part).explained()
 
 
 def declared(case, model, dtype="float32", **weights):

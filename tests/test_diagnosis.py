@@ -41,7 +41,9 @@ UNSAID = {"residual halved"}
 def verdict_of(name: str) -> Verdict:
     mistake = UNSEEN[name]
     case = build_case(mistake.home, mistake.scenario)
-    return judge(case.config, case.weights, case.batch, run_of(case, mistake), case.part, end_to_end=False)
+    return judge(
+        case.config, case.weights, case.batch, run_of(case, mistake), case.part, end_to_end=False
+    ).explained()
 
 
 @pytest.mark.parametrize("name", UNSEEN)
@@ -83,7 +85,7 @@ def results_of(wrong: Unseen | Bug | Port, variant: str, scenarios: tuple[str, .
 def test_a_cause_that_other_cases_refute_is_not_named():
     """In a batch of one every head of a sample is every head of the batch: one case alone cannot tell."""
     results = results_of(BUGS["score_scale_missing"], "bert", ("ragged", "full", "long"))
-    (conclusion,) = conclude(results)
+    results, (conclusion,) = conclude(results)
     assert "scores without a scale (ATT-4) fits 3 of them" in conclusion.text
     assert conclusion.refuted == (
         "not scores that are divided by sqrt(H) instead of sqrt(K): it explains 1 of 3 runs",
@@ -94,7 +96,7 @@ def test_a_cause_that_other_cases_refute_is_not_named():
 def test_what_the_wrong_cases_have_in_common_is_said():
     doubled = Unseen("", "", (), {"*.scores": edited(lambda run, name, y: 2 * y if len(y) == 1 else y)})
     results = results_of(doubled, "bert", ("ragged", "single", "full", "equal"))
-    (conclusion,) = conclude(results)
+    results, (conclusion,) = conclude(results)
     assert (conclusion.tensor, conclusion.clause, conclusion.cases) == (
         "layers.*.attention.scores",
         "ATT-4",
@@ -110,8 +112,8 @@ def test_a_neighbour_that_would_show_elsewhere_is_not_named():
         *results_of(quick, "bert", ("ragged",)),
         *results_of(SOUND, "bert", ("full", "equal", "offset")),
     ]
-    assert results[0].verdict.cause.confident
-    (conclusion,) = conclude(results)
+    assert results[0].verdict.explained().cause.confident
+    results, (conclusion,) = conclude(results)
     assert "it would show in bert-full" in conclusion.text or "only where" in conclusion.text
 
 
@@ -121,9 +123,11 @@ def test_an_option_that_would_change_right_steps_is_not_named():
         return run.a.reshape(run.linear(name, entered), y.shape)
 
     case = build_case("bert-pytorch", "ragged")
-    diagnosis = judge(
-        case.config, case.weights, case.batch, ported(case, step("*.value", unnormed)), case.part
-    ).diagnosis
+    diagnosis = (
+        judge(case.config, case.weights, case.batch, ported(case, step("*.value", unnormed)), case.part)
+        .explained()
+        .diagnosis
+    )
     assert (
         "not norm_placement = post instead of pre: `layers.0.norm1` would be wrong too, and is right"
         in diagnosis.text
@@ -142,7 +146,7 @@ def test_the_lowest_finite_number_for_a_mask_constant_is_read_off():
     case = build_case("nndl-paddle", "ragged")
     lowest = float(np.finfo(np.float64).min)
     run = ported(case, option(mask_value=lowest, mask_fill="replace"), "float64")
-    diagnosis = judge(case.config, case.weights, case.batch, run, case.part).diagnosis
+    diagnosis = judge(case.config, case.weights, case.batch, run, case.part).explained().diagnosis
     assert "masked_scores" in diagnosis.tensor
     assert "mask" in diagnosis.cause.text
     assert not any("failed" in note for note in diagnosis.notes)
@@ -160,7 +164,7 @@ def test_a_mistake_that_no_model_of_width_1_can_have_does_not_end_the_search(sma
         weights,
         batch,
         Run(truth.output, truth.loss, truth.taps, wrong, "toy", "float32", tap_gradients=truth.tap_gradients),
-    )
+    ).explained()
     assert verdict.first_divergence.tensor == "gradients.final_norm.weight"
     assert not [note for note in verdict.diagnosis.notes if "failed" in note]
     assert verdict.diagnosis.text
@@ -216,9 +220,11 @@ def test_of_what_is_not_known_nothing_is_said():
 def test_an_offset_is_never_zero_in_words(offset):
     shifted = Unseen("", "", (), {"embeddings.position": edited(lambda run, name, y: y + offset)})
     case = build_case("bert", "tiny" if offset < 1e-4 else "ragged")
-    found = judge(
-        case.config, case.weights, case.batch, run_of(case, shifted), case.part, end_to_end=False
-    ).diagnosis
+    found = (
+        judge(case.config, case.weights, case.batch, run_of(case, shifted), case.part, end_to_end=False)
+        .explained()
+        .diagnosis
+    )
     assert found.tensor == "embeddings.position"
     assert " 0 too large" not in found.text
 
@@ -226,16 +232,16 @@ def test_an_offset_is_never_zero_in_words(offset):
 def test_the_runs_that_a_cause_fits_are_counted():
     """A run may have two explanations of one kind."""
     results = results_of(BUGS["score_scale_missing"], "bert", ("ragged", "full", "long"))
-    for result in results:
-        cause = result.verdict.cause
+    for place, result in enumerate(results):
+        verdict = result.verdict.explained()
+        cause = verdict.cause
         again = dataclasses.replace(cause.hypotheses[0], text="another of the same kind")
-        result.verdict.revise(
-            dataclasses.replace(
-                result.verdict.diagnosis,
-                cause=dataclasses.replace(cause, hypotheses=(*cause.hypotheses, again)),
-            )
+        twice = dataclasses.replace(cause, hypotheses=(*cause.hypotheses, again))
+        diagnosis = dataclasses.replace(verdict.diagnosis, cause=twice)
+        results[place] = dataclasses.replace(
+            result, verdict=dataclasses.replace(verdict, diagnosis=diagnosis)
         )
-    (conclusion,) = conclude(results)
+    results, (conclusion,) = conclude(results)
     assert "scores without a scale (ATT-4) fits 3 of them" in conclusion.text
 
 
@@ -309,7 +315,9 @@ def test_what_does_not_hold_is_folded():
         return run.a.reshape(run.linear(name, entered), y.shape)
 
     case = build_case("bert-pytorch", "ragged")
-    verdict = judge(case.config, case.weights, case.batch, ported(case, step("*.value", unnormed)), case.part)
+    verdict = judge(
+        case.config, case.weights, case.batch, ported(case, step("*.value", unnormed)), case.part
+    ).explained()
     (refuted,) = verdict.diagnosis.refuted
     assert (
         refuted

@@ -25,7 +25,7 @@ from tests.toys.ports import SOUND, option, run_of
 
 
 def verdict_of(case: Case, run: Run) -> Verdict:
-    return judge(case.config, case.weights, case.batch, run, case.part)
+    return judge(case.config, case.weights, case.batch, run, case.part).explained()
 
 
 # How much it may take.

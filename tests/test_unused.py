@@ -17,7 +17,7 @@ from concord.spec.reference import compute
 
 
 def verdict_of(case, run):
-    return judge(case.config, case.weights, case.batch, run, case.part)
+    return judge(case.config, case.weights, case.batch, run, case.part).explained()
 
 
 class Cut(Model):

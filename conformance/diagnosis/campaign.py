@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
@@ -29,7 +29,9 @@ MOST_PASSED = 8
 
 
 class Judged(Protocol):
-    """A result, as a campaign has it."""
+    """A result, as a campaign has it: a data class."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     @property
     def backend(self) -> str: ...
@@ -45,6 +47,9 @@ class Judged(Protocol):
     def verdict(self) -> Any: ...
     @property
     def attribution(self) -> str: ...
+
+
+J = TypeVar("J", bound=Judged)
 
 
 @dataclass(frozen=True)
@@ -69,40 +74,48 @@ class Conclusion:
 
 
 @one_thread()
-def conclude(results: Sequence[Judged]) -> list[Conclusion]:
-    """Hold every cause against all cases of its backend, revise the diagnoses, and return what remains to be said."""
-    found: list[Conclusion] = []
+def conclude(results: Sequence[J]) -> tuple[list[J], list[Conclusion]]:
+    """Explain each divergence, and hold every cause against all cases of its backend.
+
+    Returns:
+        The results with what remains of their diagnoses, and what all cases say together.
+    """
+    explained, found = list(results), list[Conclusion]()
     for backend in dict.fromkeys(result.backend for result in results):
-        effort = Effort(BUDGET)
-        runs = [result for result in results if result.backend == backend and result.verdict is not None]
-        groups: dict[str, list[Judged]] = {}
-        for run in runs:
-            if run.status == "diverges" and run.verdict.diagnosis is not None:
-                groups.setdefault(role_of(run.verdict.diagnosis.tensor), []).append(run)
-            if effort.spent():
-                break
+        effort, late = Effort(BUDGET), False
+        runs = [i for i, result in enumerate(results) if result.backend == backend and result.verdict]
+        groups: dict[str, list[int]] = {}
+        for i in runs:
+            run = explained[i] = _with(results[i], results[i].verdict.explained())
+            if not late and run.status == "diverges" and run.verdict.diagnosis is not None:
+                groups.setdefault(role_of(run.verdict.diagnosis.tensor), []).append(i)
+            late = late or effort.spent()
+        passed = [
+            explained[i]
+            for i in runs
+            if results[i].status == "agrees" and results[i].verdict.case is not None
+        ]
         for tensor, wrong in groups.items():
-            passed = [run for run in runs if run.status == "agrees" and run.verdict.case is not None]
-            found.append(_Together(backend, tensor, wrong, passed, effort).conclusion())
-    return found
+            together = _Together(backend, tensor, [explained[i] for i in wrong], passed, effort)
+            for i, diagnosis in zip(wrong, together.revised, strict=True):
+                explained[i] = _with(
+                    explained[i], dataclasses.replace(explained[i].verdict, diagnosis=diagnosis)
+                )
+            found.append(together.conclusion)
+    return explained, found
+
+
+def _with(result: J, verdict: Any) -> J:
+    return dataclasses.replace(result, verdict=verdict)
 
 
 class _Together:
     """The runs of a backend that are first wrong at one tensor, and those that are right."""
 
     def __init__(
-        self, backend: str, tensor: str, wrong: list[Judged], passed: list[Judged], effort: Effort
+        self, backend: str, tensor: str, wrong: Sequence[Judged], passed: Sequence[Judged], effort: Effort
     ) -> None:
-        self.backend, self.tensor, self.wrong, self.passed, self.effort = (
-            backend,
-            tensor,
-            wrong,
-            passed,
-            effort,
-        )
-
-    def conclusion(self) -> Conclusion:
-        """Revise the diagnoses of the wrong runs and say what holds of all."""
+        self.wrong, self.passed, self.effort = wrong, passed, effort
         named: dict[str, list[Hypothesis]] = {}
         for run in self.wrong:
             cause = run.verdict.diagnosis.cause
@@ -115,21 +128,20 @@ class _Together:
             name: words for name, those in named.items() if (words := self.refutation(those, bool(condition)))
         }
         doubtful = {name for name, those in named.items() if len(those) < len(self.wrong)}
-        for run in self.wrong:
-            run.verdict.revise(_revised(run.verdict.diagnosis, refuted, doubtful))
-        clauses = [run.verdict.diagnosis.clause for run in self.wrong]
+        self.revised = [_revised(run.verdict.diagnosis, refuted, doubtful) for run in wrong]
+        clauses = [diagnosis.clause for diagnosis in self.revised]
         clause = max(dict.fromkeys(clauses), key=clauses.count)
         best = max(
             (name for name in named if name not in refuted), key=lambda name: len(named[name]), default=None
         )
         lines = [
-            f"`{self.tensor}` is first wrong in {len(self.wrong)} run{'s' if len(self.wrong) > 1 else ''} (SPEC {clause})"
+            f"`{tensor}` is first wrong in {len(wrong)} run{'s' if len(wrong) > 1 else ''} (SPEC {clause})"
         ]
         if best:
             lines.append(f"{named[best][0].text} ({named[best][0].clause}) fits {len(named[best])} of them")
         lines += [condition] if condition else []
         told = tuple(f"not {named[name][0].text}: {words}" for name, words in refuted.items())
-        return Conclusion(self.backend, self.tensor, clause, len(self.wrong), "; ".join(lines), told)
+        self.conclusion = Conclusion(backend, tensor, clause, len(wrong), "; ".join(lines), told)
 
     def refutation(self, those: Sequence[Hypothesis], conditional: bool) -> str:
         """Say which case refutes a hypothesis; nothing if none does.

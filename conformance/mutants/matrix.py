@@ -318,7 +318,13 @@ class Hunt:
         return (
             None
             if row is None
-            else seen(row.tensor, row.ratio, row.note, verdict.diagnosis if self.diagnosing else None, row)
+            else seen(
+                row.tensor,
+                row.ratio,
+                row.note,
+                verdict.explained().diagnosis if self.diagnosing else None,
+                row,
+            )
         )
 
     def run(self, case: Case, dtype: str, implementation: str) -> Run:

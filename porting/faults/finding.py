@@ -64,7 +64,9 @@ def compared(right: Checkpoint, wrong: Checkpoint) -> Finding:
         return Finding("named", (f"what is there is an {wrong.part}, not a {right.part}",))
     batch = example_batch(right.config, batch=4, seed=5, padding="ragged")
     weights = right.weights()
-    verdict = judge(right.config, weights, batch, run_of(wrong, batch), right.part, end_to_end=False)
+    verdict = judge(
+        right.config, weights, batch, run_of(wrong, batch), right.part, end_to_end=False
+    ).explained()
     first = verdict.first_divergence
     if first is None:
         beside = _beside(right, wrong)

@@ -12,6 +12,7 @@ from concord.conformance.breakdown import Breakdown, break_down
 from concord.conformance.campaign import Report, Result, Settings
 from concord.conformance.comparison import Z_BINS, Judgement, Row, Verdict
 from concord.conformance.diagnosis import Diagnosis
+from concord.conformance.diagnosis.campaign import conclude
 from concord.conformance.estimate import R, Z
 from concord.conformance.explain import Cause
 
@@ -81,7 +82,7 @@ def verdict(
         inherited = error / 2 if wrong is not None and place >= wrong else ratio
         table.append(row(name, clause, error if place == wrong else ratio, inherited))
     first = tensors[wrong or 0]
-    return Verdict(table, lambda: Diagnosis(first[0], (first[1],), cause) if cause else None)
+    return Verdict(table, Diagnosis(first[0], (first[1],), cause) if cause else None)
 
 
 def result(
@@ -156,9 +157,9 @@ def mixed() -> Report:
             },
         },
     }
-    return Report(
-        results, environments, Settings(), 12.0, {"not compared, 3 x lr": "belongs to the optimizer"}
-    )
+    notes = {"not compared, 3 x lr": "belongs to the optimizer"}
+    results, conclusions = conclude(results)
+    return Report(results, environments, Settings(), 12.0, notes, conclusions)
 
 
 def agreeing(

@@ -265,7 +265,7 @@ def look(
             notes.append(
                 f"{result.backend} {result.detail or 'delivers no attention weights: they are inside a kernel of its library'}"
             )
-    return Maps(reading, report, tuple(sides), tuple(notes))
+    return Maps(reading, report.explained(), tuple(sides), tuple(notes))
 
 
 @dataclass(frozen=True)
