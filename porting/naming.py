@@ -29,8 +29,8 @@ PARTS = ("model", "encoder", "pooled", "stack", "attention")
 
 OPTIMIZER = CheckpointTable(
     ignored={
-        "optimizer*": Ignored("belongs to the optimizer"),
-        "_metadata*": Ignored("belongs to the format"),
+        "optimizer*": Ignored(reason="belongs to the optimizer"),
+        "_metadata*": Ignored(reason="belongs to the format"),
     }
 )
 """What files of backends' models may have besides parameters."""

@@ -206,7 +206,7 @@ def _mechanisms(stated: Mapping[str, Any], part: PartTable) -> Iterator[tuple[st
         if not known and stated.get(key) is not None and stated[key] not in allowed:
             yield f"{key} is {_shown(stated[key])}", ""
     for option in part.options.values():
-        if isinstance(word := stated.get(option.key), str) and word not in option.values:
+        if isinstance(word := stated.get(option.key), str) and word not in option.words:
             yield f"{option.key} is {_shown(word)}", ""
 
 

@@ -212,8 +212,10 @@ def read_as(path: Path, kind: type[T], version: str = "format", written_by: str 
         return typed(kind, content, version, written_by)
 
 
-def typed(kind: type[T], content: str | bytes, version: str = "format", written_by: str = "") -> T:
-    """Return what JSON text holds, its types checked.
+def typed(
+    kind: type[T], content: str | bytes | Mapping[str, Any], version: str = "format", written_by: str = ""
+) -> T:
+    """Return what JSON text, or plain data, holds, its types checked.
 
     Args:
         kind, version, written_by: as in :func:`read_as`.
@@ -224,7 +226,10 @@ def typed(kind: type[T], content: str | bytes, version: str = "format", written_
     from pydantic import TypeAdapter, ValidationError  # a worker's environment need not have it
 
     try:
-        return TypeAdapter(kind).validate_json(content, strict=True)
+        adapter = TypeAdapter(kind)
+        if isinstance(content, (str, bytes)):
+            return adapter.validate_json(content, strict=True)
+        return adapter.validate_python(content, strict=True)
     except ValidationError as error:
         found = error.errors(include_url=False)
     other = [problem for problem in found if problem["loc"] == (version,)]
@@ -241,12 +246,14 @@ def _lines(found: Iterable[ErrorDetails]) -> Iterator[str]:
             missing.setdefault(_place(outer[1:]), []).append(repr(last))
             continue
         required = (
-            problem["msg"]
+            re.sub(" or instance of .*", "", problem["msg"])
             .removeprefix("Value error, ")
+            .replace("a valid dictionary", "a table")
             .replace("Input should be", "must be")
             .replace("a valid integer", "an integer")
             .replace("a valid ", "a ")
             .replace("an object", "a JSON object")
+            .replace("Extra inputs are not permitted", "must be left out: nothing has such a key")
         )
         given, place = problem["input"], _place(problem["loc"])
         if place:

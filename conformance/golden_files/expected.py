@@ -72,7 +72,7 @@ class Expectations:
 
         A file without any gradient, of a forward pass alone, is accepted.
         """
-        prefix = f"grads/{fill(self.part.gradients_under, {'run': self.label})}"
+        prefix = f"grads/{fill(self.part.gradients.under, {'run': self.label})}"
         arrays = {f"{prefix}{name}": array for name, array in self.file.section(prefix).items()}
         if not arrays:
             self.notes.append("the file holds no gradients")
@@ -86,7 +86,7 @@ class Expectations:
         for name, array in found.items():
             self.file.used.update(full[name].names)
             self._put(f"gradients.{name}", ", ".join(full[name].names), array)
-        for name, gradient in self.part.input_gradients.items():
+        for name, gradient in self.part.gradients.inputs.items():
             self._add_input_gradient(f"{prefix}{name}", gradient)
 
     def finish(self) -> None:

@@ -158,8 +158,8 @@ def _weights(
         stored: whether a table that is no parameter of the source has to be in the file; those of training lack it.
     """
     positions = None
-    if part.position_output is not None and (stored or f"outputs/{part.position_output}" in file.tensors):
-        name = f"outputs/{part.position_output}"
+    if part.positions.output is not None and (stored or f"outputs/{part.positions.output}" in file.tensors):
+        name = f"outputs/{part.positions.output}"
         positions = file.take(name)
         if positions is None or positions.ndim != 2:
             actual = "is missing" if positions is None else f"has shape {positions.shape}"
@@ -203,7 +203,7 @@ def _key_mask(file: Container, source: MaskSource, pad_id: int) -> tuple[NDArray
         stored = file.take(masks[0])
         assert stored is not None
         return stored != 0, f"the key mask is {masks[0]!r}"
-    if file.config.get(source.none_key) == source.none_value:
+    if file.config.get(source.none.key) == source.none.value:
         return None, "without a key mask"
     ids = file.take(f"inputs/{source.ids}")
     if ids is None:
@@ -258,8 +258,8 @@ def _run(
 def _unchecked(file: Container, part: PartTable) -> dict[str, str]:
     """Return every tensor that no run came to use, and why."""
     reasons = {f"outputs/{name}": reason for name, reason in part.unchecked.items()}
-    if part.position_output is not None:
-        reasons[f"outputs/{part.position_output}"] = (
+    if part.positions.output is not None:
+        reasons[f"outputs/{part.positions.output}"] = (
             "is loaded as the position table, so that it is used as stored"
         )
     if part.mask is not None:
@@ -271,7 +271,7 @@ def _unchecked(file: Container, part: PartTable) -> dict[str, str]:
             for key, reason in reasons.items()
             if name == key or (key.endswith("/") and name.startswith(key))
         ]
-        if given and (name not in file.used or name == f"outputs/{part.position_output}"):
+        if given and (name not in file.used or name == f"outputs/{part.positions.output}"):
             found[name] = given[0]
         elif name not in file.used:
             found[name] = f"the table of {file.source} has no place for it in this configuration"

@@ -61,7 +61,7 @@ def _part_problems(part: PartTable, config: EncoderConfig) -> Iterator[str]:
         if tensor.required and name not in part.inputs:
             yield f"inputs' lacks {name!r}, which the part requires"
     yield from _output_problems("outputs", part.outputs, part, config)
-    for gradient in part.input_gradients.values():
+    for gradient in part.gradients.inputs.values():
         yield from _unknown("gradients.inputs", gradient.sum_of, differentiable_inputs(part.name))
     if part.outputs and not part.runs:
         yield "runs' is empty but must hold at least one run, for there are outputs"
@@ -98,7 +98,7 @@ def _weight_problems(
         if rank != wanted:
             yield f"{key}' gives {name!r} the layout {native.layout!r} for rank {wanted}; it must be one for rank {rank}"
     for name, parameter in required.items():
-        if name not in filled and (parameter.kind != "positions" or part.position_output is None):
+        if name not in filled and (parameter.kind != "positions" or part.positions.output is None):
             yield f"{key}' lacks {name!r}, which the part requires"
 
 

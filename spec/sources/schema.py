@@ -37,77 +37,159 @@ Names may hold the placeholders of :mod:`concord.spec.sources.names`; layouts ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
-from concord.spec.deviations import Deviations
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-
-@dataclass(frozen=True)
-class Native:
-    """A tensor of a source: its name and layout."""
-
-    name: str
-    layout: str
+from concord.spec.deviations import Deviations, declared
+from concord.spec.sources.layouts import TENSOR_LAYOUTS, WEIGHT_LAYOUTS
+from concord.spec.sources.names import problem
 
 
-@dataclass(frozen=True)
-class Option:
-    """A configuration key of a source whose words are not ours: ``values`` maps its word to our value, None: the field is absent."""
+def _pattern(name: str) -> str:
+    if wrong := problem(name):
+        raise ValueError(wrong)
+    return name
+
+
+def _one_of(known: Mapping[str, Any]) -> Callable[[str], str]:
+    def check(name: str) -> str:
+        if name not in known:
+            raise ValueError(f"is {name!r} but must be one of {', '.join(known)}")
+        return name
+
+    return check
+
+
+def _declared(entries: Any) -> Any:
+    plain = isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)
+    return declared(entries) if plain else entries
+
+
+Pattern = Annotated[str, AfterValidator(_pattern)]
+"""A name that may hold placeholders."""
+
+WeightLayoutName = Annotated[str, AfterValidator(_one_of(WEIGHT_LAYOUTS))]
+
+TensorLayoutName = Annotated[str, AfterValidator(_one_of(TENSOR_LAYOUTS))]
+
+Declared = Annotated[Deviations, BeforeValidator(_declared)]
+
+
+class _Section(BaseModel):
+    """A TOML table: an unknown key is refused, and so is a value of another type."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Native(_Section):
+    """A weight of a source: its name and layout."""
+
+    name: Pattern
+    layout: WeightLayoutName
+
+
+class NativeInput(_Section):
+    """An input of a source: its name and layout."""
+
+    name: Pattern
+    layout: TensorLayoutName = "same"
+
+
+class Option(_Section):
+    """A configuration key of a source whose words are not ours.
+
+    Attributes:
+        key: of the source's configuration.
+        values: the source's word to our value.
+        absent: the source's word where our configuration does not have the field.
+    """
 
     key: str
-    values: Mapping[str, Any]
+    values: dict[str, Any] = {}
+    absent: str | None = None
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """Every word of the source to our value; None: the field is absent."""
+        return {**self.values, **({} if self.absent is None else {self.absent: None})}
 
 
-@dataclass(frozen=True)
-class MaskSource:
-    """Where the key mask comes from: a stored one, or ids, or nowhere if key ``none_key`` says ``none_value``."""
+class NoMask(_Section):
+    """What the source's configuration says where there is no mask."""
+
+    key: str
+    value: str
+
+
+class MaskSource(_Section):
+    """Where the key mask comes from: a stored one, or ids, or nowhere."""
 
     stored: str
     ids: str
-    none_key: str
-    none_value: str
+    none: NoMask
 
 
-@dataclass(frozen=True)
-class Output:
-    """The tap that an output of a source is."""
+class Output(_Section):
+    """The activation that an output of a source is."""
 
-    tap: str
-    layout: str
-    required: bool
+    tap: Pattern
+    layout: TensorLayoutName = "same"
+    required: bool = False
 
 
-@dataclass(frozen=True)
-class InputGradient:
+class InputGradient(_Section):
     """The inputs whose gradients sum up to a source's gradient."""
 
-    sum_of: tuple[str, ...]
-    layout: str
+    sum_of: list[str]
+    layout: TensorLayoutName = "same"
 
 
-@dataclass(frozen=True)
-class RunEntry:
+class Gradients(_Section):
+    """Where a source's file keeps gradients: what their names begin with, and those of inputs."""
+
+    under: Pattern = ""
+    inputs: dict[Pattern, InputGradient] = {}
+
+
+class Positions(_Section):
+    """Where a file keeps the position table of a source that has no such parameter."""
+
+    output: str | None = None
+
+
+class RunEntry(_Section):
     """One of the runs that a file holds."""
 
     label: str
-    fields: Mapping[str, Any]
-    outputs: Mapping[str, Output]
-    gradients: Mapping[str, Native]
-    only: bool
+    fields: dict[str, Any] = {}
+    outputs: dict[Pattern, Output] = {}
+    gradients: dict[Pattern, Native] = {}
+    only: bool = False
 
 
-@dataclass(frozen=True)
-class Ignored:
-    """Why a tensor that is no parameter can be left out, and what it must hold for that to be true (:data:`concord.porting.holds.HOLDS`); empty: only its name says so."""
+class Ignored(_Section):
+    """Why a tensor that is no parameter can be left out.
+
+    Attributes:
+        reason: in words.
+        holds: what it must hold for that to be true (:data:`concord.porting.holds.HOLDS`); empty: only its name says so.
+    """
 
     reason: str
     holds: str = ""
 
 
-@dataclass(frozen=True)
-class CheckpointTable:
+def _ignored(value: Any) -> Any:
+    return {"reason": value} if isinstance(value, str) else value
+
+
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+class CheckpointTable(_Section):
     """What a table says about files of weights, beyond the names and layouts of parameters.
 
     Attributes:
@@ -126,60 +208,62 @@ class CheckpointTable:
         writes: a key of a configuration that is written = its value.
     """
 
-    prefixes: tuple[str, ...] = ()
-    older: Mapping[str, str] = field(default_factory=dict)
-    ignored: Mapping[str, Ignored] = field(default_factory=dict)
-    tied: Mapping[str, str] = field(default_factory=dict)
+    prefixes: list[str] = []
+    older: dict[str, str] = {}
+    ignored: dict[str, Annotated[Ignored, BeforeValidator(_ignored)]] = {}
+    tied: dict[str, str] = {}
     positions: Native | None = None
-    carried: Mapping[str, Native] = field(default_factory=dict)
-    requires: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    equal: Mapping[str, str] = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    counts: Mapping[str, str] = field(default_factory=dict)
-    sizes: Mapping[str, str] = field(default_factory=dict)
-    writes: Mapping[str, Any] = field(default_factory=dict)
+    carried: dict[Pattern, Native] = {}
+    requires: dict[str, Annotated[list[Any], BeforeValidator(_listed)]] = {}
+    equal: dict[str, str] = {}
+    defaults: dict[str, Any] = {}
+    counts: dict[str, str] = {}
+    sizes: dict[str, str] = {}
+    writes: dict[str, Any] = {}
 
 
-@dataclass(frozen=True)
-class PartTable:
+class PartTable(_Section):
     """What a table says about one part of the model; the module's docstring explains each field."""
 
     name: str
-    kind: str
-    fields: Mapping[str, str]
-    options: Mapping[str, Option]
-    constants: Mapping[str, Any]
-    weights: Mapping[str, Native]
-    position_output: str | None
-    inputs: Mapping[str, Native]
-    mask: MaskSource | None
-    outputs: Mapping[str, Output]
-    gradients_under: str
-    input_gradients: Mapping[str, InputGradient]
-    unchecked: Mapping[str, str]
-    checkpoint: CheckpointTable
-    runs: tuple[RunEntry, ...]
+    kind: str = ""
+    fields: dict[str, str] = {}
+    options: dict[Pattern, Option] = {}
+    constants: dict[str, Any] = {}
+    weights: dict[Pattern, Native] = {}
+    positions: Positions = Positions()
+    inputs: dict[Pattern, NativeInput] = {}
+    mask: MaskSource | None = None
+    outputs: dict[Pattern, Output] = {}
+    gradients: Gradients = Gradients()
+    unchecked: dict[str, str] = {}
+    checkpoint: CheckpointTable = CheckpointTable()
+    runs: list[RunEntry] = []
+
+    @model_validator(mode="after")
+    def _gradients_have_a_place(self) -> PartTable:
+        if self.runs and "under" not in self.gradients.model_fields_set:
+            raise ValueError("'gradients.under' is missing but must be text, for there are runs")
+        return self
 
 
-@dataclass(frozen=True)
-class TrainingTable:
+class TrainingTable(_Section):
     """What a table says about training; the module's docstring explains each field."""
 
-    constants: Mapping[str, Any]
-    fields: Mapping[str, str]
-    deviations: Deviations
-    float32_positions: bool
+    constants: dict[str, Any] = {}
+    fields: dict[str, str] = {}
+    deviations: Declared = {}
+    float32_positions: bool = False
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(_Section):
     """How a published source names and lays out what the family has."""
 
     source: str
     variant: str
-    part_key: str | None
-    parts: Mapping[str, PartTable]
-    deviations: Deviations
-    training: TrainingTable | None
+    parts: dict[Pattern, PartTable] = Field(min_length=1)
+    part_key: str | None = None
+    deviations: Declared = {}
+    training: TrainingTable | None = None
     like: str = ""
     words: str = ""

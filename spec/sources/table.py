@@ -143,13 +143,13 @@ def configure(
     for field, option in entry.options.items():
         word = stated.get(option.key)
         spelled = word if isinstance(word, str) else json.dumps(word)
-        if option.key in stated and spelled not in option.values:
-            known = ", ".join(option.values)
+        if option.key in stated and spelled not in option.words:
+            known = ", ".join(option.words)
             problems.append(
                 f"{where}: key {option.key!r} is {word!r} but must be one of {known} [source={table.source}]"
             )
         elif option.key in stated:
-            fields[field] = option.values[spelled]
+            fields[field] = option.words[spelled]
     if problems:
         raise SpecError(problems)
     return from_mapping(fields, where)
@@ -165,8 +165,8 @@ def stated(table: Table, config: EncoderConfig, part: str | None = None) -> dict
     found = {key: getattr(config, field) for field, key in entry.fields.items()}
     allowed: dict[str, list[Any]] = {field: [value] for field, value in entry.constants.items()}
     for field, option in entry.options.items():
-        allowed[field] = list(option.values.values())
-        words = [word for word, value in option.values.items() if value == getattr(config, field)]
+        allowed[field] = list(option.words.values())
+        words = [word for word, value in option.words.items() if value == getattr(config, field)]
         found[option.key] = next(iter(words), None)
     found |= {key: found[other] for key, other in entry.checkpoint.equal.items()}
     problems = [
@@ -212,7 +212,7 @@ def bindings(
     places = {}
     for pattern, native in {**entry.weights, **(instead or {})}.items():
         for i in range(config.num_layers if "i" in variables(pattern) else 1):
-            places[fill(pattern, {"i": i})] = Native(fill(native.name, {"i": i}), native.layout)
+            places[fill(pattern, {"i": i})] = Native(name=fill(native.name, {"i": i}), layout=native.layout)
     found = {}
     for name, parameter in parameters(config, entry.name).items():
         if name in places:
