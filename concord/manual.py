@@ -17,7 +17,7 @@ from typing import Any
 
 from concord import backends, conformance, porting, spec
 from concord.backends import interface
-from concord.conformance import causes, comparison, diagnosis
+from concord.conformance import comparison, diagnosis, explain
 from concord.porting import stored
 from concord.spec import batch as batches
 from concord.spec import tensors
@@ -43,7 +43,7 @@ BEYOND = {
         ),
         interface,
     ),
-    "conformance": {"Judgement": comparison, "Diagnosis": diagnosis, "Cause": causes},
+    "conformance": {"Judgement": comparison, "Diagnosis": diagnosis, "Cause": explain},
     "porting": {"Stored": stored},
 }
 """What is documented besides the names that a package exports, and where it is."""
