@@ -60,6 +60,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+case = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Cases as files, to be run anywhere.")
+show = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make a page, a table or a figure.")
+app.add_typer(case, name="case")
+app.add_typer(show, name="show")
 
 
 def _version(asked: bool) -> None:
@@ -160,7 +164,7 @@ def check(
             "--from-dump",
             metavar="DIR",
             parser=writing.path,
-            help="Judge runs that came back as files for cases written by 'concord export-case'.",
+            help="Judge runs that came back as files for cases written by 'concord case export'.",
         ),
     ] = None,
     json: options.Json = None,
@@ -393,7 +397,7 @@ def mutants(
     raise typer.Exit(found.exit_code)
 
 
-@app.command(name="report")
+@show.command(name="report")
 def report_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", parser=writing.path, help="What --json wrote.")],
     html: Annotated[
@@ -407,7 +411,7 @@ def report_command(
     raise typer.Exit(data["exit_code"])
 
 
-@app.command(name="export-case")
+@case.command(name="export")
 def export_case(
     directory: Annotated[
         Path,
@@ -625,7 +629,7 @@ def speed(
             "--config",
             metavar="FILE",
             parser=writing.path,
-            help="A model of your own, as TOML ('concord variants NAME' prints one); may be repeated.",
+            help="A model of your own, as TOML ('concord show variants NAME' prints one); may be repeated.",
         ),
     ] = None,
     checkpoint: Annotated[
@@ -833,23 +837,23 @@ def speed(
     )
 
 
-app.command()(looking.attention)
-app.command()(looking.positions)
+show.command()(looking.attention)
+show.command()(looking.positions)
 app.command()(experimenting.experiment)
 app.command()(describing.data)
 app.command()(predicting.evaluate)
 app.command()(predicting.predict)
-app.command()(running.run)
+case.command()(running.run)
 app.command()(train.train)
 app.command()(port.port)
 app.command()(certifying.certify)
 app.command()(certifying.verify)
 app.command()(certifying.diff)
-app.command()(reducing.reduce)
-app.command()(train.curves)
+case.command()(reducing.reduce)
+show.command()(train.curves)
 
 
-@app.command()
+@show.command()
 def variants(
     name: Annotated[str | None, typer.Argument(metavar="VARIANT", help="Show one whole, as TOML.")] = None,
 ) -> None:
@@ -860,7 +864,7 @@ def variants(
     console = Terminal()
     console.print(family.table(console.width))
     console.print(
-        "Every other field is the same in all. 'concord variants NAME' prints one whole.", style="dim"
+        "Every other field is the same in all. 'concord show variants NAME' prints one whole.", style="dim"
     )
 
 

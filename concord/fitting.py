@@ -1,4 +1,4 @@
-"""What ``concord train`` and ``concord curves`` do with their options."""
+"""What ``concord train`` and ``concord show curves`` do with their options."""
 
 from __future__ import annotations
 

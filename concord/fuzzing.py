@@ -216,7 +216,7 @@ def on_own_weights(given: Given, seed: int, cases: int | None, plan: Plan, out: 
 
 
 def write_own_failures(report: campaign.Report, jobs: Sequence[campaign.Job], out: Path) -> None:
-    """Write each case that failed as files, as 'concord export-case' does.
+    """Write each case that failed as files, as 'concord case export' does.
 
     Raises:
         SpecError: if they cannot be written.

@@ -1,4 +1,4 @@
-"""``concord attention`` and ``concord positions``: what a model attends to, and what it knows of places."""
+"""``concord show attention`` and ``concord show positions``: what a model attends to, and what it knows of places."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def configuration() -> str:
         )
     return (
         "# Options of a configuration\n\nThe fields of `spec.EncoderConfig`, which are the keys of a variant's TOML file. A clause says exactly what an "
-        "option does. `concord variants` shows how the published variants differ, and `concord variants NAME` prints one whole.\n\n"
+        "option does. `concord show variants` shows how the published variants differ, and `concord show variants NAME` prints one whole.\n\n"
         f"{table(('field', 'type or values', ''), rows)}"
     )
 

@@ -340,7 +340,7 @@ def _ported(path: Path) -> Model:
     found, encoder = published(path)
     if found.part != "model":
         raise SpecError(
-            f"{path}: has no classifier: 'concord run --texts' says what the part {found.part!r} computes"
+            f"{path}: has no classifier: 'concord case run --texts' says what the part {found.part!r} computes"
         )
     labels = Labels(found.labels or tuple(str(number) for number in range(max(found.config.num_classes, 2))))
     return prediction.Model(folder_of(path), found.config, dict(found.weights()), labels, encoder, step=0)

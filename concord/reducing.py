@@ -1,4 +1,4 @@
-"""``concord reduce``: a case on which a backend fails, made small."""
+"""``concord case reduce``: a case on which a backend fails, made small."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def reduce(
         typer.Argument(
             metavar="CASE",
             parser=writing.path,
-            help="A folder that 'concord export-case' wrote: one case.json, with its tensors.",
+            help="A folder that 'concord case export' wrote: one case.json, with its tensors.",
         ),
     ],
     out: Annotated[
@@ -34,7 +34,7 @@ def reduce(
             "--out",
             metavar="DIR",
             parser=writing.output,
-            help="An empty folder for the smallest case, written as 'concord export-case' does.",
+            help="An empty folder for the smallest case, written as 'concord case export' does.",
         ),
     ],
     backend: Annotated[
@@ -99,7 +99,7 @@ def _job(folder: Path) -> campaign.Job:
         hint = (
             f"; it holds cases: name one, for example {folder / inside[0]}"
             if inside
-            else "; 'concord export-case' writes cases"
+            else "; 'concord case export' writes cases"
         )
         raise SpecError(f"{folder}: holds no case.json{hint}")
     request, manifest = dump.read_exported(folder)

@@ -1,4 +1,4 @@
-"""``concord run``: what a backend makes of a model of one's own, as arrays, without a judgement."""
+"""``concord case run``: what a backend makes of a model of one's own, as arrays, without a judgement."""
 
 from __future__ import annotations
 

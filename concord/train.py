@@ -1,4 +1,4 @@
-"""``concord train`` and ``concord curves``: a model is trained in one framework, and what came of it is shown."""
+"""``concord train`` and ``concord show curves``: a model is trained in one framework, and what came of it is shown."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ def judge_dumps(folder: Path) -> Report:
     """
     cases = [path.parent for path in find(folder, "case.json")]
     if not cases:
-        raise SpecError(f"{folder}: holds no case.json; export cases with 'concord export-case'")
+        raise SpecError(f"{folder}: holds no case.json; export cases with 'concord case export'")
     results, environments, problems = [], {}, []
     for case in cases:
         try:

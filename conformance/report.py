@@ -181,13 +181,13 @@ def divergence_lines(result: Result, exported: bool = False) -> list[str]:
     """Say where a run first diverged, why if that is known, what became of it at the end, and what to do next.
 
     Args:
-        exported: whether ``concord export-case`` writes its case, under the name that it has here.
+        exported: whether ``concord case export`` writes its case, under the name that it has here.
     """
     assert result.verdict is not None
     verdict = result.verdict.explained()
     head = f"{result.backend} diverges: {result.case}, {result.dtype}{_alone(verdict)}"
     reduce = (
-        f"concord reduce cases/{result.case}-{result.dtype} --backend {result.backend} -o smaller"
+        f"concord case reduce cases/{result.case}-{result.dtype} --backend {result.backend} -o smaller"
         if exported and result.seconds
         else ""
     )

@@ -212,7 +212,7 @@ def from_toml(text: str, where: str = "configuration") -> EncoderConfig:
     """Read a configuration from TOML text (SPEC CFG-1).
 
     Args:
-        text: one ``name = value`` for each field, as :meth:`EncoderConfig.to_toml` and ``concord variants NAME`` write it.
+        text: one ``name = value`` for each field, as :meth:`EncoderConfig.to_toml` and ``concord show variants NAME`` write it.
         where: what to call the text in an error message.
 
     Raises:

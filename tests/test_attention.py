@@ -144,7 +144,7 @@ def test_a_record_comes_back_and_makes_the_same_page(
     record.write(tmp_path / "maps.json", data)
     assert record.read(tmp_path / "maps.json") == data
     assert (
-        invoke("report", tmp_path / "maps.json", "--html", tmp_path / "maps.html")[0] == 1
+        invoke("show", "report", tmp_path / "maps.json", "--html", tmp_path / "maps.html")[0] == 1
     )  # as the run did
     assert (tmp_path / "maps.html").read_text() == page(data)
 
@@ -191,6 +191,7 @@ def test_somebody_elses_model_reads_by_its_own_tokenizer(invoke: Invoke, tmp_pat
         assert found.tokens == ("[CLS]", "the", "cat", "##s", "sat", "[SEP]", "who", "?", "[SEP]")
         assert (found.segments, found.part, kept in found.weights) == ([0] * 6 + [1] * 3, part, True)
         code, output, lines = invoke(
+            "show",
             "attention",
             "--checkpoint",
             path,
@@ -204,7 +205,9 @@ def test_somebody_elses_model_reads_by_its_own_tokenizer(invoke: Invoke, tmp_pat
         assert (code, lines) == (0, []), output
         assert json.loads((tmp_path / "x.json").read_text())["tokens"][1:4] == ["the", "cat", "##s"]
     (path / "vocab.txt").unlink()
-    code, _, lines = invoke("attention", "--checkpoint", path, "--text-a", "The cats sat", "--backend", RIGHT)
+    code, _, lines = invoke(
+        "show", "attention", "--checkpoint", path, "--text-a", "The cats sat", "--backend", RIGHT
+    )
     assert (code, lines) == (
         2,
         [f"concord: error: {path}: has no tokenizer: it lacks tokenizer.json and vocab.txt"],
@@ -213,6 +216,7 @@ def test_somebody_elses_model_reads_by_its_own_tokenizer(invoke: Invoke, tmp_pat
 
 def test_chinese_tokens_stand_in_the_figure_as_text(run_folder: Path, invoke: Invoke, tmp_path: Path) -> None:
     code, _, lines = invoke(
+        "show",
         "attention",
         "--checkpoint",
         run_folder,
@@ -292,7 +296,7 @@ def test_a_font_of_boxes_is_no_font() -> None:
     ],
 )
 def test_what_cannot_be_looked_at_is_refused(invoke: Invoke, options: str, words: str) -> None:
-    code, output, lines = invoke("attention", *options.split())
+    code, output, lines = invoke("show", "attention", *options.split())
     assert (code, output) == (2, "")
     assert any(words in line for line in lines)
 
@@ -301,6 +305,7 @@ def test_the_command_writes_page_record_and_figures(invoke: Invoke, tmp_path: Pa
     outputs = {name: tmp_path / f"out.{name}" for name in ("html", "json", "svg", "png")}
     files = [word for name, path in outputs.items() for word in (f"--{name}", path)]
     code, output, lines = invoke(
+        "show",
         "attention",
         "--variant",
         "nndl-paddle-api",
@@ -321,7 +326,14 @@ def test_the_command_writes_page_record_and_figures(invoke: Invoke, tmp_path: Pa
 
 def test_a_library_that_keeps_its_weights_to_itself_is_said(invoke: Invoke) -> None:
     code, output, _ = invoke(
-        "attention", "--variant", "nndl-paddle-api", "--tokens", "7", "--backend", toy("DeclaresUndelivered")
+        "show",
+        "attention",
+        "--variant",
+        "nndl-paddle-api",
+        "--tokens",
+        "7",
+        "--backend",
+        toy("DeclaresUndelivered"),
     )
     assert "delivers no attention weights" in output
     assert code == 0

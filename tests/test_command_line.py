@@ -74,7 +74,7 @@ def test_a_check_needs_only_what_a_check_needs(tmp_path: Path) -> None:
     for arguments in (
         ["check", "--backend", RIGHT, *ONE],
         ["doctor", "--backend", RIGHT],
-        ["variants", "bert"],
+        ["show", "variants", "bert"],
     ):
         done = concord(*arguments, PYTHONPATH=path)
         assert (done.returncode, errors(done.stderr)) == (0, ""), arguments
@@ -84,7 +84,7 @@ def test_both_entrances_give_the_same_exit_code() -> None:
     script = Path(sys.executable).with_name("concord")
     for command in ([sys.executable, "-m", "concord"], [str(script)]):
         done = subprocess.run(
-            [*command, "variants", "brt"],
+            [*command, "show", "variants", "brt"],
             cwd=ROOT,
             capture_output=True,
             text=True,
@@ -154,8 +154,8 @@ REFUSED: dict[str, tuple[str, ...]] = {
     ),
     "fuzz --shapes 99999999": ("--shapes is 99999999 but must be at most 10000",),
     "speed --dtype int8": ("unknown dtype 'int8': must be one of float64",),
-    "export-case .": (f"{Path.cwd()}: holds something already; export into an empty folder",),
-    "report /dev/zero --html page.html": (
+    "case export .": (f"{Path.cwd()}: holds something already; export into an empty folder",),
+    "show report /dev/zero --html page.html": (
         "/dev/zero: cannot be read: is a device but must be a regular file",
     ),
     "check --threads -1 --time-limit 0 --python x": (
@@ -182,9 +182,9 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "/no/such/folder/out.json: cannot be written: No such file or directory",
     ),
     "check --json /dev/null/out.json": ("/dev/null/out.json: cannot be written: Not a directory",),
-    "export-case /no/such --variant brt": ("unknown variant 'brt': did you mean 'bert'",),
-    "export-case /no/such --dtype float46": ("unknown dtype 'float46': did you mean 'float64'",),
-    "variants keras-atention": ("unknown variant 'keras-atention': did you mean 'keras-attention'?",),
+    "case export /no/such --variant brt": ("unknown variant 'brt': did you mean 'bert'",),
+    "case export /no/such --dtype float46": ("unknown dtype 'float46': did you mean 'float64'",),
+    "show variants keras-atention": ("unknown variant 'keras-atention': did you mean 'keras-attention'?",),
     "doctor --backend troch": ("unknown backend 'troch': did you mean 'torch'?",),
     "doctor --threads 0": ("--threads is 0 but must be at least 1",),
 }
@@ -252,7 +252,7 @@ def test_what_cannot_be_done_is_refused_in_a_line_for_each_problem(invoke: Invok
                 "check --markdown",
                 "check --from-dump",
                 "golden",
-                "export-case",
+                "case export",
                 "speed --config",
             )
         ),
@@ -261,7 +261,7 @@ def test_what_cannot_be_done_is_refused_in_a_line_for_each_problem(invoke: Invok
         ("check --memory-limit 1GiB", "--memory-limit"),
         ("check --varaint bert", "--varaint"),
         ("check --json", "--json"),
-        ("export-case", "DIR"),
+        ("case export", "DIR"),
         ("chekc", "chekc"),
     ],
 )
@@ -357,7 +357,7 @@ def test_a_markdown_file_gets_the_table_between_its_markers(invoke: Invoke, tmp_
 
 @pytest.mark.parametrize("columns", [60, 80, 200, 240])
 def test_variants_fit_the_terminal_and_nothing_is_cut_off(invoke: Invoke, columns: int) -> None:
-    code, output, errors = invoke("variants", columns=columns)
+    code, output, errors = invoke("show", "variants", columns=columns)
     assert (code, errors) == (0, [])
     assert max(map(len, output.splitlines())) <= columns
     assert "…" not in output
@@ -373,7 +373,7 @@ def test_variants_fit_the_terminal_and_nothing_is_cut_off(invoke: Invoke, column
 
 @pytest.mark.parametrize("name", spec.variants())
 def test_a_variant_is_printed_as_toml_that_reads_back(invoke: Invoke, name: str) -> None:
-    code, output, errors = invoke("variants", name)
+    code, output, errors = invoke("show", "variants", name)
     assert (code, errors) == (0, [])
     assert spec.from_toml(output) == spec.variant(name)
 

@@ -284,7 +284,7 @@ def test_a_case_that_has_all_taps_is_made_smaller():
     run = noisy(ported(case, SOUND), "layers.1.norm1")
     assert (
         lines_of(case, run, exported=True)[-1]
-        == "  next: concord reduce cases/bert-ragged-float32 --backend toy -o smaller"
+        == "  next: concord case reduce cases/bert-ragged-float32 --backend toy -o smaller"
     )
     lines = lines_of(case, run)
     clause = re.search(r"\(SPEC (\S+)\)", lines[1])[1]

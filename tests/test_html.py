@@ -540,7 +540,7 @@ def test_the_command_line_writes_the_page_and_makes_it_again(tmp_path: Path) -> 
     assert f"{names[1]} diverges first at layers.1.attention.scores (SPEC ATT-4)" in words
     assert f"{names[2]}: crashed" in words
     assert "Conformance: model, explicit, eager, cpu" in words
-    done = concord("report", data, "--html", again)
+    done = concord("show", "report", data, "--html", again)
     assert (done.returncode, done.stderr) == (3, "")  # as the run did
     assert again.read_text() == first.read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again.html", "first.html", "out.json"]
@@ -557,11 +557,11 @@ def test_the_command_line_refuses_before_anything_runs(tmp_path: Path) -> None:
         (["golden", "--html", tmp_path], f"{tmp_path}: cannot be written: Is a directory"),
         (["check", "--json", same, "--html", same], f"{same}: is named twice"),
         (
-            ["report", tmp_path / "out.json", "--html", tmp_path / "x.html"],
+            ["show", "report", tmp_path / "out.json", "--html", tmp_path / "x.html"],
             f"{tmp_path / 'out.json'}: has schema 'concord.report/1'",
         ),
         (
-            ["report", tmp_path / "out.json", "--html", tmp_path / "out.json"],
+            ["show", "report", tmp_path / "out.json", "--html", tmp_path / "out.json"],
             f"{tmp_path / 'out.json'}: is read; name another file",
         ),
     ):

@@ -12,10 +12,10 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from concord import porting, writing
-from concord.cli import app
 from concord.porting.faults.files import sharded
 from concord.porting.registry import known
 from tests.toys.ready import hugging_face, texts
+from tests.toys.surroundings import commands
 
 Invoke = Callable[..., tuple[int, str, list[str]]]
 
@@ -147,19 +147,19 @@ def test_a_folder_beside_is_written(
 # Files that commands write.
 
 LINES: dict[str, str] = {
-    "run": "run {source} --backend tests.toys.numpy_backend:NumpyBackend --texts {texts} -o {out}",
+    "run": "case run {source} --backend tests.toys.numpy_backend:NumpyBackend --texts {texts} -o {out}",
     "predict": "predict {source} --backend tests.toys.numpy_backend:NumpyBackend --texts {texts} -o {out}",
     "evaluate": "evaluate {source} --backend tests.toys.numpy_backend:NumpyBackend --data {texts} --json {out}",
     "check": "check --checkpoint {source} --backend tests.toys.numpy_backend:NumpyBackend --texts {texts} --json {out}",
-    "attention": "attention --checkpoint {source} --text-a cat --json {out}",
-    "positions": "positions --checkpoint {source} --html {out}",
+    "attention": "show attention --checkpoint {source} --text-a cat --json {out}",
+    "positions": "show positions --checkpoint {source} --html {out}",
     "diff": "diff {texts} {source} --json {out}",
     "certify": "certify {source} {source} --texts {texts} --html {out}",
     "speed": "speed --checkpoint {source} --texts {texts} --json {out}",
     "fuzz": "fuzz --checkpoint {source} --table {texts} --json {out}",
     "train": "train --checkpoint {source} --data {texts} --backend tests.toys.numpy_backend:NumpyBackend --html {out}",
     "data": "data {source} {texts} --json {out}",
-    "curves": "curves {source} {texts} --html {out}",
+    "curves": "show curves {source} {texts} --html {out}",
 }
 
 
@@ -191,7 +191,9 @@ def test_a_file_that_is_read_is_not_replaced(tmp_path: Path, command: str, what:
 def test_what_a_command_made_of_a_folder_may_be_made_anew(tmp_path: Path, invoke: Invoke) -> None:
     source = hugging_face(tmp_path / "source")
     for _ in range(2):
-        assert invoke("positions", "--checkpoint", source, "--html", source / "positions.html")[0] == 0
+        assert (
+            invoke("show", "positions", "--checkpoint", source, "--html", source / "positions.html")[0] == 0
+        )
     record = source / "out.json"
     shutil.copy(Path(__file__).parent.parent / "docs" / "certificates" / "minilm-flax.json", record)
     assert writing._made(record)
@@ -235,7 +237,7 @@ WRITTEN = {
 }
 
 
-@pytest.mark.parametrize("command", app.registered_commands, ids=lambda command: command.callback.__name__)
+@pytest.mark.parametrize("command", commands().values(), ids=commands())
 def test_every_option_for_a_file_says_whether_it_is_read_or_written(command: Any) -> None:
     for name, hint in get_type_hints(command.callback, include_extras=True).items():
         if name != "return" and "Path" in str(get_args(hint)[:1]):

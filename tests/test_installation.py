@@ -141,7 +141,7 @@ def test_the_public_face_is_that_of_the_package_installed(place: Place) -> None:
     ("arguments", "said"),
     [
         (("--version",), "concord 0"),
-        (("variants",), "tf1-text-classifier"),
+        (("show", "variants"), "tf1-text-classifier"),
         (("check", *SMALL), "2 agree"),
         (("golden", "{site}/concord/conformance/golden/keras-attention", "--backend", "torch"), "agree"),
         (("doctor", "--backend", "torch"), "torch"),
@@ -235,7 +235,7 @@ def test_the_wheel_brings_all_that_it_needs(wheel: Path, tmp_path: Path) -> None
     alone = Place(project(tmp_path / "project"), python, site)
     for arguments in (
         ("check", *SMALL),
-        ("variants",),
+        ("show", "variants"),
         ("doctor", "--backend", "torch"),
         ("golden", "--backend", "torch"),
     ):

@@ -240,7 +240,7 @@ def test_the_plugin_of_the_guide_agrees_with_golden_files_and_under_pytest(guide
 def test_the_program_of_the_guide_that_has_only_files_agrees(guide: Path) -> None:
     assert (
         concord(
-            "export-case", "cases", "--part", "dot_product", "--variant", "vanilla-encoder", folder=guide
+            "case", "export", "cases", "--part", "dot_product", "--variant", "vanilla-encoder", folder=guide
         ).returncode
         == 0
     )
@@ -264,7 +264,7 @@ CASES = (
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of exported cases."""
     folder = tmp_path_factory.mktemp("exported") / "cases"
-    done = concord("export-case", folder, "--case", "bert-single", "--case", "keras-attention-ragged")
+    done = concord("case", "export", folder, "--case", "bert-single", "--case", "keras-attention-ragged")
     assert (done.returncode, errors(done.stderr)) == (0, "")
     assert sorted(path.name for path in folder.iterdir()) == sorted(CASES)
     return folder
@@ -480,7 +480,7 @@ def test_every_damaged_file_is_named(invoke: Invoke, dumps: Path) -> None:
 
 def test_a_folder_without_cases_is_refused(invoke: Invoke, tmp_path: Path) -> None:
     for folder, problem in (
-        (tmp_path, "holds no case.json; export cases with 'concord export-case'"),
+        (tmp_path, "holds no case.json; export cases with 'concord case export'"),
         (tmp_path / "absent", "no such folder"),
     ):
         code, _, errors = invoke("check", "--from-dump", folder)
@@ -493,7 +493,7 @@ def test_export_into_a_folder_that_holds_the_case_changes_nothing(
     folder = shutil.copytree(exported, tmp_path / "cases")
     before = contents(folder)
     # Of its four runs two are there already.
-    code, output, errors = invoke("export-case", folder, "--case", "bert-tiny", "--case", "bert-single")
+    code, output, errors = invoke("case", "export", folder, "--case", "bert-tiny", "--case", "bert-single")
     assert (code, output) == (2, "")
     assert errors == [
         f"concord: error: {folder.absolute()}: holds something already; export into an empty folder"
@@ -504,7 +504,7 @@ def test_export_into_a_folder_that_holds_the_case_changes_nothing(
 
 def test_export_to_where_no_folder_can_be_is_refused(invoke: Invoke, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
-    code, _, errors = invoke("export-case", tmp_path / "file" / "cases", "--case", "bert-single")
+    code, _, errors = invoke("case", "export", tmp_path / "file" / "cases", "--case", "bert-single")
     assert (code, errors) == (
         2,
         [
@@ -516,6 +516,6 @@ def test_export_to_where_no_folder_can_be_is_refused(invoke: Invoke, tmp_path: P
 
 def test_options_that_are_repeated_export_a_case_once(invoke: Invoke, tmp_path: Path) -> None:
     twice = ("--variant", "bert") * 2 + ("--dtype", "float32") * 2
-    code, output, _ = invoke("export-case", tmp_path / "cases", "--case", "bert-single", *twice)
+    code, output, _ = invoke("case", "export", tmp_path / "cases", "--case", "bert-single", *twice)
     assert code == 0
     assert output.startswith("1 cases written")

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from concord import cli, writing
+from concord import writing
+from tests.toys.surroundings import commands
 
-COMMANDS: dict[str, Any] = {
-    name: command.params for name, command in typer.main.get_command(cli.app).commands.items()
-}  # type: ignore[attr-defined]
+COMMANDS: dict[str, Any] = {name: command.params for name, command in commands().items()}
 
 
 def is_path(parameter: Any) -> bool:
@@ -46,12 +44,12 @@ def line(command: str, path: str, text: str) -> list[str]:
         for word in (one.opts[0], "there")
     ]
     values = [text] * next(one.nargs for one in COMMANDS[command] if one.opts[0] == path)
-    return [command, *arguments, *needed, *([path, *values] if path.startswith("-") else [])]
+    return [*command.split(), *arguments, *needed, *([path, *values] if path.startswith("-") else [])]
 
 
 def test_every_command_that_reads_or_writes_is_tried() -> None:
     assert len(PATHS) > 60
-    assert {"check", "fuzz", "report", "verify", "diff", "port", "train", "speed", "reduce", "run"} <= {
+    assert {"check", "fuzz", "show report", "verify", "diff", "port", "train", "speed", "case run"} <= {
         command for command, _ in PATHS
     }
 

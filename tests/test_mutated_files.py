@@ -174,7 +174,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "a case and its run": ("check", "--from-dump", "."),
     "a finding": ("fuzz", "--replay", ".", "--backend", "tests.toys.numpy_backend:"),
     "a folder of golden files": ("golden", ".", "--backend", "tests.toys.numpy_backend:"),
-    **{f"a record of {kind}": ("report", records.NAME, "--html", "page.html") for kind in records.RECORDS},
+    **{
+        f"a record of {kind}": ("show", "report", records.NAME, "--html", "page.html")
+        for kind in records.RECORDS
+    },
     "a certificate": ("verify", records.NAME, "--files"),
     "a speed record": ("speed", "--compare", "speed.json", "speed.json"),
     "a configuration": ("speed", "--config", "bert.toml", "--backend", "tests.toys.numpy_backend:"),

@@ -32,7 +32,7 @@ MARKED = "before\n<!-- begin check -->\nold\n<!-- end check -->\nafter\n"
 def answered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An exported case with its run: what is judged without a worker."""
     folder = tmp_path_factory.mktemp("answered") / "cases"
-    assert concord("export-case", folder, "--case", "bert-single", "--dtype", "float32").returncode == 0
+    assert concord("case", "export", folder, "--case", "bert-single", "--dtype", "float32").returncode == 0
     subprocess.run(
         [sys.executable, ROOT / "tests" / "toys" / "standalone.py", folder], timeout=PATIENCE, check=True
     )
@@ -84,7 +84,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_runs(
 
 def test_a_record_is_not_replaced_by_its_page(invoke: Invoke, tmp_path: Path) -> None:
     (tmp_path / "out.json").write_text("{}")
-    code, _, lines = invoke("report", tmp_path / "out.json", "--html", tmp_path / "out.json")
+    code, _, lines = invoke("show", "report", tmp_path / "out.json", "--html", tmp_path / "out.json")
     assert (code, lines) == (
         2,
         [f"concord: error: {tmp_path / 'out.json'}: is read; name another file to write"],
@@ -100,7 +100,7 @@ def test_a_name_that_is_no_text_is_written_and_read(invoke: Invoke, answered: Pa
         ]
         == 0
     )
-    assert invoke("report", folder / "out.json", "--html", tmp_path / "page.html")[0] == 0
+    assert invoke("show", "report", folder / "out.json", "--html", tmp_path / "page.html")[0] == 0
 
 
 # A full disk.
@@ -179,12 +179,12 @@ def test_a_full_disk_leaves_no_half_of_an_export(
 ) -> None:
     for at in range(4):
         full(at)
-        code, output, (line,) = invoke("export-case", tmp_path / "cases", "--case", "bert-single")
+        code, output, (line,) = invoke("case", "export", tmp_path / "cases", "--case", "bert-single")
         assert (code, output) == (2, "")
         assert line.endswith(": cannot be written: No space left on device")
         assert not contents(tmp_path)
     full(4)
-    assert invoke("export-case", tmp_path / "cases", "--case", "bert-single")[0] == 0
+    assert invoke("case", "export", tmp_path / "cases", "--case", "bert-single")[0] == 0
     assert len(contents(tmp_path)) == 4
 
 
@@ -300,7 +300,7 @@ def test_a_worker_runs_without_standard_error(tmp_path: Path) -> None:
 
 
 def test_help_and_names_say_that_they_could_not_be_printed() -> None:
-    for command in ("--help", "variants bert"):
+    for command in ("--help", "show variants bert"):
         done = shell(f"{command} >/dev/full")
         assert (done.returncode, done.stderr) == (
             2,

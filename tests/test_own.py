@@ -338,7 +338,8 @@ def answered(
 
 def exported(invoke: Invoke, folder: Path, part: str = "encoder") -> Path:
     code, _, said = invoke(
-        "export-case",
+        "case",
+        "export",
         folder / "cases",
         "--checkpoint",
         hugging_face(folder / "bert", part),
@@ -475,7 +476,7 @@ def test_a_workload_is_as_long_as_texts_are(tmp_path: Path) -> None:
 def test_run_writes_what_a_backend_computes(invoke: Invoke, tmp_path: Path, batch: list[str]) -> None:
     folder, path, out = hugging_face(tmp_path / "bert"), texts(tmp_path / "t.txt"), tmp_path / "o.safetensors"
     code, output, said = invoke(
-        "run", folder, "--backend", NUMPY, "--texts", path, "-o", out, "--dtype", "float64", *batch
+        "case", "run", folder, "--backend", NUMPY, "--texts", path, "-o", out, "--dtype", "float64", *batch
     )
     assert code == 0, said
     assert f"written: {out}: output float64 (5, 3), 2 inputs" in output
@@ -493,6 +494,7 @@ def test_run_writes_what_a_backend_computes(invoke: Invoke, tmp_path: Path, batc
 def test_run_writes_taps_and_gradients_by_name(invoke: Invoke, tmp_path: Path) -> None:
     out = tmp_path / "o.safetensors"
     code, _, said = invoke(
+        "case",
         "run",
         hugging_face(tmp_path / "bert"),
         "--backend",
@@ -513,17 +515,25 @@ def test_run_writes_taps_and_gradients_by_name(invoke: Invoke, tmp_path: Path) -
 
 def test_run_refuses_what_it_cannot_do_and_writes_nothing(invoke: Invoke, tmp_path: Path) -> None:
     folder, out = hugging_face(tmp_path / "bert"), tmp_path / "o.safetensors"
-    code, _, said = invoke("run", folder, "--backend", NUMPY, "-o", out)
+    code, _, said = invoke("case", "run", folder, "--backend", NUMPY, "-o", out)
     assert (code, said[0]) == (
         2,
         "concord: error: neither --texts nor --inputs is given: what is it to be run on?",
     )
     code, _, said = invoke(
-        "run", folder, "--backend", NUMPY, "--texts", texts(tmp_path / "t.txt"), "-o", tmp_path / "t.txt"
+        "case",
+        "run",
+        folder,
+        "--backend",
+        NUMPY,
+        "--texts",
+        texts(tmp_path / "t.txt"),
+        "-o",
+        tmp_path / "t.txt",
     )
     assert (code, "is read; name another file to write" in said[0]) == (2, True)
     code, _, said = invoke(
-        "run", folder, "--backend", toy("SaysUnsupported"), "--texts", tmp_path / "t.txt", "-o", out
+        "case", "run", folder, "--backend", toy("SaysUnsupported"), "--texts", tmp_path / "t.txt", "-o", out
     )
     assert code == 3
     assert not out.exists()

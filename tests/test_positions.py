@@ -83,7 +83,16 @@ def test_the_page_is_one_file_in_the_colours_of_pages() -> None:
 def test_the_command_writes_page_and_figures(invoke: Invoke, tmp_path: Path) -> None:
     paths = [tmp_path / f"out.{name}" for name in ("html", "svg", "png")]
     code, output, lines = invoke(
-        "positions", "--variant", "nndl-paddle", "--html", paths[0], "--svg", paths[1], "--png", paths[2]
+        "show",
+        "positions",
+        "--variant",
+        "nndl-paddle",
+        "--html",
+        paths[0],
+        "--svg",
+        paths[1],
+        "--png",
+        paths[2],
     )
     assert (code, lines) == (0, [])
     assert all(f"written: {path}" in output for path in paths)
@@ -100,6 +109,6 @@ def test_the_command_writes_page_and_figures(invoke: Invoke, tmp_path: Path) -> 
     ],
 )
 def test_what_there_is_no_table_of_is_refused(invoke: Invoke, options: str, words: str) -> None:
-    code, output, lines = invoke("positions", *options.split())
+    code, output, lines = invoke("show", "positions", *options.split())
     assert (code, output) == (2, "")
     assert any(words in line for line in lines)

@@ -106,6 +106,7 @@ def test_command_writes_the_smallest_case(
 ) -> None:
     (folder,) = export_cases(tmp_path / "cases", [job()])
     code, printed, errors = invoke(
+        "case",
         "reduce",
         folder,
         "--backend",
@@ -126,7 +127,7 @@ def test_command_says_what_is_no_case(
 ) -> None:
     (folder,) = export_cases(tmp_path / "cases", [job()])
     code, _, errors = invoke(
-        "reduce", tmp_path / "cases", "--backend", toy("NumpyBackend"), "-o", tmp_path / "small"
+        "case", "reduce", tmp_path / "cases", "--backend", toy("NumpyBackend"), "-o", tmp_path / "small"
     )
     assert (code, errors) == (
         2,

@@ -355,7 +355,7 @@ def test_the_example_of_the_joining_guide_runs(tmp_path: Path) -> None:
     )
     for arguments in (
         [*concord, "check", "--backend", "numpy_backend:Backend", *case, "--threads", "1"],
-        [*concord, "export-case", "cases", *case],
+        [*concord, "case", "export", "cases", *case],
         ["run_cases.py", "cases"],
         [*concord, "check", "--from-dump", "cases"],
     ):

@@ -111,7 +111,7 @@ def test_terminal_of_nonsensical_size_is_readable(
 
 def test_command_prints_whatever_columns_say() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "concord", "variants"],
+        [sys.executable, "-m", "concord", "show", "variants"],
         env={**os.environ, "COLUMNS": "0", "LINES": "0"},
         capture_output=True,
         text=True,

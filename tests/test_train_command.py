@@ -1,4 +1,4 @@
-"""``concord train`` and ``concord curves``, as somebody types them."""
+"""``concord train`` and ``concord show curves``, as somebody types them."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def learn_pairs(open_worker: Any, invoke: Invoke, backend: str, folder: Path) ->
 def test_pairs_are_learnt_and_shown(open_worker: Any, invoke: Invoke, tmp_path: Path) -> None:
     run = learn_pairs(open_worker, invoke, "torch", tmp_path)
     page, picture = tmp_path / "page.html", tmp_path / "curves.png"
-    code, said, errors = invoke("curves", run, run, "--html", page, "--out", picture)
+    code, said, errors = invoke("show", "curves", run, run, "--html", page, "--out", picture)
     assert (code, errors) == (0, [])
     assert f"written: {page}" in said
     assert picture.read_bytes().startswith(b"\x89PNG")

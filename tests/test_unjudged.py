@@ -40,7 +40,7 @@ CASE = ("--case", "keras-attention-single-attention", "--part", "attention", "--
 
 def of_dump(invoke: Invoke, folder: Path, backend: str) -> tuple[object, ...]:
     """Write a case and a run of it that has no gradients."""
-    assert invoke("export-case", folder / "cases", "--variant", "keras-attention", *CASE)[0] == 0
+    assert invoke("case", "export", folder / "cases", "--variant", "keras-attention", *CASE)[0] == 0
     (path,) = folder.rglob("case.json")
     (job,) = check_jobs(["keras-attention"], ["float64"], "attention", [CASE[1]])
     truth_of = reference(job.config, job.weights, job.batch, gradients=True, part=job.part)
@@ -80,9 +80,9 @@ def of_own_weights(invoke: Invoke, folder: Path, backend: str) -> tuple[object, 
 
 
 def of_case(invoke: Invoke, folder: Path, backend: str) -> tuple[object, ...]:
-    assert invoke("export-case", folder / "cases", "--variant", "keras-attention", *CASE)[0] == 0
+    assert invoke("case", "export", folder / "cases", "--variant", "keras-attention", *CASE)[0] == 0
     (path,) = folder.rglob("case.json")
-    return ("reduce", path.parent, "--backend", backend, "-o", folder / "small")
+    return ("case", "reduce", path.parent, "--backend", backend, "-o", folder / "small")
 
 
 def of_record(invoke: Invoke, folder: Path, backend: str) -> tuple[object, ...]:
@@ -99,7 +99,7 @@ def of_record(invoke: Invoke, folder: Path, backend: str) -> tuple[object, ...]:
         )[0]
         == 3
     )
-    return ("report", folder / "out.json", "--html", folder / "page.html")
+    return ("show", "report", folder / "out.json", "--html", folder / "page.html")
 
 
 ELSEWISE = {
@@ -149,6 +149,7 @@ COMMANDS: dict[str, Callable[[Invoke, Path, str], tuple[object, ...]]] = {
     "reduce": of_case,
     "report": of_record,
     "attention": lambda invoke, folder, backend: (
+        "show",
         "attention",
         "--variant",
         "nndl-paddle-api",

@@ -1,4 +1,4 @@
-"""Failures as folders: the case as ``concord export-case`` writes it, and ``found.json`` that says what it found."""
+"""Failures as folders: the case as ``concord case export`` writes it, and ``found.json`` that says what it found."""
 
 from __future__ import annotations
 

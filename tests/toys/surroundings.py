@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from typer.main import get_command
 
-from concord import backends
+from concord import backends, cli
 from concord.spec.cases import Case
 
 T = TypeVar("T")
@@ -40,6 +41,15 @@ PATIENCE = 60.0
 """Seconds after which a command of a test has failed."""
 PROGRESS = re.compile(r" *\d+ s  \S")
 """How a line of :mod:`concord.progress` begins."""
+
+
+def commands(group: Any = None, before: str = "") -> dict[str, Any]:
+    """Return every command of the command line by the words that call it."""
+    found: dict[str, Any] = {}
+    for name, command in (group or get_command(cli.app)).commands.items():
+        within = hasattr(command, "commands")
+        found |= commands(command, f"{before}{name} ") if within else {f"{before}{name}": command}
+    return found
 
 
 def toy(name: str, module: str = "numpy_backend") -> str:

@@ -200,7 +200,7 @@ def text_encoder(folder: Path, files: Mapping[str, bytes], config: EncoderConfig
     assert isinstance(own, Ready)
     if own.prompt:
         raise SpecError(
-            f"{PROMPTS}: {own.prompt[:40]!r} is put before every text: 'concord run --texts' does so"
+            f"{PROMPTS}: {own.prompt[:40]!r} is put before every text: 'concord case run --texts' does so"
         )
     probes = [own.encode(*probe) for probe in PROBES]
     pair, padding, unknown = (
@@ -235,7 +235,7 @@ def text_encoder(folder: Path, files: Mapping[str, bytes], config: EncoderConfig
             wanted.segment_ids.tolist(),
         ):
             raise SpecError(
-                f"its tokenizer puts other marks around {'two texts' if probe[1] else 'a text'} than one before the first, one after each and the same between two: 'concord run --texts' takes it as it is"
+                f"its tokenizer puts other marks around {'two texts' if probe[1] else 'a text'} than one before the first, one after each and the same between two: 'concord case run --texts' takes it as it is"
             )
     return made
 
