@@ -3,9 +3,10 @@ PYTHON ?= python3.11
 VENV ?= .venv
 RUN := $(VENV)/bin
 CONSTRAINTS := constraints/py311.txt
+SITE := $(CURDIR)/site
 TREE := .mypy_cache/tree/concord# the package as it is installed
 
-.PHONY: help check test slow kernels machines lint coverage golden cases api readme readme-criteria speed-measured speed gpu-records clean
+.PHONY: help check test slow kernels machines lint coverage golden cases site tree readme readme-criteria speed-measured speed gpu-records clean
 
 help: ## say what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,12 +26,14 @@ kernels: $(VENV)/installed ## run tests of NumPy alone under each kernel of its 
 machines: $(VENV)/installed ## judge the four backends as on other processors, into docs/guides/machines.md
 	$(RUN)/python -m tests.machines verdicts
 
-lint: $(VENV)/installed ## ruff and mypy
+lint: $(VENV)/installed tree ## ruff and mypy
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check --quiet .
+	$(RUN)/mypy
+
+tree:
 	rm -rf $(TREE) && mkdir -p $(TREE)
 	ln -s $(CURDIR)/concord/* $(addprefix $(CURDIR)/,spec backends conformance training porting speed) $(TREE)
-	$(RUN)/mypy
 
 coverage: $(VENV)/installed ## run the tests, and say which lines none of them reached
 	$(RUN)/coverage erase
@@ -44,15 +47,15 @@ golden: $(VENV)/installed ## compare with tensors that the published sources com
 cases: $(VENV)/installed ## write spec/cases anew
 	$(RUN)/python -m concord.spec.cases
 
-api: $(VENV)/installed ## write docs/api anew, from tables and docstrings
-	$(RUN)/python -m concord.manual docs/api
+site: $(VENV)/installed tree ## build guides and reference as a site, into site/
+	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict --quiet --site-dir $(SITE)
 
 readme: $(VENV)/installed ## write the table of the README anew
 	$(RUN)/concord check --markdown README.md
 
 $(VENV)/installed: pyproject.toml setup.py $(CONSTRAINTS)
 	test -x $(RUN)/python || $(PYTHON) -m venv $(VENV)
-	$(RUN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[all,dev]"
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[all,dev,docs]"
 	touch $@
 
 readme-criteria: $(VENV)/installed ## write the README's comparison with usual criteria anew
@@ -95,4 +98,4 @@ $(GPU)/%.json: $(GPU)/doctor.txt
 	mv $@.part $@
 
 clean: ## remove the virtual environment and what tools leave behind
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
