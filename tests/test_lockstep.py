@@ -15,11 +15,11 @@ from rich.console import Console
 
 from concord import spec
 from concord.conformance import record
+from concord.conformance.bugs.training.catalogue import TRAINING
 from concord.conformance.campaign import Settings
 from concord.conformance.comparison import Row, Verdict
 from concord.conformance.estimate import estimate
 from concord.conformance.expectation import Expectation
-from concord.conformance.faults.training.catalogue import TRAINING
 from concord.conformance.html import page
 from concord.conformance.lockstep import (
     Entrant,
@@ -46,7 +46,7 @@ from concord.spec.training.trajectory import Training, counts
 from tests.toys import holding
 from tests.toys.flat import Flat
 from tests.toys.stepping import Stepping
-from tests.toys.trained import Faulty
+from tests.toys.trained import Bugged
 
 CONFIG = spec.variant(
     "nndl-paddle", d_model=6, num_heads=2, d_ff=5, num_layers=1, vocab_size=17, max_positions=7, num_classes=3
@@ -125,16 +125,24 @@ def test_wrong_step_shows_at_its_own_step_with_its_cause(
     fields: dict[str, Any], tensor: str, clause: str, explained: tuple[str, ...]
 ) -> None:
     asked = case()
-    (track,) = resynchronised(
-        asked, [Entrant("toy", Stepping(case(**fields), late=2, usual=asked))], stop_first=True
-    )
+    (track,) = resynchronised(asked, [Entrant("toy", Stepping(case(**fields), late=2, usual=asked))])
     assert track.first_divergence is not None
     step, name, broken, ratio = track.first_divergence
-    assert (step, broken, track.steps) == (2, clause, 3)
+    assert (step, broken, track.steps) == (2, clause, 5)
     assert name.startswith(tensor)
     assert ratio > 1
     assert track.first is not None
     assert (track.first.cause.clauses if track.first.cause else ()) == explained
+    assert "from step 3 on" in track.first.text
+
+
+def test_cause_that_steps_which_agree_contradict_is_not_named() -> None:
+    asked = case()
+    late = Entrant("toy", Stepping(case(epsilon=1e-6), late=2, usual=asked))
+    (track,) = resynchronised(asked, [late], stop_first=True)
+    assert track.first is not None
+    assert track.first.step == 2
+    assert track.first.cause is None
 
 
 def test_free_running_leaves_its_envelope_after_a_wrong_step_and_stays_beyond() -> None:
@@ -357,12 +365,13 @@ def test_session_that_returns_or_raises_nonsense_is_a_row_and_the_others_go_on()
 
 def test_fault_of_the_judge_is_a_row_and_is_not_the_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = case(steps=2)
-    monkeypatch.setattr(running, "cause_of", lambda question: 1 / 0)
+    monkeypatch.setattr("concord.conformance.lockstep.outcome.cause_of", lambda first, others: 1 / 0)
     tracks = resynchronised(
         asked, [Entrant("right", Stepping(asked)), Entrant("wrong", Stepping(case(epsilon=1e-6)))]
     )
     assert [(track.status, track.detail) for track in tracks] == [
-        ("agrees", ""), ("not judged", "a fault of Concord while judging step 1: ZeroDivisionError: division by zero"),
+        ("agrees", ""),
+        ("diverges", "a fault of Concord while explaining step 1: ZeroDivisionError: division by zero"),
     ]  # fmt: skip
 
 
@@ -545,14 +554,14 @@ def test_standard_case_meets_what_training_branches_on() -> None:
 def test_standard_case_shows_means_of_means_and_positions_that_are_not_trained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(running, "cause_of", lambda question: None)
+    monkeypatch.setattr("concord.conformance.lockstep.outcome.cause_of", lambda first, others: None)
     first = {
-        "mean_of_means": "gradients", "mean_by_samples": "gradients", "shares_by_first_batch": "gradients", "positions_detached": "gradients", "positions_frozen": "first_moment",
+        "mean_of_means": "gradients", "mean_by_samples": "gradients", "weights_by_first_batch": "gradients", "positions_detached": "gradients", "positions_frozen": "first_moment",
         "decay_not_of_positions": "parameters", "dense_as_lazy": "parameters",
     }  # fmt: skip
     asked = standard(steps=2)
     tracks = resynchronised(
-        asked, [Entrant(name, Faulty(asked, TRAINING[name].change)) for name in first], steps=1
+        asked, [Entrant(name, Bugged(asked, TRAINING[name].change)) for name in first], steps=1
     )
     found = {
         track.backend: track.first_divergence[1] if track.first_divergence else track.status

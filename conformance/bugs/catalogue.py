@@ -21,8 +21,8 @@ from concord.conformance.bugs import (
     weights,
 )
 from concord.conformance.bugs.bug import GROUPS, Bug
-from concord.conformance.faults.training.catalogue import TRAINING
-from concord.conformance.faults.training.fault import TrainingFault
+from concord.conformance.bugs.training.catalogue import TRAINING
+from concord.conformance.bugs.training.step import TrainingBug
 
 ALL: tuple[Bug, ...] = tuple(
     mutant
@@ -51,7 +51,7 @@ ALL: tuple[Bug, ...] = tuple(
 BUGS: dict[str, Bug] = {mutant.name: mutant for mutant in ALL}
 """Every mutant by name."""
 
-KNOWN: dict[str, Bug | TrainingFault] = {**BUGS, **TRAINING}
+KNOWN: dict[str, Bug | TrainingBug] = {**BUGS, **TRAINING}
 """Those of training too."""
 
-__all__ = ["ALL", "BUGS", "GROUPS", "KNOWN", "Bug", "TrainingFault"]
+__all__ = ["ALL", "BUGS", "GROUPS", "KNOWN", "Bug", "TrainingBug"]

@@ -13,8 +13,16 @@ from concord.conformance.comparison import Row, Verdict, conclude, section_of
 from concord.conformance.estimate import rms_limit
 from concord.conformance.expectation import Array, Expectation, root_mean_square
 from concord.conformance.explain import Cause
+from concord.conformance.lockstep.cause import cause_of
+from concord.conformance.lockstep.made import MadeStep
 
 MODES = ("resynchronised", "free-running")
+
+WITNESSES = 3
+"""Steps that diverge by which causes are told apart."""
+
+WITNESSED = 4_000_000
+"""Numbers of a state beyond which only the first step that diverges is kept."""
 
 
 @dataclass(frozen=True)
@@ -160,13 +168,38 @@ class Recorder:
         self.losses: list[float] = []
         self.curves: dict[str, Curve] = {}
         self.first: Divergence | None = None
+        self.agreed: list[MadeStep] = []
+        self.diverging: list[MadeStep] = []
         self.failure: tuple[str, str, str] | None = None
+
+    def witness(self, made: MadeStep, again: bool) -> None:
+        """Keep a step by which causes are told apart: the first and last that agree, and the first that diverge.
+
+        Args:
+            again: whether each step starts from the oracle's state; else those after the first divergence say nothing.
+        """
+        large = sum(array.size for array in made.start.state.values()) > WITNESSED
+        if made.tensor:
+            if not self.diverging or (again and not large and len(self.diverging) < WITNESSES):
+                self.diverging.append(made)
+        elif not self.diverging and not large:
+            self.agreed[1:] = [made] if self.agreed else []
+            self.agreed = self.agreed or [made]
+
+    def cause(self) -> Cause | None:
+        """Return what explains the first step that diverges, and holds in the others."""
+        first, *more = self.diverging
+        return cause_of(first, [*self.agreed, *more])
 
     def add(self, step: int, verdict: Verdict, delivered: dict[str, Array], expected: Expectation) -> None:
         """Take up a step that was judged."""
         self.steps += 1
         self.statuses |= {(section_of(row.tensor), row.status) for row in verdict.table}
         self.diverged += verdict.status == "diverges"
+        row = verdict.first_divergence
+        if row is not None and self.first is None:
+            also = sum(one.status == "diverges" for one in verdict.table) - 1
+            self.first = Divergence(step, row, None, also)
         loss = delivered.get(f"steps.{step}.losses.0", np.zeros(0))
         self.losses.append(float(loss) if loss.shape == () and loss.dtype.kind == "f" else float("nan"))
         rows: dict[str, list[Row]] = {}

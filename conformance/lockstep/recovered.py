@@ -1,28 +1,29 @@
-"""Numbers that nobody would guess, recovered from what a step reported: shares of batches, limits, weights of averages, rates."""
+"""Numbers that nobody would guess, recovered from what a step reported: batch weights, limits, rates, counts of rows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from concord.backends.optimizers import Optimizer, Tensor
-from concord.conformance.estimate import exact
+from concord.conformance.bugs.training.step import Edit, StepChange, Tensors, TrainingBug, TrainingStep, rule
+from concord.conformance.bugs.training.step import recipe as by_recipe
 from concord.conformance.expectation import Array
-from concord.conformance.faults.training.fault import Change, Place, Tensors
-from concord.conformance.faults.training.fault import recipe as by_recipe
-from concord.conformance.lockstep.hypotheses import Hypothesis
+from concord.conformance.lockstep.made import MadeStep
 from concord.conformance.wording import distinct, instead, multiple
+from concord.spec.batch import Batch
 from concord.spec.errors import ConfigError
+from concord.spec.parameters import parameters
 from concord.spec.training.schedules import learning_rate
-
-if TYPE_CHECKING:
-    from concord.conformance.lockstep.cause import Question
 
 NEVER = 1e-30
 """What is smaller says nothing of a factor."""
+
+ALIKE = 1e-3
+"""Share by which a factor may differ from a whole number that it stands for: more than rounding makes of a row."""
 
 BETAS = {"first_moment": "beta1", "second_moment": "beta2"}
 """By what an average weighs what was there."""
@@ -37,20 +38,43 @@ REFINED, NUDGE = 4, 1e-4
 """Steps of Gauss and Newton after that, and how far apart two values are that a slope is taken from."""
 
 
-def recovered(question: Question) -> Iterator[Hypothesis]:
+def recovered(made: MadeStep) -> Iterator[TrainingBug]:
     """Yield what a step would have been computed with."""
-    return {"gradients": _shares, "clipped": _limit, "moments": _update}.get(
-        question.stage(), lambda _: iter(())
-    )(question)
+    searches: dict[str, tuple[Callable[[MadeStep], Iterator[TrainingBug]], ...]] = {
+        "gradients": (_weights, _counted),
+        "clipped": (_limit,),
+        "moments": (_averages, _movement, _epsilon),
+    }
+    for search in searches.get(made.stage, ()):
+        yield from search(made)
 
 
-def _named(question: Question, values: Mapping[str, Array], section: str) -> dict[str, Array]:
+def _bug(name: str, what: str, clause: str, **places: Any) -> TrainingBug:
+    return TrainingBug(name=name, what=what, clause=clause, change=StepChange(**places))
+
+
+def _number(made: MadeStep, name: str, clause: str, value: float) -> TrainingBug:
+    """Return training by a recipe with another number."""
+    what = f"{name} = {instead(value, getattr(made.case.training.recipe, name), digits=4)}"
+    return _bug(name, what, clause, recipe=by_recipe(**{name: value}))
+
+
+def _named(made: MadeStep, values: Mapping[str, Array], section: str) -> dict[str, Array]:
     """Return the tensors of a section of the step, by name of a parameter."""
-    prefix = f"steps.{question.start.step}.{section}."
+    prefix = f"steps.{made.start.step}.{section}."
     return {
         name.removeprefix(prefix): np.asarray(array, np.float64)
         for name, array in values.items()
         if name.startswith(prefix)
+    }
+
+
+def _before(made: MadeStep, section: str, like: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the tensors of a section before the step; what is not there is zero."""
+    state = made.start.state
+    return {
+        name: np.asarray(state.get(f"{section}.{name}", np.zeros_like(array)), np.float64)
+        for name, array in like.items()
     }
 
 
@@ -66,229 +90,207 @@ def _solved(columns: Sequence[Array], wanted: Array) -> list[float] | None:
     return [float(factor) for factor in np.linalg.lstsq(np.stack(columns, axis=1), wanted, rcond=None)[0]]
 
 
-def _right(question: Question) -> dict[str, Array]:
-    return question.made(Change(), exact(question.case.dtype), question.known)
-
-
-def _shares(question: Question) -> Iterator[Hypothesis]:
+def _weights(made: MadeStep) -> Iterator[TrainingBug]:
     """By how much each batch counted."""
     pieces: list[dict[str, Array]] = []
     right: list[float] = []
 
-    def collect(m: Place, total: Tensors, piece: Tensors, share: float) -> dict[str, Tensor]:
-        if m.step == question.start.step:
+    def collect(m: TrainingStep, added: Tensors, total: Tensors, piece: Tensors, weight: float) -> Tensors:
+        if m.number == made.start.step:
             pieces.append({name: np.asarray(value.tensor.value, np.float64) for name, value in piece.items()})
-        return {name: total[name] + value if name in total else value for name, value in piece.items()}
+        return added
 
-    def alone(m: Place, counts: list[tuple[int, int]], shares: list[float]) -> list[float]:
-        right[:] = shares
+    def alone(m: TrainingStep, weights: list[float], counts: Sequence[Any]) -> list[float]:
+        right[:] = weights
         return [1.0] * len(counts)
 
-    question.made(Change(shares=alone, added=collect), exact(question.case.dtype), question.known)
-    actual = _named(question, question.delivered, "gradients")
+    made.right(StepChange(weights=alone, added=collect))
+    actual = _named(made, made.delivered, "gradients")
     names = [name for name in actual if all(name in piece for piece in pieces)]
     found = _solved([_flat(piece, names) for piece in pieces], _flat(actual, names))
     if found is None:
         return
     factor = found[0] / right[0] if right[0] else math.nan
-    alike = all(f"{one:g}" == f"{factor * share:g}" for one, share in zip(found, right, strict=True))
-    shares = distinct(*map(float, (*found, *right)), digits=4)
-    counts, meant = (", ".join(some) for some in (shares[: len(found)], shares[len(found) :]))
-    told = (
-        f"gradients times {multiple(factor, digits=4)}"
-        if alike
-        else f"batches that count by {counts} instead of {meant}"
-    )
-    yield Hypothesis(
-        "shares_of_batches",
-        told,
+    if all(f"{one:g}" == f"{factor * weight:g}" for one, weight in zip(found, right, strict=True)):
+        what = f"gradients times {multiple(factor, digits=4)}"
+        yield _bug(
+            "batch_weights",
+            what,
+            "OPT-10",
+            weights=lambda m, right, counts: [factor * weight for weight in right],
+        )
+        return
+    said = distinct(*map(float, (*found, *right)), digits=4)
+    counts, meant = (", ".join(some) for some in (said[: len(found)], said[len(found) :]))
+    what = f"batches that count by {counts} instead of {meant}"
+    yield _bug(
+        "batch_weights",
+        what,
         "OPT-10",
-        Change(shares=lambda m, counts, shares: found if len(found) == len(counts) else shares),
+        weights=lambda m, right, counts: found if len(found) == len(counts) else right,
     )
 
 
-def _limit(question: Question) -> Iterator[Hypothesis]:
+LOOKED_UP = {"embeddings.token.weight": "input_ids", "embeddings.segment.weight": "segment_ids"}
+"""The inputs that say which rows of a table are looked up."""
+
+
+def _counted(made: MadeStep) -> Iterator[TrainingBug]:
+    """Whether rows of tables that are looked up several times count as often once more."""
+    actual, right = (_named(made, values, "gradients") for values in (made.delivered, made.expected.values))
+
+    def times(batches: Sequence[Batch], table: str) -> Array:
+        ids = [getattr(batch, LOOKED_UP[table]).reshape(-1) for batch in batches]
+        rows = len(right[table])
+        return np.maximum(np.bincount(np.concatenate(ids), minlength=rows)[:rows], 1)[:, None].astype(float)
+
+    def repeated(m: TrainingStep, total: Tensors) -> Tensors:
+        batches = made.case.training.windows[m.number]
+        return {
+            name: gradient * times(batches, name) if name in LOOKED_UP else gradient
+            for name, gradient in total.items()
+        }
+
+    for table in LOOKED_UP.keys() & actual.keys() & right.keys():
+        often = times(made.start.batches, table)
+        off = np.max(abs(actual[table] - often * right[table]), initial=0.0)
+        if often.max() > 1 and off <= ALIKE * np.max(abs(actual[table]), initial=0.0):
+            what = "gradients of rows that are looked up several times, and count as often once more"
+            yield _bug("rows_counted_again", what, "GRD-1", gradients=repeated)
+            return
+
+
+def _limit(made: MadeStep) -> Iterator[TrainingBug]:
     """By how much gradients were clipped."""
-    right, step = _right(question), question.start.step
-    gradients, actual = (
-        _named(question, question.delivered, "gradients") or _named(question, right, "gradients"),
-        _named(question, question.delivered, "clipped"),
-    )
+    right, step = made.right(), made.start.step
+    gradients = _named(made, made.delivered, "gradients") or _named(made, right, "gradients")
+    actual = _named(made, made.delivered, "clipped")
     names = [name for name in actual if name in gradients]
     found = _solved([_flat(gradients, names)], _flat(actual, names))
-    norm, reported = right.get(f"steps.{step}.norm"), question.delivered.get(f"steps.{step}.norm")
+    norm, reported = right.get(f"steps.{step}.norm"), made.delivered.get(f"steps.{step}.norm")
     off = float(reported) / float(norm) if norm is not None and reported is not None and float(norm) else 1.0
     if found is None:
         return
+    (factor,) = found
+    if norm is not None and abs(off - 1) < 1e-4 and 0 < factor < 1:
+        # The limit itself, so that it can be tried in steps of other norms.
+        yield _number(made, "clip_at", "OPT-7", factor * float(norm))
 
-    def clip(m: Place, given: Tensors, squares: Callable[[str], Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-        total = m.operations.square_root(sum(squares(name) for name in given)) * off
-        return {name: gradient * found[0] for name, gradient in given.items()}, total
+    def clip(m: TrainingStep, right: Any, gradients: Tensors, squares: Any) -> tuple[Tensors, Tensor]:
+        return {name: gradient * factor for name, gradient in gradients.items()}, right[1] * off
 
-    limit = (
-        f"clip_at = {instead(found[0] * float(norm), question.case.training.recipe.clip_at, digits=4)}"
-        if norm is not None and abs(off - 1) < 1e-4
-        else f"a norm that is {multiple(off, digits=4)} times what it should be, and gradients times {multiple(found[0], digits=4)}"
-    )
-    yield Hypothesis("clip_at", limit, "OPT-7", Change(clip=clip))
-
-
-def _update(question: Question) -> Iterator[Hypothesis]:
-    """With what averages and parameters moved."""
-    yield from _averages(question)
-    yield from _movement(question)
-    yield from _epsilon(question)
+    said = f"a norm that is {multiple(off, digits=4)} times what it should be, and gradients times"
+    what = f"{said} {multiple(factor, digits=4)}" if abs(off - 1) >= 1e-4 else ""
+    yield _bug("clip_at", what or f"gradients times {multiple(factor, digits=4)}", "OPT-7", clip=clip)
 
 
-def _averages(question: Question) -> Iterator[Hypothesis]:
+def _averages(made: MadeStep) -> Iterator[TrainingBug]:
     """By how much an average weighed what was there, and what is new."""
-    right, recipe = _right(question), question.case.training.recipe
-    gradients = _named(question, right, "clipped") or _named(question, right, "gradients")
-    for slot, clause in (("first_moment", "OPT-3"), ("second_moment", "OPT-3"), ("momentum", "OPT-2")):
-        actual, wanted = _named(question, question.delivered, slot), _named(question, right, slot)
+    right, recipe = made.right(), made.case.training.recipe
+    gradients = _named(made, right, "clipped") or _named(made, right, "gradients")
+    for section, clause in (("first_moment", "OPT-3"), ("second_moment", "OPT-3"), ("momentum", "OPT-2")):
+        actual, wanted = _named(made, made.delivered, section), _named(made, right, section)
         names = [name for name in actual if name in wanted and name in gradients]
-        if (
-            not names
-            or recipe.decay_form == "coupled"
-            or (recipe.algorithm == "rmsprop" and slot == "momentum")
-        ):
+        by_average = recipe.algorithm == "rmsprop" and section == "momentum"
+        if not names or recipe.decay_form == "coupled" or by_average:
             continue
-        new = {name: gradients[name] ** 2 if slot == "second_moment" else gradients[name] for name in names}
-        before = {
-            name: np.asarray(question.start.state.get(f"{slot}.{name}", np.zeros_like(new[name])), np.float64)
-            for name in names
-        }
-        columns = [_flat(before, names), _flat(new, names)]
+        new = {name: gradients[name] ** (2 if section == "second_moment" else 1) for name in names}
+        columns = [_flat(_before(made, section, new), names), _flat(new, names)]
         started = float(np.max(abs(columns[0]), initial=0.0)) > NEVER
         found = _solved(columns if started else columns[1:], _flat(actual, names))
-        if found is not None:
-            kept, fresh = found if started else (0.0, found[0])
-            told = (
-                f"{slot} = {kept:.4g} of what was there + {fresh:.4g} of what is new"
-                if started
-                else f"{slot} = {fresh:.4g} of what is new"
-            )
-            yield Hypothesis(
-                f"weights_of_{slot}", told, clause, Change(optimizer=_weighing(slot, kept, fresh))
-            )
-            if slot in BETAS and 0 <= fresh <= 1:  # the correction for its bias knows of it too
-                beta = BETAS[slot]
-                yield Hypothesis(
-                    beta,
-                    f"{beta} = {instead(1 - fresh, getattr(recipe, beta), digits=4)}",
-                    clause,
-                    by_recipe(**{beta: 1 - fresh}),
-                )
+        if found is None:
+            continue
+        old, fresh = found if started else (0.0, found[0])
+        before = f"{old:.4g} of what was there + " if started else ""
+        what = f"{section} = {before}{fresh:.4g} of what is new"
+        yield _bug(f"weights_of_{section}", what, clause, optimizer=_weighing(section, old, fresh))
+        if section in BETAS and 0 <= fresh <= 1:  # the correction for its bias knows of it too
+            yield _number(made, BETAS[section], clause, 1 - fresh)
 
 
-def _weighing(slot: str, kept: float, fresh: float) -> type[Optimizer]:
+def _weighing(section: str, old: float, fresh: float) -> type[Optimizer]:
     """Return the optimizer whose average weighs otherwise."""
 
-    class Weighing(Optimizer):
-        def average(self, which: str, name: str, value: Tensor, beta: float) -> Tensor:
-            if which != slot:
-                return super().average(which, name, value, beta)
-            self.state[f"{slot}.{name}"] = kept * self.state[f"{slot}.{name}"] + fresh * value
-            return self.state[f"{slot}.{name}"]
+    def weighed(o: Optimizer, name: str, value: Tensor) -> Tensor:
+        o.state[f"{section}.{name}"] = old * o.state[f"{section}.{name}"] + fresh * value
+        return o.state[f"{section}.{name}"]
 
-        def with_momentum(self, name: str, gradient: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
-            if slot != "momentum":
-                return super().with_momentum(name, gradient, numbers)
-            state = self.state[f"momentum.{name}"] = kept * self.state[f"momentum.{name}"] + fresh * gradient
-            return numbers["rate"] * (
-                gradient + self.recipe.momentum * state if self.recipe.nesterov else state
-            )
+    def average(o: Optimizer, right: Edit, key: str, name: str, value: Tensor, beta: float) -> Tensor:
+        return weighed(o, name, value) if key == section else right(key, name, value, beta)
 
-    return Weighing
+    def with_momentum(o: Optimizer, right: Edit, name: str, gradient: Tensor, numbers: Tensors) -> Tensor:
+        if section != "momentum":
+            return right(name, gradient, numbers)
+        velocity = weighed(o, name, gradient)
+        ahead = gradient + o.recipe.momentum * velocity if o.recipe.nesterov else velocity
+        return numbers["rate"] * ahead
+
+    return rule(average=average, with_momentum=with_momentum)
 
 
-def _movement(question: Question) -> Iterator[Hypothesis]:
+def _movement(made: MadeStep) -> Iterator[TrainingBug]:
     """By which rate parameters moved, and by how much they decayed."""
-    recipe, step = question.case.training.recipe, question.start.step
-    rate, prefix = learning_rate(recipe, step), "parameters."
+    recipe, step = made.case.training.recipe, made.start.step
+    rate = learning_rate(recipe, step)
     decoupled = recipe.decay_form in ("times_rate", "alone") and recipe.weight_decay > 0
-    bare = question.made(
-        by_recipe(weight_decay=0.0) if decoupled else Change(), exact(question.case.dtype), question.known
-    )
-    actual, moved = _named(question, question.delivered, "parameters"), _named(question, bare, "parameters")
-    before = {name: np.asarray(question.start.state[f"{prefix}{name}"], np.float64) for name in moved}
-    kinds = question.case.trajectory(exact(question.case.dtype)).kinds
+    bare = made.right(StepChange(recipe=by_recipe(weight_decay=0.0)) if decoupled else None)
+    actual, moved = (_named(made, values, "parameters") for values in (made.delivered, bare))
+    before = _before(made, "parameters", moved)
+    table = parameters(made.case.config, made.case.part)
     names = [
-        name for name in moved if name in actual and (not decoupled or kinds[name] not in recipe.undecayed)
+        name for name in moved if name in actual and not (decoupled and table[name].kind in recipe.undecayed)
     ]
-    columns = [
-        _flat({name: moved[name] - before[name] for name in names}, names),
-        *([-_flat(before, names)] if decoupled else []),
-    ]
+    columns = [_flat({name: moved[name] - before[name] for name in names}, names)]
+    columns += [-_flat(before, names)] if decoupled else []
     found = _solved(columns, _flat({name: actual[name] - before[name] for name in names}, names))
     if found is None:
         return
+    reported = float(made.delivered.get(f"steps.{step}.rate", rate))
+    # What it says is nearer than what parameters, rounded, show.
+    moved_by = reported if reported != rate else found[0] * rate
+    what = f"a learning rate of {instead(moved_by, rate, digits=4)}"
+    if rate:
+        factor = moved_by / rate
+        yield _bug("learning_rate", what, "OPT-9", rate=lambda m, right: factor * right)
+    yield _bug("learning_rate", f"{what} in every step", "OPT-9", rate=lambda m, right: moved_by)
     share = recipe.weight_decay * (rate if recipe.decay_form == "times_rate" else 1.0)
-    reported = float(question.delivered.get(f"steps.{step}.rate", rate))
-    moved_by = (
-        reported if reported != rate else found[0] * rate
-    )  # what it says is nearer than what parameters, rounded, show
-    yield Hypothesis(
-        "learning_rate",
-        f"a learning rate of {instead(moved_by, rate, digits=4)}",
-        "OPT-9",
-        Change(rate=lambda m: moved_by if m.step == step else learning_rate(m.recipe, m.step)),
-    )
-    if decoupled and share:
-        decay = found[1] / share * recipe.weight_decay
-        if decay >= 0:
-            yield Hypothesis(
-                "weight_decay",
-                f"weight_decay = {instead(decay, recipe.weight_decay, digits=4)}",
-                "OPT-6",
-                by_recipe(weight_decay=decay),
-            )
+    if decoupled and share and found[1] >= 0:
+        yield _number(made, "weight_decay", "OPT-6", found[1] / share * recipe.weight_decay)
 
 
-def _epsilon(question: Question) -> Iterator[Hypothesis]:
+def _epsilon(made: MadeStep) -> Iterator[TrainingBug]:
     """With which epsilon parameters moved."""
-    recipe = question.case.training.recipe
+    recipe = made.case.training.recipe
     if recipe.algorithm == "sgd":
         return
-    actual = _named(question, question.delivered, "parameters")
+    actual = _named(made, made.delivered, "parameters")
     names = list(actual)
 
     def off(power: float) -> Array:
         """Return what is left between the parameters that were reported and those of an epsilon."""
-        made = _named(
-            question,
-            question.made(by_recipe(epsilon=10.0**power), exact(question.case.dtype), question.known),
-            "parameters",
-        )
-        return _flat(actual, names) - _flat(made, names)
+        tried = made.right(StepChange(recipe=by_recipe(epsilon=10.0**power)))
+        return _flat(actual, names) - _flat(_named(made, tried, "parameters"), names)
 
     try:
         power = _nearest(off, *POWERS)
     except (ConfigError, KeyError, ValueError):  # no such training, or other parameters than it has
         return
-    value = 10.0**power
-    yield Hypothesis(
-        "epsilon", f"epsilon = {instead(value, recipe.epsilon, digits=4)}", "OPT-3", by_recipe(epsilon=value)
-    )
+    yield _number(made, "epsilon", "OPT-3", 10.0**power)
 
 
 def _nearest(off: Callable[[float], Array], low: float, high: float) -> float:
-    """Return where between two numbers least is left: a look at all of them, a closer one about the best, and then Gauss and Newton's steps."""
+    """Return where between two numbers least is left: by looks ever closer, then Gauss and Newton's steps."""
     best = low
     for _ in range(LOOKS):
         tried = np.linspace(low, high, SEARCHED)
-        place = int(
-            np.argmin([np.nan_to_num(np.square(off(float(number))).sum(), nan=np.inf) for number in tried])
-        )
-        best, low, high = (
-            float(tried[place]),
-            float(tried[max(place - 1, 0)]),
-            float(tried[min(place + 1, len(tried) - 1)]),
-        )
+        left = [np.nan_to_num(np.square(off(float(number))).sum(), nan=np.inf) for number in tried]
+        place = int(np.argmin(left))
+        best = float(tried[place])
+        low, high = float(tried[max(place - 1, 0)]), float(tried[min(place + 1, len(tried) - 1)])
     for _ in range(REFINED):
-        left = off(best)
-        slope = (off(best + NUDGE) - left) / NUDGE
+        left_there = off(best)
+        slope = (off(best + NUDGE) - left_there) / NUDGE
         if not np.square(slope).sum() > 0:
             return best
-        best = min(max(best - float(slope @ left / (slope @ slope)), low), high)
+        best = min(max(best - float(slope @ left_there / (slope @ slope)), low), high)
     return best

@@ -18,8 +18,9 @@ from concord.conformance.campaign import NOT_JUDGED, own_fault
 from concord.conformance.comparison import Verdict, conclude, section_of
 from concord.conformance.expectation import Array, Expectation, JudgedTraining
 from concord.conformance.judging import NEAR, judge
-from concord.conformance.lockstep.cause import Question, Start, cause_of
+from concord.conformance.lockstep.cause import cause_of
 from concord.conformance.lockstep.envelope import Envelopes, expectation, given_norm, in_range, of_training
+from concord.conformance.lockstep.made import MadeStep, Start
 from concord.conformance.lockstep.outcome import Divergence, Recorder, Track
 from concord.conformance.lockstep.preflight import FEW
 from concord.spec.batch import Batch
@@ -110,27 +111,27 @@ def first_divergence(
     Raises:
         SpecError: if a section was judged at no step, so that nobody can say.
     """
-    whole, earlier, sigmas, statuses = of_training(case), None, dict[str, Array](), set[tuple[str, str]]()
-    state = {name: precision(case.dtype).round(values) for name, values in case.start.items()}
+    whole, start, statuses = of_training(case), None, set[tuple[str, str]]()
+    target, sigmas, agreed = precision(case.dtype), dict[str, Array](), list[MadeStep]()
+    state = {name: target.round(values) for name, values in case.start.items()}
     for step, (window, found) in enumerate(zip(case.training.windows, made, strict=True)):
         prefix = f"steps.{step}."
         names = [name for name in whole.values if name.startswith(prefix)]
-        expected = expectation(
-            case, {name: whole.values[name] for name in names}, {name: whole.sigmas[name] for name in names}
-        )
+        values, tolerated = ({name: table[name] for name in names} for table in (whole.values, whole.sigmas))
+        expected = expectation(case, values, tolerated)
         delivered = {f"{prefix}{name}": np.asarray(array) for name, array in found.items()}
-        verdict, start = (
-            judged(case, window, delivered, in_range(expected, state)),
-            Start(state, step, window, sigmas),
-        )
+        verdict = judged(case, window, delivered, in_range(expected, state))
+        earlier = replace(start, earlier=None) if start else None
+        start = Start(state, step, window, sigmas, earlier, resumed)
         first = verdict.first_divergence
+        one = MadeStep(case, start, delivered, expected, first.tensor if first else "")
         if first is not None:
             also = sum(row.status == "diverges" for row in verdict.table) - 1
-            question = Question(case, start, delivered, expected, first.tensor, earlier, resumed)
-            return Divergence(step, first, cause_of(question) if explaining else None, also)
+            return Divergence(step, first, cause_of(one, agreed) if explaining else None, also)
         statuses |= {(section_of(row.tensor), row.status) for row in verdict.table}
-        earlier, sigmas = start, carried(case, step, expected)
-        state = {name: precision(case.dtype).round(whole.values[f"{prefix}{name}"]) for name in sigmas}
+        agreed.append(one)
+        sigmas = carried(case, step, expected)
+        state = {name: target.round(whole.values[f"{prefix}{name}"]) for name in sigmas}
     refuse_unjudged(statuses)
     return None
 
@@ -251,7 +252,23 @@ class _Lockstep:
                 for entrant, expectation in zip(going, self.envelopes.around(), strict=True):
                     self.receive(entrant, start, asked[entrant.name].result(), expectation)
                 self.earlier, asked = start, following
+        for recorder in self.recorders.values():
+            self.explain(recorder)
         return [recorder.track() for recorder in self.recorders.values()]
+
+    def explain(self, recorder: Recorder) -> None:
+        """Look for the cause of a first divergence."""
+        if recorder.first is None:
+            return
+        try:
+            cause = recorder.cause()
+            recorder.first = replace(recorder.first, cause=cause)
+        except Exception as error:  # the divergence stands
+            recorder.failure = (
+                NOT_JUDGED,
+                own_fault(f"explaining step {recorder.first.step + 1}", error),
+                traceback.format_exc(),
+            )
 
     def given(self, step: int) -> Mapping[str, Array] | None:
         """Return the state that a step is made from; None: where the step before ended."""
@@ -318,7 +335,7 @@ class _Lockstep:
         recorder, step, window, case = (
             self.recorders[entrant.name],
             start.step,
-            start.window,
+            start.batches,
             replace(self.case, deviations=entrant.deviations),
         )
         expected = self.seen(case, start, delivered, expected)
@@ -329,19 +346,16 @@ class _Lockstep:
             )
             verdict = judged(case, window, delivered, expected)
         first = verdict.first_divergence
-        if first is not None and recorder.first is None:
-            also = sum(row.status == "diverges" for row in verdict.table) - 1
-            resumed = step if self.again else entrant.resumed
-            question = Question(
-                case,
-                replace(start, carried=self.carried.get(entrant.name, {})),
-                delivered,
-                expected,
-                first.tensor,
-                self.earlier,
-                resumed,
-            )
-            recorder.first = Divergence(step, first, cause_of(question), also)
+        resumed = step if self.again else entrant.resumed
+        start = replace(
+            start,
+            carried=self.carried.get(entrant.name, {}),
+            earlier=self.earlier and replace(self.earlier, earlier=None),
+            resumed=resumed,
+        )
+        recorder.witness(
+            MadeStep(case, start, delivered, expected, first.tensor if first else ""), self.again
+        )
         recorder.add(step, verdict, delivered, expected)
         if not self.again:
             self.carried[entrant.name] = carried(self.case, step, expected)
@@ -358,5 +372,5 @@ class _Lockstep:
             and np.isfinite(norm)
             and f"steps.{start.step}.norm" in expected.values
         ):
-            expected = given_norm(case, start.state, start.step, start.window, expected, norm)
+            expected = given_norm(case, start.state, start.step, start.batches, expected, norm)
         return in_range(expected, start.state)

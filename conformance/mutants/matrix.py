@@ -13,7 +13,7 @@ from concord.backends.interface import Run, Unsupported
 from concord.backends.pool import Pool
 from concord.backends.worker import Worker, WorkerFailure
 from concord.conformance.bugs.bug import REFUSED, Bug
-from concord.conformance.bugs.catalogue import KNOWN, TrainingFault
+from concord.conformance.bugs.catalogue import KNOWN, TrainingBug
 from concord.conformance.campaign import Settings
 from concord.conformance.check import job_of
 from concord.conformance.comparison import Row
@@ -27,7 +27,7 @@ SAID = ("group", "what", "input", "variant", "scenario", "equivalent", "clause",
 """What is said of a mutant in a record."""
 
 
-AnyBug = Bug | TrainingFault
+AnyBug = Bug | TrainingBug
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ class Hunt:
             everywhere: whether to look in the other standard cases of its variant too, if it is not found there.
         """
         try:
-            if isinstance(mutant, TrainingFault):
+            if isinstance(mutant, TrainingBug):
                 return self.find_in_training(mutant)
             for dtype in mutant.equivalent:
                 seen = self.look(mutant, mutant.scenario, dtype, certain=True)
@@ -242,11 +242,11 @@ class Hunt:
         except (SpecError, Unsupported) as error:
             return Finding(mutant.name, self.backend, "failed", detail=str(error))
 
-    def find_in_training(self, fault: TrainingFault) -> Finding:
-        """Look for a fault of training in the run that shows it."""
+    def find_in_training(self, fault: TrainingBug) -> Finding:
+        """Look for a bug of training in the run that shows it."""
         for dtype in fault.precisions:
             expected = shown(fault.name, dtype)
-            found = self.seat.do(partial(divergence_of, fault=fault, dtype=dtype, explaining=self.diagnosing))
+            found = self.seat.do(partial(divergence_of, bug=fault, dtype=dtype, explaining=self.diagnosing))
             if found is None:
                 continue
             _, step, section = found.row.tensor.split(".")[:3]

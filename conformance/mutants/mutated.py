@@ -12,7 +12,7 @@ from concord.conformance.bugs.bug import Change
 from concord.conformance.bugs.catalogue import BUGS
 from concord.conformance.bugs.operations import FrameworkOperations
 from concord.conformance.bugs.products import EMULATIONS
-from concord.conformance.faults.training.catalogue import TRAINING
+from concord.conformance.bugs.training.catalogue import TRAINING
 from concord.conformance.mutants.injection import Injection
 from concord.conformance.mutants.training import MutatedTrainer
 from concord.conformance.variations.edits import EDITS
@@ -72,18 +72,18 @@ class Mutating:
         )
 
     def train(self, request: Request) -> TrainingSession:
-        """Hold training open, with the fault of training that the implementation names.
+        """Hold training open, with the bug of training that the implementation names.
 
         Raises:
             UnknownNameError: for one that does not exist.
         """
         _, colon, name = request.implementation.partition(":")
         if colon and name not in TRAINING:
-            raise unknown("fault of training", name, list(TRAINING))
+            raise unknown("bug of training", name, list(TRAINING))
         if colon:
             change, training = TRAINING[name].change, request.training
             assert training is not None
-            recipe = change.recipe(training.recipe) if change.recipe else training.recipe
+            recipe = change.recipe(training.recipe)
             request = dataclasses.replace(
                 request, implementation="explicit", training=dataclasses.replace(training, recipe=recipe)
             )

@@ -8,7 +8,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from concord.conformance.bugs.catalogue import KNOWN, Bug, TrainingFault
+from concord.conformance.bugs.catalogue import KNOWN, Bug, TrainingBug
 from concord.conformance.mutants.matrix import Finding, Matrix
 from concord.conformance.report import NARROW, number
 
@@ -80,7 +80,7 @@ def summaries(matrix: Matrix) -> list[str]:
     return lines
 
 
-def catalogue(faults: Iterable[Bug | TrainingFault], width: int) -> Table:
+def catalogue(faults: Iterable[Bug | TrainingBug], width: int) -> Table:
     """Return what each fault is: its sentence, the clause that it breaks, the case that shows it, and where it was seen."""
     table = Table(title="Faults", title_justify="left", title_style="bold", padding=(0, 1))
     table.add_column("fault", overflow="fold")

@@ -1,4 +1,4 @@
-"""Whether a fault of training is found in a backend: at the first step at which the reference shows it, with its clause and cause."""
+"""Whether a bug of training is found in a backend: at the first step at which the reference shows it, with its clause and cause."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from concord.backends.interface import Request
 from concord.backends.worker import Worker
+from concord.conformance.bugs.training.catalogue import TRAINING
+from concord.conformance.bugs.training.runs import model, shown_by
+from concord.conformance.bugs.training.step import Batches, TrainingBug
+from concord.conformance.bugs.training.tape import BuggedTraining
 from concord.conformance.comparison import section_of
 from concord.conformance.estimate import exact
 from concord.conformance.expectation import JudgedTraining
-from concord.conformance.faults.training.catalogue import TRAINING
-from concord.conformance.faults.training.fault import TrainingFault, Window
-from concord.conformance.faults.training.runs import model, shown_by
-from concord.conformance.faults.training.tape import FaultyTraining
 from concord.conformance.lockstep.envelope import of_training
 from concord.conformance.lockstep.outcome import Divergence
 from concord.conformance.lockstep.running import first_divergence, refuse_unjudged
@@ -30,7 +30,7 @@ Array = NDArray[np.floating]
 
 @dataclass(frozen=True)
 class Shown:
-    """Where a fault shows first.
+    """Where a bug shows first.
 
     Attributes:
         step: counted from 0; -1: nowhere.
@@ -45,29 +45,29 @@ class Shown:
     before: float = 0.0
 
 
-def judged_training(fault: TrainingFault, dtype: str, deviations: Deviations = NONE) -> JudgedTraining:
-    """Return the right training that a fault's run is judged by."""
-    training, _ = shown_by(fault)
+def judged_training(bug: TrainingBug, dtype: str, deviations: Deviations = NONE) -> JudgedTraining:
+    """Return the right training that a bug's run is judged by."""
+    training, _ = shown_by(bug)
     return JudgedTraining(*model(), training, dtype=dtype, deviations=deviations)
 
 
 @functools.cache
 def shown(name: str, dtype: str) -> Shown:
-    """Return where a fault shows first on the reference: exact arithmetic with it against the tolerances of right training.
+    """Return where a bug shows first on the reference: exact arithmetic with it against the tolerances of right training.
 
     Raises:
         SpecError: if it shows nowhere, and a section was judged at no step.
     """
-    fault = TRAINING[name]
-    training, resume = shown_by(fault)
+    bug = TRAINING[name]
+    training, resume = shown_by(bug)
     right, wrong, ratios, statuses = (
-        of_training(judged_training(fault, dtype)),
+        of_training(judged_training(bug, dtype)),
         dict[str, Array](),
         [0.0] * len(training.windows),
         set[tuple[str, str]](),
     )
     with np.errstate(all="ignore"):
-        FaultyTraining(*model(), training, dtype=dtype, change=fault.change, resume=resume).trajectory(
+        BuggedTraining(*model(), training, dtype=dtype, change=bug.change, resume=resume).trajectory(
             exact(dtype)
         ).run(wrong.__setitem__)
         for tensor, value in right.values.items():
@@ -84,34 +84,34 @@ def shown(name: str, dtype: str) -> Shown:
 
 
 def divergence_of(
-    worker: Worker, fault: TrainingFault, dtype: str, right: bool = False, explaining: bool = True
+    worker: Worker, bug: TrainingBug, dtype: str, right: bool = False, explaining: bool = True
 ) -> Divergence | None:
-    """Let a backend make the run of a fault, and return where it first left its tolerance.
+    """Let a backend make the run of a bug, and return where it first left its tolerance.
 
     Args:
         worker: of a backend that has bugs on request.
-        fault: the fault.
+        bug: the bug.
         right: whether it trains rightly.
         explaining: whether a cause is looked for.
     """
-    training, resume = shown_by(fault)
+    training, resume = shown_by(bug)
     config, weights = model()
     request = Request(
         config,
         weights,
         training.windows[0][0],
         dtype=dtype,
-        implementation="explicit" if right else f"mutant:{fault.name}",
+        implementation="explicit" if right else f"mutant:{bug.name}",
         taps=False,
         training=training,
     )
     steps, info = trained(worker, request, training.windows, resume)
     deviations = in_precision(declared(info.get("deviations", [])), dtype)
-    return first_divergence(judged_training(fault, dtype, deviations), steps, resume, explaining)
+    return first_divergence(judged_training(bug, dtype, deviations), steps, resume, explaining)
 
 
 def trained(
-    worker: Worker, request: Request, windows: Sequence[Window], resume: int
+    worker: Worker, request: Request, windows: Sequence[Batches], resume: int
 ) -> tuple[list[Mapping[str, Array]], dict[str, Any]]:
     """Return what a backend reports of each step, and what it says of itself; before one step it is closed, and goes on from what it wrote down."""
     session = worker.train(request)

@@ -1,4 +1,4 @@
-"""Training with a fault, without a framework: the reference with it, rounded after each operation."""
+"""Training with a bug, without a framework: the reference with it, rounded after each operation."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.conformance.bugs.training.step import StepChange
+from concord.conformance.bugs.training.tape import BuggedTrajectory
 from concord.conformance.expectation import JudgedTraining
-from concord.conformance.faults.training.fault import Change
-from concord.conformance.faults.training.tape import FaultyTrajectory
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import Batch
 
 Array = NDArray[Any]
 
 
-class Faulty:
-    """A :class:`concord.backends.interface.Stepping` of the reference with a fault."""
+class Bugged:
+    """A :class:`concord.backends.interface.Stepping` of the reference with a bug."""
 
-    def __init__(self, case: JudgedTraining, change: Change, resume: int = 0) -> None:
-        self.trajectory = FaultyTrajectory(case, Arithmetic(case.dtype, shuffle=5), change, resume)
+    def __init__(self, case: JudgedTraining, change: StepChange, resume: int = 0) -> None:
+        self.trajectory = BuggedTrajectory(case, Arithmetic(case.dtype, shuffle=5), change, resume)
 
     def load(self, state: Mapping[str, Array], step: int) -> None:
         """Go on from elsewhere."""

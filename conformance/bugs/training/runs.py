@@ -1,4 +1,7 @@
-"""The runs that make faults of training visible: a small model, batches of unequal sizes, labels that do not count, a short last window."""
+"""The runs that make bugs of training visible.
+
+A small model, batches of unequal sizes, labels that do not count, a short last accumulation.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from concord.conformance.faults.training.fault import TrainingFault, Window
+from concord.conformance.bugs.training.step import Batches, TrainingBug
 from concord.spec.batch import Batch, example_batch
 from concord.spec.config import EncoderConfig, variant
 from concord.spec.parameters import Weights, initialize
@@ -35,8 +38,8 @@ IN_ORDER = ((0, 1), (2, 3), (4, 5), (6,))
 TWO_EPOCHS = ((0, 1), (2, 3), (3, 0), (1, 2))
 
 COMMON: Mapping[str, Any] = {
-    "learning_rate": 0.02, "accumulation": 2, "accumulation_mean": "labels", "clipping": "global_norm", "clip_at": 0.9,
-    "schedule": "linear", "warmup_steps": 3, "total_steps": 7, "final_share": 0.1,
+    "learning_rate": 0.02, "accumulation": 2, "accumulation_mean": "labels", "clipping": "global_norm",
+    "clip_at": 0.9, "schedule": "linear", "warmup_steps": 3, "total_steps": 7, "final_share": 0.1,
 }  # fmt: skip
 DECAY: Mapping[str, Any] = {
     "weight_decay": 0.3,
@@ -66,63 +69,33 @@ class TrainingRun:
     resume: int = 0
 
 
+ADAM: Mapping[str, Any] = {**COMMON, "algorithm": "adam"}
+ADAMW: Mapping[str, Any] = {**ADAM, **DECAY}
+OUTSIDE: Mapping[str, Any] = {"epsilon": 1e-3, "epsilon_placement": "uncorrected"}
+
 RUNS: dict[str, TrainingRun] = {
-    "adamw": TrainingRun({**COMMON, **DECAY, "algorithm": "adam"}),
-    "keras-adam": TrainingRun(
-        {**COMMON, "algorithm": "adam", "epsilon": 1e-3, "epsilon_placement": "uncorrected"}
-    ),
+    "adamw": TrainingRun(ADAMW),
+    "keras-adam": TrainingRun({**ADAM, **OUTSIDE}),
     "adam-l2": TrainingRun(
-        {
-            **COMMON,
-            **DECAY,
-            "algorithm": "adam",
-            "decay_form": "coupled",
-            "amsgrad": True,
-            "epsilon": 1e-3,
-            "beta2": 0.7,
-        }
+        {**ADAMW, "decay_form": "coupled", "amsgrad": True, "epsilon": 1e-3, "beta2": 0.7}
     ),
-    "lazy-adam": TrainingRun(
-        {**COMMON, **DECAY, "algorithm": "adam", "table_updates": "lazy", "table_gradients": "slices"}
-    ),
+    "lazy-adam": TrainingRun({**ADAMW, "table_updates": "lazy", "table_gradients": "slices"}),
     "sgd": TrainingRun(
         {
-            **COMMON,
-            **DECAY,
-            "algorithm": "sgd",
-            "momentum": 0.9,
-            "dampening": 0.3,
-            "clipping": "none",
-            "clip_at": None,
-            "decay_form": "coupled",
+            **{**COMMON, **DECAY, "algorithm": "sgd", "momentum": 0.9, "dampening": 0.3},
+            **{"clipping": "none", "clip_at": None, "decay_form": "coupled"},
         }
     ),
     "nesterov": TrainingRun(
         {**COMMON, "algorithm": "sgd", "momentum": 0.9, "nesterov": True, "schedule": "cosine"}
     ),
     "rmsprop": TrainingRun(
-        {
-            **COMMON,
-            "algorithm": "rmsprop",
-            "momentum": 0.9,
-            "centered": True,
-            "epsilon": 1e-3,
-            "epsilon_placement": "uncorrected",
-            "beta2": 0.99,
-        }
+        {**COMMON, **OUTSIDE, "algorithm": "rmsprop", "momentum": 0.9, "centered": True, "beta2": 0.99}
     ),
-    "noam": TrainingRun(
-        {
-            **COMMON,
-            "algorithm": "adam",
-            "schedule": "inverse_square_root",
-            "total_steps": None,
-            "final_share": 0.0,
-        }
-    ),
-    "dropout": TrainingRun({**COMMON, **DECAY, **DROPOUT, "algorithm": "adam"}),
-    "epochs": TrainingRun({**COMMON, **DECAY, "algorithm": "adam"}, order=TWO_EPOCHS),
-    "resumed": TrainingRun({**COMMON, **DECAY, **DROPOUT, "algorithm": "adam", "amsgrad": True}, resume=2),
+    "noam": TrainingRun({**ADAM, "schedule": "inverse_square_root", "total_steps": None, "final_share": 0.0}),
+    "dropout": TrainingRun({**ADAMW, **DROPOUT}),
+    "epochs": TrainingRun(ADAMW, order=TWO_EPOCHS),
+    "resumed": TrainingRun({**ADAMW, **DROPOUT, "amsgrad": True}, resume=2),
 }
 """By name."""
 
@@ -147,10 +120,10 @@ def batches() -> tuple[Batch, ...]:
 def training_of(name: str, options: Mapping[str, Any] | None = None) -> Training:
     """Return the training of a run, all of which is reported."""
     run = RUNS[name]
-    windows: list[Window] = [[batches()[number] for number in numbers] for numbers in run.order]
+    windows: list[Batches] = [[batches()[number] for number in numbers] for numbers in run.order]
     return Training(Recipe(**{**run.recipe, **(options or {})}), windows, SEED, tuple(range(len(windows))))
 
 
-def shown_by(fault: TrainingFault) -> tuple[Training, int]:
-    """Return the training that makes a fault visible, and the step before which it is resumed."""
-    return training_of(fault.run, fault.options), RUNS[fault.run].resume
+def shown_by(bug: TrainingBug) -> tuple[Training, int]:
+    """Return the training that makes a bug visible, and the step before which it is resumed."""
+    return training_of(bug.run, bug.options), RUNS[bug.run].resume

@@ -1,0 +1,200 @@
+"""Bugs of training: each has a clause and a run that shows it, and is found where the reference shows it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from concord import backends
+from concord.backends.worker import Worker
+from concord.conformance.bugs.training.catalogue import HUB, TRAINING
+from concord.conformance.bugs.training.runs import RUNS, model, training_of
+from concord.conformance.bugs.training.step import GROUPS, StepChange, TrainingBug, TrainingStep, rule
+from concord.conformance.bugs.training.step import recipe as by_recipe
+from concord.conformance.expectation import JudgedTraining
+from concord.conformance.lockstep import Entrant, Lockstep, Track, free_running, resynchronised
+from concord.conformance.mutants.matrix import Hunt, plugin
+from concord.conformance.mutants.trained import divergence_of, shown
+from tests.toys.trained import Bugged
+
+SPECIFICATION = (Path(__file__).parent.parent / "spec" / "SPEC.md").read_text()
+SAMPLE = (
+    "adam_first_moment_uncorrected",
+    "decay_after_step",
+    "clip_each_batch",
+    "schedule_step_ahead",
+    "gradients_not_reset",
+    "dropout_same_each_step",
+    "last_batch_dropped",
+    "resumed_without_first_moment",
+)
+"""One bug of each group; they are looked for in all frameworks, the others by the slow suite."""
+
+CLEARLY = 4.0
+"""Tolerances that a bug lies off at its first step on the reference, so that rounding does not decide which step that is."""
+
+SLOWLY = [
+    pytest.param(
+        name,
+        bug,
+        id=f"{name}-{bug.name}",
+        marks=[pytest.mark.xdist_group(name), *([] if bug.name in SAMPLE else [pytest.mark.slow])],
+    )
+    for bug in TRAINING.values()
+    for name in sorted(backends.BUILT_IN)
+]
+RIGHT = [
+    pytest.param(
+        name,
+        run,
+        id=f"{name}-{run}",
+        marks=[
+            pytest.mark.xdist_group(name),
+            *([] if run in ("resumed", "lazy-adam") else [pytest.mark.slow]),
+        ],
+    )
+    for run in RUNS
+    for name in sorted(backends.BUILT_IN)
+]
+
+
+def test_table_is_large_and_has_every_group() -> None:
+    assert len(TRAINING) >= 159
+    assert sum(bool(bug.source) for bug in TRAINING.values()) >= 80
+    assert {bug.group for bug in TRAINING.values()} == set(GROUPS)
+    assert {TRAINING[name].group for name in SAMPLE} == set(GROUPS)
+
+
+@pytest.mark.parametrize("bug", TRAINING.values(), ids=lambda bug: bug.name)
+def test_bug_is_documented(bug: TrainingBug) -> None:
+    assert re.fullmatch("[a-z0-9_]+", bug.name)
+    assert bug.what.endswith(".")
+    assert f"**{bug.clause}**" in SPECIFICATION
+    assert bug.run in RUNS
+    assert not bug.source or re.fullmatch(f"{HUB}[^/ ]+/[^/ ]+/(issues|pull)/[0-9]+", bug.source)
+    assert bug.precisions
+    assert bug.change.places
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_bugs_show_on_the_reference_in_their_runs(run: str) -> None:
+    for bug in TRAINING.values():
+        if bug.run == run:
+            found = shown(bug.name, bug.precisions[0])
+            assert found.step >= 0, bug.name
+            assert found.margin >= CLEARLY, bug.name
+            assert found.before * CLEARLY <= 1, bug.name
+            for dtype in bug.equivalent:
+                assert shown(bug.name, dtype).step == -1, bug.name
+
+
+@pytest.mark.parametrize(("name", "bug"), SLOWLY)
+def test_bug_is_found_at_the_first_step_that_shows_it(
+    open_worker: Callable[[str], Worker], name: str, bug: TrainingBug
+) -> None:
+    finding = Hunt(name, worker=open_worker(plugin(name))).find(bug)
+    assert finding.status == "found", finding
+    assert finding.clause == "right", finding
+    assert finding.cause != "wrong", finding
+
+
+@pytest.mark.parametrize(("name", "run"), RIGHT)
+def test_right_training_has_no_cause(open_worker: Callable[[str], Worker], name: str, run: str) -> None:
+    bug = next(bug for bug in TRAINING.values() if bug.run == run and not bug.options)
+    assert divergence_of(open_worker(plugin(name)), bug, "float32", right=True) is None
+
+
+# What explains a step.
+
+
+def unequal(m: TrainingStep, right: list[float], counts: Any) -> list[float]:
+    return [0.3, 0.45][: len(right)]
+
+
+HEAVIER = rule(
+    average=lambda o, right, key, name, value, beta: right(
+        key, name, 1.37 * value if key == "second_moment" else value, beta
+    )
+)
+"""What is new weighs more in the second moment than what is left for it, and its correction does not know."""
+
+
+def track_of(run: str, change: StepChange, mode: Any = free_running) -> Track:
+    case = JudgedTraining(*model(), training_of(run))
+    (track,) = mode(case, [Entrant("toy", Bugged(case, change))], stop_first=True)
+    found: Track = track
+    return found
+
+
+@pytest.mark.parametrize(
+    ("run", "change", "name", "said"),
+    [
+        (
+            "adamw",
+            StepChange(rate=lambda m, right: 1.37 * right),
+            "learning_rate",
+            "a learning rate of 0.009133 instead of 0.006667",
+        ),
+        (
+            "adamw",
+            StepChange(recipe=by_recipe(weight_decay=0.17)),
+            "weight_decay",
+            "weight_decay = 0.17 instead of 0.3",
+        ),
+        ("adamw", StepChange(recipe=by_recipe(clip_at=0.77)), "clip_at", "clip_at = 0.77 instead of 0.9"),
+        ("adamw", StepChange(recipe=by_recipe(beta2=0.98712)), "beta2", "beta2 = 0.9871 instead of 0.999"),
+        (
+            "adamw",
+            StepChange(optimizer=HEAVIER),
+            "weights_of_second_moment",
+            "second_moment = 0.00137 of what is new",
+        ),
+        (
+            "keras-adam",
+            StepChange(recipe=by_recipe(epsilon=3.3e-4)),
+            "epsilon",
+            "epsilon = 0.00033 instead of 0.001",
+        ),
+        (
+            "adamw",
+            StepChange(weights=unequal),
+            "batch_weights",
+            "batches that count by 0.3, 0.45 instead of 0.5, 0.5",
+        ),
+    ],
+)
+def test_number_that_nobody_guesses_is_recovered(run: str, change: StepChange, name: str, said: str) -> None:
+    divergence = track_of(run, change).first
+    assert divergence is not None
+    assert divergence.cause is not None
+    assert divergence.cause.hypothesis == name
+    assert said in divergence.cause.text
+
+
+def test_what_nothing_explains_has_no_cause() -> None:
+    noisy = StepChange(
+        gradients=lambda m, total: {name: gradient + gradient * gradient for name, gradient in total.items()}
+    )
+    divergence = track_of("adamw", noisy).first
+    assert divergence is not None
+    assert divergence.row.tensor.startswith("steps.0.gradients.")
+    assert divergence.cause is None
+
+
+@pytest.mark.parametrize(
+    "name", ["decay_after_step", "dropout_seed_ignored", "gradients_not_reset", "resumed_masks_from_start"]
+)
+def test_cause_is_found_from_the_oracle_state_too(name: str) -> None:
+    bug = TRAINING[name]
+    divergence = track_of(bug.run, bug.change, resynchronised).first
+    assert divergence is not None
+    assert divergence.cause is not None
+    assert bug.name in divergence.cause.hypothesis.split(" or ")
+    assert (
+        Lockstep("resynchronised", "float32", {}, (Track("toy", "diverges", first=divergence),)).exit_code
+        == 1
+    )
