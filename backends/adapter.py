@@ -105,20 +105,12 @@ class FrameworkAdapter(ABC):
         """Return the implementation that a request asks for (:func:`concord.backends.interface.choose`)."""
         return choose(self.name, self.implementations, request)
 
-    def edit(self, request: Request) -> Callable[[str, Tensor], Tensor]:
-        """Return what makes each tap into the one that is recorded and that the model goes on with: nothing does.
-
-        A subclass may return another function of name and tensor; compilers trace it like the model.
-        """
-        return lambda name, tensor: tensor
-
     def trace(self, request: Request) -> Trace:
-        """Return what makes of the tap that records the one that the model calls: it is given what :meth:`edit` makes.
+        """Return what makes of the tap that records the one that the layers call: they are the same.
 
-        A subclass whose edits need the model, the inputs or earlier taps may return another function of these.
+        A subclass may return a function whose tap changes what it is given; compilers trace it like the model.
         """
-        edit = self.edit(request)
-        return lambda model, inputs, record: lambda name, tensor: record(name, edit(name, tensor))
+        return lambda model, inputs, record: record
 
     def product(
         self, left: NDArray[np.floating], right: NDArray[np.floating], dtype: str, device: str, precision: str

@@ -26,7 +26,7 @@ UNPADDED = "unpadded"
 
 EXECUTIONS = ("eager", "compiled", UNPADDED, f"{UNPADDED}-compiled")
 """``eager``: operation by operation. ``compiled``: through the framework's compiler. ``unpadded``, ``unpadded-compiled``: the
-same without the rows of padded tokens (:mod:`concord.backends.unpad`), library layers alone."""
+same without the rows of padded tokens (:mod:`concord.backends.library`), library layers alone."""
 
 PRECISION_MODES = ("strict", "tf32", "default")
 """How products of float32 numbers are computed. ``strict``: in full float32, whatever the framework does unasked. ``tf32``:
@@ -427,19 +427,8 @@ class Trainable(Backend, Protocol):
         """
 
 
-class Editable(Backend, Protocol):
-    """A backend whose taps can be changed, as those of the four can be by a subclass."""
-
-    def edit(self, request: Request) -> Callable[[str, Any], Any]:
-        """Return a function of a tap's name and tensor; what that returns is recorded, and the model goes on with it.
-
-        It is called for every tap that the implementation computes, in any execution: compilers trace it like the model. The
-        gradient of a tap is that by the tensor returned.
-        """
-
-
 Trace = Callable[[Any, Mapping[str, Any], Callable[[str, Any], Any]], Callable[[str, Any], Any]]
-"""Takes a model, its inputs and the tap that records; returns the tap that the model calls."""
+"""Takes a model, its inputs and the tap that records; returns the tap that the layers call."""
 
 
 class Measurable(Backend, Protocol):
@@ -471,6 +460,6 @@ class Measurable(Backend, Protocol):
 
 __all__ = [
     "EXECUTIONS", "IMPLEMENTATIONS", "PARTS", "PRECISION_MODES", "UNPADDED", "UNSUPPORTED_REASONS", "WORKLOAD_KINDS", "Backend",
-    "Editable", "Implementation", "Measurable", "Overruled", "Problem", "Request", "Run", "Session", "Settings", "Steps", "Trace", "Trainable",
+    "Implementation", "Measurable", "Overruled", "Problem", "Request", "Run", "Session", "Settings", "Steps", "Trace", "Trainable",
     "TrainingSession", "Unsupported", "choose", "confirm_switches", "refuse_tf32", "refusing_nondeterminism", "variety",
 ]  # fmt: skip

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 
 from concord.backends.adapter import FrameworkAdapter
 from concord.backends.interface import (
+    UNPADDED,
     Request,
     Run,
     Unsupported,
@@ -21,11 +24,12 @@ from concord.backends.interface import (
     refuse_tf32,
     refusing_nondeterminism,
 )
+from concord.backends.library import indices
+from concord.backends.taps import DROPOUT, TARGETS, Observation, Tensor, add_zeros, attach
 from concord.backends.trainer import Prepared, Trainer
-from concord.backends.training import Observation, Tensor
-from concord.backends.unpad import indices
 from concord.spec.batch import Batch
 from concord.spec.parameters import Weights
+from concord.spec.tensors import taps
 
 ASKED = ("device", "implementation", "execution", "precision", "deterministic")
 """Settings that a run repeats, so that nobody has to take them on trust (SPEC PRC-3)."""
@@ -60,6 +64,12 @@ class FrameworkSession(ABC):
         self.compiled = request.execution.endswith("compiled")
         self.loss_function = self.losses[request.part != "model"](request.config)
         self.trace = adapter.trace(request)
+        self.hidden = {  # without padding they have other shapes
+            name
+            for name in taps(request.config, request.part)
+            if request.execution.startswith(UNPADDED)
+            and any(fnmatchcase(name, pattern) for pattern in self.implementation.undelivered)
+        }
         self.computed: dict[str, Tensor] = {}
         with adapter.within(request):
             model = adapter.build(request, self.device)
@@ -223,6 +233,44 @@ class FrameworkSession(ABC):
             tap_gradients=tap_gradients,
         )
 
+    def evaluate(
+        self,
+        model: Any,
+        inputs: Mapping[str, Tensor],
+        zeros: Mapping[str, Tensor],
+        recorded: bool,
+        with_loss: bool = True,
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return output, the loss if it is asked for, and if they are recorded all activations; compilers may trace it.
+
+        Args:
+            zeros: by activation; what has its gradient, for it is added to it.
+        """
+        # JAX's transformations would return a dict in alphabetical order.
+        found: dict[str, Tensor] = OrderedDict()
+
+        def record(name: str, tensor: Tensor) -> Tensor:
+            tensor = add_zeros(tensor, zeros.get(name))
+            if recorded:
+                found[name] = tensor
+            return tensor
+
+        tapped = [*self.layers(model), ("", self.loss_function)]
+        attach(tapped, self.trace(model, inputs, record), self.hidden)
+        given = {
+            name: tensor
+            for name, tensor in inputs.items()
+            if name not in TARGETS and not name.startswith(DROPOUT)
+        }
+        output = self.call(model, given)
+        loss = self.loss_function(model, output, inputs) if with_loss else None
+        attach(tapped, lambda name, tensor: tensor)  # what was recorded is let go
+        return output, loss, found
+
+    def call(self, model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the output of a model that takes each of its inputs as an argument."""
+        return model(**inputs)
+
     @cached_property
     def trainer(self) -> Trainer:
         """What trains the model as the request says."""
@@ -248,6 +296,10 @@ class FrameworkSession(ABC):
         """Do once what a framework needs before it compiles."""
 
     # What each framework does in its own way.
+
+    @abstractmethod
+    def layers(self, model: Any) -> Iterable[tuple[str, Any]]:
+        """Return all layers of a model, itself too, with their paths, such as ``layers.0.attention``."""
 
     @abstractmethod
     def traced(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from concord.backends.interface import Run, Trace, Unsupported, confirm_switches, refusing_nondeterminism
 from concord.backends.optimizers import Optimizer, clip, probe
-from concord.backends.training import DROPOUT, SEED, TARGETS
+from concord.backends.taps import DROPOUT, SEED, TARGETS
 from concord.backends.training_sessions import check_state
 from concord.spec.batch import Batch
 from concord.spec.parameters import parameters

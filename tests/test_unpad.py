@@ -9,7 +9,7 @@ import pytest
 
 from concord import spec
 from concord.backends.interface import Request, Unsupported
-from concord.backends.unpad import MULTIPLE, indices, unsupported_reasons
+from concord.backends.library import MULTIPLE, indices, padding_reasons
 from concord.backends.worker import Worker
 from concord.conformance.judging import judge
 from concord.spec.cases import Case, build_case
@@ -188,14 +188,14 @@ def test_compiled_programs_get_rows_in_multiples() -> None:
 )
 def test_what_needs_its_padding_is_said(options: dict[str, Any], part: str, reason: str) -> None:
     case = build_case("bert", "full", part, options)
-    (found,) = unsupported_reasons(request_of(case))
+    (found,) = padding_reasons(request_of(case))
     assert found.startswith(reason)
 
 
 def test_a_mask_constant_is_judged_as_the_precision_holds_it() -> None:
     case = build_case("nndl-paddle", "full")
-    assert unsupported_reasons(request_of(case, dtype="bfloat16")) == []
-    assert unsupported_reasons(request_of(case, dtype="float16"))[0].startswith(
+    assert padding_reasons(request_of(case, dtype="bfloat16")) == []
+    assert padding_reasons(request_of(case, dtype="float16"))[0].startswith(
         "mask_value=-1000000000.0: in float16"
     )
 

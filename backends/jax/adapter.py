@@ -16,7 +16,7 @@ from jax.sharding import SingleDeviceSharding
 
 from concord.backends.adapter import FrameworkAdapter
 from concord.backends.interface import Implementation, Request
-from concord.backends.jax import library, unpad
+from concord.backends.jax import library
 from concord.backends.jax.model import PARTS
 from concord.backends.jax.optimizers import optimizer
 from concord.backends.jax.session import Session, multiply, synchronize, timed
@@ -27,7 +27,7 @@ DTYPES = {"float64": jnp.float64, "float32": jnp.float32, "bfloat16": jnp.bfloat
 
 KNOWN_DEVIATIONS: dict[str, list[dict[str, Any]]] = {"cpu": [], "cuda": []}
 
-IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS, **unpad.IMPLEMENTATIONS}
+IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS}
 
 
 class Adapter(FrameworkAdapter):

@@ -1,24 +1,26 @@
 """The same classifier out of JAX and Flax's own layers and fused kernels. Its parameters have the names of the explicit one's.
 
-Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim.
+Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), N rows kept, D d_model, H heads, K head_dim.
 What no layer of the framework does is refused (:func:`unsupported_reasons`); glue such as padding rows is the explicit one's.
 """
 
-from typing import Any, ClassVar
+import functools
+from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jax.typing import DTypeLike
 
 from concord.backends.interface import Implementation, Request
 from concord.backends.jax import layers as explicit
-from concord.backends.jax import model
-from concord.backends.jax.layers import Tap, silent
-from concord.backends.library import UNDELIVERED, LibraryLayers
+from concord.backends.jax.layers import Layers, dtype_name
+from concord.backends.jax.model import PARTS, TextClassifier
+from concord.backends.library import NOT_EXPOSED, Kept, LibraryLayers, parts_of, unpadded
+from concord.backends.taps import Tapped
 from concord.spec.config import EncoderConfig
-from concord.spec.masks import mask_constants
+from concord.spec.masks import mask_constant
 
 
 def gelu_erf(x: Array) -> Array:
@@ -40,9 +42,7 @@ ACTIVATIONS: dict[str, explicit.Step] = {
 class LayerNorm(nnx.LayerNorm):
     """Layer norm over D with the biased variance and epsilon inside (SPEC NRM-2): (B, T, D) to (B, T, D)."""
 
-    def __init__(
-        self, config: EncoderConfig, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
-    ) -> None:
+    def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         # Not the fast variance, the mean of squares less the square of the mean, which cancels (NRM-2).
         how: dict[str, Any] = {
             "use_bias": True,
@@ -51,28 +51,21 @@ class LayerNorm(nnx.LayerNorm):
             "reduction_axes": -1,
             "feature_axes": -1,
         }
-        super().__init__(
-            config.d_model, epsilon=config.norm_epsilon, **how, param_dtype=param_dtype, rngs=rngs
-        )
+        super().__init__(config.d_model, epsilon=config.norm_epsilon, **how, **kwargs)
 
 
 class Embeddings(explicit.Embeddings):
     """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7): (B, T) to (B, T, D)."""
 
-    norm_class = LayerNorm
-
-    def look_up(self, table: nnx.Embed, ids: Array) -> Array:
-        return table(ids)
+    def look_up(self, embedding: nnx.Embed, ids: Array) -> Array:
+        return embedding(ids)
 
 
-class DotProductAttention(nnx.Module):
+class DotProductAttention(Tapped, nnx.Module):
     """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
 
-    def __init__(
-        self, config: EncoderConfig, scope: str, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
-    ) -> None:
-        self.constants = mask_constants(config)  # MSK-6
-        self.scope = scope
+    def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
+        self.mask_constant = mask_constant(config, dtype_name(**kwargs))  # MSK-6
         self.scale = config.head_dim**-0.5  # ATT-4: both ways, which differ in rounding alone
         self.assign = explicit.ASSIGNMENTS[config.mask_assignment]
 
@@ -83,10 +76,9 @@ class DotProductAttention(nnx.Module):
         v: Array,
         key_mask: Array | None = None,
         query_mask: Array | None = None,
-        tap: Tap = silent,
     ) -> Array:
         context = self.attend(q, k, v, None if key_mask is None else self.bias(q, key_mask))  # (B, Q, H, K)
-        return tap(f"{self.scope}.context", jnp.reshape(context, (*context.shape[:2], -1)))  # (B, Q, D)
+        return self.tap("context", jnp.reshape(context, (*context.shape[:2], -1)))  # (B, Q, D)
 
     def attend(self, q: Array, k: Array, v: Array, bias: Array | None) -> Array:
         options: dict[str, Any] = {
@@ -100,78 +92,18 @@ class DotProductAttention(nnx.Module):
 
     def bias(self, q: Array, key_mask: Array) -> Array:
         # Numbers that are added, since a boolean mask has a constant of the kernel's own (MSK-2).
-        constant = self.constants[str(q.dtype)]
         per_query = key_mask[:, None, :] if key_mask.ndim == 2 else key_mask  # (B, 1 or Q, S)
         visible = self.assign(per_query, q.shape[2])  # (B, 1 or H, 1 or Q, S)
-        return explicit.add_to_masked(jnp.zeros(visible.shape, dtype=q.dtype), visible, constant)
+        return explicit.add_to_masked(jnp.zeros(visible.shape, dtype=q.dtype), visible, self.mask_constant)
 
 
-class MultiHeadAttention(explicit.MultiHeadAttention):
-    """Multi-head attention (SPEC ATT-1 to ATT-7): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
-
-    activations = ACTIVATIONS
-    dot_product_class = DotProductAttention
-
-
-class FeedForward(explicit.FeedForward):
-    """Two linear layers with an activation between them (SPEC FFN-1, FFN-2): (B, T, D) to (B, T, D)."""
-
-    activations = ACTIVATIONS
-
-
-class EncoderLayer(explicit.EncoderLayer):
-    """Self-attention and feed-forward, each with residual and norm (SPEC NRM-1, NRM-5, RES-1): (B, T, D) to (B, T, D)."""
-
-    norm_class = LayerNorm
-    attention_class = MultiHeadAttention
-    feed_forward_class = FeedForward
-
-
-class LibraryPieces:
-    """What an encoder is made of."""
-
-    layer_class: ClassVar[explicit.Make] = EncoderLayer
-    norm_class: ClassVar[explicit.Make] = LayerNorm
-    embeddings_class: ClassVar[explicit.Make] = Embeddings
-
-
-class EncoderStack(LibraryPieces, model.EncoderStack):
-    """The encoder layers on given embeddings (part ``stack``): (B, T, D) to (B, T, D)."""
-
-
-class Encoder(LibraryPieces, model.Encoder):
-    """Embeddings and encoder layers (part ``encoder``): (B, T) to (B, T, D)."""
-
-
-class PooledEncoder(LibraryPieces, model.PooledEncoder):
-    """Encoder and pooling (part ``pooled``; SPEC HED-1, HED-2, HED-5): (B, T) to (B, D), or to (B, T * D)."""
-
-
-class TextClassifier(LibraryPieces, model.TextClassifier):
-    """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-5): (B, T) to (B, C)."""
-
-
-class AttentionAlone(model.AttentionAlone):
-    """Multi-head attention on given tensors (part ``attention``): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
-
-    attention_class = MultiHeadAttention
-
-
-class DotProductAlone(model.DotProductAlone):
-    """Scaled dot-product attention on given heads (part ``dot_product``): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
-
-    attention_class = DotProductAttention
-
-
-PARTS = {
-    "model": TextClassifier,
-    "pooled": PooledEncoder,
-    "encoder": Encoder,
-    "stack": EncoderStack,
-    "attention": AttentionAlone,
-    "dot_product": DotProductAlone,
-}
-
+LIBRARY = Layers(
+    LayerNorm,
+    Embeddings,
+    dict.fromkeys(explicit.EXPLICIT.dot_product, DotProductAttention),
+    explicit.EncoderLayer,
+    ACTIVATIONS,
+)
 LAYERS = LibraryLayers(attention="jax.nn.dot_product_attention", norm="nnx.LayerNorm", float32_scores=True)
 
 
@@ -185,4 +117,41 @@ def unsupported_reasons(request: Request) -> list[str]:
     return found
 
 
-IMPLEMENTATIONS = {"library": Implementation(PARTS, unsupported_reasons, UNDELIVERED)}
+# Without padding: everything but the core of attention runs on the rows that are kept, as one sample of N tokens.
+
+
+def unpad(x: Array, kept: Kept) -> Array:
+    """Take out the rows that are kept: (B, T, ...) to (1, N, ...)."""
+    return jnp.reshape(x, (-1, *x.shape[2:])).at[kept.rows].get(mode="promise_in_bounds")[None]
+
+
+def pad(x: Array, kept: Kept) -> Array:
+    """Put rows in their places; in those of padding any row stands: (1, N, ...) to (B, T, ...)."""
+    return x[0].at[kept.slots].get(mode="promise_in_bounds")
+
+
+class UnpaddedAttention(DotProductAttention):
+    """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-6) in the places of the batch: 3 x (1, N, H, K) to (1, N, D)."""
+
+    def __call__(self, q: Array, k: Array, v: Array, key_mask: Kept, query_mask: Kept) -> Array:
+        q, k, v = (pad(x, key_mask) for x in (q, k, v))  # (B, T, H, K)
+        return unpad(super().__call__(q, k, v, key_mask.real, query_mask.real), key_mask)
+
+
+class UnpaddedClassifier(TextClassifier):
+    """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-5): (B, T) to (B, C)."""
+
+    def __call__(
+        self, input_ids: Array, segment_ids: Array | None = None, *, rows: Array, slots: Array
+    ) -> Array:
+        kept = Kept(self.real_tokens(input_ids), rows, slots)
+        x = unpad(self.embeddings(input_ids, segment_ids, kept.real), kept)  # (1, N, D)
+        return self.classify(self.pool(pad(self.encode(x, kept), kept), kept.real))
+
+
+UNPADDED_LAYERS = replace(LIBRARY, dot_product=dict.fromkeys(LIBRARY.dot_product, UnpaddedAttention))
+WITH_PADDING = {"library": Implementation(parts_of(PARTS, LIBRARY), unsupported_reasons, NOT_EXPOSED)}
+IMPLEMENTATIONS = {
+    **WITH_PADDING,
+    **unpadded(WITH_PADDING, functools.partial(UnpaddedClassifier, make=UNPADDED_LAYERS)),
+}

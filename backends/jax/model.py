@@ -1,144 +1,106 @@
 """The classifier and those of its parts that can be run alone.
 
 Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim, C classes.
-Every part takes its inputs by name (:func:`spec.inputs`) and ``tap(name, tensor)``, and returns its output.
+Every part takes its inputs by name (:func:`spec.inputs`), and returns its output.
 """
 
-from typing import ClassVar
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jax.typing import DTypeLike
 
-from concord.backends.jax.layers import (
-    POOLERS,
-    POOLINGS,
-    DotProductAttention,
-    Embeddings,
-    EncoderLayer,
-    LayerNorm,
-    Make,
-    MultiHeadAttention,
-    Tap,
-    silent,
-)
+from concord.backends.jax.layers import EXPLICIT, POOLERS, POOLINGS, Layers, MultiHeadAttention, dtype_name
+from concord.backends.library import Kept
+from concord.backends.taps import Tapped
 from concord.spec.config import EncoderConfig
-from concord.spec.pooling import least_squares_by_dtype
+from concord.spec.pooling import least_squares
 
 
-class EncoderStack(nnx.Module):
+class EncoderStack(Tapped, nnx.Module):
     """The encoder layers on given embeddings (part ``stack``): (B, T, D) to (B, T, D)."""
 
-    layer_class: ClassVar[Make] = EncoderLayer
-    norm_class: ClassVar[Make] = LayerNorm
-
-    def __init__(
-        self, config: EncoderConfig, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
-    ) -> None:
+    def __init__(self, config: EncoderConfig, make: Layers = EXPLICIT, **kwargs: Any) -> None:
         self.pad_id = config.pad_id
-        self.layers = nnx.List(
-            [
-                self.layer_class(config, f"layers.{i}", param_dtype=param_dtype, rngs=rngs)
-                for i in range(config.num_layers)
-            ]
-        )
-        self.final_norm = (
-            self.norm_class(config, param_dtype=param_dtype, rngs=rngs) if config.final_norm else None
-        )
+        self.layers = nnx.List([make.encoder_layer(config, make, **kwargs) for _ in range(config.num_layers)])
+        self.final_norm = make.norm(config, **kwargs) if config.final_norm else None
 
-    def __call__(self, embeddings: Array, input_ids: Array, tap: Tap = silent) -> Array:
-        return self.encode(embeddings, self.real_tokens(input_ids), tap)
+    def __call__(self, embeddings: Array, input_ids: Array) -> Array:
+        return self.encode(embeddings, self.real_tokens(input_ids))
 
     def real_tokens(self, input_ids: Array) -> Array:
         return input_ids != self.pad_id  # (B, T); MSK-1
 
-    def encode(self, x: Array, real: Array, tap: Tap) -> Array:
+    def encode(self, x: Array, real: Array | Kept) -> Array:
         for layer in self.layers:
-            x = layer(x, real, tap)
-        return x if self.final_norm is None else tap("final_norm", self.final_norm(x))
+            x = layer(x, real)
+        return x if self.final_norm is None else self.tap("final_norm", self.final_norm(x))
 
 
 class Encoder(EncoderStack):
     """Embeddings and encoder layers (part ``encoder``): (B, T) to (B, T, D)."""
 
-    embeddings_class: ClassVar[Make] = Embeddings
+    def __init__(self, config: EncoderConfig, make: Layers = EXPLICIT, **kwargs: Any) -> None:
+        super().__init__(config, make, **kwargs)
+        self.embeddings = make.embeddings(config, make, **kwargs)
 
-    def __init__(
-        self, config: EncoderConfig, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
-    ) -> None:
-        super().__init__(config, param_dtype=param_dtype, rngs=rngs)
-        self.embeddings = self.embeddings_class(config, "embeddings", param_dtype=param_dtype, rngs=rngs)
-
-    def __call__(self, input_ids: Array, segment_ids: Array | None = None, tap: Tap = silent) -> Array:
+    def __call__(self, input_ids: Array, segment_ids: Array | None = None) -> Array:
         real = self.real_tokens(input_ids)
-        return self.encode(self.embeddings(input_ids, segment_ids, real, tap), real, tap)
+        return self.encode(self.embeddings(input_ids, segment_ids, real), real)
 
 
 class PooledEncoder(Encoder):
     """Encoder and pooling (part ``pooled``; SPEC HED-1, HED-2, HED-5): (B, T) to (B, D), or to (B, T * D)."""
 
-    def __init__(
-        self, config: EncoderConfig, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
-    ) -> None:
-        super().__init__(config, param_dtype=param_dtype, rngs=rngs)
+    def __init__(self, config: EncoderConfig, make: Layers = EXPLICIT, **kwargs: Any) -> None:
+        super().__init__(config, make, **kwargs)
         self.pooling = POOLINGS[config.pooling]
-        self.pooler = (
-            nnx.Linear(config.d_model, config.d_model, use_bias=True, param_dtype=param_dtype, rngs=rngs)
-            if config.pooler != "none"
-            else None
-        )
-        self.activation = POOLERS[config.pooler]
-        self.least_squares = least_squares_by_dtype(config)
+        width, pooler = config.d_model, config.pooler
+        self.pooler = nnx.Linear(width, width, use_bias=True, **kwargs) if pooler != "none" else None
+        self.activation = POOLERS[pooler]
+        normalized = config.length_epsilon is not None
+        self.least_squares = least_squares(config, dtype_name(**kwargs)) if normalized else 0.0
 
-    def __call__(self, input_ids: Array, segment_ids: Array | None = None, tap: Tap = silent) -> Array:
-        real = self.real_tokens(input_ids)
-        return self.pool(
-            self.encode(self.embeddings(input_ids, segment_ids, real, tap), real, tap), real, tap
-        )
+    def __call__(self, input_ids: Array, segment_ids: Array | None = None) -> Array:
+        return self.pool(super().__call__(input_ids, segment_ids), self.real_tokens(input_ids))
 
-    def pool(self, x: Array, real: Array, tap: Tap) -> Array:
+    def pool(self, x: Array, real: Array) -> Array:
         """Return the vector of each text, (B, D) or (B, T * D), of encoded tokens (B, T, D)."""
-        pooled = tap("pooling", self.pooling(x, real))
+        pooled = self.tap("pooling", self.pooling(x, real))
         if self.pooler is not None:
-            dense = tap("pooler.dense", self.pooler(pooled))
-            pooled = tap("pooler.output", self.activation(dense))
-        return tap("normalized", self.normalize(pooled)) if self.least_squares else pooled
+            dense = self.tap("pooler.dense", self.pooler(pooled))
+            pooled = self.tap("pooler.output", self.activation(dense))
+        return self.tap("normalized", self.normalize(pooled)) if self.least_squares else pooled
 
     def normalize(self, x: Array) -> Array:
-        squares, least = jnp.sum(x * x, axis=-1, keepdims=True), self.least_squares[str(x.dtype)]  # (B, 1)
-        return x / jnp.sqrt(jnp.where(squares > least, squares, least))
+        squares = jnp.sum(x * x, axis=-1, keepdims=True)  # (B, 1)
+        return x / jnp.sqrt(jnp.where(squares > self.least_squares, squares, self.least_squares))
 
 
 class TextClassifier(PooledEncoder):
     """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-5): (B, T) to (B, C)."""
 
-    def __init__(
-        self, config: EncoderConfig, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
-    ) -> None:
-        super().__init__(config, param_dtype=param_dtype, rngs=rngs)
+    def __init__(self, config: EncoderConfig, make: Layers = EXPLICIT, **kwargs: Any) -> None:
+        super().__init__(config, make, **kwargs)
         features = config.d_model * (config.max_positions if config.pooling == "flatten" else 1)
-        self.classifier = nnx.Linear(
-            features, config.num_classes, use_bias=True, param_dtype=param_dtype, rngs=rngs
-        )
+        self.classifier = nnx.Linear(features, config.num_classes, use_bias=True, **kwargs)
 
-    def __call__(self, input_ids: Array, segment_ids: Array | None = None, tap: Tap = silent) -> Array:
-        return self.classify(super().__call__(input_ids, segment_ids, tap), tap)
+    def __call__(self, input_ids: Array, segment_ids: Array | None = None) -> Array:
+        return self.classify(super().__call__(input_ids, segment_ids))
 
-    def classify(self, pooled: Array, tap: Tap) -> Array:
+    def classify(self, pooled: Array) -> Array:
         """Return the logits (B, C) of pooled vectors."""
-        return tap("logits", self.classifier(pooled))
+        return self.tap("logits", self.classifier(pooled))
 
 
 class AttentionAlone(nnx.Module):
     """Multi-head attention on given tensors (part ``attention``): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
 
-    attention_class: ClassVar[Make] = MultiHeadAttention
+    def __init__(self, config: EncoderConfig, make: Layers = EXPLICIT, **kwargs: Any) -> None:
+        self.attention = self.build_attention(config, make, **kwargs)
 
-    def __init__(
-        self, config: EncoderConfig, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
-    ) -> None:
-        self.attention = self.attention_class(config, "attention", param_dtype=param_dtype, rngs=rngs)
+    def build_attention(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> nnx.Module:
+        return MultiHeadAttention(config, make, **kwargs)
 
     def __call__(
         self,
@@ -147,15 +109,15 @@ class AttentionAlone(nnx.Module):
         value: Array,
         key_mask: Array | None = None,
         query_mask: Array | None = None,
-        tap: Tap = silent,
     ) -> Array:
-        return self.attention(query, key, value, key_mask, query_mask, tap)
+        return self.attention(query, key, value, key_mask, query_mask)
 
 
 class DotProductAlone(AttentionAlone):
     """Scaled dot-product attention on given heads (part ``dot_product``): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
 
-    attention_class: ClassVar[Make] = DotProductAttention
+    def build_attention(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> nnx.Module:
+        return make.dot_product[config.head_computation](config, **kwargs)
 
 
 PARTS = {

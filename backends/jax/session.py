@@ -3,7 +3,7 @@
 Shapes: B batch, T tokens, C classes, M rows, N columns.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from concord.backends.bench import mean_seconds
 from concord.backends.interface import Steps
-from concord.backends.jax.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
+from concord.backends.jax.training import ClassificationLoss, CotangentLoss, differentiate
 from concord.backends.session import FrameworkSession
-from concord.backends.training import Observation
+from concord.backends.taps import Observation
 
 OPTIONS: dict[str, str | bool] = {"xla_allow_excess_precision": False}
 """Of the compiler: allowed, XLA leaves out roundings to bfloat16 where it fuses steps."""
@@ -92,21 +92,23 @@ class Session(FrameworkSession):
             else function
         )
 
+    def layers(self, model: nnx.Module) -> Iterable[tuple[str, nnx.Module]]:
+        """Return all layers of a model with their paths (:meth:`concord.backends.session.FrameworkSession.layers`)."""
+        return [(".".join(map(str, path)), node) for path, node in nnx.iter_graph(model)]
+
     def number(self, value: float) -> Array:
         """Return a number that a step is given as a tensor: whole steps are compiled."""
         return jnp.asarray(value, dtype=self.request.dtype)
 
     def infer(self, state: nnx.State, fixed: nnx.State, inputs: Mapping[str, Array]) -> Array:
         """Return the logits (B, C)."""
-        return evaluate(nnx.merge(self.graph, state, fixed), None, inputs, self.trace, {}, False)[0]
+        return self.evaluate(nnx.merge(self.graph, state, fixed), inputs, {}, False, False)[0]
 
     def differentiated(
         self, model: nnx.Module, inputs: Mapping[str, Array], zeros: Mapping[str, Array]
     ) -> Observation:
         """Return what a step of training needs (:meth:`concord.backends.session.FrameworkSession.differentiated`)."""
-        return differentiate(
-            evaluate, model, self.loss_function, inputs, self.request.part, self.trace, zeros, bool(zeros)
-        )
+        return differentiate(self.evaluate, model, self.request.part, inputs, zeros, bool(zeros))
 
     def seeded(self, words: NDArray[np.uint32]) -> Array:
         """Have dropout begin anew (:meth:`concord.backends.session.FrameworkSession.seeded`)."""
@@ -122,7 +124,6 @@ class Session(FrameworkSession):
         """Return output, loss and every tap, and gradients if they are asked for (:meth:`concord.backends.session.FrameworkSession.observe`)."""
         model = nnx.merge(self.graph, state, fixed)
         if self.request.gradients:
-            return differentiate(
-                evaluate, model, self.loss_function, inputs, self.request.part, self.trace, zeros, True
-            )
-        return Observation(*evaluate(model, self.loss_function, inputs, self.trace, {}, True), {})
+            return differentiate(self.evaluate, model, self.request.part, inputs, zeros, True)
+        output, loss, taps = self.evaluate(model, inputs, {}, True)
+        return Observation(output, loss, taps, {})

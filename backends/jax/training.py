@@ -10,34 +10,30 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from concord.backends.interface import Trace
-from concord.backends.jax.layers import Tap
 from concord.backends.jax.model import TextClassifier
-from concord.backends.training import Evaluate, Observation, evaluation
+from concord.backends.taps import Observation, Tapped
 from concord.spec.config import EncoderConfig
 from concord.spec.tensors import differentiable_inputs
 
 
-def softmax_losses(logits: Array, labels: Array, tap: Tap) -> Array:
-    log_probabilities = tap("log_probabilities", jax.nn.log_softmax(logits, axis=-1))  # (B, C)
-    return -jnp.take_along_axis(log_probabilities, labels[:, None], axis=1)[:, 0]
-
-
-def sigmoid_losses(logits: Array, labels: Array, tap: Tap) -> Array:
-    return -jax.nn.log_sigmoid(jnp.where(labels == 1, logits[:, 0], -logits[:, 0]))
-
-
-class ClassificationLoss:
+class ClassificationLoss(Tapped):
     """Mean cross-entropy plus the L2 term of the classifier (SPEC LOS-1 to LOS-4): (B, C) to a scalar."""
 
     def __init__(self, config: EncoderConfig) -> None:
-        self.losses = sigmoid_losses if config.num_classes == 1 else softmax_losses
+        self.losses = self.sigmoid_losses if config.num_classes == 1 else self.softmax_losses
         self.ignore_label = config.ignore_label
         self.l2_weight = config.l2_weight
 
-    def __call__(self, model: TextClassifier, logits: Array, inputs: Mapping[str, Array], tap: Tap) -> Array:
+    def softmax_losses(self, logits: Array, labels: Array) -> Array:
+        log_probabilities = self.tap("log_probabilities", jax.nn.log_softmax(logits, axis=-1))  # (B, C)
+        return -jnp.take_along_axis(log_probabilities, labels[:, None], axis=1)[:, 0]
+
+    def sigmoid_losses(self, logits: Array, labels: Array) -> Array:
+        return -jax.nn.log_sigmoid(jnp.where(labels == 1, logits[:, 0], -logits[:, 0]))
+
+    def __call__(self, model: TextClassifier, logits: Array, inputs: Mapping[str, Array]) -> Array:
         labels = inputs["labels"]
-        losses = tap("losses", self.losses(logits, labels, tap))  # (B,)
+        losses = self.tap("losses", self.losses(logits, labels))  # (B,)
         if self.ignore_label is None:
             loss = jnp.mean(losses)
         else:
@@ -48,39 +44,34 @@ class ClassificationLoss:
         if self.l2_weight:
             weight, bias = model.classifier.kernel[...], model.classifier.bias[...]  # type: ignore[index]  # it has one
             loss = loss + 0.5 * self.l2_weight * (jnp.sum(weight * weight) + jnp.sum(bias * bias))
-        return tap("loss", loss)
+        return self.tap("loss", loss)
 
 
-class CotangentLoss:
+class CotangentLoss(Tapped):
     """Sum of the output times a given cotangent, for the parts without a head (SPEC LOS-5)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         pass
 
-    def __call__(self, model: nnx.Module, output: Array, inputs: Mapping[str, Array], tap: Tap) -> Array:
-        return tap("loss", jnp.sum(output * inputs["cotangent"]))
-
-
-evaluate = evaluation()
+    def __call__(self, model: nnx.Module, output: Array, inputs: Mapping[str, Array]) -> Array:
+        return self.tap("loss", jnp.sum(output * inputs["cotangent"]))
 
 
 def differentiate(
-    run: Evaluate,
+    evaluate: Callable[..., tuple[Array, Array, dict[str, Array]]],
     model: nnx.Module,
-    loss_function: Callable[..., Array],
-    inputs: Mapping[str, Array],
     part: str,
-    trace: Trace,
+    inputs: Mapping[str, Array],
     zeros: Mapping[str, Array],
     recorded: bool,
 ) -> Observation:
-    """Return what :func:`evaluate`, perhaps compiled, computes, with the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the taps that have ``zeros``."""
+    """Return what a session evaluates, with the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the activations that have ``zeros``."""
     given = {name: inputs[name] for name in differentiable_inputs(part)}
 
     def loss_of(
         model: nnx.Module, given: Mapping[str, Array], zeros: Mapping[str, Array]
     ) -> tuple[Array, tuple[Array, dict[str, Array]]]:
-        output, loss, taps = run(model, loss_function, {**inputs, **given}, trace, zeros, recorded)
+        output, loss, taps = evaluate(model, {**inputs, **given}, zeros, recorded)
         return loss, (output, taps)
 
     by = (nnx.DiffState(0, nnx.Param), 1, 2)

@@ -10,7 +10,7 @@ from paddle import nn
 
 from concord.backends.adapter import FrameworkAdapter
 from concord.backends.interface import Implementation, Request, Unsupported
-from concord.backends.paddle import encoder_layer, library, unpad
+from concord.backends.paddle import library
 from concord.backends.paddle.model import PARTS
 from concord.backends.paddle.optimizers import optimizer
 from concord.backends.paddle.session import Session, multiply, synchronize, timed
@@ -33,12 +33,7 @@ KNOWN_DEVIATIONS: dict[str, list[dict[str, Any]]] = {
     "cuda": [],
 }
 
-IMPLEMENTATIONS = {
-    "explicit": Implementation(PARTS),
-    **library.IMPLEMENTATIONS,
-    **encoder_layer.IMPLEMENTATIONS,
-    **unpad.IMPLEMENTATIONS,
-}
+IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS}
 
 
 class Adapter(FrameworkAdapter):
@@ -77,7 +72,11 @@ class Adapter(FrameworkAdapter):
         """Return a part of the model in the dtype of a request, on a device, for weights to be loaded into it."""
         if device == "cpu" and request.dtype in ("bfloat16", "float16"):
             raise Unsupported(f"paddle {self.version} has no {request.dtype} matrix product on cpu")
-        return part(request.config).to(device=device, dtype=DTYPES[request.dtype]).eval()
+        paddle.set_default_dtype(DTYPES[request.dtype])  # in which parameters and constants are made
+        try:
+            return part(request.config).to(device=device).eval()
+        finally:
+            paddle.set_default_dtype("float32")
 
     def tensor(self, array: np.ndarray, dtype: str, device: str) -> paddle.Tensor:
         """Return an input as a tensor: numbers in the precision of the run, ids as int64, masks as bool."""

@@ -1,23 +1,38 @@
 """The same classifier out of PaddlePaddle's own layers and fused kernels. Its parameters have the names of the explicit one's.
 
-Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim.
+Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), N rows kept, D d_model, H heads, K head_dim.
 What no layer of the framework does is refused (:func:`unsupported_reasons`); glue such as padding rows is the explicit one's.
 """
 
-from typing import Any, ClassVar
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import paddle
 import paddle.nn.functional as F
 from paddle import Tensor, nn
 
 from concord.backends.interface import Implementation, Request
-from concord.backends.library import ATTENTION_ALONE, UNDELIVERED, LibraryLayers
+from concord.backends.library import (
+    ATTENTION_ALONE,
+    ENCODER_LAYER,
+    ENCODER_PARTS,
+    NOT_EXPOSED,
+    NOT_EXPOSED_BY_LAYERS,
+    Kept,
+    LibraryLayers,
+    parts_of,
+    reasons_of,
+    unpadded,
+)
 from concord.backends.paddle import layers as explicit
-from concord.backends.paddle import model
-from concord.backends.paddle.layers import Tap, silent
-from concord.backends.paddle.scalars import scalar
+from concord.backends.paddle.layers import Layers, scalar
+from concord.backends.paddle.model import PARTS, TextClassifier
+from concord.backends.taps import Tapped
 from concord.spec.config import EncoderConfig
-from concord.spec.masks import mask_constants
+from concord.spec.masks import mask_constant
 
 
 def gelu_erf(x: Tensor) -> Tensor:
@@ -46,19 +61,16 @@ class LayerNorm(nn.LayerNorm):
 class Embeddings(explicit.Embeddings):
     """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7): (B, T) to (B, T, D)."""
 
-    norm_class = LayerNorm
-
-    def look_up(self, table: nn.Embedding, ids: Tensor) -> Tensor:
-        return table(ids)
+    def look_up(self, embedding: nn.Embedding, ids: Tensor) -> Tensor:
+        return embedding(ids)
 
 
-class DotProductAttention(nn.Layer):
+class DotProductAttention(Tapped, nn.Layer):
     """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
 
-    def __init__(self, config: EncoderConfig, scope: str) -> None:
+    def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.constants = mask_constants(config)  # MSK-6
-        self.scope = scope
+        self.mask_constant = mask_constant(config, paddle.get_default_dtype())  # MSK-6
         self.scale = config.head_dim**-0.5  # ATT-4: both ways, which differ in rounding alone
         self.assign = explicit.ASSIGNMENTS[config.mask_assignment]
 
@@ -69,10 +81,9 @@ class DotProductAttention(nn.Layer):
         v: Tensor,
         key_mask: Tensor | None = None,
         query_mask: Tensor | None = None,
-        tap: Tap = silent,
     ) -> Tensor:
         context = self.attend(q, k, v, None if key_mask is None else self.bias(q, key_mask))  # (B, Q, H, K)
-        return tap(f"{self.scope}.context", paddle.flatten(context, start_axis=2))  # (B, Q, D)
+        return self.tap("context", paddle.flatten(context, start_axis=2))  # (B, Q, D)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         # Static programs round a number to float32, beside float64 tensors too; hence not by the argument ``scale``.
@@ -89,78 +100,18 @@ class DotProductAttention(nn.Layer):
 
     def bias(self, q: Tensor, key_mask: Tensor) -> Tensor:
         # Numbers that are added, since a boolean mask has a constant of the kernel's own (MSK-2).
-        constant = self.constants[str(q.dtype).removeprefix("paddle.")]
         per_query = key_mask[:, None, :] if key_mask.ndim == 2 else key_mask  # (B, 1 or Q, S)
         visible = self.assign(per_query, q.shape[2])  # (B, 1 or H, 1 or Q, S)
-        return explicit.add_to_masked(paddle.zeros(visible.shape, dtype=q.dtype), visible, constant)
+        return explicit.add_to_masked(paddle.zeros(visible.shape, dtype=q.dtype), visible, self.mask_constant)
 
 
-class MultiHeadAttention(explicit.MultiHeadAttention):
-    """Multi-head attention (SPEC ATT-1 to ATT-7): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
-
-    activations = ACTIVATIONS
-    dot_product_class = DotProductAttention
-
-
-class FeedForward(explicit.FeedForward):
-    """Two linear layers with an activation between them (SPEC FFN-1, FFN-2): (B, T, D) to (B, T, D)."""
-
-    activations = ACTIVATIONS
-
-
-class EncoderLayer(explicit.EncoderLayer):
-    """Self-attention and feed-forward, each with residual and norm (SPEC NRM-1, NRM-5, RES-1): (B, T, D) to (B, T, D)."""
-
-    norm_class = LayerNorm
-    attention_class = MultiHeadAttention
-    feed_forward_class = FeedForward
-
-
-class LibraryPieces:
-    """What an encoder is made of."""
-
-    layer_class: ClassVar[explicit.Make] = EncoderLayer
-    norm_class: ClassVar[explicit.Make] = LayerNorm
-    embeddings_class: ClassVar[explicit.Make] = Embeddings
-
-
-class EncoderStack(LibraryPieces, model.EncoderStack):
-    """The encoder layers on given embeddings (part ``stack``): (B, T, D) to (B, T, D)."""
-
-
-class Encoder(LibraryPieces, model.Encoder):
-    """Embeddings and encoder layers (part ``encoder``): (B, T) to (B, T, D)."""
-
-
-class PooledEncoder(LibraryPieces, model.PooledEncoder):
-    """Encoder and pooling (part ``pooled``; SPEC HED-1, HED-2, HED-5): (B, T) to (B, D), or to (B, T * D)."""
-
-
-class TextClassifier(LibraryPieces, model.TextClassifier):
-    """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-5): (B, T) to (B, C)."""
-
-
-class AttentionAlone(model.AttentionAlone):
-    """Multi-head attention on given tensors (part ``attention``): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
-
-    attention_class = MultiHeadAttention
-
-
-class DotProductAlone(model.DotProductAlone):
-    """Scaled dot-product attention on given heads (part ``dot_product``): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
-
-    attention_class = DotProductAttention
-
-
-PARTS = {
-    "model": TextClassifier,
-    "pooled": PooledEncoder,
-    "encoder": Encoder,
-    "stack": EncoderStack,
-    "attention": AttentionAlone,
-    "dot_product": DotProductAlone,
-}
-
+LIBRARY = Layers(
+    LayerNorm,
+    Embeddings,
+    dict.fromkeys(explicit.EXPLICIT.dot_product, DotProductAttention),
+    explicit.EncoderLayer,
+    ACTIVATIONS,
+)
 LAYERS = LibraryLayers(attention="F.scaled_dot_product_attention", norm="nn.LayerNorm", float32_scores=False)
 
 KNOWN_DEVIATIONS = {
@@ -181,4 +132,136 @@ def unsupported_reasons(request: Request) -> list[str]:
     return found
 
 
-IMPLEMENTATIONS = {"library": Implementation(PARTS, unsupported_reasons, UNDELIVERED, KNOWN_DEVIATIONS)}
+# The framework's encoder layer as a whole, which Keras and Flax do not have.
+
+ACTIVATION_NAMES = {"relu": "relu", "gelu_erf": "gelu"}  # of functions of ``F``, which get no other argument
+
+
+class LibraryEncoderLayer(Tapped, nn.TransformerEncoderLayer):
+    """The framework's encoder layer (SPEC NRM-1, RES-1, ATT-1 to ATT-6, FFN-1): (B, T, D) to (B, T, D)."""
+
+    def __init__(self, config: EncoderConfig, make: Layers) -> None:
+        pre = config.norm_placement == "pre"
+        options: dict[str, Any] = {
+            "layer_norm_eps": config.norm_epsilon,
+            "normalize_before": pre,
+            "attn_dropout": 0.0,
+            "act_dropout": 0.0,
+            "bias_attr": True,
+        }
+        super().__init__(
+            config.d_model,
+            config.num_heads,
+            config.d_ff,
+            dropout=0.0,
+            activation=ACTIVATION_NAMES[config.activation],
+            **options,
+        )
+        self.mask_constant = mask_constant(config, paddle.get_default_dtype())  # MSK-6
+        self.result = "residual2" if pre else "norm2"
+
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        visible = real[:, None, None, :]  # (B, 1, 1, S)
+        bias = explicit.add_to_masked(paddle.zeros(visible.shape, dtype=x.dtype), visible, self.mask_constant)
+        return self.tap(self.result, super().forward(x, src_mask=bias, cache=None))
+
+
+NAMES = {
+    ".self_attn.q_proj.": ".attention.query.",
+    ".self_attn.k_proj.": ".attention.key.",
+    ".self_attn.v_proj.": ".attention.value.",
+    ".self_attn.out_proj.": ".attention.output.",
+    ".linear1.": ".feed_forward.inner.",
+    ".linear2.": ".feed_forward.outer.",
+}
+
+
+def explicit_names(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors by native name, those of the framework's encoder layer by the names that the explicit one has."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in named.items():
+        found[functools.reduce(lambda path, names: path.replace(*names), NAMES.items(), name)] = tensor
+    return found
+
+
+def layer_reasons(request: Request) -> list[str]:
+    """Return what keeps a request from being computed by the framework's encoder layer; nothing if it can be."""
+    found = unsupported_reasons(request) + reasons_of(request.config, ENCODER_LAYER)
+    if request.config.activation not in ACTIVATION_NAMES:
+        found.append(
+            f"activation={request.config.activation!r}: nn.TransformerEncoderLayer takes the name of a function alone (FFN-2)"
+        )
+    scale = request.config.head_dim**-0.5
+    if (request.dtype, request.execution) == ("float64", "compiled") and scale != float(np.float32(scale)):
+        found.append(
+            "dtype='float64': compiled, nn.TransformerEncoderLayer rounds 1 / sqrt(K) to float32 (ATT-4)"
+        )
+    return found
+
+
+# Without padding: everything but the core of attention runs on the rows that are kept, as one sample of N tokens.
+
+
+def unpad(x: Tensor, kept: Kept) -> Tensor:
+    """Take out the rows that are kept: (B, T, ...) to (1, N, ...)."""
+    return paddle.flatten(x, start_axis=0, stop_axis=1)[kept.rows][None]
+
+
+def pad(x: Tensor, kept: Kept) -> Tensor:
+    """Put rows in their places; in those of padding any row stands: (1, N, ...) to (B, T, ...)."""
+    return x[0][kept.slots]
+
+
+class UnpaddedAttention(DotProductAttention):
+    """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-6) in the places of the batch: 3 x (1, N, H, K) to (1, N, D)."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Kept, query_mask: Kept) -> Tensor:
+        q, k, v = (pad(x, key_mask) for x in (q, k, v))  # (B, T, H, K)
+        return unpad(super().forward(q, k, v, key_mask.real, query_mask.real), key_mask)
+
+
+class UnpaddedClassifier(TextClassifier):
+    """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-5): (B, T) to (B, C)."""
+
+    def forward(
+        self, input_ids: Tensor, segment_ids: Tensor | None = None, *, rows: Tensor, slots: Tensor
+    ) -> Tensor:
+        kept = Kept(self.real_tokens(input_ids), rows, slots)
+        x = unpad(self.embeddings(input_ids, segment_ids, kept.real), kept)  # (1, N, D)
+        return self.classify(self.pool(pad(self.encode(x, kept), kept), kept.real))
+
+
+UNPADDED_LAYERS = replace(LIBRARY, dot_product=dict.fromkeys(LIBRARY.dot_product, UnpaddedAttention))
+
+# With its padding, the floor of the softmax gives every padded key a weight of 1.6e-28 of the largest.
+UNPADDED_DEVIATIONS = {
+    "cpu": [
+        *KNOWN_DEVIATIONS["cpu"],
+        {
+            "name": "padding_left_out",
+            "value": 1,
+            "reason": "a key that is not there gets no weight from the floor of the softmax",
+        },
+    ],
+    "cuda": KNOWN_DEVIATIONS["cuda"],
+}
+
+WITH_PADDING = {
+    "library": Implementation(parts_of(PARTS, LIBRARY), unsupported_reasons, NOT_EXPOSED, KNOWN_DEVIATIONS)
+}
+IMPLEMENTATIONS = {
+    **WITH_PADDING,
+    **unpadded(
+        WITH_PADDING,
+        functools.partial(UnpaddedClassifier, make=UNPADDED_LAYERS),
+        known_deviations=UNPADDED_DEVIATIONS,
+    ),
+    "library:layer": Implementation(
+        parts_of(
+            {part: PARTS[part] for part in ENCODER_PARTS}, replace(LIBRARY, encoder_layer=LibraryEncoderLayer)
+        ),
+        layer_reasons,
+        NOT_EXPOSED_BY_LAYERS,
+        KNOWN_DEVIATIONS,
+    ),
+}

@@ -3,7 +3,7 @@
 Shapes: B batch, T tokens, C classes, M rows, N columns.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -15,9 +15,9 @@ from paddle import Tensor, nn
 
 from concord.backends.bench import seconds_by_events
 from concord.backends.interface import Steps
-from concord.backends.paddle.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
+from concord.backends.paddle.training import ClassificationLoss, CotangentLoss, differentiate
 from concord.backends.session import FrameworkSession
-from concord.backends.training import Evaluate, Observation
+from concord.backends.taps import Observation
 
 
 def synchronize(computed: Tensor | None) -> None:
@@ -54,12 +54,29 @@ class Session(FrameworkSession):
         """Return a step as it is: PaddlePaddle compiles what evaluates the model, when the first step runs."""
         return function
 
-    def evaluation(self) -> Evaluate:
+    def layers(self, model: nn.Layer) -> Iterable[tuple[str, nn.Layer]]:
+        """Return all layers of a model with their paths (:meth:`concord.backends.session.FrameworkSession.layers`)."""
+        return model.named_sublayers(include_self=True)
+
+    def evaluation(self) -> Callable[..., Any]:
         """Return what evaluates the model, compiled if that is asked for."""
-        return paddle.jit.to_static(evaluate, full_graph=True, backend=None) if self.compiled else evaluate
+        if not self.compiled:
+            return self.evaluate
+
+        def evaluate(
+            model: nn.Layer,
+            inputs: Mapping[str, Tensor],
+            zeros: Mapping[str, Tensor],
+            recorded: bool,
+            with_loss: bool = True,
+        ) -> Any:
+            return self.evaluate(model, inputs, zeros, recorded, with_loss)
+
+        plain = paddle.jit.not_to_static(evaluate)  # traced as it stands: no branch depends on a value
+        return paddle.jit.to_static(plain, full_graph=True, backend=None)
 
     @cached_property
-    def evaluating(self) -> Evaluate:
+    def evaluating(self) -> Callable[..., Any]:
         """What evaluates the model in steps."""
         return self.evaluation()
 
@@ -70,22 +87,13 @@ class Session(FrameworkSession):
     def infer(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return the logits (B, C)."""
         with paddle.no_grad():
-            return self.evaluating(self.model, None, inputs, self.trace, {}, False)[0]
+            return self.evaluating(self.model, inputs, {}, False, False)[0]
 
     def differentiated(
         self, model: nn.Layer, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]
     ) -> Observation:
         """Return what a step of training needs (:meth:`concord.backends.session.FrameworkSession.differentiated`)."""
-        return differentiate(
-            self.evaluating,
-            model,
-            self.loss_function,
-            inputs,
-            self.request.part,
-            self.trace,
-            zeros,
-            bool(zeros),
-        )
+        return differentiate(self.evaluating, model, self.request.part, inputs, zeros, bool(zeros))
 
     def seeded(self, words: NDArray[np.uint32]) -> None:
         """Have dropout begin anew (:meth:`concord.backends.session.FrameworkSession.seeded`)."""
@@ -97,10 +105,9 @@ class Session(FrameworkSession):
 
     def observe(self, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]) -> Observation:
         """Return output, loss and every tap, and gradients if they are asked for (:meth:`concord.backends.session.FrameworkSession.observe`)."""
-        run = self.evaluation()
+        evaluate = self.evaluation()
         if self.request.gradients:
-            return differentiate(
-                run, self.model, self.loss_function, inputs, self.request.part, self.trace, zeros, True
-            )
+            return differentiate(evaluate, self.model, self.request.part, inputs, zeros, True)
         with paddle.no_grad():
-            return Observation(*run(self.model, self.loss_function, inputs, self.trace, {}, True), {})
+            output, loss, taps = evaluate(self.model, inputs, {}, True)
+            return Observation(output, loss, taps, {})

@@ -9,38 +9,32 @@ import paddle
 import paddle.nn.functional as F
 from paddle import Tensor, nn
 
-from concord.backends.interface import Trace
-from concord.backends.paddle.layers import Tap
+from concord.backends.paddle.layers import scalar
 from concord.backends.paddle.model import TextClassifier
-from concord.backends.paddle.scalars import scalar
 from concord.backends.paddle.weights import trained
-from concord.backends.training import Evaluate, Observation, evaluation
+from concord.backends.taps import Observation, Tapped
 from concord.spec.config import EncoderConfig
 from concord.spec.tensors import differentiable_inputs
 
 
-def softmax_losses(logits: Tensor, labels: Tensor, tap: Tap) -> Tensor:
-    log_probabilities = tap("log_probabilities", F.log_softmax(logits, axis=-1))  # (B, C)
-    return -paddle.take_along_axis(log_probabilities, labels[:, None], axis=1)[:, 0]
-
-
-def sigmoid_losses(logits: Tensor, labels: Tensor, tap: Tap) -> Tensor:
-    return F.binary_cross_entropy_with_logits(logits[:, 0], labels.astype(logits.dtype), reduction="none")
-
-
-class ClassificationLoss:
+class ClassificationLoss(Tapped):
     """Mean cross-entropy plus the L2 term of the classifier (SPEC LOS-1 to LOS-4): (B, C) to a scalar."""
 
     def __init__(self, config: EncoderConfig) -> None:
-        self.losses = sigmoid_losses if config.num_classes == 1 else softmax_losses
+        self.losses = self.sigmoid_losses if config.num_classes == 1 else self.softmax_losses
         self.ignore_label = config.ignore_label
         self.l2_weight = config.l2_weight
 
-    def __call__(
-        self, model: TextClassifier, logits: Tensor, inputs: Mapping[str, Tensor], tap: Tap
-    ) -> Tensor:
+    def softmax_losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        log_probabilities = self.tap("log_probabilities", F.log_softmax(logits, axis=-1))  # (B, C)
+        return -paddle.take_along_axis(log_probabilities, labels[:, None], axis=1)[:, 0]
+
+    def sigmoid_losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(logits[:, 0], labels.astype(logits.dtype), reduction="none")
+
+    def __call__(self, model: TextClassifier, logits: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         labels = inputs["labels"]
-        losses = tap("losses", self.losses(logits, labels, tap))  # (B,)
+        losses = self.tap("losses", self.losses(logits, labels))  # (B,)
         if self.ignore_label is None:
             loss = paddle.mean(losses)
         else:
@@ -53,40 +47,35 @@ class ClassificationLoss:
             loss = loss + scalar(0.5 * self.l2_weight, loss) * (
                 paddle.sum(weight * weight) + paddle.sum(bias * bias)
             )
-        return tap("loss", loss)
+        return self.tap("loss", loss)
 
 
-class CotangentLoss:
+class CotangentLoss(Tapped):
     """Sum of the output times a given cotangent, for the parts without a head (SPEC LOS-5)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         pass
 
-    def __call__(self, model: nn.Layer, output: Tensor, inputs: Mapping[str, Tensor], tap: Tap) -> Tensor:
-        return tap("loss", paddle.sum(output * inputs["cotangent"]))
-
-
-evaluate = paddle.jit.not_to_static(evaluation())  # traced as it stands: no branch depends on a value
+    def __call__(self, model: nn.Layer, output: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        return self.tap("loss", paddle.sum(output * inputs["cotangent"]))
 
 
 def differentiate(
-    run: Evaluate,
+    evaluate: Callable[..., tuple[Tensor, Tensor, dict[str, Tensor]]],
     model: nn.Layer,
-    loss_function: Callable[..., Tensor],
-    inputs: Mapping[str, Tensor],
     part: str,
-    trace: Trace,
+    inputs: Mapping[str, Tensor],
     zeros: Mapping[str, Tensor],
     recorded: bool,
 ) -> Observation:
-    """Return what :func:`evaluate`, perhaps compiled, computes, with the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the taps that have ``zeros``."""
+    """Return what a session evaluates, with the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the activations that have ``zeros``."""
     wanted = dict[str, Tensor](trained(model))
     wanted |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
     of_taps = {f"taps.{name}": zero for name, zero in zeros.items()}
     for tensor in (*wanted.values(), *of_taps.values()):
         tensor.stop_gradient = False
         tensor.clear_gradient(set_to_zero=False)
-    output, loss, taps = run(model, loss_function, inputs, trace, zeros, recorded)
+    output, loss, taps = evaluate(model, inputs, zeros, recorded)
     if wanted:
         loss.backward()
     wanted |= {name: zero for name, zero in of_taps.items() if name.removeprefix("taps.") in taps}

@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 from paddle import Tensor, nn
 
-from concord.backends.paddle import encoder_layer
+from concord.backends.paddle import library
 from concord.backends.weights import NAMINGS, FrameworkWeights
 
 
@@ -24,7 +24,7 @@ class NativeWeights(FrameworkWeights):
     naming = NAMINGS["paddle"]
     named = staticmethod(named)
     trained = staticmethod(trained)
-    explicit_names = staticmethod(encoder_layer.explicit_names)
+    explicit_names = staticmethod(library.explicit_names)
 
     def assign(self, parameter: Tensor, array: np.ndarray) -> None:
         """Copy an array of the native layout into a parameter, rounding to its dtype once."""

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from concord.backends.adapter import FrameworkAdapter
 from concord.backends.interface import Implementation, Request, Unsupported
-from concord.backends.tf import library, unpad
+from concord.backends.tf import library
 from concord.backends.tf.model import PARTS
 from concord.backends.tf.optimizers import optimizer
 from concord.backends.tf.session import Session, multiply, synchronize, timed
@@ -32,7 +32,7 @@ KNOWN_DEVIATIONS: dict[str, list[dict[str, Any]]] = {
     "cuda": [],
 }
 
-IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS, **unpad.IMPLEMENTATIONS}
+IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS}
 
 
 class Adapter(FrameworkAdapter):

@@ -1,25 +1,25 @@
 """The same classifier out of Keras's own layers and fused kernels. Its parameters have the names of the explicit one's.
 
-Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim.
+Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), N rows kept, D d_model, H heads, K head_dim.
 What no layer of the framework does is refused (:func:`unsupported_reasons`); glue such as padding rows is the explicit one's.
 """
 
-from typing import Any, ClassVar
+import functools
+from dataclasses import replace
+from typing import Any
 
 import keras
 import tensorflow as tf
-from keras import layers
-from keras.ops import shape
+from keras import layers, ops
 from tensorflow import Tensor
 
 from concord.backends.interface import Implementation, Request
-from concord.backends.library import UNDELIVERED, LibraryLayers
+from concord.backends.library import NOT_EXPOSED, Kept, LibraryLayers, parts_of, unpadded
 from concord.backends.tf import layers as explicit
-from concord.backends.tf import model
-from concord.backends.tf.base import Layer
-from concord.backends.tf.layers import Tap, silent
+from concord.backends.tf.layers import Layer, Layers
+from concord.backends.tf.model import PARTS, TextClassifier
 from concord.spec.config import EncoderConfig
-from concord.spec.masks import mask_constants
+from concord.spec.masks import mask_constant
 
 
 def gelu_erf(x: Tensor) -> Tensor:
@@ -53,19 +53,16 @@ class LayerNorm(layers.LayerNormalization):
 class Embeddings(explicit.Embeddings):
     """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7): (B, T) to (B, T, D)."""
 
-    norm_class = LayerNorm
-
-    def look_up(self, table: layers.Embedding, ids: Tensor) -> Tensor:
-        return table(ids)
+    def look_up(self, embedding: layers.Embedding, ids: Tensor) -> Tensor:
+        return embedding(ids)
 
 
 class DotProductAttention(Layer):
     """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
 
-    def __init__(self, config: EncoderConfig, scope: str, **kwargs: Any) -> None:
+    def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.constants = mask_constants(config)  # MSK-6
-        self.scope = scope
+        self.mask_constant = mask_constant(config, self.compute_dtype)  # MSK-6
         self.scale = config.head_dim**-0.5  # ATT-4: both ways, which differ in rounding alone
         self.assign = explicit.ASSIGNMENTS[config.mask_assignment]
 
@@ -76,10 +73,9 @@ class DotProductAttention(Layer):
         v: Tensor,
         key_mask: Tensor | None = None,
         query_mask: Tensor | None = None,
-        tap: Tap = silent,
     ) -> Tensor:
         context = self.attend(q, k, v, None if key_mask is None else self.bias(q, key_mask))  # (B, Q, H, K)
-        return tap(f"{self.scope}.context", tf.reshape(context, (*shape(context)[:2], -1)))  # (B, Q, D)
+        return self.tap("context", ops.reshape(context, (*ops.shape(context)[:2], -1)))  # (B, Q, D)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         # A number would be rounded to float32 on its way (``tf.cast``), beside float64 tensors too.
@@ -95,78 +91,20 @@ class DotProductAttention(Layer):
 
     def bias(self, q: Tensor, key_mask: Tensor) -> Tensor:
         # Numbers that are added, since a boolean mask has a constant of the kernel's own (MSK-2).
-        constant = self.constants[q.dtype.name]
         per_query = key_mask[:, None, :] if key_mask.ndim == 2 else key_mask  # (B, 1 or Q, S)
         visible = self.assign(per_query, q.shape[2])  # (B, 1 or H, 1 or Q, S)
-        return explicit.add_to_masked(tf.zeros(shape(visible), dtype=q.dtype), visible, constant)
+        return explicit.add_to_masked(
+            ops.zeros(ops.shape(visible), dtype=q.dtype), visible, self.mask_constant
+        )
 
 
-class MultiHeadAttention(explicit.MultiHeadAttention):
-    """Multi-head attention (SPEC ATT-1 to ATT-7): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
-
-    activations = ACTIVATIONS
-    dot_product_class = DotProductAttention
-
-
-class FeedForward(explicit.FeedForward):
-    """Two linear layers with an activation between them (SPEC FFN-1, FFN-2): (B, T, D) to (B, T, D)."""
-
-    activations = ACTIVATIONS
-
-
-class EncoderLayer(explicit.EncoderLayer):
-    """Self-attention and feed-forward, each with residual and norm (SPEC NRM-1, NRM-5, RES-1): (B, T, D) to (B, T, D)."""
-
-    norm_class = LayerNorm
-    attention_class = MultiHeadAttention
-    feed_forward_class = FeedForward
-
-
-class LibraryPieces:
-    """What an encoder is made of."""
-
-    layer_class: ClassVar[explicit.Make] = EncoderLayer
-    norm_class: ClassVar[explicit.Make] = LayerNorm
-    embeddings_class: ClassVar[explicit.Make] = Embeddings
-
-
-class EncoderStack(LibraryPieces, model.EncoderStack):
-    """The encoder layers on given embeddings (part ``stack``): (B, T, D) to (B, T, D)."""
-
-
-class Encoder(LibraryPieces, model.Encoder):
-    """Embeddings and encoder layers (part ``encoder``): (B, T) to (B, T, D)."""
-
-
-class PooledEncoder(LibraryPieces, model.PooledEncoder):
-    """Encoder and pooling (part ``pooled``; SPEC HED-1, HED-2, HED-5): (B, T) to (B, D), or to (B, T * D)."""
-
-
-class TextClassifier(LibraryPieces, model.TextClassifier):
-    """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-5): (B, T) to (B, C)."""
-
-
-class AttentionAlone(model.AttentionAlone):
-    """Multi-head attention on given tensors (part ``attention``): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
-
-    attention_class = MultiHeadAttention
-
-
-class DotProductAlone(model.DotProductAlone):
-    """Scaled dot-product attention on given heads (part ``dot_product``): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
-
-    attention_class = DotProductAttention
-
-
-PARTS = {
-    "model": TextClassifier,
-    "pooled": PooledEncoder,
-    "encoder": Encoder,
-    "stack": EncoderStack,
-    "attention": AttentionAlone,
-    "dot_product": DotProductAlone,
-}
-
+LIBRARY = Layers(
+    LayerNorm,
+    Embeddings,
+    dict.fromkeys(explicit.EXPLICIT.dot_product, DotProductAttention),
+    explicit.EncoderLayer,
+    ACTIVATIONS,
+)
 LAYERS = LibraryLayers(
     attention="keras.ops.dot_product_attention", norm="keras.layers.LayerNormalization", float32_scores=True
 )
@@ -189,4 +127,43 @@ def unsupported_reasons(request: Request) -> list[str]:
     return found
 
 
-IMPLEMENTATIONS = {"library": Implementation(PARTS, unsupported_reasons, UNDELIVERED, KNOWN_DEVIATIONS)}
+# Without padding: everything but the core of attention runs on the rows that are kept, as one sample of N tokens.
+
+
+def unpad(x: Tensor, kept: Kept) -> Tensor:
+    """Take out the rows that are kept: (B, T, ...) to (1, N, ...)."""
+    return tf.gather(tf.reshape(x, (-1, *x.shape[2:])), kept.rows, axis=0)[None]
+
+
+def pad(x: Tensor, kept: Kept) -> Tensor:
+    """Put rows in their places; in those of padding any row stands: (1, N, ...) to (B, T, ...)."""
+    return tf.gather(x[0], kept.slots, axis=0)
+
+
+class UnpaddedAttention(DotProductAttention):
+    """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-6) in the places of the batch: 3 x (1, N, H, K) to (1, N, D)."""
+
+    def call(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Kept, query_mask: Kept) -> Tensor:
+        q, k, v = (pad(x, key_mask) for x in (q, k, v))  # (B, T, H, K)
+        return unpad(super().call(q, k, v, key_mask=key_mask.real, query_mask=query_mask.real), key_mask)
+
+
+class UnpaddedClassifier(TextClassifier):
+    """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-5): (B, T) to (B, C)."""
+
+    def forward(
+        self, input_ids: Tensor, segment_ids: Tensor | None = None, *, rows: Tensor, slots: Tensor
+    ) -> Tensor:
+        kept = Kept(self.real_tokens(input_ids), rows, slots)
+        x = unpad(self.embeddings(input_ids, segment_ids, kept.real), kept)  # (1, N, D)
+        return self.classify(self.pool(pad(self.encode(x, kept), kept), kept.real))
+
+
+UNPADDED_LAYERS = replace(LIBRARY, dot_product=dict.fromkeys(LIBRARY.dot_product, UnpaddedAttention))
+WITH_PADDING = {
+    "library": Implementation(parts_of(PARTS, LIBRARY), unsupported_reasons, NOT_EXPOSED, KNOWN_DEVIATIONS)
+}
+IMPLEMENTATIONS = {
+    **WITH_PADDING,
+    **unpadded(WITH_PADDING, functools.partial(UnpaddedClassifier, make=UNPADDED_LAYERS)),
+}

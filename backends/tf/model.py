@@ -1,135 +1,118 @@
 """The classifier and those of its parts that can be run alone.
 
 Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim, C classes.
-Every part takes its inputs by name (:func:`spec.inputs`) and ``tap(name, tensor)``, and returns its output.
+Every part takes its inputs by name (:func:`spec.inputs`), and returns its output.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
-import tensorflow as tf
-from keras.ops import shape
+from keras import ops
 from tensorflow import Tensor
 
-from concord.backends.tf.base import Linear, Model
+from concord.backends.library import Kept
 from concord.backends.tf.layers import (
+    EXPLICIT,
     POOLERS,
     POOLINGS,
-    DotProductAttention,
-    Embeddings,
-    EncoderLayer,
-    LayerNorm,
-    Make,
+    Layer,
+    Layers,
+    Linear,
+    Model,
     MultiHeadAttention,
-    Tap,
-    silent,
 )
 from concord.spec.config import EncoderConfig
-from concord.spec.pooling import least_squares_by_dtype
+from concord.spec.pooling import least_squares
 
 
 class EncoderStack(Model):
     """The encoder layers on given embeddings (part ``stack``): (B, T, D) to (B, T, D)."""
 
-    layer_class: ClassVar[Make] = EncoderLayer
-    norm_class: ClassVar[Make] = LayerNorm
-
-    def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
+    def __init__(self, config: EncoderConfig, make: Layers = EXPLICIT, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
         self.pad_id = config.pad_id
         self.blocks = [
-            self.layer_class(config, f"layers.{i}", **self.sub(f"layers.{i}"))
-            for i in range(config.num_layers)
+            make.encoder_layer(config, make, **self.sub(f"layers.{i}")) for i in range(config.num_layers)
         ]
-        self.final_norm = self.norm_class(config, **self.sub("final_norm")) if config.final_norm else None
+        self.final_norm = make.norm(config, **self.sub("final_norm")) if config.final_norm else None
 
-    def forward(self, embeddings: Tensor, input_ids: Tensor, tap: Tap = silent) -> Tensor:
-        return self.encode(embeddings, self.real_tokens(input_ids), tap)
+    def forward(self, embeddings: Tensor, input_ids: Tensor) -> Tensor:
+        return self.encode(embeddings, self.real_tokens(input_ids))
 
     def real_tokens(self, input_ids: Tensor) -> Tensor:
         return input_ids != self.pad_id  # (B, T); MSK-1
 
-    def encode(self, x: Tensor, real: Tensor, tap: Tap) -> Tensor:
+    def encode(self, x: Tensor, real: Tensor | Kept) -> Tensor:
         for layer in self.blocks:
-            x = layer(x, real, tap=tap)
-        return x if self.final_norm is None else tap("final_norm", self.final_norm(x))
+            x = layer(x, real)
+        return x if self.final_norm is None else self.tap("final_norm", self.final_norm(x))
 
 
 class Encoder(EncoderStack):
     """Embeddings and encoder layers (part ``encoder``): (B, T) to (B, T, D)."""
 
-    embeddings_class: ClassVar[Make] = Embeddings
+    def __init__(self, config: EncoderConfig, make: Layers = EXPLICIT, **kwargs: Any) -> None:
+        super().__init__(config, make, **kwargs)
+        self.embeddings = make.embeddings(config, make, **self.sub("embeddings"))
 
-    def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
-        super().__init__(config, **kwargs)
-        self.embeddings = self.embeddings_class(config, "embeddings", **self.sub("embeddings"))
-
-    def forward(self, input_ids: Tensor, segment_ids: Tensor | None = None, tap: Tap = silent) -> Tensor:
+    def forward(self, input_ids: Tensor, segment_ids: Tensor | None = None) -> Tensor:
         real = self.real_tokens(input_ids)
-        return self.encode(self.embeddings(input_ids, segment_ids, real, tap=tap), real, tap)
+        return self.encode(self.embeddings(input_ids, segment_ids, real), real)
 
 
 class PooledEncoder(Encoder):
     """Encoder and pooling (part ``pooled``; SPEC HED-1, HED-2, HED-5): (B, T) to (B, D), or to (B, T * D)."""
 
-    def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
-        super().__init__(config, **kwargs)
+    def __init__(self, config: EncoderConfig, make: Layers = EXPLICIT, **kwargs: Any) -> None:
+        super().__init__(config, make, **kwargs)
         self.pooling = POOLINGS[config.pooling]
-        self.pooler = (
-            Linear(config.d_model, config.d_model, use_bias=True, **self.sub("pooler"))
-            if config.pooler != "none"
-            else None
-        )
-        self.activation = POOLERS[config.pooler]
-        self.least_squares = least_squares_by_dtype(config)
+        width, pooler = config.d_model, config.pooler
+        self.pooler = Linear(width, width, use_bias=True, **self.sub("pooler")) if pooler != "none" else None
+        self.activation = POOLERS[pooler]
+        normalized = config.length_epsilon is not None
+        self.least_squares = least_squares(config, self.compute_dtype) if normalized else 0.0
 
-    def forward(self, input_ids: Tensor, segment_ids: Tensor | None = None, tap: Tap = silent) -> Tensor:
-        real = self.real_tokens(input_ids)
-        return self.pool(
-            self.encode(self.embeddings(input_ids, segment_ids, real, tap=tap), real, tap), real, tap
-        )
+    def forward(self, input_ids: Tensor, segment_ids: Tensor | None = None) -> Tensor:
+        return self.pool(super().forward(input_ids, segment_ids), self.real_tokens(input_ids))
 
-    def pool(self, x: Tensor, real: Tensor, tap: Tap) -> Tensor:
+    def pool(self, x: Tensor, real: Tensor) -> Tensor:
         """Return the vector of each text, (B, D) or (B, T * D), of encoded tokens (B, T, D)."""
-        pooled = tap("pooling", self.pooling(x, real))
+        pooled = self.tap("pooling", self.pooling(x, real))
         if self.pooler is not None:
-            dense = tap("pooler.dense", self.pooler(pooled))
-            pooled = tap("pooler.output", self.activation(dense))
-        return tap("normalized", self.normalize(pooled)) if self.least_squares else pooled
+            dense = self.tap("pooler.dense", self.pooler(pooled))
+            pooled = self.tap("pooler.output", self.activation(dense))
+        return self.tap("normalized", self.normalize(pooled)) if self.least_squares else pooled
 
     def normalize(self, x: Tensor) -> Tensor:
-        squares, least = (
-            tf.reduce_sum(x * x, axis=-1, keepdims=True),
-            self.least_squares[x.dtype.name],
-        )  # (B, 1)
-        return x / tf.sqrt(
-            tf.where(squares > least, squares, tf.fill(shape(squares), tf.constant(least, x.dtype)))
-        )
+        squares = ops.sum(x * x, axis=-1, keepdims=True)  # (B, 1)
+        least = ops.full_like(squares, self.least_squares)
+        return x / ops.sqrt(ops.where(squares > least, squares, least))
 
 
 class TextClassifier(PooledEncoder):
     """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-5): (B, T) to (B, C)."""
 
-    def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
-        super().__init__(config, **kwargs)
+    def __init__(self, config: EncoderConfig, make: Layers = EXPLICIT, **kwargs: Any) -> None:
+        super().__init__(config, make, **kwargs)
         features = config.d_model * (config.max_positions if config.pooling == "flatten" else 1)
         self.classifier = Linear(features, config.num_classes, use_bias=True, **self.sub("classifier"))
 
-    def forward(self, input_ids: Tensor, segment_ids: Tensor | None = None, tap: Tap = silent) -> Tensor:
-        return self.classify(super().forward(input_ids, segment_ids, tap), tap)
+    def forward(self, input_ids: Tensor, segment_ids: Tensor | None = None) -> Tensor:
+        return self.classify(super().forward(input_ids, segment_ids))
 
-    def classify(self, pooled: Tensor, tap: Tap) -> Tensor:
+    def classify(self, pooled: Tensor) -> Tensor:
         """Return the logits (B, C) of pooled vectors."""
-        return tap("logits", self.classifier(pooled))
+        return self.tap("logits", self.classifier(pooled))
 
 
 class AttentionAlone(Model):
     """Multi-head attention on given tensors (part ``attention``): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
 
-    attention_class: ClassVar[Make] = MultiHeadAttention
-
-    def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
+    def __init__(self, config: EncoderConfig, make: Layers = EXPLICIT, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
-        self.attention = self.attention_class(config, "attention", **self.sub("attention"))
+        self.attention = self.build_attention(config, make, **self.sub("attention"))
+
+    def build_attention(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> Layer:
+        return MultiHeadAttention(config, make, **kwargs)
 
     def forward(
         self,
@@ -138,15 +121,15 @@ class AttentionAlone(Model):
         value: Tensor,
         key_mask: Tensor | None = None,
         query_mask: Tensor | None = None,
-        tap: Tap = silent,
     ) -> Tensor:
-        return self.attention(query, key, value, key_mask=key_mask, query_mask=query_mask, tap=tap)
+        return self.attention(query, key, value, key_mask=key_mask, query_mask=query_mask)
 
 
 class DotProductAlone(AttentionAlone):
     """Scaled dot-product attention on given heads (part ``dot_product``): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
 
-    attention_class: ClassVar[Make] = DotProductAttention
+    def build_attention(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> Layer:
+        return make.dot_product[config.head_computation](config, **kwargs)
 
 
 PARTS = {

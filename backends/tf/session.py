@@ -3,7 +3,7 @@
 Shapes: B batch, T tokens, C classes, M rows, N columns.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -15,8 +15,8 @@ from tensorflow import Tensor
 from concord.backends.bench import mean_seconds
 from concord.backends.interface import Steps
 from concord.backends.session import FrameworkSession
-from concord.backends.tf.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
-from concord.backends.training import Observation
+from concord.backends.taps import Observation
+from concord.backends.tf.training import ClassificationLoss, CotangentLoss, differentiate
 
 
 def synchronize(computed: Tensor | None) -> None:
@@ -35,10 +35,21 @@ def multiply(left: Tensor, right: Tensor) -> Tensor:
         return tf.matmul(left, right)
 
 
+def _named_layers(layer: keras.Layer, path: str = "") -> Iterator[tuple[str, keras.Layer]]:
+    """Yield a layer and all within it, with their paths."""
+    yield path, layer
+    for child in layer._flatten_layers(include_self=False, recursive=False):
+        yield from _named_layers(child, f"{path}.{child.name}".removeprefix("."))
+
+
 class Session(FrameworkSession):
     """A model and its inputs on a device (:class:`concord.backends.interface.Session`)."""
 
     losses = (ClassificationLoss, CotangentLoss)
+
+    def call(self, model: keras.Model, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the output of a model that takes its inputs in one argument."""
+        return model(inputs)
 
     def traced(
         self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()
@@ -50,21 +61,23 @@ class Session(FrameworkSession):
             else function
         )
 
+    def layers(self, model: keras.Model) -> Iterable[tuple[str, keras.Layer]]:
+        """Return all layers of a model with their paths (:meth:`concord.backends.session.FrameworkSession.layers`)."""
+        return _named_layers(model)
+
     def number(self, value: float) -> Tensor:
         """Return a number that a step is given as a tensor: whole steps are compiled."""
         return tf.constant(value, dtype=self.request.dtype)
 
     def infer(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return the logits (B, C)."""
-        return evaluate(self.model, None, inputs, self.trace, {}, False)[0]
+        return self.evaluate(self.model, inputs, {}, False, False)[0]
 
     def differentiated(
         self, model: keras.Model, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]
     ) -> Observation:
         """Return what a step of training needs (:meth:`concord.backends.session.FrameworkSession.differentiated`)."""
-        return differentiate(
-            evaluate, model, self.loss_function, inputs, self.request.part, self.trace, zeros, bool(zeros)
-        )
+        return differentiate(self.evaluate, model, self.request.part, inputs, zeros, bool(zeros))
 
     def seeded(self, words: NDArray[np.uint32]) -> Tensor:
         """Have dropout begin anew (:meth:`concord.backends.session.FrameworkSession.seeded`)."""
@@ -79,7 +92,6 @@ class Session(FrameworkSession):
     def observe(self, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]) -> Observation:
         """Return output, loss and every tap, and gradients if they are asked for (:meth:`concord.backends.session.FrameworkSession.observe`)."""
         if self.request.gradients:
-            return differentiate(
-                evaluate, self.model, self.loss_function, inputs, self.request.part, self.trace, zeros, True
-            )
-        return Observation(*evaluate(self.model, self.loss_function, inputs, self.trace, {}, True), {})
+            return differentiate(self.evaluate, self.model, self.request.part, inputs, zeros, True)
+        output, loss, taps = self.evaluate(self.model, inputs, {}, True)
+        return Observation(output, loss, taps, {})

@@ -9,37 +9,33 @@ import keras
 import tensorflow as tf
 from tensorflow import Tensor
 
-from concord.backends.interface import Trace
-from concord.backends.tf.layers import Tap
+from concord.backends.taps import Observation, Tapped
 from concord.backends.tf.model import TextClassifier
 from concord.backends.tf.weights import trained
-from concord.backends.training import Evaluate, Observation, by_mapping, evaluation
 from concord.spec.config import EncoderConfig
 from concord.spec.tensors import differentiable_inputs
 
 
-def softmax_losses(logits: Tensor, labels: Tensor, tap: Tap) -> Tensor:
-    log_probabilities = tap("log_probabilities", tf.nn.log_softmax(logits, axis=-1))  # (B, C)
-    return -tf.gather(log_probabilities, labels[:, None], axis=1, batch_dims=1)[:, 0]
-
-
-def sigmoid_losses(logits: Tensor, labels: Tensor, tap: Tap) -> Tensor:
-    return tf.nn.sigmoid_cross_entropy_with_logits(labels=tf.cast(labels, logits.dtype), logits=logits[:, 0])
-
-
-class ClassificationLoss:
+class ClassificationLoss(Tapped):
     """Mean cross-entropy plus the L2 term of the classifier (SPEC LOS-1 to LOS-4): (B, C) to a scalar."""
 
     def __init__(self, config: EncoderConfig) -> None:
-        self.losses = sigmoid_losses if config.num_classes == 1 else softmax_losses
+        self.losses = self.sigmoid_losses if config.num_classes == 1 else self.softmax_losses
         self.ignore_label = config.ignore_label
         self.l2_weight = config.l2_weight
 
-    def __call__(
-        self, model: TextClassifier, logits: Tensor, inputs: Mapping[str, Tensor], tap: Tap
-    ) -> Tensor:
+    def softmax_losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        log_probabilities = self.tap("log_probabilities", tf.nn.log_softmax(logits, axis=-1))  # (B, C)
+        return -tf.gather(log_probabilities, labels[:, None], axis=1, batch_dims=1)[:, 0]
+
+    def sigmoid_losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return tf.nn.sigmoid_cross_entropy_with_logits(
+            labels=tf.cast(labels, logits.dtype), logits=logits[:, 0]
+        )
+
+    def __call__(self, model: TextClassifier, logits: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         labels = inputs["labels"]
-        losses = tap("losses", self.losses(logits, labels, tap))  # (B,)
+        losses = self.tap("losses", self.losses(logits, labels))  # (B,)
         if self.ignore_label is None:
             loss = tf.reduce_mean(losses, axis=0)
         else:
@@ -51,39 +47,34 @@ class ClassificationLoss:
             loss = loss + 0.5 * self.l2_weight * (
                 tf.reduce_sum(weight * weight, axis=None) + tf.reduce_sum(bias * bias, axis=None)
             )
-        return tap("loss", loss)
+        return self.tap("loss", loss)
 
 
-class CotangentLoss:
+class CotangentLoss(Tapped):
     """Sum of the output times a given cotangent, for the parts without a head (SPEC LOS-5)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         pass
 
-    def __call__(self, model: keras.Model, output: Tensor, inputs: Mapping[str, Tensor], tap: Tap) -> Tensor:
-        return tap("loss", tf.reduce_sum(output * inputs["cotangent"], axis=None))
-
-
-evaluate = evaluation(by_mapping)
+    def __call__(self, model: keras.Model, output: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        return self.tap("loss", tf.reduce_sum(output * inputs["cotangent"], axis=None))
 
 
 def differentiate(
-    run: Evaluate,
+    evaluate: Callable[..., tuple[Tensor, Tensor, dict[str, Tensor]]],
     model: keras.Model,
-    loss_function: Callable[..., Tensor],
-    inputs: Mapping[str, Tensor],
     part: str,
-    trace: Trace,
+    inputs: Mapping[str, Tensor],
     zeros: Mapping[str, Tensor],
     recorded: bool,
 ) -> Observation:
-    """Return what :func:`evaluate`, perhaps compiled, computes, with the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the taps that have ``zeros``."""
+    """Return what a session evaluates, with the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the activations that have ``zeros``."""
     wanted = {name: variable.value for name, variable in trained(model).items()}
     wanted |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
     of_taps = {f"taps.{name}": zero for name, zero in zeros.items()}
     with tf.GradientTape(persistent=False, watch_accessed_variables=False) as tape:
         tape.watch([*wanted.values(), *of_taps.values()])
-        output, loss, taps = run(model, loss_function, inputs, trace, zeros, recorded)
+        output, loss, taps = evaluate(model, inputs, zeros, recorded)
     wanted |= {name: zero for name, zero in of_taps.items() if name.removeprefix("taps.") in taps}
     gradients = tape.gradient(loss, wanted, unconnected_gradients=tf.UnconnectedGradients.ZERO)
     # The gradient of a table comes as the rows that were looked up; it is made an array of the table's shape, in which they are added up.

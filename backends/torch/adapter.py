@@ -9,7 +9,7 @@ from torch import nn
 
 from concord.backends.adapter import FrameworkAdapter
 from concord.backends.interface import Implementation, Request
-from concord.backends.torch import encoder_layer, library, onednn, unpad
+from concord.backends.torch import library
 from concord.backends.torch.model import PARTS
 from concord.backends.torch.optimizers import optimizer
 from concord.backends.torch.session import Session, multiply, synchronize, timed
@@ -25,13 +25,7 @@ DTYPES = {
 
 KNOWN_DEVIATIONS: dict[str, list[dict[str, Any]]] = {"cpu": [], "cuda": []}
 
-IMPLEMENTATIONS = {
-    "explicit": Implementation(PARTS),
-    **library.IMPLEMENTATIONS,
-    **encoder_layer.IMPLEMENTATIONS,
-    **onednn.IMPLEMENTATIONS,
-    **unpad.IMPLEMENTATIONS,
-}
+IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS}
 
 
 class Adapter(FrameworkAdapter):
@@ -65,7 +59,7 @@ class Adapter(FrameworkAdapter):
 
     def construct(self, part: Callable[..., nn.Module], request: Request, device: torch.device) -> nn.Module:
         """Return a part of the model in the dtype of a request, on a device, for weights to be loaded into it."""
-        return part(request.config).to(device=device, dtype=DTYPES[request.dtype]).eval()
+        return part(request.config, device=device, dtype=DTYPES[request.dtype]).eval()
 
     def tensor(self, array: np.ndarray, dtype: str, device: torch.device) -> torch.Tensor:
         """Return an input as a tensor: numbers in the precision of the run, ids as int64, masks as bool."""

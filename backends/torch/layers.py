@@ -1,29 +1,42 @@
 """Layers of the classifier, written out as the published sources compute them.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F d_ff.
-Every layer goes on with what ``tap(name, tensor)`` returns for each of its steps. What a layer is made of stands in
-class attributes, where :mod:`concord.backends.torch.library` puts the framework's own layers.
+Each layer goes on with what ``self.tap(name, tensor)`` returns for each of its steps. What a model is made of stands in
+:class:`Layers`, where :mod:`concord.backends.torch.library` puts the framework's own layers.
 """
 
 import math
-from collections.abc import Callable
-from functools import partial
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from concord.backends.library import Kept
+from concord.backends.taps import Tapped
 from concord.spec.config import EncoderConfig
-from concord.spec.masks import mask_constants
+from concord.spec.masks import mask_constant
 
 Step = Callable[[Tensor], Tensor]
-Tap = Callable[[str, Tensor], Tensor]
 Make = Callable[..., nn.Module]
 
 
-def silent(name: str, tensor: Tensor) -> Tensor:
-    return tensor
+@dataclass(frozen=True)
+class Layers:
+    """What a model is made of; ``dot_product`` by ``head_computation``, ``activations`` by name."""
+
+    norm: Make
+    embeddings: Make
+    dot_product: Mapping[str, Make]
+    encoder_layer: Make
+    activations: Mapping[str, Step]
+
+
+def dtype_name(**kwargs: Any) -> str:
+    """Return the name of the precision that a layer is built in."""
+    return str(kwargs.get("dtype") or torch.get_default_dtype()).removeprefix("torch.")
 
 
 # Options of the configuration, as functions.
@@ -89,34 +102,6 @@ def mask_batch_major(mask: Tensor, heads: int) -> Tensor:
 ASSIGNMENTS = {"per_sample": mask_per_sample, "batch_major": mask_batch_major}  # MSK-7
 
 
-def all_heads(step: Callable[..., Tensor], *tensors: tuple[Tensor, int], axis: int) -> Tensor:
-    return step(*(x for x, heads in tensors))
-
-
-def head_by_head(step: Callable[..., Tensor], *tensors: tuple[Tensor, int], axis: int) -> Tensor:
-    groups = zip(*(torch.split(x, 1, dim=heads) for x, heads in tensors), strict=True)
-    return torch.cat([step(*group) for group in groups], dim=axis)
-
-
-HEADS = {
-    "batched": all_heads,
-    "looped": head_by_head,
-}  # ATT-7: a step, tensors each with the axis of heads, that of the result
-
-
-def pre_norm(x: Tensor, sublayer: Step, norm: Step, tap: Tap, scope: str, number: int) -> Tensor:
-    normed = tap(f"{scope}.norm{number}", norm(x))
-    return tap(f"{scope}.residual{number}", x + sublayer(normed))
-
-
-def post_norm(x: Tensor, sublayer: Step, norm: Step, tap: Tap, scope: str, number: int) -> Tensor:
-    total = tap(f"{scope}.residual{number}", x + sublayer(x))
-    return tap(f"{scope}.norm{number}", norm(total))
-
-
-PLACEMENTS = {"pre": pre_norm, "post": post_norm}  # NRM-1
-
-
 def first_token(x: Tensor, real: Tensor) -> Tensor:
     return x[:, 0]  # (B, D)
 
@@ -136,10 +121,10 @@ POOLINGS = {"first": first_token, "flatten": all_tokens, "mean": mean_of_real_to
 class LayerNorm(nn.Module):
     """Layer norm over D in every published form (SPEC NRM-2 to NRM-4): (B, T, D) to (B, T, D)."""
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(config.d_model))
-        self.bias = nn.Parameter(torch.zeros(config.d_model))
+        self.weight = nn.Parameter(torch.ones(config.d_model, **kwargs))
+        self.bias = nn.Parameter(torch.zeros(config.d_model, **kwargs))
         self.epsilon = config.norm_epsilon
         self.count = config.d_model - (1 if config.norm_variance == "unbiased" else 0)
         self.denominator = DENOMINATORS[config.norm_epsilon_placement]
@@ -161,24 +146,18 @@ def real_tokens_alone(real: Tensor) -> Tensor:
 NUMBERS = {"counted": every_token, "zero_row": every_token, "pad_row": real_tokens_alone}  # POS-6
 
 
-class Embeddings(nn.Module):
+class Embeddings(Tapped, nn.Module):
     """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7): (B, T) to (B, T, D)."""
 
-    norm_class: ClassVar[Make] = LayerNorm
-
-    def __init__(self, config: EncoderConfig, scope: str) -> None:
+    def __init__(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> None:
         super().__init__()
-        self.scope = scope
-        self.token = nn.Embedding(config.vocab_size, config.d_model, padding_idx=None)
-        self.position = nn.Embedding(config.max_positions, config.d_model, padding_idx=None)
+        width, segments = config.d_model, config.num_segments
+        self.token = nn.Embedding(config.vocab_size, width, padding_idx=None, **kwargs)
+        self.position = nn.Embedding(config.max_positions, width, padding_idx=None, **kwargs)
         self.position.weight.requires_grad_(config.positions == "learned")
-        self.segment = (
-            nn.Embedding(config.num_segments, config.d_model, padding_idx=None)
-            if config.num_segments
-            else None
-        )
-        self.norm = self.norm_class(config) if config.embedding_norm else None
-        self.scale = math.sqrt(config.d_model) if config.embedding_scale == "sqrt_d_model" else None
+        self.segment = nn.Embedding(segments, width, padding_idx=None, **kwargs) if segments else None
+        self.norm = make.norm(config, **kwargs) if config.embedding_norm else None
+        self.scale = math.sqrt(width) if config.embedding_scale == "sqrt_d_model" else None
         self.token_padding_row = config.token_padding_row
         self.zeroed_row = config.token_padding_row if config.token_padding_forward == "zero" else None
         self.segment_padding_row = config.segment_padding_row
@@ -187,55 +166,45 @@ class Embeddings(nn.Module):
         self.padding_position = {"zero_row": 0, "pad_row": config.pad_id}.get(config.position_of_padding)
         self.position_padding_row = config.position_padding_row
 
-    def forward(
-        self, input_ids: Tensor, segment_ids: Tensor | None, real: Tensor, tap: Tap = silent
-    ) -> Tensor:
-        token = tap(f"{self.scope}.token", self.embed_tokens(input_ids))
-        position_ids = self.position_ids(real)
-        position = tap(
-            f"{self.scope}.position",
-            freeze_row(self.look_up(self.position, position_ids), position_ids, self.position_padding_row),
+    def forward(self, input_ids: Tensor, segment_ids: Tensor | None, real: Tensor) -> Tensor:
+        token = self.tap("token", self.embed_tokens(input_ids))
+        position = self.tap(
+            "position", self.embed(self.position, self.position_ids(real), self.position_padding_row)
         )
         total = token + position
         if self.segment is not None:
             if segment_ids is None:
-                raise ValueError(
-                    "segment_ids are missing but this model has a table of segments [clause=EMB-5]"
-                )
-            segment = freeze_row(
-                self.look_up(self.segment, segment_ids), segment_ids, self.segment_padding_row
-            )
-            total = total + tap(f"{self.scope}.segment", segment)
-        total = tap(f"{self.scope}.sum", total)
-        return total if self.norm is None else tap(f"{self.scope}.norm", self.norm(total))
+                raise ValueError("segment_ids are missing but this model embeds segments [clause=EMB-5]")
+            segment = self.embed(self.segment, segment_ids, self.segment_padding_row)
+            total = total + self.tap("segment", segment)
+        total = self.tap("sum", total)
+        return total if self.norm is None else self.tap("norm", self.norm(total))
 
     def embed_tokens(self, input_ids: Tensor) -> Tensor:
-        token = freeze_row(self.look_up(self.token, input_ids), input_ids, self.token_padding_row)
+        token = self.embed(self.token, input_ids, self.token_padding_row)
         if self.zeroed_row is not None:
             token = torch.where((input_ids == self.zeroed_row)[..., None], torch.zeros_like(token), token)
         return token if self.scale is None else token * self.scale
 
-    def look_up(self, table: nn.Embedding, ids: Tensor) -> Tensor:
-        return table.weight[ids]
+    def embed(self, embedding: nn.Embedding, ids: Tensor, frozen: int | None) -> Tensor:
+        """Look up rows, and let no gradient reach a frozen one (SPEC EMB-4, EMB-5, POS-7)."""
+        rows = self.look_up(embedding, ids)
+        return rows if frozen is None else torch.where((ids == frozen)[..., None], rows.detach(), rows)
+
+    def look_up(self, embedding: nn.Embedding, ids: Tensor) -> Tensor:
+        return embedding.weight[ids]
 
     def position_ids(self, real: Tensor) -> Tensor:
         numbers = self.number(real) + self.position_start  # (B, T)
         return numbers if self.padding_position is None else torch.where(real, numbers, self.padding_position)
 
 
-def freeze_row(vectors: Tensor, ids: Tensor, row: int | None) -> Tensor:
-    """Let no gradient reach one row of the table that the vectors were taken from (SPEC EMB-4, EMB-5, POS-7)."""
-    return vectors if row is None else torch.where((ids == row)[..., None], vectors.detach(), vectors)
-
-
-class DotProductAttention(nn.Module):
+class DotProductAttention(Tapped, nn.Module):
     """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-8): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
 
-    def __init__(self, config: EncoderConfig, scope: str) -> None:
+    def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         super().__init__()
-        self.constants = mask_constants(config)  # MSK-6
-        self.scope = scope
-        self.each_head = HEADS[config.head_computation]
+        self.mask_constant = mask_constant(config, dtype_name(**kwargs))  # MSK-6
         self.scale_query = config.head_dim**-0.5 if config.score_scale == "multiply_query" else None
         self.divide_scores = math.sqrt(config.head_dim) if config.score_scale == "divide_scores" else None
         self.assign = ASSIGNMENTS[config.mask_assignment]
@@ -249,118 +218,122 @@ class DotProductAttention(nn.Module):
         v: Tensor,
         key_mask: Tensor | None = None,
         query_mask: Tensor | None = None,
-        tap: Tap = silent,
     ) -> Tensor:
-        constant = self.constants[str(q.dtype).removeprefix("torch.")]
-        scores = tap(
-            f"{self.scope}.scores", self.each_head(self.score, (q, 2), (k, 2), axis=1)
-        )  # (B, H, Q, S)
+        scores = self.tap("scores", self.score(q, k))  # (B, H, Q, S)
         if key_mask is not None:
-            mask = partial(self.mask, key_mask=key_mask, constant=constant)
-            scores = tap(f"{self.scope}.masked_scores", self.each_head(mask, (scores, 1), axis=1))
-        weights = tap(
-            f"{self.scope}.weights", self.each_head(partial(F.softmax, dim=-1), (scores, 1), axis=1)
-        )
+            scores = self.tap("masked_scores", self.mask(scores, key_mask))
+        weights = self.tap("weights", F.softmax(scores, dim=-1))
         if self.overwrite_queries and query_mask is not None:
-            overwrite = partial(replace_masked, visible=query_mask[:, None, :, None], constant=constant)
-            weights = tap(f"{self.scope}.masked_weights", self.each_head(overwrite, (weights, 1), axis=1))
-        context = self.each_head(self.combine, (weights, 1), (v, 2), axis=2)  # (B, Q, H, K)
-        return tap(f"{self.scope}.context", torch.flatten(context, start_dim=2))  # (B, Q, D)
+            rows = query_mask[:, None, :, None]  # (B, 1, Q, 1)
+            weights = self.tap("masked_weights", replace_masked(weights, rows, self.mask_constant))
+        context = self.combine(weights, v)  # (B, Q, H, K)
+        return self.tap("context", torch.flatten(context, start_dim=2))  # (B, Q, D)
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         q = q if self.scale_query is None else q * self.scale_query
         scores = torch.einsum("bqhk,bshk->bhqs", q, k)
         return scores if self.divide_scores is None else scores / self.divide_scores
 
-    def mask(self, scores: Tensor, key_mask: Tensor, constant: float) -> Tensor:
+    def mask(self, scores: Tensor, key_mask: Tensor) -> Tensor:
         per_query = key_mask[:, None, :] if key_mask.ndim == 2 else key_mask  # (B, 1 or Q, S)
-        return self.fill(scores, self.assign(per_query, scores.shape[1]), constant)
+        return self.fill(scores, self.assign(per_query, scores.shape[1]), self.mask_constant)
 
     def combine(self, weights: Tensor, v: Tensor) -> Tensor:
         return torch.einsum("bhqs,bshk->bqhk", weights, v)
 
 
-class MultiHeadAttention(nn.Module):
+class AttentionHeadByHead(DotProductAttention):
+    """The same in a loop over heads, each of which gets the mask of its own sample (SPEC ATT-7, MSK-7)."""
+
+    def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
+        super().__init__(config, **kwargs)
+        self.assign = mask_per_sample
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        heads = zip(torch.split(q, 1, dim=2), torch.split(k, 1, dim=2), strict=True)
+        return torch.cat([super(AttentionHeadByHead, self).score(*head) for head in heads], dim=1)
+
+    def combine(self, weights: Tensor, v: Tensor) -> Tensor:
+        heads = zip(torch.split(weights, 1, dim=1), torch.split(v, 1, dim=2), strict=True)
+        return torch.cat([super(AttentionHeadByHead, self).combine(*head) for head in heads], dim=2)
+
+
+class MultiHeadAttention(Tapped, nn.Module):
     """Multi-head attention (SPEC ATT-1 to ATT-7): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
 
-    activations: ClassVar[dict[str, Step]] = ACTIVATIONS
-    dot_product_class: ClassVar[Make] = DotProductAttention
-
-    def __init__(self, config: EncoderConfig, scope: str) -> None:
+    def __init__(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> None:
         super().__init__()
-        self.scope = scope
+        width, bias = config.d_model, config.qkv_bias
         self.heads = (config.num_heads, config.head_dim)
-        self.query = nn.Linear(config.d_model, config.d_model, bias=config.qkv_bias)
-        self.key = nn.Linear(config.d_model, config.d_model, bias=config.qkv_bias)
-        self.value = nn.Linear(config.d_model, config.d_model, bias=config.qkv_bias)
-        self.activation = self.activations[config.qkv_activation]
-        self.dot_product = self.dot_product_class(config, scope)
-        self.output = (
-            nn.Linear(config.d_model, config.d_model, bias=True) if config.output_projection else None
-        )
+        self.query = nn.Linear(width, width, bias=bias, **kwargs)
+        self.key = nn.Linear(width, width, bias=bias, **kwargs)
+        self.value = nn.Linear(width, width, bias=bias, **kwargs)
+        self.activation = make.activations[config.qkv_activation]
+        self.dot_product = make.dot_product[config.head_computation](config, **kwargs)
+        self.output = nn.Linear(width, width, bias=True, **kwargs) if config.output_projection else None
 
     def forward(
         self,
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        key_mask: Tensor | None = None,
-        query_mask: Tensor | None = None,
-        tap: Tap = silent,
+        key_mask: Tensor | Kept | None = None,
+        query_mask: Tensor | Kept | None = None,
     ) -> Tensor:
-        q = tap(f"{self.scope}.query", self.split_heads(self.activation(self.query(query))))
-        k = tap(f"{self.scope}.key", self.split_heads(self.activation(self.key(key))))
-        v = tap(f"{self.scope}.value", self.split_heads(self.activation(self.value(value))))
-        context = self.dot_product(q, k, v, key_mask, query_mask, tap)
-        return context if self.output is None else tap(f"{self.scope}.output", self.output(context))
+        q = self.tap("query", self.split_heads(self.activation(self.query(query))))
+        k = self.tap("key", self.split_heads(self.activation(self.key(key))))
+        v = self.tap("value", self.split_heads(self.activation(self.value(value))))
+        context = self.dot_product(q, k, v, key_mask, query_mask)
+        return context if self.output is None else self.tap("output", self.output(context))
 
     def split_heads(self, x: Tensor) -> Tensor:
         return torch.reshape(x, (*x.shape[:2], *self.heads))  # (B, T, H, K)
 
 
-class FeedForward(nn.Module):
+class FeedForward(Tapped, nn.Module):
     """Two linear layers with an activation between them (SPEC FFN-1, FFN-2): (B, T, D) to (B, T, D)."""
 
-    activations: ClassVar[dict[str, Step]] = ACTIVATIONS
-
-    def __init__(self, config: EncoderConfig, scope: str) -> None:
+    def __init__(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> None:
         super().__init__()
-        self.scope = scope
-        self.inner = nn.Linear(config.d_model, config.d_ff, bias=True)
-        self.outer = nn.Linear(config.d_ff, config.d_model, bias=True)
-        self.activation = self.activations[config.activation]
+        self.inner = nn.Linear(config.d_model, config.d_ff, bias=True, **kwargs)
+        self.outer = nn.Linear(config.d_ff, config.d_model, bias=True, **kwargs)
+        self.activation = make.activations[config.activation]
 
-    def forward(self, x: Tensor, tap: Tap = silent) -> Tensor:
-        inner = tap(f"{self.scope}.inner", self.inner(x))  # (B, T, F)
-        active = tap(f"{self.scope}.activation", self.activation(inner))
-        return tap(f"{self.scope}.outer", self.outer(active))
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.tap("inner", self.inner(x))  # (B, T, F)
+        active = self.tap("activation", self.activation(inner))
+        return self.tap("outer", self.outer(active))
 
 
-class EncoderLayer(nn.Module):
+class EncoderLayer(Tapped, nn.Module):
     """Self-attention and feed-forward, each with residual and norm (SPEC NRM-1, NRM-5, RES-1): (B, T, D) to (B, T, D)."""
 
-    norm_class: ClassVar[Make] = LayerNorm
-    attention_class: ClassVar[Make] = MultiHeadAttention
-    feed_forward_class: ClassVar[Make] = FeedForward
-
-    def __init__(self, config: EncoderConfig, scope: str) -> None:
+    def __init__(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> None:
         super().__init__()
-        self.scope = scope
-        self.attention = self.attention_class(config, f"{scope}.attention")
-        self.feed_forward = self.feed_forward_class(config, f"{scope}.feed_forward")
+        self.attention = MultiHeadAttention(config, make, **kwargs)
+        self.feed_forward = FeedForward(config, make, **kwargs)
         shared = config.norm_sharing == "shared"
-        self.norm = self.norm_class(config) if shared else None
-        self.norm1 = None if shared else self.norm_class(config)
-        self.norm2 = None if shared else self.norm_class(config)
-        self.place_norm = PLACEMENTS[config.norm_placement]
+        self.norm = make.norm(config, **kwargs) if shared else None
+        self.norm1 = None if shared else make.norm(config, **kwargs)
+        self.norm2 = None if shared else make.norm(config, **kwargs)
+        self.pre_norm = config.norm_placement == "pre"
 
-    @property
-    def norms(self) -> tuple[Step, Step]:
-        """The norms of the two sublayers (SPEC NRM-5)."""
-        norms = [norm for norm in (self.norm, self.norm1, self.norm2) if norm is not None]
-        return norms[0], norms[-1]
+    def forward(self, x: Tensor, real: Tensor | Kept) -> Tensor:
+        x = self.add(x, lambda h: self.attention(h, h, h, real, real), self.norm1 or self.norm, 1)
+        return self.add(x, self.feed_forward, self.norm2 or self.norm, 2)
 
-    def forward(self, x: Tensor, real: Tensor, tap: Tap = silent) -> Tensor:
-        first, second = self.norms
-        x = self.place_norm(x, lambda h: self.attention(h, h, h, real, real, tap), first, tap, self.scope, 1)
-        return self.place_norm(x, lambda h: self.feed_forward(h, tap), second, tap, self.scope, 2)
+    def add(self, x: Tensor, sublayer: Step, norm: Any, number: int) -> Tensor:
+        """Add what a sublayer makes of a tensor to it, with the norm before or after (SPEC NRM-1, RES-1)."""
+        norm_name, residual_name = f"norm{number}", f"residual{number}"
+        if self.pre_norm:
+            return self.tap(residual_name, x + sublayer(self.tap(norm_name, norm(x))))
+        return self.tap(norm_name, norm(self.tap(residual_name, x + sublayer(x))))
+
+
+EXPLICIT = Layers(
+    LayerNorm,
+    Embeddings,
+    {"batched": DotProductAttention, "looped": AttentionHeadByHead},
+    EncoderLayer,
+    ACTIVATIONS,
+)

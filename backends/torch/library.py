@@ -1,11 +1,15 @@
 """The same classifier out of PyTorch's own layers and fused kernels. Its parameters have the names of the explicit one's.
 
-Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim.
+Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), N rows kept, D d_model, H heads, K head_dim.
 What no layer of the framework does is refused (:func:`unsupported_reasons`); glue such as padding rows is the explicit one's.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+import functools
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, ClassVar
+from weakref import WeakValueDictionary
 
 import torch
 import torch.nn.functional as F
@@ -13,12 +17,23 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from concord.backends.interface import Implementation, Request
-from concord.backends.library import UNDELIVERED, LibraryLayers
+from concord.backends.library import (
+    ENCODER_LAYER,
+    ENCODER_PARTS,
+    NOT_EXPOSED,
+    NOT_EXPOSED_BY_LAYERS,
+    Kept,
+    LibraryLayers,
+    parts_of,
+    reasons_of,
+    unpadded,
+)
+from concord.backends.taps import Tapped
 from concord.backends.torch import layers as explicit
-from concord.backends.torch import model
-from concord.backends.torch.layers import Tap, silent
+from concord.backends.torch.layers import Layers, dtype_name
+from concord.backends.torch.model import PARTS, TextClassifier
 from concord.spec.config import EncoderConfig
-from concord.spec.masks import mask_constants, sees_nothing
+from concord.spec.masks import mask_constant, sees_nothing
 
 
 def gelu_erf(x: Tensor) -> Tensor:
@@ -40,26 +55,25 @@ ACTIVATIONS: dict[str, explicit.Step] = {
 class LayerNorm(nn.LayerNorm):
     """Layer norm over D with the biased variance and epsilon inside (SPEC NRM-2): (B, T, D) to (B, T, D)."""
 
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__(config.d_model, eps=config.norm_epsilon, elementwise_affine=True, bias=True)
+    def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
+        super().__init__(
+            config.d_model, eps=config.norm_epsilon, elementwise_affine=True, bias=True, **kwargs
+        )
 
 
 class Embeddings(explicit.Embeddings):
     """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7): (B, T) to (B, T, D)."""
 
-    norm_class = LayerNorm
-
-    def look_up(self, table: nn.Embedding, ids: Tensor) -> Tensor:
-        return table(ids)
+    def look_up(self, embedding: nn.Embedding, ids: Tensor) -> Tensor:
+        return embedding(ids)
 
 
-class DotProductAttention(nn.Module):
+class DotProductAttention(Tapped, nn.Module):
     """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
 
-    def __init__(self, config: EncoderConfig, scope: str) -> None:
+    def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         super().__init__()
-        self.constants = mask_constants(config)  # MSK-6
-        self.scope = scope
+        self.mask_constant = mask_constant(config, dtype_name(**kwargs))  # MSK-6
         self.scale = config.head_dim**-0.5  # ATT-4: both ways, which differ in rounding alone
         self.assign = explicit.ASSIGNMENTS[config.mask_assignment]
 
@@ -70,10 +84,9 @@ class DotProductAttention(nn.Module):
         v: Tensor,
         key_mask: Tensor | None = None,
         query_mask: Tensor | None = None,
-        tap: Tap = silent,
     ) -> Tensor:
         context = self.attend(q, k, v, None if key_mask is None else self.bias(q, key_mask))  # (B, Q, H, K)
-        return tap(f"{self.scope}.context", torch.flatten(context, start_dim=2))  # (B, Q, D)
+        return self.tap("context", torch.flatten(context, start_dim=2))  # (B, Q, D)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         q, k, v = (torch.transpose(x, 1, 2) for x in (q, k, v))  # (B, H, T, K)
@@ -87,80 +100,19 @@ class DotProductAttention(nn.Module):
 
     def bias(self, q: Tensor, key_mask: Tensor) -> Tensor:
         # Numbers that are added, since a boolean mask has a constant of the kernel's own (MSK-2).
-        constant = self.constants[str(q.dtype).removeprefix("torch.")]
         per_query = key_mask[:, None, :] if key_mask.ndim == 2 else key_mask  # (B, 1 or Q, S)
         visible = self.assign(per_query, q.shape[2])  # (B, 1 or H, 1 or Q, S)
-        return explicit.add_to_masked(
-            torch.zeros(visible.shape, dtype=q.dtype, device=q.device), visible, constant
-        )
+        zeros = torch.zeros(visible.shape, dtype=q.dtype, device=q.device)
+        return explicit.add_to_masked(zeros, visible, self.mask_constant)
 
 
-class MultiHeadAttention(explicit.MultiHeadAttention):
-    """Multi-head attention (SPEC ATT-1 to ATT-7): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
-
-    activations = ACTIVATIONS
-    dot_product_class = DotProductAttention
-
-
-class FeedForward(explicit.FeedForward):
-    """Two linear layers with an activation between them (SPEC FFN-1, FFN-2): (B, T, D) to (B, T, D)."""
-
-    activations = ACTIVATIONS
-
-
-class EncoderLayer(explicit.EncoderLayer):
-    """Self-attention and feed-forward, each with residual and norm (SPEC NRM-1, NRM-5, RES-1): (B, T, D) to (B, T, D)."""
-
-    norm_class = LayerNorm
-    attention_class = MultiHeadAttention
-    feed_forward_class = FeedForward
-
-
-class LibraryPieces:
-    """What an encoder is made of."""
-
-    layer_class: ClassVar[explicit.Make] = EncoderLayer
-    norm_class: ClassVar[explicit.Make] = LayerNorm
-    embeddings_class: ClassVar[explicit.Make] = Embeddings
-
-
-class EncoderStack(LibraryPieces, model.EncoderStack):
-    """The encoder layers on given embeddings (part ``stack``): (B, T, D) to (B, T, D)."""
-
-
-class Encoder(LibraryPieces, model.Encoder):
-    """Embeddings and encoder layers (part ``encoder``): (B, T) to (B, T, D)."""
-
-
-class PooledEncoder(LibraryPieces, model.PooledEncoder):
-    """Encoder and pooling (part ``pooled``; SPEC HED-1, HED-2, HED-5): (B, T) to (B, D), or to (B, T * D)."""
-
-
-class TextClassifier(LibraryPieces, model.TextClassifier):
-    """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-5): (B, T) to (B, C)."""
-
-
-class AttentionAlone(model.AttentionAlone):
-    """Multi-head attention on given tensors (part ``attention``): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
-
-    attention_class = MultiHeadAttention
-
-
-class DotProductAlone(model.DotProductAlone):
-    """Scaled dot-product attention on given heads (part ``dot_product``): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
-
-    attention_class = DotProductAttention
-
-
-PARTS = {
-    "model": TextClassifier,
-    "pooled": PooledEncoder,
-    "encoder": Encoder,
-    "stack": EncoderStack,
-    "attention": AttentionAlone,
-    "dot_product": DotProductAlone,
-}
-
+LIBRARY = Layers(
+    LayerNorm,
+    Embeddings,
+    dict.fromkeys(explicit.EXPLICIT.dot_product, DotProductAttention),
+    explicit.EncoderLayer,
+    ACTIVATIONS,
+)
 LAYERS = LibraryLayers(attention="F.scaled_dot_product_attention", norm="nn.LayerNorm", float32_scores=True)
 
 
@@ -191,7 +143,180 @@ def kernels(request: Request) -> AbstractContextManager[None]:
     return sdpa_kernel(SDPBackend.MATH) if request.gradients else nullcontext()
 
 
+# The framework's encoder layer as a whole, which Keras and Flax do not have.
+
+
+class LibraryEncoderLayer(Tapped, nn.TransformerEncoderLayer):
+    """The framework's encoder layer (SPEC NRM-1, RES-1, ATT-1 to ATT-6, FFN-1): (B, T, D) to (B, T, D)."""
+
+    def __init__(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> None:
+        pre = config.norm_placement == "pre"
+        options: dict[str, Any] = {
+            "layer_norm_eps": config.norm_epsilon,
+            "batch_first": True,
+            "norm_first": pre,
+            "bias": True,
+        }
+        super().__init__(
+            config.d_model,
+            config.num_heads,
+            config.d_ff,
+            dropout=0.0,
+            activation=ACTIVATIONS[config.activation],
+            **options,
+            **kwargs,
+        )
+        self.mask_constant = mask_constant(config, dtype_name(**kwargs))  # MSK-6
+        self.result = "residual2" if pre else "norm2"
+
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        zeros = torch.zeros(real.shape, dtype=x.dtype, device=x.device)
+        bias = explicit.add_to_masked(zeros, real, self.mask_constant)  # (B, S)
+        result = super().forward(x, src_mask=None, src_key_padding_mask=bias, is_causal=False)
+        return self.tap(self.result, result)
+
+
+NAMES = {
+    ".self_attn.out_proj.": ".attention.output.",
+    ".linear1.": ".feed_forward.inner.",
+    ".linear2.": ".feed_forward.outer.",
+}
+
+
+def explicit_names(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors by native name, those of the framework's encoder layer by the names that the explicit one has."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in named.items():
+        layer, stacked, leaf = name.rpartition(".self_attn.in_proj_")
+        if stacked:  # (3 D, D) or (3 D,): query, key and value below each other
+            found |= {
+                f"{layer}.attention.{role}.{leaf}": rows
+                for role, rows in zip(("query", "key", "value"), torch.chunk(tensor, 3, dim=0), strict=True)
+            }
+            continue
+        found[functools.reduce(lambda path, names: path.replace(*names), NAMES.items(), name)] = tensor
+    return found
+
+
+def layer_reasons(request: Request) -> list[str]:
+    """Return what keeps a request from being computed by the framework's encoder layer; nothing if it can be."""
+    return unsupported_reasons(request) + reasons_of(request.config, ENCODER_LAYER)
+
+
+@contextmanager
+def without_fast_path(request: Request) -> Iterator[None]:
+    """Keep to the kernels of a request, and from the layer's fast path, which is taken without gradients."""
+    # It makes a boolean mask of numbers: the constant becomes minus infinity, and a row whose keys are all masked becomes NaN.
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with kernels(request):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+# Linear layers by oneDNN's kernel: on the CPU ``F.linear`` calls MKL, which is slow on some processors.
+
+
+class ReorderedLinear(nn.Module):
+    """A linear layer whose weight lies as oneDNN's kernel reads it: (..., in) to (..., out). It has no gradient."""
+
+    living: ClassVar[WeakValueDictionary[int, "ReorderedLinear"]] = WeakValueDictionary()
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
+        self.bias = None if linear.bias is None else linear.bias.detach()
+        self.features = linear.out_features
+        self.number = id(self)
+        self.living[self.number] = self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return reordered_linear(x, self.number, self.features)
+
+
+# The compiler cannot look into a weight of such a layout: it sees one operation, and the layer's number in place of the weight.
+@torch.library.custom_op("concord::reordered_linear", mutates_args=())
+def reordered_linear(x: Tensor, number: int, features: int) -> Tensor:
+    layer = ReorderedLinear.living[number]
+    return torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, "none", [], "")
+
+
+@reordered_linear.register_fake
+def _(x: Tensor, number: int, features: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], features))
+
+
+def reorder_linears(module: nn.Module) -> nn.Module:
+    """Put reordered layers in the place of all linear ones."""
+    for name, child in module.named_children():
+        reordered = ReorderedLinear(child) if isinstance(child, nn.Linear) else reorder_linears(child)
+        setattr(module, name, reordered)
+    return module
+
+
+def onednn_reasons(request: Request) -> list[str]:
+    """Return what keeps a request from being computed with reordered weights; nothing if it can be."""
+    found = unsupported_reasons(request)
+    if request.gradients:
+        found.append("gradients: reordered weights have none (GRD-1)")
+    if request.dtype != "float32" or request.device != "cpu":
+        found.append(
+            f"dtype={request.dtype!r}, device={request.device!r}: reordered weights are those of float32 on cpu (PRC-3)"
+        )
+    return found
+
+
+# Without padding: everything but the core of attention runs on the rows that are kept, as one sample of N tokens.
+
+
+def unpad(x: Tensor, kept: Kept) -> Tensor:
+    """Take out the rows that are kept: (B, T, ...) to (1, N, ...)."""
+    return torch.flatten(x, start_dim=0, end_dim=1)[kept.rows][None]
+
+
+def pad(x: Tensor, kept: Kept) -> Tensor:
+    """Put rows in their places; in those of padding any row stands: (1, N, ...) to (B, T, ...)."""
+    return x[0][kept.slots]
+
+
+class UnpaddedAttention(DotProductAttention):
+    """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-6) in the places of the batch: 3 x (1, N, H, K) to (1, N, D)."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Kept, query_mask: Kept) -> Tensor:
+        q, k, v = (pad(x, key_mask) for x in (q, k, v))  # (B, T, H, K)
+        return unpad(super().forward(q, k, v, key_mask.real, query_mask.real), key_mask)
+
+
+class UnpaddedClassifier(TextClassifier):
+    """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-5): (B, T) to (B, C)."""
+
+    def forward(
+        self, input_ids: Tensor, segment_ids: Tensor | None = None, *, rows: Tensor, slots: Tensor
+    ) -> Tensor:
+        kept = Kept(self.real_tokens(input_ids), rows, slots)
+        x = unpad(self.embeddings(input_ids, segment_ids, kept.real), kept)  # (1, N, D)
+        return self.classify(self.pool(pad(self.encode(x, kept), kept), kept.real))
+
+
+UNPADDED_LAYERS = replace(LIBRARY, dot_product=dict.fromkeys(LIBRARY.dot_product, UnpaddedAttention))
+WITH_PADDING = {
+    "library": Implementation(parts_of(PARTS, LIBRARY), unsupported_reasons, NOT_EXPOSED, context=kernels),
+    "library:fused": Implementation(parts_of(PARTS, LIBRARY), fused_reasons, NOT_EXPOSED),
+    "library:onednn": Implementation(
+        parts_of(PARTS, LIBRARY), onednn_reasons, NOT_EXPOSED, finish=reorder_linears
+    ),
+}
 IMPLEMENTATIONS = {
-    "library": Implementation(PARTS, unsupported_reasons, UNDELIVERED, context=kernels),
-    "library:fused": Implementation(PARTS, fused_reasons, UNDELIVERED),
+    **WITH_PADDING,
+    **unpadded(WITH_PADDING, functools.partial(UnpaddedClassifier, make=UNPADDED_LAYERS)),
+    "library:layer": Implementation(
+        parts_of(
+            {part: PARTS[part] for part in ENCODER_PARTS}, replace(LIBRARY, encoder_layer=LibraryEncoderLayer)
+        ),
+        layer_reasons,
+        NOT_EXPOSED_BY_LAYERS,
+        context=without_fast_path,
+    ),
 }

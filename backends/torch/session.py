@@ -3,7 +3,7 @@
 Shapes: B batch, T tokens, C classes, M rows, N columns.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from concord.backends.bench import seconds_by_events
 from concord.backends.interface import Steps
 from concord.backends.session import FrameworkSession
-from concord.backends.torch.training import ClassificationLoss, CotangentLoss, differentiate, evaluate
+from concord.backends.taps import Observation
+from concord.backends.torch.training import ClassificationLoss, CotangentLoss, differentiate
 from concord.backends.trainer import MOST
-from concord.backends.training import Evaluate, Observation
 
 MODES = {False: "default", True: "reduce-overhead"}
 """Of the compiler, by whether kernels are captured as a graph, which a GPU launches at once."""
@@ -65,16 +65,18 @@ class Session(FrameworkSession):
         """Return a step as it is: PyTorch compiles what evaluates the model, when the first step runs."""
         return function
 
-    def evaluation(self, captured: bool) -> Evaluate:
+    def layers(self, model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
+        """Return all layers of a model with their paths (:meth:`concord.backends.session.FrameworkSession.layers`)."""
+        return model.named_modules()
+
+    def evaluation(self, captured: bool) -> Callable[..., Any]:
         """Return what evaluates the model, compiled if that is asked for."""
-        return (
-            torch.compile(evaluate, fullgraph=True, dynamic=False, mode=MODES[captured])
-            if self.compiled
-            else evaluate
-        )
+        if not self.compiled:
+            return self.evaluate
+        return torch.compile(self.evaluate, fullgraph=True, dynamic=False, mode=MODES[captured])
 
     @cached_property
-    def evaluating(self) -> Evaluate:
+    def evaluating(self) -> Callable[..., Any]:
         """What evaluates the model in steps."""
         return self.evaluation(self.captured)
 
@@ -87,7 +89,7 @@ class Session(FrameworkSession):
         if self.captured:
             torch.compiler.cudagraph_mark_step_begin()
         with torch.inference_mode():
-            return self.evaluating(self.model, None, inputs, self.trace, {}, False)[0]
+            return self.evaluating(self.model, inputs, {}, False, False)[0]
 
     def differentiated(
         self, model: nn.Module, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]
@@ -95,16 +97,7 @@ class Session(FrameworkSession):
         """Return what a step of training needs (:meth:`concord.backends.session.FrameworkSession.differentiated`)."""
         if self.captured:
             torch.compiler.cudagraph_mark_step_begin()
-        return differentiate(
-            self.evaluating,
-            model,
-            self.loss_function,
-            inputs,
-            self.request.part,
-            self.trace,
-            zeros,
-            bool(zeros),
-        )
+        return differentiate(self.evaluating, model, self.request.part, inputs, zeros, bool(zeros))
 
     def seeded(self, words: NDArray[np.uint32]) -> None:
         """Have dropout begin anew (:meth:`concord.backends.session.FrameworkSession.seeded`)."""
@@ -116,10 +109,9 @@ class Session(FrameworkSession):
 
     def observe(self, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]) -> Observation:
         """Return output, loss and every tap, and gradients if they are asked for (:meth:`concord.backends.session.FrameworkSession.observe`)."""
-        run = self.evaluation(captured=False)
+        evaluate = self.evaluation(captured=False)
         if self.request.gradients:
-            return differentiate(
-                run, self.model, self.loss_function, inputs, self.request.part, self.trace, zeros, True
-            )
+            return differentiate(evaluate, self.model, self.request.part, inputs, zeros, True)
         with torch.no_grad():
-            return Observation(*run(self.model, self.loss_function, inputs, self.trace, {}, True), {})
+            output, loss, taps = evaluate(self.model, inputs, {}, True)
+            return Observation(output, loss, taps, {})

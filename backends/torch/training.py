@@ -9,37 +9,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from concord.backends.interface import Trace
-from concord.backends.torch.layers import Tap
+from concord.backends.taps import Observation, Tapped
 from concord.backends.torch.model import TextClassifier
 from concord.backends.torch.weights import trained
-from concord.backends.training import Evaluate, Observation, evaluation
 from concord.spec.config import EncoderConfig
 from concord.spec.tensors import differentiable_inputs
 
 
-def softmax_losses(logits: Tensor, labels: Tensor, tap: Tap) -> Tensor:
-    log_probabilities = tap("log_probabilities", F.log_softmax(logits, dim=-1))  # (B, C)
-    return -torch.gather(log_probabilities, 1, labels[:, None])[:, 0]
-
-
-def sigmoid_losses(logits: Tensor, labels: Tensor, tap: Tap) -> Tensor:
-    return F.binary_cross_entropy_with_logits(logits[:, 0], labels.to(logits.dtype), reduction="none")
-
-
-class ClassificationLoss:
+class ClassificationLoss(Tapped):
     """Mean cross-entropy plus the L2 term of the classifier (SPEC LOS-1 to LOS-4): (B, C) to a scalar."""
 
     def __init__(self, config: EncoderConfig) -> None:
-        self.losses = sigmoid_losses if config.num_classes == 1 else softmax_losses
+        self.losses = self.sigmoid_losses if config.num_classes == 1 else self.softmax_losses
         self.ignore_label = config.ignore_label
         self.l2_weight = config.l2_weight
 
-    def __call__(
-        self, model: TextClassifier, logits: Tensor, inputs: Mapping[str, Tensor], tap: Tap
-    ) -> Tensor:
+    def softmax_losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        log_probabilities = self.tap("log_probabilities", F.log_softmax(logits, dim=-1))  # (B, C)
+        return -torch.gather(log_probabilities, 1, labels[:, None])[:, 0]
+
+    def sigmoid_losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(logits[:, 0], labels.to(logits.dtype), reduction="none")
+
+    def __call__(self, model: TextClassifier, logits: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         labels = inputs["labels"]
-        losses = tap("losses", self.losses(logits, labels, tap))  # (B,)
+        losses = self.tap("losses", self.losses(logits, labels))  # (B,)
         if self.ignore_label is None:
             loss = torch.mean(losses)
         else:
@@ -48,49 +42,40 @@ class ClassificationLoss:
         if self.l2_weight:
             weight, bias = model.classifier.weight, model.classifier.bias
             loss = loss + 0.5 * self.l2_weight * (torch.sum(weight * weight) + torch.sum(bias * bias))
-        return tap("loss", loss)
+        return self.tap("loss", loss)
 
 
-class CotangentLoss:
+class CotangentLoss(Tapped):
     """Sum of the output times a given cotangent, for the parts without a head (SPEC LOS-5)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         pass
 
-    def __call__(self, model: nn.Module, output: Tensor, inputs: Mapping[str, Tensor], tap: Tap) -> Tensor:
-        return tap("loss", torch.sum(output * inputs["cotangent"]))
-
-
-evaluate = evaluation()
+    def __call__(self, model: nn.Module, output: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        return self.tap("loss", torch.sum(output * inputs["cotangent"]))
 
 
 def differentiate(
-    run: Evaluate,
+    evaluate: Callable[..., tuple[Tensor, Tensor, dict[str, Tensor]]],
     model: nn.Module,
-    loss_function: Callable[..., Tensor],
-    inputs: Mapping[str, Tensor],
     part: str,
-    trace: Trace,
+    inputs: Mapping[str, Tensor],
     zeros: Mapping[str, Tensor],
     recorded: bool,
 ) -> Observation:
-    """Return what :func:`evaluate`, perhaps compiled, computes, with the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the taps that have ``zeros``."""
+    """Return what a session evaluates, with the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the activations that have ``zeros``."""
     wanted = dict[str, Tensor](trained(model))
     wanted |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
     of_taps = {f"taps.{name}": zero for name, zero in zeros.items()}
     for tensor in (*wanted.values(), *of_taps.values()):
         tensor.requires_grad_()
         tensor.grad = None
-    output, loss, taps = run(model, loss_function, inputs, trace, zeros, recorded)
+    output, loss, taps = evaluate(model, inputs, zeros, recorded)
     if wanted:
         loss.backward()
     wanted |= {name: zero for name, zero in of_taps.items() if name.removeprefix("taps.") in taps}
-    return Observation(
-        output,
-        loss,
-        taps,
-        {
-            name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-            for name, tensor in wanted.items()
-        },
-    )
+    gradients = {
+        name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+        for name, tensor in wanted.items()
+    }
+    return Observation(output, loss, taps, gradients)

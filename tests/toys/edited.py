@@ -28,7 +28,10 @@ def __getattr__(name: str) -> type:
             run: Run = super().run(dataclasses.replace(request, implementation=implementation))
             return run
 
-        def edit(self, request: Request) -> Any:
-            return lambda name, tensor: changed(name, tensor) if name == self.edited else tensor
+        def trace(self, request: Request) -> Any:
+            def edited(name: str, tensor: Any) -> Any:
+                return changed(name, tensor) if name == self.edited else tensor
+
+            return lambda model, inputs, record: lambda name, tensor: record(name, edited(name, tensor))
 
     return Edited
