@@ -59,7 +59,7 @@ def name_of(path: Path) -> str:
 
 def is_weights(path: Path) -> bool:
     """Say whether a path is what weights lie in: a file, or a folder of Orbax."""
-    return not path.is_dir() or orbax.is_one(path)
+    return not path.is_dir() or orbax.is_folder(path)
 
 
 def inside(folder: Path, name: str, where: str) -> Path:

@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from concord.porting.containers import (
+    HDF5,
+    HDF5_MODELS,
+    MSGPACK,
+    ORBAX,
+    PADDLE,
+    SAFETENSORS,
+    TENSORFLOW,
+    TORCH,
     Container,
-    bundle,
-    h5,
-    h5_weights,
-    keras,
-    msgpack,
-    onnx,
-    orbax,
-    paddle,
-    safetensors,
-    torch,
 )
+from concord.porting.containers import KERAS as KERAS_ARCHIVE
+from concord.porting.containers import ONNX as ONNX_GRAPH
+from concord.porting.containers.container import INDEX
 from concord.porting.folder import CARRIED, CONFIG, SENTENCES
 from concord.porting.matching import Names
 from concord.porting.naming import canonical, keras_path, of_backend, of_table, tensorflow_key
@@ -26,6 +27,8 @@ from concord.spec import checkpoints
 from concord.spec.errors import unknown
 from concord.spec.sources import table as tables
 from concord.spec.sources.schema import Table
+
+Spelled = Callable[[str], str]
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Format:
     weights: tuple[str, ...]
     source: str = ""
     backend: str = ""
-    spelled: Callable[[str], str] = lambda name: name
+    spelled: Spelled = str
     configuration: str = CONFIG
     modules: bool = False
 
@@ -77,235 +80,115 @@ OWN, KERAS, ONNX = "concord", "keras", "onnx"
 
 BERT = "bert-hugging-face"
 
+SENTENCES_OF = {"": "a BERT", "-roberta": "a RoBERTa or XLM-R", "-distilbert": "a DistilBERT"}
+MODELS_OF = {**SENTENCES_OF, "-electra": "an ELECTRA, without its heads"}
+"""What folders of sentence-transformers and of Hugging Face hold, by what their formats are called."""
+
+IN_FILES = {
+    "": (SAFETENSORS, "model.safetensors", "safetensors in one file or several"),
+    "-bin": (TORCH, "pytorch_model.bin", "PyTorch's own file or files"),
+}
+
+
+def _of_hub(kind: str, end: str, modules: bool) -> Format:
+    """Return a format of Hugging Face's hub."""
+    container, name, files = IN_FILES[end]
+    begin = "sentence-transformers" if modules else "hugging-face"
+    meaning = (
+        f"{'sentence-transformers' if modules else 'Hugging Face on PyTorch'} with {MODELS_OF[kind]}, {files}"
+    )
+    source = f"{'sentence-' * modules}{kind.removeprefix('-') or 'bert'}-hugging-face"
+    return Format(
+        f"{begin}{kind}{end}", meaning, container, (name, f"{name}{INDEX}"), source, modules=modules
+    )
+
+
+def _native(
+    name: str, meaning: str, container: Container, weights: str, backend: str, spelled: Spelled = str
+) -> Format:
+    """Return a format that is the state of a backend's model."""
+    return Format(name, f"this project's {meaning}", container, (weights,), backend=backend, spelled=spelled)
+
+
 FORMATS = {
     form.name: form
     for form in (
         Format(
             OWN,
             "this project's own checkpoint, as 'concord train' writes it",
-            safetensors,
+            SAFETENSORS,
             (checkpoints.WEIGHTS,),
         ),
-        Format(
-            "torch-safetensors",
-            "the state of this project's PyTorch model",
-            safetensors,
-            ("model.safetensors",),
-            backend="torch",
+        _native("torch-safetensors", "PyTorch model, its state", SAFETENSORS, "model.safetensors", "torch"),
+        _native("torch", "PyTorch model, its state in PyTorch's own file", TORCH, "model.pt", "torch"),
+        _native("paddle", "PaddlePaddle model, its state", PADDLE, "model.pdparams", "paddle"),
+        _native(
+            "keras-h5", "Keras model, as save_weights writes it", HDF5, "model.weights.h5", "tf", keras_path
         ),
-        Format(
-            "torch",
-            "the state of this project's PyTorch model, in PyTorch's own file",
-            torch,
-            ("model.pt",),
-            backend="torch",
-        ),
-        Format(
-            "paddle",
-            "the state of this project's PaddlePaddle model",
-            paddle,
-            ("model.pdparams",),
-            backend="paddle",
-        ),
-        Format(
-            "keras-h5",
-            "the weights of this project's Keras model, as save_weights writes them",
-            h5,
-            ("model.weights.h5",),
-            backend="tf",
-            spelled=keras_path,
-        ),
-        Format(
-            KERAS,
-            "this project's Keras model, as save writes it",
-            keras,
-            ("model.keras",),
-            backend="tf",
-            spelled=keras_path,
-        ),
-        Format(
+        _native(KERAS, "Keras model, as save writes it", KERAS_ARCHIVE, "model.keras", "tf", keras_path),
+        _native(
             "tensorflow",
-            "a checkpoint of TensorFlow with this project's Keras model",
-            bundle,
-            ("model.ckpt.index",),
-            backend="tf",
-            spelled=tensorflow_key,
+            "Keras model, in a checkpoint of TensorFlow",
+            TENSORFLOW,
+            "model.ckpt.index",
+            "tf",
+            tensorflow_key,
+        ),
+        _native("jax-msgpack", "Flax model, its state in Flax' own file", MSGPACK, "model.msgpack", "jax"),
+        _native("jax-orbax", "Flax model, its state in a folder of Orbax", ORBAX, "model.orbax", "jax"),
+        Format(ONNX, "an ONNX graph, written alone", ONNX_GRAPH, ("model.onnx",)),
+        *(_of_hub(kind, end, True) for end in IN_FILES for kind in SENTENCES_OF),
+        *(_of_hub(kind, end, False) for kind in MODELS_OF for end in IN_FILES),
+        Format(
+            "hugging-face-tf", "Hugging Face BERT on TensorFlow", HDF5_MODELS, ("tf_model.h5",), f"{BERT}-tf"
         ),
         Format(
-            "jax-msgpack",
-            "the state of this project's Flax model, in Flax' own file",
-            msgpack,
-            ("model.msgpack",),
-            backend="jax",
+            "hugging-face-flax", "Hugging Face BERT on Flax", MSGPACK, ("flax_model.msgpack",), f"{BERT}-flax"
         ),
-        Format(
-            "jax-orbax",
-            "the state of this project's Flax model, in a folder of Orbax",
-            orbax,
-            ("model.orbax",),
-            backend="jax",
-        ),
-        Format(ONNX, "an ONNX graph, written alone", onnx, ("model.onnx",)),
-        Format(
-            "sentence-transformers",
-            "a folder of sentence-transformers with a BERT in it",
-            safetensors,
-            ("model.safetensors", safetensors.INDEX),
-            f"sentence-{BERT}",
-            modules=True,
-        ),
-        Format(
-            "sentence-transformers-roberta",
-            "the same with a RoBERTa or XLM-R",
-            safetensors,
-            ("model.safetensors", safetensors.INDEX),
-            "sentence-roberta-hugging-face",
-            modules=True,
-        ),
-        Format(
-            "sentence-transformers-distilbert",
-            "the same with a DistilBERT",
-            safetensors,
-            ("model.safetensors", safetensors.INDEX),
-            "sentence-distilbert-hugging-face",
-            modules=True,
-        ),
-        Format(
-            "sentence-transformers-bin",
-            "a folder of sentence-transformers with a BERT in PyTorch's own file or files",
-            torch,
-            ("pytorch_model.bin", torch.INDEX),
-            f"sentence-{BERT}",
-            modules=True,
-        ),
-        Format(
-            "sentence-transformers-roberta-bin",
-            "the same with a RoBERTa or XLM-R",
-            torch,
-            ("pytorch_model.bin", torch.INDEX),
-            "sentence-roberta-hugging-face",
-            modules=True,
-        ),
-        Format(
-            "sentence-transformers-distilbert-bin",
-            "the same with a DistilBERT",
-            torch,
-            ("pytorch_model.bin", torch.INDEX),
-            "sentence-distilbert-hugging-face",
-            modules=True,
-        ),
-        Format(
-            "hugging-face",
-            "Hugging Face BERT on PyTorch, safetensors in one file or several",
-            safetensors,
-            ("model.safetensors", safetensors.INDEX),
-            BERT,
-        ),
-        Format(
-            "hugging-face-bin",
-            "Hugging Face BERT on PyTorch, in PyTorch's own file or files",
-            torch,
-            ("pytorch_model.bin", torch.INDEX),
-            BERT,
-        ),
-        Format(
-            "hugging-face-roberta",
-            "Hugging Face RoBERTa or XLM-R on PyTorch, safetensors in one file or several",
-            safetensors,
-            ("model.safetensors", safetensors.INDEX),
-            "roberta-hugging-face",
-        ),
-        Format(
-            "hugging-face-roberta-bin",
-            "the same in PyTorch's own file or files",
-            torch,
-            ("pytorch_model.bin", torch.INDEX),
-            "roberta-hugging-face",
-        ),
-        Format(
-            "hugging-face-distilbert",
-            "Hugging Face DistilBERT on PyTorch, safetensors in one file or several",
-            safetensors,
-            ("model.safetensors", safetensors.INDEX),
-            "distilbert-hugging-face",
-        ),
-        Format(
-            "hugging-face-distilbert-bin",
-            "the same in PyTorch's own file or files",
-            torch,
-            ("pytorch_model.bin", torch.INDEX),
-            "distilbert-hugging-face",
-        ),
-        Format(
-            "hugging-face-electra",
-            "Hugging Face ELECTRA on PyTorch, without its heads, safetensors in one file or several",
-            safetensors,
-            ("model.safetensors", safetensors.INDEX),
-            "electra-hugging-face",
-        ),
-        Format(
-            "hugging-face-electra-bin",
-            "the same in PyTorch's own file or files",
-            torch,
-            ("pytorch_model.bin", torch.INDEX),
-            "electra-hugging-face",
-        ),
-        Format(
-            "hugging-face-tf", "Hugging Face BERT on TensorFlow", h5_weights, ("tf_model.h5",), f"{BERT}-tf"
-        ),
-        Format(
-            "hugging-face-flax", "Hugging Face BERT on Flax", msgpack, ("flax_model.msgpack",), f"{BERT}-flax"
-        ),
-        Format("paddlenlp", "PaddleNLP's BERT", paddle, ("model_state.pdparams",), "bert-paddlenlp"),
+        Format("paddlenlp", "PaddleNLP's BERT", PADDLE, ("model_state.pdparams",), "bert-paddlenlp"),
         Format(
             "google-bert",
             "Google's BERT on TensorFlow 1",
-            bundle,
+            TENSORFLOW,
             ("bert_model.ckpt.index",),
             "bert-google",
             configuration="bert_config.json",
         ),
-        Format(
-            "tf1-text-classifier",
-            "the text classifier on TensorFlow 1",
-            bundle,
-            ("model.ckpt.index",),
-            "tf1-text-classifier",
-        ),
-        Format(
-            "bert-pytorch",
-            "codertimo's BERT-pytorch with its sentence head, a state_dict",
-            torch,
-            ("model.pt",),
-            "bert-pytorch",
-        ),
-        Format(
-            "vanilla-encoder",
-            "the encoder of hyunwoongko's transformer, a state_dict",
-            torch,
-            ("model.pt",),
-            "vanilla-encoder",
-        ),
-        Format(
-            "nndl-paddle",
-            "Model_Transformer of the book on PaddlePaddle",
-            paddle,
-            ("model.pdparams",),
-            "nndl-paddle",
-        ),
-        Format(
-            "nndl-paddle-api",
-            "Model_Transformer_v1 of the book on PaddlePaddle",
-            paddle,
-            ("model.pdparams",),
-            "nndl-paddle-api",
-        ),
-        Format(
-            "keras-attention",
-            "the encoder of attention-is-all-you-need-keras, its weights by the names of layers",
-            h5,
-            ("model.weights.h5",),
-            "keras-attention",
+        *(
+            Format(source, meaning, container, (weights,), source)
+            for source, meaning, container, weights in (
+                (
+                    "tf1-text-classifier",
+                    "the text classifier on TensorFlow 1",
+                    TENSORFLOW,
+                    "model.ckpt.index",
+                ),
+                (
+                    "bert-pytorch",
+                    "codertimo's BERT-pytorch with its sentence head, a state_dict",
+                    TORCH,
+                    "model.pt",
+                ),
+                (
+                    "vanilla-encoder",
+                    "the encoder of hyunwoongko's transformer, a state_dict",
+                    TORCH,
+                    "model.pt",
+                ),
+                ("nndl-paddle", "Model_Transformer of the book on PaddlePaddle", PADDLE, "model.pdparams"),
+                (
+                    "nndl-paddle-api",
+                    "Model_Transformer_v1 of the book on PaddlePaddle",
+                    PADDLE,
+                    "model.pdparams",
+                ),
+                (
+                    "keras-attention",
+                    "the encoder of attention-is-all-you-need-keras, its weights by the names of layers",
+                    HDF5,
+                    "model.weights.h5",
+                ),
+            )
         ),
     )
 }

@@ -39,20 +39,21 @@ NUMPY: dict[str, str] = {
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 """Those that weights may have."""
 
-LARGEST_ELEMENTS = 1 << 40
-"""Elements of a tensor: a shape that says more is wrong, whatever it is multiplied by."""
-
-MOST_AXES = 32
-"""Axes of a tensor, as many as NumPy had for long: sizes of more are not even multiplied."""
+LARGEST_SHAPE, MOST_AXES = 1 << 40, 32
+"""Elements of a tensor, as if none of its axes were empty, and its axes: a shape that says more is wrong."""
 
 
-def are_sizes(values: Any) -> bool:
-    """Say whether what a file gives may be a shape, strides, or places of elements: few whole numbers, none of them negative."""
-    return (
-        isinstance(values, (list, tuple))
-        and len(values) <= MOST_AXES
-        and all(type(value) is int and 0 <= value < LARGEST_ELEMENTS for value in values)
-    )
+def shape_of(said: Any) -> tuple[int, ...]:
+    """Return what a file says is a shape.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    shape = tuple(said) if isinstance(said, (list, tuple)) else (None,)
+    whole = len(shape) <= MOST_AXES and all(type(axis) is int and axis >= 0 for axis in shape)
+    if not whole or math.prod(axis or 1 for axis in shape) > LARGEST_SHAPE:
+        raise ValueError(f"{repr(said)[:60]} is no shape of a tensor")
+    return shape
 
 
 def elements(shape: tuple[int, ...]) -> int:

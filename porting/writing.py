@@ -14,7 +14,7 @@ import numpy as np
 from concord.porting import folder as folders
 from concord.porting import sentences
 from concord.porting.checkpoint import Checkpoint, LazyTensor
-from concord.porting.containers import keras
+from concord.porting.containers import hdf5
 from concord.porting.matching import piece
 from concord.porting.onnx import graph
 from concord.porting.registry import FORMATS, KERAS, ONNX, OWN, Format, known
@@ -56,7 +56,7 @@ def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False, 
         else:
             form.container.write(folder / form.weights[0], tensors)
         if form.name == KERAS:
-            keras.add(folder / form.weights[0], keras_members(checkpoint))
+            hdf5.add(folder / form.weights[0], keras_members(checkpoint))
         for name, content in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             write_bytes(folder / name, content)

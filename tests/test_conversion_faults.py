@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from concord.porting import registry
 from concord.porting.faults.catalogue import ALL, CONVERSION
 from concord.porting.faults.fault import GROUPS, HUB, ConversionFault
 from concord.porting.faults.files import MADE
 from concord.porting.faults.finding import find
-from concord.porting.located import answer, understood
 
 SPECIFICATION = (Path(__file__).parent.parent / "spec" / "SPEC.md").read_text()
 
@@ -28,14 +26,6 @@ SLOWLY = [
     )
     for fault in ALL
 ]
-
-
-@pytest.fixture(autouse=True)
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look at files in this process, which is quicker."""
-    for container in {form.container for form in registry.FORMATS.values()}:
-        if hasattr(container, "located"):
-            monkeypatch.setattr(container, "located", lambda path, look: understood(answer(path, look), path))
 
 
 def test_table_is_large_and_has_every_group() -> None:

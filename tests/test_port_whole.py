@@ -17,12 +17,10 @@ import pytest
 
 from concord import porting, spec
 from concord.porting import registry
-from concord.porting.containers import orbax
 from concord.spec import folders
 from concord.spec.errors import SpecError
 from tests.toys.copies import in_a_copy
 from tests.toys.ready import hugging_face
-from tests.toys.spoiling import look_in_copies
 
 SIZES = {
     "vocab_size": 29,
@@ -55,7 +53,7 @@ SPREAD, MANY = 6, 50
 NATIVE = [
     form.name
     for form in registry.FORMATS.values()
-    if (form.backend or form.name == registry.OWN) and form.container is not orbax
+    if (form.backend or form.name == registry.OWN) and not form.container.framework
 ]
 """This project's own formats that this process writes: Orbax writes in another, into a folder that is given its name as the others are."""
 
@@ -109,14 +107,13 @@ def bits(path: Path) -> dict[str, bytes]:
     ("format", "spread"),
     [
         ("concord", SPREAD),
-        ("tensorflow", SPREAD),
+        ("keras-h5", SPREAD),
         *(pytest.param(format, MANY, marks=pytest.mark.slow) for format in NATIVE),
     ],
 )
 def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new_one(
     tmp_path: Path, format: str, spread: int, force: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look_in_copies(monkeypatch)
     old, new = ({name: array.tobytes() for name, array in weights.items()} for weights in (OLD, NEW))
 
     def write() -> None:

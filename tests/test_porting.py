@@ -15,8 +15,8 @@ from safetensors.numpy import save_file
 from concord import conformance, porting, spec
 from concord.backends.interface import Run
 from concord.porting import registry
-from concord.porting.containers import safetensors, torch
-from concord.porting.located import answer, understood
+from concord.porting.containers import SAFETENSORS, TORCH, safetensors
+from concord.porting.containers.container import INDEX
 from concord.porting.stored import in_memory, widened
 from concord.spec.errors import SpecError, WeightsError
 from concord.spec.sources import table
@@ -153,21 +153,21 @@ def test_of_two_files_that_say_nothing_of_each_other_one_must_be_named(tmp_path:
     )
 
 
-@pytest.mark.parametrize(("container", "stem"), [(safetensors, "model"), (torch, "pytorch_model")])
+@pytest.mark.parametrize(("container", "stem"), [(SAFETENSORS, "model"), (TORCH, "pytorch_model")])
 def test_several_files_are_read_through_their_index(tmp_path: Path, container: Any, stem: str) -> None:
     tensors = named()
     hugging_face(tmp_path, tensors)
     (tmp_path / "model.safetensors").unlink()
-    ending = Path(container.INDEX.removesuffix(".index.json")).suffix
+    ending = {"model": ".safetensors", "pytorch_model": ".bin"}[stem]
     shards = {name: f"{stem}-0000{1 + n % 2}-of-00002{ending}" for n, name in enumerate(tensors)}
     for shard in set(shards.values()):
         container.write(
             tmp_path / shard, {name: in_memory(tensors[name]) for name in tensors if shards[name] == shard}
         )
-    index = tmp_path / container.INDEX
+    index = tmp_path / f"{stem}{ending}{INDEX}"
     index.write_text(json.dumps({"weight_map": shards}))
     assert porting.recognise(tmp_path).format == (
-        "hugging-face" if container is safetensors else "hugging-face-bin"
+        "hugging-face" if container is SAFETENSORS else "hugging-face-bin"
     )
     assert porting.read(tmp_path).weights().keys() == WEIGHTS.keys()
     for outside in ("../model.safetensors", "/etc/passwd", ".."):
@@ -235,25 +235,27 @@ def entry(begin: int, end: int, shape: list[int] | None = None, dtype: str = "F3
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "not a whole safetensors file"),
-        ((1 << 62).to_bytes(8, "little"), "not a whole safetensors file"),
-        (header(a=entry(0, 8)), "'a'|end at byte 8"),
-        (header(a=entry(0, 8), b=entry(4, 12)) + bytes(12), "overlaps"),
-        (header(a=entry(0, 8), b=entry(12, 20)) + bytes(20), "must begin where another ends"),
-        (header(a=entry(-8, 0)) + bytes(8), "whole numbers from 0"),
-        (header(a=entry(0, 8, [1 << 50])) + bytes(8), "whole numbers from 0"),
-        (header(a=entry(0, 8, [1 << 39] * 3)) + bytes(8), "which takes"),
-        (header(a=entry(0, 8, dtype="F33")) + bytes(8), "dtype 'F33'"),
-        (header(a=entry(0, 8)) + bytes(9), "data at byte 9"),
-        (header(a=3), "must have dtype"),
-        ((2).to_bytes(8, "little") + b"[]", "no JSON object"),
+        (b"", "header says 0 bytes; it has 0 bytes"),
+        ((1 << 62).to_bytes(8, "little"), "header says"),
+        (header(a=entry(0, 8)), "not fully covered"),
+        (header(a=entry(0, 8), b=entry(4, 12)) + bytes(12), "invalid offset for tensor `b`"),
+        (header(a=entry(0, 8), b=entry(12, 20)) + bytes(20), "invalid offset for tensor `b`"),
+        (header(a=entry(0, 8, [1 << 39] * 3)) + bytes(8), "overflow"),
+        (header(a=entry(0, 0, [1 << 60, 0])), "is no shape"),
+        (header(a=entry(0, 0, [0] * 70)), "is no shape"),
+        (header(a=entry(0, 8, dtype="F33")) + bytes(8), "unknown variant `F33`"),
+        (header(a=entry(0, 2, dtype="F8_E8M0")) + bytes(2), "must have one of F64"),
+        (header(a=entry(0, 8)) + bytes(9), "not fully covered"),
+        (header(a=3), "invalid type"),
+        ((2).to_bytes(8, "little") + b"[]", "invalid type"),
     ],
 )
 def test_a_spoilt_safetensors_file_is_refused_in_a_line(tmp_path: Path, content: bytes, said: str) -> None:
     folder = hugging_face(tmp_path)
     (folder / "model.safetensors").write_bytes(content)
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=f"not a whole safetensors file|{said}") as caught:
         porting.read(folder)
+    assert said in str(caught.value)
 
 
 # Writing.
@@ -313,7 +315,6 @@ def test_heads_stay_where_the_names_do(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     "name", ["hugging-face-bin", "hugging-face-tf", "hugging-face-flax", "google-bert", "paddlenlp"]
 )
@@ -323,11 +324,10 @@ def test_a_pooler_without_a_classifier_is_carried_over(tmp_path: Path, name: str
     porting.write(porting.read(tmp_path / "other"), tmp_path / "back", "hugging-face")
     found = {
         key.removeprefix("bert."): stored.sha256()
-        for key, stored in registry.safetensors.read(tmp_path / "back/model.safetensors").items()
+        for key, stored in safetensors.read(tmp_path / "back/model.safetensors").items()
     }
     assert found == {
-        key: stored.sha256()
-        for key, stored in registry.safetensors.read(tmp_path / "one/model.safetensors").items()
+        key: stored.sha256() for key, stored in safetensors.read(tmp_path / "one/model.safetensors").items()
     }
 
 
@@ -411,14 +411,6 @@ SOURCES = [
     for part in form.names.parts
     if part in ("model", "encoder", "pooled")
 ]
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look at files in this process, which is quicker: tests of pickles and of HDF5 do as everybody does."""
-    for container in {form.container for form in registry.FORMATS.values()}:
-        if hasattr(container, "located"):
-            monkeypatch.setattr(container, "located", lambda path, look: understood(answer(path, look), path))
 
 
 @pytest.mark.parametrize(
@@ -506,7 +498,6 @@ def test_other_heads_are_left_out_or_refused(tmp_path: Path, variant: str, forma
         headed("classifier")
 
 
-@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("variant", spec.variants())
 def test_all_pairs_of_native_formats_come_back_bit_for_bit(tmp_path: Path, variant: str) -> None:
     config = spec.variant(variant, **SIZES)
@@ -525,7 +516,6 @@ def test_all_pairs_of_native_formats_come_back_bit_for_bit(tmp_path: Path, varia
             assert bits(porting.read(tmp_path / f"{one}-{other}")) == wanted, (one, other)
 
 
-@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(("name", "part"), SOURCES)
 def test_every_source_is_recognised_and_comes_back_bit_for_bit(tmp_path: Path, name: str, part: str) -> None:
     form = registry.FORMATS[name]
@@ -567,7 +557,7 @@ def test_folders_of_orbax_come_back_bit_for_bit(tmp_path: Path, variant: str) ->
     read = porting.read(tmp_path / "one/model.orbax")
     assert (read.config, bits(read)) == (config, {name: array.tobytes() for name, array in weights.items()})
     (tmp_path / "one/model.orbax/_METADATA").write_text("{}")
-    with pytest.raises(SpecError, match="Orbax cannot restore it"):
+    with pytest.raises(SpecError, match="not a whole file of tensors"):
         porting.read(tmp_path / "one")
 
 

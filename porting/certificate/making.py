@@ -31,19 +31,6 @@ from concord.spec.errors import SpecError, WeightsError
 
 DTYPES = ("float64", "float32")
 
-FRAMEWORKS = {
-    "torch": "torch",
-    "paddle": "paddle",
-    "h5": "tf",
-    "h5_weights": "tf",
-    "keras": "tf",
-    "bundle": "tf",
-    "msgpack": "jax",
-    "orbax": "jax",
-    "safetensors": "torch",
-}
-"""The backend that the files of a container are made for, where their format does not say it itself."""
-
 KEPT = 400 << 20
 """Bytes of tolerances that are kept from the source's runs for the target's."""
 
@@ -113,7 +100,7 @@ def _stated(recipe: Mapping[str, Any]) -> dict[str, Any]:
 def backend_of(format: str) -> str:
     """Return the backend that a format belongs to."""
     form = known(format)
-    return form.backend or FRAMEWORKS[form.container.__name__.rpartition(".")[2]]
+    return form.backend or form.container.backend
 
 
 Tell = Callable[[str], None]

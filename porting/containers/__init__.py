@@ -1,32 +1,69 @@
-"""Containers: what lies in a file by its own names, whatever they mean. Each module reads one kind of file, and writes it."""
-
-from __future__ import annotations
+"""Containers: what lies in a file by its own names, whatever they mean."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
+from concord.porting.containers import flax, hdf5, orbax, pickles, safetensors, tensorflow
+from concord.porting.containers.container import Container
 from concord.porting.stored import Stored
+from concord.spec.errors import SpecError
+
+SAFETENSORS = Container(
+    "safetensors", "torch", (".safetensors",), (), None, safetensors.write, whole=safetensors.read
+)
+
+TORCH = Container(
+    "torch",
+    "torch",
+    (".pt", ".pth", ".bin", ".ckpt"),
+    (b"PK", b"\x80\x02"),
+    pickles.load_torch,
+    pickles.write_torch,
+)
+
+PADDLE = Container("paddle", "paddle", (".pdparams",), (b"\x80",), pickles.load_paddle, pickles.write_paddle)
+
+HDF5 = Container("hdf5", "tf", (".h5", ".hdf5"), (b"\x89HDF\r\n\x1a\n",), hdf5.load, hdf5.write)
+
+HDF5_MODELS = Container(
+    "hdf5 of models", "tf", HDF5.endings, HDF5.begins, hdf5.load_models, hdf5.write_models
+)
+
+KERAS = Container("keras", "tf", (".keras",), (b"PK\x03\x04",), hdf5.load_keras, hdf5.write_keras)
+
+MSGPACK = Container(
+    "msgpack",
+    "jax",
+    (".msgpack",),
+    tuple(bytes([code]) for code in (*range(0x80, 0x90), 0xDE, 0xDF)),  # a dictionary
+    flax.load,
+    flax.write,
+)
+
+TENSORFLOW = Container(
+    "tensorflow", "tf", (".index",), (), tensorflow.load, tensorflow.write, "tf", looks=tensorflow.is_index
+)
+
+ORBAX = Container("orbax", "jax", (), (), orbax.load, orbax.write, "jax", looks=orbax.is_folder)
 
 
-class Container(Protocol):
-    """A kind of file: a module of this package."""
+def _never(path: Path, tensors: Mapping[str, Stored]) -> None:
+    raise SpecError(f"{path}: a graph is more than {len(tensors)} tensors")
 
-    __name__: str
 
-    def is_one(self, path: Path) -> bool:
-        """Say whether a file is of this kind, by its first bytes; nothing else of it is read."""
+ONNX = Container("onnx", "", (), (), None, _never, looks=lambda _: False)
+"""Graphs, which are written alone (:mod:`concord.porting.onnx`): a program, and weights under names that nobody chose."""
 
-    def read(self, path: Path) -> dict[str, Stored]:
-        """Return its tensors by name; their numbers are read when they are asked for.
-
-        Raises:
-            SpecError: if it is no whole file of this kind.
-        """
-
-    def write(self, path: Path, tensors: Mapping[str, Stored]) -> None:
-        """Write tensors, one by one; the folder is one that is being written, and may get more than one file.
-
-        Raises:
-            SpecError: if it cannot be written, or this kind of file has no such dtype.
-        """
+__all__ = [
+    "HDF5",
+    "HDF5_MODELS",
+    "KERAS",
+    "MSGPACK",
+    "ONNX",
+    "ORBAX",
+    "PADDLE",
+    "SAFETENSORS",
+    "TENSORFLOW",
+    "TORCH",
+    "Container",
+]

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from concord.porting.containers import safetensors
-from concord.porting.containers import torch as torch_file
+from concord.porting.containers import TORCH, safetensors
+from concord.porting.containers.container import INDEX
 from concord.porting.faults.fault import HUB, ConversionFault, Edit, damaged
 from concord.porting.registry import Format
 from concord.porting.stored import in_memory
@@ -64,7 +64,7 @@ def sharded(change: Callable[[Path, dict[str, str]], dict[str, str]], kept: bool
             )
         if not kept:
             whole.unlink()
-        (folder / safetensors.INDEX).write_text(
+        (folder / f"{form.weights[0]}{INDEX}").write_text(
             json.dumps({"metadata": {}, "weight_map": change(folder, shards)})
         )
 
@@ -120,7 +120,7 @@ def as_torch(folder: Path, form: Format) -> None:
     """Write PyTorch's own file under the name of safetensors."""
     path = folder / form.weights[0]
     found = {name: in_memory(_copied(stored.array())) for name, stored in safetensors.read(path).items()}
-    torch_file.write(path, found)
+    TORCH.write(path, found)
 
 
 def big_endian(content: bytes) -> bytes:
@@ -221,7 +221,7 @@ FAULTS = (
         "The file ends before its tensors do.",
         damaged(lambda content: content[:-100]),
         "refused",
-        "its tensors end at byte",
+        "file not fully covered",
         "osaurus-ai/vmlx-swift/pull/217",
     ),
     fault(

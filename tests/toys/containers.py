@@ -16,10 +16,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from concord.porting.containers.bundle import index, messages
 from tests.toys import hdf5
 from tests.toys.mutations import (
-    BYTES,
     WAYS,
     changed_data,
     flipped,
@@ -323,88 +321,7 @@ def msgpack_nested(content: bytes, random: Random) -> bytes:
     )
 
 
-# Checkpoints of TensorFlow.
-
-
-@or_flipped
-def table_changed(content: bytes, random: Random) -> bytes:
-    """Change an entry of an index; its checksums are right again."""
-    listed = index.entries(content)
-    key, other = random.choice(sorted(listed)), random.choice(sorted(listed))
-    act = random.randrange(7)
-    if act < 3:
-        listed[key] = message_changed(listed[key], random)
-    elif act == 3:
-        listed[key] = random.choice(BYTES)(listed[key], random)
-    elif act == 4:
-        del listed[key]
-    elif act == 5:
-        listed[random.choice((*NAMES, other))] = listed[key]
-    else:
-        listed[key], listed[other] = listed[other], listed[key]
-    return index.table(listed)
-
-
-@or_flipped
-def message_changed(content: bytes, random: Random) -> bytes:
-    """Change a field of a message, or of one in it."""
-    parts = list(messages.fields(content))
-    if not parts:
-        return messages.number(random.randrange(8) << 3) + messages.number(random.choice(HUGE))
-    place, act = random.randrange(len(parts)), random.randrange(6)
-    number, value = parts[place]
-    if act == 0:
-        del parts[place]
-    elif act == 1:
-        parts.append((random.randrange(1, 9), random.choice((value, random.choice(HUGE), b"", b"\x08\x01"))))
-    elif act == 2:
-        parts[place] = random.randrange(1, 9), value
-    elif isinstance(value, bytes) and act < 5:
-        parts[place] = number, message_changed(value, random)
-    else:
-        parts[place] = number, random.choice((*HUGE, b"", b"\xff"))
-    return b"".join(_field(number, value) for number, value in parts)
-
-
-def _field(number: int, value: Any) -> bytes:
-    return (
-        messages.number(number << 3) + messages.number(value)
-        if isinstance(value, int)
-        else messages.number(number << 3 | 2) + messages.number(len(value)) + value
-    )
-
-
-@or_flipped
-def block_changed(content: bytes, random: Random) -> bytes:
-    """Spoil a block of an index, whose checksum is right again."""
-    _, place = index._handle(content[-index.FOOTER :], 0)
-    where, _ = index._handle(content[-index.FOOTER :], place)
-    blocks = [where, *(index._handle(handle, 0)[0] for _, handle in index._block(content, where))]
-    begin, size = random.choice(blocks)
-    block = random.choice((flipped, flipped, pointed_elsewhere, BYTES[-1]))(
-        content[begin : begin + size], random
-    )[:size].ljust(size, b"\0")
-    return (
-        content[:begin]
-        + block
-        + content[begin + size : begin + size + 1]
-        + index.crc32c(block + content[begin + size : begin + size + 1]).to_bytes(4, "little")
-        + content[begin + size + index.TRAILER :]
-    )
-
-
 # Folders of Orbax.
-
-
-def tensorstore_changed(content: bytes, random: Random) -> bytes:
-    """Spoil a file of TensorStore's own database, whose length and checksum are right again: https://google.github.io/tensorstore/kvstore/ocdbt."""
-    import google_crc32c
-
-    if content[:2] != b"\x0c\xdb" or len(content) < 20:
-        return flipped(content, random)
-    inner = random.choice(BYTES)(content[12:-4], random)
-    found = content[:4] + (len(inner) + 16).to_bytes(8, "little") + inner
-    return found + int(google_crc32c.value(found)).to_bytes(4, "little")
 
 
 @or_flipped
@@ -428,8 +345,6 @@ EVERY: dict[str, tuple[Callable[[bytes, Random], bytes], ...]] = {
     "h5": (hdf5.changed, hdf5.changed, pointed_elsewhere),
     "keras": (archive_changed, archive_changed, archive_lying),
     "msgpack": (msgpack_changed, msgpack_changed, msgpack_changed, msgpack_nested),
-    "index": (table_changed, table_changed, table_changed, block_changed),
-    "ocdbt": (tensorstore_changed,),
     "_METADATA": (json_changed, json_changed, json_nested, json_in_text_changed),
     "_CHECKPOINT_METADATA": (json_changed, json_nested),
     "_sharding": (json_in_text_changed,),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import resource
 import signal
@@ -15,13 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
-import pytest
-
-from concord.porting import registry
-from concord.porting.located import Found, answer, understood
 from concord.spec.errors import SpecError
 from tests.toys.containers import EVERY
-from tests.toys.copies import in_a_copy
 from tests.toys.mutations import mutated
 
 SECONDS = 20
@@ -151,28 +145,3 @@ def campaign(
                 tally.wrong.append(f"{seed} {name}: has come or gone: {sorted(new)[:3]}")
                 before = there(folder)
     return tally
-
-
-def look_in_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look at files in copies of this process, which is quicker."""
-    import h5py  # noqa: F401 - once, and not in each of them
-
-    for container in {form.container for form in registry.FORMATS.values()}:
-        if hasattr(container, "located"):
-            monkeypatch.setattr(container, "located", forked)
-
-
-def forked(path: Path, look: Callable[[Path], list[Found]]) -> list[Found]:
-    """Look at a file as :func:`concord.porting.located.located` does, in a process that is a copy of this one, which is quicker."""
-
-    def looked() -> bytes:
-        signal.signal(signal.SIGPROF, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)
-        return json.dumps(answer(path, look)).encode()
-
-    said, status = in_a_copy(looked)
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
-        _late()
-    if not said:
-        raise SpecError(f"{path}: cannot be read as a file of tensors: {ENDED} with {status}")
-    return understood(json.loads(said), path)

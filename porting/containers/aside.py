@@ -1,0 +1,221 @@
+"""Other people's files, opened by their own libraries in a process of its own: without a framework, or with one, and with limits.
+
+What is read comes back through a safetensors file that nobody else sees, which is mapped; what is written goes there by another.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from concord.backends.process import ROOT, Process, WorkerFailure
+from concord.backends.worker import environment
+from concord.porting.containers import safetensors
+from concord.porting.stored import NUMPY, Stored, in_memory, size
+from concord.spec.errors import SpecError
+from concord.spec.files import opened
+
+TIME_LIMIT = 60.0
+"""Seconds that a file may take, and a framework to start besides; it may take one more for each :data:`PACE` bytes."""
+
+PACE = 10 << 20
+
+MEMORY_LIMIT = 1 << 30
+"""Bytes that the process may hold beside the numbers of a file; four times as many where a framework is in it."""
+
+GROWTH = 8
+"""How many times the bytes of a file its numbers may take; frameworks may hold as many, since they compress and copy."""
+
+DEEPEST, MOST = 50, 1 << 18
+"""How deep dictionaries may lie in each other, and how many entries there may be, each counted as often as it is met."""
+
+Load = Callable[[Path], Mapping[str, Stored]]
+Save = Callable[[Path, Mapping[str, Stored]], None]
+
+
+class Refused(ValueError):
+    """A file that is not read: what it asks for, and why."""
+
+
+def read(load: Load, path: Path, framework: str = "") -> dict[str, Stored]:
+    """Return the tensors of a file, or folder.
+
+    Args:
+        load: a function of a module, which reads them; it may raise whatever it likes.
+        framework: that it imports, by the extra that it comes with: ``tf`` or ``jax``; empty: none.
+
+    Raises:
+        SpecError: if it is refused, or takes more time or memory than any file of weights.
+    """
+    if not path.is_dir():
+        with opened(path):  # for the message
+            pass
+    with tempfile.TemporaryDirectory(prefix="concord-") as folder:
+        between = Path(folder) / "tensors.safetensors"
+        names = _ask(load, path, between, framework)
+        found = safetensors.read(between)  # mapped: the file may go
+        return {name: found[name] for name in names}
+
+
+def write(save: Save, path: Path, tensors: Mapping[str, Stored], framework: str) -> None:
+    """Write tensors.
+
+    Args:
+        save: a function of a module, which writes them.
+
+    Raises:
+        SpecError: if it cannot, or the framework is not installed.
+    """
+    with tempfile.TemporaryDirectory(prefix="concord-") as folder:
+        between = Path(folder) / "tensors.safetensors"
+        safetensors.write(between, tensors)
+        _ask(save, path, between, framework)
+
+
+_kept: dict[tuple[int, str], Process] = {}
+"""The processes of this one, by its number and the framework in them: they take a second to start, or many."""
+
+
+def _ask(act: Load | Save, path: Path, between: Path, framework: str) -> list[str]:
+    """Have a function called there; return the names of what it has read."""
+    given = between if between.exists() else path
+    data = given.parent.glob(f"{glob_escaped(given.stem)}.data-*") if framework else ()  # of TensorFlow
+    files = [file for file in given.rglob("*") if file.is_file()] if given.is_dir() else [given, *data]
+    length = sum(file.stat().st_size for file in files)
+    target = json.dumps([act.__module__, act.__name__, str(path.absolute()), str(between), length, framework])
+    key = (os.getpid(), framework)
+    try:
+        kept = _kept.pop(key, None)
+        process = kept or Process(local=True, time_limit=0, memory_limit=1)
+        first = {
+            "root": str(ROOT),
+            "environment": environment("cpu", None),
+            "appended": {},
+            "target": target,
+            "serve": f"{__name__}:serve",
+        }
+        process.time_limit = TIME_LIMIT * (4 if framework else 1) + length / PACE
+        process.memory_limit = MEMORY_LIMIT * (4 if framework else 1) + GROWTH * length
+        if not kept:
+            process.start(None, "", lambda: None)
+        said = json.loads(process.exchange(target if kept else first))
+        _kept[key] = process
+    except WorkerFailure as failure:
+        raise SpecError(f"{path}: cannot be read as a file of tensors: {failure.detail}") from None
+    if "refused" in said:
+        raise SpecError(f"{path}: {said['refused']}")
+    return list(said["names"])
+
+
+def glob_escaped(name: str) -> str:
+    """Return a name as a pattern that it alone has."""
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
+
+
+# In the process.
+
+
+def serve(channel: Any, target: str) -> None:
+    """Answer as often as asked: the names of what was read, or why nothing was."""
+    while True:
+        module, name, path, between, *more = json.loads(target)
+        act = getattr(importlib.import_module(module), name)
+        channel.send(json.dumps(answer(act, Path(path), Path(between), *more)))
+        target = channel.receive()
+
+
+def answer(act: Any, path: Path, between: Path, length: int, framework: str) -> dict[str, Any]:
+    """Return what the parent is told."""
+    if not framework:
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        with suppress(OSError, ValueError):  # the parent watches too
+            resource.setrlimit(resource.RLIMIT_AS, (4 * MEMORY_LIMIT + GROWTH * length, hard))
+    try:
+        if between.exists():
+            act(path, safetensors.read(between))
+            return {"names": []}
+        found = dict(act(path))
+        total = sum(size(stored.dtype, stored.shape) for stored in found.values())
+        if not framework and total > GROWTH * length + MEMORY_LIMIT // 16:
+            raise Refused(f"its tensors take {total} bytes, but it has {length}")
+        safetensors.write(between, found)
+        return {"names": list(found)}
+    except SpecError as error:
+        return {"refused": error.problems[0].removeprefix(f"{path}: ")}
+    except Refused as error:
+        return {"refused": f"not a file of tensors that is read: {error}"}
+    except MemoryError:
+        return {"refused": "not a file of tensors that is read: it takes more memory than its numbers do"}
+    except Exception as error:  # of whatever kind a spoilt file makes a library raise
+        said = " ".join(str(error).split())[:300]
+        return {"refused": f"not a whole file of tensors: {type(error).__name__}: {said}"}
+
+
+def stored_of(value: Any, name: str) -> Stored:
+    """Return an array of NumPy, whose dtype may be one that a framework adds, as a tensor of a file.
+
+    Raises:
+        Refused: for a dtype that files of weights do not have.
+    """
+    array = np.asarray(value)
+    if array.dtype.name not in NUMPY or array.dtype.byteorder == ">":
+        raise Refused(f"{name[:200]!r} has dtype {str(array.dtype)[:60]}, which is not known")
+    return in_memory(array.view(NUMPY[array.dtype.name]), array.dtype.name)
+
+
+def array_of(stored: Stored) -> Any:
+    """Return a tensor as an array of the dtypes that TensorFlow and JAX have."""
+    import ml_dtypes
+
+    bits = stored.array()
+    return bits if bits.dtype.name == stored.dtype else bits.view(getattr(ml_dtypes, stored.dtype))
+
+
+def tree(tensors: Mapping[str, Stored]) -> dict[str, Any]:
+    """Return tensors as dictionaries in each other, by the parts of their names between dots."""
+    found: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        *outer, last = name.split(".")
+        place = found
+        for part in outer:
+            place = place.setdefault(part, {})
+        place[last] = tensor
+    return found
+
+
+def flat(value: Any) -> dict[str, Stored]:
+    """Return the arrays in dictionaries and lists, by names joined by dots; what is no array is passed over.
+
+    Raises:
+        Refused: if there are too many, too deep, or two of one name.
+    """
+    found: dict[str, Stored] = {}
+    for count, (name, one) in enumerate(_walk(value, "", 0)):
+        if count > MOST:
+            raise Refused(f"it holds more than {MOST} entries")
+        if isinstance(one, Stored) or hasattr(one, "dtype"):
+            if name in found:
+                raise Refused(f"has two tensors that are called {name[:200]!r}")
+            found[name] = one if isinstance(one, Stored) else stored_of(one, name)
+    return found
+
+
+def _walk(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """Yield whatever lies in a value, and it."""
+    if depth > DEEPEST:
+        raise Refused(f"its dictionaries lie more than {DEEPEST} deep in each other")
+    yield name, value
+    if isinstance(value, (dict, list, tuple)):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            if not isinstance(key, (str, int)):
+                raise Refused("a name is neither text nor number")
+            yield from _walk(inner, f"{name}.{key}" if name else str(key), depth + 1)

@@ -1,0 +1,107 @@
+"""What a kind of file is: how it is known, and who reads and writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from concord.porting.containers import aside
+from concord.porting.links import stays
+from concord.porting.stored import Stored
+from concord.spec.errors import SpecError
+from concord.spec.files import MOST_PROBLEMS, opened, read_json
+
+INDEX = ".index.json"
+"""How the name of an index ends that says which tensor is in which of several files beside it."""
+
+
+@dataclass(frozen=True)
+class Container:
+    """A kind of file: tensors by their own names, whatever they mean.
+
+    Attributes:
+        name: of the kind.
+        backend: that such files are made for, where their format does not say so itself.
+        endings: of the names of such files.
+        begins: the first bytes of one; any of these.
+        load: reads one, in a process of its own (:mod:`concord.porting.containers.aside`).
+        write: writes tensors, one by one, into a folder that is being written, which may get more than one file;
+            it raises SpecError if it cannot, or if this kind of file has no such dtype.
+        framework: that ``load`` imports, by the extra that it comes with; empty: none.
+        whole: reads one here, in place of ``load``.
+        looks: says of a path whether it is one, where neither its name nor its first bytes do.
+    """
+
+    name: str
+    backend: str
+    endings: tuple[str, ...]
+    begins: tuple[bytes, ...]
+    load: Callable[[Path], Mapping[str, Stored]] | None
+    write: Callable[[Path, Mapping[str, Stored]], None]
+    framework: str = ""
+    whole: Callable[[Path], dict[str, Stored]] | None = None
+    looks: Callable[[Path], bool] | None = None
+
+    def is_one(self, path: Path) -> bool:
+        """Say whether a file is of this kind, or the index of several; nothing but its first bytes is read."""
+        if self.looks:
+            return self.looks(path)
+        if (
+            not path.name.endswith((*self.endings, *(f"{end}{INDEX}" for end in self.endings)))
+            or not path.is_file()
+        ):
+            return False
+        if path.name.endswith(INDEX) or not self.begins:
+            return True
+        with opened(path) as file:
+            return file.read(16).startswith(self.begins)
+
+    def read(self, path: Path) -> dict[str, Stored]:
+        """Return the tensors of a file, or of all files that an index names; their numbers are read when they are asked for.
+
+        Raises:
+            SpecError: if it is no whole file of this kind, would have code run, or takes more than any file of weights;
+                if the files of an index lie elsewhere, lack a tensor or have others.
+        """
+        if path.name.endswith(INDEX):
+            return self._several(path)
+        if self.whole:
+            return self.whole(path)
+        if self.load is None:
+            raise SpecError(f"{path}: {self.name} is written alone; read the checkpoint that it was made of")
+        return aside.read(self.load, path, self.framework)
+
+    def _several(self, path: Path) -> dict[str, Stored]:
+        content = read_json(path)
+        places = content.get("weight_map") if isinstance(content, dict) else None
+        if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+            raise SpecError(f"{path}: 'weight_map' must say for each tensor which file has it")
+        names = sorted(set(places.values()))
+        if outside := [name for name in names if not _is_beside(path, name)]:
+            said = [f"{path}: names the file {name[:80]!r} but all must lie beside it" for name in outside]
+            raise SpecError(said[:MOST_PROBLEMS])
+        found: dict[str, Stored] = {}
+        problems: list[str] = []
+        for name in names:
+            inside = self.read(path.with_name(name))
+            missing = [tensor for tensor, shard in places.items() if shard == name and tensor not in inside]
+            problems += [f"{path}: says that {tensor!r} is in {name} but it is not" for tensor in missing]
+            more = [tensor for tensor in inside if places.get(tensor) != name]
+            problems += [
+                f"{path.with_name(name)}: has {tensor!r} but the index does not say so" for tensor in more
+            ]
+            found.update(inside)
+        if problems:
+            raise SpecError(problems[:MOST_PROBLEMS])
+        return {tensor: found[tensor] for tensor in places}
+
+
+def _is_beside(path: Path, name: str) -> bool:
+    plain = (
+        Path(name).name == name
+        and name not in (".", "..", "")
+        and name.isprintable()
+        and not name.endswith(INDEX)
+    )
+    return plain and stays(path.with_name(name), path.parent)

@@ -1,0 +1,135 @@
+"""Flax's msgpack: dictionaries in each other, and arrays as an extension of the format.
+
+The extension is that of ``flax.serialization``: type 1 is a packed list of shape, dtype and bytes.
+An array of more than 2^30 bytes is a dictionary of pieces.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from concord.porting.containers.aside import Refused, flat, tree
+from concord.porting.stored import NUMPY, Bits, Slice, Stored, shape_of, size
+from concord.spec.errors import optional
+from concord.spec.files import Write, writing
+
+LARGEST_PIECE = 1 << 30
+"""Bytes of an array that are written in one piece, as Flax does."""
+
+NDARRAY, SCALAR = 1, 3
+"""The types of extensions that hold numbers."""
+
+CHUNKED = "__msgpack_chunked_array__"
+
+
+def load(path: Path) -> dict[str, Stored]:
+    """Return the arrays of a file; the names of dictionaries are joined by dots."""
+    with optional("a msgpack file", "porting"):
+        import msgpack
+
+    with path.open("rb") as file:
+        unpacker = msgpack.Unpacker(
+            file,
+            max_buffer_size=max(path.stat().st_size, 1 << 20),
+            strict_map_key=False,
+            ext_hook=_extension,
+            object_pairs_hook=_entries,
+        )
+        found = unpacker.unpack()
+        if unpacker.tell() != path.stat().st_size:
+            raise Refused(f"{path.stat().st_size - unpacker.tell()} bytes follow the dictionary")
+    return flat(found)
+
+
+def _entries(pairs: list[tuple[Any, Any]]) -> Any:
+    """Return a dictionary, or the array that is kept in it in pieces."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise Refused(
+            f"the name {next(str(one) for one in names if names.count(one) > 1)[:60]!r} is there twice"
+        )
+    return _joined(found) if CHUNKED in found else found
+
+
+def _extension(code: int, data: bytes) -> Stored | None:
+    import msgpack
+
+    if code not in (NDARRAY, SCALAR):
+        return None
+    shape, dtype, content = msgpack.unpackb(data)
+    return _array(shape, dtype, content)
+
+
+def _array(shape: Any, dtype: str, content: bytes) -> Stored:
+    shape = shape_of(shape)
+    if dtype not in NUMPY or size(dtype, shape) != len(content):
+        said = f"shape {shape} and dtype {str(dtype)[:20]!r}"
+        raise Refused(f"an array has {said}, and not the bytes for them")
+    return Stored(dtype, shape, Slice(content, 0, dtype, shape))
+
+
+def _joined(entries: Mapping[str, Any]) -> Stored:
+    """Return an array that is kept in pieces, as ``flax.serialization`` does with long ones."""
+    shape, chunks = shape_of([*entries["shape"].values()]), list(entries["chunks"].values())
+    dtype, count = chunks[0].dtype, sum(math.prod(piece.shape) for piece in chunks)
+    if (
+        min(shape, default=0) < 0
+        or count != math.prod(shape)
+        or any(piece.dtype != dtype for piece in chunks)
+    ):
+        raise Refused(f"an array of pieces has shape {shape} but {count} elements, or several dtypes")
+
+    def bits() -> Bits:
+        return np.concatenate([piece.bits().reshape(-1) for piece in chunks]).reshape(shape)
+
+    return Stored(dtype, shape, bits)
+
+
+def write(path: Path, tensors: Mapping[str, Stored]) -> None:
+    """Write tensors, one by one, as ``flax.serialization.msgpack_serialize`` writes dictionaries in each other.
+
+    Raises:
+        SpecError: if it cannot be written.
+    """
+    with optional("to write msgpack", "porting"):
+        import msgpack
+
+    with writing(path) as put:
+        _put(put, msgpack.Packer(), tree(tensors))
+
+
+def _put(put: Write, packer: Any, value: Any) -> None:
+    if isinstance(value, Stored) and value.size > LARGEST_PIECE:
+        value = _pieces(value)
+    if isinstance(value, dict):
+        put(packer.pack_map_header(len(value)))
+        for key, inner in value.items():
+            put(packer.pack(key))
+            _put(put, packer, inner)
+    elif isinstance(value, Stored):  # the packer would hold its bytes several times
+        head = packer.pack_array_header(3) + packer.pack(value.shape) + packer.pack(value.dtype)
+        head += b"\xc6" + struct.pack(">I", value.size)
+        put(b"\xc9" + struct.pack(">Ib", len(head) + value.size, NDARRAY) + head)
+        put(value.data())
+    else:
+        put(packer.pack(value))
+
+
+def _pieces(value: Stored) -> dict[str, Any]:
+    flattened = value.bits().reshape(-1)
+    step = LARGEST_PIECE // np.dtype(NUMPY[value.dtype]).itemsize
+    chunks = [flattened[begin : begin + step] for begin in range(0, len(flattened), step)]
+    pieces = [Stored(value.dtype, chunk.shape, partial(np.asarray, chunk)) for chunk in chunks]
+    return {
+        CHUNKED: True,
+        "shape": {str(axis): length for axis, length in enumerate(value.shape)},
+        "chunks": {str(number): piece for number, piece in enumerate(pieces)},
+    }

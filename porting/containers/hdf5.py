@@ -1,0 +1,149 @@
+"""HDF5 files of Keras: groups in each other, and datasets; ``.keras`` is an archive with one and the model's configuration.
+
+Links that lead elsewhere, to another name or another file, are refused, and so are datasets in pieces or compressed: Keras writes none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from concord.porting.containers.aside import DEEPEST, MOST, Refused, stored_of
+from concord.porting.stored import Stored
+from concord.spec.errors import SpecError, optional
+from concord.spec.files import refusing
+
+BFLOAT16 = "bfloat16"
+
+WEIGHTS = "model.weights.h5"
+"""The member of an archive of Keras that holds the weights."""
+
+MODEL = "tf_model"
+"""What a model of Hugging Face is called in what is written."""
+
+
+def load(path: Path | IO[bytes]) -> dict[str, Stored]:
+    """Return the datasets of a file by their paths."""
+    with optional("an HDF5 file", "porting"):
+        import h5py
+
+    return dict(_datasets(h5py.File(path, "r"), "", 0, itertools.count()))
+
+
+def load_keras(path: Path) -> dict[str, Stored]:
+    """Return the weights of an archive by their paths; its configuration, which may name code, is left alone."""
+    copy = tempfile.TemporaryFile()  # noqa: SIM115 - without a name: nothing is left of it, however this process ends
+    with zipfile.ZipFile(path) as archive:
+        entries = [entry for entry in archive.infolist() if entry.filename == WEIGHTS]
+        if len(entries) != 1:
+            raise Refused(
+                f"the archive has {len(entries)} members that are called {WEIGHTS} but must have one"
+            )
+        if entries[0].compress_type != zipfile.ZIP_STORED:
+            raise Refused(f"its member {WEIGHTS!r} is compressed; Keras' is not")
+        with archive.open(entries[0]) as member:
+            shutil.copyfileobj(member, copy)
+    return load(copy)
+
+
+def load_models(path: Path) -> dict[str, Stored]:
+    """Return the weights of a model of Hugging Face, as Keras 2 wrote them: ``<layer>/<model>/<name>:0``, by their names alone.
+
+    The name of the model, which nobody chose, is left out, and that of the layer with it.
+    """
+    found: dict[str, Stored] = {}
+    for name, stored in load(path).items():
+        short = "/".join(name.split("/")[2:]).removesuffix(":0") or name
+        if short in found:
+            raise Refused(f"has two weights that are called {short[:200]!r}")
+        found[short] = stored
+    return found
+
+
+def _datasets(group: Any, name: str, depth: int, met: Iterator[int]) -> Iterator[tuple[str, Stored]]:
+    import h5py
+
+    for key in group:
+        if depth > DEEPEST or next(met) >= MOST // 4:
+            raise Refused(f"its groups lie more than {DEEPEST} deep, or have more than {MOST // 4} members")
+        inner = f"{name}/{key}" if name else key
+        if not isinstance(group.get(key, getlink=True), h5py.HardLink):
+            raise Refused(f"{inner[:200]!r} is a link that leads elsewhere")
+        member = group[key]
+        if isinstance(member, h5py.Group):
+            yield from _datasets(member, inner, depth + 1, met)
+        elif isinstance(member, h5py.Dataset):
+            yield inner, _dataset(member, inner)
+
+
+def _dataset(member: Any, name: str) -> Stored:
+    if member.is_virtual or member.external:
+        raise Refused(f"{name[:200]!r} lies in another file")
+    if member.chunks is not None or member.id.get_storage_size() != member.size * member.dtype.itemsize:
+        raise Refused(f"{name[:200]!r} is kept in pieces, or compressed; Keras keeps what it writes in one")
+    if member.dtype == np.dtype("V2") and member.attrs.get("dtype") == BFLOAT16:
+        return Stored(BFLOAT16, member.shape, lambda: member[()].view(np.uint16))
+    described = stored_of(np.empty(0, member.dtype), name)
+    return Stored(described.dtype, member.shape, partial(np.asarray, member))
+
+
+def _put(group: Any, name: str, tensor: Stored) -> None:
+    """Write a tensor into a group; Keras says in an attribute that two bytes are bfloat16."""
+    if tensor.dtype.startswith("float8"):
+        raise SpecError(f"{name!r} has dtype {tensor.dtype}, which Keras does not keep")
+    array = tensor.array()
+    dataset = group.create_dataset(name, data=array.view("V2") if tensor.dtype == BFLOAT16 else array)
+    if tensor.dtype == BFLOAT16:
+        dataset.attrs["dtype"] = BFLOAT16
+
+
+def _created(path: Path) -> Any:
+    with optional("to write HDF5", "porting"):
+        import h5py
+    return h5py.File(path, "w", track_order=True)
+
+
+def write(path: Path, tensors: Mapping[str, Stored]) -> None:
+    """Write tensors, one by one, each at its path."""
+    with refusing(path), _created(path) as file:
+        for name, tensor in tensors.items():
+            _put(file, name, tensor)
+
+
+def write_models(path: Path, tensors: Mapping[str, Stored]) -> None:
+    """Write weights as Keras 2 did: a group for each layer of the model, which lists its weights' names."""
+    layers = {
+        name.partition("/")[0]: [other for other in tensors if other.split("/")[0] == name.partition("/")[0]]
+        for name in tensors
+    }
+    with refusing(path), _created(path) as file:
+        file.attrs["layer_names"] = [layer.encode() for layer in layers]
+        file.attrs["backend"], file.attrs["keras_version"] = b"tensorflow", b"2.15.0"
+        for layer, names in layers.items():
+            group = file.create_group(layer, track_order=True)
+            group.attrs["weight_names"] = [f"{MODEL}/{name}:0".encode() for name in names]
+            for name in names:
+                _put(group, f"{MODEL}/{name}:0", tensors[name])
+
+
+def write_keras(path: Path, tensors: Mapping[str, Stored]) -> None:
+    """Write the weights into an archive; what else Keras wants in it is the format's to add."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        write(Path(folder) / WEIGHTS, tensors)
+        with refusing(path), zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+            archive.write(Path(folder) / WEIGHTS, WEIGHTS)
+
+
+def add(path: Path, members: Mapping[str, bytes]) -> None:
+    """Add what else Keras wants in an archive, to make the model from it."""
+    with refusing(path), zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
+        for name, content in members.items():
+            archive.writestr(zipfile.ZipInfo(name), content)

@@ -1,0 +1,81 @@
+"""Checkpoints of TensorFlow: an index and data beside it, read and written by TensorFlow in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from concord.porting.containers import aside
+from concord.porting.containers.aside import Refused, array_of, glob_escaped, stored_of
+from concord.porting.stored import NUMPY, Bits, Stored
+from concord.spec.errors import SpecError, optional
+
+SUFFIX, OURS = ".index", "/.ATTRIBUTES/VARIABLE_VALUE"
+"""How the name of an index ends, and the keys of checkpoints of TensorFlow 2."""
+
+GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+"""The graph of objects by which TensorFlow 2 finds variables: a text."""
+
+
+def is_index(path: Path) -> bool:
+    """Say whether a file is the index of one, by its name and that of its data beside it."""
+    data = f"{glob_escaped(path.name.removesuffix(SUFFIX))}.data-*-of-*"
+    return path.name.endswith(SUFFIX) and path.is_file() and any(path.parent.glob(data))
+
+
+def load(path: Path) -> Mapping[str, Stored]:
+    """Return the tensors of a checkpoint; texts are passed over."""
+    with optional("a checkpoint of TensorFlow", "tf"):
+        import tensorflow as tf
+
+    reader = tf.train.load_checkpoint(str(path.with_suffix("")))
+    shapes, found = reader.get_variable_to_shape_map(), {}
+    for name, dtype in sorted(reader.get_variable_to_dtype_map().items()):
+        if dtype == tf.string:
+            continue
+        if dtype.name not in NUMPY:
+            raise Refused(f"{name[:200]!r} has dtype {dtype.name}, which is not known")
+        found[name] = Stored(dtype.name, tuple(shapes[name]), partial(_bits, reader, name))
+    return found
+
+
+def _bits(reader: object, name: str) -> Bits:
+    return stored_of(np.asarray(reader.get_tensor(name)), name).bits()  # type: ignore[attr-defined]
+
+
+def write(path: Path, tensors: Mapping[str, Stored]) -> None:
+    """Write tensors; where they bear the keys of TensorFlow 2, with the graph of objects by which it finds them.
+
+    Raises:
+        SpecError: if it has no such dtype or is not installed, or they cannot be written.
+    """
+    if wrong := [name for name, tensor in tensors.items() if tensor.dtype.startswith("float8")]:
+        said = "which TensorFlow's checkpoints do not have here"
+        raise SpecError([f"{name!r} has dtype {tensors[name].dtype}, {said}" for name in wrong])
+    aside.write(save, path, tensors, "tf")
+
+
+def save(path: Path, tensors: Mapping[str, Stored]) -> None:
+    """Write tensors, in the process that has TensorFlow."""
+    with optional("to write a checkpoint of TensorFlow", "tf"):
+        import tensorflow as tf
+
+    prefix = str(path.with_suffix(""))
+    if not all(name.endswith(OURS) for name in tensors):
+        arrays = [array_of(tensor) for tensor in tensors.values()]
+        slices = [""] * len(tensors)
+        tf.raw_ops.SaveV2(prefix=prefix, tensor_names=list(tensors), shape_and_slices=slices, tensors=arrays)
+        return
+    root = tf.train.Checkpoint()
+    for name, tensor in tensors.items():
+        *outer, last = name.removesuffix(OURS).split("/")
+        place = root
+        for part in outer:
+            if not hasattr(place, part):
+                setattr(place, part, tf.train.Checkpoint())
+            place = getattr(place, part)
+        setattr(place, last, tf.Variable(array_of(tensor)))
+    root.write(prefix)
