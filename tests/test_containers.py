@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from concord.porting import registry
+from concord.porting.bugs.files import Runs
 from concord.porting.containers import (
     HDF5,
     MSGPACK,
@@ -30,7 +31,6 @@ from concord.porting.containers import (
     aside,
     pickles,
 )
-from concord.porting.faults.files import Runs
 from concord.porting.stored import FLOATS, NUMPY, in_memory
 from concord.spec.errors import SpecError
 

@@ -17,8 +17,8 @@ import pytest
 
 from concord import porting
 from concord.porting import registry
+from concord.porting.bugs.files import FIRST
 from concord.porting.containers import aside
-from concord.porting.faults.files import FIRST
 from concord.spec.errors import SpecError
 from tests.toys.checkpoints import SENTENCES, SHARDS, written
 from tests.toys.spoiling import bounded

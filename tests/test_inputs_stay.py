@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from concord import porting, writing
-from concord.porting.faults.files import sharded
+from concord.porting.bugs.files import sharded
 from concord.porting.registry import known
 from tests.toys.ready import hugging_face, texts
 from tests.toys.surroundings import commands

@@ -13,8 +13,8 @@ import numpy as np
 
 from concord import porting, spec
 from concord.porting import registry
+from concord.porting.bugs.files import sharded
 from concord.porting.containers.pickles import MAGIC, PROTOCOL
-from concord.porting.faults.files import sharded
 from concord.spec import checkpoints
 from concord.spec.errors import SpecError
 from concord.spec.files import sha256_of

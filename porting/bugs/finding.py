@@ -1,4 +1,4 @@
-"""What is found of a fault of conversion: by reading the folder, and by judging what the model in it computes against the right one's."""
+"""What is found of a bug of conversion: by reading the folder, and by judging what the model in it computes against the right one's."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 from concord.backends.interface import Run
 from concord.conformance import judge
+from concord.porting.bugs.bug import ConversionBug, Outcome
 from concord.porting.checkpoint import Checkpoint
 from concord.porting.comparison.beside import alone, differing
-from concord.porting.faults.fault import ConversionFault, Outcome
 from concord.porting.reading import AUTO, read
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import Batch, example_batch
@@ -27,7 +27,7 @@ class Finding:
     """What is found.
 
     Attributes:
-        outcome: ``refused``, ``named`` or ``harmless``: then nothing is found, whatever the fault is.
+        outcome: ``refused``, ``named`` or ``harmless``: then nothing is found, whatever the bug is.
         said: the lines that are said.
         first: of what is named, the first tensor that diverges; empty where it is no tensor.
     """
@@ -37,17 +37,17 @@ class Finding:
     first: str = ""
 
 
-def find(fault: ConversionFault, folder: Path) -> Finding:
-    """Put a fault into a checkpoint and look for it; what is refused, is so whether its format is recognised or said.
+def find(bug: ConversionBug, folder: Path) -> Finding:
+    """Put a bug into a checkpoint and look for it; what is refused, is so whether its format is recognised or said.
 
     Args:
         folder: which is there; two are written in it.
     """
-    fault.right(folder / "right")
-    fault.right(folder / "wrong")
-    fault.spoil(folder / "wrong")
+    bug.right(folder / "right")
+    bug.right(folder / "wrong")
+    bug.inject(folder / "wrong")
     said: list[str] = []
-    for format in (AUTO, fault.format):
+    for format in (AUTO, bug.format):
         try:
             wrong = read(folder / "wrong", format)
             wrong.checked()

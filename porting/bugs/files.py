@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from concord.porting.bugs.bug import Edit, damaged, harmless, refused, section
 from concord.porting.containers import TORCH, safetensors
 from concord.porting.containers.container import INDEX
-from concord.porting.faults.fault import HUB, ConversionFault, Edit, damaged
 from concord.porting.registry import Format
 from concord.porting.stored import in_memory
 
@@ -25,24 +25,6 @@ FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safete
 
 MADE = "made-by-a-pickle"
 """The folder that :class:`Runs` would make beside the checkpoint."""
-
-
-def fault(
-    name: str, what: str, edit: Edit, expected: Any, says: str, source: str, **fields: Any
-) -> ConversionFault:
-    return ConversionFault(
-        **{
-            "name": name,
-            "group": "files",
-            "what": what,
-            "clause": "WGT-1",
-            "edit": edit,
-            "expected": expected,
-            "says": says,
-            "source": source and HUB + source,
-            **fields,
-        }
-    )
 
 
 def sharded(change: Callable[[Path, dict[str, str]], dict[str, str]], kept: bool = False) -> Edit:
@@ -151,109 +133,94 @@ def running(folder: Path, form: Format) -> None:
 
 NO_SAFETENSORS = "not a whole safetensors file"
 
-FAULTS = (
-    fault(
-        "shards",
-        "The tensors lie in two files, as the index says.",
-        sharded(lambda folder, shards: shards),
-        "harmless",
-        "",
-        "",
+
+FILES = section(
+    "files",
+    "WGT-1",
+    harmless(
+        "shards", "The tensors lie in two files, as the index says.", sharded(lambda folder, shards: shards)
     ),
-    fault(
+    refused(
         "shard_left_out",
         "One of the files was not copied.",
         sharded(left_out),
-        "refused",
         "no such file",
         "sgl-project/sglang/pull/32279",
     ),
-    fault(
+    refused(
         "index_of_other_files",
         "The index names files as they were called before.",
         sharded(elsewhere),
-        "refused",
         "no such file",
         "Neph0s/CoSER/issues/3",
     ),
-    fault(
+    refused(
         "index_names_the_other_file",
         "The index says of a tensor that it is in the other file.",
         sharded(other_file),
-        "refused",
         "but it is not",
         "pytorch/torchtitan/pull/3764",
     ),
-    fault(
+    refused(
         "tensor_not_in_the_index",
         "The index does not have a tensor that a file has.",
         sharded(not_in_the_index),
-        "refused",
         "but the index does not say so",
         "Blaizzy/mlx-vlm/pull/1827",
     ),
-    fault(
+    refused(
         "tensor_in_two_files",
         "A stale copy of a tensor lies in the other file.",
         sharded(twice),
-        "refused",
         "but the index does not say so",
         "vllm-project/vllm/pull/54230",
     ),
-    fault(
+    refused(
         "index_leads_outside",
         "The index names files by a way out of the folder.",
         sharded(outside),
-        "refused",
         "must lie beside it",
-        "",
     ),
-    fault(
+    refused(
         "another_file_beside_the_shards",
         "A file with all tensors, of another time, lies beside the files of the index.",
         sharded(lambda folder, shards: shards, kept=True),
-        "refused",
         "name the one to read",
         "Blaizzy/mlx-vlm/pull/1464",
     ),
-    fault(
+    refused(
         "file_cut_off",
         "The file ends before its tensors do.",
         damaged(lambda content: content[:-100]),
-        "refused",
         "file not fully covered",
         "osaurus-ai/vmlx-swift/pull/217",
     ),
-    fault(
+    refused(
         "pointer_instead_of_the_file",
         "The file is what Git keeps instead of it.",
         damaged(lambda content: POINTER),
-        "refused",
         NO_SAFETENSORS,
         "huggingface/diffusers/pull/13559",
     ),
-    fault(
+    refused(
         "torch_file_by_another_name",
         "The file is PyTorch's own, and called as safetensors are.",
         as_torch,
-        "refused",
         NO_SAFETENSORS,
         "safetensors/safetensors/issues/414",
     ),
-    fault(
+    refused(
         "torch_file_of_another_machine",
         "The file was written by a machine that has the most significant byte first.",
         damaged(big_endian),
-        "refused",
         "must be in 'little'",
         "pytorch/pytorch/issues/65300",
         format="hugging-face-bin",
     ),
-    fault(
+    refused(
         "pickle_that_runs",
         "The file is a pickle that would have code run.",
         running,
-        "refused",
         "nothing of it was run",
         "voicepaw/so-vits-svc-fork/issues/193",
         format="hugging-face-bin",

@@ -1,4 +1,4 @@
-"""What a fault of conversion is: a name, and what it makes of a checkpoint's folder."""
+"""What a bug of conversion is: a name, and what it makes of a checkpoint's folder."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from concord.porting.registry import Format, known
 from concord.porting.stored import Stored, in_memory
 from concord.porting.writing import write
 
-HUB = "https://github.com/"
-
 GROUPS = ("names", "layouts", "tensors", "numbers", "configuration", "companions", "files")
 """What is wrong: which tensor is which, how it is laid out, which there are, what is in it, what is said of the model, what lies beside it, and how it lies in files."""
 
@@ -29,7 +27,7 @@ Outcome = Literal["refused", "named", "harmless"]
 
 Array = NDArray[Any]
 
-Arrays = dict[str, Array]
+Arrays = dict[str, Any]
 
 Edit = Callable[[Path, Format], None]
 """Changes a checkpoint's folder."""
@@ -43,7 +41,7 @@ SIZES: Mapping[str, int] = {
     "num_layers": 2,
     "max_positions": 13,
 }
-"""Of the checkpoint that a fault is put into: a prime, or twice a prime, for each axis, so that only what is square looks like its transpose."""
+"""Of the checkpoint that a bug is put into: a prime, or twice a prime, for each axis, so that only what is square looks like its transpose."""
 
 SEED = 3
 
@@ -62,13 +60,13 @@ COMPANIONS: Mapping[str, bytes] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConversionFault:
+class ConversionBug:
     """A thing that goes wrong, or only seems to, where a checkpoint is converted.
 
     Attributes:
         name: unique, in words joined by underscores.
         group: one of :data:`GROUPS`.
-        what: the fault, in one sentence.
+        what: the bug, in one sentence.
         clause: the clause of SPEC.md that it breaks, or would break.
         edit: what makes the right folder into the wrong one.
         expected: see :data:`Outcome`.
@@ -81,11 +79,11 @@ class ConversionFault:
     """
 
     name: str
-    group: str
     what: str
-    clause: str
     edit: Edit
     expected: Outcome
+    group: str = ""
+    clause: str = ""
     says: str = ""
     first: str = ""
     format: str = "hugging-face"
@@ -104,45 +102,59 @@ class ConversionFault:
             self.format,
         )
 
-    def spoil(self, folder: Path) -> None:
+    def inject(self, folder: Path) -> None:
         """Make the right checkpoint into the wrong one."""
         self.edit(folder, known(self.format))
+
+
+# Entries.
+
+
+def _entry(expected: Outcome) -> Callable[..., ConversionBug]:
+    def entry(
+        name: str, what: str, edit: Edit, says: str = "", source: str = "", **more: Any
+    ) -> ConversionBug:
+        where = f"https://github.com/{source}" if source else ""
+        return ConversionBug(
+            name=name, what=what, edit=edit, expected=expected, says=says, source=where, **more
+        )
+
+    return entry
+
+
+refused, harmless = _entry("refused"), _entry("harmless")
+"""What make an entry of a name, a sentence, an edit, what must be said, where it was seen, and fields of the class."""
+
+
+def named(name: str, what: str, edit: Edit, first: str, *more: str, **fields: Any) -> ConversionBug:
+    """Return an entry of what is named, first of all at a tensor; empty: at none."""
+    return _entry("named")(name, what, edit, *more, first=first, **fields)
+
+
+def section(group: str, clause: str, *entries: ConversionBug) -> tuple[ConversionBug, ...]:
+    """Return the entries of a group; the clause is that of those which name none."""
+    return tuple(dataclasses.replace(one, group=group, clause=one.clause or clause) for one in entries)
 
 
 # Edits.
 
 
 def tensors(change: Callable[[Arrays], Arrays]) -> Edit:
-    """Return the edit of the tensors of a file, by its own names and in its own layouts."""
+    """Return the edit of the tensors of a file, by its own names and in its own layouts; one may become a :class:`Stored`."""
 
     def edit(folder: Path, form: Format) -> None:
         path = folder / form.weights[0]
         arrays = {name: np.array(stored.array()) for name, stored in form.container.read(path).items()}
-        form.container.write(
-            path, {name: in_memory(np.asarray(array, order="C")) for name, array in change(arrays).items()}
-        )
+        new = {
+            name: one if isinstance(one, Stored) else in_memory(np.asarray(one, order="C"))
+            for name, one in change(arrays).items()
+        }
+        form.container.write(path, new)
 
     return edit
 
 
-def stored(name: str, change: Callable[[Array], Stored]) -> Edit:
-    """Return the edit of one tensor that makes its dtype another, such as one that NumPy does not have."""
-
-    def edit(folder: Path, form: Format) -> None:
-        path = folder / form.weights[0]
-        found = form.container.read(path)
-        form.container.write(
-            path,
-            {
-                key: change(np.array(one.array())) if key == name else in_memory(np.array(one.array()))
-                for key, one in found.items()
-            },
-        )
-
-    return edit
-
-
-def changed(**changes: Callable[[Array], Array]) -> Edit:
+def changed(**changes: Callable[[Array], Any]) -> Edit:
     """Return the edit of tensors by the end of their names, written with double underscores for dots."""
     ends = {end.replace("__", "."): change for end, change in changes.items()}
 

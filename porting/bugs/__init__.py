@@ -1,0 +1,1 @@
+"""Bugs of conversion: what is put into a checkpoint, and what must be found of it."""

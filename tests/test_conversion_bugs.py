@@ -1,0 +1,55 @@
+"""Bugs of conversion: each is refused, or named where it goes wrong, and what is harmless alarms nobody."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from concord.porting.bugs.bug import GROUPS, ConversionBug
+from concord.porting.bugs.catalogue import ALL, CONVERSION
+from concord.porting.bugs.files import MADE
+from concord.porting.bugs.finding import find
+
+SPECIFICATION = (Path(__file__).parent.parent / "spec" / "SPEC.md").read_text()
+
+
+NAMED = {bug.group: bug for bug in reversed(ALL) if bug.expected == "named"}
+"""The first of each group that is read, and judged, which takes longer."""
+
+SLOWLY = [
+    pytest.param(
+        bug,
+        id=bug.name,
+        marks=[pytest.mark.slow] if bug.expected == "named" and bug not in NAMED.values() else [],
+    )
+    for bug in ALL
+]
+
+
+def test_table_is_large_and_has_every_group() -> None:
+    assert len(CONVERSION) == len(ALL), "names are unique"
+    assert len(ALL) > 80
+    assert sum(bool(bug.source) for bug in ALL) >= 60
+    assert {bug.group for bug in ALL} == set(GROUPS)
+    assert {bug.expected for bug in ALL} == {"refused", "named", "harmless"}
+
+
+@pytest.mark.parametrize("bug", ALL, ids=lambda bug: bug.name)
+def test_bug_is_documented(bug: ConversionBug) -> None:
+    assert re.fullmatch("[a-z0-9_]+", bug.name)
+    assert bug.what.endswith(".")
+    assert f"**{bug.clause}**" in SPECIFICATION
+    assert bug.says or bug.expected != "refused"
+    assert not bug.source or re.fullmatch("https://github.com/[^/ ]+/[^/ ]+/(issues|pull)/[0-9]+", bug.source)
+
+
+@pytest.mark.parametrize("bug", SLOWLY)
+def test_bug_is_refused_or_named_or_harmless(tmp_path: Path, bug: ConversionBug) -> None:
+    found = find(bug, tmp_path)
+    assert (found.outcome, found.first) == (bug.expected, bug.first), found
+    assert any(bug.says in line for line in found.said) or not bug.says, found
+    if found.outcome == "refused":
+        assert all("\n" not in line for line in found.said)
+    assert not list(tmp_path.rglob(MADE))
