@@ -1,31 +1,58 @@
-"""Known mistakes made in one place only, and right steps of wrong inputs: tried where no single mistake explains a tensor."""
+"""Known mistakes in one place only, and right steps of wrong inputs: tried where no single mistake explains a tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.diagnosis.inputs import edited
-from concord.conformance.diagnosis.regions import Region
+from concord.conformance.diagnosis.regions import WORDS, Region
+from concord.conformance.diagnosis.relations import moves
 from concord.conformance.explain import Cause, linear, search
 from concord.conformance.explain.effort import Effort
-from concord.conformance.explain.hypothesis import Hypothesis, changed
-from concord.conformance.explain.question import Prediction, Question
+from concord.conformance.explain.hypothesis import RIGHT, Hypothesis, changed
+from concord.conformance.explain.question import Question, rounding
 from concord.conformance.explain.reading import clear
+from concord.spec.precision import precision
+from concord.spec.tape import Node
+from concord.spec.tensors import taps
 
 Array = NDArray[np.floating]
+
+MOST_PLACES = 16
+"""How many places along an axis are tried one by one."""
+
+MOST_ELEMENTS = 2**22
+"""Inputs of larger tensors are not tried: each way takes a step of the model."""
 
 
 @dataclass(frozen=True)
 class _Way:
+    """What may explain a tensor: a hypothesis, of a question whose inputs may be others than the run's."""
+
     text: str
     name: str
     clause: str
-    exact: Callable[[], Array]
-    predict: Callable[[], Prediction]
+    question: Question
+    hypothesis: Hypothesis = RIGHT
+
+    def explains(self, question: Question, region: Region) -> bool:
+        """Return whether the tensor is this in a region, and right elsewhere."""
+        right, actual = question.right, question.actual
+        value = self.question.values(self.hypothesis)
+        sound = value.shape == actual.shape and np.isfinite(value[region.flags]).all()
+        if not (sound and np.isfinite(actual).all()):
+            return False
+        before, left = actual - right.value, actual - np.where(region.flags, value, right.value)
+        if np.sqrt(np.mean(np.square(left))) > 0.1 * np.sqrt(np.mean(np.square(before))):
+            return False
+        made = self.question.predict(self.hypothesis)
+        left = actual - np.where(region.flags, made.value, right.value)
+        return clear(before, left, np.where(region.flags, made.sigma, right.sigma))
 
 
 def compose(question: Question, region: Region, clause: str, exact: bool, effort: Effort) -> Cause | None:
@@ -43,13 +70,10 @@ def compose(question: Question, region: Region, clause: str, exact: bool, effort
             break
         try:
             with np.errstate(all="ignore"):
-                fits = _fits(question, region, way)
-            found += [way] if fits else []
+                found += [way] if way.explains(question, region) else []
         except (LookupError, ValueError, TypeError, ArithmeticError):  # it does not apply here
             continue
-    if not found or (
-        exact and len(found) > 2
-    ):  # what fits wherever it is allowed to says less than what is seen
+    if not found or (exact and len(found) > 2):  # what fits wherever it may says less than what is seen
         return None
     only = f", only {'' if region.text.startswith('where') else 'in '}{region.text}" if region.text else ""
     said = " or by ".join(f"{way.text}{only} ({way.clause})" for way in found)
@@ -58,67 +82,83 @@ def compose(question: Question, region: Region, clause: str, exact: bool, effort
 
 
 def _ways(question: Question, region: Region, clause: str, exact: bool) -> Iterator[_Way]:
-    if region.text and not question.parameter:
-        for hypothesis in search.mistakes(question):
-            if not hypothesis.rare:
-                yield _of_hypothesis(question, hypothesis)
+    known = (
+        [one for one in search.mistakes(question) if not one.rare]
+        if region.text and not question.parameter
+        else []
+    )
     if question.is_tap(linear.LINEAR) and not exact:
-        yield from (_of_hypothesis(question, hypothesis) for hypothesis in _of_other_inputs(question))
-    for other in () if exact else edited(question):
-        broken = "PRC-2" if "rounded to" in other.text else clause
-        yield _Way(
-            other.text,
-            "other_input",
-            broken,
-            lambda other=other: other.exact(question),  # type: ignore[misc]
-            lambda other=other: other.predict(question),  # type: ignore[misc]
-        )
+        known += _of_other_inputs(question)
+    yield from (_Way(one.text, one.name, one.clause, question, one) for one in known)
+    if exact or question.parameter or question.actual.size > MOST_ELEMENTS:
+        return
+    for name in sources(question):
+        for text, array in _edits(question, name) if name in question.forced else ():
+            other = copy.copy(question)
+            for derived in ("right", "exact", "span"):
+                other.__dict__.pop(derived, None)
+            other.forced = {**question.forced, name: array}
+            yield _Way(text, "other_input", "PRC-2" if "rounded to" in text else clause, other)
 
 
 def _of_other_inputs(question: Question) -> Iterator[Hypothesis]:
     """Yield linear layers that are applied to another tensor of the run."""
     exact, tap = question.exact, question.tensor
-    shape = exact.inputs[tap].shape
     entered = {f"what entered the sublayer of `{name}`": tensor for name, tensor in exact.entered.items()}
-    for name, tensor in {
-        **entered,
-        **{f"`{name}`": tensor for name, tensor in exact.now.items() if name != tap},
-    }.items():
-        if tensor.shape == shape and tensor is not exact.inputs[tap]:
+    others = entered | {f"`{name}`": tensor for name, tensor in exact.now.items() if name != tap}
+    for name, tensor in others.items():
+        if tensor.shape == exact.inputs[tap].shape and tensor is not exact.inputs[tap]:
             values = tensor.value
             change = linear.applied_to(lambda m, values=values: m.constant(values))  # type: ignore[misc]
-            yield changed(
-                "linear_of_other_input",
-                f"{name} instead of what should go into it",
-                "NRM-1" if " entered " in name else "RES-1",
-                change,
-            ).at(tap)
+            text = f"{name} instead of what should go into it"
+            clause = "NRM-1" if " entered " in name else "RES-1"
+            yield changed("linear_of_other_input", text, clause, change).at(tap)
 
 
-def _of_hypothesis(question: Question, hypothesis: Hypothesis) -> _Way:
-    return _Way(
-        hypothesis.text,
-        hypothesis.name,
-        hypothesis.clause,
-        lambda: question.values(hypothesis),
-        lambda: question.predict(hypothesis),
-    )
+def sources(question: Question) -> list[str]:
+    """Return the taps that a tensor is computed from in one step, found on the tape."""
+    exact = question.exact
+    named = {id(tensor): name for name, tensor in exact.now.items() if name != question.tensor}
+    found, seen, waiting = [], set(), [exact.taps[question.tensor]] if question.tensor in exact.taps else []
+    while waiting:
+        tensor: Node = waiting.pop()
+        if id(tensor) not in seen and id(tensor) in named:
+            found.append(named[id(tensor)])
+        elif id(tensor) not in seen:
+            waiting += [operand for operand, _ in tensor.operands]
+        seen.add(id(tensor))
+    return found[::-1]
 
 
-def _fits(question: Question, region: Region, way: _Way) -> bool:
-    """Return whether the tensor is what a mistake gives in a region, and right elsewhere."""
-    right, actual = question.right, question.actual
-    value = way.exact()
-    if (
-        value.shape != actual.shape
-        or not np.isfinite(value[region.flags]).all()
-        or not np.isfinite(actual).all()
-    ):
-        return False
-    made = np.where(region.flags, value, right.value)
-    before, left = actual - right.value, actual - made
-    if np.sqrt(np.mean(np.square(left))) > 0.1 * np.sqrt(np.mean(np.square(before))):
-        return False
-    prediction = way.predict()
-    sigma = np.where(region.flags, prediction.sigma, right.sigma)
-    return clear(before, actual - np.where(region.flags, prediction.value, right.value), sigma)
+def _edits(question: Question, name: str) -> Iterator[tuple[str, Array]]:
+    """Yield what else may have gone into the step in place of a tap, in words."""
+    array, known = question.forced[name], taps(question.config, question.case.part)
+    axes = known[name].shape.split() if name in known else [f"axis {i}" for i in range(array.ndim)]
+    axes = [*axes[:-2], "query", "key"] if axes.count("tokens") == 2 else axes
+    for short in ("float16", "bfloat16"):
+        yield f"`{name}` rounded to {short}", rounding(short)(array)
+    root, two = math.sqrt(question.config.head_dim), math.sqrt(2)
+    factors = {"2": 2.0, "1/2": 0.5, "-1": -1.0, "sqrt(2)": two, "1 / sqrt(2)": 1 / two}
+    for words, factor in {**factors, "sqrt(K)": root, "1 / sqrt(K)": 1 / root}.items():
+        if factor != 1:
+            yield f"`{name}` multiplied by {words}", factor * array
+    for _, text, moved in moves(array, axes, MOST_PLACES):
+        yield f"`{name}` {text}", moved
+    # What a softmax does not see, and rounding leaves finite.
+    nothing = -precision(question.case.dtype).largest / 2 if name.endswith("scores") else 0.0
+    for place, axis in enumerate(axes):
+        word, size = WORDS.get(axis, axis), array.shape[place]
+        index = np.arange(size).reshape([-1 if i == place else 1 for i in range(array.ndim)])
+        for i in range(size) if 1 < size <= MOST_PLACES else ():
+            yield f"`{name}` with {word} {i} left out", np.where(index == i, nothing, array)
+            if 1 < i < size - 1:
+                yield (
+                    f"`{name}` with {word} {i} and those after it left out",
+                    np.where(index >= i, nothing, array),
+                )
+    before = list(known)[: list(known).index(question.tensor)] if question.tensor in known else []
+    for other in before:
+        same_role = other.split(".", 2)[2:] == name.split(".", 2)[2:] and name.startswith("layers.")
+        alike = other != name and np.shape(question.forced.get(other, 0)) == array.shape
+        if alike and (same_role or other.rpartition(".")[0] == name.rpartition(".")[0]):
+            yield f"`{other}` in place of `{name}`", question.forced[other]
