@@ -39,8 +39,8 @@ from concord import (
     writing,
 )
 from concord.conformance import campaign, check_jobs, doctor, dump, published, report
-from concord.conformance.again import repeated
 from concord.conformance.bugs.bug import Bug
+from concord.conformance.campaign import repeated
 from concord.conformance.check import DTYPES, QUICK, sequence
 from concord.conformance.mutants import matrix
 from concord.conformance.mutants import table as mutants_table

@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import os
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Event
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from concord import backends
 from concord.backends.interface import Run, Unsupported, variety
 from concord.backends.pool import Pool
 from concord.backends.worker import TIME_LIMIT, Worker, WorkerFailure
-from concord.conformance import comparison
-from concord.conformance.again import Kept, Repeats, Tensors, differing, repeated, said, tensors_of, worse
-from concord.conformance.comparison import Row, Verdict
-from concord.conformance.diagnosis.campaign import Conclusion, conclude
-from concord.conformance.judging import Derivation, Misfit, Published, judge
-from concord.conformance.pace import Pace
+from concord.conformance import verdict as verdicts
+from concord.conformance.diagnosis.conclusions import Conclusion, conclude
+from concord.conformance.judging import Derivation, Misfit, Published, delivered, judge
 from concord.conformance.padding import independent_batch
+from concord.conformance.verdict import FAILED_WORKER, NOT_JUDGED, Repeats, Result, Verdict
 from concord.conformance.watching import told
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 from concord.spec.deviations import UNCOMPUTED_PADDING, declared
 from concord.spec.errors import SpecError
 from concord.spec.parameters import Weights
+from concord.spec.tensors import output_name
 from concord.spec.training.trajectory import Training
-
-FAILED_WORKER = ("missing", "broken", "crashed", "timed out", "out of memory", "error")
-"""Statuses of results that a backend owes."""
-
-NOT_JUDGED = "not judged"
-"""The status of a run that Concord failed to judge: no backend owes it."""
 
 
 @dataclass(frozen=True)
@@ -110,51 +110,6 @@ class Job:
         if batch is None:
             return None
         return self if batch is self.batch else dataclasses.replace(self, batch=batch)
-
-
-@dataclass(frozen=True)
-class Result:
-    """What came of one job on one backend.
-
-    Attributes:
-        backend: as it was asked for, with the device behind it where there are several; of a run that came as a file, as the file says.
-        group: the variant; for golden files the source.
-        case: the name of the case.
-        dtype: the precision, or mode, that it was judged by.
-        status: ``"agrees"``, ``"diverges"``, ``"nondeterministic"`` (right each time, but not the same bit for bit),
-            ``"undetermined"``, ``"unsupported"``, ``"refused"``, ``"absent"``,
-            :data:`NOT_JUDGED`, or one of :data:`FAILED_WORKER`.
-        detail: one line of explanation where there is no verdict.
-        verdict: the judgement, if there is one.
-        seconds: run and judgement; 0 where it came as a file.
-        stderr: the last lines of a worker that failed, or the traceback of a fault of Concord.
-        part: the part of the model that ran.
-        attribution: one line that says that it diverges in this precision alone, or only when it is run again.
-        repeats: what came of running it several times, if it was.
-    """
-
-    backend: str
-    group: str
-    case: str
-    dtype: str
-    status: str
-    detail: str = ""
-    verdict: Verdict | None = None
-    seconds: float = 0.0
-    stderr: str = ""
-    part: str = "model"
-    attribution: str = ""
-    repeats: Repeats | None = None
-
-    @property
-    def worst(self) -> float:
-        """The largest error in tolerances."""
-        return self.verdict.worst if self.verdict else 0.0
-
-    @property
-    def first_divergence(self) -> Row | None:
-        """Where the run first left its tolerance."""
-        return self.verdict.first_divergence if self.verdict else None
 
 
 @dataclass(frozen=True)
@@ -274,7 +229,7 @@ def exit_code_of(statuses: Iterable[tuple[str, str]]) -> int:
         return 3
     if found & {"diverges", "nondeterministic", "refused"}:
         return 1
-    _, unjudged = comparison.conclude(runs)
+    _, unjudged = verdicts.conclude(runs)
     return 3 if unjudged or "undetermined" in found or not runs else 0
 
 
@@ -300,16 +255,30 @@ def conduct(
     for name in chosen:
         backends.resolve(name)
     started, environments = time.perf_counter(), dict[str, dict[str, Any]]()
-    turns = repeated(jobs, settings.repeat)
-    places = settings.places(chosen)
-    with Pool(width=len(places)) as pool:
-        pace = Pace(places, lambda: pool.stopped)
-        crews = [
-            Crew(label, name, how, pool, environments, progress) for label, (name, how) in places.items()
+    places, turns = settings.places(chosen), repeated(jobs, settings.repeat)
+    with Pool(width=min(len(places), os.cpu_count() or 1) or 1) as pool:
+        runners = [
+            Runner(label, name, how, pool, environments, progress) for label, (name, how) in places.items()
         ]
-        results = pool.map(lambda crew: crew.work(turns, pace), crews)
+        # Job by job: what a job is judged by is kept for a few jobs. Each waits for its backend's turn before.
+        done = [[Event() for _ in turns] for _ in runners]
+        results: list[dict[int, Result]] = [{} for _ in runners]
+
+        def turn(place: tuple[int, int]) -> None:
+            number, which = place
+            if number:
+                done[which][number - 1].wait()
+            try:
+                if not pool.stopped:
+                    runner, job = runners[which], turns[number]
+                    results[which][id(job)] = runner.attempt(job)
+                    progress(runner.label, job.name)
+            finally:
+                done[which][number].set()
+
+        pool.map(turn, itertools.product(range(len(turns)), range(len(runners))))
     return Report(
-        [result for of_one in results for result in of_one],
+        [result for of_one in results for result in of_one.values()],
         environments,
         settings,
         time.perf_counter() - started,
@@ -342,8 +311,59 @@ def environment_of(worker: Worker, deviations: Sequence[Mapping[str, Any]]) -> d
     }
 
 
-class Crew:
-    """One backend at work in a campaign.
+Tensors = Mapping[str, NDArray[np.floating]]
+
+
+@dataclass(frozen=True)
+class _Earlier:
+    """What is kept of a job until it comes again.
+
+    Attributes:
+        result: what came of all its runs so far.
+        first: the tensors of its first run, by name; None if the job failed, and is not run again.
+        times: how often it ran.
+        turn: the turn of its backend in which it last ran.
+    """
+
+    result: Result
+    first: Tensors | None
+    times: int
+    turn: int
+
+    def words(self, job: Job, turn: int) -> str:
+        """Say which run of a job the next one is, in a turn of its backend, and what the earlier ones came to."""
+        between = ", after others" if turn > self.turn + 1 else ""
+        came_to = _verb(self.result.verdict.status if self.result.verdict else self.result.status)
+        return f"only when it is run again: run {self.times + 1} of {job.times}{between}; the first {came_to}"
+
+    def repeats(self, others: set[str], verdict: Verdict) -> Repeats:
+        """Return what has come of all runs, with those tensors of the next one that differ from the first one's."""
+        others = others | {*(self.result.repeats.differing if self.result.repeats else ())}
+        order = {row.tensor: place for place, row in enumerate(verdict.table)}
+        names = sorted(others, key=lambda name: (order.get(name, len(order)), name))
+        return Repeats(self.times + 1, tuple(names))
+
+
+def _verb(status: str) -> str:
+    return "is undetermined" if status == "undetermined" else status
+
+
+def repeated(jobs: Sequence[Job], least: int = 1) -> list[Job]:
+    """Return a list in which each job stands so often at least, and knows how often.
+
+    What is added follows the place where the job stood last.
+    """
+    listed = Counter(map(id, jobs))
+    counted = {id(job): dataclasses.replace(job, times=max(listed[id(job)], least)) for job in jobs}
+    missing = {key: job.times - listed[key] for key, job in counted.items()}
+    turns: list[Job] = []
+    for job in reversed(jobs):
+        turns += [counted[id(job)]] * (1 + missing.pop(id(job), 0))
+    return turns[::-1]
+
+
+class Runner:
+    """One backend at work: jobs one after the other on the same worker, so that a state that it carries is seen.
 
     Args:
         label: what results call it: its name, or that and the device.
@@ -362,27 +382,9 @@ class Crew:
     ) -> None:
         self.label, self.name, self.settings = label, name, settings
         self.environments, self.progress = environments, progress
-        self.kept: dict[int, Kept] = {}
+        self.earlier: dict[int, _Earlier] = {}
         self.turn = 0
         self.seat = pool.seat(partial(settings.open, name), started=self.started)
-
-    def work(self, jobs: Sequence[Job], pace: Pace) -> list[Result]:
-        """Run and judge jobs, one after the other on the same worker: a backend that carries state is checked as it is."""
-        results: dict[int, Result] = {}
-        started = time.perf_counter()
-        try:
-            for number, job in enumerate(jobs):
-                with pace.turn(self.label, number) as mine:
-                    if not mine:
-                        break
-                    results[id(job)] = self.attempt(job)
-                self.progress(self.label, job.name)
-        finally:
-            pace.leave(self.label)
-            if self.label in self.environments:
-                self.note("run_seconds", time.perf_counter() - started)
-            self.seat.close()
-        return list(results.values())
 
     def attempt(self, job: Job) -> Result:
         """Run a job and judge the run; what fails is a result too.
@@ -391,73 +393,62 @@ class Crew:
             What came of all its runs so far, where it comes several times.
         """
         self.turn += 1
-        before = self.kept.pop(id(job), None)
+        started, before = time.perf_counter(), self.earlier.pop(id(job), None)
         if before is None:
             self.seat.renew()
         now = before if before and before.first is None else self._made(job, before)
         if before and before.result.status == "diverges" and now.result.verdict is None:
             now = dataclasses.replace(before, first=None)  # a failure does not cover what is wrong
         if now.times < job.times:
-            self.kept[id(job)] = now
+            self.earlier[id(job)] = now
+        if self.label in self.environments:
+            spent = self.environments[self.label].get("run_seconds", 0.0)
+            self.note("run_seconds", spent + time.perf_counter() - started)
         return now.result
 
-    def _made(self, job: Job, before: Kept | None) -> Kept:
+    def _made(self, job: Job, before: _Earlier | None) -> _Earlier:
         """Run a job, and judge the run unless it is the first one again, bit for bit."""
         started = time.perf_counter()
         again = before.words(job, self.turn) if before else ""
 
-        def kept(
-            status: str,
-            detail: str = "",
-            verdict: Verdict | None = None,
-            stderr: str = "",
-            first: Tensors | None = None,
-            **more: Any,
-        ) -> Kept:
+        def made(status: str, detail: str = "", first: Tensors | None = None, **more: Any) -> _Earlier:
             seconds = time.perf_counter() - started + (before.result.seconds if before else 0)
-            detail = f"{detail} ({again})" if again and verdict is None else detail
-            made = (
-                self.label,
-                job.group,
-                job.case,
-                job.dtype,
-                status,
-                detail,
-                verdict,
-                seconds,
-                stderr,
-                job.part,
-            )
-            return Kept(Result(*made, **more), first, before.times + 1 if before else 1, self.turn)
+            detail = f"{detail} ({again})" if again and detail else detail
+            about: dict[str, Any] = {"part": job.part, "detail": detail, "seconds": seconds, **more}
+            result = Result(self.label, job.group, job.case, job.dtype, status, **about)
+            return _Earlier(result, first, before.times + 1 if before else 1, self.turn)
+
+        def failed(doing: str, error: Exception) -> _Earlier:
+            return made(NOT_JUDGED, own_fault(doing, error), stderr=traceback.format_exc())
 
         try:
             run = self.run(job, self.settings.precision)
             if (judgeable := job.judgeable(run)) is not job:
                 job, run = judgeable, self.run(judgeable, self.settings.precision)
         except Unsupported as reason:
-            return kept("unsupported", str(reason))
+            return made("unsupported", str(reason))
         except SpecError as error:
-            return kept("refused", error.problems[0])
+            return made("refused", error.problems[0])
         except WorkerFailure as failure:
-            return kept(self.settings.status_of(self.name, failure), failure.detail, stderr=failure.stderr)
+            return made(self.settings.status_of(self.name, failure), failure.detail, stderr=failure.stderr)
         except Exception as error:
-            return kept(NOT_JUDGED, own_fault("running it", error), stderr=traceback.format_exc())
-        found = tensors_of(job, run) if job.times > 1 else {}
+            return failed("running it", error)
+        found = delivered(run, output_name(job.config, job.part)) if job.times > 1 else {}
         first = found if before is None or before.first is None else before.first
-        others = differing(first, found)
+        others = {name for name in {*first, *found} if not _same_bits(first.get(name), found.get(name))}
         try:
             verdict, attribution = self._judged(job, run, before, others, again)
         except Misfit as error:
-            return kept("broken", f"its answer cannot be judged: {'; '.join(error.problems)}")
+            return made("broken", f"its answer cannot be judged: {'; '.join(error.problems)}")
         except Exception as error:  # what was delivered is in order: whatever is raised then is Concord's own
-            return kept(NOT_JUDGED, own_fault("judging", error), stderr=traceback.format_exc())
+            return failed("judging", error)
         repeats = before.repeats(others, verdict) if before else None
         changes = self.settings.repeat > 1 and repeats is not None and not repeats.equal
         status = "nondeterministic" if changes and verdict.status != "diverges" else verdict.status
-        return kept(status, verdict=verdict, first=first, attribution=attribution, repeats=repeats)
+        return made(status, first=first, verdict=verdict, attribution=attribution, repeats=repeats)
 
     def _judged(
-        self, job: Job, run: Run, before: Kept | None, others: set[str], again: str
+        self, job: Job, run: Run, before: _Earlier | None, others: set[str], again: str
     ) -> tuple[Verdict, str]:
         """Return a verdict on all runs of a job so far, and to what it is attributed.
 
@@ -472,11 +463,10 @@ class Crew:
             verdict = job.judge(run, self.settings.rules(job.dtype))
         if before is None or earlier is None:
             return verdict, self.attribute(job, run, verdict)
-        return (
-            (verdict, f"{said(verdict.status)} {again}")
-            if worse(verdict, earlier)
-            else (earlier, before.result.attribution)
-        )
+        order = ("agrees", "undetermined", "diverges")
+        if order.index(verdict.status) > order.index(earlier.status):
+            return verdict, f"{_verb(verdict.status)} {again}"
+        return earlier, before.result.attribution
 
     def attribute(self, job: Job, run: Run, verdict: Verdict) -> str:
         """Run what diverges in another precision once more in the strict one, and say so if it then agrees."""
@@ -551,8 +541,13 @@ class Crew:
         self.environments.setdefault(self.label, {})[key] = value
 
 
+def _same_bits(a: NDArray[np.floating] | None, b: NDArray[np.floating] | None) -> bool:
+    return (
+        a is not None and b is not None and (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
+    )
+
+
 def own_fault(doing: str, error: Exception) -> str:
     """Return a line that says that something is Concord's own fault."""
-    return (
-        f"a fault of Concord while {doing}: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-    )
+    what = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    return f"a fault of Concord while {doing}: {what}"

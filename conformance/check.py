@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from concord.conformance.again import repeated
-from concord.conformance.campaign import Job
+from concord.conformance.campaign import Job, repeated
 from concord.spec.cases import SCENARIOS, Case, standard_cases
 from concord.spec.config import variants as known_variants
 from concord.spec.errors import refuse, unknowns

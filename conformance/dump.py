@@ -14,8 +14,9 @@ from pydantic import AfterValidator
 
 from concord.backends.interface import Request, Run
 from concord.backends.wire import check_info, encode_request, request_of, split_gradients
-from concord.conformance.campaign import Job, Report, Result, Settings
+from concord.conformance.campaign import Job, Report, Settings
 from concord.conformance.judging import judge
+from concord.conformance.verdict import Result
 from concord.spec.batch import completed
 from concord.spec.errors import BatchError, SpecError, WeightsError, located
 from concord.spec.files import find, read_arrays, read_as, section

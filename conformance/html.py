@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from concord.conformance import drawing, record
-from concord.conformance.campaign import FAILED_WORKER, NOT_JUDGED, Report, Result
-from concord.conformance.comparison import Row
+from concord.conformance.campaign import Report
 from concord.conformance.diagnosis.replacement import role_of
 from concord.conformance.layout import render
 from concord.conformance.record import LIMITS, Document
-from concord.conformance.report import WORST_FIRST, number, repeated, speaker_of
+from concord.conformance.report import WORST_FIRST, repeated, speaker_of
+from concord.conformance.verdict import FAILED_WORKER, NOT_JUDGED, Result, Row, number
 from concord.conformance.views import (
     CaseResults,
     cases_of,

@@ -15,7 +15,6 @@ from concord.backends.interface import Run
 from concord.backends.wire import misfits
 from concord.conformance import tolerance
 from concord.conformance.breakdown import axes_of, break_down
-from concord.conformance.comparison import DECLARED, NOT_DELIVERED, UNUSED, Judgement, Row, Verdict
 from concord.conformance.diagnosis import Diagnosis, diagnose
 from concord.conformance.estimate import Z
 from concord.conformance.expectation import (
@@ -28,6 +27,7 @@ from concord.conformance.expectation import (
 )
 from concord.conformance.padding import blind_samples, uncomputed
 from concord.conformance.scoring import OUT_OF_RANGE, judge_tensor, scores_of
+from concord.conformance.verdict import DECLARED, NOT_DELIVERED, UNUSED, Judgement, Row, Verdict
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 from concord.spec.deviations import (
@@ -156,6 +156,17 @@ def _shows(case: JudgedProblem, deviation: str, verdict: Verdict) -> bool:
     return bool(all(np.broadcast_to(where, shape)[one.index] for one in first.deciding.breakdown.worst))
 
 
+def delivered(run: Run, output: str) -> dict[str, Array]:
+    """Return every tensor of a run by the name that a verdict gives it.
+
+    Args:
+        output: the name of the part's result.
+    """
+    by_taps = {f"taps.{name}": array for name, array in run.tap_gradients.items() if array is not None}
+    gradients = {f"gradients.{name}": array for name, array in {**run.gradients, **by_taps}.items()}
+    return {**run.results(output), **run.taps, **gradients, **run.steps}
+
+
 class Misfit(SpecError):
     """What a run holds cannot be what was asked for; nothing can be judged."""
 
@@ -172,15 +183,7 @@ class _Judging:
     ) -> None:
         self.case, self.run, self.excuses = case, run, excuses
         self.output = output_name(case.config, case.part)
-        self.delivered = {
-            **run.results(self.output),
-            **run.taps,
-            **{f"gradients.{name}": array for name, array in run.gradients.items()},
-        }
-        self.delivered |= {
-            f"gradients.taps.{name}": array for name, array in run.tap_gradients.items() if array is not None
-        }
-        self.delivered |= run.steps
+        self.delivered = delivered(run, self.output)
         for name, array in self.delivered.items():
             if array.ndim and np.any(
                 excused := self.excused(name, array.ndim)

@@ -17,7 +17,8 @@ from markupsafe import Markup, escape
 from concord.backends.wire import legibly
 from concord.conformance import drawing
 from concord.conformance.breakdown import Breakdown, HeatMap
-from concord.conformance.report import SHORT, number
+from concord.conformance.report import SHORT
+from concord.conformance.verdict import number
 from concord.conformance.views import SIGNS, TONES, beyond, largest, tail, word
 from concord.spec.text import legible, shortened
 

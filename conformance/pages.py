@@ -11,7 +11,7 @@ from concord.conformance.html import histogram, joined
 from concord.conformance.layout import render
 from concord.conformance.lockstep.page import page as of_lockstep
 from concord.conformance.record import LIMITS, Document
-from concord.conformance.report import number
+from concord.conformance.verdict import number
 from concord.conformance.views import ordered
 from concord.spec.errors import refuse
 

@@ -16,7 +16,7 @@ import pytest
 
 if TYPE_CHECKING:
     from concord.backends.worker import Worker
-    from concord.conformance.campaign import Crew, Job
+    from concord.conformance.campaign import Job, Runner
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ class Outcome:
         """The backends of which no run was judged."""
         if not self.statuses:
             return ()
-        from concord.conformance.comparison import conclude
+        from concord.conformance.verdict import conclude
 
         return conclude(self.statuses)[1]
 
@@ -118,7 +118,7 @@ class Workers:
         chosen = {name: _option(config, name) for name in ("device", "implementation", "execution")}
         self.settings = Settings(**chosen, asked=self.asked, threads=1)
         self.pool = Pool()
-        self.crews: dict[str, Crew] = {}
+        self.runners: dict[str, Runner] = {}
         self.config = config
 
     def note(self, backend: str, status: str) -> None:
@@ -126,25 +126,25 @@ class Workers:
         if test := self.config.stash.get(RUNNING, None):
             test.user_properties.append((PROPERTY, [backend, status]))
 
-    def crew(self, name: str) -> Crew:
+    def runner(self, name: str) -> Runner:
         """Return a backend at work; its worker starts when it is first needed, and again each time that it died."""
-        from concord.conformance.campaign import Crew
+        from concord.conformance.campaign import Runner
 
-        crew = self.crews.pop(name, None)
-        if crew is None:
-            crew = Crew(name, name, self.settings, self.pool, {})
-            crew.seat.refresh(None)
-        self.crews[name] = crew  # the last one used stands last
-        if len(self.crews) > MOST:
-            self.crews.pop(next(iter(self.crews))).seat.end()
-        return crew
+        runner = self.runners.pop(name, None)
+        if runner is None:
+            runner = Runner(name, name, self.settings, self.pool, {})
+            runner.seat.refresh(None)
+        self.runners[name] = runner  # the last one used stands last
+        if len(self.runners) > MOST:
+            self.runners.pop(next(iter(self.runners))).seat.end()
+        return runner
 
     def get(self, name: str) -> Worker:
         """Return the worker of a backend: one that was asked for and is missing fails, another is skipped, visibly."""
         from concord.backends.worker import WorkerFailure
 
         try:
-            return self.crew(name).seat.get()
+            return self.runner(name).seat.get()
         except WorkerFailure as failure:
             if failure.status == "absent" and name not in self.asked:
                 pytest.skip(f"{name} is absent: {failure.detail}")
@@ -155,10 +155,10 @@ class Workers:
 
     def conform(self, backend: str, job: Job) -> None:
         """Run a job and fail with the first divergence in words."""
-        from concord.conformance.report import divergence_lines, verdict_lines
+        from concord.conformance.verdict import divergence_lines, verdict_lines
 
         self.get(backend)
-        result = self.crew(backend).attempt(job if self.gradients else _forward(job))
+        result = self.runner(backend).attempt(job if self.gradients else _forward(job))
         self.note(backend, result.status)
         if result.status == "unsupported":
             pytest.skip(f"unsupported: {result.detail}")

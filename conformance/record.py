@@ -15,11 +15,11 @@ from typing import Any
 
 from concord.backends import machine
 from concord.conformance import codec
-from concord.conformance.campaign import Report, Result
-from concord.conformance.comparison import Z_BINS, Judgement, Row, Verdict
+from concord.conformance.campaign import Report
 from concord.conformance.diagnosis import Diagnosis
 from concord.conformance.estimate import R, Z
 from concord.conformance.report import WORST_FIRST
+from concord.conformance.verdict import Z_BINS, Judgement, Result, Row, Verdict
 from concord.spec.errors import SpecError, located, optional, refuse
 from concord.spec.files import read_json, write_text
 

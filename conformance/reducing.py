@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.backends.pool import Pool
-from concord.conformance.campaign import Crew, Job, Result, Settings
+from concord.conformance.campaign import Job, Runner, Settings
 from concord.conformance.fuzz.findings import FAILED, signature_of
+from concord.conformance.verdict import Result
 from concord.spec.batch import Batch, from_arrays, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
@@ -128,16 +129,16 @@ def reduce(
         UnknownNameError: for an unknown backend.
     """
     with Pool(width=1) as pool:
-        crew = Crew(name, name, settings, pool, {})
+        runner = Runner(name, name, settings, pool, {})
         try:
-            result = crew.attempt(job)
+            result = runner.attempt(job)
             before = sizes_of(job)
             if result.status not in FAILED:
                 return Reduced(job, result, before, before, failed=False)
-            search = _Search(job, result, crew.attempt, progress)
+            search = _Search(job, result, runner.attempt, progress)
             search.run()
         finally:
-            crew.seat.close()
+            runner.seat.close()
     return Reduced(
         replace(search.job, case=f"{job.case}-reduced"),
         search.result,

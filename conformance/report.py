@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,11 +13,17 @@ from rich.table import Table
 from rich.text import Text
 
 from concord.backends.interface import UNSUPPORTED_REASONS
-from concord.conformance.campaign import FAILED_WORKER, NOT_JUDGED, Report, Result
-from concord.conformance.comparison import NOT_DELIVERED, Row, Verdict, section_of
+from concord.conformance.campaign import Report
 from concord.conformance.diagnosis.diagnosis import folded
 from concord.conformance.diagnosis.replacement import role_of
-from concord.conformance.wording import distinct
+from concord.conformance.verdict import (
+    FAILED_WORKER,
+    NOT_JUDGED,
+    Result,
+    divergence_lines,
+    number,
+    unjudged_lines,
+)
 from concord.spec.deviations import KNOWN_DEVIATIONS
 from concord.spec.errors import SpecError
 from concord.spec.files import read_text
@@ -37,19 +42,6 @@ WORST_FIRST = (
 )
 NARROW = 100
 """Columns of a terminal below which backends stand side by side and precisions below each other."""
-
-
-def number(value: float) -> str:
-    """Return a ratio in as few characters as say it."""
-    if not math.isfinite(value):
-        return "inf" if value > 0 else str(value)
-    return (
-        f"{value:.2f}"
-        if value < 10
-        else f"{value:.0f}"
-        if value < 1e4
-        else f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
-    )
 
 
 def worst_of(results: Sequence[Result]) -> Result:
@@ -177,147 +169,6 @@ def around(path: Path, name: str) -> tuple[str, str]:
     return found[1], found[2]
 
 
-def divergence_lines(result: Result, exported: bool = False) -> list[str]:
-    """Say where a run first diverged, why if that is known, what became of it at the end, and what to do next.
-
-    Args:
-        exported: whether ``concord case export`` writes its case, under the name that it has here.
-    """
-    assert result.verdict is not None
-    verdict = result.verdict.explained()
-    head = f"{result.backend} diverges: {result.case}, {result.dtype}{_alone(verdict)}"
-    reduce = (
-        f"concord case reduce cases/{result.case}-{result.dtype} --backend {result.backend} -o smaller"
-        if exported and result.seconds
-        else ""
-    )
-    body = [
-        *_divergence(verdict, result.backend, result.attribution),
-        *_next_step(verdict, reduce),
-    ]
-    return [head, *body]
-
-
-def _alone(verdict: Verdict) -> str:
-    """Say what alone differs, where that is all that there is to mend."""
-    alone = verdict.alone[0] or (
-        "the forward pass agrees, only gradients diverge" if _only_gradients(verdict) else ""
-    )
-    return f": {alone}" if alone else ""
-
-
-def verdict_lines(verdict: Verdict) -> list[str]:
-    """Say what came of judging one run."""
-    verdict = verdict.explained()
-    if verdict.status == "diverges":
-        return [f"diverges{_alone(verdict)}", *_divergence(verdict, "the run"), *_next_step(verdict)]
-    judged = [row for row in verdict.table if row.status == "agrees"]
-    worst = max(judged, key=lambda row: row.ratio, default=None)
-    near = (
-        f": of {len(judged)} tensors {worst.tensor} comes nearest to its tolerance, {number(worst.ratio)}"
-        if worst
-        else ""
-    )
-    return [
-        f"{verdict.status}{near}",
-        *_unjudged(verdict),
-        *([verdict.unchecked] if verdict.unchecked else []),
-    ]
-
-
-def _unjudged(verdict: Verdict) -> list[str]:
-    """Say which sections of a run were judged nowhere, why, and what to do about it."""
-    lines = []
-    for section in verdict.unjudged:
-        rows = [row for row in verdict.table if section_of(row.tensor) == section]
-        why = next((note for row in rows if (note := row.deciding.note if row.deciding else row.note)), "")
-        if all(row.status == "undelivered" for row in rows):
-            advice = (
-                "deliver them, or leave them out with --forward-only"
-                if section == "gradients"
-                else "deliver the output"
-            )
-        elif all(row.local is None for row in rows):
-            advice = "deliver activations: each step is then judged by itself"
-        else:
-            advice = "the precision does not determine it with these weights and inputs"
-        lines.append(f"{section} not judged{f' ({why})' if why else ''}: {advice}")
-    return lines
-
-
-def _divergence(verdict: Verdict, name: str, attribution: str = "") -> list[str]:
-    row = verdict.first_divergence
-    assert row is not None
-    clause = verdict.diagnosis.clause if verdict.diagnosis else row.clause
-    lines = [f"  first at {row.tensor} (SPEC {clause}){_where(row, name)}"]
-    lines += [f"  {line}" for line in verdict.diagnosis.lines] if verdict.diagnosis else []
-    lines += [f"  {attribution}"] if attribution else []
-    lines += _arrival(verdict, row)
-    others = [r for r in verdict.table if r.status == "diverges"]
-    return [*lines, f"  {len(others)} of {len(verdict.table)} tensors lie beyond their tolerance"]
-
-
-def _only_gradients(verdict: Verdict) -> bool:
-    """Return whether gradients alone diverge, and the forward pass was judged."""
-    sections = {(section_of(row.tensor), row.status) for row in verdict.table}
-    return (
-        ("gradients", "diverges") in sections
-        and ("forward", "agrees") in sections
-        and ("forward", "diverges") not in sections
-    )
-
-
-def _next_step(verdict: Verdict, reduce: str = "") -> list[str]:
-    """Say in one line what to do next; nothing where all agrees.
-
-    Args:
-        reduce: the command that makes the case small, if there is one.
-    """
-    row, before = verdict.first_divergence, "  next: "
-    if row is None:
-        return []
-    if verdict.undeclared:
-        return [f"{before}{verdict.alone[1]}"]
-    if verdict.cause and verdict.cause.confident:
-        return [f"{before}mend this and run it again"]
-    if _only_gradients(verdict):
-        return [
-            f"{before}{reduce or 'look at the derivative of this step'}; with --forward-only the rest is judged without gradients"
-        ]
-    earlier = verdict.table[: verdict.table.index(row)]
-    right = max((place for place, one in enumerate(earlier) if one.status == "agrees"), default=-1)
-    between = [one.tensor for one in earlier[right + 1 :] if one.note == NOT_DELIVERED]
-    if between:
-        after = f"{earlier[right].tensor} (right)" if right >= 0 else "the inputs"
-        return [
-            f"{before}deliver {between[0]}, the first of {len(between)} missing between {after} and {row.tensor} (wrong)"
-        ]
-    clause = verdict.diagnosis.clause if verdict.diagnosis else row.clause
-    return [f"{before}{reduce or f'compare this step with SPEC {clause}'}"]
-
-
-def _where(row: Row, backend: str) -> str:
-    if row.deciding is None:
-        return f": {row.note}"
-    element = f"element ({', '.join(map(str, row.element))})" if row.element else "the scalar"
-    actual, expected = distinct(row.actual, row.expected, digits=9)
-    values = f"{backend} {actual}, oracle {expected}, tolerance ±{row.tolerance:.2g}"
-    kind = "local error" if row.local else "end to end"
-    note = f"; {row.note}" if row.note else ""
-    return f", {element}: {values} ({number(row.ratio)} tolerances, {kind}; {row.beyond} of {row.size} elements beyond{note})"
-
-
-def _arrival(verdict: Verdict, first: Row) -> list[str]:
-    """Say how far the error has grown where the model's result is."""
-    end = next((verdict.row(name) for name in ("logits", "loss") if verdict.row(name)), None)
-    if end is None or end is first or end.end_to_end is None:
-        return []
-    at_the_end = end.end_to_end
-    if at_the_end.status == "undetermined":
-        return [f"  at {end.tensor}: {at_the_end.note or 'undetermined'}"]
-    return [f"  at {end.tensor}, end to end: {number(at_the_end.ratio)} tolerances"]
-
-
 def failures(report: Report, details: int = 4, exported: bool = False) -> RenderableType:
     """Return what went wrong, in words: each first divergence of a backend once, and each backend that gave no result.
 
@@ -353,7 +204,8 @@ def failures(report: Report, details: int = 4, exported: bool = False) -> Render
                 )
             )
         lines += _counted(
-            name, (line for r in select(report, backend=name) if r.verdict for line in _unjudged(r.verdict))
+            name,
+            (line for r in select(report, backend=name) if r.verdict for line in unjudged_lines(r.verdict)),
         )
         lines += _explanations(name, [r for r in select(report, backend=name) if r.detail])
         lines += _counted(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.comparison import Z_BINS, Judgement
 from concord.conformance.estimate import R, Z, rms_limit
 from concord.conformance.expectation import root_mean_square
+from concord.conformance.verdict import Z_BINS, Judgement
 from concord.spec.precision import precision
 
 Array = NDArray[np.floating]
@@ -16,7 +16,7 @@ SAFE = (1e-200, 1e200)
 """Within these a sum of squares of float64 has neither lost anything nor overflowed."""
 
 LOWEST = int(np.log2(Z_BINS[0]))
-"""The exponent of the first edge of :data:`concord.conformance.comparison.Z_BINS`, of which each is twice the one before."""
+"""The exponent of the first edge of :data:`concord.conformance.verdict.Z_BINS`, of which each is twice the one before."""
 
 
 OUT_OF_RANGE = "out of range"

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from concord.conformance import drawing
-from concord.conformance.campaign import FAILED_WORKER, NOT_JUDGED, Result
-from concord.conformance.comparison import Judgement, Row
-from concord.conformance.report import SHORT, WORST_FIRST, number
+from concord.conformance.report import SHORT, WORST_FIRST
+from concord.conformance.verdict import FAILED_WORKER, NOT_JUDGED, Judgement, Result, Row, number
 
 SIGNS = {
     "agrees": "✓",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from concord.conformance import record
-from concord.conformance.campaign import FAILED_WORKER
+from concord.conformance.verdict import FAILED_WORKER
 from concord.spec.config import from_mapping
 from concord.spec.errors import SpecError, located, refuse
 from concord.spec.files import typed

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from concord.conformance import Settings, check_jobs, conduct
-from concord.conformance.again import repeated
+from concord.conformance.campaign import repeated
 from concord.conformance.check import sequence
 from tests.toys.surroundings import PATIENCE, ROOT, options, toy
 

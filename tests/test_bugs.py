@@ -13,8 +13,8 @@ from concord.conformance.bugs.bug import REFUSED, Change
 from concord.conformance.bugs.catalogue import ALL, Bug
 from concord.conformance.bugs.context import Context
 from concord.conformance.bugs.tape import TapeOperations, Value, with_edits
-from concord.conformance.comparison import Verdict
 from concord.conformance.judging import judge
+from concord.conformance.verdict import Verdict
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case
 from concord.spec.montecarlo import MonteCarlo

@@ -13,13 +13,13 @@ from concord import spec
 from concord.backends.interface import Run
 from concord.conformance.bugs.bug import Bug
 from concord.conformance.bugs.catalogue import ALL, BUGS
-from concord.conformance.comparison import Verdict
 from concord.conformance.expectation import JudgedProblem as Judged
 from concord.conformance.explain import Cause
 from concord.conformance.explain.hypothesis import RIGHT
 from concord.conformance.explain.question import Exact, Question
 from concord.conformance.explain.step import Step
 from concord.conformance.judging import judge
+from concord.conformance.verdict import Verdict
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import Case, build_case, standard_cases
 from concord.spec.reference import compute

@@ -14,9 +14,8 @@ from concord.backends.interface import Run
 from concord.conformance import codec, html
 from concord.conformance.bugs.bug import Bug
 from concord.conformance.bugs.catalogue import BUGS
-from concord.conformance.campaign import Report, Result, Settings
-from concord.conformance.comparison import Verdict
-from concord.conformance.diagnosis.campaign import conclude
+from concord.conformance.campaign import Report, Settings
+from concord.conformance.diagnosis.conclusions import conclude
 from concord.conformance.diagnosis.description import describe
 from concord.conformance.diagnosis.regions import Region
 from concord.conformance.diagnosis.relations import relate
@@ -25,7 +24,7 @@ from concord.conformance.explain.question import Prediction, Question
 from concord.conformance.explain.reading import clear
 from concord.conformance.judging import judge
 from concord.conformance.record import record
-from concord.conformance.report import divergence_lines
+from concord.conformance.verdict import Result, Verdict, divergence_lines
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import Case, build_case
 from concord.spec.reference import compute

@@ -18,7 +18,7 @@ from concord import backends, spec
 from concord.backends.interface import Unsupported
 from concord.backends.worker import Worker
 from concord.conformance import codec, record
-from concord.conformance.campaign import Result, Settings
+from concord.conformance.campaign import Settings
 from concord.conformance.fuzz import (
     Findings,
     Plan,
@@ -31,6 +31,7 @@ from concord.conformance.fuzz import (
 )
 from concord.conformance.fuzz import hunting as hunting_module
 from concord.conformance.fuzz.findings import Origin, failure_of
+from concord.conformance.verdict import Result
 from tests.toys.surroundings import PATIENCE, ROOT, errors, fake_ssh, options, toy
 
 RIGHT, WRONG, DIES, RAISES = (

@@ -10,9 +10,10 @@ from rich.console import Console
 from concord import spec
 from concord.backends.interface import Run, Unsupported
 from concord.backends.worker import Worker
-from concord.conformance.campaign import Report, Result, Settings, deviations_of
+from concord.conformance.campaign import Report, Settings, deviations_of
 from concord.conformance.judging import judge
 from concord.conformance.report import failures
+from concord.conformance.verdict import Result
 from concord.spec.cases import Case, build_case
 
 INNER = ("scores", "masked_scores", "weights")

@@ -17,7 +17,6 @@ from concord import spec
 from concord.conformance import record
 from concord.conformance.bugs.training.catalogue import TRAINING
 from concord.conformance.campaign import Settings
-from concord.conformance.comparison import Row, Verdict
 from concord.conformance.estimate import estimate
 from concord.conformance.expectation import Expectation
 from concord.conformance.html import page
@@ -37,6 +36,7 @@ from concord.conformance.lockstep.outcome import Recorder
 from concord.conformance.lockstep.preflight import differences, right_plan
 from concord.conformance.lockstep.report import lines, show
 from concord.conformance.scoring import judge_tensor
+from concord.conformance.verdict import Row, Verdict
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.errors import SpecError
 from concord.spec.training.optimizers import Optimizer, clipped

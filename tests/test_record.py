@@ -16,11 +16,11 @@ import pytest
 from concord.conformance import codec, record
 from concord.conformance.bugs.catalogue import BUGS
 from concord.conformance.campaign import Report, Settings
-from concord.conformance.comparison import Z_BINS, Judgement, Row, Verdict
 from concord.conformance.fuzz import Failure, Findings, Plan, sample
 from concord.conformance.fuzz.findings import Origin
 from concord.conformance.mutants.matrix import Finding, Matrix
 from concord.conformance.report import WORST_FIRST
+from concord.conformance.verdict import Z_BINS, Judgement, Row, Verdict
 from concord.spec.errors import SpecError
 from tests.toys import reports
 from tests.toys.surroundings import ROOT

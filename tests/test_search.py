@@ -11,13 +11,13 @@ import pytest
 from threadpoolctl import threadpool_info
 
 from concord.backends.interface import Run
-from concord.conformance.comparison import Verdict
 from concord.conformance.diagnosis import diagnosis
 from concord.conformance.expectation import JudgedProblem as Judged
 from concord.conformance.explain import effort, search, whole
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
 from concord.conformance.explain.question import Question
 from concord.conformance.judging import judge
+from concord.conformance.verdict import Verdict
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import Case, build_case
 from concord.spec.reference import compute

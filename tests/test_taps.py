@@ -14,8 +14,8 @@ from concord.backends.interface import Request, Run
 from concord.backends.worker import Worker
 from concord.conformance.campaign import Settings, conduct
 from concord.conformance.check import check_jobs
-from concord.conformance.comparison import UNUSED
 from concord.conformance.judging import judge
+from concord.conformance.verdict import UNUSED
 from concord.spec.cases import Case, build_case
 from concord.spec.errors import SpecError
 from concord.spec.reference import Truth

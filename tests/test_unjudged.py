@@ -17,9 +17,9 @@ from safetensors.numpy import save_file
 from concord.conformance import check_jobs, record
 from concord.conformance.bugs.catalogue import BUGS
 from concord.conformance.campaign import Report, Settings, exit_code_of
-from concord.conformance.comparison import Judgement, Row, Verdict
 from concord.conformance.html import headline
 from concord.conformance.mutants.matrix import Finding, Hunt, Matrix
+from concord.conformance.verdict import Judgement, Row, Verdict
 from concord.spec.errors import SpecError
 from concord.spec.reference import reference
 from concord.speed import presets, truth

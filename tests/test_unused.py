@@ -8,8 +8,8 @@ import pytest
 from concord import spec
 from concord.backends import wire
 from concord.backends.interface import Run
-from concord.conformance.comparison import UNUSED
 from concord.conformance.judging import judge
+from concord.conformance.verdict import UNUSED
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case
 from concord.spec.model import Model

@@ -11,13 +11,13 @@ import pytest
 from concord.backends.interface import Request
 from concord.backends.worker import Worker
 from concord.conformance.check import job_of
-from concord.conformance.comparison import Verdict
 from concord.conformance.fuzz.plan import Plan, sample
 from concord.conformance.mutants.matrix import plugin
 from concord.conformance.variations import arithmetic, models
 from concord.conformance.variations.backend import Varied, run
 from concord.conformance.variations.catalogue import ALL, VARIATIONS, Variation
 from concord.conformance.variations.edits import EDITS
+from concord.conformance.verdict import Verdict
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case, scenarios_of, standard_cases
 from concord.spec.elementary import contract

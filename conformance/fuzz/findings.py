@@ -9,12 +9,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from concord.conformance.campaign import FAILED_WORKER, Result
-from concord.conformance.comparison import Z_BINS, Judgement, Row, Verdict, conclude
 from concord.conformance.expectation import is_gradient
 from concord.conformance.fuzz.cases import FuzzCase
 from concord.conformance.fuzz.plan import Plan
-from concord.conformance.report import divergence_lines
+from concord.conformance.verdict import (
+    FAILED_WORKER,
+    Z_BINS,
+    Judgement,
+    Result,
+    Row,
+    Verdict,
+    conclude,
+    divergence_lines,
+)
 from concord.spec.errors import SpecError
 
 FAILED = ("diverges", "refused", "error", "crashed", "timed out", "out of memory")
@@ -65,7 +72,7 @@ class Statistics:
         undetermined: how many could not be.
         z: the largest error of an element, in sigma.
         rms: the largest root mean square error of a tensor, in root mean square sigma.
-        histogram: how many elements have an error in each bin of :data:`concord.conformance.comparison.Z_BINS`, and beyond the last.
+        histogram: how many elements have an error in each bin of :data:`concord.conformance.verdict.Z_BINS`, and beyond the last.
     """
 
     tensors: int = 0

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from hypothesis.errors import Flaky
 
-from concord.conformance.campaign import NOT_JUDGED, Result, Settings
+from concord.conformance.campaign import Settings
 from concord.conformance.fuzz.cases import FuzzCase
 from concord.conformance.fuzz.findings import (
     FAILED,
@@ -23,6 +23,7 @@ from concord.conformance.fuzz.findings import (
 )
 from concord.conformance.fuzz.plan import Failed, Plan, draw, drawn, files_elsewhere
 from concord.conformance.fuzz.station import RESTARTS, Station, borrow, give_back
+from concord.conformance.verdict import NOT_JUDGED, Result
 
 ATTEMPTS = {"diverges": 200, "error": 100, "refused": 100, "crashed": 25, "out of memory": 10, "timed out": 0}
 """How many smaller cases are tried for a failure. After a crash each costs the start of a worker."""
@@ -95,10 +96,10 @@ class _Chunk:
         findings.failures = [
             replace(failure, times=self.times[failure.signature]) for failure in findings.failures
         ]
-        for crew in self.station.crews.values():
-            if crew.seat.failure:
+        for runner in self.station.runners.values():
+            if runner.seat.failure:
                 findings.note(
-                    f"{crew.name}: {crew.seat.failure}; it was not started again for the rest of chunk {self.chunk}"
+                    f"{runner.name}: {runner.seat.failure}; it was not started again for the rest of chunk {self.chunk}"
                 )
 
     @property
@@ -140,7 +141,7 @@ class _Chunk:
             if result.status in FAILED:
                 self.times[signature_of(result)] += 1
         if not there:
-            self.findings.idle = not self.station.crews
+            self.findings.idle = not self.station.runners
             raise Over
         self.findings.cases += 1
         self.progress()
@@ -197,7 +198,7 @@ class _Pursuit:
     def run(self, case: FuzzCase) -> Result:
         self.attempts += 1
         if self.result.status != "timed out":
-            self.station.crews[self.result.backend].seat.refresh(RESTARTS)
+            self.station.runners[self.result.backend].seat.refresh(RESTARTS)
         (result,) = self.station.attempt(case.job(_name(self.origin)), self.result.backend)
         return result
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from concord.backends.pool import Pool
-from concord.conformance.campaign import Crew, Job, Result, Settings
+from concord.conformance.campaign import Job, Runner, Settings
+from concord.conformance.verdict import Result
 
 RESTARTS = 5
 """How often a worker is started again in one chunk, after crashes of a kind that is known already."""
@@ -26,24 +27,24 @@ class Station(Pool):
         super().__init__(len(names))
         self.key = _key(names, settings)
         self.environments: dict[str, dict[str, Any]] = {}
-        self.crews = {name: Crew(name, name, settings, self, self.environments) for name in names}
+        self.runners = {name: Runner(name, name, settings, self, self.environments) for name in names}
 
     def refresh(self) -> None:
         """Let every backend have its restarts again."""
-        for crew in self.crews.values():
-            crew.seat.refresh(RESTARTS)
+        for runner in self.runners.values():
+            runner.seat.refresh(RESTARTS)
 
     def attempt(self, job: Job, *names: str) -> list[Result]:
         """Run a job on backends at the same time, by default on all that are left, and judge the runs."""
         return self.map(
-            lambda crew: crew.attempt(job),
-            [self.crews[name] for name in names]
-            or [crew for crew in self.crews.values() if not crew.seat.failure],
+            lambda runner: runner.attempt(job),
+            [self.runners[name] for name in names]
+            or [runner for runner in self.runners.values() if not runner.seat.failure],
         )
 
     def dismiss(self, name: str) -> None:
         """Do without a backend from now on."""
-        self.crews.pop(name).seat.end()
+        self.runners.pop(name).seat.end()
 
 
 def _key(names: Sequence[str], settings: Settings) -> str:

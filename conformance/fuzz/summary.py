@@ -13,7 +13,8 @@ from concord.conformance.campaign import Settings
 from concord.conformance.estimate import R, Z
 from concord.conformance.fuzz.findings import FAILED, SECTIONS, WAYS, Findings, Tally
 from concord.conformance.fuzz.replay import command
-from concord.conformance.report import SHORT, indented, number
+from concord.conformance.report import SHORT, indented
+from concord.conformance.verdict import number
 
 WIDE = 140
 """Columns of a terminal from which counts and errors stand in one table."""

@@ -16,11 +16,12 @@ from threadpoolctl import threadpool_limits
 from concord.backends import heaps
 from concord.backends.interface import Request
 from concord.conformance import codec
-from concord.conformance.campaign import NOT_JUDGED, Settings, environment_of, own_fault
+from concord.conformance.campaign import Settings, environment_of, own_fault
 from concord.conformance.expectation import JudgedTraining
 from concord.conformance.lockstep.outcome import MODES, Difference, Lockstep, Track
 from concord.conformance.lockstep.preflight import differences, right_plan
 from concord.conformance.lockstep.running import Entrant, Tell, failure_of, free_running, resynchronised
+from concord.conformance.verdict import NOT_JUDGED
 from concord.spec.deviations import declared, in_precision
 from concord.spec.errors import SpecError
 from concord.spec.training.recipe import rounded_hyperparameters

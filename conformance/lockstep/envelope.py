@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from concord.conformance.comparison import STEP_SECTIONS, section_of
 from concord.conformance.estimate import FEW, SAMPLES, Cache, Observer, estimate, exact, least_sigma
 from concord.conformance.expectation import Array, Expectation, JudgedTraining
 from concord.conformance.tolerance import difference
+from concord.conformance.verdict import STEP_SECTIONS, section_of
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import Batch
 from concord.spec.deviations import Deviations

@@ -11,13 +11,13 @@ import numpy as np
 
 from concord.conformance.bugs.training.step import STAGES, StepChange, TrainingBug
 from concord.conformance.bugs.training.tape import BuggedTrajectory
-from concord.conformance.comparison import section_of
 from concord.conformance.estimate import FEW, Cache, Observer, estimate, exact
 from concord.conformance.expectation import Array, Expectation, JudgedTraining, digest, root_mean_square
 from concord.conformance.explain.hypothesis import INAPPLICABLE
 from concord.conformance.explain.reading import CLEAR
 from concord.conformance.lockstep.envelope import expectation
 from concord.conformance.scoring import judge_tensor
+from concord.conformance.verdict import section_of
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import Batch
 

@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from concord.conformance.codec import short
-from concord.conformance.comparison import Row, Verdict, conclude, section_of
 from concord.conformance.estimate import rms_limit
 from concord.conformance.expectation import Array, Expectation, root_mean_square
 from concord.conformance.explain import Cause
 from concord.conformance.lockstep.cause import cause_of
 from concord.conformance.lockstep.made import MadeStep
+from concord.conformance.verdict import Row, Verdict, conclude, section_of
 
 MODES = ("resynchronised", "free-running")
 

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from concord.conformance import drawing
-from concord.conformance.campaign import NOT_JUDGED
-from concord.conformance.comparison import STEP_SECTIONS
 from concord.conformance.html import joined
 from concord.conformance.layout import render
 from concord.conformance.lockstep.outcome import Curve, Lockstep
 from concord.conformance.lockstep.report import explanation, unjudged
 from concord.conformance.record import Document
+from concord.conformance.verdict import NOT_JUDGED, STEP_SECTIONS
 from concord.spec.precision import precision
 
 DRAWN = 400

@@ -8,10 +8,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from concord.conformance.campaign import NOT_JUDGED
-from concord.conformance.comparison import STEP_SECTIONS
 from concord.conformance.lockstep.outcome import Curve, Lockstep, Track
-from concord.conformance.report import indented, number
+from concord.conformance.report import indented
+from concord.conformance.verdict import NOT_JUDGED, STEP_SECTIONS, number
 
 STYLES = {
     "agrees": "green",

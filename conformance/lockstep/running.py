@@ -14,8 +14,7 @@ import numpy as np
 from concord.backends.interface import Run, Stepping, Unsupported
 from concord.backends.training_sessions import arrays_of
 from concord.backends.worker import WorkerFailure
-from concord.conformance.campaign import NOT_JUDGED, own_fault
-from concord.conformance.comparison import Verdict, conclude, section_of
+from concord.conformance.campaign import own_fault
 from concord.conformance.expectation import Array, Expectation, JudgedTraining
 from concord.conformance.judging import NEAR, judge
 from concord.conformance.lockstep.cause import cause_of
@@ -23,6 +22,7 @@ from concord.conformance.lockstep.envelope import Envelopes, expectation, given_
 from concord.conformance.lockstep.made import MadeStep, Start
 from concord.conformance.lockstep.outcome import Divergence, Recorder, Track
 from concord.conformance.lockstep.preflight import FEW
+from concord.conformance.verdict import NOT_JUDGED, Verdict, conclude, section_of
 from concord.spec.batch import Batch
 from concord.spec.deviations import NONE, Deviations
 from concord.spec.errors import SpecError
@@ -140,7 +140,7 @@ def refuse_unjudged(statuses: Iterable[tuple[str, str]]) -> None:
     """Refuse to say that training is right of which a section was judged at no step.
 
     Args:
-        statuses: as :func:`concord.conformance.comparison.conclude` takes them.
+        statuses: as :func:`concord.conformance.verdict.conclude` takes them.
 
     Raises:
         SpecError: naming the sections.

@@ -16,10 +16,10 @@ from concord.conformance.bugs.bug import REFUSED, Bug
 from concord.conformance.bugs.catalogue import KNOWN, TrainingBug
 from concord.conformance.campaign import Settings
 from concord.conformance.check import job_of
-from concord.conformance.comparison import Row
 from concord.conformance.diagnosis import Diagnosis
 from concord.conformance.judging import Misfit
 from concord.conformance.mutants.trained import divergence_of, shown
+from concord.conformance.verdict import Row
 from concord.spec.cases import Case, build_case
 from concord.spec.errors import SpecError, unknowns
 

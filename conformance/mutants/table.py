@@ -10,7 +10,8 @@ from rich.text import Text
 
 from concord.conformance.bugs.catalogue import KNOWN, Bug, TrainingBug
 from concord.conformance.mutants.matrix import Finding, Matrix
-from concord.conformance.report import NARROW, number
+from concord.conformance.report import NARROW
+from concord.conformance.verdict import number
 
 STYLES = {"found": "green", "equivalent": "dim", "absent": "dim", "failed": "bold magenta"}
 

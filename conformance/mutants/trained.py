@@ -16,13 +16,13 @@ from concord.conformance.bugs.training.catalogue import TRAINING
 from concord.conformance.bugs.training.runs import model, shown_by
 from concord.conformance.bugs.training.step import Batches, TrainingBug
 from concord.conformance.bugs.training.tape import BuggedTraining
-from concord.conformance.comparison import section_of
 from concord.conformance.estimate import exact
 from concord.conformance.expectation import JudgedTraining
 from concord.conformance.lockstep.envelope import of_training
 from concord.conformance.lockstep.outcome import Divergence
 from concord.conformance.lockstep.running import first_divergence, refuse_unjudged
 from concord.conformance.scoring import judge_tensor
+from concord.conformance.verdict import section_of
 from concord.spec.deviations import NONE, Deviations, declared, in_precision
 
 Array = NDArray[np.floating]

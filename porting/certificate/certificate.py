@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from concord.conformance.campaign import FAILED_WORKER, NOT_JUDGED
+from concord.conformance.verdict import FAILED_WORKER, NOT_JUDGED
 
 Status = Literal["proven", "failed", "not applicable", "unverified"]
 """What an item came to."""

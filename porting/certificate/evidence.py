@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from concord.backends.interface import Run
-from concord.conformance.campaign import Job, Report, Result, Settings, conduct
-from concord.conformance.comparison import Row, Verdict
+from concord.conformance.campaign import Job, Report, Settings, conduct
 from concord.conformance.expectation import Expectation, JudgedTraining
 from concord.conformance.judging import judge
 from concord.conformance.lockstep.envelope import of_training
-from concord.conformance.report import verdict_lines
+from concord.conformance.verdict import Result, Row, Verdict, verdict_lines
 from concord.porting.certificate.certificate import FAILED, NOT_APPLICABLE, PROVEN, UNVERIFIED, Item, Ran
 from concord.porting.certificate.inputs import LONG, Inputs
 from concord.spec.batch import Batch

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from concord.conformance.breakdown import Breakdown, break_down
-from concord.conformance.campaign import Report, Result, Settings
-from concord.conformance.comparison import Z_BINS, Judgement, Row, Verdict
+from concord.conformance.campaign import Report, Settings
 from concord.conformance.diagnosis import Diagnosis
-from concord.conformance.diagnosis.campaign import conclude
+from concord.conformance.diagnosis.conclusions import conclude
 from concord.conformance.estimate import R, Z
 from concord.conformance.explain import Cause
+from concord.conformance.verdict import Z_BINS, Judgement, Result, Row, Verdict
 
 TENSORS = [
     ("embeddings.sum", "EMB-6"),

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from concord.backends.interface import Run
 from concord.conformance import tolerance
 from concord.conformance.campaign import Job, Report, Settings, conduct
-from concord.conformance.comparison import Verdict
 from concord.conformance.estimate import Z
 from concord.conformance.expectation import JudgedProblem
+from concord.conformance.verdict import Verdict
 from concord.conformance.views import tail
 from concord.spec.batch import Batch, batch_of_lengths, completed
 from concord.spec.config import EncoderConfig, variant

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from concord.conformance.layout import render
-from concord.conformance.report import number
+from concord.conformance.verdict import number
 from concord.conformance.views import tail
 from concord.training.attention.maps import LEAK
 from concord.training.attention.record import LOWEST, NONE, ZERO, check

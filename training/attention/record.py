@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance import codec, record
-from concord.conformance.campaign import Result, exit_code_of
+from concord.conformance.campaign import exit_code_of
+from concord.conformance.verdict import Result
 from concord.spec.errors import refuse
 from concord.training.attention.maps import LEAK, Array, Maps
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -16,6 +17,7 @@ from concord.conformance.diagnosis import Diagnosis
 from concord.conformance.estimate import Z, rms_limit
 from concord.conformance.expectation import JudgedProblem, is_gradient, is_tap_gradient
 from concord.conformance.explain import Cause
+from concord.conformance.wording import distinct
 from concord.spec.deviations import KNOWN_DEVIATIONS
 
 Array = NDArray[np.floating]
@@ -28,6 +30,13 @@ DECLARED = "declared by the backend"
 
 UNUSED = "the model does not go on with this activation"
 """Note of a gradient by a tap that is zero where what lies before the tap has the gradient that flows past it."""
+
+FAILED_WORKER = ("missing", "broken", "crashed", "timed out", "out of memory", "error")
+"""Statuses of results that a backend owes."""
+
+NOT_JUDGED = "not judged"
+"""The status of a run that Concord failed to judge: no backend owes it."""
+
 
 STEP_SECTIONS = ("losses", "gradients", "norm", "clipped", "rate", "moments", "parameters")
 """What a step of training is judged by, in the order of computation."""
@@ -198,8 +207,6 @@ class Verdict:
 
     def __str__(self) -> str:
         """Return what the terminal says: how near it came, or the first divergence in words."""
-        from concord.conformance.report import verdict_lines  # which is made of verdicts
-
         return "\n".join(verdict_lines(self))
 
     @functools.cached_property
@@ -286,3 +293,222 @@ class Verdict:
     def row(self, tensor: str) -> Row | None:
         """Return the row of a tensor."""
         return next((row for row in self.table if row.tensor == tensor), None)
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """What came of running one job several times, on the same inputs and in the same process.
+
+    Attributes:
+        times: how often it ran, the first run included.
+        differing: the tensors that did not always have the same bits, in the order of computation.
+    """
+
+    DERIVED: ClassVar = ("equal",)
+
+    times: int
+    differing: tuple[str, ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        """Whether every tensor had the same bits each time."""
+        return not self.differing
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one job on one backend.
+
+    Attributes:
+        backend: as it was asked for, with the device behind it where there are several; of a run that came as a file, as the file says.
+        group: the variant; for golden files the source.
+        case: the name of the case.
+        dtype: the precision, or mode, that it was judged by.
+        status: ``"agrees"``, ``"diverges"``, ``"nondeterministic"`` (right each time, but not the same bit for bit),
+            ``"undetermined"``, ``"unsupported"``, ``"refused"``, ``"absent"``,
+            :data:`NOT_JUDGED`, or one of :data:`FAILED_WORKER`.
+        detail: one line of explanation where there is no verdict.
+        verdict: the judgement, if there is one.
+        seconds: run and judgement; 0 where it came as a file.
+        stderr: the last lines of a worker that failed, or the traceback of a fault of Concord.
+        part: the part of the model that ran.
+        attribution: one line that says that it diverges in this precision alone, or only when it is run again.
+        repeats: what came of running it several times, if it was.
+    """
+
+    backend: str
+    group: str
+    case: str
+    dtype: str
+    status: str
+    detail: str = ""
+    verdict: Verdict | None = None
+    seconds: float = 0.0
+    stderr: str = ""
+    part: str = "model"
+    attribution: str = ""
+    repeats: Repeats | None = None
+
+    @property
+    def worst(self) -> float:
+        """The largest error in tolerances."""
+        return self.verdict.worst if self.verdict else 0.0
+
+    @property
+    def first_divergence(self) -> Row | None:
+        """Where the run first left its tolerance."""
+        return self.verdict.first_divergence if self.verdict else None
+
+
+def divergence_lines(result: Result, exported: bool = False) -> list[str]:
+    """Say where a run first diverged, why if that is known, what became of it at the end, and what to do next.
+
+    Args:
+        exported: whether ``concord case export`` writes its case, under the name that it has here.
+    """
+    assert result.verdict is not None
+    verdict = result.verdict.explained()
+    head = f"{result.backend} diverges: {result.case}, {result.dtype}{_alone(verdict)}"
+    reduce = (
+        f"concord case reduce cases/{result.case}-{result.dtype} --backend {result.backend} -o smaller"
+        if exported and result.seconds
+        else ""
+    )
+    body = [
+        *_divergence(verdict, result.backend, result.attribution),
+        *_next_step(verdict, reduce),
+    ]
+    return [head, *body]
+
+
+def _alone(verdict: Verdict) -> str:
+    """Say what alone differs, where that is all that there is to mend."""
+    alone = verdict.alone[0] or (
+        "the forward pass agrees, only gradients diverge" if _only_gradients(verdict) else ""
+    )
+    return f": {alone}" if alone else ""
+
+
+def verdict_lines(verdict: Verdict) -> list[str]:
+    """Say what came of judging one run."""
+    verdict = verdict.explained()
+    if verdict.status == "diverges":
+        return [f"diverges{_alone(verdict)}", *_divergence(verdict, "the run"), *_next_step(verdict)]
+    judged = [row for row in verdict.table if row.status == "agrees"]
+    worst = max(judged, key=lambda row: row.ratio, default=None)
+    near = (
+        f": of {len(judged)} tensors {worst.tensor} comes nearest to its tolerance, {number(worst.ratio)}"
+        if worst
+        else ""
+    )
+    return [
+        f"{verdict.status}{near}",
+        *unjudged_lines(verdict),
+        *([verdict.unchecked] if verdict.unchecked else []),
+    ]
+
+
+def unjudged_lines(verdict: Verdict) -> list[str]:
+    """Say which sections of a run were judged nowhere, why, and what to do about it."""
+    lines = []
+    for section in verdict.unjudged:
+        rows = [row for row in verdict.table if section_of(row.tensor) == section]
+        why = next((note for row in rows if (note := row.deciding.note if row.deciding else row.note)), "")
+        if all(row.status == "undelivered" for row in rows):
+            advice = (
+                "deliver them, or leave them out with --forward-only"
+                if section == "gradients"
+                else "deliver the output"
+            )
+        elif all(row.local is None for row in rows):
+            advice = "deliver activations: each step is then judged by itself"
+        else:
+            advice = "the precision does not determine it with these weights and inputs"
+        lines.append(f"{section} not judged{f' ({why})' if why else ''}: {advice}")
+    return lines
+
+
+def _divergence(verdict: Verdict, name: str, attribution: str = "") -> list[str]:
+    row = verdict.first_divergence
+    assert row is not None
+    clause = verdict.diagnosis.clause if verdict.diagnosis else row.clause
+    lines = [f"  first at {row.tensor} (SPEC {clause}){_where(row, name)}"]
+    lines += [f"  {line}" for line in verdict.diagnosis.lines] if verdict.diagnosis else []
+    lines += [f"  {attribution}"] if attribution else []
+    lines += _arrival(verdict, row)
+    others = [r for r in verdict.table if r.status == "diverges"]
+    return [*lines, f"  {len(others)} of {len(verdict.table)} tensors lie beyond their tolerance"]
+
+
+def _only_gradients(verdict: Verdict) -> bool:
+    """Return whether gradients alone diverge, and the forward pass was judged."""
+    sections = {(section_of(row.tensor), row.status) for row in verdict.table}
+    return (
+        ("gradients", "diverges") in sections
+        and ("forward", "agrees") in sections
+        and ("forward", "diverges") not in sections
+    )
+
+
+def _next_step(verdict: Verdict, reduce: str = "") -> list[str]:
+    """Say in one line what to do next; nothing where all agrees.
+
+    Args:
+        reduce: the command that makes the case small, if there is one.
+    """
+    row, before = verdict.first_divergence, "  next: "
+    if row is None:
+        return []
+    if verdict.undeclared:
+        return [f"{before}{verdict.alone[1]}"]
+    if verdict.cause and verdict.cause.confident:
+        return [f"{before}mend this and run it again"]
+    if _only_gradients(verdict):
+        return [
+            f"{before}{reduce or 'look at the derivative of this step'}; with --forward-only the rest is judged without gradients"
+        ]
+    earlier = verdict.table[: verdict.table.index(row)]
+    right = max((place for place, one in enumerate(earlier) if one.status == "agrees"), default=-1)
+    between = [one.tensor for one in earlier[right + 1 :] if one.note == NOT_DELIVERED]
+    if between:
+        after = f"{earlier[right].tensor} (right)" if right >= 0 else "the inputs"
+        return [
+            f"{before}deliver {between[0]}, the first of {len(between)} missing between {after} and {row.tensor} (wrong)"
+        ]
+    clause = verdict.diagnosis.clause if verdict.diagnosis else row.clause
+    return [f"{before}{reduce or f'compare this step with SPEC {clause}'}"]
+
+
+def _where(row: Row, backend: str) -> str:
+    if row.deciding is None:
+        return f": {row.note}"
+    element = f"element ({', '.join(map(str, row.element))})" if row.element else "the scalar"
+    actual, expected = distinct(row.actual, row.expected, digits=9)
+    values = f"{backend} {actual}, oracle {expected}, tolerance ±{row.tolerance:.2g}"
+    kind = "local error" if row.local else "end to end"
+    note = f"; {row.note}" if row.note else ""
+    return f", {element}: {values} ({number(row.ratio)} tolerances, {kind}; {row.beyond} of {row.size} elements beyond{note})"
+
+
+def _arrival(verdict: Verdict, first: Row) -> list[str]:
+    """Say how far the error has grown where the model's result is."""
+    end = next((verdict.row(name) for name in ("logits", "loss") if verdict.row(name)), None)
+    if end is None or end is first or end.end_to_end is None:
+        return []
+    at_the_end = end.end_to_end
+    if at_the_end.status == "undetermined":
+        return [f"  at {end.tensor}: {at_the_end.note or 'undetermined'}"]
+    return [f"  at {end.tensor}, end to end: {number(at_the_end.ratio)} tolerances"]
+
+
+def number(value: float) -> str:
+    """Return a ratio in as few characters as say it."""
+    if not math.isfinite(value):
+        return "inf" if value > 0 else str(value)
+    return (
+        f"{value:.2f}"
+        if value < 10
+        else f"{value:.0f}"
+        if value < 1e4
+        else f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
+    )
