@@ -1,0 +1,267 @@
+"""What all cases of a backend say together: a cause that fits one of them and is refuted by another is none."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from concord.conformance import tolerance
+from concord.conformance.diagnosis.diagnosis import Diagnosis
+from concord.conformance.diagnosis.replacement import role_of
+from concord.conformance.expectation import JudgedProblem, is_gradient
+from concord.conformance.explain import Cause, search
+from concord.conformance.explain.effort import Effort, one_thread
+from concord.conformance.explain.hypothesis import Hypothesis
+from concord.conformance.explain.question import Question
+from concord.conformance.scoring import judge_tensor
+from concord.conformance.verdict import Result, Verdict
+from concord.conformance.wording import distinct
+from concord.spec.errors import SpecError
+
+BUDGET = 30.0
+"""Seconds of the processor that may be spent on one backend."""
+
+MOST_PASSED = 8
+"""In how many cases that passed a cause is tried: those of the same variant first."""
+
+CHANCE = 0.05
+"""How probable it may be that some size tells the wrong runs from the right ones by chance alone, for it to be named."""
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What all cases say of one wrong tensor of a backend.
+
+    Attributes:
+        backend: its name.
+        tensor: without the number of its layer.
+        clause: that it most likely breaks.
+        cases: how many runs are first wrong there.
+        text: sentences.
+        refuted: what single cases say and others refute, in sentences.
+    """
+
+    backend: str
+    tensor: str
+    clause: str
+    cases: int
+    text: str
+    refuted: tuple[str, ...] = ()
+
+
+@one_thread()
+def conclude(results: Sequence[Result]) -> tuple[list[Result], list[Conclusion]]:
+    """Explain each divergence, and hold every cause against all cases of its backend.
+
+    Returns:
+        The results with what remains of their diagnoses, and what all cases say together.
+    """
+    explained, found = list(results), list[Conclusion]()
+    for backend in dict.fromkeys(result.backend for result in results):
+        effort, late = Effort(BUDGET), False
+        groups: dict[str, list[int]] = {}
+        passed: list[Result] = []
+        for i, result in enumerate(results):
+            if result.backend != backend or result.verdict is None:
+                continue
+            run = explained[i] = dataclasses.replace(result, verdict=result.verdict.explained())
+            diagnosis = _verdict(run).diagnosis
+            if run.status == "diverges" and diagnosis and not late:
+                groups.setdefault(role_of(diagnosis.tensor), []).append(i)
+            if run.status == "agrees" and _verdict(run).case is not None:
+                passed.append(run)
+            late = late or effort.spent()
+        for tensor, wrong in groups.items():
+            together = _Together([explained[i] for i in wrong], passed, effort)
+            for i, revised in zip(wrong, together.revised, strict=True):
+                verdict = dataclasses.replace(_verdict(explained[i]), diagnosis=revised)
+                explained[i] = dataclasses.replace(explained[i], verdict=verdict)
+            found.append(together.conclusion(backend, tensor))
+    return explained, found
+
+
+def _verdict(run: Result) -> Verdict:
+    assert run.verdict is not None
+    return run.verdict
+
+
+class _Together:
+    """The runs of a backend that are first wrong at one tensor, and those that are right."""
+
+    def __init__(self, wrong: Sequence[Result], passed: Sequence[Result], effort: Effort) -> None:
+        self.wrong, self.passed, self.effort = wrong, passed, effort
+        self.diagnoses = [diagnosis for run in wrong if (diagnosis := _verdict(run).diagnosis)]
+        self.named: dict[str, list[Hypothesis]] = {}
+        for diagnosis in self.diagnoses:
+            those = diagnosis.cause.hypotheses if diagnosis.cause else ()
+            for name, hypothesis in {
+                one.name: one for one in reversed(those)
+            }.items():  # the first of each name
+                self.named.setdefault(name, []).append(hypothesis)
+        self.condition = self._condition()
+        self.refuted = {
+            name: words for name, those in self.named.items() if (words := self._refutation(those))
+        }
+        doubtful = {name for name, those in self.named.items() if len(those) < len(wrong)}
+        self.revised = [_revised(diagnosis, self.refuted, doubtful) for diagnosis in self.diagnoses]
+
+    def conclusion(self, backend: str, tensor: str) -> Conclusion:
+        """Return what holds of all runs."""
+        count, clauses = len(self.wrong), [diagnosis.clause for diagnosis in self.revised]
+        clause = max(dict.fromkeys(clauses), key=clauses.count)
+        lines = [f"`{tensor}` is first wrong in {count} run{'s' if count > 1 else ''} (SPEC {clause})"]
+        best = max(
+            (those for name, those in self.named.items() if name not in self.refuted), key=len, default=()
+        )
+        if best:
+            lines.append(f"{best[0].text} ({best[0].clause}) fits {len(best)} of them")
+        lines += [self.condition] if self.condition else []
+        told = tuple(f"not {self.named[name][0].text}: {words}" for name, words in self.refuted.items())
+        return Conclusion(backend, tensor, clause, count, "; ".join(lines), told)
+
+    def _refutation(self, those: Sequence[Hypothesis]) -> str:
+        """Say which case refutes a hypothesis; nothing if none does."""
+        if 2 * len(those) < len(self.wrong):
+            return f"it explains {len(those)} of {len(self.wrong)} runs"
+        if self.condition or any(one.weights for one in those):
+            return ""  # it is made in some cases only; a weight that is loaded wrongly is that of one model
+        groups = {run.group for run in self.wrong}
+        for run in sorted(self.passed, key=lambda run: run.group not in groups)[:MOST_PASSED]:
+            if self.effort.spent():
+                return ""
+            case = _verdict(run).case
+            if case and visible(case, self.diagnoses[0].tensor, those[0]):
+                return f"it would show in {run.case} in {run.dtype}, which is right"
+        return ""
+
+    def _condition(self) -> str:
+        """Say what only the wrong runs have in common, or what one is attributed to: that no input tells."""
+        for run in self.wrong:
+            if run.attribution:
+                return f"{run.case} {run.attribution}"
+        if len(self.passed) < 2:
+            return ""
+        found = [*self._plain()] or [*self._sizes()]
+        return f"it is wrong only where {'; only where '.join(found)}" if found else ""
+
+    def _plain(self) -> Iterator[str]:
+        """Yield the plain conditions that hold of every wrong run and of no right one."""
+        wrong, right = (_values(PLAIN, runs) for runs in (self.wrong, self.passed))
+        yield from (words for words in PLAIN if all(wrong[words]) and not any(right[words]))
+        dtypes = {run.dtype for run in self.wrong}
+        if len(dtypes) == 1 and not dtypes & {run.dtype for run in self.passed}:
+            yield f"the precision is {dtypes.pop()}"
+
+    def _sizes(self) -> Iterator[str]:
+        """Yield the sizes that tell wrong runs from right ones, if it is no chance that one does."""
+        count = len(self.wrong)
+        orders = math.comb(
+            count + len(self.passed), count
+        )  # as many, where a size says nothing of what is wrong
+        if 2 * len(SIZES) > CHANCE * orders:
+            return
+        for words in SIZES:
+            wrong, right = (_values(SIZES, runs)[words] for runs in (self.wrong, self.passed))
+            if None in wrong or None in right:
+                continue
+            low, high = min(wrong), max(wrong)
+            if low > max(right):
+                yield f"{words} is {_limit(max(right), low)} or more"
+            elif high < min(right):
+                yield f"{words} is {distinct(high, min(right))[0]} or less"
+
+
+Feature = Callable[[JudgedProblem], float | None]
+
+
+def _values(features: Mapping[str, Feature], runs: Sequence[Result]) -> dict[str, list[Any]]:
+    """Return what each feature is in each run; None where a case has no such thing."""
+    cases = [_verdict(run).case for run in runs]
+    return {words: [case and of(case) for case in cases] for words, of in features.items()}
+
+
+def _shape(case: JudgedProblem, axis: int) -> float | None:
+    return next((array.shape[axis] for array in case.batch.arrays().values() if array.ndim > axis), None)
+
+
+def _padding(case: JudgedProblem) -> float | None:
+    ids = case.batch.input_ids
+    return None if ids is None else float(np.mean(ids == case.config.pad_id))
+
+
+PLAIN: Mapping[str, Feature] = {
+    "there is one sample": lambda case: _shape(case, 0) == 1,
+    "there is one token": lambda case: _shape(case, 1) == 1,
+    "there is no padding": lambda case: _padding(case) == 0,
+    "there is padding": lambda case: bool(_padding(case)),
+    "there is one head": lambda case: case.config.num_heads == 1,
+    "there is one layer": lambda case: case.config.num_layers == 1,
+    "there are two classes": lambda case: case.config.num_classes == 2,
+}
+"""What is simplest to say of a case."""
+
+SIZES: Mapping[str, Feature] = {
+    "the number of samples": lambda case: _shape(case, 0),
+    "the number of tokens": lambda case: _shape(case, 1),
+    "the largest id": lambda case: (
+        None if case.batch.input_ids is None else float(case.batch.input_ids.max())
+    ),
+    "the number of heads": lambda case: case.config.num_heads,
+    "the size of a head": lambda case: case.config.head_dim,
+    "the number of layers": lambda case: case.config.num_layers,
+    "the number of classes": lambda case: case.config.num_classes,
+    "the share of padding": _padding,
+    "the largest weight": lambda case: float(max(abs(weight).max() for weight in case.weights.values())),
+}
+"""What may tell wrong runs from right ones by its size."""
+
+
+def _limit(right: float, wrong: float) -> str:
+    """Return a power of two between two numbers, if there is one, else the second."""
+    power = 2.0 ** math.ceil(math.log2(wrong)) if wrong > 0 else 0.0
+    limit = next((limit for limit in (power, power / 2) if right < limit <= wrong), wrong)
+    return distinct(limit, right)[0]
+
+
+def visible(case: JudgedProblem, tensor: str, hypothesis: Hypothesis) -> bool:
+    """Return whether a hypothesis of the same name and text would make a tensor of a right run wrong."""
+    truth = tolerance.plain(case).values
+    if tensor not in truth:
+        return False
+    pinned = {name: value for name, value in truth.items() if name != "loss" and not is_gradient(name)}
+    question = Question(case, pinned, tensor, truth[tensor])
+    try:
+        like = (one for one in search.of_kind(question, hypothesis.name) if one.text == hypothesis.text)
+        if (one := next(like, None)) is None:
+            return False
+        value, right = question.values(one), question.right
+        return (
+            value.shape == truth[tensor].shape
+            and judge_tensor(value, right.value, right.sigma, case.dtype).status == "diverges"
+        )
+    except (SpecError, LookupError, ValueError, TypeError):  # it does not apply there
+        return False
+
+
+def _revised(diagnosis: Diagnosis, refuted: Mapping[str, str], doubtful: Collection[str]) -> Diagnosis:
+    """Return a diagnosis without what other cases refute, and sure of nothing that they do not show too."""
+    cause = diagnosis.cause
+    if cause is None or not any(one.name in refuted or one.name in doubtful for one in cause.hypotheses):
+        return diagnosis
+    kept = tuple(one for one in cause.hypotheses if one.name not in refuted)
+    told = tuple(f"not {one.text}: {refuted[one.name]}" for one in cause.hypotheses if one.name in refuted)
+    told += diagnosis.refuted
+    if kept:
+        names = " or ".join(dict.fromkeys(one.name for one in kept))
+        sentence = search.sentence(diagnosis.tensor, kept, False)
+        cause = Cause(names, sentence, False, tuple(one.clause for one in kept), kept)
+        return dataclasses.replace(diagnosis, cause=cause, refuted=told)
+    # What is left to name are the other clauses; those of the cause come last.
+    broken = {one.clause for one in cause.hypotheses}
+    clauses = tuple(sorted(diagnosis.clauses, key=lambda clause: clause in broken))
+    return dataclasses.replace(diagnosis, cause=None, clauses=clauses, refuted=told)
