@@ -24,8 +24,6 @@ from concord import (
     DISTRIBUTION,
     backends,
     certifying,
-    describing,
-    experimenting,
     family,
     looking,
     options,
@@ -839,8 +837,6 @@ def speed(
 
 show.command()(looking.attention)
 show.command()(looking.positions)
-app.command()(experimenting.experiment)
-app.command()(describing.data)
 app.command()(predicting.evaluate)
 app.command()(predicting.predict)
 case.command()(running.run)

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from concord import options, spec, writing
-from concord.conformance.report import within
 from concord.ending import halting
 from concord.progress import bars
 from concord.spec import runs
 from concord.spec.config import FIELDS, EncoderConfig, from_toml
 from concord.spec.errors import SpecError, unknown
-from concord.spec.files import parse_toml, read_text, write_bytes
+from concord.spec.files import parse_toml, read_text
 from concord.spec.training.recipe import Recipe, recipe, rounded_hyperparameters
 from concord.terminal import Terminal
 from concord.terminal import figures as show_figures
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
     from concord.conformance.campaign import Settings
     from concord.training.checkpoint import Checkpoint
     from concord.training.data import Corpus
-
-MARKERS = "training"
-"""The name of the markers between which a table of runs stands in a Markdown file."""
 
 
 def one_backend(asked: list[str] | None, *elsewhere: list[str] | None) -> str:
@@ -153,9 +149,7 @@ def warn(recipe: Recipe, dtype: str) -> None:
         )
 
 
-def run(
-    start: Checkpoint, corpora: dict[str, Corpus], folder: Path, settings: Settings, tensorboard: Path | None
-) -> Outcome:
+def run(start: Checkpoint, corpora: dict[str, Corpus], folder: Path, settings: Settings) -> Outcome:
     """Train, and say how far it has come.
 
     Args:
@@ -165,14 +159,14 @@ def run(
         SpecError, WorkerFailure, Unsupported: as :func:`concord.training.ordinary.fit` does.
         KeyboardInterrupt: when interrupted, after a checkpoint was kept.
     """
-    from concord.training.beginning import counted, planned_steps, source
+    from concord.training.beginning import planned_steps, source
 
     plan, recipe = start.progress.plan, start.recipe
     assert plan is not None
     assert recipe is not None
     if start.progress.ended:
         return Outcome(start)
-    total = planned_steps(recipe, plan, counted(corpora["train"], plan.batch))
+    total = planned_steps(recipe, plan, corpora["train"])
     warn(recipe, plan.dtype)
     place = replace(settings, device=plan.device, threads=plan.threads, deterministic=plan.deterministic)
     with (
@@ -180,9 +174,7 @@ def run(
         bars([plan.backend], total, "steps") as reached,
         halting() as halted,
     ):
-        outcome = fit(
-            worker, start, source(start, corpora), folder, halted, partial(reached, plan.backend), tensorboard
-        )
+        outcome = fit(worker, start, source(start, corpora), folder, halted, partial(reached, plan.backend))
         if not outcome.last.progress.ended:
             Terminal(stderr=True).print(
                 f"a checkpoint of step {outcome.last.progress.step} was kept; --resume {folder} goes on",
@@ -191,10 +183,8 @@ def run(
     return outcome
 
 
-def compare(
-    runs: Sequence[Path], picture: Path | None, html: Path | None, markdown: Path | None = None
-) -> None:
-    """Print figures of runs, and write a page, curves, and a table.
+def compare(runs: Sequence[Path], picture: Path | None) -> None:
+    """Print figures of runs, and draw curves.
 
     Raises:
         SpecError: if a run cannot be read, or something cannot be written.
@@ -203,24 +193,6 @@ def compare(
     from concord.training import curves  # what draws them need not be installed where nothing is drawn
 
     console, found = Terminal(), curves.summaries(runs)
-    show_figures(
-        console,
-        curves.HEADINGS,
-        [one.row(name) for name, one in found.items()],
-        curves.LESS,
-        ("run", "backend", "ended by"),
-    )
-    problems: list[str] = []
-    if picture is not None:
-        try:
-            write_bytes(picture, curves.curves(curves.of_runs(runs), picture.suffix))
-            console.print(f"written: {picture}", soft_wrap=True)
-        except SpecError as error:
-            problems += error.problems
-    put = partial(within, markdown, MARKERS) if markdown else str
-    writing.write(
-        console,
-        (html, lambda: curves.page(runs)),
-        (markdown, lambda: put(curves.as_markdown(found))),
-        problems=problems,
-    )
+    rows = [one.row(name) for name, one in found.items()]
+    show_figures(console, curves.HEADINGS, rows, curves.LESS, ("run", "backend", "ended by"))
+    writing.write(console, (picture, lambda: curves.figure(curves.of_runs(runs))))

@@ -56,7 +56,6 @@ ORDINARY = {
             "out",
             "resume",
             "curves_file",
-            "tensorboard",
         ),
         OF_RUNS,
     ),
@@ -134,7 +133,7 @@ def on_samples(start: Checkpoint, corpora: Mapping[str, Corpus]) -> JudgedTraini
     assert plan is not None
     assert recipe is not None
     training = Training(
-        recipe, list(islice(beginning.windows(start, corpora), plan.steps)), start.progress.seed
+        recipe, list(islice(beginning.accumulations(start, corpora), plan.steps)), start.progress.seed
     )
     return JudgedTraining(start.config, start.weights, training, dtype=plan.dtype)
 

@@ -42,9 +42,6 @@ Svg = Annotated[
         "--svg", metavar="FILE", parser=writing.output, help="Write a figure as SVG, whose text stays text."
     ),
 ]
-Png = Annotated[
-    Path | None, typer.Option("--png", metavar="FILE", parser=writing.output, help="Write a figure as PNG.")
-]
 
 
 def attention(
@@ -75,7 +72,6 @@ def attention(
     json: options.Json = None,
     html: options.Html = None,
     svg: Svg = None,
-    png: Png = None,
     python: options.Python = None,
     ssh: options.Ssh = None,
     time_limit: options.TimeLimit = options.DEFAULT_TIME_LIMIT,
@@ -88,8 +84,8 @@ def attention(
     from concord.training.attention.figure import chosen, figure
     from concord.training.attention.record import as_data
 
-    writing.check(json, html, svg, png)
-    figures.check_matplotlib(svg, png)
+    writing.check(json, html, svg)
+    figures.check_matplotlib(svg)
     reading, names, settings, _ = options.collect(
         lambda: reading_of(checkpoint, text_a, text_b, variant, tokens, seed),
         lambda: options.names(backend, python, ssh),
@@ -116,7 +112,7 @@ def attention(
         console.print(note, style="yellow", highlight=False)
     writing.write(console, (json, lambda: record.text(data)), (html, lambda: writing.page(data)))
     if found.sides:
-        figures.write(console, lambda say: figure(found, layer, head, say), svg, png, reading.tokens)
+        figures.write(console, svg, lambda: figure(found, layer, head))
     raise typer.Exit(found.report.exit_code)
 
 
@@ -131,16 +127,14 @@ def positions(
             help="Instead: the table of a variant.",
         ),
     ] = None,
-    html: options.Html = None,
     svg: Svg = None,
-    png: Png = None,
 ) -> None:
     """Show a table of positions, and how the product of two falls with their distance."""
     from concord.training import figures
     from concord.training import positions as tables
 
-    writing.check(html, svg, png)
-    figures.check_matplotlib(html, svg, png)
+    writing.check(svg)
+    figures.check_matplotlib(svg)
     if (checkpoint is None) == (variant is None):
         raise SpecError("give either --checkpoint or --variant")
     forms = forms_of(checkpoint) if checkpoint is not None else tables.of_variant(variant or "")
@@ -155,8 +149,7 @@ def positions(
     for row in rows:
         table.add_row(*row)
     console.print(table)
-    writing.write(console, (html, lambda: tables.page(forms, forms[0].name)))
-    figures.write(console, lambda say: tables.figure(forms), svg, png, [form.name for form in forms])
+    figures.write(console, svg, lambda: tables.figure(forms))
 
 
 def forms_of(path: Path) -> list[Form]:

@@ -139,6 +139,30 @@ Cases = Annotated[
 Tokenization = Annotated[
     str, typer.Option("--tokenization", metavar="T", help="characters, wordpiece or words.")
 ]
+Layout = Annotated[
+    str | None,
+    typer.Option(
+        "--layout",
+        metavar="L",
+        help="tsv, sep (words<SEP>label), jsonl or plain. Default: as the name of the file ends, or as it begins.",
+    ),
+]
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        "--columns",
+        metavar="A,B,…",
+        help="Of a tab-separated file: text_a, text_b, label, in their order. Default: as its header or its first line says.",
+    ),
+]
+OnError = Annotated[
+    str,
+    typer.Option(
+        "--on-error",
+        metavar="fail|skip",
+        help="What becomes of bad lines. fail: all are listed, and nothing is done; skip: they are left out, listed and counted.",
+    ),
+]
 Json = Annotated[
     Path | None,
     typer.Option("--json", metavar="FILE", parser=writing.output, help="Write the results as JSON."),
@@ -413,6 +437,11 @@ def _is_backend(name: str) -> bool:
     except SpecError:
         return False
     return True
+
+
+def columns_of(columns: str | None) -> list[str] | None:
+    """Return the names in the value of ``--columns``."""
+    return None if columns is None else [name.strip() for name in columns.split(",")]
 
 
 def once(values: list[T] | None) -> list[T] | None:

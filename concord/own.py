@@ -26,7 +26,6 @@ from concord.terminal import Terminal
 
 if TYPE_CHECKING:
     from concord.training.data.encoder import Encoded
-    from concord.training.data.ready import Encodes
     from concord.training.data.samples import Sample, Samples
 
 BATCH = 8
@@ -297,7 +296,7 @@ class _Texts:
             raise SpecError(
                 f"{given.checkpoint}: has no tokenizer.json and no vocab.txt: put one beside the weights, or give ids as --inputs FILE.safetensors"
             )
-        self.encoder: Encodes = encoder
+        self.encoder = encoder
 
     def batches(self) -> tuple[dict[str, Batch], tuple[str, ...]]:
         """Return batches by name, and what each text became.
@@ -353,9 +352,9 @@ class _Texts:
     def tell_truncated(self, samples: Samples, encoded: Sequence[Encoded]) -> None:
         """Say what was cut off."""
         cut = [
-            (samples.where(sample.number), sum(one.truncated), len(one.ids))
+            (samples.where(sample.number), one.truncated, len(one.ids))
             for sample, one in zip(samples.samples, encoded, strict=True)
-            if any(one.truncated)
+            if one.truncated
         ]
         self.remarks += [
             f"{where}: {lost} tokens were cut off: {kept} are as many as it may have"

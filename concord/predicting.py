@@ -16,7 +16,6 @@ from concord import backends, options, writing
 from concord.backends.interface import Settings, Unsupported
 from concord.backends.worker import WorkerFailure
 from concord.conformance.campaign import Settings as Places  # where and how long a worker runs
-from concord.describing import Columns, Layout, OnError, columns_of
 from concord.progress import Reached, bars
 from concord.spec.errors import SpecError, optional, unknowns
 from concord.spec.files import opened
@@ -26,7 +25,7 @@ from concord.terminal import Terminal, complain
 
 if TYPE_CHECKING:
     from concord.training.data import Sample
-    from concord.training.metrics import Metrics, Predict
+    from concord.training.metrics import Predict, Predictions
     from concord.training.prediction import Bad, InOrder, Model, Prediction
 
 Checkpoint = Annotated[
@@ -56,18 +55,9 @@ def evaluate(
         typer.Option("--data", metavar="FILE", parser=writing.path, help="Labelled texts; may be repeated."),
     ],
     backend: Backend = None,
-    layout: Layout = None,
-    columns: Columns = None,
-    on_error: OnError = "fail",
-    cache: Annotated[
-        Path | None,
-        typer.Option(
-            "--cache",
-            metavar="DIR",
-            parser=writing.output,
-            help="Where encoded texts are kept. Default: the user's cache folder.",
-        ),
-    ] = None,
+    layout: options.Layout = None,
+    columns: options.Columns = None,
+    on_error: options.OnError = "fail",
     batch: Size = 32,
     json: options.Json = None,
     dtype: options.Dtype = "float32",
@@ -84,7 +74,7 @@ def evaluate(
     """Count how often a trained model is right, and what it takes for what."""
     with optional("concord evaluate", "training"):
         from concord.training import prediction
-        from concord.training.data import cache_folder, encode, read
+        from concord.training.data import encode, read
 
     console = Terminal()
     writing.check(json)
@@ -104,19 +94,13 @@ def evaluate(
             batch,
         ),
         lambda: _model_of(checkpoint),
-        lambda: read(*data, layout=layout, columns=columns_of(columns), on_error=on_error),
+        lambda: read(*data, layout=layout, columns=options.columns_of(columns), on_error=on_error),
     )
-    corpus = encode(
-        samples,
-        model.encoder,
-        model.labels,
-        cache_folder(cache),
-        lambda text: Terminal(stderr=True).print(text, soft_wrap=True),
-    )
+    corpus = encode(samples, model.encoder, model.labels)
     _remark(model, batch)
     with _computing(model, *at) as (compute, reached, name), reached(name, len(corpus)) as progress:
-        metrics, loss = prediction.evaluate(model, compute, corpus, batch, progress)
-    found = _evaluation(model, metrics, loss, name, dtype, samples.complaints.count, len(corpus))
+        predictions = prediction.evaluate(model, compute, corpus, batch, progress)
+    found = _evaluation(model, predictions, name, dtype, samples.complaints.count, len(corpus))
     _show(found, console)
     for line in samples.complaints.listed():
         console.print(f"left out: {line}", style="yellow", highlight=False, soft_wrap=True)
@@ -147,9 +131,9 @@ def predict(
         ),
     ] = None,
     backend: Backend = None,
-    layout: Layout = None,
-    columns: Columns = None,
-    on_error: OnError = "fail",
+    layout: options.Layout = None,
+    columns: options.Columns = None,
+    on_error: options.OnError = "fail",
     batch: Size = 32,
     dtype: options.Dtype = "float32",
     device: options.Device = "cpu",
@@ -228,14 +212,14 @@ def _read(path: Path, layout: str | None, columns: str | None, complaints: InOrd
             "standard input",
             0,
             kind,
-            columns_of(columns),
+            options.columns_of(columns),
             complaints,
         )
     kind = layout_of(path, layout)
     if not path.is_dir():
         with opened(path):  # what cannot be read is refused before a worker is started
             pass
-    return from_path(path, 0, kind, columns_of(columns), complaints)
+    return from_path(path, 0, kind, options.columns_of(columns), complaints)
 
 
 def _line(found: Prediction | Bad, model: Model) -> dict[str, Any]:
@@ -356,17 +340,25 @@ def _remark(model: Model, size: int) -> None:
 
 
 def _evaluation(
-    model: Model, metrics: Metrics, loss: float | None, backend: str, dtype: str, bad: int, samples: int
+    model: Model, found: Predictions, backend: str, dtype: str, bad: int, samples: int
 ) -> dict[str, Any]:
     """Return what is written as JSON."""
-    names = model.labels.names
+    names, scores = model.labels.names, found.scores()
     return {
-        "format": "concord.evaluation/1", "checkpoint": str(model.folder), "step": model.step, "backend": backend, "dtype": dtype,
-        "samples": samples, "bad_lines": bad, "counted": metrics.count, "accuracy": metrics.accuracy, "macro_f1": metrics.macro_f1,
-        "loss": loss if loss is not None and abs(loss) < float("inf") else None,
-        "labels": list(names), "classes": {name: vars(found) for name, found in zip(names, metrics.classes, strict=True)},
-        "confusion": metrics.confusion.tolist(), "undecided": metrics.undecided.tolist(),
-    }  # fmt: skip
+        "format": "concord.evaluation/1",
+        "checkpoint": str(model.folder),
+        "step": model.step,
+        "backend": backend,
+        "dtype": dtype,
+        "samples": samples,
+        "bad_lines": bad,
+        "counted": len(found.truth),
+        "accuracy": found.accuracy,
+        "loss": found.loss if found.loss is not None and abs(found.loss) < float("inf") else None,
+        "labels": list(names),
+        **scores,
+        "classes": dict(zip(names, scores["classes"], strict=True)),
+    }
 
 
 def _show(found: dict[str, Any], console: Terminal) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import typer
 
 from concord import options, porting
 from concord.porting.folder import folder_of
-from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, located
 from concord.terminal import Terminal
 
@@ -18,12 +16,9 @@ if TYPE_CHECKING:
     from concord.training.beginning import Pretrained
     from concord.training.checkpoint import Checkpoint
     from concord.training.data import TextEncoder
-    from concord.training.data.ready import Encodes
 
 READERS = ("model", "pooled", "encoder")
 """The parts of a model that take ids."""
-
-Encoder = TypeVar("Encoder")
 
 OWN_OPTIONS = {
     "variant": "the checkpoint says what the model is",
@@ -36,37 +31,33 @@ OWN_OPTIONS = {
 
 
 def published(path: Path) -> tuple[porting.Checkpoint, TextEncoder]:
-    """Return a checkpoint of any format, or a run's best, and an encoder that makes of texts what its tokenizer does.
-
-    Raises:
-        SpecError: if it cannot be read, takes no texts, has no tokenizer, or one that puts other marks around texts.
-    """
-    from concord.training.data.ready import text_encoder
-
-    return _with(path, text_encoder)
-
-
-def reads(path: Path) -> tuple[porting.Checkpoint, Encodes]:
-    """Return a checkpoint of any format, or a run's best, and its own tokenizer, whatever marks that puts around texts.
+    """Return a checkpoint of any format, or a run's best, and its own tokenizer, whose marks no text can spell.
 
     Raises:
         SpecError: if it cannot be read, takes no texts, or has no tokenizer.
     """
+    return _with(path, spelled=False)
+
+
+def reads(path: Path) -> tuple[porting.Checkpoint, TextEncoder]:
+    """Return a checkpoint of any format, or a run's best, and its own tokenizer.
+
+    Raises:
+        SpecError: if it cannot be read, takes no texts, or has no tokenizer.
+    """
+    return _with(path, spelled=True)
+
+
+def _with(path: Path, spelled: bool) -> tuple[porting.Checkpoint, TextEncoder]:
     from concord.training.data.ready import encoder_of
 
-    return _with(path, encoder_of)
-
-
-def _with(
-    path: Path, make: Callable[[Path, Mapping[str, bytes], EncoderConfig], Encoder | None]
-) -> tuple[porting.Checkpoint, Encoder]:
     found = porting.read(path)
     if found.part not in READERS:
         raise SpecError(
             f"{path}: holds the part {found.part!r} but must hold one of {', '.join(READERS)}: nothing else takes texts"
         )
     with located(str(path)):
-        encoder = make(folder_of(path), found.files, found.config)
+        encoder = encoder_of(folder_of(path), found.files, found.config, spelled=spelled)
     if encoder is None:
         raise SpecError(f"{path}: has no tokenizer: it lacks tokenizer.json and vocab.txt")
     return found, encoder

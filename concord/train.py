@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from concord import fitting, lockstepping, options, pretrained, spec, writing
-from concord.describing import Columns, Layout, OnError, columns_of
 from concord.spec.errors import SpecError, optional
 from concord.spec.training.dropout import GENERATORS
 from concord.spec.training.recipe import recipes
@@ -219,25 +218,21 @@ CurvesFile = Annotated[
         "--curves",
         metavar="FILE",
         parser=writing.output,
-        help="Write curves of loss and accuracy as SVG, PNG or PDF.",
+        help="Write curves of loss and accuracy as SVG.",
     ),
-]
-Tensorboard = Annotated[
-    Path | None,
-    typer.Option("--tensorboard", metavar="DIR", parser=writing.output, help="Write event files too."),
 ]
 
 
 def train(
     context: typer.Context, lockstep: Lockstep = False, case: Case = None, free_running: FreeRunning = False, stop_first: StopFirst = False, json: options.Json = None,
     backend: options.Backends = None, variant: Variant = None, config: Config = None, checkpoint: Pretrained = None, changes: Changes = None, data: Data = None, dev: Dev = None,
-    test: Test = None, layout: Layout = None, columns: Columns = None, on_error: OnError = "fail", tokenization: options.Tokenization = "characters",
+    test: Test = None, layout: options.Layout = None, columns: options.Columns = None, on_error: options.OnError = "fail", tokenization: options.Tokenization = "characters",
     vocabulary: Vocabulary = None, vocab_file: VocabFile = None, tokens: Tokens = None, recipe_name: RecipeName = None,
     learning_rate: LearningRate = None, schedule: Schedule = None, warmup: Warmup = None, dropout: Dropout = None, dropout_by: DropoutBy = "spec",
     accumulation: Accumulation = None, batch: Batch = None, bucketed: Bucketed = True, pad_to: PadTo = 16, epochs: Epochs = None, steps: Steps = None,
     minutes: Minutes = None, patience: Patience = None, log_every: LogEvery = 20, evaluate_every: EvaluateEvery = None,
     save_every: SaveEvery = None, best_by: BestBy = "accuracy", seed: Seed = 0, out: Out = Path("concord-run"), resume: Resume = None,
-    html: options.Html = None, curves_file: CurvesFile = None, tensorboard: Tensorboard = None, dtype: options.Dtype = "float32",
+    html: options.Html = None, curves_file: CurvesFile = None, dtype: options.Dtype = "float32",
     implementation: options.Implementation = "explicit", execution: options.Execution = "eager", device: options.Device = "cpu",
     precision: options.Precision = "strict", deterministic: options.Deterministic = False, python: options.Python = None, ssh: options.Ssh = None,
     time_limit: options.TimeLimit = options.DEFAULT_TIME_LIMIT, memory_limit: options.MemoryLimit = None, threads: options.Threads = None,
@@ -265,7 +260,9 @@ def train(
         assert data is not None
         planned = Plan(
             backend=name,
-            files=beginning.files(data, dev, test, layout, columns_of(columns), on_error),
+            files=beginning.files(
+                data, dev, test, layout=layout, columns=options.columns_of(columns), on_error=on_error
+            ),
             bucketed=bucketed,
             pad_to=pad_to,
             dtype=dtype,
@@ -302,7 +299,7 @@ def train(
 
         raise typer.Exit(lockstepping.run(made, backend, how, free_running, stop_first, json, html))
     lockstepping.refuse_alone(case, free_running, stop_first, json)
-    writing.check(html, curves_file)
+    writing.check(curves_file)
     given: dict[str, Any] = {"epochs": epochs, "steps": steps, "minutes": minutes, "patience": patience}
     settings = options.settings(backend, *how)
     if resume is not None:
@@ -318,27 +315,19 @@ def train(
             name, batch=32 if batch is None else batch, dropout_by=dropout_by, log_every=log_every, evaluate_every=evaluate_every, save_every=save_every, best_by=best_by,
             threads=threads, implementation=settings.implementation, execution=settings.execution, device=settings.device, precision=precision, deterministic=deterministic, **given,
         )  # fmt: skip
-    fitting.run(start, corpora, resume or out, settings, tensorboard)
-    fitting.compare([resume or out], curves_file, html)
+    fitting.run(start, corpora, resume or out, settings)
+    fitting.compare([resume or out], curves_file)
 
 
 def curves(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", parser=writing.path, help="Folders of runs.")],
     picture: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", parser=writing.output, help="A picture as SVG, PNG or PDF."),
-    ] = None,
-    html: options.Html = None,
-    markdown: Annotated[
-        Path | None,
         typer.Option(
-            "--markdown",
-            metavar="FILE",
-            parser=writing.output,
-            help="Put the table of the runs between its markers in FILE.",
+            "--out", metavar="FILE", parser=writing.output, help="Write curves of loss and accuracy as SVG."
         ),
     ] = None,
 ) -> None:
     """Show runs of training over each other: figures, and curves of loss and accuracy."""
-    writing.check(picture, html, markdown=markdown, markers=fitting.MARKERS)
-    fitting.compare(runs, picture, html, markdown)
+    writing.check(picture)
+    fitting.compare(runs, picture)

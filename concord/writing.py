@@ -141,10 +141,6 @@ def page(data: dict[str, Any]) -> str:
         from concord.training.attention.page import page as of_attention
 
         return of_attention(data)
-    if data["kind"] == "experiment":
-        from concord.training.experiments.results import page as of_experiment
-
-        return of_experiment(data)
     if data["kind"] == "certificate":
         from concord.porting.certificate.page import page as of_certificate
 

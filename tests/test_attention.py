@@ -18,8 +18,7 @@ from concord import looking, spec
 from concord.conformance import record
 from concord.conformance.campaign import Settings
 from concord.spec.batch import batch_of_lengths
-from concord.terminal import Terminal
-from concord.training import checkpoint, figures
+from concord.training import checkpoint
 from concord.training.attention import Maps, Reading, example, look
 from concord.training.attention.figure import figure
 from concord.training.attention.page import page
@@ -237,49 +236,10 @@ def test_chinese_tokens_stand_in_the_figure_as_text(run_folder: Path, invoke: In
 
 @pytest.mark.parametrize("head", [1, None])
 def test_figures_are_files_that_hold_the_tokens(two: Maps, head: int | None) -> None:
-    made = figure(two, 1, head)
-    text = figures.svg(made)
+    text = figure(two, 1, head)
     assert Outline(text[text.index("<svg") :]).wrong == []
     for name in two.reading.tokens if head is not None else ("head 0", "head 2"):
         assert f">{name}</text>" in text
-    assert figures.png(made).startswith(b"\x89PNG\r\n\x1a\n")
-
-
-def test_letters_that_no_font_has_are_said_and_never_lost(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(figures, "_letters_of", lambda file: frozenset(range(128)))
-    figures.write(
-        Terminal(),
-        lambda say: figures.draw(lambda made: made.text(0.5, 0.5, say("a 中")), 1, 1),
-        tmp_path / "x.svg",
-        tmp_path / "x.png",
-        ["a 中"],
-    )
-    assert "a 中</text>" in (tmp_path / "x.svg").read_text()
-    assert "no installed font has 中: the PNG says their numbers instead" in capsys.readouterr().out.replace(
-        "\n", " "
-    )
-    assert figures.lacking("a 中文") == "中文"
-    assert figures.legible("a 中") == "a U+4E2D"
-    assert "fonts-noto-cjk" in figures.told("中文", painted=True)
-    assert "\n" not in figures.told("中文" * 50, painted=True)
-
-
-def test_a_font_of_boxes_is_no_font() -> None:
-    from matplotlib import font_manager
-
-    chosen = figures.fonts_for("天气")
-    files = {
-        entry.name: entry.fname for entry in font_manager.fontManager.ttflist
-    }  # with the fonts that were taken in for it
-    assert not [name for name in chosen if "LastResort" in files[name]]
-    assert set("天气") == set(figures.lacking("天气")) | {
-        chr(one)
-        for name in chosen
-        for one in font_manager.get_font(files[name]).get_charmap()
-        if chr(one) in "天气"
-    }
 
 
 @pytest.mark.parametrize(
@@ -302,7 +262,7 @@ def test_what_cannot_be_looked_at_is_refused(invoke: Invoke, options: str, words
 
 
 def test_the_command_writes_page_record_and_figures(invoke: Invoke, tmp_path: Path) -> None:
-    outputs = {name: tmp_path / f"out.{name}" for name in ("html", "json", "svg", "png")}
+    outputs = {name: tmp_path / f"out.{name}" for name in ("html", "json", "svg")}
     files = [word for name, path in outputs.items() for word in (f"--{name}", path)]
     code, output, lines = invoke(
         "show",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from concord import spec
 from concord.spec.batch import validate_batch
 from concord.training import data
@@ -29,12 +31,13 @@ def test_a_batch_is_what_the_model_takes(tmp_path: Path, variant_config: spec.En
             index = made.numbers.tolist().index(number)
             seen.append(index)
             length = made.lengths[index]
-            assert row[:length].tolist() == made.tokens(index).tolist()
+            places = made.places(np.array([index]))
+            assert row[:length].tolist() == made.ids[places].tolist()
             assert (row[length:] == config.pad_id).all()
             assert label == made.labels[index] == index % 3
             if config.num_segments:
                 assert batch.segment_ids is not None
-                assert batch.segment_ids[at, :length].tolist() == made.segment_ids(index).tolist()
+                assert batch.segment_ids[at, :length].tolist() == made.segment_ids[places].tolist()
                 assert (batch.segment_ids[at, length:] == 0).all()
     assert sorted(seen) == list(range(23))
 
@@ -112,7 +115,7 @@ def test_the_width_of_batches_can_be_fixed(tmp_path: Path, small: Config) -> Non
     ) == [
         f"a sample has {longest} tokens but must have at most 7 [clause=INP-2]",
         "a token has id 14 but must be below 3, which is 'vocab_size' [clause=INP-1]",
-        "segments are 0, 1, 0 but must be below 1, which is 'num_segments' [clause=EMB-5]",
+        "a segment is 1 but must be below 1, which is 'num_segments' [clause=EMB-5]",
         "a label is 2 but must be below 2 [clause=INP-3]",
         "'batch_size' is 0 but must be at least 1",
     ]

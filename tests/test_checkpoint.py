@@ -46,7 +46,7 @@ def trained(config: spec.EncoderConfig, step: int = 7, dtype: str = "float32") -
         position=3,
         seed=11,
         best=Best(step, 0.5, 0.75),
-        logs={"log.csv": 13},
+        log=13,
         plan=Plan(backend="torch", minutes=2.5, files=Files(train="a.tsv", columns=["text_a", "label"])),
     )
     return Checkpoint(config, weights, labels, encoder, recipe("nndl-paddle"), state, progress)

@@ -152,14 +152,13 @@ LINES: dict[str, str] = {
     "evaluate": "evaluate {source} --backend tests.toys.numpy_backend:NumpyBackend --data {texts} --json {out}",
     "check": "check --checkpoint {source} --backend tests.toys.numpy_backend:NumpyBackend --texts {texts} --json {out}",
     "attention": "show attention --checkpoint {source} --text-a cat --json {out}",
-    "positions": "show positions --checkpoint {source} --html {out}",
+    "positions": "show positions --checkpoint {source} --svg {out}",
     "diff": "diff {texts} {source} --json {out}",
     "certify": "certify {source} {source} --texts {texts} --html {out}",
     "speed": "speed --checkpoint {source} --texts {texts} --json {out}",
     "fuzz": "fuzz --checkpoint {source} --table {texts} --json {out}",
-    "train": "train --checkpoint {source} --data {texts} --backend tests.toys.numpy_backend:NumpyBackend --html {out}",
-    "data": "data {source} {texts} --json {out}",
-    "curves": "show curves {source} {texts} --html {out}",
+    "train": "train --checkpoint {source} --data {texts} --backend tests.toys.numpy_backend:NumpyBackend --curves {out}",
+    "curves": "show curves {source} {texts} --out {out}",
 }
 
 
@@ -191,9 +190,7 @@ def test_a_file_that_is_read_is_not_replaced(tmp_path: Path, command: str, what:
 def test_what_a_command_made_of_a_folder_may_be_made_anew(tmp_path: Path, invoke: Invoke) -> None:
     source = hugging_face(tmp_path / "source")
     for _ in range(2):
-        assert (
-            invoke("show", "positions", "--checkpoint", source, "--html", source / "positions.html")[0] == 0
-        )
+        assert invoke("show", "positions", "--checkpoint", source, "--svg", source / "positions.svg")[0] == 0
     record = source / "out.json"
     shutil.copy(Path(__file__).parent.parent / "docs" / "certificates" / "minilm-flax.json", record)
     assert writing._made(record)
@@ -227,13 +224,10 @@ WRITTEN = {
     "--html",
     "--markdown",
     "--svg",
-    "--png",
     "--certificate",
     "--out",
     "--output",
     "--curves",
-    "--tensorboard",
-    "--cache",
 }
 
 

@@ -19,8 +19,7 @@ from concord import porting, spec
 from concord.spec.batch import Batch
 from concord.spec.errors import SpecError
 from concord.training import checkpoint, data, prediction
-from concord.training.data import TextEncoder, tokenizers
-from concord.training.data.ready import encoder_of, text_encoder
+from concord.training.data.ready import encoder_of
 from concord.training.metrics import losses, predicted, probabilities
 from tests.test_data import VOCABULARY, refusal, written
 from tests.toys.mutations import mutated
@@ -35,7 +34,7 @@ NAMES = ("bad", "good", "so so")
 
 def trained(folder: Path, config: spec.EncoderConfig, names: Sequence[str] = NAMES, seed: int = 3) -> Path:
     """Write a checkpoint for prediction alone: a model with random weights that reads characters."""
-    encoder = data.TextEncoder(tokenizers.from_vocabulary("characters", VOCABULARY), data.text_for(config))
+    encoder = data.TextEncoder.of("characters", VOCABULARY, config)
     labels = data.Labels(tuple(names))
     config = data.fitted(config, encoder, labels)
     checkpoint.write(
@@ -153,7 +152,7 @@ def test_predictions_of_the_command_are_those_of_the_reference(
             )
             < 1e-12
         )
-        assert (list(line["probabilities"]), line["truncated"]) == (list(NAMES), sum(found.truncated))
+        assert (list(line["probabilities"]), line["truncated"]) == (list(NAMES), found.truncated)
 
 
 def same_but_for_rounding(found: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -309,10 +308,7 @@ def test_a_checkpoint_without_texts_says_so(tmp_path: Path, small: Config) -> No
 # Evaluating.
 
 
-def test_an_evaluation_is_what_the_predictions_come_to(
-    invoke: Invoke, tmp_path: Path, small: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_an_evaluation_is_what_the_predictions_come_to(invoke: Invoke, tmp_path: Path, small: Config) -> None:
     folder, texts = trained(tmp_path / "model", small("bert")), texts_of(29)
     model = prediction.model_of(folder)
     lines = [f"{text}\t{NAMES[number % 3]}" for number, text in enumerate(texts)]
@@ -362,7 +358,6 @@ def test_an_evaluation_is_what_the_predictions_come_to(
         in output
     )
     assert f"left out: {path}:31: has 1 columns but must have 2: text_a, label" in output
-    assert list((tmp_path / "cache" / "concord" / "corpora").iterdir())
 
 
 @pytest.mark.parametrize("format", ["hugging-face", "concord"])
@@ -412,25 +407,18 @@ def test_texts_are_those_of_a_roberta() -> None:
     tokenizer.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>"])
     config = spec.variant("roberta", vocab_size=260, max_positions=41)
     files = {"tokenizer.json": tokenizer.to_str().encode()}
-    made, own = text_encoder(Path(), files, config), encoder_of(Path(), files, config)
-    assert isinstance(made, TextEncoder)
+    made, own = (encoder_of(Path(), files, config, spelled=spelled) for spelled in (False, True))
+    assert made is not None
     assert own is not None
-    assert (made.text.between, made.text.unknown, made.text.max_tokens) == (1, "<unk>", 39)
+    assert (made.text.unknown, made.text.max_tokens, made.segments) == ("<unk>", 39, 1)
     for pair in (("café, 天气", None), ("a b", "naïve"), ("", "x")):
-        ours, theirs = made.encode(*pair), own.encode(*pair)
-        ((ids, border, cut),) = made.encode_many([pair])
-        assert (ours.ids.tolist(), ids.tolist(), ours.segment_ids.tolist()) == (
-            theirs.ids.tolist(),
-            theirs.ids.tolist(),
-            [0] * len(theirs.ids),
-        )
-        assert (cut, border) == (0, len(theirs.ids) if pair[1] is None else len(made.encode(pair[0]).ids) + 1)
+        assert made.encode(*pair).ids.tolist() == own.encode(*pair).ids.tolist()
     long = made.encode("a" * 99, "b" * 99)
-    assert (len(long.ids), long.ids.tolist().count(2), sum(long.truncated)) == (39, 3, 198 - 35)
-    assert TextEncoder(made.tokenizer, made.text).encode("a </s> b").ids.tolist().count(2) == 1
+    assert (len(long.ids), long.ids.tolist().count(2), long.truncated) == (39, 3, 198 - 35)
+    assert [one.encode("a </s> b").ids.tolist().count(2) for one in (made, own)] == [1, 2]
 
 
-def test_marks_that_cannot_be_put_around_samples_are_refused() -> None:
+def test_samples_have_the_marks_of_their_tokenizer_whatever_they_are() -> None:
     tokenizer = Tokenizer(
         models.WordLevel({"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3, "a": 4, "b": 5}, unk_token="<unk>")
     )
@@ -439,22 +427,19 @@ def test_marks_that_cannot_be_put_around_samples_are_refused() -> None:
         "<s> $A </s>", "<s> $A </s> <s> $B </s>", [("<s>", 1), ("</s>", 2)]
     )
     config = spec.variant("bert", vocab_size=6, max_positions=11)
-    with pytest.raises(SpecError, match="other marks around two texts"):
-        text_encoder(Path(), {"tokenizer.json": tokenizer.to_str().encode()}, config)
-    tokenizer.post_processor = processors.BertProcessing(("</s>", 2), ("<s>", 1))
-    made = text_encoder(Path(), {"tokenizer.json": tokenizer.to_str().encode()}, config)
+    made = encoder_of(Path(), {"tokenizer.json": tokenizer.to_str().encode()}, config, spelled=False)
     assert made is not None
-    assert made.encode("a b", "a").ids.tolist() == [1, 4, 5, 2, 4, 2]
+    assert made.encode("a b", "a").ids.tolist() == [1, 4, 5, 2, 1, 4, 2]
 
 
 def test_samples_that_the_loss_leaves_out_do_not_count(tmp_path: Path, small: Config) -> None:
     model = prediction.model_of(trained(tmp_path / "model", small("bert", ignore_label=1)))
     lines = "".join(f"ab\t{NAMES[number % 3]}\n" for number in range(11))
     corpus = data.encode(data.read(written(tmp_path, "dev.tsv", lines)), model.encoder, model.labels)
-    metrics, loss = prediction.evaluate(
+    found = prediction.evaluate(
         model, lambda batch: np.tile([0.0, 9.0, 1.0], (len(batch.required("labels")), 1)), corpus, 3
     )
-    assert (metrics.count, metrics.confusion.tolist(), loss) == (
+    assert (len(found.truth), found.scores()["confusion"], found.loss) == (
         7,
         [[0, 4, 0], [0, 0, 0], [0, 3, 0]],
         float(losses(np.tile([0.0, 9.0, 1.0], (7, 1)), [0] * 4 + [2] * 3).mean()),
@@ -471,8 +456,6 @@ def test_a_model_whose_logits_are_nan_is_undecided(invoke: Invoke, tmp_path: Pat
         path,
         "--backend",
         toy("ReturnsNaN"),
-        "--cache",
-        tmp_path / "cache",
         "--json",
         tmp_path / "out.json",
     )

@@ -1,4 +1,4 @@
-"""What a run starts from, and goes on from: samples, an encoder for them, a model that they fit, and its first weights."""
+"""A run before its first step: samples, an encoder for them, a model that fits them, and its first weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from concord.training.checkpoint import Checkpoint, Progress
 from concord.training.data import Corpus, Labels, Samples, TextEncoder, batches, encode, fitted, read
 from concord.training.data.encoder import unfit
 from concord.training.data.samples import SPLITS, by_split
-from concord.training.ordinary import Source
+from concord.training.ordinary import Numbered, Source
 from concord.training.plan import Files, Plan
 
 USUAL_EPOCHS = 3
@@ -87,7 +87,7 @@ class Pretrained:
         return Labels(self.names or tuple(str(number) for number in range(max(self.config.num_classes, 2))))
 
     def labels(self, found: Labels) -> Labels:
-        """Return the classes of a model that goes on: its own, if samples have no others; else those of the samples."""
+        """Return the classes of a model that goes on: its own if samples have no others, else those of the samples."""
         return self.own if self.part == "model" and set(found.names) <= set(self.own.names) else found
 
     def kept(self, config: EncoderConfig, labels: Labels) -> dict[str, NDArray[Any]]:
@@ -100,29 +100,19 @@ class Pretrained:
         }
 
 
-def files(
-    data: Path,
-    dev: Path | None = None,
-    test: Path | None = None,
-    layout: str | None = None,
-    columns: list[str] | None = None,
-    on_error: str = "fail",
-) -> Files:
+def files(data: Path, dev: Path | None = None, test: Path | None = None, **options: Any) -> Files:
     """Return where samples come from.
 
     Args:
         data: the training samples, or a folder with ``train``, ``dev`` and ``test``.
+        options: ``layout``, ``columns`` and ``on_error`` of :class:`~concord.training.plan.Files`.
 
     Raises:
         SpecError: if the folder has no training samples.
     """
     found = by_split(data) | {name: path for name, path in (("dev", dev), ("test", test)) if path is not None}
-    return Files(
-        **{name: str(path.absolute()) for name, path in found.items()},
-        layout=layout,
-        columns=columns,
-        on_error=on_error,
-    )
+    paths: dict[str, Any] = {name: str(path.absolute()) for name, path in found.items()}
+    return Files(**paths, **options)
 
 
 def samples(where: Files) -> dict[str, Samples]:
@@ -131,13 +121,9 @@ def samples(where: Files) -> dict[str, Samples]:
     Raises:
         SpecError: listing what cannot be read.
     """
+    options: dict[str, Any] = {"layout": where.layout, "columns": where.columns, "on_error": where.on_error}
     paths = {split: Path(path) for split in SPLITS if (path := getattr(where, split)) is not None}
-    found = collect(
-        *(
-            partial(read, path, layout=where.layout, columns=where.columns, on_error=where.on_error)
-            for path in paths.values()
-        )
-    )
+    found = collect(*(partial(read, path, **options) for path in paths.values()))
     return dict(zip(paths, found, strict=True))
 
 
@@ -156,7 +142,7 @@ def begin(
         recipe: a schedule that ends does so with the run.
         plan: with files.
         seed: of weights, order and dropout.
-        pretrained: what the run goes on from; then vocabulary and padding are its own, and only what it lacks is drawn.
+        pretrained: what the run goes on from; vocabulary and padding are its own, and only what it lacks is drawn.
 
     Raises:
         SpecError: listing what is wrong with samples, model or recipe.
@@ -174,14 +160,13 @@ def begin(
     corpora = {split: encode(some, encoder, labels) for split, some in found.items()}
     if not (plan.epochs or plan.steps or plan.minutes):
         plan = replace(plan, epochs=USUAL_EPOCHS)
-    recipe = fitted_recipe(recipe, plan, counted(corpora["train"], plan.batch))
+    recipe = fitted_recipe(recipe, planned_steps(recipe, plan, corpora["train"]))
     plan = replace(plan, samples=digest(corpora["train"]))
     kept = pretrained.kept(config, labels) if pretrained else {}
     begun = {**first_weights(config, seed, without=kept), **kept}
     weights = {name: precision(plan.dtype).round(begun[name]) for name in parameters(config)}
-    return Checkpoint(
-        config, weights, labels, encoder, recipe, progress=Progress(seed=seed, plan=plan)
-    ), corpora
+    progress = Progress(seed=seed, plan=plan)
+    return Checkpoint(config, weights, labels, encoder, recipe, progress=progress), corpora
 
 
 def _encoder(
@@ -189,12 +174,7 @@ def _encoder(
 ) -> TextEncoder:
     """Return what makes ids of texts."""
     if pretrained is not None:
-        own = pretrained.encoder
-        return (
-            own
-            if texts.tokens is None
-            else TextEncoder(own.tokenizer, replace(own.text, max_tokens=texts.tokens))
-        )
+        return pretrained.encoder.limited(texts.tokens)
     if texts.file is not None:
         return TextEncoder.from_vocabulary(texts.file, config, texts.tokenization, texts.tokens)
     return TextEncoder.learn(samples.texts(), config, texts.tokenization, texts.vocabulary, texts.tokens)
@@ -203,10 +183,10 @@ def _encoder(
 def first_weights(
     config: EncoderConfig, seed: int, without: Collection[str] = ()
 ) -> dict[str, NDArray[np.float64]]:
-    """Return weights to begin with: drawn as for conformance (SPEC WGT-5), but with biases of 0 and gains of 1.
+    """Return weights to begin with: drawn as for conformance (SPEC WGT-5), but with biases of 0 and gammas of 1.
 
-    Tables that a norm follows begin as small as BERT's: their scale does not matter to the norm, and small ones move on with few steps. So do
-    queries and keys: every token is attended to alike at first, and none by chance.
+    Embeddings that a norm follows begin as small as BERT's: their scale does not matter to the norm, and small ones
+    move on with few steps. So do queries and keys: every token is attended to alike at first, and none by chance.
 
     Args:
         without: parameters that somebody has already.
@@ -241,9 +221,10 @@ def again(start: Checkpoint) -> dict[str, Corpus]:
     corpora = {
         split: encode(some, start.encoder, start.labels) for split, some in samples(plan.files).items()
     }
-    if digest(corpora["train"]) != plan.samples:
+    if (found := digest(corpora["train"])) != plan.samples:
         raise SpecError(
-            f"{plan.files.train}: is not what the run began with: its samples have SHA-256 {digest(corpora['train'])} but must have {plan.samples}"
+            f"{plan.files.train}: is not what the run began with: its samples have SHA-256 {found} "
+            f"but must have {plan.samples}"
         )
     return corpora
 
@@ -253,75 +234,56 @@ def source(start: Checkpoint, corpora: Mapping[str, Corpus]) -> Source:
     plan, config, seed, recipe = start.progress.plan, start.config, start.progress.seed, start.recipe
     assert plan is not None
     assert recipe is not None
-    padded = {"multiple": plan.pad_to, "together": recipe.accumulation}
-    others = {
-        split: lambda corpus=corpus: ordered(corpus, config, plan.pad_to)
-        for split, corpus in corpora.items()
-        if split != "train"
-    }
-    return Source(
-        epoch=lambda epoch: (
-            (numbers.tolist(), batch)
-            for numbers, batch in batches(
-                corpora["train"], config, plan.batch, seed, epoch, plan.bucketed, **padded
-            )
-        ),
-        **others,
-    )
+    train = partial(batches, corpora["train"], config, plan.batch, seed, bucketed=plan.bucketed)
+
+    def epoch(number: int) -> Iterator[Numbered]:
+        for numbers, batch in train(epoch=number, multiple=plan.pad_to, together=recipe.accumulation):
+            yield numbers.tolist(), batch
+
+    def evaluated(corpus: Corpus) -> Iterator[Batch]:
+        for _, batch in batches(corpus, config, EVALUATED, bucketed=True, multiple=plan.pad_to):
+            yield batch
+
+    others = {split: partial(evaluated, corpus) for split, corpus in corpora.items() if split != "train"}
+    return Source(epoch=epoch, **others)
 
 
-def windows(start: Checkpoint, corpora: Mapping[str, Corpus]) -> Iterator[list[Batch]]:
+def accumulations(start: Checkpoint, corpora: Mapping[str, Corpus]) -> Iterator[list[Batch]]:
     """Yield the batches of each step of a run, epoch after epoch without end; the last step of one may have fewer."""
     assert start.recipe is not None
     of_epoch = source(start, corpora).epoch
     for epoch in count():
         rest = (batch for _, batch in of_epoch(epoch))
-        while window := list(islice(rest, start.recipe.accumulation)):
-            yield window
-
-
-def ordered(corpus: Corpus, config: EncoderConfig, multiple: int) -> list[Batch]:
-    """Return the batches that a model is evaluated on, whose tokens are a multiple of a number."""
-    return [batch for _, batch in batches(corpus, config, EVALUATED, bucketed=True, multiple=multiple)]
-
-
-def counted(corpus: Corpus, batch: int) -> int:
-    """Return how many batches an epoch has."""
-    return math.ceil(len(corpus) / batch)
+        while together := list(islice(rest, start.recipe.accumulation)):
+            yield together
 
 
 def digest(corpus: Corpus) -> str:
     """Return the SHA-256 of samples as a model sees them."""
-    arrays = (corpus.ids, corpus.starts, corpus.borders, corpus.labels, corpus.numbers)
+    arrays = (corpus.ids, corpus.starts, corpus.segment_ids, corpus.labels, corpus.numbers)
     return hashlib.sha256(b"".join(hashlib.sha256(array.tobytes()).digest() for array in arrays)).hexdigest()
 
 
-def planned_steps(recipe: Recipe, plan: Plan, batches: int) -> int | None:
-    """Return how many steps a run is to make; None where that is not known.
-
-    Args:
-        batches: of an epoch.
-    """
+def planned_steps(recipe: Recipe, plan: Plan, corpus: Corpus) -> int | None:
+    """Return how many steps a run on samples is to make; None where that is not known."""
+    batches = math.ceil(len(corpus) / plan.batch)
     limits = [plan.steps] if plan.steps else []
     limits += [plan.epochs * math.ceil(batches / recipe.accumulation)] if plan.epochs else []
     return min(limits, default=None)
 
 
-def fitted_recipe(recipe: Recipe, plan: Plan, batches: int) -> Recipe:
+def fitted_recipe(recipe: Recipe, steps: int | None) -> Recipe:
     """Return a recipe whose schedule ends with the run, if it ends and it is known when that is.
-
-    Args:
-        batches: of an epoch.
 
     Raises:
         SpecError: if the run ends while its learning rate still rises.
     """
-    steps = planned_steps(recipe, plan, batches)
     if steps is None or recipe.total_steps is None:
         return recipe
     if steps <= recipe.warmup_steps:
         raise SpecError(
-            f"the run has {steps} steps but must have more than the {recipe.warmup_steps} in which its learning rate rises: --warmup takes fewer [clause=OPT-9]"
+            f"the run has {steps} steps but must have more than the {recipe.warmup_steps} in which its "
+            "learning rate rises: --warmup takes fewer [clause=OPT-9]"
         )
     return recipe.replace(total_steps=steps)
 
@@ -337,7 +299,7 @@ def changed_recipe(
     """Return a recipe with what is usually chosen anew.
 
     Args:
-        dropout: the share that is dropped at each of :data:`DROPPED`, and nowhere else.
+        dropout: the rate at each of :data:`DROPPED`; nothing is dropped elsewhere.
 
     Raises:
         ConfigError: if the result describes no training.

@@ -56,7 +56,7 @@ class Progress:
         seconds: that training has taken.
         best: the best evaluation, if there was one.
         unimproved: evaluations since then.
-        logs: bytes that each log file had.
+        log: bytes that the log had.
         recent: loss, norm, tokens and seconds of each step since the last line of the log.
         plan: what was asked for.
         ended: why training is over; empty: it is not.
@@ -70,7 +70,7 @@ class Progress:
     seconds: float = 0.0
     best: Best | None = None
     unimproved: int = 0
-    logs: dict[str, int] = field(default_factory=dict)
+    log: int = 0
     recent: list[list[float]] = field(default_factory=list)
     plan: Plan | None = None
     ended: str = ""

@@ -1,27 +1,23 @@
-"""What runs of training came to: curves of loss and accuracy, as a picture and on a page."""
+"""What runs of training came to: a table, and curves of loss and accuracy."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from concord.conformance import doctor
-from concord.conformance.layout import render
-from concord.spec.errors import SpecError, collect
+from concord.spec.errors import collect
 from concord.spec.files import read_as
 from concord.training import checkpoint, figures
 from concord.training.checkpoint import Best
-from concord.training.log import COLUMNS, read_log
+from concord.training.log import read_log
 from concord.training.ordinary import RESULT
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+Logs = Mapping[str, Sequence[Mapping[str, Any]]]
 
 PANELS = {
     "loss": (("loss", "loss", "-"), ("dev_loss", "dev loss", "--")),
@@ -41,23 +37,16 @@ def of_runs(runs: Sequence[Path]) -> dict[str, list[dict[str, Any]]]:
     return {run.name if alike[run.name] == 1 else str(run): log for run, log in zip(runs, logs, strict=True)}
 
 
-def curves(logs: Mapping[str, Sequence[Mapping[str, Any]]], suffix: str = ".svg") -> bytes:
-    """Return a picture of loss and accuracy by step, several runs over each other.
+def figure(logs: Logs, panels: Sequence[str] = tuple(PANELS), width: float = 9.0) -> str:
+    """Return loss and accuracy by step, several runs over each other.
 
     Args:
         logs: of each run, the lines of its log.
-        suffix: of the file that it is for: ``.svg``, ``.png`` or ``.pdf``.
+        panels: some of :data:`PANELS`, side by side.
 
     Raises:
-        SpecError: for another suffix, or if matplotlib is not installed.
+        SpecError: if matplotlib is not installed.
     """
-    if suffix not in (".svg", ".png", ".pdf"):
-        raise SpecError(f"a picture's name ends in {suffix!r} but must end in .svg, .png or .pdf")
-    return figures.saved(_figure(logs, list(PANELS), 9.0), suffix[1:])
-
-
-def _figure(logs: Mapping[str, Sequence[Mapping[str, Any]]], panels: Sequence[str], width: float) -> Figure:
-    """Return some panels beside each other: a colour for each run, a line for each column."""
 
     def paint(made: Any) -> None:
         for axes, title in zip(made.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
@@ -78,47 +67,7 @@ def _figure(logs: Mapping[str, Sequence[Mapping[str, Any]]], panels: Sequence[st
             if axes.lines:
                 axes.legend()
 
-    return figures.draw(paint, width, 3.3, logs)
-
-
-def page(runs: Sequence[Path]) -> str:
-    """Return the page of runs: one file that needs nothing else.
-
-    Raises:
-        SpecError: as :func:`of_runs` and :func:`curves` do.
-    """
-    logs, found = of_runs(runs), summaries(runs)
-    name, best = max(
-        ((name, one.best) for name, one in found.items()),
-        key=lambda item: item[1].accuracy if item[1] else 0.0,
-    )
-    headline = (
-        f"{name}: dev accuracy {best.accuracy:.2%} after {best.step} steps."
-        if best
-        else "Nothing was evaluated."
-    )
-    trained = [
-        f"{name} with {one.backend}, {one.parameters:,} parameters, {one.steps} steps"
-        for name, one in found.items()
-    ]
-    data = {
-        "schema": "concord.training/1", "kind": "training", "title": ", ".join(logs), "exit_code": 0,
-        "written": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": sum(one.seconds for one in found.values()), "machine": doctor.machine(),
-    }  # fmt: skip
-    return render(
-        "training.html",
-        data,
-        Path(__file__).parent / "templates",
-        headline=headline,
-        tone="good",
-        compared=[f"Trained: {'; '.join(trained)}."],
-        sections={"curves": "Loss and accuracy", "runs": "Runs", "lines": "Logs"},
-        pictures=[figures.inline(_figure(logs, [panel], 4.2), f"{panel} by step") for panel in PANELS],
-        runs=found,
-        headings=HEADINGS,
-        logs=logs,
-        columns=COLUMNS,
-    )
+    return figures.draw(paint, width, 3.3)
 
 
 @dataclass(frozen=True)
@@ -135,8 +84,6 @@ class Summary:
     best: Best | None
     test: Best | None
     ended: str
-    settings: dict[str, Any]
-    recipe: dict[str, Any]
 
     def row(self, name: str) -> list[str]:
         """Return the figures of a run as text, one for each of :data:`HEADINGS`."""
@@ -205,8 +152,6 @@ def summary(run: Path, log: Sequence[Mapping[str, Any]]) -> Summary:
         best=progress.best,
         test=read_as(run / RESULT, Best) if (run / RESULT).exists() else None,
         ended=progress.ended or "not over",
-        settings={name: value for name, value in (vars(plan) if plan else {}).items() if value is not None},
-        recipe=model.recipe.as_dict() if model.recipe else {},
     )
 
 
@@ -217,13 +162,3 @@ def summaries(runs: Sequence[Path]) -> dict[str, Summary]:
         SpecError: as :func:`of_runs` and :func:`summary` do.
     """
     return {name: summary(run, log) for run, (name, log) in zip(runs, of_runs(runs).items(), strict=True)}
-
-
-def as_markdown(found: Mapping[str, Summary]) -> str:
-    """Return the figures of runs as a Markdown table."""
-    lines = [
-        HEADINGS,
-        ["---", "---", *["---:"] * (len(HEADINGS) - 3), "---"],
-        *(one.row(name) for name, one in found.items()),
-    ]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -1,9 +1,9 @@
-"""How well a classifier does: accuracy, F1, precision and recall of each class, and what is taken for what."""
+"""How well a classifier does: loss and accuracy, and what scikit-learn says of each class."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from scipy.special import expit, log_softmax, softmax
 
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
-from concord.spec.errors import SpecError
+from concord.spec.errors import SpecError, optional
 
 Predict = Callable[[Batch], NDArray[np.floating]]
 """Returns the logits (B, C) of a batch."""
@@ -45,104 +45,75 @@ def losses(logits: ArrayLike, labels: ArrayLike) -> NDArray[np.float64]:
     given = np.asarray(logits, np.float64)
     if given.shape[1] == 1:
         given = np.hstack([np.zeros_like(given), given])
-    chosen: NDArray[np.float64] = -log_softmax(given, axis=1)[
-        np.arange(len(given)), np.asarray(labels, np.int64)
-    ]
-    return chosen
+    with np.errstate(invalid="ignore"):
+        found: NDArray[np.float64] = -log_softmax(given, axis=1)
+    return found[np.arange(len(given)), np.asarray(labels, np.int64)]
 
 
 def predicted(logits: ArrayLike) -> NDArray[np.int64]:
-    """Return the class of the largest logit (B,), the first of equal ones; class 1 of a single logit above 0; -1 where a logit is NaN."""
+    """Return the class of the largest logit (B,), the first of equal ones; -1 where a logit is NaN.
+
+    Of a single logit it is class 1 above 0.
+    """
     given = np.asarray(logits, np.float64)
     chosen = (given[:, 0] > 0).astype(np.int64) if given.shape[1] == 1 else given.argmax(axis=1)
     return np.where(np.isnan(given).any(axis=1), -1, chosen)
 
 
-@dataclass(frozen=True)
-class Class:
-    """How well one class is told from the others.
-
-    Attributes:
-        precision: the share of what is taken for it that is of it; 0 if nothing is taken for it.
-        recall: the share of it that is taken for it; 0 if there is none of it.
-        f1: their harmonic mean; 0 where both are 0. None for a class that is absent: there is none of it, and nothing is taken for it.
-        support: how many samples are of it.
-    """
-
-    precision: float
-    recall: float
-    f1: float | None
-    support: int
-
-
-@dataclass
-class Metrics:
-    """What has been counted of predictions (C classes).
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Samples with their class and the predicted one (N samples that count in the loss, C classes).
 
     Attributes:
         num_classes: C; 2 for a model with one output.
-        confusion: int64 (C, C), how many samples of the class of the row were taken for that of the column.
-        undecided: int64 (C,), how many of each class have a NaN logit: they are taken for none, and so count as wrong.
+        truth: int64 (N,).
+        chosen: int64 (N,); -1 where a logit is NaN, which counts as wrong.
+        losses: float64 (N,) (SPEC LOS-1, LOS-3, without LOS-4).
     """
 
     num_classes: int
-    confusion: NDArray[np.int64] = field(init=False)
-    undecided: NDArray[np.int64] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.confusion = np.zeros((self.num_classes, self.num_classes), np.int64)
-        self.undecided = np.zeros(self.num_classes, np.int64)
-
-    def add(self, logits: ArrayLike, labels: ArrayLike) -> None:
-        """Count some samples.
-
-        Args:
-            logits: numbers (B, C), or (B, 1) where there are two classes.
-            labels: integers (B,) in [0, C).
-
-        Raises:
-            SpecError: if shapes or labels do not fit.
-        """
-        given, truth = np.asarray(logits), np.asarray(labels, np.int64)
-        widths = (self.num_classes, 1) if self.num_classes == 2 else (self.num_classes,)
-        if given.ndim != 2 or given.shape[1] not in widths or truth.shape != given.shape[:1]:
-            raise SpecError(
-                f"logits have shape {given.shape} and labels {truth.shape} but must have (B, {self.num_classes}) and (B,)"
-            )
-        if ((truth < 0) | (truth >= self.num_classes)).any():
-            raise SpecError(
-                f"labels reach from {truth.min()} to {truth.max()} but must lie in [0, {self.num_classes})"
-            )
-        chosen = predicted(given)
-        np.add.at(self.confusion, (truth[chosen >= 0], chosen[chosen >= 0]), 1)
-        np.add.at(self.undecided, truth[chosen < 0], 1)
-
-    @property
-    def count(self) -> int:
-        """How many samples were counted."""
-        return int(self.confusion.sum() + self.undecided.sum())
+    truth: NDArray[np.int64]
+    chosen: NDArray[np.int64]
+    losses: NDArray[np.float64]
 
     @property
     def accuracy(self) -> float | None:
-        """The share of samples taken for what they are; None without any."""
-        return float(np.trace(self.confusion) / self.count) if self.count else None
+        """How many of all samples are predicted right; None without any."""
+        return float((self.truth == self.chosen).mean()) if len(self.truth) else None
 
     @property
-    def classes(self) -> list[Class]:
-        """Precision, recall, F1 and support of each class."""
-        right, taken = np.diag(self.confusion), self.confusion.sum(axis=0)
-        support = self.confusion.sum(axis=1) + self.undecided
-        found = []
-        for hits, claimed, there in zip(right.tolist(), taken.tolist(), support.tolist(), strict=True):
-            f1 = 2 * hits / (claimed + there) if claimed + there else None
-            found.append(Class(hits / claimed if claimed else 0.0, hits / there if there else 0.0, f1, there))
-        return found
+    def loss(self) -> float | None:
+        """The mean loss; None without any sample."""
+        return float(self.losses.mean()) if len(self.losses) else None
 
-    @property
-    def macro_f1(self) -> float | None:
-        """The mean F1 of the classes that are not absent; None if all are."""
-        present = [found.f1 for found in self.classes if found.f1 is not None]
-        return sum(present) / len(present) if present else None
+    def scores(self) -> dict[str, Any]:
+        """Return precision, recall, F1 and support of each class, and the confusion matrix.
+
+        A class that no sample has and none is predicted as is absent: its F1 is None, and ``macro_f1`` leaves
+        it out. ``undecided`` counts the samples of each class that have a NaN logit.
+
+        Raises:
+            SpecError: if scikit-learn is not installed.
+        """
+        with optional("metrics of each class", "training"):
+            from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+        labels, none = np.arange(self.num_classes), np.zeros(self.num_classes)
+        confusion, rows = np.diag(none.astype(int)), (none, none, none, none.astype(int))
+        if len(self.truth):
+            confusion = confusion_matrix(self.truth, self.chosen, labels=labels)
+            rows = precision_recall_fscore_support(self.truth, self.chosen, labels=labels, zero_division=0.0)
+        there = (rows[3] > 0) | (confusion.sum(axis=0) > 0)
+        return {
+            "confusion": confusion.tolist(),
+            "undecided": (rows[3] - confusion.sum(axis=1)).tolist(),
+            "macro_f1": float(rows[2][there].mean()) if there.any() else None,
+            "classes": [
+                {"precision": precision, "recall": recall, "f1": f1 if present else None, "support": support}
+                for precision, recall, f1, support, present in zip(
+                    *(row.tolist() for row in rows), there, strict=True
+                )
+            ],
+        }
 
 
 def measure(
@@ -150,20 +121,26 @@ def measure(
     config: EncoderConfig,
     batches: Iterable[Batch],
     done: Callable[[int], Any] = lambda count: None,
-) -> tuple[Metrics, float | None]:
-    """Return what a model's predictions come to, and the mean loss (SPEC LOS-1, LOS-3, without LOS-4) in float64; None without any sample.
+) -> Predictions:
+    """Return what a model predicts of labelled batches; samples that do not count in the loss are left out.
 
     Args:
-        predict: of the model.
-        batches: labelled; samples that do not count in the loss are left out.
         done: is told how many samples are done.
+
+    Raises:
+        SpecError: if logits have another shape than the model says.
     """
-    metrics, found, count = Metrics(max(config.num_classes, 2)), [np.zeros(0)], 0
+    truth, chosen, found, count = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0)], 0
     for batch in batches:
         labels = batch.required("labels")
+        logits, expected = np.asarray(predict(batch), np.float64), (len(labels), max(config.num_classes, 1))
+        if logits.shape != expected:
+            raise SpecError(f"logits have shape {logits.shape} but must have {expected}")
         counted = labels != config.ignore_label  # all of them where there is none
-        logits = np.asarray(predict(batch), np.float64)[counted]
-        metrics.add(logits, labels[counted])
-        found.append(losses(logits, labels[counted]))
+        truth.append(labels[counted])
+        chosen.append(predicted(logits[counted]))
+        found.append(losses(logits[counted], labels[counted]))
         done(count := count + len(labels))
-    return metrics, float(np.concatenate(found).mean()) if metrics.count else None
+    return Predictions(
+        max(config.num_classes, 2), np.concatenate(truth), np.concatenate(chosen), np.concatenate(found)
+    )

@@ -1,7 +1,7 @@
-"""Ordinary training: step after step in a worker, evaluated, logged and kept, so that a run that was killed goes on with the same bits.
+"""Ordinary training: step after step in a worker, evaluated, logged and saved.
 
-What comes next follows from the checkpoint and the samples alone: weights, state of the optimizer, number of the step, epoch and
-position in it. Nothing else is carried from one step to the next.
+A run that was killed goes on with the same bits: what comes next follows from the checkpoint and the samples alone,
+which are weights, optimizer state, number of the step, epoch and position in it.
 """
 
 from __future__ import annotations
@@ -97,20 +97,20 @@ class Fitting:
         self.saved = self.progress.step
         self.began = time.perf_counter() - self.progress.seconds
 
-    def windows(self) -> Iterator[tuple[list[Numbered], bool]]:
+    def accumulations(self) -> Iterator[tuple[list[Numbered], bool]]:
         """Yield what is left of the epoch, step by step, and whether it is the end of it."""
         rest = islice(iter(self.source.epoch(self.progress.epoch)), self.progress.position, None)
-        window = list(islice(rest, self.recipe.accumulation))
-        while window:
+        accumulation = list(islice(rest, self.recipe.accumulation))
+        while accumulation:
             following = list(islice(rest, self.recipe.accumulation))
-            yield window, not following
-            window = following
+            yield accumulation, not following
+            accumulation = following
 
     def go(self, halted: Callable[[], bool], reached: Reached) -> Checkpoint:
         """Train until the plan is fulfilled, or it is told to halt; return the last checkpoint."""
         while not self.progress.ended:
-            for window, last in self.windows():
-                row = self.step(window, last)
+            for accumulation, last in self.accumulations():
+                row = self.step(accumulation, last)
                 stop = halted()
                 self.settle(row, last, stop)
                 reached(self.progress.step, said(row))
@@ -118,10 +118,10 @@ class Fitting:
                     return self.checkpoint()
         return self.checkpoint()
 
-    def step(self, window: Sequence[Numbered], last: bool) -> dict[str, Any]:
+    def step(self, accumulation: Sequence[Numbered], last: bool) -> dict[str, Any]:
         """Make a step; return what the log says of it, if it is its turn."""
         before = time.perf_counter()
-        done, batches = self.progress, [batch for _, batch in window]
+        done, batches = self.progress, [batch for _, batch in accumulation]
         found = self.session.step(batches)
         weights = shares(self.recipe, [counts(self.start.config, batch) for batch in batches])
         loss = math.fsum(share * float(found[f"losses.{number}"]) for number, share in enumerate(weights))
@@ -135,14 +135,14 @@ class Fitting:
             int((batch.required("input_ids") != self.start.config.pad_id).sum()) for batch in batches
         )
         recent = [*done.recent, [loss, norm or 0.0, tokens, time.perf_counter() - before]]
-        epoch, position = (done.epoch + 1, 0) if last else (done.epoch, done.position + len(window))
+        epoch, position = (done.epoch + 1, 0) if last else (done.epoch, done.position + len(accumulation))
         seconds = time.perf_counter() - self.began
         self.progress = replace(
             done,
             step=done.step + 1,
             epoch=epoch,
             position=position,
-            samples=chained(done.samples, window),
+            samples=chained(done.samples, accumulation),
             recent=recent,
             seconds=seconds,
         )
@@ -197,8 +197,8 @@ class Fitting:
 
     def judged(self, step: int, batches: Iterable[Batch]) -> Best:
         """Return what the model of a step does on batches; where no sample of them counts, a loss of NaN."""
-        metrics, loss = measure(self.session.predict, self.start.config, batches)
-        return Best(step, math.nan if loss is None else loss, metrics.accuracy or 0.0)
+        found = measure(self.session.predict, self.start.config, batches)
+        return Best(step, math.nan if found.loss is None else found.loss, found.accuracy or 0.0)
 
     def _rank(self, best: Best) -> tuple[float, float]:
         return (best.accuracy, -best.loss) if self.plan.best_by == "accuracy" else (-best.loss, best.accuracy)
@@ -227,7 +227,7 @@ class Fitting:
         """Keep a checkpoint, and remove those that are no longer needed."""
         if self.saved == self.progress.step:
             return
-        self.progress = replace(self.progress, logs=self.log.lengths())
+        self.progress = replace(self.progress, log=self.log.length())
         checkpoint.write(runs.step_folder(self.run, self.progress.step), self.checkpoint())
         self.saved = self.progress.step
         checkpoint.tidy(self.run, {self.saved, *([self.progress.best.step] if self.progress.best else [])})
@@ -252,7 +252,6 @@ def fit(
     run: Path,
     halted: Callable[[], bool] = lambda: False,
     reached: Reached = lambda step, now: None,
-    tensorboard: Path | None = None,
 ) -> Outcome:
     """Train a model from a checkpoint on, until its plan is fulfilled.
 
@@ -262,7 +261,6 @@ def fit(
         source: of batches.
         run: the folder of the run; its log is cut to what the checkpoint knows.
         halted: asked after each step; once it says True, a checkpoint is kept and training stops.
-        tensorboard: a folder for event files.
 
     Raises:
         SpecError: if a loss is not finite, or something cannot be written; the last checkpoint is whole.
@@ -271,7 +269,7 @@ def fit(
     checkpoint.tidy(run, set(runs.steps(run)))
     if not start.progress.step and not runs.steps(run):
         checkpoint.write(runs.step_folder(run, 0), start)
-    with Log(run, start.progress.logs, start.progress.step, tensorboard) as log:
+    with Log(run, start.progress.log) as log:
         fitting = Fitting(worker, start, source, run, log)
         last = fitting.go(halted, reached)
         test = fitting.tested() if last.progress.ended and source.test is not None else None
@@ -286,9 +284,9 @@ def everything(model: Checkpoint) -> dict[str, NDArray[Any]]:
     return {f"parameters.{name}": model.weights[name] for name in trained} | dict(model.state)
 
 
-def chained(samples: str, window: Sequence[Numbered]) -> str:
+def chained(samples: str, accumulation: Sequence[Numbered]) -> str:
     """Return the SHA-256 over the ids of samples and those of one step more."""
-    ids = "".join(f"{name}\n" for names, _ in window for name in names)
+    ids = "".join(f"{name}\n" for names, _ in accumulation for name in names)
     return hashlib.sha256(f"{samples}\n{ids}".encode()).hexdigest()
 
 

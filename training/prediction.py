@@ -22,7 +22,7 @@ from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Training
 from concord.training import checkpoint
 from concord.training.data import Complaints, Corpus, Labels, Sample, Samples, TextEncoder, batches, encode
-from concord.training.metrics import Metrics, Predict, measure, predicted, probabilities
+from concord.training.metrics import Predict, Predictions, measure, predicted, probabilities
 from concord.training.plan import PAD_TO
 
 AT_ONCE = 1024
@@ -74,7 +74,7 @@ def predictor(worker: Worker, model: Model, settings: Computing) -> Predict:
     ways: dict[str, Any] = {
         name: getattr(settings, name) for name in ("dtype", "implementation", "execution", "precision")
     }
-    one = encode(Samples(samples=[Sample(0, ".")], files=("",), digest=""), model.encoder)
+    one = encode(Samples(samples=[Sample(0, ".")], files=("",)), model.encoder)
     _, first = next(batches(one, model.config, 1))
     request = Request(
         model.config,
@@ -180,7 +180,7 @@ def predict(
 
 def _predicted(model: Model, compute: Predict, samples: list[Sample], size: int) -> list[Prediction]:
     numbered = [Sample(place, sample.text_a, sample.text_b) for place, sample in enumerate(samples)]
-    corpus = encode(Samples(samples=numbered, files=("",), digest=""), model.encoder)
+    corpus = encode(Samples(samples=numbered, files=("",)), model.encoder)
     found: dict[int, Prediction] = {}
     for places, batch in _batches(corpus, model.config, size):
         logits = compute(batch)
@@ -194,6 +194,6 @@ def _predicted(model: Model, compute: Predict, samples: list[Sample], size: int)
 
 def evaluate(
     model: Model, compute: Predict, corpus: Corpus, size: int, done: Callable[[int], Any] = lambda count: None
-) -> tuple[Metrics, float | None]:
-    """Return what a model's predictions of labelled samples come to (:func:`concord.training.metrics.measure`)."""
+) -> Predictions:
+    """Return what a model predicts of labelled samples (:func:`concord.training.metrics.measure`)."""
     return measure(compute, model.config, (batch for _, batch in _batches(corpus, model.config, size)), done)

@@ -18,7 +18,6 @@ from concord.spec.batch import batch_of_lengths
 from concord.training.attention import Maps, Reading
 from concord.training.attention import record as attention
 from concord.training.attention.maps import Side
-from concord.training.experiments.cells import Best, Trained
 from tests.conftest import small_config
 from tests.toys import reports
 from tests.toys.surroundings import ROOT
@@ -68,22 +67,6 @@ def of_attention(errors: float = 0.0) -> dict[str, Any]:
     return attention.as_data(Maps(reading, report, sides, ("a note",)))
 
 
-def experiment() -> dict[str, Any]:
-    best = Best(9, 0.5, 0.75)
-    runs = [
-        Trained(way, seed, "done", "", 1234, 9, 2.5, 700.0, best, None, ((4, 0.7, 0.5), (9, 0.5, 0.75)))
-        for way in ("one", "two")
-        for seed in (0, 1)
-    ]
-    runs.append(Trained("two", 2, "crashed", "it was killed"))
-    config = small_config("bert")
-    body = {
-        "exit_code": 3, "experiment": "depth", "seconds": 12.5, "backend": "torch", "tested": False, "plan": {"backend": "torch", "seeds": 3, "files": {"train": "x.tsv"}},
-        "recipe": {"learning_rate": 1e-3}, "ways": {"one": config.as_dict(), "two": replace(config, num_layers=1).as_dict()}, "runs": runs,
-    }  # fmt: skip
-    return record.record(body, "experiment", "depth: how many layers")
-
-
 def certificate() -> dict[str, Any]:
     data: dict[str, Any] = json.loads((ROOT / "docs" / "certificates" / "minilm-flax.json").read_text())
     cut = {key: entry[:3] if isinstance(entry, list) else entry for key, entry in data.items()}
@@ -102,7 +85,6 @@ RECORDS: dict[str, Callable[[], dict[str, Any]]] = {
     "criteria": lambda: kept("criteria"),
     "speed": lambda: kept("speed-ragged", entries=5),
     "attention": of_attention,
-    "experiment": experiment,
     "certificate": certificate,
 }
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +10,6 @@ from numpy.typing import NDArray
 from concord.spec.errors import refuse
 from concord.training import figures
 from concord.training.attention.maps import LEAK, Array, Maps, Reading
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MASKED = "#cfccc4"
 WIDEST = 60
@@ -37,41 +32,32 @@ def chosen(reading: Reading, layer: int | None, head: int | None) -> tuple[list[
     return list(layers if layer is None else [layer]), list(heads if head is None else [head])
 
 
-def figure(
-    maps: Maps, layer: int | None = None, head: int | None = None, say: Callable[[str], str] = figures.legible
-) -> Figure:
-    """Return a figure: of one head the weights of each side, and by how much the first two differ; of several the weights of the first side.
+def figure(maps: Maps, layer: int | None = None, head: int | None = None) -> str:
+    """Return one head: the weights of each backend, and by how much two differ; of several heads, the weights.
 
     Args:
         layer, head: by number; None: all.
-        say: how a token is written.
 
     Raises:
         SpecError: if there is no such layer or head, or matplotlib is not installed.
     """
     layers, heads = chosen(maps.reading, layer, head)
-    names = [say(token) for token in maps.reading.tokens]
     if len(layers) == len(heads) == 1:
         panels = len(maps.sides) + (len(maps.sides) > 1)
-        size = min(max(1.6 + 0.13 * len(names), 2.4), 6.5)
-        return figures.draw(
-            lambda made: _one(made, maps, names, layers[0], heads[0]),
-            panels * size + 0.7 * (panels > 1),
-            size,
-            names,
-        )
-    return figures.draw(
-        lambda made: _grid(made, maps, layers, heads), 0.75 * len(heads) + 0.6, 0.8 * len(layers) + 0.3
-    )
+        size = min(max(1.6 + 0.13 * len(maps.reading.tokens), 2.4), 6.5)
+        width = panels * size + 0.7 * (panels > 1)
+        return figures.draw(lambda made: _one(made, maps, layers[0], heads[0]), width, size)
+    width, height = 0.75 * len(heads) + 0.6, 0.8 * len(layers) + 0.3
+    return figures.draw(lambda made: _grid(made, maps, layers, heads), width, height)
 
 
-def _one(made: Any, maps: Maps, names: list[str], layer: int, head: int) -> None:
+def _one(made: Any, maps: Maps, layer: int, head: int) -> None:
     panels = len(maps.sides) + (len(maps.sides) > 1)
     axes = np.atleast_1d(made.subplots(1, panels))
     top = max(float(np.max(np.where(_shown(maps), side.weights[layer, head], 0.0))) for side in maps.sides)
     for place, side in enumerate(maps.sides):
         shown = _weights(axes[place], maps, side.weights[layer, head], top)
-        _name(axes[place], maps, names, f"{side.backend}\nlayer {layer}, head {head}", first=place == 0)
+        _name(axes[place], maps, f"{side.backend}\nlayer {layer}, head {head}", first=place == 0)
     made.colorbar(shown, ax=axes[: len(maps.sides)], shrink=0.75, pad=0.02)
     if len(maps.sides) > 1:
         difference = maps.difference()[layer, head]
@@ -88,7 +74,6 @@ def _one(made: Any, maps: Maps, names: list[str], layer: int, head: int) -> None
         _name(
             axes[-1],
             maps,
-            names,
             f"{maps.sides[0].backend} − {maps.sides[1].backend}\nin tolerances",
             first=False,
         )
@@ -126,7 +111,7 @@ def _colours(name: str) -> Any:
     return matplotlib.colormaps[name].with_extremes(bad=MASKED)
 
 
-def _weights(axis: Axes, maps: Maps, weights: Array, top: float) -> Any:
+def _weights(axis: Any, maps: Maps, weights: Array, top: float) -> Any:
     """Draw weights from white to dark; what is masked, and nothing goes to, has a colour of its own."""
     attended = _shown(maps) | ((weights > LEAK) & (weights <= 1))
     return axis.imshow(
@@ -138,7 +123,8 @@ def _weights(axis: Axes, maps: Maps, weights: Array, top: float) -> Any:
     )
 
 
-def _name(axis: Axes, maps: Maps, names: list[str], title: str, first: bool) -> None:
+def _name(axis: Any, maps: Maps, title: str, first: bool) -> None:
+    names = maps.reading.tokens
     axis.set_title(title)
     places = range(len(names)) if len(names) <= WIDEST else range(0, len(names), 32)
     words = names if len(names) <= WIDEST else [str(place) for place in places]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +26,6 @@ from concord.spec.masks import real_tokens, visible_keys
 from concord.spec.parameters import Weights, initialize
 from concord.spec.tensors import taps
 from concord.training.data.encoder import TextEncoder
-
-if TYPE_CHECKING:
-    from concord.training.data.ready import Encodes
 
 Array = NDArray[np.floating]
 
@@ -177,7 +173,7 @@ def of_texts(
     name: str,
     config: EncoderConfig,
     weights: Weights,
-    encoder: Encodes,
+    encoder: TextEncoder,
     a: str,
     b: str | None = None,
     part: str = "model",
@@ -198,19 +194,10 @@ def of_texts(
         else len(found.tokens)
     )
     more = tokens - len(found.tokens)
-    padding, segment = (
-        (encoder.text.padding, encoder.text.segments[2])
-        if isinstance(encoder, TextEncoder)
-        else ("padding", 0)
-    )
-    second = next(
-        (place for place, offset in enumerate(found.offsets) if offset is not None and offset[0] == 1), tokens
-    )
+    second = found.texts.index(1) if 1 in found.texts else tokens
     batch = Batch(
         input_ids=np.pad(found.ids, (0, more), constant_values=config.pad_id)[None],
-        segment_ids=np.pad(found.segment_ids, (0, more), constant_values=segment)[None]
-        if config.num_segments
-        else None,
+        segment_ids=np.pad(found.segment_ids, (0, more))[None] if config.num_segments else None,
     )
     parts = tuple(int(place >= second) for place in range(tokens))
     return Reading(
@@ -218,7 +205,7 @@ def of_texts(
         config,
         weights,
         completed(config, batch, part),
-        (*found.tokens, *[padding] * more),
+        (*found.tokens, *[encoder.text.padding or "padding"] * more),
         parts,
         part,
     )

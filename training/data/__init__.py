@@ -1,12 +1,13 @@
-"""Texts with labels: read from files, encoded, kept, and put into batches.
+"""Texts with labels: read from files, encoded, and put into batches.
 
-:func:`read` gives :class:`Samples`; :class:`Labels` and a :class:`TextEncoder` turn them into a :class:`Corpus` (:func:`encode`), of which
-:func:`batches` makes what a model takes. :func:`fitted` makes a configuration fit vocabulary and classes.
+:func:`read` gives :class:`Samples`; :class:`Labels` and a :class:`TextEncoder` turn them into a :class:`Corpus`
+(:func:`encode`), of which :func:`batches` makes what a model takes. :func:`fitted` makes a configuration fit
+vocabulary and classes.
 """
 
 from concord.training.data.batching import batches
-from concord.training.data.corpus import Corpus, cache_folder, encode
-from concord.training.data.encoder import Encoded, Text, TextEncoder, fitted, text_for, unfit
+from concord.training.data.corpus import Corpus, encode
+from concord.training.data.encoder import Encoded, Text, TextEncoder, fitted, unfit
 from concord.training.data.labels import Labels
 from concord.training.data.lines import Complaints
 from concord.training.data.samples import LAYOUTS, Sample, Samples, read, splits
@@ -24,11 +25,9 @@ __all__ = [
     "Text",
     "TextEncoder",
     "batches",
-    "cache_folder",
     "encode",
     "fitted",
     "read",
     "splits",
-    "text_for",
     "unfit",
 ]

@@ -18,7 +18,7 @@ STREAM = zlib.crc32(b"order of samples")
 """The last word of the counters by which samples are ordered: dropout has other words there (SPEC DRP-3)."""
 
 BUCKETS = 64
-"""Batches whose samples are sorted by length together: enough that those of one batch are alike, few enough that epochs differ."""
+"""Batches whose samples are sorted by length together: so many that those of one are alike, and epochs differ."""
 
 
 def batches(
@@ -39,12 +39,14 @@ def batches(
         seed: below 2^64; the order follows from it and the epoch. None: as in the corpus.
         epoch: counted from 0.
         bucketed: whether samples of like length come together, so that there is less padding.
-        multiple: of what number a batch's tokens are one: those of its longest sample are rounded up to it, as far as the model has positions.
-            Frameworks that compile do so for each width. A ``flatten`` head has ``max_positions`` tokens (SPEC INP-5).
+        multiple: of what number a batch's tokens are one: those of its longest sample are rounded up to it, as far
+            as the model has positions. Frameworks that compile do so for each width. A ``flatten`` head has
+            ``max_positions`` tokens (SPEC INP-5).
         together: so many batches that follow each other have the same width: those of a step, which is compiled for all of them.
 
     Yields:
-        Numbers of the samples (B,), and what the model is given. A sample without a label has the first class that counts in the loss.
+        Numbers of the samples (B,), and what the model is given. A sample without a label has the first class that
+        counts in the loss.
 
     Raises:
         SpecError: if the samples do not fit the model, before the first batch.
@@ -65,7 +67,7 @@ def batches(
 
 
 def order(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Return the numbers below ``count`` in an order that follows from seed and epoch, by the generator of dropout (SPEC DRP-3)."""
+    """Return the numbers below ``count`` in an order by seed and epoch and the generator of dropout (SPEC DRP-3)."""
     index = np.arange(count, dtype=np.uint32)
     fixed = (np.full_like(index, word) for word in (0, epoch, STREAM))
     high, low, *_ = philox((index, *fixed), (seed & 0xFFFFFFFF, seed >> 32))  # type: ignore[arg-type]
@@ -106,44 +108,31 @@ def _width(
 def _batch(
     corpus: Corpus, config: EncoderConfig, chosen: NDArray[np.int64], width: int
 ) -> tuple[NDArray[np.int64], Batch]:
-    lengths = corpus.lengths[chosen]
-    position = np.arange(width)
-    real = position < lengths[:, None]  # (B, T)
-    ids = np.full(real.shape, config.pad_id, np.int64)
-    ids[real] = np.concatenate([corpus.tokens(int(index)) for index in chosen])
-    labels = corpus.labels[chosen]
+    real = np.arange(width) < corpus.lengths[chosen][:, None]  # (B, T)
+    places, labels = corpus.places(chosen), corpus.labels[chosen]
+    ids, segments = np.full(real.shape, config.pad_id, np.int64), np.zeros(real.shape, np.int64)
+    ids[real], segments[real] = corpus.ids[places], corpus.segment_ids[places]
     counted = 1 if config.ignore_label == 0 else 0
-    first, second, padding = corpus.segments
-    segments = (
-        np.where(real, np.where(position < corpus.borders[chosen][:, None], first, second), padding)
-        if config.num_segments
-        else None
-    )
     return corpus.numbers[chosen], Batch(
-        input_ids=ids, segment_ids=segments, labels=np.where(labels == UNLABELLED, counted, labels)
+        input_ids=ids,
+        segment_ids=segments if config.num_segments else None,
+        labels=np.where(labels == UNLABELLED, counted, labels),
     )
 
 
 def _unfit(corpus: Corpus, config: EncoderConfig) -> list[str]:
     """Return what keeps a model from taking the samples of a corpus."""
-    room, longest, widest = (
-        config.max_positions - config.position_start,
-        int(corpus.lengths.max(initial=0)),
-        int(corpus.ids.max(initial=0)),
+    room, classes = config.max_positions - config.position_start, max(2, config.num_classes)
+    longest, widest, segment, label = (
+        int(array.max(initial=0)) for array in (corpus.lengths, corpus.ids, corpus.segment_ids, corpus.labels)
     )
-    problems = [] if len(corpus) else ["the corpus has no sample"]
-    if longest > room:
-        problems.append(f"a sample has {longest} tokens but must have at most {room} [clause=INP-2]")
-    if widest >= config.vocab_size:
-        problems.append(
-            f"a token has id {widest} but must be below {config.vocab_size}, which is 'vocab_size' [clause=INP-1]"
-        )
-    if 0 < config.num_segments <= max(corpus.segments):
-        problems.append(
-            f"segments are {', '.join(map(str, corpus.segments))} but must be below {config.num_segments}, which is 'num_segments' [clause=EMB-5]"
-        )
-    if int(corpus.labels.max(initial=0)) >= max(2, config.num_classes):
-        problems.append(
-            f"a label is {int(corpus.labels.max())} but must be below {max(2, config.num_classes)} [clause=INP-3]"
-        )
-    return problems
+    problems = {
+        "the corpus has no sample": not len(corpus),
+        f"a sample has {longest} tokens but must have at most {room} [clause=INP-2]": longest > room,
+        f"a token has id {widest} but must be below {config.vocab_size}, "
+        "which is 'vocab_size' [clause=INP-1]": widest >= config.vocab_size,
+        f"a segment is {segment} but must be below {config.num_segments}, "
+        "which is 'num_segments' [clause=EMB-5]": 0 < config.num_segments <= segment,
+        f"a label is {label} but must be below {classes} [clause=INP-3]": label >= classes,
+    }
+    return [problem for problem, wrong in problems.items() if wrong]

@@ -10,7 +10,7 @@ from typing import Literal
 
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, located
-from concord.spec.files import read_as, write_text
+from concord.spec.files import read_as
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,11 @@ class Labels:
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
+        said = ", ".join(map(repr, self.names[:20])) or "none"
         if len(set(self.names)) < len(self.names) or "" in self.names:
-            raise SpecError(
-                f"labels are {', '.join(map(repr, self.names[:20]))} but each must be there once, and none be empty"
-            )
+            raise SpecError(f"labels are {said} but each must be there once, and none be empty")
         if len(self.names) < 2:
-            raise SpecError(
-                f"labels are {', '.join(map(repr, self.names)) or 'none'} but there must be at least two classes to tell apart"
-            )
+            raise SpecError(f"labels are {said} but there must be at least two classes to tell apart")
 
     @classmethod
     def of(cls, names: Iterable[str | None]) -> Labels:
@@ -51,28 +48,12 @@ class Labels:
             return cls(tuple(sorted(different, key=lambda name: (int(name), name))))
         return cls(tuple(sorted(different)))
 
-    def number(self, name: str) -> int | None:
-        """Return the number of a class; None for a name that is none of theirs."""
-        return self._numbers.get(name)
-
-    @property
-    def _numbers(self) -> dict[str, int]:
-        return {name: number for number, name in enumerate(self.names)}
-
     def num_classes(self, config: EncoderConfig) -> int:
-        """Return how many outputs a model needs: one for two classes where it has one (SPEC LOS-1), else one for each."""
+        """Return how many outputs a model needs: of two classes one where it has one (SPEC LOS-1), else one each."""
         return 1 if config.num_classes == 1 and len(self.names) == 2 else len(self.names)
 
-    def write(self, path: Path) -> None:
-        """Write the file that :meth:`read` reads.
-
-        Raises:
-            SpecError: if it cannot be written.
-        """
-        write_text(path, self.to_json())
-
     def to_json(self) -> str:
-        """Return the text of that file."""
+        """Return the text of the file that :meth:`read` reads."""
         return json.dumps({"format": _File.format, "names": self.names}, ensure_ascii=False, indent=1) + "\n"
 
     @classmethod

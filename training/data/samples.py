@@ -1,15 +1,14 @@
-"""Labelled texts and pairs of texts, as files and folders hold them: tab-separated, words with a label, JSON Lines, Hugging Face datasets."""
+"""Labelled texts and pairs of texts, as files and folders of the published layouts hold them."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from concord.spec.errors import SpecError, optional, unknown
-from concord.spec.files import find, opened, parse_json
+from concord.spec.files import opened, parse_json
 from concord.training.data.lines import Complaints, numbered
 
 SPLITS = ("train", "dev", "test")
@@ -29,8 +28,8 @@ SEPARATOR = "<SEP>"
 """Divides words from label in the files of the TF1 source."""
 
 LAYOUTS = ("tsv", "sep", "jsonl", "plain", "dataset")
-"""How samples are held. ``tsv``: columns between tabs. ``sep``: words, ``<SEP>``, a label. ``jsonl``: a JSON object on each line.
-``plain``: a text on each line. ``dataset``: a folder of a Hugging Face dataset."""
+"""How samples are held. ``tsv``: columns between tabs. ``sep``: words, ``<SEP>``, a label. ``jsonl``: a JSON object
+on each line. ``plain``: a text on each line. ``dataset``: a folder of a Hugging Face dataset."""
 
 LINE_BITS = 32
 """Bits of a sample's number that hold its line; those above hold the number of its file."""
@@ -41,7 +40,8 @@ class Sample:
     """A text, or a pair of texts, and its label.
 
     Attributes:
-        number: of its file, from 0, times 2^32, plus that of its line or row, from 1. It says nothing of the content, and what is left out changes no other.
+        number: of its file, from 0, times 2^32, plus that of its line or row, from 1. It says nothing of the content,
+            and what is left out changes no other.
         text_b: the second text, if there is one.
         label: its name, if there is one.
     """
@@ -59,13 +59,11 @@ class Samples:
     Attributes:
         samples: in the order of the files and of their lines.
         files: their names.
-        digest: of the content of the files and of how they were read.
         complaints: what is wrong with lines.
     """
 
     samples: Sequence[Sample]
     files: tuple[str, ...]
-    digest: str
     complaints: Complaints = field(default_factory=Complaints)
 
     def where(self, number: int) -> str:
@@ -92,30 +90,27 @@ def read(
 
     Args:
         paths: files, or folders of Hugging Face datasets.
-        layout: one of :data:`LAYOUTS`; by default as the end of the name says: ``.tsv``, ``.jsonl``, a folder; else as the first line does.
-        columns: of a tab-separated file: some of :data:`FIELDS`, in their order; by default as its header says, or as many as its first line has.
+        layout: one of :data:`LAYOUTS`; by default as the end of the name says: ``.tsv``, ``.jsonl``, a folder; else as
+            the first line does.
+        columns: of a tab-separated file: some of :data:`FIELDS`, in their order; by default as its header says, or as
+            many as its first line has.
         on_error: one of :data:`~concord.training.data.lines.ON_ERROR`.
 
     Raises:
         SpecError: for what cannot be read; listing bad lines, unless they are skipped; if there is no sample.
     """
     complaints = Complaints(on_error)
-    digest = hashlib.sha256(repr((layout, columns)).encode())
     samples: list[Sample] = []
     for file, path in enumerate(paths):
-        kind = layout_of(path, layout)
-        digest.update(kind.encode() + fingerprint(path))
-        samples += from_path(path, file, kind, columns, complaints)
+        samples += from_path(path, file, layout_of(path, layout), columns, complaints)
     complaints.settle()
     if not samples:
         raise SpecError([f"{', '.join(map(str, paths))}: no sample", *complaints.listed()])
-    return Samples(
-        samples=samples, files=tuple(map(str, paths)), digest=digest.hexdigest(), complaints=complaints
-    )
+    return Samples(samples=samples, files=tuple(map(str, paths)), complaints=complaints)
 
 
 def splits(folder: Path) -> dict[str, Path]:
-    """Return the files of a folder, or its datasets, by split: ``train``, and ``dev`` and ``test`` where they are.
+    """Return the files of a folder, or its datasets, by split: ``train``, and ``dev`` and ``test`` if there are.
 
     Raises:
         SpecError: if there is no ``train``, or a split comes twice.
@@ -180,21 +175,6 @@ def known_layout(asked: str) -> str:
     return asked
 
 
-def fingerprint(path: Path) -> bytes:
-    """Return the digest of a file's content, or of those of a folder's files.
-
-    Raises:
-        SpecError: if one cannot be read.
-    """
-    if path.is_dir():
-        return b"".join(
-            str(inner.relative_to(path)).encode(errors="surrogateescape") + fingerprint(inner)
-            for inner in find(path, "*")
-        )
-    with opened(path) as file:
-        return hashlib.file_digest(file, "sha256").digest()
-
-
 def from_path(
     path: Path, file: int, layout: str, columns: Sequence[str] | None, complaints: Complaints
 ) -> Iterator[Sample]:
@@ -213,7 +193,7 @@ def from_path(
 
 
 def from_lines(
-    lines: Iterator[tuple[int, str]],
+    lines: Iterable[tuple[int, str]],
     name: str,
     file: int,
     layout: str,
@@ -270,7 +250,8 @@ class _Tabs:
             usual = {1: FIELDS[:1], 2: ("text_a", "label"), 3: FIELDS}
             if len(values) not in usual:
                 raise SpecError(
-                    f"has {len(values)} columns but must have 1 (text_a), 2 (text_a, label) or 3 (text_a, text_b, label)"
+                    f"has {len(values)} columns but must have 1 (text_a), 2 (text_a, label) "
+                    "or 3 (text_a, text_b, label)"
                 )
             self.columns = usual[len(values)]
         if len(values) != len(self.columns):
@@ -284,7 +265,7 @@ class _Tabs:
 
 
 def _words(text: str) -> dict[str, Any]:
-    """Return the fields of a line of the TF1 source: words, divided by spaces, a separator, and a label."""
+    """Return the fields of a line of the TF1 source: words, a separator, and a label."""
     words, separator, label = text.rpartition(SEPARATOR)
     if not separator:
         raise SpecError(f"has no {SEPARATOR} between words and label")
@@ -313,9 +294,8 @@ def _known(data: dict[str, Any], names: Sequence[str] | None = None) -> dict[str
             raise SpecError(f"has {key!r} beside another name of {name!r}")
         whole = isinstance(value, int) and not isinstance(value, bool)
         if not (isinstance(value, str) or (whole and name == "label")):
-            raise SpecError(
-                f"{key!r} is of type {type(value).__name__} but must be a string{' or a whole number' if name == 'label' else ''}"
-            )
+            wanted = "a string or a whole number" if name == "label" else "a string"
+            raise SpecError(f"{key!r} is of type {type(value).__name__} but must be {wanted}")
         fields[name] = _class(value, names) if whole else value.strip() if name == "label" else value
     if "text_a" not in fields:
         raise SpecError("lacks 'text_a' (or 'text', 'sentence', 'sentence1')")
@@ -351,7 +331,7 @@ def _dataset(path: Path, file: int, complaints: Complaints) -> Iterator[Sample]:
                 complaints.add(f"{path}:{number}", error.problems[0])
     except SpecError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever the library and its reader of tables raise for spoilt files
+    except Exception as error:  # noqa: BLE001 - whatever the library raises for spoilt files
         raise SpecError(
             f"{path}: cannot be read as a dataset: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
         ) from None

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from concord.spec.errors import SpecError, optional, unknown
-from concord.spec.files import read_text
 
 with optional("Data of texts", "training"):
-    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 TOKENIZATIONS = ("characters", "wordpiece", "words")
-"""``characters``: each is a token, spaces are none. ``wordpiece``: words and Chinese characters, and pieces of what the vocabulary
-does not know, as BERT has it. ``words``: what stands between spaces."""
+"""``characters``: each is a token, spaces are none. ``wordpiece``: words and Chinese characters, and pieces of
+what the vocabulary does not know, as BERT has it. ``words``: what stands between spaces."""
 
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+SPECIAL = PADDING, UNKNOWN, FIRST, SEPARATOR = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 """Tokens that every vocabulary has: padding, what it does not know, the first of all, the end of a text."""
 
 LONGEST_WORD = 100
@@ -27,13 +25,16 @@ LEAST = 2
 """How often a token has to come to be in a vocabulary that is learnt, unless the caller says otherwise."""
 
 
-def from_vocabulary(tokenization: str, vocabulary: Iterable[str], lowercase: bool = True) -> Tokenizer:
+def from_vocabulary(
+    tokenization: str, vocabulary: Iterable[str], lowercase: bool = True, segments: tuple[int, int] = (0, 1)
+) -> Tokenizer:
     """Return a tokenizer that knows some tokens.
 
     Args:
         tokenization: one of :data:`TOKENIZATIONS`.
         vocabulary: the tokens; the first has id 0.
         lowercase: whether letters become small, and lose their accents where words are divided.
+        segments: of two texts.
 
     Raises:
         UnknownNameError: for an unknown tokenization.
@@ -48,20 +49,34 @@ def from_vocabulary(tokenization: str, vocabulary: Iterable[str], lowercase: boo
     if problems:
         raise SpecError(problems)
     model = (
-        models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD)
+        models.WordPiece(ids, unk_token=UNKNOWN, max_input_chars_per_word=LONGEST_WORD)
         if tokenization == "wordpiece"
-        else models.WordLevel(ids, unk_token="[UNK]")
+        else models.WordLevel(ids, unk_token=UNKNOWN)
     )
-    return _divided(model, tokenization, lowercase)
+    tokenizer = _divided(model, tokenization, lowercase)
+    mark(tokenizer, "vocabulary", segments)
+    return tokenizer
 
 
-def read_vocabulary(path: Path) -> list[str]:
-    """Return the tokens of a ``vocab.txt``: one on each line.
+def mark(tokenizer: Tokenizer, where: str, segments: tuple[int, int] = (0, 1)) -> None:
+    """Have a tokenizer put BERT's marks around texts: ``[CLS] a [SEP]`` and ``[CLS] a [SEP] b [SEP]``.
 
     Raises:
-        SpecError: if it cannot be read.
+        SpecError: if it does not know them.
     """
-    return [line.removesuffix("\r") for line in read_text(path).removesuffix("\n").split("\n")]
+    ids = [(name, tokenizer.token_to_id(name)) for name in (FIRST, SEPARATOR)]
+    if None in dict(ids).values():
+        raise SpecError(
+            f"{where}: says no template of marks and knows no '[CLS]' and '[SEP]': what stands around a text?"
+        )
+    a, b = segments
+    single = f"{FIRST}:{a} $A:{a} {SEPARATOR}:{a}"
+    tokenizer.post_processor = processors.TemplateProcessing(single, f"{single} $B:{b} {SEPARATOR}:{b}", ids)
+
+
+def lines(text: str) -> list[str]:
+    """Return the tokens of a ``vocab.txt``: one on each line."""
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
 def learnt(
@@ -80,13 +95,15 @@ def learnt(
     """
     if size <= len(SPECIAL):
         raise SpecError(
-            f"vocabulary may have {size} tokens but must have more than {len(SPECIAL)}: {', '.join(SPECIAL)} are in it"
+            f"vocabulary may have {size} tokens but must have more than {len(SPECIAL)}: "
+            f"{', '.join(SPECIAL)} are in it"
         )
     usual: dict[str, Any] = {"vocab_size": size, "min_frequency": least, "show_progress": False}
     if tokenization == "wordpiece":
-        tokenizer, texts = _divided(models.WordPiece(unk_token="[UNK]"), tokenization, lowercase), list(texts)
+        tokenizer, texts = _divided(models.WordPiece(unk_token=UNKNOWN), tokenization, lowercase), list(texts)
         whole, inner = _alphabet(tokenizer, texts, least, size - len(SPECIAL))
-        # The trainer numbers characters within words as a hash has them; and pairs that are as frequent come in the order of these numbers.
+        # The trainer numbers characters within words as a hash has them, and pairs that are as frequent come in
+        # the order of these numbers.
         trainer: Any = trainers.WordPieceTrainer(
             **usual,
             initial_alphabet=whole,
@@ -94,7 +111,7 @@ def learnt(
             special_tokens=[*SPECIAL, *(f"##{one}" for one in inner)],
         )
     else:
-        tokenizer = _divided(models.WordLevel(unk_token="[UNK]"), tokenization, lowercase)
+        tokenizer = _divided(models.WordLevel(unk_token=UNKNOWN), tokenization, lowercase)
         trainer = trainers.WordLevelTrainer(**usual, special_tokens=list(SPECIAL))
     tokenizer.train_from_iterator(texts, trainer)
     ids = tokenizer.get_vocab()
@@ -106,7 +123,7 @@ def learnt(
 def _alphabet(
     tokenizer: Tokenizer, texts: Iterable[str], least: int, room: int
 ) -> tuple[list[str], list[str]]:
-    """Return the characters that words begin with, and those that stand within words: the most frequent ones that come often enough.
+    """Return the most frequent characters that words begin with, and that stand within words.
 
     Args:
         room: of both together, at most.
