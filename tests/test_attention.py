@@ -143,7 +143,7 @@ def test_a_record_comes_back_and_makes_the_same_page(
     record.write(tmp_path / "maps.json", data)
     assert record.read(tmp_path / "maps.json") == data
     assert (
-        invoke("show", "report", tmp_path / "maps.json", "--html", tmp_path / "maps.html")[0] == 1
+        invoke(*f"show report {tmp_path / 'maps.json'} --html {tmp_path / 'maps.html'}".split())[0] == 1
     )  # as the run did
     assert (tmp_path / "maps.html").read_text() == page(data)
 
@@ -190,22 +190,15 @@ def test_somebody_elses_model_reads_by_its_own_tokenizer(invoke: Invoke, tmp_pat
         assert found.tokens == ("[CLS]", "the", "cat", "##s", "sat", "[SEP]", "who", "?", "[SEP]")
         assert (found.segments, found.part, kept in found.weights) == ([0] * 6 + [1] * 3, part, True)
         code, output, lines = invoke(
-            "show",
-            "attention",
-            "--checkpoint",
-            path,
-            "--text-a",
+            *f"show attention --checkpoint {path} --text-a".split(),
             "The cats sat",
-            "--backend",
-            RIGHT,
-            "--json",
-            tmp_path / "x.json",
+            *f"--backend {RIGHT} --json {tmp_path / 'x.json'}".split(),
         )
         assert (code, lines) == (0, []), output
         assert json.loads((tmp_path / "x.json").read_text())["tokens"][1:4] == ["the", "cat", "##s"]
     (path / "vocab.txt").unlink()
     code, _, lines = invoke(
-        "show", "attention", "--checkpoint", path, "--text-a", "The cats sat", "--backend", RIGHT
+        *f"show attention --checkpoint {path} --text-a".split(), "The cats sat", "--backend", RIGHT
     )
     assert (code, lines) == (
         2,
@@ -215,20 +208,7 @@ def test_somebody_elses_model_reads_by_its_own_tokenizer(invoke: Invoke, tmp_pat
 
 def test_chinese_tokens_stand_in_the_figure_as_text(run_folder: Path, invoke: Invoke, tmp_path: Path) -> None:
     code, _, lines = invoke(
-        "show",
-        "attention",
-        "--checkpoint",
-        run_folder,
-        "--text-a",
-        "天气好",
-        "--backend",
-        RIGHT,
-        "--layer",
-        "0",
-        "--head",
-        "0",
-        "--svg",
-        tmp_path / "x.svg",
+        *f"show attention --checkpoint {run_folder} --text-a 天气好 --backend {RIGHT} --layer 0 --head 0 --svg {tmp_path / 'x.svg'}".split(),
     )
     assert (code, lines) == (0, [])
     assert ">天</text>" in (tmp_path / "x.svg").read_text()
@@ -265,18 +245,7 @@ def test_the_command_writes_page_record_and_figures(invoke: Invoke, tmp_path: Pa
     outputs = {name: tmp_path / f"out.{name}" for name in ("html", "json", "svg")}
     files = [word for name, path in outputs.items() for word in (f"--{name}", path)]
     code, output, lines = invoke(
-        "show",
-        "attention",
-        "--variant",
-        "nndl-paddle-api",
-        "--tokens",
-        "7",
-        "--backend",
-        RIGHT,
-        "--layer",
-        "0",
-        "--head",
-        "1",
+        *f"show attention --variant nndl-paddle-api --tokens 7 --backend {RIGHT} --layer 0 --head 1".split(),
         *files,
     )
     assert (code, lines) == (0, [])
@@ -286,14 +255,7 @@ def test_the_command_writes_page_record_and_figures(invoke: Invoke, tmp_path: Pa
 
 def test_a_library_that_keeps_its_weights_to_itself_is_said(invoke: Invoke) -> None:
     code, output, _ = invoke(
-        "show",
-        "attention",
-        "--variant",
-        "nndl-paddle-api",
-        "--tokens",
-        "7",
-        "--backend",
-        toy("DeclaresUndelivered"),
+        *f"show attention --variant nndl-paddle-api --tokens 7 --backend {toy('DeclaresUndelivered')}".split(),
     )
     assert "delivers no attention weights" in output
     assert code == 0

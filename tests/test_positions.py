@@ -60,7 +60,7 @@ def test_a_learned_table_is_that_of_the_checkpoint(tmp_path: Path) -> None:
 
 
 def test_the_command_draws_a_figure(invoke: Invoke, tmp_path: Path) -> None:
-    code, output, lines = invoke("show", "positions", "--variant", "nndl-paddle", "--svg", tmp_path / "x.svg")
+    code, output, lines = invoke(*f"show positions --variant nndl-paddle --svg {tmp_path / 'x.svg'}".split())
     assert (code, lines) == (0, [])
     assert f"written: {tmp_path / 'x.svg'}" in output
     assert "product of two rows" in (tmp_path / "x.svg").read_text()

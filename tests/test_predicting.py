@@ -119,18 +119,7 @@ def test_predictions_of_the_command_are_those_of_the_reference(
     folder, texts = trained(tmp_path / "model", small(name)), texts_of(13)
     path, out = written(tmp_path, "texts.txt", "\n".join(texts) + "\n"), tmp_path / "out.jsonl"
     code, output, errors = invoke(
-        "predict",
-        folder,
-        "--texts",
-        path,
-        "-o",
-        out,
-        "--backend",
-        NUMPY,
-        "--dtype",
-        "float64",
-        "--batch",
-        "1",
+        *f"predict {folder} --texts {path} -o {out} --backend {NUMPY} --dtype float64 --batch 1".split(),
     )
     assert (code, output, errors) == (0, "", [])
     model = prediction.model_of(folder)
@@ -167,13 +156,18 @@ def same_but_for_rounding(found: dict[str, Any], other: dict[str, Any]) -> bool:
 def test_single_texts_and_pairs_are_predicted(
     invoke: Invoke, tmp_path: Path, small: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, usual = trained(tmp_path / "model", small("bert")), ("--backend", NUMPY, "--dtype", "float64")
-    code, output, errors = invoke("predict", folder, "abc", "你好", *usual)
+    folder, usual = (
+        trained(tmp_path / "model", small("bert")),
+        (*f"--backend {NUMPY} --dtype float64".split(),),
+    )
+    code, output, errors = invoke(*f"predict {folder} abc 你好".split(), *usual)
     assert (code, errors) == (0, [])
     line = json.loads(output)
     assert (line["text_a"], line["text_b"]) == ("abc", "你好")
     path = written(tmp_path, "pairs.tsv", "abc\t你好\nabd\tc\n")
-    lines = invoke("predict", folder, "--texts", path, "--columns", "text_a,text_b", *usual)[1].splitlines()
+    lines = invoke(*f"predict {folder} --texts {path} --columns text_a,text_b".split(), *usual)[
+        1
+    ].splitlines()
     assert same_but_for_rounding(json.loads(lines[0]), line)
     assert not same_but_for_rounding(
         {**json.loads(lines[1]), "line": 1, "text_a": "abc", "text_b": "你好"}, line
@@ -183,14 +177,14 @@ def test_single_texts_and_pairs_are_predicted(
         ("tsv", "text_a\ttext_b\nabc\t你好\n"),
     ):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-        found = json.loads(invoke("predict", folder, "--texts", "-", "--layout", layout, *usual)[1])
+        found = json.loads(invoke(*f"predict {folder} --texts - --layout {layout}".split(), *usual)[1])
         assert same_but_for_rounding({**found, "line": 1}, line)
 
 
 def test_bad_lines_are_told_in_their_place_or_end_it(invoke: Invoke, tmp_path: Path, small: Config) -> None:
     folder, out = trained(tmp_path / "model", small("bert")), tmp_path / "out.jsonl"
     path = written(tmp_path, "texts.txt", b"abc\n\nd\xff\ne\n \n")
-    usual = ("predict", folder, "--texts", path, "-o", out, "--backend", NUMPY)
+    usual = (*f"predict {folder} --texts {path} -o {out} --backend {NUMPY}".split(),)
     problems = [
         f"{path}:2: 'text_a' is empty",
         f"{path}:3: is no text in utf-8: invalid start byte at byte 1",
@@ -242,27 +236,27 @@ def test_spoilt_texts_are_predicted_or_refused(
     ("arguments", "problems"),
     [
         (("predict", "model", "a"), ["--backend is not given: which framework is to compute?"]),
-        (("predict", "model", "--backend", NUMPY), ["give either TEXT or --texts FILE"]),
+        ((*f"predict model --backend {NUMPY}".split(),), ["give either TEXT or --texts FILE"]),
         (("predict", "model", "", "--backend", NUMPY), ["'text_a' is empty"]),
         (
             ("predict", "model", "a\udcff", "--backend", NUMPY),
             ["'a\\udcff' is no text: surrogates not allowed at character 1"],
         ),
-        (("predict", "model", "--texts", "none", "--backend", NUMPY), ["none: no such file"]),
+        ((*f"predict model --texts none --backend {NUMPY}".split(),), ["none: no such file"]),
         (
-            ("predict", "none", "a", "--backend", "troch"),
+            (*["predict", "none", "a", "--backend", "troch"],),
             ["unknown backend 'troch': did you mean 'torch'?", "none: no such file or folder"],
         ),
         (
-            ("predict", "model", "a", "--backend", NUMPY, "--dtype", "float46", "--batch", "0"),
+            (*f"predict model a --backend {NUMPY} --dtype float46 --batch 0".split(),),
             [
                 "unknown dtype 'float46': did you mean 'float64' or 'float16'",
                 "--batch is 0 but must be at least 1",
             ],
         ),
-        (("evaluate", "model", "--data", "none.tsv", "--backend", NUMPY), ["none.tsv: no such file"]),
+        ((*f"evaluate model --data none.tsv --backend {NUMPY}".split(),), ["none.tsv: no such file"]),
         (
-            ("evaluate", "model", "--data", "dev.tsv", "--backend", NUMPY),
+            (*f"evaluate model --data dev.tsv --backend {NUMPY}".split(),),
             ["dev.tsv:1: label is 'ugly' but must be one of 'bad', 'good', 'so so'"],
         ),
     ],
@@ -291,7 +285,7 @@ def test_a_backend_that_gives_nothing_ends_with_its_own_exit_code(
     folder = trained(tmp_path / "model", small("bert"))
     for name in ("KillsItself", "SaysUnsupported"):
         code, _, errors = invoke(
-            "predict", folder, "abc", "--backend", toy(name), "-o", tmp_path / "out.jsonl"
+            *f"predict {folder} abc --backend {toy(name)} -o {tmp_path / 'out.jsonl'}".split()
         )
         assert (code, (tmp_path / "out.jsonl").exists()) == (3, False)
         assert toy(name) in errors[0]
@@ -317,18 +311,7 @@ def test_an_evaluation_is_what_the_predictions_come_to(invoke: Invoke, tmp_path:
         tmp_path / "out.json",
     )
     code, output, errors = invoke(
-        "evaluate",
-        folder,
-        "--data",
-        path,
-        "--backend",
-        NUMPY,
-        "--dtype",
-        "float64",
-        "--on-error",
-        "skip",
-        "--json",
-        out,
+        *f"evaluate {folder} --data {path} --backend {NUMPY} --dtype float64 --on-error skip --json {out}".split(),
     )
     assert (code, errors) == (0, [])
     found = json.loads(out.read_text())
@@ -390,7 +373,7 @@ def test_a_checkpoint_from_elsewhere_predicts_with_its_own_tokenizer(
     assert np.abs(np.array(list(found["probabilities"].values())) - expected).max() < 2.0**-20
     assert found["label"] == ("no", "maybe", "yes")[int(logits.argmax())]
     (tmp_path / "there/vocab.txt").unlink()
-    assert invoke("predict", tmp_path / "there", "a", "--backend", NUMPY)[0] == 2
+    assert invoke(*f"predict {tmp_path / 'there'} a --backend {NUMPY}".split())[0] == 2
 
 
 def test_texts_are_those_of_a_roberta() -> None:
@@ -450,14 +433,7 @@ def test_a_model_whose_logits_are_nan_is_undecided(invoke: Invoke, tmp_path: Pat
     folder = trained(tmp_path / "model", small("bert"))
     path = written(tmp_path, "dev.tsv", "ab\tbad\nc\tgood\n")
     code, output, errors = invoke(
-        "evaluate",
-        folder,
-        "--data",
-        path,
-        "--backend",
-        toy("ReturnsNaN"),
-        "--json",
-        tmp_path / "out.json",
+        *f"evaluate {folder} --data {path} --backend {toy('ReturnsNaN')} --json {tmp_path / 'out.json'}".split(),
     )
     found = json.loads((tmp_path / "out.json").read_text())
     assert (code, errors, found["undecided"], found["accuracy"], found["loss"]) == (
@@ -468,7 +444,7 @@ def test_a_model_whose_logits_are_nan_is_undecided(invoke: Invoke, tmp_path: Pat
         None,
     )
     assert "none: NaN" in output
-    code, output, _ = invoke("predict", folder, "ab", "--backend", toy("ReturnsNaN"))
+    code, output, _ = invoke(*f"predict {folder} ab --backend {toy('ReturnsNaN')}".split())
     line = json.loads(output)
     assert (code, line["label"], set(line["probabilities"].values())) == (0, None, {None})
 
@@ -478,7 +454,7 @@ def test_frameworks_predict_alike(invoke: Invoke, tmp_path: Path, small: Config,
     folder = trained(tmp_path / "model", small("bert"))
     path = written(tmp_path, "texts.txt", "\n".join(texts_of(37)) + "\n")
     found = [
-        invoke("predict", folder, "--texts", path, "--backend", name, "--dtype", "float64")[1].splitlines()
+        invoke(*f"predict {folder} --texts {path} --backend {name} --dtype float64".split())[1].splitlines()
         for name in (NUMPY, worker.name)
     ]
     of_reference, of_worker = ([json.loads(line) for line in lines] for lines in found)

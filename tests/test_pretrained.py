@@ -128,19 +128,8 @@ def test_a_run_goes_on_from_a_checkpoint_and_another_from_the_run(invoke: Invoke
         tmp_path / "run",
         tmp_path / "second",
     )
-    common = [
-        "--backend",
-        "torch",
-        "--threads",
-        "1",
-        "--batch",
-        "7",
-        "--data",
-        data,
-        "--dev",
-        data / "train.tsv",
-    ]
-    code, said, errors = invoke("train", *common, "--checkpoint", path, "--out", run, "--steps", "4")
+    common = f"--backend torch --threads 1 --batch 7 --data {data} --dev {data / 'train.tsv'}".split()
+    code, said, errors = invoke("train", *common, *f"--checkpoint {path} --out {run} --steps 4".split())
     assert (code, len(errors)) == (0, 1)
     assert errors[0].startswith(
         f"{path}: part model, 41 of 41 parameters taken; nothing drawn anew; 3 classes: so so, no, yes"
@@ -151,35 +140,17 @@ def test_a_run_goes_on_from_a_checkpoint_and_another_from_the_run(invoke: Invoke
     code, _, errors = invoke(
         "train",
         *common,
-        "--checkpoint",
-        run,
-        "--out",
-        second,
-        "--steps",
-        "1",
-        "--recipe",
-        "adamw",
-        "--warmup",
-        "0",
-        "--seed",
-        "5",
+        *f"--checkpoint {run} --out {second} --steps 1 --recipe adamw --warmup 0 --seed 5".split(),
     )
     assert (
         code,
         errors[0].startswith(f"{run}: part model, 41 of 41 parameters taken; nothing drawn anew"),
     ) == (0, True)
     code, said, _ = invoke(
-        "evaluate",
-        second,
-        "--data",
-        data / "train.tsv",
-        "--backend",
-        "torch",
-        "--json",
-        tmp_path / "found.json",
+        *f"evaluate {second} --data {data / 'train.tsv'} --backend torch --json {tmp_path / 'found.json'}".split(),
     )
     assert (code, json.loads((tmp_path / "found.json").read_text())["samples"]) == (0, 31), said
-    assert invoke("port", second, "-o", tmp_path / "back", "--to", "hugging-face")[0] == 0
+    assert invoke(*f"port {second} -o {tmp_path / 'back'} --to hugging-face".split())[0] == 0
     assert porting.read(tmp_path / "back").labels == ("so so", "no", "yes")
     assert invoke("diff", second, tmp_path / "back")[0] == 0
 
@@ -191,21 +162,7 @@ def test_what_training_goes_on_from_is_copied_however_large_it_is(
     path, data, run = hugging_face(tmp_path / "bert", **NAMES), samples(tmp_path / "data"), tmp_path / "run"
     assert (
         invoke(
-            "train",
-            "--backend",
-            "torch",
-            "--threads",
-            "1",
-            "--data",
-            data,
-            "--checkpoint",
-            path,
-            "--out",
-            run,
-            "--steps",
-            "2",
-            "--batch",
-            "7",
+            *f"train --backend torch --threads 1 --data {data} --checkpoint {path} --out {run} --steps 2 --batch 7".split(),
         )[0]
         == 0
     )
@@ -232,23 +189,7 @@ def test_lockstep_judges_a_checkpoint_of_ones_own(invoke: Invoke, tmp_path: Path
         samples(tmp_path / "data"),
         tmp_path / "found.json",
     )
-    given = [
-        "--lockstep",
-        "--checkpoint",
-        path,
-        "--data",
-        data,
-        "--steps",
-        "2",
-        "--batch",
-        "5",
-        "--threads",
-        "1",
-        "--backend",
-        "torch",
-        "--json",
-        page,
-    ]
+    given = f"--lockstep --checkpoint {path} --data {data} --steps 2 --batch 5 --threads 1 --backend torch --json {page}".split()
     code, said, errors = invoke("train", *given)
     assert (code, json.loads(page.read_text())["tracks"][0]["steps"]) == (0, 2), said
     assert (
@@ -262,7 +203,7 @@ def test_what_a_checkpoint_leaves_no_room_for_is_refused(invoke: Invoke, tmp_pat
 
     def refused(*further: object) -> list[str]:
         code, _, errors = invoke(
-            "train", "--backend", "torch", "--checkpoint", path, "--out", tmp_path / "run", *further
+            *f"train --backend torch --checkpoint {path} --out {tmp_path / 'run'}".split(), *further
         )
         assert (code, (tmp_path / "run").exists()) == (2, False)
         return [line.removeprefix("concord: error: ") for line in errors]

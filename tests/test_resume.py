@@ -66,13 +66,7 @@ def command(backend: str, samples: Path, run: Path) -> list[str]:
     }
     options = [word for name, value in counts.items() for word in (f"--{name}", str(value))]
     return [
-        "--backend",
-        backend,
-        "--variant",
-        "nndl-paddle-api",
-        "--vocabulary",
-        "13",
-        "--data",
+        *f"--backend {backend} --variant nndl-paddle-api --vocabulary 13 --data".split(),
         str(samples),
         "--out",
         str(run),

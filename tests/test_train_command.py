@@ -40,21 +40,11 @@ def write_pairs(folder: Path) -> Path:
 def options(backend: str, data: Path, out: Path, *further: str) -> list[str]:
     named = [word for size in SIZES for word in ("--set", size)]
     return [
-        "train",
-        "--backend",
-        backend,
-        "--variant",
-        "bert",
-        "--vocabulary",
-        "20",
-        "--data",
+        *f"train --backend {backend} --variant bert --vocabulary 20 --data".split(),
         str(data),
         "--out",
         str(out),
-        "--batch",
-        "29",
-        "--threads",
-        "1",
+        *["--batch", "29", "--threads", "1"],
         *named,
         *further,
     ]
@@ -88,7 +78,7 @@ def learn_pairs(open_worker: Any, invoke: Invoke, backend: str, folder: Path) ->
 def test_pairs_are_learnt_and_shown(open_worker: Any, invoke: Invoke, tmp_path: Path) -> None:
     run = learn_pairs(open_worker, invoke, "torch", tmp_path)
     picture = tmp_path / "curves.svg"
-    code, said, errors = invoke("show", "curves", run, run, "--out", picture)
+    code, said, errors = invoke(*f"show curves {run} {run} --out {picture}".split())
     best = checkpoint.read(run, "last").progress.best
     assert best is not None
     assert (code, errors) == (0, [])
@@ -174,24 +164,9 @@ def test_lockstep_takes_the_batches_that_ordinary_training_takes(invoke: Invoke,
         "--variant",
         "bert",
         *sizes,
-        "--data",
-        data,
-        "--vocabulary",
-        "11",
-        "--batch",
-        "7",
-        "--steps",
-        "2",
-        "--accumulation",
-        "2",
-        "--warmup",
-        "1",
-        "--seed",
-        "3",
-        "--threads",
-        "1",
+        *f"--data {data} --vocabulary 11 --batch 7 --steps 2 --accumulation 2 --warmup 1 --seed 3 --threads 1".split(),
     ]
-    code, said, errors = invoke("train", *given, "--backend", "torch", "--json", path)
+    code, said, errors = invoke("train", *given, *f"--backend torch --json {path}".split())
     assert (code, errors) == (0, [])
     assert json.loads(path.read_text())["tracks"][0]["steps"] == 2, said
     plan = Plan(backend="", files=beginning.files(data), batch=7, steps=2)
@@ -209,7 +184,7 @@ def test_lockstep_takes_the_batches_that_ordinary_training_takes(invoke: Invoke,
     assert [batch.required("input_ids").tolist() for window in windows for batch in window] == [
         batch.required("input_ids").tolist() for batch in first
     ]
-    code, _, errors = invoke("train", "--lockstep", "--case", "standard", "--data", data)
+    code, _, errors = invoke(*f"train --lockstep --case standard --data {data}".split())
     assert (code, errors) == (
         2,
         [
@@ -237,7 +212,7 @@ def test_what_a_precision_does_to_the_recipe_is_said_before_the_first_step(
         ordinary = options(cannot, data, tmp_path / dtype, "--warmup", "2")
         code, said, errors = invoke(
             *(
-                ["train", "--lockstep", "--case", "standard", "--backend", cannot, "--steps", "1"]
+                f"train --lockstep --case standard --backend {cannot} --steps 1".split()
                 if lockstep
                 else ordinary
             ),
