@@ -13,6 +13,7 @@ from concord.progress import counting
 from concord.spec.errors import SpecError, refuse, unknowns
 from concord.spec.precision import PRECISIONS
 from concord.terminal import Terminal
+from concord.terminal import figures as show_figures
 
 if TYPE_CHECKING:
     from concord.training.attention import Reading
@@ -69,8 +70,6 @@ def attention(
     precision: options.Precision = "strict",
     implementation: options.Implementation = "explicit",
     execution: options.Execution = "eager",
-    json: options.Json = None,
-    html: options.Html = None,
     svg: Svg = None,
     python: options.Python = None,
     ssh: options.Ssh = None,
@@ -78,13 +77,12 @@ def attention(
     threads: options.Threads = None,
 ) -> None:
     """Show what each head attends to, and where two backends differ."""
-    from concord.conformance import record, report
+    from concord.conformance import report
     from concord.training import figures
     from concord.training.attention import look
     from concord.training.attention.figure import chosen, figure
-    from concord.training.attention.record import as_data
 
-    writing.check(json, html, svg)
+    writing.check(svg)
     figures.check_matplotlib(svg)
     reading, names, settings, _ = options.collect(
         lambda: reading_of(checkpoint, text_a, text_b, variant, tokens, seed),
@@ -106,12 +104,12 @@ def attention(
     chosen(reading, layer, head)
     with counting(list(settings.places(names)), 1) as progress:
         found = look(reading, names, settings, dtype, progress)
-    console, data = Terminal(), as_data(found) if json or html else {}
+    console = Terminal()
     report.show(found.report, console, f"Attention: {reading.title}", "text")
     for note in found.notes:
         console.print(note, style="yellow", highlight=False)
-    writing.write(console, (json, lambda: record.text(data)), (html, lambda: writing.page(data)))
     if found.sides:
+        show_figures(console, *found.table(), less=("bits", "masked"), texts=())
         figures.write(console, svg, lambda: figure(found, layer, head))
     raise typer.Exit(found.report.exit_code)
 

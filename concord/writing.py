@@ -137,10 +137,6 @@ def page(data: dict[str, Any]) -> str:
         from concord.speed.page import page as of_speed  # jinja2 need not be installed where no page is made
 
         return of_speed(data)
-    if data["kind"] == "attention":
-        from concord.training.attention.page import page as of_attention
-
-        return of_attention(data)
     if data["kind"] == "certificate":
         from concord.porting.certificate.page import page as of_certificate
 

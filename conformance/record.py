@@ -47,7 +47,7 @@ class Document:
     """A record that was read.
 
     Attributes:
-        kind: What wrote it: check, golden, fuzz, mutants, lockstep, criteria, speed, attention or certificate.
+        kind: What wrote it: check, golden, fuzz, mutants, lockstep, criteria, speed or certificate.
         title: What was run, in words.
         written: When the record was made: ISO 8601, UTC.
         exit_code: What the command exits with: 0, 1 or 3.
@@ -159,7 +159,7 @@ def record(outcome: Any, kind: str, title: str = "", complete: bool = False) -> 
 
     Args:
         outcome: a :class:`Report`, ``Findings``, ``Matrix`` or ``Lockstep``; or data of another kind, with an exit code.
-        kind: ``"check"``, ``"golden"``, ``"fuzz"``, ``"mutants"``, ``"lockstep"``, ``"criteria"``, ``"speed"``, ``"attention"`` or ``"certificate"``.
+        kind: ``"check"``, ``"golden"``, ``"fuzz"``, ``"mutants"``, ``"lockstep"``, ``"criteria"``, ``"speed"`` or ``"certificate"``.
         title: what was run, in words.
         complete: whether to keep the full row of every tensor of a check; otherwise only of those that do not agree.
     """
@@ -442,7 +442,6 @@ def schema() -> dict[str, Any]:
     for kind, guide in (
         ("criteria", "README.md"),
         ("speed", "docs/guides/speed.md"),
-        ("attention", "docs/guides/looking.md"),
         ("certificate", "docs/guides/porting.md"),
     ):
         definitions[kind] = {
@@ -451,9 +450,7 @@ def schema() -> dict[str, Any]:
             "required": list(head),
             "properties": {**head, "kind": {**head["kind"], "const": kind}},
         }
-    kinds = [
-        {"$ref": f"#/$defs/{kind}"} for kind in (*bodies, "criteria", "speed", "attention", "certificate")
-    ]
+    kinds = [{"$ref": f"#/$defs/{kind}"} for kind in (*bodies, "criteria", "speed", "certificate")]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A record of Concord", "description": "What --json writes. What is empty is left out.",
         "oneOf": kinds, "$defs": dict(sorted(definitions.items())),

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import re
-import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from concord import looking, spec
-from concord.conformance import record
 from concord.conformance.campaign import Settings
 from concord.spec.batch import batch_of_lengths
 from concord.training import checkpoint
-from concord.training.attention import Maps, Reading, example, look
+from concord.training.attention import Maps, Reading, look
 from concord.training.attention.figure import figure
-from concord.training.attention.page import page
-from concord.training.attention.record import LOWEST, NONE, ZERO, as_data, codes_of_errors, codes_of_weights
 from concord.training.data import TextEncoder
 from tests.conftest import small_config
-from tests.test_html import Outline, said
+from tests.test_html import Outline
 from tests.toys.ready import hugging_face
 from tests.toys.surroundings import toy
 
@@ -56,109 +48,47 @@ def two() -> Maps:
     return look(reading_of(config, 8, 11), [RIGHT, WRONG], Settings(asked=(RIGHT, WRONG)), "float64")
 
 
-@pytest.fixture(scope="module")
-def data(two: Maps) -> dict[str, Any]:
-    return as_data(two)
-
-
-def unpacked(text: str, kind: str, maps: Maps) -> np.ndarray[Any, Any]:
-    tokens = len(maps.reading.tokens)
-    return np.frombuffer(zlib.decompress(base64.b64decode(text)), kind).reshape(-1, tokens, tokens)
-
-
 def test_maps_hold_what_the_run_delivered(two: Maps) -> None:
     truth = spec.reference(two.reading.config, two.reading.weights, two.reading.batch)
     for layer, name in enumerate(two.reading.names):
         np.testing.assert_array_equal(two.sides[0].weights[layer], truth.taps[name][0])
 
 
-def test_the_page_holds_weights_and_errors_as_halves(two: Maps, data: dict[str, Any]) -> None:
-    first = None
-    for side, kept in zip(two.sides, data["sides"], strict=True):
-        for layer in range(2):
-            codes = unpacked(kept["weights"][layer], "<u2", two)
-            if first is not None:
-                codes = codes ^ first[layer]
-            np.testing.assert_array_equal(codes.view("<f2"), side.weights[layer].astype("<f2"))
-            np.testing.assert_array_equal(
-                unpacked(kept["errors"][layer], "<f2", two),
-                codes_of_errors(side.errors[layer], coarse=False).view("<f2"),
-            )
-        first = first or [unpacked(kept["weights"][layer], "<u2", two) for layer in range(2)]
-
-
-def test_a_difference_in_tolerances_points_to_the_head_that_is_wrong(two: Maps, data: dict[str, Any]) -> None:
+def test_a_difference_in_tolerances_points_to_the_head_that_is_wrong(two: Maps) -> None:
     largest = abs(two.difference()).max(axis=(-2, -1))
     assert (largest[0] < 1).all()
     assert largest[1, 1] > 1e6
     assert (largest[1, [0, 2]] < 1).all()
-    beyond = {
-        (measure["layer"], measure["head"]) for measure in data["measures"] if measure["difference"] > 1
-    }
-    assert beyond == {(1, 1)}
-    assert data["exit_code"] == 1
-    assert "WrongSecondHead diverges" in said(page(data))
-    assert '"start": [1, 1]' in page(data)
+    headings, rows = two.table()
+    assert headings == [
+        "layer",
+        "head",
+        "bits",
+        "masked",
+        *(side.backend for side in two.sides),
+        "difference",
+    ]
+    beyond = [(layer, head) for layer, head, *_, difference in rows if float(difference) > 1]
+    assert beyond == [("1", "1")]
+    assert (two.report.exit_code, {row[3] for row in rows}) == (1, {"0"})
 
 
-def test_masked_cells_segments_and_padding_are_told_apart(two: Maps, data: dict[str, Any]) -> None:
-    assert data["visible"] == [1] * 8 + [0] * 3
-    assert data["segments"] == [0] * 3 + [1] * 5 + [-1] * 3
-    assert all(measure["masked"] == 0.0 for measure in data["measures"])
-    for measure in data["measures"]:
-        assert [round(sum(row), 9) for row in measure["shares"]] == [1.0, 1.0]
+def test_what_is_not_determined_has_no_error(two: Maps) -> None:
+    lost = [replace(side, errors=np.full_like(side.errors, np.nan)) for side in two.sides]
+    assert {tuple(row[4:]) for row in replace(two, sides=tuple(lost)).table()[1]} == {("–", "–", "–")}
+
+
+def test_masked_cells_segments_and_padding_are_told_apart(two: Maps) -> None:
+    assert two.reading.visible.tolist() == [True] * 8 + [False] * 3
+    assert two.reading.segments == [0] * 3 + [1] * 5 + [-1] * 3
 
 
 def test_overwritten_weights_of_padded_queries_are_no_weights() -> None:
     config = small_config("tf1-text-classifier")
     maps = look(reading_of(config, 8, 11), [RIGHT], Settings(asked=(RIGHT,)))
-    found = as_data(maps)
-    assert found["tap"] == "masked_weights"
+    assert all(name.endswith("masked_weights") for name in maps.reading.names)
     assert (maps.sides[0].weights[:, :, 8:] < -1e9).all()
-    assert (codes_of_weights(maps.sides[0].weights, coarse=True)[:, :, 8:] == NONE).all()
-    assert 0 < found["measures"][0]["entropy"] < np.log2(8) + 1e-9
-
-
-def test_a_page_is_one_file_with_one_script_that_its_policy_lets_run(data: dict[str, Any]) -> None:
-    text = page(data)
-    outline = Outline(text)
-    assert outline.wrong == []
-    assert len([tag for tag, attributes in outline.tags if tag == "script" and not attributes]) == 1
-    assert not re.search(r"https?://|@import|javascript:", text)
-    about = json.loads("".join(re.findall(r'<script type="application/json" id="maps">(.*?)</script>', text)))
-    assert about["tokens"] == [f"word{i}" for i in range(11)]
-
-
-def test_names_of_tokens_cannot_leave_the_page(two: Maps) -> None:
-    names = ("</script><img src=x>", "\x1b[31m", "<!--", *(f"word{i}" for i in range(8)))
-    text = page(as_data(replace(two, reading=replace(two.reading, tokens=names))))
-    outline = Outline(text)
-    assert outline.wrong == []
-    assert not [tag for tag, _ in outline.tags if tag == "img"]
-
-
-def test_a_record_comes_back_and_makes_the_same_page(
-    invoke: Invoke, data: dict[str, Any], tmp_path: Path
-) -> None:
-    record.write(tmp_path / "maps.json", data)
-    assert record.read(tmp_path / "maps.json") == data
-    assert (
-        invoke(*f"show report {tmp_path / 'maps.json'} --html {tmp_path / 'maps.html'}".split())[0] == 1
-    )  # as the run did
-    assert (tmp_path / "maps.html").read_text() == page(data)
-
-
-def test_bytes_of_large_maps_keep_sign_order_and_size() -> None:
-    weights = np.array([0.0, 1e-4, 0.01, 0.5, 1.0, np.nan, -3.0])
-    codes = codes_of_weights(weights, coarse=True)
-    assert codes[-2:].tolist() == [NONE, NONE]
-    back = (codes[:5] / 254.0) ** 2
-    assert (abs(back - weights[:5]) <= 0.5 / 254 * 2 * np.sqrt(weights[:5]) + (0.5 / 254) ** 2 + 1e-15).all()
-    errors = np.array([-np.inf, -300.0, -0.5, 0.0, 0.5, 300.0, np.inf, np.nan])
-    found = codes_of_errors(errors, coarse=True).tolist()
-    assert found == [0, 2 * ZERO - found[5], 2 * ZERO - found[4], ZERO, found[4], found[5], 2 * ZERO, NONE]
-    assert abs((found[5] - ZERO - 1) / 2 + LOWEST - np.log2(300.0)) <= 0.25
-    assert abs((found[4] - ZERO - 1) / 2 + LOWEST - np.log2(0.5)) <= 0.25
+    assert 0 < float(maps.table()[1][0][2]) <= round(np.log2(8), 2)
 
 
 @pytest.fixture(scope="module")
@@ -190,12 +120,9 @@ def test_somebody_elses_model_reads_by_its_own_tokenizer(invoke: Invoke, tmp_pat
         assert found.tokens == ("[CLS]", "the", "cat", "##s", "sat", "[SEP]", "who", "?", "[SEP]")
         assert (found.segments, found.part, kept in found.weights) == ([0] * 6 + [1] * 3, part, True)
         code, output, lines = invoke(
-            *f"show attention --checkpoint {path} --text-a".split(),
-            "The cats sat",
-            *f"--backend {RIGHT} --json {tmp_path / 'x.json'}".split(),
+            *f"show attention --checkpoint {path} --text-a".split(), "The cats sat", "--backend", RIGHT
         )
         assert (code, lines) == (0, []), output
-        assert json.loads((tmp_path / "x.json").read_text())["tokens"][1:4] == ["the", "cat", "##s"]
     (path / "vocab.txt").unlink()
     code, _, lines = invoke(
         *f"show attention --checkpoint {path} --text-a".split(), "The cats sat", "--backend", RIGHT
@@ -239,18 +166,6 @@ def test_what_cannot_be_looked_at_is_refused(invoke: Invoke, options: str, words
     code, output, lines = invoke("show", "attention", *options.split())
     assert (code, output) == (2, "")
     assert any(words in line for line in lines)
-
-
-def test_the_command_writes_page_record_and_figures(invoke: Invoke, tmp_path: Path) -> None:
-    outputs = {name: tmp_path / f"out.{name}" for name in ("html", "json", "svg")}
-    files = [word for name, path in outputs.items() for word in (f"--{name}", path)]
-    code, output, lines = invoke(
-        *f"show attention --variant nndl-paddle-api --tokens 7 --backend {RIGHT} --layer 0 --head 1".split(),
-        *files,
-    )
-    assert (code, lines) == (0, [])
-    assert all(f"written: {path}" in output for path in outputs.values())
-    assert record.read(outputs["json"])["tokens"] == list(example("nndl-paddle-api", 7).tokens)
 
 
 def test_a_library_that_keeps_its_weights_to_itself_is_said(invoke: Invoke) -> None:

@@ -151,7 +151,7 @@ LINES: dict[str, str] = {
     "predict": "predict {source} --backend tests.toys.numpy_backend:NumpyBackend --texts {texts} -o {out}",
     "evaluate": "evaluate {source} --backend tests.toys.numpy_backend:NumpyBackend --data {texts} --json {out}",
     "check": "check --checkpoint {source} --backend tests.toys.numpy_backend:NumpyBackend --texts {texts} --json {out}",
-    "attention": "show attention --checkpoint {source} --text-a cat --json {out}",
+    "attention": "show attention --checkpoint {source} --text-a cat --svg {out}",
     "positions": "show positions --checkpoint {source} --svg {out}",
     "diff": "diff {texts} {source} --json {out}",
     "certify": "certify {source} {source} --texts {texts} --html {out}",

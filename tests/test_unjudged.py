@@ -23,10 +23,8 @@ from concord.conformance.verdict import Judgement, Row, Verdict
 from concord.spec.errors import SpecError
 from concord.spec.reference import reference
 from concord.speed import presets, truth
-from concord.training.attention import record as attention
-from concord.training.attention.page import headline as attention_headline
 from tests.test_speed import small_preset
-from tests.toys import records, reports
+from tests.toys import reports
 from tests.toys.ready import hugging_face, texts
 from tests.toys.surroundings import PATIENCE, ROOT, toy
 
@@ -108,7 +106,7 @@ ELSEWISE = {
     ("golden", A_SECTION): "what lacks published gradients diverges",
 }
 
-PAGES = ("check", "golden", "fuzz", "report", "attention")
+PAGES = ("check", "golden", "fuzz", "report")
 """Of the following, those that are asked for a page."""
 
 COMMANDS: dict[str, Callable[[Invoke, Path, str], tuple[object, ...]]] = {
@@ -157,8 +155,6 @@ COMMANDS: dict[str, Callable[[Invoke, Path, str], tuple[object, ...]]] = {
         "5",
         "--backend",
         backend,
-        "--html",
-        folder / "page.html",
     ),
 }
 
@@ -178,10 +174,7 @@ def test_a_command_does_not_pass_what_it_did_not_judge(
     page = tmp_path / "page.html"
     assert page.exists() == (command in PAGES)
     if page.exists():
-        assert (
-            "Nothing was judged." in page.read_text()
-            or "No attention weights were delivered." in page.read_text()
-        )
+        assert "Nothing was judged." in page.read_text()
         assert 'class="seal good"' not in page.read_text()
 
 
@@ -272,13 +265,6 @@ def test_a_record_that_claims_what_its_tensors_do_not_is_refused(status: str, tm
                 "results": [{**data["results"][0], "status": status}],
             }
         )
-
-
-def test_maps_of_attention_of_which_nothing_is_determined_have_no_difference() -> None:
-    data = records.of_attention(errors=np.nan)
-    assert {measure["difference"] for measure in json.loads(record.text(data))["measures"]} == {"nan"}
-    assert attention_headline(data).endswith("what they differ by was not judged.")
-    attention.check(json.loads(record.text(data)))
 
 
 @pytest.mark.parametrize(("sigma", "value"), [(np.nan, 1.0), (np.inf, 1.0), (1.0, np.nan)])

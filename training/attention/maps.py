@@ -17,7 +17,7 @@ from concord.conformance import tolerance
 from concord.conformance.campaign import Job, Report, Settings, conduct
 from concord.conformance.estimate import Z
 from concord.conformance.expectation import JudgedProblem
-from concord.conformance.verdict import Verdict
+from concord.conformance.verdict import Verdict, number
 from concord.conformance.views import tail
 from concord.spec.batch import Batch, batch_of_lengths, completed
 from concord.spec.config import EncoderConfig, variant
@@ -77,14 +77,15 @@ class Reading:
     @property
     def visible(self) -> NDArray[np.bool_]:
         """Which keys are visible: (T,). Of one sample they are the same for all heads and queries (SPEC MSK-4, MSK-7)."""
-        visible: NDArray[np.bool_] = visible_keys(self.config, self.real[None], self.config.num_heads)[
-            0, 0, 0
-        ]
-        return visible
+        visible = visible_keys(self.config, self.real[None], self.config.num_heads)
+        return np.asarray(visible[0, 0, 0])
 
     @property
     def names(self) -> list[str]:
-        """The taps that hold the weights by which values are summed, one for each layer: those of padded queries may have been overwritten (SPEC MSK-8)."""
+        """The activations that hold the weights by which values are summed, one for each layer.
+
+        Those of padded queries may have been overwritten (SPEC MSK-8).
+        """
         last = "masked_weights" if self.config.query_mask == "overwrite" else "weights"
         return [
             name
@@ -122,9 +123,41 @@ class Maps:
     notes: tuple[str, ...] = ()
 
     def difference(self, one: int = 0, other: int = 1) -> Array:
-        """Return by how much two sides differ, in tolerances of a difference, (L, H, T, T): two right results differ by the root of 2 times what each errs."""
+        """Return by how much two backends differ, in tolerances of a difference, (L, H, T, T).
+
+        Two right results differ by the root of 2 times what each errs.
+        """
         found: Array = (self.sides[one].errors - self.sides[other].errors) / math.sqrt(2)
         return found
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Return headings and rows of what is said of each head in numbers.
+
+        Of the first backend, over queries that are no padding: the mean entropy in bits, and the weight of masked keys;
+        then the largest error of each backend in tolerances, and the largest difference of the first two.
+        """
+        real, visible = self.reading.real, self.reading.visible
+        errors = {side.backend: side.errors for side in self.sides}
+        if len(self.sides) > 1:
+            errors["difference"] = self.difference()
+        headings = ["layer", "head", "bits", "masked", *errors]
+        if not self.sides:
+            return headings, []
+        weights = self.sides[0].weights.astype(np.float64)[..., real, :]
+        with np.errstate(all="ignore"):
+            bits = -np.sum(np.where(weights > 0, weights * np.log2(weights), 0.0), axis=-1).mean(-1)
+        masked = weights[..., ~visible].sum(-1).mean(-1)
+        largest = [np.fmax.reduce(abs(error), axis=(-2, -1)) for error in errors.values()]
+        return headings, [
+            [
+                str(layer),
+                str(head),
+                f"{bits[layer, head]:.2f}",
+                f"{masked[layer, head]:.2g}" if masked[layer, head] > LEAK else "0",
+                *("–" if np.isnan(of[layer, head]) else number(float(of[layer, head])) for of in largest),
+            ]
+            for layer, head in np.ndindex(bits.shape)
+        ]
 
 
 def example(name: str, tokens: int | None = None, seed: int = 0) -> Reading:
