@@ -192,7 +192,7 @@ def compare(runs: Sequence[Path], picture: Path | None) -> None:
     runs = list(dict.fromkeys(runs))
     from concord.training import curves  # what draws them need not be installed where nothing is drawn
 
-    console, found = Terminal(), curves.summaries(runs)
-    rows = [one.row(name) for name, one in found.items()]
+    console, logs = Terminal(), curves.of_runs(runs)
+    rows = [curves.row(run, *named) for run, named in zip(runs, logs.items(), strict=True)]
     show_figures(console, curves.HEADINGS, rows, curves.LESS, ("run", "backend", "ended by"))
-    writing.write(console, (picture, lambda: curves.figure(curves.of_runs(runs))))
+    writing.write(console, (picture, lambda: curves.figure(logs)))

@@ -83,7 +83,8 @@ def attention(
     from concord.training.attention.figure import chosen, figure
 
     writing.check(svg)
-    figures.check_matplotlib(svg)
+    if svg is not None:
+        figures.check_matplotlib()
     reading, names, settings, _ = options.collect(
         lambda: reading_of(checkpoint, text_a, text_b, variant, tokens, seed),
         lambda: options.names(backend, python, ssh),
@@ -132,7 +133,8 @@ def positions(
     from concord.training import positions as tables
 
     writing.check(svg)
-    figures.check_matplotlib(svg)
+    if svg is not None:
+        figures.check_matplotlib()
     if (checkpoint is None) == (variant is None):
         raise SpecError("give either --checkpoint or --variant")
     forms = forms_of(checkpoint) if checkpoint is not None else tables.of_variant(variant or "")

@@ -138,10 +138,8 @@ def _table(axes: Any, form: Form) -> None:
 
 
 def _curves(axes: Any, form: Form, most: int = 64) -> None:
-    columns = columns_of(form.table)
-    styles = figures.sequence([f"column {place}" for place in columns])
-    for (name, (colour, line)), place in zip(styles.items(), columns, strict=True):
-        axes.plot(form.table[:most, place], color=colour, linestyle=line, linewidth=1.2, label=name)
+    for place in columns_of(form.table):
+        axes.plot(form.table[:most, place], label=f"column {place}")
     axes.set(title="some columns", xlabel="position", ylabel="value")
     axes.grid(True)
     axes.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.2))
@@ -151,13 +149,11 @@ def _products(axes: Any, forms: Sequence[Form]) -> None:
     drawn: dict[bytes, list[Form]] = {}
     for form in forms:  # the layout only moves columns, and no product changes with it
         drawn.setdefault(np.round(form.products()[0], 6).tobytes(), []).append(form)
-    styles = figures.sequence(["\n".join(form.name for form in alike) for alike in drawn.values()])
-    for (name, (colour, line)), (form, *_) in zip(styles.items(), drawn.values(), strict=True):
-        mean, least, most = form.products()
+    for alike in drawn.values():
+        mean, least, most = alike[0].products()
         last = max(len(mean) * 3 // 4, 2)  # of the farthest there are but few pairs
-        axes.fill_between(range(last), least[:last], most[:last], color=colour, alpha=0.15, linewidth=0)
-        axes.plot(mean[:last], color=colour, linestyle=line, linewidth=1.3, label=name)
-    axes.axhline(0.0, color=figures.MUTED, linewidth=0.6)
+        (line,) = axes.plot(mean[:last], label="\n".join(form.name for form in alike))
+        axes.fill_between(range(last), least[:last], most[:last], color=line.get_color(), alpha=0.15)
     axes.set(title="product of two rows", xlabel="distance", ylabel="relative to distance 0")
     axes.grid(True)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))

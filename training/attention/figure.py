@@ -52,31 +52,18 @@ def figure(maps: Maps, layer: int | None = None, head: int | None = None) -> str
 
 
 def _one(made: Any, maps: Maps, layer: int, head: int) -> None:
-    panels = len(maps.sides) + (len(maps.sides) > 1)
-    axes = np.atleast_1d(made.subplots(1, panels))
-    top = max(float(np.max(np.where(_shown(maps), side.weights[layer, head], 0.0))) for side in maps.sides)
-    for place, side in enumerate(maps.sides):
-        shown = _weights(axes[place], maps, side.weights[layer, head], top)
+    sides, shown = maps.sides, _shown(maps)
+    axes = made.subplots(1, len(sides) + (len(sides) > 1), squeeze=False)[0]
+    top = max(float(np.max(side.weights[layer, head], where=shown, initial=0.0)) for side in sides)
+    for place, side in enumerate(sides):
+        drawn = _weights(axes[place], maps, side.weights[layer, head], top)
         _name(axes[place], maps, f"{side.backend}\nlayer {layer}, head {head}", first=place == 0)
-    made.colorbar(shown, ax=axes[: len(maps.sides)], shrink=0.75, pad=0.02)
-    if len(maps.sides) > 1:
-        difference = maps.difference()[layer, head]
-        most = max(
-            float(np.max(np.abs(np.where(_shown(maps) & np.isfinite(difference), difference, 0.0)))), 1.0
-        )
-        drawn = axes[-1].imshow(
-            np.where(_shown(maps), difference, np.nan),
-            cmap=_colours("PuOr_r"),
-            vmin=-most,
-            vmax=most,
-            interpolation="nearest",
-        )
-        _name(
-            axes[-1],
-            maps,
-            f"{maps.sides[0].backend} − {maps.sides[1].backend}\nin tolerances",
-            first=False,
-        )
+    made.colorbar(drawn, ax=axes[: len(sides)], shrink=0.75, pad=0.02)
+    if len(sides) > 1:
+        difference = np.where(shown, maps.difference()[layer, head], np.nan)
+        most = float(np.max(abs(difference), where=np.isfinite(difference), initial=1.0))
+        drawn = _image(axes[-1], difference, "PuOr_r", -most, most)
+        _name(axes[-1], maps, f"{sides[0].backend} − {sides[1].backend}\nin tolerances", first=False)
         made.colorbar(drawn, ax=axes[-1], shrink=0.75, pad=0.02)
 
 
@@ -85,7 +72,7 @@ def _grid(made: Any, maps: Maps, layers: list[int], heads: list[int]) -> None:
     for row, layer in zip(axes, layers, strict=True):
         for axis, head in zip(row, heads, strict=True):
             weights = maps.sides[0].weights[layer, head]
-            _weights(axis, maps, weights, float(np.max(np.where(_shown(maps), weights, 0.0))))
+            _weights(axis, maps, weights, float(np.max(weights, where=_shown(maps), initial=0.0)))
             axis.set_xticks([])
             axis.set_yticks([])
             if layer == layers[0]:
@@ -94,33 +81,21 @@ def _grid(made: Any, maps: Maps, layers: list[int], heads: list[int]) -> None:
 
 
 def _shown(maps: Maps) -> NDArray[np.bool_]:
-    """Return which cells have something to show: (T, T); keys that are visible, and queries whose weights have not been overwritten."""
+    """Return which cells have something to show, (T, T): of visible keys, and of queries that are not overwritten."""
     reading = maps.reading
-    queries = (
-        reading.real
-        if reading.names and reading.names[0].endswith("masked_weights")
-        else np.ones(len(reading.tokens), bool)
-    )
-    shown: NDArray[np.bool_] = queries[:, None] & reading.visible[None, :]
-    return shown
+    overwritten = any(name.endswith("masked_weights") for name in reading.names)
+    return (reading.real | (not overwritten))[:, None] & reading.visible[None, :]
 
 
-def _colours(name: str) -> Any:
-    import matplotlib
-
-    return matplotlib.colormaps[name].with_extremes(bad=MASKED)
+def _image(axis: Any, values: Array, colours: str, low: float, high: float) -> Any:
+    axis.set_facecolor(MASKED)  # where there is no number
+    return axis.imshow(values, cmap=colours, vmin=low, vmax=high, interpolation="nearest")
 
 
 def _weights(axis: Any, maps: Maps, weights: Array, top: float) -> Any:
     """Draw weights from white to dark; what is masked, and nothing goes to, has a colour of its own."""
     attended = _shown(maps) | ((weights > LEAK) & (weights <= 1))
-    return axis.imshow(
-        np.where(attended, weights, np.nan),
-        cmap=_colours("Blues"),
-        vmin=0,
-        vmax=top or 1.0,
-        interpolation="nearest",
-    )
+    return _image(axis, np.where(attended, weights, np.nan), "Blues", 0.0, top or 1.0)
 
 
 def _name(axis: Any, maps: Maps, title: str, first: bool) -> None:
@@ -133,7 +108,6 @@ def _name(axis: Any, maps: Maps, title: str, first: bool) -> None:
     axis.set_yticks(list(places), words if first else [""] * len(places), fontsize=size)
     axis.tick_params(length=0)
     axis.xaxis.tick_top()
-    segments = np.array(maps.reading.segments)
-    for border in np.flatnonzero(np.diff(segments)) + 0.5:
-        axis.axvline(border, color=figures.INK, linewidth=0.7)
-        axis.axhline(border, color=figures.INK, linewidth=0.7)
+    for border in np.flatnonzero(np.diff(maps.reading.segments)) + 0.5:
+        axis.axvline(border, color="black", linewidth=0.7)
+        axis.axhline(border, color="black", linewidth=0.7)
