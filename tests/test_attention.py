@@ -172,5 +172,5 @@ def test_a_library_that_keeps_its_weights_to_itself_is_said(invoke: Invoke) -> N
     code, output, _ = invoke(
         *f"show attention --variant nndl-paddle-api --tokens 7 --backend {toy('DeclaresUndelivered')}".split(),
     )
-    assert "delivers no attention weights" in output
+    assert "does not expose attention weights" in output
     assert code == 0

@@ -1,4 +1,4 @@
-"""A run before its first step: samples, an encoder for them, a model that fits them, and its first weights."""
+"""A run before its first step: samples, an encoder, a model that fits them, and first weights."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Pretrained:
         return Labels(self.names or tuple(str(number) for number in range(max(self.config.num_classes, 2))))
 
     def labels(self, found: Labels) -> Labels:
-        """Return the classes of a model that goes on: its own if samples have no others, else those of the samples."""
+        """Return the classes of a model that goes on: its own, unless samples have others."""
         return self.own if self.part == "model" and set(found.names) <= set(self.own.names) else found
 
     def kept(self, config: EncoderConfig, labels: Labels) -> dict[str, NDArray[Any]]:
@@ -142,7 +142,8 @@ def begin(
         recipe: a schedule that ends does so with the run.
         plan: with files.
         seed: of weights, order and dropout.
-        pretrained: what the run goes on from; vocabulary and padding are its own, and only what it lacks is drawn.
+        pretrained: what the run goes on from; vocabulary and padding are its own, and only what it lacks is
+            drawn.
 
     Raises:
         SpecError: listing what is wrong with samples, model or recipe.
@@ -183,10 +184,11 @@ def _encoder(
 def first_weights(
     config: EncoderConfig, seed: int, without: Collection[str] = ()
 ) -> dict[str, NDArray[np.float64]]:
-    """Return weights to begin with: drawn as for conformance (SPEC WGT-5), but with biases of 0 and gammas of 1.
+    """Return first weights: drawn as for conformance (SPEC WGT-5), but with biases of 0 and gammas of 1.
 
-    Embeddings that a norm follows begin as small as BERT's: their scale does not matter to the norm, and small ones
-    move on with few steps. So do queries and keys: every token is attended to alike at first, and none by chance.
+    Embeddings that a norm follows begin as small as BERT's: their scale does not matter to the norm, and
+    small ones move on with few steps. So do queries and keys: every token is attended to alike at first, and
+    none by chance.
 
     Args:
         without: parameters that somebody has already.
@@ -249,7 +251,7 @@ def source(start: Checkpoint, corpora: Mapping[str, Corpus]) -> Source:
 
 
 def accumulations(start: Checkpoint, corpora: Mapping[str, Corpus]) -> Iterator[list[Batch]]:
-    """Yield the batches of each step of a run, epoch after epoch without end; the last step of one may have fewer."""
+    """Yield the batches of each step, epoch after epoch without end; the last step of one may have fewer."""
     assert start.recipe is not None
     of_epoch = source(start, corpora).epoch
     for epoch in count():

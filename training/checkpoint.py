@@ -1,7 +1,8 @@
 """Checkpoints: a model with all that it takes to use it, and to go on training it with the same bits.
 
-A checkpoint is a folder, written whole or not at all and never changed. A run is a folder of checkpoints, ``step-<number>``; a kill at any
-moment leaves those that are whole, and what is left of another is not taken for one.
+A checkpoint is a folder, written whole or not at all and never changed. A run is a folder of checkpoints,
+``step-<number>``; a kill at any moment leaves those that are whole, and what is left of another is not taken
+for one.
 """
 
 from __future__ import annotations
@@ -82,11 +83,13 @@ class Checkpoint:
 
     Attributes:
         config: the member of the family.
-        weights: by canonical name, in the shapes of :func:`concord.spec.parameters.shape_of` (SPEC WGT-1, WGT-2); the dtype is that of training.
+        weights: by canonical name, in the shapes of :func:`concord.spec.parameters.shape_of` (SPEC WGT-1,
+            WGT-2); the dtype is that of training.
         labels: the names of the classes; None: they are numbers.
         encoder: how texts are encoded; None: samples are numbers.
         recipe: of the optimizer; None: for prediction alone.
-        state: what the optimizer keeps, as ``<slot>.<canonical name>`` (:func:`concord.spec.training.optimizers.slots`).
+        state: what the optimizer keeps, as ``<slot>.<canonical name>``
+            (:func:`concord.spec.training.optimizers.slots`).
         progress: how far training has come.
     """
 
@@ -102,7 +105,8 @@ class Checkpoint:
         """Refuse a checkpoint whose parts do not fit together.
 
         Raises:
-            SpecError: listing everything that is wrong with weights, labels, state and encoder (SPEC WGT-1 to WGT-3).
+            SpecError: listing everything that is wrong with weights, labels, state and encoder (SPEC WGT-1
+            to WGT-3).
         """
         problems: list[str] = []
         with collecting(problems):
@@ -131,7 +135,10 @@ class Checkpoint:
         )
         for name, array in self.state.items():
             if name in known and (array.shape != known[name] or not np.issubdtype(array.dtype, np.floating)):
-                yield f"{name!r} has shape {array.shape} and dtype {array.dtype} but must be {known[name]}, of a floating-point type"
+                yield (
+                    f"{name!r} has shape {array.shape} and dtype {array.dtype} "
+                    f"but must be {known[name]}, of a floating-point type"
+                )
 
 
 def write(folder: Path, checkpoint: Checkpoint) -> None:
@@ -179,7 +186,8 @@ def read(folder: Path, which: Literal["best", "last"] = "best") -> Checkpoint:
     required = (CONFIG, WEIGHTS)
     if contents.part != "model":
         problems.append(
-            f"{folder}: holds the part {contents.part!r} but must hold the whole model: there is nothing to be trained or predicted without a head"
+            f"{folder}: holds the part {contents.part!r} but must hold the whole model: "
+            "there is nothing to be trained or predicted without a head"
         )
     problems += [f"{folder}: lacks {name}" for name in required if name not in files]
     refuse(problems)

@@ -23,7 +23,7 @@ COLUMNS = (
     "dev_loss",
     "dev_accuracy",
 )
-"""What a line may say; what is not known is left out. ``loss`` and ``norm`` are means since the line before."""
+"""What a line may say, if it is known; ``loss`` and ``norm`` are means since the line before."""
 
 FILE = "log.jsonl"
 

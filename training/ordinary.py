@@ -1,7 +1,7 @@
 """Ordinary training: step after step in a worker, evaluated, logged and saved.
 
-A run that was killed goes on with the same bits: what comes next follows from the checkpoint and the samples alone,
-which are weights, optimizer state, number of the step, epoch and position in it.
+A run that was killed goes on with the same bits: what comes next follows from the checkpoint and the samples
+alone, which are weights, optimizer state, number of the step, epoch and position in it.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ class Fitting:
         loss = math.fsum(share * float(found[f"losses.{number}"]) for number, share in enumerate(weights))
         if not math.isfinite(loss):
             raise SpecError(
-                f"the loss of step {done.step + 1} is {loss}: training has diverged at a learning rate of {learning_rate(self.recipe, done.step):.3g}; "
+                f"the loss of step {done.step + 1} is {loss}: training has diverged at a learning rate of "
+                f"{learning_rate(self.recipe, done.step):.3g}; "
                 f"the last checkpoint is {runs.step_folder(self.run, self.saved)}"
             )
         norm = float(found["norm"]) if "norm" in found else None

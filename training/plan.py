@@ -14,7 +14,7 @@ MEASURES = ("accuracy", "loss")
 
 
 PAD_TO = 16
-"""Batches have a multiple of so many tokens unless something else is asked for: frameworks that compile do so for each width, and JAX each operation too."""
+"""Tokens of a batch are a multiple of it: frameworks compile for each width, JAX each operation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Files:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Settings):
-    """How a model is trained (:class:`concord.backends.interface.Settings`), how long and on what, and what is looked at meanwhile.
+    """How a model is trained, how long and on what, and what is looked at meanwhile.
 
     Attributes:
         backend: that trains it.
@@ -51,7 +51,8 @@ class Plan(Settings):
         save_every: steps between two checkpoints besides those at evaluations; None: no others.
         patience: evaluations without improvement that end the run; None: no number does.
         best_by: one of :data:`MEASURES`.
-        dropout_by: what decides which elements are dropped (:data:`concord.spec.training.dropout.GENERATORS`).
+        dropout_by: what decides which elements are dropped
+            (:data:`concord.spec.training.dropout.GENERATORS`).
         threads: computing threads; None: one for each core.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Position tables as figures: some columns, the table, and how the product of two rows falls with distance."""
+"""Position tables as figures: columns, the table, and the product of two rows by their distance."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Form:
     table: Array
 
     def products(self) -> tuple[Array, Array, Array]:
-        """Return mean, least and largest product of two rows by their distance, relative to that at distance 0."""
+        """Return mean, least and largest product of two rows by distance, relative to that at 0."""
         gram = self.table @ self.table.T
         rows = [np.diagonal(gram, distance) for distance in range(len(gram))]
         unit = rows[0].mean() or 1.0

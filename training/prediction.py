@@ -1,4 +1,4 @@
-"""What a trained model says of texts: labels and probabilities, in the order of the texts, however many there are."""
+"""What a trained model says of texts, however many there are: labels and probabilities, in order."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def predictor(worker: Worker, model: Model, settings: Computing) -> Predict:
 
 
 def _batches(corpus: Corpus, config: EncoderConfig, size: int) -> Iterator[tuple[NDArray[np.int64], Batch]]:
-    """Yield the samples of a corpus, those of like length together; where a sample's mask is another's (SPEC MSK-7), as they come."""
+    """Yield samples, those of like length together; if one's mask is another's (SPEC MSK-7), as they come."""
     order = (
         np.arange(len(corpus))
         if config.mask_assignment == "batch_major"

@@ -18,7 +18,8 @@ Arrays = dict[str, np.ndarray]
 class Plain:
     """A backend that computes BERT of any size, on the CPU, operation by operation.
 
-    A subclass has a ``name``, a ``version``, what its framework is known to compute otherwise, and ``compute``.
+    A subclass has a ``name``, a ``version``, what its framework is known to compute otherwise, and
+    ``compute``.
     """
 
     name = version = ""

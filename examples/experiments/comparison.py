@@ -1,6 +1,7 @@
 """Train models that differ in one thing on the same data, with several seeds, and compare them.
 
-Every run is an ordinary one: a second call goes on where the first was interrupted, and ``concord show curves`` reads it.
+Every run is an ordinary one: a second call goes on where the first was interrupted, and ``concord show
+curves`` reads it.
 """
 
 import argparse

@@ -33,7 +33,7 @@ def chosen(reading: Reading, layer: int | None, head: int | None) -> tuple[list[
 
 
 def figure(maps: Maps, layer: int | None = None, head: int | None = None) -> str:
-    """Return one head: the weights of each backend, and by how much two differ; of several heads, the weights.
+    """Return one head of each backend, and by how much two differ; of several heads, the weights.
 
     Args:
         layer, head: by number; None: all.
@@ -81,7 +81,7 @@ def _grid(made: Any, maps: Maps, layers: list[int], heads: list[int]) -> None:
 
 
 def _shown(maps: Maps) -> NDArray[np.bool_]:
-    """Return which cells have something to show, (T, T): of visible keys, and of queries that are not overwritten."""
+    """Return which cells are shown, (T, T): of visible keys, and of queries that are not overwritten."""
     reading = maps.reading
     overwritten = any(name.endswith("masked_weights") for name in reading.names)
     return (reading.real | (not overwritten))[:, None] & reading.visible[None, :]

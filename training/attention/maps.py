@@ -60,7 +60,8 @@ class Reading:
         shape = self.batch.required("input_ids").shape
         if shape != (1, len(self.tokens)) or len(self.parts) != len(self.tokens):
             raise SpecError(
-                f"'input_ids' has shape {shape} but must be {(1, len(self.tokens))}: one sample, with a name and a part for each token"
+                f"'input_ids' has shape {shape} but must be {(1, len(self.tokens))}: "
+                "one sample, with a name and a part for each token"
             )
 
     @property
@@ -76,7 +77,7 @@ class Reading:
 
     @property
     def visible(self) -> NDArray[np.bool_]:
-        """Which keys are visible: (T,). Of one sample they are the same for all heads and queries (SPEC MSK-4, MSK-7)."""
+        """Which keys are visible, (T,): the same for all heads and queries (SPEC MSK-4, MSK-7)."""
         visible = visible_keys(self.config, self.real[None], self.config.num_heads)
         return np.asarray(visible[0, 0, 0])
 
@@ -111,7 +112,7 @@ class Side:
 
 @dataclass(frozen=True, eq=False)
 class Maps:
-    """What was looked at, what came of the runs, and the weights of each that delivered them.
+    """What was looked at, what came of the runs, and the weights of each that exposes them.
 
     Attributes:
         notes: what is not shown and why.
@@ -133,8 +134,9 @@ class Maps:
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return headings and rows of what is said of each head in numbers.
 
-        Of the first backend, over queries that are no padding: the mean entropy in bits, and the weight of masked keys;
-        then the largest error of each backend in tolerances, and the largest difference of the first two.
+        Of the first backend, over queries that are no padding: the mean entropy in bits, and the weight of
+        masked keys; then the largest error of each backend in tolerances, and the largest difference of the
+        first two.
         """
         real, visible = self.reading.real, self.reading.visible
         errors = {side.backend: side.errors for side in self.sides}
@@ -282,9 +284,8 @@ def look(
         if kept is not None:
             sides.append(replace(kept, backend=short if tails.count(short) == 1 else result.backend))
         else:
-            notes.append(
-                f"{result.backend} {result.detail or 'delivers no attention weights: they are inside a kernel of its library'}"
-            )
+            why = "does not expose attention weights: they are inside a kernel of its library"
+            notes.append(f"{result.backend} {result.detail or why}")
     return Maps(reading, report.explained(), tuple(sides), tuple(notes))
 
 

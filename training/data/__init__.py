@@ -1,8 +1,8 @@
 """Texts with labels: read from files, encoded, and put into batches.
 
-:func:`read` gives :class:`Samples`; :class:`Labels` and a :class:`TextEncoder` turn them into a :class:`Corpus`
-(:func:`encode`), of which :func:`batches` makes what a model takes. :func:`fitted` makes a configuration fit
-vocabulary and classes.
+:func:`read` gives :class:`Samples`; :class:`Labels` and a :class:`TextEncoder` turn them into a
+:class:`Corpus` (:func:`encode`), of which :func:`batches` makes what a model takes. :func:`fitted` makes a
+configuration fit vocabulary and classes.
 """
 
 from concord.training.data.batching import batches

@@ -1,4 +1,4 @@
-"""Batches of a corpus: a pure function of corpus, seed and epoch, so that training goes on where it stopped."""
+"""Batches of a corpus, by seed and epoch alone, so that training goes on where it stopped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STREAM = zlib.crc32(b"order of samples")
 """The last word of the counters by which samples are ordered: dropout has other words there (SPEC DRP-3)."""
 
 BUCKETS = 64
-"""Batches whose samples are sorted by length together: so many that those of one are alike, and epochs differ."""
+"""Batches whose samples are sorted by length together: those of one are alike, and epochs differ."""
 
 
 def batches(
@@ -39,14 +39,15 @@ def batches(
         seed: below 2^64; the order follows from it and the epoch. None: as in the corpus.
         epoch: counted from 0.
         bucketed: whether samples of like length come together, so that there is less padding.
-        multiple: of what number a batch's tokens are one: those of its longest sample are rounded up to it, as far
-            as the model has positions. Frameworks that compile do so for each width. A ``flatten`` head has
-            ``max_positions`` tokens (SPEC INP-5).
-        together: so many batches that follow each other have the same width: those of a step, which is compiled for all of them.
+        multiple: of what number a batch's tokens are one: those of its longest sample are rounded up to it,
+            as far as the model has positions. Frameworks that compile do so for each width. A ``flatten``
+            head has ``max_positions`` tokens (SPEC INP-5).
+        together: so many batches that follow each other have the same width: those of a step, which is
+            compiled for all of them.
 
     Yields:
-        Numbers of the samples (B,), and what the model is given. A sample without a label has the first class that
-        counts in the loss.
+        Numbers of the samples (B,), and what the model is given. A sample without a label has the first
+        class that counts in the loss.
 
     Raises:
         SpecError: if the samples do not fit the model, before the first batch.
@@ -67,7 +68,7 @@ def batches(
 
 
 def order(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Return the numbers below ``count`` in an order by seed and epoch and the generator of dropout (SPEC DRP-3)."""
+    """Return the numbers below ``count`` in an order by seed, epoch and Philox (SPEC DRP-3)."""
     index = np.arange(count, dtype=np.uint32)
     fixed = (np.full_like(index, word) for word in (0, epoch, STREAM))
     high, low, *_ = philox((index, *fixed), (seed & 0xFFFFFFFF, seed >> 32))  # type: ignore[arg-type]

@@ -242,15 +242,15 @@ class TextEncoder:
                         f"{text[:40]!r} is no text: {error.reason} at character {error.start}"
                     ) from None
             raise
-        except Exception as error:  # noqa: BLE001 - the library raises nothing narrower for a spoilt tokenizer
+        except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
             raise SpecError(f"the tokenizer fails: {str(error).partition(chr(10))[0]}") from None
 
 
 def fitted(config: EncoderConfig, encoder: TextEncoder, labels: Labels) -> EncoderConfig:
     """Return a configuration for texts that are encoded so, and for their classes.
 
-    ``vocab_size``, ``num_classes``, ``pad_id``, and what follows from it, are those of the data, and there are no
-    more positions than tokens.
+    ``vocab_size``, ``num_classes``, ``pad_id``, and what follows from it, are those of the data, and there
+    are no more positions than tokens.
     """
     padded = config.padded_by(encoder.pad_id, vocab_size=encoder.vocab_size)
     return padded.replace(

@@ -49,7 +49,7 @@ class Labels:
         return cls(tuple(sorted(different)))
 
     def num_classes(self, config: EncoderConfig) -> int:
-        """Return how many outputs a model needs: of two classes one where it has one (SPEC LOS-1), else one each."""
+        """Return how many outputs a model needs: one each, or one for two if it has one (SPEC LOS-1)."""
         return 1 if config.num_classes == 1 and len(self.names) == 2 else len(self.names)
 
     def to_json(self) -> str:

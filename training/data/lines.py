@@ -15,7 +15,7 @@ SHOWN = 20
 """Problems of files that are listed; the others are counted."""
 
 ON_ERROR = ("fail", "skip")
-"""What becomes of a bad line. ``fail``: all are listed, and nothing is done. ``skip``: it is left out and listed."""
+"""What becomes of bad lines. ``fail``: nothing is done. ``skip``: they are left out. Both list them."""
 
 MARK = b"\xef\xbb\xbf"
 """What some editors put before a text in utf-8."""
@@ -70,8 +70,8 @@ class Complaints:
 def numbered(stream: BinaryIO, name: str, complaints: Complaints) -> Iterator[tuple[int, str]]:
     """Yield the lines of a stream with their numbers, from 1; of those that are no text, complain.
 
-    A line ends in a line feed, after a carriage return or not; the last one may end in neither. A byte order mark
-    before the first is no text.
+    A line ends in a line feed, after a carriage return or not; the last one may end in neither. A byte order
+    mark before the first is no text.
 
     Args:
         name: of the file, for complaints.

@@ -1,4 +1,4 @@
-"""Tokenizers that published models come with: texts become the ids that the model's own library makes of them."""
+"""Tokenizers of published models: texts become the ids that the model's own library makes of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ with optional("Texts for a checkpoint", "training"):
 VOCABULARY, SETTINGS = "vocab.txt", "tokenizer_config.json"
 
 SENTENCES, PROMPTS = "sentence_bert_config.json", "config_sentence_transformers.json"
-"""Files of sentence-transformers: how long texts may be, whether in small letters, and what is put before each."""
+"""Files of sentence-transformers: lengths of texts, small letters, and what stands before each."""
 
 VOCABULARIES = (TOKENIZER_FILE, VOCABULARY)
 """Files that a tokenizer is made of."""
@@ -43,7 +43,8 @@ def encoder_of(
 
     Args:
         folder: of the checkpoint.
-        files: that lie beside the weights, by name: ``tokenizer.json``, ``vocab.txt``, and what is said of them.
+        files: that lie beside the weights, by name: ``tokenizer.json``, ``vocab.txt``, and what is said of
+            them.
         max_tokens: of a sample; by default as many as there are positions for, or as its files say.
         spelled: whether a text may spell a mark, as its own library has it; samples of training may not.
 
@@ -124,7 +125,7 @@ def _unknown(tokenizer: Tokenizer, files: Mapping[str, bytes]) -> str | None:
 
 
 def _of_vocabulary(content: bytes, settings: Mapping[str, Any]) -> Tokenizer:
-    """Return the tokenizer of BERT, as ``tokenizer_config.json`` says; where it says nothing, of small letters."""
+    """Return the tokenizer of BERT, as ``tokenizer_config.json`` says; of small letters unless it says so."""
     try:
         lines = tokenizers.lines(content.decode())
     except UnicodeDecodeError as error:

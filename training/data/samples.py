@@ -28,8 +28,9 @@ SEPARATOR = "<SEP>"
 """Divides words from label in the files of the TF1 source."""
 
 LAYOUTS = ("tsv", "sep", "jsonl", "plain", "dataset")
-"""How samples are held. ``tsv``: columns between tabs. ``sep``: words, ``<SEP>``, a label. ``jsonl``: a JSON object
-on each line. ``plain``: a text on each line. ``dataset``: a folder of a Hugging Face dataset."""
+"""How samples are held. ``tsv``: columns between tabs. ``sep``: words, ``<SEP>``, a label.
+``jsonl``: a JSON object on each line. ``plain``: a text on each line.
+``dataset``: a folder of a Hugging Face dataset."""
 
 LINE_BITS = 32
 """Bits of a sample's number that hold its line; those above hold the number of its file."""
@@ -40,8 +41,8 @@ class Sample:
     """A text, or a pair of texts, and its label.
 
     Attributes:
-        number: of its file, from 0, times 2^32, plus that of its line or row, from 1. It says nothing of the content,
-            and what is left out changes no other.
+        number: of its file, from 0, times 2^32, plus that of its line or row, from 1. It says nothing of the
+            content, and what is left out changes no other.
         text_b: the second text, if there is one.
         label: its name, if there is one.
     """
@@ -90,10 +91,10 @@ def read(
 
     Args:
         paths: files, or folders of Hugging Face datasets.
-        layout: one of :data:`LAYOUTS`; by default as the end of the name says: ``.tsv``, ``.jsonl``, a folder; else as
-            the first line does.
-        columns: of a tab-separated file: some of :data:`FIELDS`, in their order; by default as its header says, or as
-            many as its first line has.
+        layout: one of :data:`LAYOUTS`; by default as the end of the name says: ``.tsv``, ``.jsonl``, a
+            folder; else as the first line does.
+        columns: of a tab-separated file: some of :data:`FIELDS`, in their order; by default as its header
+            says, or as many as its first line has.
         on_error: one of :data:`~concord.training.data.lines.ON_ERROR`.
 
     Raises:
@@ -110,7 +111,7 @@ def read(
 
 
 def splits(folder: Path) -> dict[str, Path]:
-    """Return the files of a folder, or its datasets, by split: ``train``, and ``dev`` and ``test`` if there are.
+    """Return the files or datasets of a folder by split: ``train``, and ``dev`` and ``test`` if there are.
 
     Raises:
         SpecError: if there is no ``train``, or a split comes twice.

@@ -1,4 +1,4 @@
-"""How a text is divided into tokens: by characters, by pieces of words, or by words; always through ``tokenizers``."""
+"""How ``tokenizers`` divides a text: into characters, pieces of words, or words."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ with optional("Data of texts", "training"):
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 TOKENIZATIONS = ("characters", "wordpiece", "words")
-"""``characters``: each is a token, spaces are none. ``wordpiece``: words and Chinese characters, and pieces of
-what the vocabulary does not know, as BERT has it. ``words``: what stands between spaces."""
+"""``characters``: each is a token, spaces are none. ``wordpiece``: words and Chinese characters, and
+pieces of what the vocabulary does not know, as BERT has it. ``words``: what stands between spaces."""
 
 SPECIAL = PADDING, UNKNOWN, FIRST, SEPARATOR = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 """Tokens that every vocabulary has: padding, what it does not know, the first of all, the end of a text."""
@@ -102,8 +102,8 @@ def learnt(
     if tokenization == "wordpiece":
         tokenizer, texts = _divided(models.WordPiece(unk_token=UNKNOWN), tokenization, lowercase), list(texts)
         whole, inner = _alphabet(tokenizer, texts, least, size - len(SPECIAL))
-        # The trainer numbers characters within words as a hash has them, and pairs that are as frequent come in
-        # the order of these numbers.
+        # The trainer numbers characters within words as a hash has them, and pairs that are as frequent come
+        # in the order of these numbers.
         trainer: Any = trainers.WordPieceTrainer(
             **usual,
             initial_alphabet=whole,
