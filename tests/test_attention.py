@@ -135,7 +135,10 @@ def test_somebody_elses_model_reads_by_its_own_tokenizer(invoke: Invoke, tmp_pat
 
 def test_chinese_tokens_stand_in_the_figure_as_text(run_folder: Path, invoke: Invoke, tmp_path: Path) -> None:
     code, _, lines = invoke(
-        *f"show attention --checkpoint {run_folder} --text-a 天气好 --backend {RIGHT} --layer 0 --head 0 --svg {tmp_path / 'x.svg'}".split(),
+        *(
+            f"show attention --checkpoint {run_folder} --text-a 天气好 "
+            f"--backend {RIGHT} --layer 0 --head 0 --svg {tmp_path / 'x.svg'}"
+        ).split(),
     )
     assert (code, lines) == (0, [])
     assert ">天</text>" in (tmp_path / "x.svg").read_text()
@@ -170,7 +173,9 @@ def test_what_cannot_be_looked_at_is_refused(invoke: Invoke, options: str, words
 
 def test_a_library_that_keeps_its_weights_to_itself_is_said(invoke: Invoke) -> None:
     code, output, _ = invoke(
-        *f"show attention --variant nndl-paddle-api --tokens 7 --backend {toy('DeclaresUndelivered')}".split(),
+        *(
+            f"show attention --variant nndl-paddle-api --tokens 7 --backend {toy('DeclaresUndelivered')}"
+        ).split(),
     )
     assert "does not expose attention weights" in output
     assert code == 0

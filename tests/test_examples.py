@@ -55,7 +55,7 @@ def test_experiments_train_every_model_and_go_on(
     for split, count in (("train", 7), ("dev", 3)):
         lines = [f"{'ab' if number % 2 else 'ba'}\t{number % 2}" for number in range(count)]
         (tmp_path / f"{split}.tsv").write_text("\n".join(lines) + "\n")
-    asked = (*f"{tmp_path} --steps 2 --warmup 1 --seeds 1 --tokens 5 --out {tmp_path / 'out'}".split(),)
+    asked = f"{tmp_path} --steps 2 --warmup 1 --seeds 1 --tokens 5 --out {tmp_path / 'out'}".split()
     models = run(f"experiments/{name}", *asked)["models"](spec.variant("nndl-paddle-api"))
     said = capsys.readouterr().out
     assert all(f"{model}, seed 0: " in said for model in models)

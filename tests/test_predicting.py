@@ -119,7 +119,7 @@ def test_predictions_of_the_command_are_those_of_the_reference(
     folder, texts = trained(tmp_path / "model", small(name)), texts_of(13)
     path, out = written(tmp_path, "texts.txt", "\n".join(texts) + "\n"), tmp_path / "out.jsonl"
     code, output, errors = invoke(
-        *f"predict {folder} --texts {path} -o {out} --backend {NUMPY} --dtype float64 --batch 1".split(),
+        *(f"predict {folder} --texts {path} -o {out} --backend {NUMPY} --dtype float64 --batch 1").split()
     )
     assert (code, output, errors) == (0, "", [])
     model = prediction.model_of(folder)
@@ -158,7 +158,7 @@ def test_single_texts_and_pairs_are_predicted(
 ) -> None:
     folder, usual = (
         trained(tmp_path / "model", small("bert")),
-        (*f"--backend {NUMPY} --dtype float64".split(),),
+        f"--backend {NUMPY} --dtype float64".split(),
     )
     code, output, errors = invoke(*f"predict {folder} abc 你好".split(), *usual)
     assert (code, errors) == (0, [])
@@ -184,7 +184,7 @@ def test_single_texts_and_pairs_are_predicted(
 def test_bad_lines_are_told_in_their_place_or_end_it(invoke: Invoke, tmp_path: Path, small: Config) -> None:
     folder, out = trained(tmp_path / "model", small("bert")), tmp_path / "out.jsonl"
     path = written(tmp_path, "texts.txt", b"abc\n\nd\xff\ne\n \n")
-    usual = (*f"predict {folder} --texts {path} -o {out} --backend {NUMPY}".split(),)
+    usual = f"predict {folder} --texts {path} -o {out} --backend {NUMPY}".split()
     problems = [
         f"{path}:2: 'text_a' is empty",
         f"{path}:3: is no text in utf-8: invalid start byte at byte 1",
@@ -236,27 +236,27 @@ def test_spoilt_texts_are_predicted_or_refused(
     ("arguments", "problems"),
     [
         (("predict", "model", "a"), ["--backend is not given: which framework is to compute?"]),
-        ((*f"predict model --backend {NUMPY}".split(),), ["give either TEXT or --texts FILE"]),
+        (f"predict model --backend {NUMPY}".split(), ["give either TEXT or --texts FILE"]),
         (("predict", "model", "", "--backend", NUMPY), ["'text_a' is empty"]),
         (
             ("predict", "model", "a\udcff", "--backend", NUMPY),
             ["'a\\udcff' is no text: surrogates not allowed at character 1"],
         ),
-        ((*f"predict model --texts none --backend {NUMPY}".split(),), ["none: no such file"]),
+        (f"predict model --texts none --backend {NUMPY}".split(), ["none: no such file"]),
         (
-            (*["predict", "none", "a", "--backend", "troch"],),
+            ["predict", "none", "a", "--backend", "troch"],
             ["unknown backend 'troch': did you mean 'torch'?", "none: no such file or folder"],
         ),
         (
-            (*f"predict model a --backend {NUMPY} --dtype float46 --batch 0".split(),),
+            f"predict model a --backend {NUMPY} --dtype float46 --batch 0".split(),
             [
                 "unknown dtype 'float46': did you mean 'float64' or 'float16'",
                 "--batch is 0 but must be at least 1",
             ],
         ),
-        ((*f"evaluate model --data none.tsv --backend {NUMPY}".split(),), ["none.tsv: no such file"]),
+        (f"evaluate model --data none.tsv --backend {NUMPY}".split(), ["none.tsv: no such file"]),
         (
-            (*f"evaluate model --data dev.tsv --backend {NUMPY}".split(),),
+            f"evaluate model --data dev.tsv --backend {NUMPY}".split(),
             ["dev.tsv:1: label is 'ugly' but must be one of 'bad', 'good', 'so so'"],
         ),
     ],
@@ -311,7 +311,9 @@ def test_an_evaluation_is_what_the_predictions_come_to(invoke: Invoke, tmp_path:
         tmp_path / "out.json",
     )
     code, output, errors = invoke(
-        *f"evaluate {folder} --data {path} --backend {NUMPY} --dtype float64 --on-error skip --json {out}".split(),
+        *(
+            f"evaluate {folder} --data {path} --backend {NUMPY} --dtype float64 --on-error skip --json {out}"
+        ).split()
     )
     assert (code, errors) == (0, [])
     found = json.loads(out.read_text())
@@ -433,7 +435,9 @@ def test_a_model_whose_logits_are_nan_is_undecided(invoke: Invoke, tmp_path: Pat
     folder = trained(tmp_path / "model", small("bert"))
     path = written(tmp_path, "dev.tsv", "ab\tbad\nc\tgood\n")
     code, output, errors = invoke(
-        *f"evaluate {folder} --data {path} --backend {toy('ReturnsNaN')} --json {tmp_path / 'out.json'}".split(),
+        *(
+            f"evaluate {folder} --data {path} --backend {toy('ReturnsNaN')} --json {tmp_path / 'out.json'}"
+        ).split()
     )
     found = json.loads((tmp_path / "out.json").read_text())
     assert (code, errors, found["undecided"], found["accuracy"], found["loss"]) == (

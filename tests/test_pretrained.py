@@ -147,7 +147,9 @@ def test_a_run_goes_on_from_a_checkpoint_and_another_from_the_run(invoke: Invoke
         errors[0].startswith(f"{run}: part model, 41 of 41 parameters taken; nothing drawn anew"),
     ) == (0, True)
     code, said, _ = invoke(
-        *f"evaluate {second} --data {data / 'train.tsv'} --backend torch --json {tmp_path / 'found.json'}".split(),
+        *(
+            f"evaluate {second} --data {data / 'train.tsv'} --backend torch --json {tmp_path / 'found.json'}"
+        ).split(),
     )
     assert (code, json.loads((tmp_path / "found.json").read_text())["samples"]) == (0, 31), said
     assert invoke(*f"port {second} -o {tmp_path / 'back'} --to hugging-face".split())[0] == 0
@@ -162,7 +164,10 @@ def test_what_training_goes_on_from_is_copied_however_large_it_is(
     path, data, run = hugging_face(tmp_path / "bert", **NAMES), samples(tmp_path / "data"), tmp_path / "run"
     assert (
         invoke(
-            *f"train --backend torch --threads 1 --data {data} --checkpoint {path} --out {run} --steps 2 --batch 7".split(),
+            *(
+                f"train --backend torch --threads 1 --data {data} "
+                f"--checkpoint {path} --out {run} --steps 2 --batch 7"
+            ).split(),
         )[0]
         == 0
     )

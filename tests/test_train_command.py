@@ -164,7 +164,10 @@ def test_lockstep_takes_the_batches_that_ordinary_training_takes(invoke: Invoke,
         "--variant",
         "bert",
         *sizes,
-        *f"--data {data} --vocabulary 11 --batch 7 --steps 2 --accumulation 2 --warmup 1 --seed 3 --threads 1".split(),
+        *(
+            f"--data {data} --vocabulary 11 --batch 7 --steps 2 "
+            "--accumulation 2 --warmup 1 --seed 3 --threads 1"
+        ).split(),
     ]
     code, said, errors = invoke("train", *given, *f"--backend torch --json {path}".split())
     assert (code, errors) == (0, [])
