@@ -200,13 +200,13 @@ def test_a_crash_and_an_exception_are_findings(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_hang_is_found_once_and_ends_the_chunk_of_its_backend() -> None:
-    settings = Settings(asked=(toy("Hangs"), RIGHT), threads=1, time_limit=2)
+    settings = Settings(asked=(toy("Hangs"), RIGHT), threads=1, time_limit=7)
     found = hunt(Plan(names=settings.asked, cases=4, chunk=4, **QUICK), settings)
     (failure,) = found.failures
     assert (failure.status, failure.attempts, failure.times, found.exit_code) == ("timed out", 0, 1, 3)
     assert {name: tally.cases for (name, _), tally in found.tallies.items()} == {toy("Hangs"): 1, RIGHT: 4}
     assert found.notes == [
-        f"{toy('Hangs')}: timed out: no answer within 2 s; it was stopped; it was not started again for the rest of chunk 0"
+        f"{toy('Hangs')}: timed out: no answer within 7 s; it was stopped; it was not started again for the rest of chunk 0"
     ]
 
 
@@ -502,7 +502,7 @@ def survivors(worker: Worker, plan: Plan, indices: Sequence[int]) -> list[str]:
 def test_the_built_in_backends_are_hunted_by_default(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Plan] = []
 
-    def noted(plan: Plan, where: object, progress: object, stopped: object) -> Findings:
+    def noted(plan: Plan, *rest: object) -> Findings:
         asked.append(plan)
         return Findings(owed=True)
 
