@@ -137,7 +137,7 @@ def positions(
         figures.check_matplotlib()
     if (checkpoint is None) == (variant is None):
         raise SpecError("give either --checkpoint or --variant")
-    forms = tables.forms(variant, spec.variant(variant)) if variant else forms_of(checkpoint or Path())
+    forms = forms_of(checkpoint) if checkpoint is not None else tables.of_variant(variant or "")
     console = Terminal()
     headings, rows = tables.table_of(forms)
     table = Table(
@@ -157,10 +157,10 @@ def forms_of(path: Path) -> list[Form]:
     from concord import porting
     from concord.porting.folder import name_of
     from concord.spec.sources.table import POSITIONS
-    from concord.training import positions as tables
+    from concord.training.positions import of_model
 
     found = porting.read(path)
-    return tables.forms(
+    return of_model(
         name_of(path),
         found.config,
         {name: tensor.read() for name, tensor in found.tensors.items() if name == POSITIONS},

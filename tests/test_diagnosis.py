@@ -86,7 +86,7 @@ def test_a_cause_that_other_cases_refute_is_not_named():
     """In a batch of one every head of a sample is every head of the batch: one case alone cannot tell."""
     results = results_of(BUGS["score_scale_missing"], "bert", ("ragged", "full", "long"))
     results, (conclusion,) = conclude(results)
-    assert "scores without a scale (ATT-4) fits 3 of them" in conclusion.text
+    assert "scores are not divided by sqrt(K) (ATT-4) fits 3 of them" in conclusion.text
     assert conclusion.refuted == (
         "not scores that are divided by sqrt(H) instead of sqrt(K): it explains 1 of 3 runs",
     )
@@ -268,7 +268,7 @@ def test_the_runs_that_a_cause_fits_are_counted():
             result, verdict=dataclasses.replace(verdict, diagnosis=diagnosis)
         )
     results, (conclusion,) = conclude(results)
-    assert "scores without a scale (ATT-4) fits 3 of them" in conclusion.text
+    assert "scores are not divided by sqrt(K) (ATT-4) fits 3 of them" in conclusion.text
 
 
 # What to do next.

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
-from concord.conformance.bugs.bug import Bug, Change, edited, option
-from concord.conformance.bugs.context import Context
+from concord.conformance.bugs.bug import group, of_source, option, where
+from concord.conformance.bugs.context import Context, Edit
 from concord.conformance.bugs.operations import Array
 
-ACTIVATION = "layers.0.feed_forward.activation"
+GROUP = group("activations", "*.feed_forward.activation", clause="FFN-2")
+bug, also = GROUP.bug, GROUP.also
 
 
-def instead(function: Callable[[Context, Array], Array]) -> Change:
-    """Return the change to another function of what goes into the activation."""
-    return edited(lambda m, y: function(m, m.source()), "*.feed_forward.activation")
+def gelu(**constants: float) -> Edit:
+    """Return GELU with tanh, with other constants."""
+    return of_source(lambda m, x: m.gelu_tanh(x, **constants))
 
 
-def leaky(m: Context, x: Array) -> Array:
-    """Let a hundredth of what is negative through."""
-    return m.o.where(x > 0.0, x, x * 0.01)
+def leaky(slope: float) -> Edit:
+    """Return a ReLU that lets some of what is negative through."""
+    return of_source(lambda m, x: m.o.where(x > 0.0, x, x * slope))
 
 
 def bias_after(m: Context, x: Array) -> Array:
@@ -29,128 +28,125 @@ def bias_after(m: Context, x: Array) -> Array:
     return m.activation(x - bias) + bias
 
 
-def mutant(name: str, what: str, **fields: Any) -> Bug:
-    return Bug(
-        **{
-            "name": name,
-            "group": "activations",
-            "what": what,
-            "variant": "bert",
-            "first": (ACTIVATION,),
-            **fields,
-        }
-    )
-
-
 BUGS = (
-    mutant(
+    bug(
         "gelu_tanh_for_erf",
         "GELU is approximated with tanh, where the source uses erf.",
+        option(activation="gelu_tanh"),
         cause="activation",
-        change=option(activation="gelu_tanh"),
     ),
-    mutant(
+    bug(
         "gelu_erf_for_tanh",
         "GELU is computed with erf, where the source approximates it.",
+        option(activation="gelu_erf"),
         variant="bert-pytorch",
         cause="activation",
-        change=option(activation="gelu_erf"),
     ),
-    mutant(
-        "gelu_quick",
-        "GELU is approximated as x sigmoid(1.702 x).",
-        change=instead(lambda m, x: x * m.o.sigmoid(x * 1.702)),
-        cause="quick_gelu",
-        clause="FFN-2",
-    ),
-    mutant(
-        "gelu_without_root",
-        "erf gets x instead of x / sqrt(2).",
-        change=instead(lambda m, x: x * 0.5 * (m.o.erf(x) + 1.0)),
-        cause="gelu_without_root",
-        clause="FFN-2",
-    ),
-    mutant(
-        "gelu_cubic_mistyped",
-        "The cubic term has the factor 0.44715.",
-        variant="bert-pytorch",
-        change=instead(lambda m, x: m.gelu_tanh(x, cubic=0.44715)),
-        cause="gelu_cubic_term",
-        clause="FFN-2",
-    ),
-    mutant(
-        "gelu_cubic_missing",
-        "The cubic term is left out.",
-        variant="bert-pytorch",
-        change=instead(lambda m, x: m.gelu_tanh(x, cubic=0.0)),
-        cause="gelu_cubic_term",
-        clause="FFN-2",
-    ),
-    mutant(
-        "gelu_inner_factor_squared",
-        "tanh gets the factor 2/pi instead of its root.",
-        variant="bert-pytorch",
-        change=instead(lambda m, x: m.gelu_tanh(x, factor=2.0 / math.pi)),
-        cause="gelu_inner_factor",
-        clause="FFN-2",
-    ),
-    mutant(
-        "silu_for_gelu",
-        "The activation is x sigmoid(x).",
-        change=instead(lambda m, x: x * m.o.sigmoid(x)),
-        cause="silu",
-        clause="FFN-2",
-    ),
-    mutant(
-        "relu_for_gelu", "The activation is a ReLU.", cause="activation", change=option(activation="relu")
-    ),
-    mutant(
+    bug("relu_for_gelu", "The activation is a ReLU.", option(activation="relu"), cause="activation"),
+    bug(
         "gelu_for_relu",
         "The activation is a GELU.",
+        option(activation="gelu_erf"),
         variant="nndl-paddle",
         cause="activation",
-        change=option(activation="gelu_erf"),
     ),
-    mutant(
+    bug(
+        "gelu_quick",
+        "GELU is approximated as x sigmoid(1.702 x).",
+        of_source(lambda m, x: x * m.o.sigmoid(x * 1.702)),
+        cause="quick_gelu",
+    ),
+    bug(
+        "gelu_without_root",
+        "erf gets x instead of x / sqrt(2).",
+        of_source(lambda m, x: x * 0.5 * (m.o.erf(x) + 1.0)),
+    ),
+    bug(
+        "gelu_cubic_mistyped",
+        "The cubic term has the factor 0.44715.",
+        gelu(cubic=0.44715),
+        variant="bert-pytorch",
+        cause="gelu_cubic_term",
+    ),
+    bug(
+        "gelu_cubic_missing",
+        "The cubic term is left out.",
+        gelu(cubic=0.0),
+        variant="bert-pytorch",
+        cause="gelu_cubic_term",
+    ),
+    *(
+        also("gelu_cubic_term", f"a GELU whose cubic term has the factor {cubic:g}", gelu(cubic=cubic))
+        for cubic in (0.0044715, 0.044715**2, 0.04715, 0.0447)
+    ),
+    bug(
+        "gelu_inner_factor_squared",
+        "tanh gets the factor 2/pi instead of its root.",
+        gelu(factor=2.0 / math.pi),
+        variant="bert-pytorch",
+        cause="gelu_inner_factor",
+    ),
+    *(
+        also("gelu_inner_factor", f"a GELU whose tanh has the factor {text}", gelu(factor=factor))
+        for factor, text in (
+            (math.sqrt(math.pi / 2), "sqrt(pi / 2)"),
+            (1.0, "1"),
+            (math.sqrt(2) / math.pi, "sqrt(2) / pi"),
+        )
+    ),
+    bug(
+        "silu_for_gelu",
+        "The activation is x sigmoid(x).",
+        of_source(lambda m, x: x * m.o.sigmoid(x)),
+        cause="silu",
+    ),
+    bug(
         "relu_leaky",
         "The ReLU lets a hundredth of what is negative through.",
+        leaky(0.01),
         variant="vanilla-encoder",
-        change=instead(leaky),
         cause="leaky_relu",
-        clause="FFN-2",
     ),
-    mutant(
+    *(
+        also("leaky_relu", f"a ReLU that lets {slope} of what is negative through", leaky(slope))
+        for slope in (0.1, 0.2)
+    ),
+    also("elu", "an ELU", of_source(lambda m, x: m.o.where(x > 0.0, x, m.o.exp(-m.o.relu(-x)) - 1.0))),
+    also("tanh_activation", "tanh", of_source(lambda m, x: m.o.tanh(x))),
+    bug(
         "relu_clipped_at_six",
         "The ReLU is one that stops at 6.",
+        where(of_source(lambda m, x: m.o.relu(x) - m.o.relu(x - 6.0)), activation="relu"),
         variant="vanilla-encoder",
         scenario="extreme",
         input="inputs beyond 6",
         alone=True,
-        change=instead(lambda m, x: m.o.relu(x) - m.o.relu(x - 6.0)),
         cause="relu6",
-        clause="FFN-2",
     ),
-    mutant(
+    bug(
         "activation_missing",
         "Nothing stands between the two linear layers.",
+        of_source(lambda m, x: x),
         variant="vanilla-encoder",
-        change=instead(lambda m, x: x),
         cause="no_activation",
-        clause="FFN-2",
     ),
-    mutant(
+    bug(
         "activation_twice",
         "The activation follows the second linear layer too.",
-        first=("layers.0.feed_forward.outer",),
-        change=edited(lambda m, y: m.activation(y), "*.feed_forward.outer"),
-        cause="activation_twice",
+        lambda m, y: m.activation(y),
+        "*.feed_forward.outer",
         clause="FFN-1",
     ),
-    mutant(
+    also(
+        "activation_skipped",
+        "what goes into the activation instead of what comes out of it",
+        lambda m, y: m.linear(m.tap, m.now[f"{m.scope}.inner"]),
+        "*.feed_forward.outer",
+    ),
+    bug(
         "activation_before_bias",
         "The bias of the first linear layer is added after the activation.",
-        change=instead(bias_after),
-        cause="activation_before_bias",
+        of_source(bias_after),
         clause="FFN-1",
     ),
 )

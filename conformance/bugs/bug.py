@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.backends.interface import Request
-from concord.conformance.bugs.context import Edit
+from concord.conformance.bugs.context import Context, Edit
 from concord.spec.batch import Batch
 from concord.spec.cases import scenarios_of
 from concord.spec.config import EncoderConfig
@@ -73,13 +73,13 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Bug:
-    """A realistic porting bug.
+    """A realistic porting bug: injected into a backend it is a mutant, tried on a run's own tensors it is an explanation.
 
     Attributes:
-        name: unique, in words joined by underscores.
+        name: unique among mutants, in words joined by underscores.
         group: one of :data:`GROUPS`.
-        what: the bug, in one sentence.
-        variant: its home, the variant that it is run on.
+        what: the bug, in one sentence; of an explanation alone, in words that follow "is explained by".
+        variant: its home, the variant that it is run on; empty: it is an explanation alone.
         scenario: of the standard case (:data:`concord.spec.cases.SCENARIOS`) that makes it visible.
         first: patterns of tensor names; each tensor that fits one is rightly named first. :data:`REFUSED` where the
             framework may refuse to run.
@@ -87,9 +87,10 @@ class Bug:
         input: what an input must have to make it visible.
         options: configuration fields to set in the case.
         equivalent: the precisions in which no input can show it, each with the reason.
-        alone: whether, in float32, no other scenario of its variant that runs in every precision shows it: it is why the scenario is there.
-        cause: the hypothesis that should explain it; several names are joined by "or". None where nothing that is known can.
-        tried: whether its own edit is tried as an explanation, since no hypothesis of :mod:`concord.conformance.explain` says the same.
+        alone: whether, in float32, no other scenario of its variant that runs in every precision shows it: it is why
+            the scenario is there.
+        cause: what explanations call it; several names are joined by "or". None where nothing that is known can
+            explain it.
         clause: the clause of SPEC.md that it breaks.
         after: the scenario that runs first, in the same process.
         source: where it was seen.
@@ -98,16 +99,15 @@ class Bug:
     name: str
     group: str
     what: str
-    variant: str
-    first: tuple[str, ...]
     change: Change
+    variant: str = ""
+    first: tuple[str, ...] = ()
     scenario: str = "ragged"
     input: str = "any"
     options: Mapping[str, Any] = field(default_factory=dict)
     equivalent: Mapping[str, str] = field(default_factory=dict)
     alone: bool = False
     cause: str | None = None
-    tried: bool = False
     clause: str = ""
     after: str = ""
     source: str = ""
@@ -123,19 +123,95 @@ class Bug:
         others = scenarios_of(self.variant)
         return tuple(dict.fromkeys((self.scenario, *others)))
 
+    @property
+    def of_gradients(self) -> bool:
+        """Whether every value stays as it is, and gradients alone are wrong."""
+        return bool(self.first) and all(
+            name.startswith("gradients.") or name == REFUSED for name in self.first
+        )
+
+    @property
+    def text(self) -> str:
+        """What explains a tensor, in words that follow "is explained by"."""
+        if not self.what.endswith("."):
+            return self.what
+        start = self.what[0].lower() if self.what[1:2].islower() else self.what[0]
+        return f"this: {start}{self.what[1:].rstrip('.')}"
+
     def rightly_first(self, tensor: str) -> bool:
         """Return whether a tensor may be the first that is wrong."""
         return any(fnmatch.fnmatchcase(tensor, pattern) for pattern in self.first)
 
     def diagnosed(self, said: str) -> str:
-        """Return whether a diagnosis names this fault: ``"right"``, ``"none"`` or ``"wrong"``; empty if no hypothesis is expected.
+        """Return whether a diagnosis names this bug: ``"right"``, ``"none"`` or ``"wrong"``; empty if nothing can.
 
         Args:
-            said: the hypotheses that it names, joined by "or"; empty if none.
+            said: the explanations that it names, joined by "or"; empty if none.
         """
         if self.cause is None or not said:
             return "" if self.cause is None else "none"
         return "right" if set(said.split(" or ")) & set(self.cause.split(" or ")) else "wrong"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Makes the bugs of a group.
+
+    Args:
+        name: of the group.
+        taps: that edits change, if they do not say which.
+        common: fields of all of its bugs.
+    """
+
+    name: str
+    taps: tuple[str, ...] = ()
+    common: Mapping[str, Any] = field(default_factory=dict)
+
+    def bug(self, name: str, what: str, change: Edit | Change, *taps: str, **fields: Any) -> Bug:
+        """Return a mutant; it shows first at the first of the taps that its edit changes, in the first layer."""
+        taps = taps or self.taps
+        first = (_in_first_layer(taps[0]),) if taps else ()
+        known = {"variant": "bert", "cause": name, "first": first, **self.common, **fields}
+        return Bug(name=name, group=self.name, what=what, change=_change(change, taps), **known)
+
+    def also(self, cause: str, what: str, change: Edit, *taps: str, **fields: Any) -> Bug:
+        """Return an explanation that nobody injects: another form of a bug."""
+        known = {name: self.common[name] for name in ("clause", "first") if name in self.common}
+        return Bug(
+            name=cause,
+            group=self.name,
+            what=what,
+            change=_change(change, taps or self.taps),
+            **{"cause": cause, **known, **fields},
+        )
+
+
+def group(name: str, *taps: str, **common: Any) -> Group:
+    """Return what makes the bugs of a group: see :class:`Group`."""
+    return Group(name, taps, common)
+
+
+def _change(change: Edit | Change, taps: tuple[str, ...]) -> Change:
+    return change if isinstance(change, Change) else edited(change, *taps)
+
+
+def _in_first_layer(tap: str) -> str:
+    return f"layers.0.{tap[1:].removeprefix('.')}" if tap.startswith("*") else tap
+
+
+def where(edit: Edit, **options: Any) -> Edit:
+    """Return the edit of models that have these options alone."""
+
+    def edited_there(m: Context, y: Any) -> Any:
+        there = all(getattr(m.config, name) == value for name, value in options.items())
+        return edit(m, y) if there else y
+
+    return edited_there
+
+
+def of_source(function: Callable[[Context, Any], Any]) -> Edit:
+    """Return the edit that makes something else of what goes into a step."""
+    return lambda m, y: function(m, m.source())
 
 
 # Kinds of change.

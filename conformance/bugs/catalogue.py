@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fnmatch
+
 from concord.conformance.bugs import (
     activations,
     attention,
-    backward,
     embeddings,
     gradients,
     kernels,
@@ -24,9 +25,9 @@ from concord.conformance.bugs.bug import GROUPS, Bug
 from concord.conformance.bugs.training.catalogue import TRAINING
 from concord.conformance.bugs.training.step import TrainingBug
 
-ALL: tuple[Bug, ...] = tuple(
-    mutant
-    for group in (
+ENTRIES: tuple[Bug, ...] = tuple(
+    bug
+    for module in (
         embeddings,
         positions,
         masks,
@@ -40,18 +41,43 @@ ALL: tuple[Bug, ...] = tuple(
         weights,
         kernels,
         places,
-        backward,
         saturation,
         rounding,
     )
-    for mutant in group.BUGS
+    for bug in module.BUGS
+)
+"""Every bug, module by module."""
+
+ALL: tuple[Bug, ...] = tuple(
+    sorted((bug for bug in ENTRIES if bug.variant), key=lambda bug: GROUPS.index(bug.group))
 )
 """Every mutant, group by group."""
 
-BUGS: dict[str, Bug] = {mutant.name: mutant for mutant in ALL}
+BUGS: dict[str, Bug] = {bug.name: bug for bug in ALL}
 """Every mutant by name."""
 
 KNOWN: dict[str, Bug | TrainingBug] = {**BUGS, **TRAINING}
 """Those of training too."""
 
-__all__ = ["ALL", "BUGS", "GROUPS", "KNOWN", "Bug", "TrainingBug"]
+_SEARCHED = (
+    "stored_in_*",
+    "computed_in_*",
+    "weight_in_*",
+    "*_products",
+    "clamped",
+    "dropout",
+    "variance_by_squares",
+)
+"""What a search of :mod:`concord.conformance.explain` finds, whatever the numbers in it are."""
+
+
+def _tried(bug: Bug) -> bool:
+    causes = (bug.cause or "").split(" or ")
+    searched = any(fnmatch.fnmatchcase(cause, pattern) for cause in causes for pattern in _SEARCHED)
+    return bool(bug.cause and bug.change.edits) and (not searched or bug.name in causes)
+
+
+TRIED: tuple[Bug, ...] = tuple(bug for bug in ENTRIES if _tried(bug))
+"""Those whose edits are tried as explanations."""
+
+__all__ = ["ALL", "BUGS", "ENTRIES", "GROUPS", "KNOWN", "TRIED", "Bug", "TrainingBug"]

@@ -159,10 +159,19 @@ class Context:
         """Return what a linear layer makes of its input."""
         return self.biased(name, self.contract(operator.matmul, x, self.weight(f"{name}.weight")))
 
-    def projected(self, y: Array) -> Array:
-        """Return what the linear layer of the tap gives, in the tap's shape and before any activation (SPEC ATT-1, FFN-1, HED-2)."""
+    def projected(self, y: Array, x: Array = None) -> Array:
+        """Return what the linear layer of the tap makes of its input, or of something else, in the tap's shape.
+
+        It is what comes before any activation (SPEC ATT-1, FFN-1, HED-2).
+        """
         name = {"pooler.dense": "pooler", "logits": "classifier"}.get(self.tap, self.tap)
-        return self.o.reshape(self.linear(name, self.source()), tuple(y.shape))
+        return self.o.reshape(self.linear(name, self.source() if x is None else x), tuple(y.shape))
+
+    def again(self, y: Array, x: Array = None) -> Array:
+        """Return the tap of a linear layer once more, of its input or of something else."""
+        result = self.projected(y, x)
+        projects = self.tap.endswith((".query", ".key", ".value"))
+        return self.activation(result, self.config.qkv_activation) if projects else result
 
     def biased(self, name: str, x: Array) -> Array:
         """Add the bias of a linear layer, if it has one."""
@@ -194,6 +203,13 @@ class Context:
         owner = self.owner
         normed = centered / (deviation or self.deviation)(variance_of_row)
         return normed * gain(self.weight(f"{owner}.weight")) + offset(self.weight(f"{owner}.bias"))
+
+    def standardised(self, x: Array) -> tuple[Array, Array]:
+        """Return a row less its mean and divided by its deviation, and the deviation (SPEC NRM-2)."""
+        centered = x - self.o.mean(x, -1)
+        count = float(self.config.d_model - (self.config.norm_variance == "unbiased"))
+        deviation = self.deviation(self.o.sum(centered * centered, -1) / count)
+        return centered / deviation, deviation
 
     @property
     def owner(self) -> str:
@@ -227,9 +243,9 @@ class Context:
         """Return scores with keys hidden (SPEC MSK-3)."""
         scores = self.beside("scores") if scores is None else scores
         constant = self.constant if constant is None else constant
-        return self.o.where(
-            visible, scores, constant if self.config.mask_fill == "replace" else scores + constant
-        )
+        if self.config.mask_fill == "replace":
+            return self.o.where(visible, scores, constant)
+        return self.o.add_where(visible, scores, constant)
 
     @property
     def unnormalised(self) -> Array:
@@ -270,7 +286,8 @@ class Context:
 
     def binary_losses(self, logits: Array, wanted: Flags) -> Array:
         """Return the cross-entropy of each logit by itself (SPEC LOS-1)."""
-        return -self.o.log(self.o.sigmoid(self.o.where(wanted, logits, -logits)))
+        wrong = self.o.where(wanted, -logits, logits)
+        return self.o.relu(wrong) + self.o.log(self.o.exp(-self.o.abs(wrong)) + 1.0)
 
     def total_loss(self, losses: Array) -> Array:
         """Return the sum of the losses that count (SPEC LOS-2)."""

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
-from concord.conformance.bugs.bug import Bug, edited, inputs, option, weight
-from concord.conformance.bugs.context import Context
+from concord.conformance.bugs.bug import edited, group, option, weight, where
+from concord.conformance.bugs.context import Context, Edit, Ids
 from concord.conformance.bugs.operations import Array
 
-TOKEN, SEGMENT, SUM, NORM = "embeddings.token", "embeddings.segment", "embeddings.sum", "embeddings.norm"
+TOKEN, SEGMENT, SUM = "embeddings.token", "embeddings.segment", "embeddings.sum"
 ORDER = "sums in another order round differently, and differ in nothing else"
+NNDL = "nndl-paddle"
+
+GROUP = group("embeddings", TOKEN, clause="EMB-2")
+OF_SEGMENTS, OF_SUM = group("embeddings", SEGMENT, clause="EMB-5"), group("embeddings", SUM, clause="EMB-2")
+bug, also = GROUP.bug, GROUP.also
 
 
-def terms(m: Context, *names: str) -> list[Array]:
-    """Return the vectors that are added, in some order."""
-    return [m.beside(name) for name in names if name != "segment" or m.config.num_segments]
+def summed(**factors: Callable[[float], float]) -> Edit:
+    """Return the sum of the vectors, each times a factor made of D."""
+
+    def edit(m: Context, y: Array) -> Array:
+        names = ["token", "position", *(["segment"] if m.config.num_segments else [])]
+        terms = [m.beside(name) for name in names]
+        scaled = [
+            term * factors[name](m.config.d_model) if name in factors else term
+            for name, term in zip(names, terms, strict=True)
+        ]
+        return sum(scaled[1:], start=scaled[0])
+
+    return edit
 
 
-def positions_scaled_too(m: Context, y: Array) -> Array:
-    token, position, *segment = terms(m, "token", "position", "segment")
-    return sum(segment, start=token + position * math.sqrt(m.config.d_model))
+def root(width: float) -> float:
+    return float(width**0.5)
 
 
 def renormalised(m: Context, y: Array) -> Array:
@@ -39,161 +52,162 @@ def dropped(m: Context, y: Array) -> Array:
 
 
 def token_last(m: Context, y: Array) -> Array:
-    position, *segment, token = terms(m, "position", "segment", "token")
-    return sum(segment, start=position) + token
+    names = ["position", *(["segment"] if m.config.num_segments else []), "token"]
+    terms = [m.beside(name) for name in names]
+    return sum(terms[1:], start=terms[0])
 
 
-def mutant(name: str, what: str, **fields: Any) -> Bug:
-    return Bug(
-        **{
-            "name": name,
-            "group": "embeddings",
-            "what": what,
-            "variant": "nndl-paddle",
-            "first": ("embeddings.token",),
-            **fields,
-        }
-    )
+def segments(ids: Callable[[Ids, int], Ids]) -> Edit:
+    """Return the vectors of other segments, made of the right ones and the number of the last."""
+    return lambda m, y: m.rows_of("segment", ids(m.batch.required("segment_ids"), m.config.num_segments - 1))
 
 
 BUGS = (
-    mutant(
+    bug(
         "embedding_scale_missing",
         "Token vectors are not multiplied by sqrt(D).",
-        change=option(embedding_scale="one"),
+        option(embedding_scale="one"),
+        variant=NNDL,
         cause="embedding_scale",
-        clause="EMB-2",
     ),
-    mutant(
+    bug(
         "embedding_scale_added",
         "Token vectors are multiplied by sqrt(D) as the paper says, where the source does not do it.",
+        option(embedding_scale="sqrt_d_model"),
         variant="vanilla-encoder",
-        change=option(embedding_scale="sqrt_d_model"),
         cause="embedding_scale",
-        clause="EMB-2",
     ),
-    mutant(
-        "embedding_scale_on_positions",
-        "The sum of token and position is multiplied by sqrt(D), the position with it.",
-        first=("embeddings.sum",),
-        change=edited(positions_scaled_too, SUM),
-        cause="position_scaled",
-        clause="EMB-2",
-    ),
-    mutant(
+    bug(
         "embedding_scale_inverted",
         "Token vectors are divided by sqrt(D).",
-        change=edited(lambda m, y: y / float(m.config.d_model), TOKEN),
-        cause="embedding_scale_inverted",
-        clause="EMB-2",
+        where(lambda m, y: y / float(m.config.d_model), embedding_scale="sqrt_d_model"),
+        variant=NNDL,
     ),
-    mutant(
+    also(
+        "embedding_scale_twice",
+        "a multiplication by D instead of sqrt(D)",
+        where(lambda m, y: y * root(m.config.d_model), embedding_scale="sqrt_d_model"),
+    ),
+    OF_SUM.bug(
+        "embedding_scale_on_positions",
+        "The sum of token and position is multiplied by sqrt(D), the position with it.",
+        summed(position=root),
+        variant=NNDL,
+        cause="position_scaled",
+    ),
+    OF_SUM.also("sum_scaled", "a sum that is multiplied by sqrt(D)", lambda m, y: y * root(m.config.d_model)),
+    OF_SUM.also(
+        "token_scaled_in_sum", "token vectors that are multiplied by sqrt(D) once more", summed(token=root)
+    ),
+    *(
+        OF_SUM.also(
+            f"{name}_left_out",
+            f"a sum without the {name} vectors",
+            summed(**{name: lambda width: 0.0}),
+            clause="EMB-6",
+        )
+        for name in ("token", "position", "segment")
+    ),
+    bug(
         "embedding_rows_renormalised",
         "Rows of the token table are shortened to length 1 when they are looked up (max_norm).",
-        variant="bert",
-        change=edited(renormalised, TOKEN),
+        renormalised,
         cause="token_rows_renormalised",
         clause="EMB-1",
     ),
-    mutant(
+    bug(
         "embedding_ids_off_by_one",
         "The token table starts with a row for the unknown word that the ids do not count.",
-        variant="bert",
-        change=weight("embeddings.token.weight", lambda table: np.roll(table, 1, axis=0)),
+        weight("embeddings.token.weight", lambda table: np.roll(table, 1, axis=0)),
         cause="token_ids_shifted",
         clause="EMB-1",
     ),
-    mutant(
+    bug(
         "embedding_padding_row_used",
         "Padding takes the stored row where the source takes a zero vector.",
+        option(token_padding_forward="stored"),
+        variant=NNDL,
         input="padding",
-        change=option(token_padding_forward="stored"),
         cause="token_padding_forward",
         clause="EMB-3",
     ),
-    mutant(
+    bug(
         "embedding_padding_row_zeroed",
         "Padding takes a zero vector where the source takes the stored row.",
-        variant="bert",
+        option(token_padding_forward="zero"),
         input="padding",
-        change=option(token_padding_forward="zero"),
         cause="token_padding_forward",
         clause="EMB-3",
     ),
-    mutant(
+    bug(
         "embedding_padding_row_hard_coded",
         "The zero vector is that of id 1, whatever the id of padding is.",
+        option(token_padding_row=1),
+        variant=NNDL,
         input="padding",
-        change=option(token_padding_row=1),
         cause="token_padding_row",
         clause="EMB-3",
     ),
-    mutant(
+    OF_SEGMENTS.bug(
         "embedding_segments_ignored",
         "Segment vectors are not added.",
-        variant="bert",
-        first=("embeddings.segment",),
-        change=edited(lambda m, y: y * 0.0, SEGMENT),
+        lambda m, y: y * 0.0,
         cause="segments_ignored",
-        clause="EMB-5",
     ),
-    mutant(
+    OF_SEGMENTS.bug(
         "embedding_segment_ids_left_out",
         "Segment ids are not passed on, and default to 0.",
-        variant="bert",
-        first=("embeddings.segment",),
+        segments(lambda ids, last: 0 * ids),
         input="two segments",
-        change=inputs(lambda config, batch: {"segment_ids": np.zeros_like(batch.required("segment_ids"))}),
         cause="segment_ids_ignored",
-        clause="EMB-5",
     ),
-    mutant(
+    OF_SEGMENTS.bug(
         "embedding_segment_ids_from_zero",
         "Segment ids start at 0, where the source keeps 0 for padding and starts at 1.",
+        segments(lambda ids, last: np.maximum(ids - 1, 0)),
         variant="bert-pytorch",
-        first=("embeddings.segment",),
-        change=inputs(
-            lambda config, batch: {"segment_ids": np.maximum(batch.required("segment_ids") - 1, 0)}
-        ),
         cause="segment_ids_shifted or segment_ids_ignored",  # with two segments both are 0
-        clause="EMB-5",
     ),
-    mutant(
+    *(
+        OF_SEGMENTS.also(cause, f"segment ids {text}", segments(ids))
+        for cause, text, ids in (
+            ("segment_ids_inverted", "in reverse order", lambda ids, last: last - ids),
+            ("segment_ids_shifted", "that are 1 too high", lambda ids, last: np.minimum(ids + 1, last)),
+            (
+                "segment_ids_shifted",
+                "that are 1 too low, 0 being the last",
+                lambda ids, last: (ids - 1) % (last + 1),
+            ),
+            (
+                "segment_ids_shifted",
+                "that are 1 too high, the last being 0",
+                lambda ids, last: (ids + 1) % (last + 1),
+            ),
+        )
+    ),
+    bug(
         "embedding_ids_of_16_bits",
         "Ids are kept in 16 bits.",
-        variant="bert",
+        lambda m, y: m.rows_of("token", m.ids & 0xFFFF),
         scenario="long",
-        first=("embeddings.token",),
         input="a table of more than 65,536 rows",
         alone=True,
-        change=inputs(lambda config, batch: {"input_ids": batch.required("input_ids") & 0xFFFF}),
         cause="ids_in_16_bits_unsigned",
         clause="EMB-1",
     ),
-    mutant(
-        "embedding_norm_missing",
-        "No norm follows the sum of the embeddings.",
-        variant="bert",
-        first=("embeddings.norm",),
-        change=edited(lambda m, y: m.source(), NORM),
-        cause="norm_missing",
-        clause="NRM-1",
-    ),
-    mutant(
+    OF_SUM.bug(
         "embedding_dropout_left_on",
         "Dropout after the embeddings stays on in evaluation.",
-        variant="bert",
-        first=("embeddings.sum",),
-        change=edited(dropped, SUM),
+        dropped,
         cause="dropout",
         clause="DRP-1",
     ),
-    mutant(
+    OF_SUM.bug(
         "embedding_sum_reordered",
         "Position and segment are added first, the token last.",
-        variant="bert",
+        edited(token_last, SUM),
         first=(),
         equivalent={"float64": ORDER, "float32": ORDER},
-        change=edited(token_last, SUM),
+        cause=None,
     ),
 )

@@ -1,58 +1,154 @@
-"""Bugs that leave every value as it is and show in gradients alone (SPEC GRD-1 to GRD-4, EMB-4, EMB-5)."""
+"""Bugs that leave every value as it is and show in gradients alone (SPEC GRD-1 to GRD-5, EMB-4, EMB-5).
+
+Such a bug of a step is written at the tap that the step gives: its values stay, and its gradient is that of something
+else. It shows in what is differentiated next: the parameters of the step, and whatever came before it.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.bugs.bug import Bug, Change, Gradients, edited, handed_out, option
-from concord.conformance.bugs.context import Context, Ids
-from concord.conformance.bugs.norms import of_norms
+from concord.conformance.bugs.attention import SCORES, WEIGHTS
+from concord.conformance.bugs.bug import REFUSED, Gradients, group, handed_out, option, where
+from concord.conformance.bugs.context import Context, Edit, Ids
+from concord.conformance.bugs.norms import NORMS, RESIDUALS
 from concord.conformance.bugs.operations import Array
+from concord.conformance.bugs.pooling import rightly
 
-TOKENS, SEGMENTS = "gradients.embeddings.token.weight", "gradients.embeddings.segment.weight"
+HUB = "https://github.com/"
+VECTOR = 4
+ROOT = math.sqrt(2 / math.pi)
+ACTIVATION, QUERY, KEY, VALUE = (
+    "*.feed_forward.activation",
+    "*attention.query",
+    "*attention.key",
+    "*attention.value",
+)
+TABLES = TOKEN, POSITION, SEGMENT = ("embeddings.token", "embeddings.position", "embeddings.segment")
 LAST, BEFORE_LAST = "gradients.classifier.bias", "gradients.layers.1.norm1.bias"
 SHIFT = "softmax ignores a shift for all keys alike: the gradient is zero in exact arithmetic"
 
+GROUP, BACKWARD = group("gradients", first=(LAST,)), group("backward")
+bug, backward = GROUP.bug, BACKWARD.bug
+ALONE = group("gradients", first=("gradients.*",))
 
-def weighted(share: Callable[[Ids], NDArray[np.floating]]) -> Change:
-    """Return the change that multiplies the gradient of each token's vector by a share, (B, T), made of the ids."""
-    return edited(
-        lambda m, y: m.o.value_of(y, y * m.o.constant(share(m.ids)[..., None], y)), "embeddings.token"
-    )
+Function = Callable[[Context, Array], Array]
+
+
+def shows_in(*names: str) -> tuple[str, ...]:
+    """Return the tensors that may rightly be named first: gradients of taps, and of parameters by patterns."""
+    return tuple(f"gradients.{name}" if "*" in name else f"gradients.taps.{name}" for name in names)
+
+
+def also(cause: str, what: str, clause: str, edit: Edit, *taps: str) -> object:
+    """Return an explanation of gradients alone."""
+    return ALONE.also(cause, what, edit, *taps, clause=clause)
+
+
+def passed(function: Function) -> Edit:
+    """Return the edit that sends the gradient of a tap through a function."""
+    return lambda m, y: m.o.with_gradient(y, lambda gradient: function(m, gradient))
+
+
+def times(factor: Callable[[Context], float]) -> Edit:
+    """Return the edit that multiplies the gradient of a tap."""
+    return passed(lambda m, gradient: gradient * factor(m))
+
+
+def slope(made: Function) -> Edit:
+    """Return the edit that takes another slope for an elementwise step, made of what went in."""
+
+    def edit(m: Context, y: Array) -> Array:
+        x = m.source()
+        return m.o.value_of(y, x * m.o.stop_gradient(made(m, x)))
+
+    return edit
+
+
+def slope_at_result(made: Function) -> Edit:
+    """Return the same, made of what came out."""
+    return lambda m, y: m.o.value_of(y, m.source() * m.o.stop_gradient(made(m, y)))
+
+
+def instead(made: Function) -> Edit:
+    """Return the edit that has the gradient of something else."""
+    return lambda m, y: m.o.value_of(y, made(m, y))
+
+
+def detached(m: Context, y: Array) -> Array:
+    return m.o.stop_gradient(y)
+
+
+def root(m: Context) -> float:
+    return math.sqrt(m.config.head_dim)
+
+
+# Tables.
+
+
+def weighted(share: Callable[[Ids], NDArray[np.floating]]) -> Edit:
+    """Return the edit that multiplies the gradient of each row's use by a share, (B, T), made of the rows."""
+
+    def edit(m: Context, y: Array) -> Array:
+        rows = (
+            m.rows
+            if m.tap == POSITION
+            else m.batch.required("segment_ids" if m.tap == SEGMENT else "input_ids")
+        )
+        return m.o.value_of(y, y * m.o.constant(share(rows)[..., None], y))
+
+    return edit
 
 
 def by_frequency(ids: Ids) -> NDArray[np.floating]:
     """Divide the gradient of a row by how often its id occurs."""
-    share: NDArray[np.floating] = 1.0 / (ids[..., None, None] == ids).sum(axis=(-1, -2))
-    return share
+    return np.asarray(1 / np.bincount(ids.reshape(-1))[ids], np.float64)
 
 
 def last_alone(ids: Ids) -> NDArray[np.floating]:
     """Assign the gradient of a row where it should be added: the last occurrence of an id wins."""
-    given = ids.reshape(-1)
-    last = np.array([value not in given[place + 1 :] for place, value in enumerate(given)], dtype=np.float64)
-    return last.reshape(ids.shape)
+    flat = ids.reshape(-1).tolist()
+    last = {value: place for place, value in enumerate(flat)}
+    return np.array([last[value] == place for place, value in enumerate(flat)], np.float64).reshape(ids.shape)
 
 
-def without_row_term(m: Context, y: Array) -> Array:
-    """Differentiate the softmax as if it were an elementwise function: p g, without the term for the row."""
-    weights, scores = m.o.stop_gradient(y), m.unnormalised
-    return weights + weights * (scores - m.o.stop_gradient(scores))
+def first_alone(ids: Ids) -> NDArray[np.floating]:
+    return last_alone(ids[::-1, ::-1])[::-1, ::-1]
 
 
-def padding_detached(m: Context, y: Array) -> Array:
-    """Let no gradient flow back into padded rows of what enters a layer."""
-    last = m.tap == f"layers.{m.config.num_layers - 1}.norm2"
-    return y if last else m.o.where(m.real[..., None], y, m.o.stop_gradient(y))
+def unpadded(m: Context, y: Array) -> Array:
+    """Let no gradient flow for padding."""
+    return m.o.where(m.real[..., None], y, m.o.stop_gradient(y))
 
 
-def key_bias_detached(m: Context, y: Array) -> Array:
-    return m.o.value_of(y, m.o.reshape(m.source() @ m.weight(f"{m.tap}.weight"), tuple(y.shape)))
+def padding_detached(last_too: bool) -> Edit:
+    """Let no gradient flow back into padded rows of what enters a layer, or leaves the last one."""
+
+    def edit(m: Context, y: Array) -> Array:
+        end = "residual2" if m.config.norm_placement == "pre" else "norm2"
+        if m.scope != "embeddings" and not m.tap.endswith(end):
+            return y
+        last = m.tap == f"layers.{m.config.num_layers - 1}.{end}"
+        return unpadded(m, y) if last_too or not last else y
+
+    return edit
+
+
+def of_loss(share: float) -> Edit:
+    """Return logits whose gradient has some more of the labels, less what all classes have alike."""
+
+    def edit(m: Context, y: Array) -> Array:
+        labels = np.asarray(m.labels[:, None] == np.arange(m.config.num_classes), np.float64)
+        more = (share * (labels - 1 / m.config.num_classes) if share < 1 else labels) / len(labels)
+        return m.o.with_gradient(y, lambda gradient: gradient + m.o.constant(more, y))
+
+    return edit
 
 
 def clipped(gradients: Gradients) -> Gradients:
@@ -63,208 +159,949 @@ def clipped(gradients: Gradients) -> Gradients:
     }
 
 
-def mutant(name: str, what: str, **fields: Any) -> Bug:
-    return Bug(
-        **{"name": name, "group": "gradients", "what": what, "variant": "bert", "first": (LAST,), **fields}
+# Activations.
+
+
+def bell(m: Context, x: Array) -> Array:
+    """Return the density of the normal distribution."""
+    return m.o.exp(x * x * -0.5) * (1.0 / math.sqrt(2.0 * math.pi))
+
+
+def share(m: Context, x: Array) -> Array:
+    """Return the distribution function of the normal distribution."""
+    return (m.o.erf(x / math.sqrt(2.0)) + 1.0) * 0.5
+
+
+def one_sided(below: float) -> Function:
+    """Return the slope of a ReLU that lets some of what is negative through."""
+    return lambda m, x: m.o.where(x > 0.0, x * 0.0 + 1.0, x * 0.0 + below)
+
+
+def of_gate(steepness: float) -> Function:
+    """Return the slope of x sigmoid(steepness x)."""
+
+    def made(m: Context, x: Array) -> Array:
+        gate = m.o.sigmoid(x * steepness)
+        return gate + x * gate * (1.0 - gate) * steepness
+
+    return made
+
+
+def of_tanh_form(m: Context, x: Array, inner: float = 1.0) -> Array:
+    """Return the slope of GELU with tanh, the term of which is multiplied."""
+    tangent = m.o.tanh((x + x * x * x * 0.044715) * ROOT)
+    steep = (x * x * (3 * 0.044715) + 1.0) * (inner * ROOT)
+    return (tangent + 1.0) * 0.5 + x * 0.5 * (1.0 - tangent * tangent) * steep
+
+
+def guided(m: Context, y: Array) -> Array:
+    """Let positive gradients through alone."""
+    return m.o.with_gradient(y, m.o.relu)
+
+
+# Attention.
+
+
+def of_softmax(pull: Callable[[Context, Array, Array], Array]) -> Edit:
+    """Return the softmax whose derivative is made of the gradient and the weights."""
+
+    def edit(m: Context, y: Array) -> Array:
+        weights = m.o.stop_gradient(y)
+        return m.o.value_of(y, m.o.with_gradient(m.unnormalised, lambda gradient: pull(m, gradient, weights)))
+
+    return edit
+
+
+def taken_off(inner: Callable[[Context, Array, Array], Array]) -> Edit:
+    """Return the softmax whose derivative takes something else off than the sum over the row."""
+    return of_softmax(lambda m, gradient, weights: weights * (gradient - inner(m, gradient, weights)))
+
+
+def without_row_term(m: Context, y: Array) -> Array:
+    """Differentiate the softmax as if it were an elementwise function: p g, without the term for the row."""
+    weights, scores = m.o.stop_gradient(y), m.unnormalised
+    return weights + weights * (scores - m.o.stop_gradient(scores))
+
+
+def maximum_differentiated(m: Context, y: Array) -> Array:
+    """Differentiate the shift by the largest score, but not the sum."""
+    scores = m.unnormalised
+    powers = m.o.exp(scores - m.o.max(scores, 3))
+    return powers / m.o.stop_gradient(m.o.sum(powers, 3))
+
+
+def padded_left_out(m: Context, y: Array) -> Array:
+    """Let no gradient flow from padded queries."""
+    return m.o.where(m.real[:, None, :, None], y, m.o.stop_gradient(y))
+
+
+def tail_dropped(m: Context, gradient: Array) -> Array:
+    width = tuple(gradient.shape)[-1]
+    return m.o.where(np.arange(width) < width // VECTOR * VECTOR, gradient, gradient * 0.0)
+
+
+def first_head_alone(m: Context, gradient: Array) -> Array:
+    return m.o.where(m.flags(gradient, 2, 0), gradient, gradient * 0.0)
+
+
+# Norms.
+
+
+def normed(**how: Callable[..., Array]) -> Edit:
+    """Return the norm with some of its steps taken in another way, made of the operations."""
+
+    def edit(m: Context, y: Array) -> Array:
+        steps: dict[str, Any] = {name: partial(step, m) for name, step in how.items()}
+        return m.norm(m.source(), **steps)
+
+    return edit
+
+
+def stopped(m: Context, x: Array) -> Array:
+    return m.o.stop_gradient(x)
+
+
+def mean_stopped(m: Context, x: Array, mean: Array) -> Array:
+    return x - m.o.stop_gradient(mean)
+
+
+def deviation_stopped(m: Context, variance: Array) -> Array:
+    return m.o.stop_gradient(m.deviation(variance))
+
+
+def norm_slope(pull: Callable[[Context, Array, Array, Array], Array]) -> Edit:
+    """Return the norm whose derivative is made of the gained gradient, the normed input and the deviation."""
+
+    def edit(m: Context, y: Array) -> Array:
+        x, gain, offset = m.source(), m.weight(f"{m.owner}.weight"), m.weight(f"{m.owner}.bias")
+        row, deviation = (m.o.stop_gradient(value) for value in m.standardised(x))
+        through = m.o.with_gradient(x, lambda gradient: pull(m, gradient, row, deviation))
+        return m.o.value_of(y, through * m.o.stop_gradient(gain) + row * gain + offset)
+
+    return edit
+
+
+def closed_form(m: Context, gradient: Array, row: Array, sign: float = 1.0, total: bool = False) -> Array:
+    """Return the derivative of a norm times its deviation, the term of its variance multiplied."""
+    mean = m.o.sum if total else m.o.mean
+    return gradient - mean(gradient, -1) - row * mean(gradient * row, -1) * sign
+
+
+def without_gain(m: Context, y: Array) -> Array:
+    """Send the gradient on as if the gain were 1."""
+    x = m.source()
+    row = m.norm(x, gain=lambda gain: gain * 0.0 + 1.0, offset=lambda offset: offset * 0.0)
+    return row + m.o.stop_gradient(row) * m.weight(f"{m.owner}.weight") + m.weight(f"{m.owner}.bias")
+
+
+def unbiased(m: Context, y: Array) -> Array:
+    """Divide by D - 1 in the derivative."""
+    width = tuple(y.shape)[-1]
+    return m.norm(
+        m.source(), variance=lambda variance: m.o.value_of(variance, variance * (width / (width - 1.0)))
     )
 
 
+def rows_dropped(m: Context, y: Array) -> Array:
+    """Leave the last rows, which do not fill a block of four, out of the gradients of gain and offset."""
+    batch, tokens, _ = tuple(y.shape)
+    rows = np.arange(batch * tokens).reshape(batch, tokens, 1)
+    kept = rows < batch * tokens // VECTOR * VECTOR
+    alone = m.norm(m.source(), gain=m.o.stop_gradient, offset=m.o.stop_gradient)
+    return m.o.where(kept, y, alone)
+
+
+def counted_twice(m: Context, y: Array) -> Array:
+    """Add the gradients of the second use of a shared norm twice."""
+    return m.norm(
+        m.source(),
+        gain=lambda gain: gain + (gain - m.o.stop_gradient(gain)),
+        offset=lambda offset: offset + (offset - m.o.stop_gradient(offset)),
+    )
+
+
+def offset_of_mean(m: Context, y: Array) -> Array:
+    """Average the gradient of the offset over rows instead of summing it."""
+    batch, tokens, _ = tuple(y.shape)
+    offset = m.weight(f"{m.owner}.bias")
+    return m.norm(m.source(), offset=m.o.stop_gradient) + (offset - m.o.stop_gradient(offset)) / float(
+        batch * tokens
+    )
+
+
+# Residuals and linear layers.
+
+
+def bias_twice(m: Context, y: Array) -> Array:
+    bias = m.weight(f"{m.scope}.outer.bias")
+    return y + (bias - m.o.stop_gradient(bias))
+
+
+def residual_halved(m: Context, y: Array) -> Array:
+    return m.source() * 0.5 + m.source("result")
+
+
+def residual_twice(m: Context, y: Array) -> Array:
+    return m.source() * 2.0 + m.source("result")
+
+
+def embedding_of_unique(m: Context, y: Array) -> Array:
+    """Count the first occurrence of an id in each sample alone."""
+    ids = m.ids
+    first = np.array([[value not in row[:place] for place, value in enumerate(row)] for row in ids.tolist()])
+    return m.o.where(first[..., None], y, m.o.stop_gradient(y))
+
+
+def first_position_stopped(m: Context, y: Array) -> Array:
+    return m.o.where(m.flags(y, 1, 0), m.o.stop_gradient(y), y)
+
+
+def last_sample_stopped(m: Context, y: Array) -> Array:
+    return m.o.where(m.flags(y, 0, -1), m.o.stop_gradient(y), y)
+
+
+OF_INNER = shows_in("layers.1.feed_forward.inner", "layers.1.feed_forward.inner.*")
+OF_POOLER = shows_in("pooler.dense", "pooler.*")
+OF_SCORES = shows_in(
+    "layers.1.attention.masked_scores",
+    "layers.1.attention.scores",
+    "layers.1.attention.key",
+    "layers.1.attention.query",
+    "layers.1.attention.key.*",
+    "layers.1.attention.query.*",
+)
+OF_INPUT = shows_in("layers.1.residual2", "layers.1.feed_forward.outer", "layers.1.feed_forward.outer.*")
+OF_NORM = (BEFORE_LAST, "gradients.taps.layers.1.residual2", "gradients.layers.1.feed_forward.outer.*")
+OF_WEIGHTS = (
+    "gradients.taps.layers.1.attention.masked_scores",
+    "gradients.layers.1.attention.key.*",
+    "gradients.layers.1.attention.query.*",
+)
+OF_TOKENS, OF_SEGMENTS = (f"gradients.{table}.weight" for table in (TOKEN, SEGMENT))
+PADDING = {"input": "padding"}
+
 BUGS = (
-    mutant(
+    bug(
         "norm_variance_detached",
         "The variance of a norm is taken for a constant.",
-        first=(BEFORE_LAST, "gradients.taps.layers.1.residual2", "gradients.layers.1.feed_forward.outer.*"),
-        change=of_norms(
-            lambda m, y: m.norm(
-                m.source(), deviation=lambda variance: m.o.stop_gradient(m.deviation(variance))
-            )
-        ),
+        normed(deviation=deviation_stopped),
+        *NORMS,
+        first=OF_NORM,
         cause="detached_variance",
         clause="NRM-2",
     ),
-    mutant(
+    bug(
         "norm_mean_detached",
         "The mean of a norm is taken for a constant.",
-        first=(BEFORE_LAST, "gradients.taps.layers.1.residual2", "gradients.layers.1.feed_forward.outer.*"),
-        change=of_norms(lambda m, y: m.norm(m.source(), center=lambda x, mean: x - m.o.stop_gradient(mean))),
+        normed(center=mean_stopped),
+        *NORMS,
+        first=OF_NORM,
         cause="detached_mean",
         clause="NRM-2",
     ),
-    mutant(
+    also(
+        "detached_statistics",
+        "mean and variance that are taken for constants",
+        "NRM-2",
+        normed(center=mean_stopped, deviation=deviation_stopped),
+        *NORMS,
+    ),
+    also(
+        "norm_in_gradient",
+        "a norm that gradients pass as they are",
+        "NRM-2",
+        instead(lambda m, y: m.source()),
+        *NORMS,
+    ),
+    bug(
         "norm_shared_counted_once",
         "Gain and offset of the norm that both sublayers share get the gradient of its first use alone.",
+        where(normed(gain=stopped, offset=stopped), norm_sharing="shared"),
+        "*.norm2",
         variant="nndl-paddle",
         first=("gradients.layers.1.norm.*",),
-        change=edited(
-            lambda m, y: m.norm(m.source(), gain=m.o.stop_gradient, offset=m.o.stop_gradient), "*.norm2"
-        ),
         cause="shared_norm_counted_once",
         clause="NRM-5",
     ),
-    mutant(
+    also(
+        "shared_norm_counted_once",
+        "the second use of a shared norm alone",
+        "NRM-5",
+        where(normed(gain=stopped, offset=stopped), norm_sharing="shared"),
+        "*.norm1",
+    ),
+    *(
+        also("norm_slope", f"a norm whose derivative {text}", "NRM-2", norm_slope(pull), *NORMS)
+        for text, pull in (
+            ("takes sums for means", lambda m, g, n, d: closed_form(m, g, n, total=True) / d),
+            ("is divided by the variance", lambda m, g, n, d: closed_form(m, g, n) / d / d),
+            ("is not divided by the deviation", lambda m, g, n, d: closed_form(m, g, n)),
+            ("adds the term of the variance", lambda m, g, n, d: closed_form(m, g, n, -1.0) / d),
+            ("has twice the term of the variance", lambda m, g, n, d: closed_form(m, g, n, 2.0) / d),
+            ("has half the term of the variance", lambda m, g, n, d: closed_form(m, g, n, 0.5) / d),
+        )
+    ),
+    bug(
         "embedding_scale_detached",
         "The gradient of token vectors is not multiplied by sqrt(D).",
+        where(times(lambda m: m.config.d_model**-0.5), embedding_scale="sqrt_d_model"),
+        TOKEN,
         variant="nndl-paddle",
-        first=(TOKENS,),
-        change=edited(lambda m, y: m.o.value_of(y, y / math.sqrt(m.config.d_model)), "embeddings.token"),
+        first=(OF_TOKENS,),
         cause="embedding_scale_in_gradient",
         clause="EMB-2",
     ),
-    mutant(
+    also(
+        "embedding_scale_in_gradient",
+        "a gradient that is multiplied by sqrt(D) twice",
+        "EMB-2",
+        where(times(lambda m: m.config.d_model**0.5), embedding_scale="sqrt_d_model"),
+        TOKEN,
+    ),
+    bug(
         "padding_row_trained",
         "The row of padding gets a gradient.",
+        option(token_padding_row=None),
         variant="vanilla-encoder",
-        first=(TOKENS,),
-        input="padding",
-        change=option(token_padding_row=None),
+        first=(OF_TOKENS,),
         cause="token_padding_row",
         clause="EMB-4",
+        **PADDING,
     ),
-    mutant(
+    bug(
         "padding_row_of_wrong_id",
         "Row 0 gets no gradient, while padding is id 1.",
+        option(token_padding_row=0),
         variant="vanilla-encoder",
-        first=(TOKENS,),
+        first=(OF_TOKENS,),
         input="the id 0 or padding",
-        change=option(token_padding_row=0),
         cause="token_padding_row",
         clause="EMB-4",
     ),
-    mutant(
+    bug(
         "padding_row_frozen",
         "The row of padding gets no gradient, where the source trains it.",
+        option(token_padding_row=0),
         variant="tf1-text-classifier",
-        first=(TOKENS,),
-        input="padding",
-        change=option(token_padding_row=0),
+        first=(OF_TOKENS,),
         cause="token_padding_row",
         clause="EMB-4",
+        **PADDING,
     ),
-    mutant(
+    also("padding_row_frozen", "no gradient for padding", "EMB-4", unpadded, POSITION, SEGMENT),
+    bug(
         "segment_padding_row_trained",
         "Row 0 of the segment table gets a gradient.",
+        option(segment_padding_row=None),
         variant="bert-pytorch",
-        first=(SEGMENTS,),
-        input="padding",
-        change=option(segment_padding_row=None),
+        first=(OF_SEGMENTS,),
         cause="segment_padding_row",
         clause="EMB-5",
+        **PADDING,
     ),
-    mutant(
+    bug(
         "position_padding_row_trained",
         "The row that padding takes of the position table gets a gradient.",
+        option(position_padding_row=None),
         variant="roberta",
         first=("gradients.embeddings.position.weight",),
-        input="padding",
-        change=option(position_padding_row=None),
         cause="position_padding_row",
         clause="POS-7",
+        **PADDING,
     ),
-    mutant(
+    bug(
         "embedding_gradient_by_frequency",
         "The gradient of a row is divided by how often its id occurs.",
-        first=(TOKENS,),
+        weighted(by_frequency),
+        TOKEN,
+        first=(OF_TOKENS,),
         input="an id that occurs twice",
-        change=weighted(by_frequency),
         cause="gradient_by_frequency",
+        clause="GRD-1",
     ),
-    mutant(
+    also(
+        "gradient_by_frequency",
+        "the mean over a row's occurrences instead of their sum",
+        "GRD-1",
+        weighted(by_frequency),
+        POSITION,
+        SEGMENT,
+    ),
+    bug(
         "embedding_gradient_of_last_alone",
         "Of an id that occurs several times, the last occurrence overwrites the others' gradients.",
-        first=(TOKENS,),
+        weighted(last_alone),
+        TOKEN,
+        first=(OF_TOKENS,),
         input="an id that occurs twice",
-        change=weighted(last_alone),
         cause="gradient_overwritten",
+        clause="GRD-1",
     ),
-    mutant(
+    also(
+        "gradient_overwritten",
+        "the last occurrence of a row alone",
+        "GRD-1",
+        weighted(last_alone),
+        POSITION,
+        SEGMENT,
+    ),
+    also(
+        "gradient_overwritten", "the first occurrence of a row alone", "GRD-1", weighted(first_alone), *TABLES
+    ),
+    bug(
         "position_table_frozen",
         "The learned position table gets no gradient.",
+        detached,
+        POSITION,
         first=("gradients.embeddings.position.weight",),
-        change=edited(lambda m, y: m.o.stop_gradient(y), "embeddings.position"),
         cause="no_gradient",
+        clause="GRD-1",
     ),
-    mutant(
+    bug(
         "residual_detached",
         "No gradient flows through the residual.",
+        lambda m, y: m.o.stop_gradient(m.source()) + m.source("result"),
+        *RESIDUALS,
         first=("gradients.taps.layers.1.norm1", BEFORE_LAST),
-        change=edited(
-            lambda m, y: m.o.stop_gradient(m.source()) + m.source("result"), "*.residual1", "*.residual2"
-        ),
         cause="detached_residual",
         clause="RES-1",
     ),
-    mutant(
+    also(
+        "detached_residual",
+        "a first residual that no gradient flows through",
+        "RES-1",
+        instead(lambda m, y: m.source("result")),
+        RESIDUALS[0],
+    ),
+    *(
+        also(
+            "detached_sublayer",
+            f"a sublayer{text} that no gradient flows through",
+            "RES-1",
+            instead(lambda m, y: m.source()),
+            *taps,
+        )
+        for text, taps in (
+            ("", RESIDUALS),
+            (" of attention", RESIDUALS[:1]),
+            (" of two linear layers", RESIDUALS[1:]),
+        )
+    ),
+    bug(
         "attention_weights_detached",
         "No gradient flows through the attention weights.",
-        first=(
-            "gradients.taps.layers.1.attention.masked_scores",
-            "gradients.layers.1.attention.key.*",
-            "gradients.layers.1.attention.query.*",
-        ),
+        detached,
+        WEIGHTS,
+        first=OF_WEIGHTS,
         input="more than one token",
-        change=edited(lambda m, y: m.o.stop_gradient(y), "*.attention.weights"),
-        cause="no_gradient",
+        cause="detached_weights or no_gradient",
         clause="ATT-5",
     ),
-    mutant(
+    bug(
         "softmax_gradient_without_row_term",
         "The softmax is differentiated as if it were an elementwise function.",
-        first=(
-            "gradients.taps.layers.1.attention.masked_scores",
-            "gradients.layers.1.attention.key.*",
-            "gradients.layers.1.attention.query.*",
-        ),
-        change=edited(without_row_term, "*.attention.weights"),
-        cause="softmax_gradient_without_row_term",
-        tried=True,
+        without_row_term,
+        WEIGHTS,
+        first=OF_WEIGHTS,
         clause="ATT-5",
     ),
-    mutant(
+    *(
+        also("score_scale_in_gradient", f"a gradient {text}", "ATT-4", times(factor), SCORES)
+        for text, factor in (
+            ("without the score scale", root),
+            ("with the score scale twice", lambda m: 1 / root(m)),
+        )
+    ),
+    *(
+        also(f"detached_{name}", f"a {name} that no gradient flows through", "ATT-1", detached, tap)
+        for name, tap in (("query", QUERY), ("key", KEY))
+    ),
+    also(
+        "query_mask_in_gradient",
+        "gradients that flow through overwritten weights",
+        "MSK-8",
+        instead(lambda m, y: m.beside("weights")),
+        "*attention.masked_weights",
+    ),
+    bug(
         "encoder_detached",
         "The head alone is trained: no gradient flows into the encoder.",
+        detached,
+        "pooling",
         first=("gradients.taps.layers.1.norm2", "gradients.layers.1.norm2.bias"),
-        change=edited(lambda m, y: m.o.stop_gradient(y), "pooling"),
         cause="no_gradient",
         clause="HED-1",
     ),
-    mutant(
+    bug(
         "padding_detached",
         "No gradient flows back into padded rows, though padded queries are computed.",
+        padding_detached(last_too=False),
+        "embeddings.norm",
+        "embeddings.sum",
+        "*.norm2",
+        "*.residual2",
         first=("gradients.layers.0.norm2.bias",),
         input="a row of padding only",
-        change=edited(padding_detached, "embeddings.norm", "*.norm2"),
         cause="detached_padding",
         clause="MSK-4",
     ),
-    mutant(
+    also(
+        "detached_padding",
+        "padded rows that no gradient flows back into, of the last layer too",
+        "MSK-4",
+        padding_detached(last_too=True),
+        "embeddings.norm",
+        "embeddings.sum",
+        "*.norm2",
+        "*.residual2",
+    ),
+    also(
+        "activation_in_gradient",
+        "an activation that gradients pass as they are",
+        "FFN-2",
+        instead(lambda m, y: m.source()),
+        ACTIVATION,
+    ),
+    *(
+        also("activation_slope", f"the slope of {text}", "FFN-2", edit, ACTIVATION)
+        for text, edit in (
+            ("the quick GELU, x sigmoid(1.702 x)", slope(of_gate(1.702))),
+            ("x sigmoid(x)", slope(of_gate(1.0))),
+            ("the GELU without the term of its tanh", slope(lambda m, x: of_tanh_form(m, x, 0.0))),
+            ("the GELU whose second term lacks x", slope(lambda m, x: share(m, x) + bell(m, x))),
+            ("a logistic function, taken for it", slope(lambda m, x: m.o.sigmoid(x))),
+            ("a ReLU that lets 0.1 through", slope(one_sided(0.1))),
+            ("a ReLU that lets 0.2 through", slope(one_sided(0.2))),
+            (
+                "the GELU taken at the result instead of what went in",
+                slope_at_result(lambda m, y: share(m, y) + y * bell(m, y)),
+            ),
+            ("the GELU with tanh taken at the result", slope_at_result(of_tanh_form)),
+            ("tanh", slope(lambda m, x: 1.0 - m.o.tanh(x) * m.o.tanh(x))),
+        )
+    ),
+    *(
+        also("softmax_slope", f"a softmax whose derivative {text}", "ATT-5", edit, WEIGHTS)
+        for text, edit in (
+            ("takes half the sum over the row off", taken_off(lambda m, g, w: m.o.sum(g * w, 3) * 0.5)),
+            ("takes twice the sum over the row off", taken_off(lambda m, g, w: m.o.sum(g * w, 3) * 2.0)),
+            ("takes the mean over the row off, not the sum", taken_off(lambda m, g, w: m.o.mean(g * w, 3))),
+            ("adds the sum over the row", taken_off(lambda m, g, w: -m.o.sum(g * w, 3))),
+            ("sums over heads", taken_off(lambda m, g, w: m.o.sum(g * w, 1))),
+            ("sums gradients without their weights", taken_off(lambda m, g, w: m.o.sum(g, 3))),
+            ("takes the mean gradient off", taken_off(lambda m, g, w: m.o.mean(g, 3))),
+            ("takes the largest of the row off, not the sum", taken_off(lambda m, g, w: m.o.max(g * w, 3))),
+            ("goes element by element, with w (1 - w)", of_softmax(lambda m, g, w: g * w * (1.0 - w))),
+        )
+    ),
+    *(
+        also(
+            "tanh_slope",
+            f"a tanh whose slope is {text}",
+            "HED-2",
+            where(slope_at_result(made), pooler="tanh"),
+            "pooler.output",
+        )
+        for text, made in (
+            ("1 less itself, not its square", lambda m, y: 1.0 - y),
+            ("its square", lambda m, y: y * y),
+            ("that of a logistic function", lambda m, y: y * (1.0 - y)),
+            ("taken at the result", lambda m, y: 1.0 - m.o.tanh(y) * m.o.tanh(y)),
+        )
+    ),
+    also(
+        "pooler_in_gradient",
+        "a pooler's function that gradients pass as they are",
+        "HED-2",
+        instead(lambda m, y: m.source()),
+        "pooler.output",
+    ),
+    also(
+        "softmax_in_gradient",
+        "a log-softmax that gradients pass as they are",
+        "LOS-1",
+        instead(lambda m, y: m.source()),
+        "log_probabilities",
+    ),
+    *(
+        also(
+            "loss_slope",
+            f"a loss whose derivative is of labels that are smoothed by {share}",
+            "LOS-1",
+            of_loss(share),
+            "logits",
+        )
+        for share in (0.1, 0.05, 0.2)
+    ),
+    also(
+        "loss_slope",
+        "a loss whose derivative is the probabilities, without the labels",
+        "LOS-1",
+        of_loss(1.0),
+        "logits",
+    ),
+    also(
+        "detached_length",
+        "a length that is taken for a constant",
+        "HED-5",
+        lambda m, y: m.source() / m.o.stop_gradient(rightly(m, m.source())),
+        "normalized",
+    ),
+    also(
+        "length_in_gradient",
+        "a division by the length that gradients pass as they are",
+        "HED-5",
+        instead(lambda m, y: m.source()),
+        "normalized",
+    ),
+    bug(
         "loss_gradient_of_sum",
         "The gradient is that of the sum over samples, while the mean is reported.",
+        instead(lambda m, y: m.o.sum(m.source())),
+        "loss",
         first=("gradients.taps.losses", LAST),
         input="more than one sample",
-        change=edited(lambda m, y: m.o.value_of(y, m.o.sum(m.source())), "loss"),
         cause="gradient_of_sum",
         clause="LOS-2",
     ),
-    mutant(
+    bug(
         "gradients_clipped",
         "Gradients are clipped to norm 1 before they are handed out.",
+        handed_out(clipped),
         input="gradients above norm 1",
-        change=handed_out(clipped),
         cause="gradient_clipped",
         clause="GRD-1",
     ),
-    mutant(
+    bug(
         "gradients_accumulated",
         "Gradients of an earlier step were not reset.",
-        change=handed_out(lambda gradients: {name: gradient * 2 for name, gradient in gradients.items()}),
+        handed_out(lambda gradients: {name: gradient * 2 for name, gradient in gradients.items()}),
         cause="gradient_accumulated",
         clause="GRD-1",
     ),
-    mutant(
+    bug(
         "key_bias_without_gradient",
         "The bias of the keys gets no gradient.",
+        lambda m, y: m.o.value_of(y, m.o.reshape(m.source() @ m.weight(f"{m.tap}.weight"), tuple(y.shape))),
+        KEY,
         first=(),
         equivalent={"float64": SHIFT, "float32": SHIFT},
-        change=edited(key_bias_detached, "*.attention.key"),
+        cause=None,
+    ),
+    backward(
+        "gelu_gradient_by_tanh",
+        "GELU with erf is differentiated as its approximation.",
+        instead(lambda m, y: m.activation(m.source(), "gelu_tanh")),
+        ACTIVATION,
+        clause="FFN-2",
+        first=OF_INNER,
+        cause="activation",
+        source=f"{HUB}flagos-ai/FlagGems/pull/159",
+    ),
+    backward(
+        "gelu_gradient_without_density",
+        "The derivative of GELU lacks its second term.",
+        slope(share),
+        ACTIVATION,
+        clause="FFN-2",
+        first=OF_INNER,
+        cause="activation_slope",
+        source=f"{HUB}flagos-ai/FlagGems/pull/159",
+    ),
+    backward(
+        "gelu_gradient_halved_density",
+        "The second term of GELU's derivative has half its size.",
+        slope(lambda m, x: share(m, x) + x * bell(m, x) * 0.5),
+        ACTIVATION,
+        clause="FFN-2",
+        first=OF_INNER,
+        source=f"{HUB}huggingface/candle/pull/1160",
+    ),
+    backward(
+        "gelu_gradient_of_relu",
+        "GELU is differentiated as a ReLU.",
+        slope(one_sided(0.0)),
+        ACTIVATION,
+        clause="FFN-2",
+        first=OF_INNER,
+        cause="activation or activation_slope",
+        source=f"{HUB}karpathy/llm.c/pull/307",
+    ),
+    backward(
+        "relu_gradient_guided",
+        "The ReLU lets positive gradients through alone.",
+        guided,
+        ACTIVATION,
+        clause="FFN-2",
+        first=OF_INNER,
+        variant="vanilla-encoder",
+        source=f"{HUB}jax-ml/jax/pull/2342",
+    ),
+    backward(
+        "relu_gradient_leaky",
+        "The ReLU lets a hundredth of the gradient through where it is closed.",
+        slope(one_sided(0.01)),
+        ACTIVATION,
+        clause="FFN-2",
+        first=OF_INNER,
+        variant="vanilla-encoder",
+        cause="activation_slope",
+        source=f"{HUB}jax-ml/jax/issues/37821",
+    ),
+    backward(
+        "tanh_gradient_sign",
+        "The derivative of tanh is 1 + y² instead of 1 - y².",
+        slope(lambda m, x: m.o.tanh(x) * m.o.tanh(x) + 1.0),
+        "pooler.output",
+        clause="HED-2",
+        first=OF_POOLER,
+        source=f"{HUB}gy910210/neural-network-from-scratch/issues/2",
+    ),
+    backward(
+        "tanh_gradient_without_square",
+        "The derivative of tanh is 1 - |y| instead of 1 - y².",
+        slope(lambda m, x: 1.0 - (m.o.abs(m.o.tanh(x)))),
+        "pooler.output",
+        clause="HED-2",
+        first=OF_POOLER,
+        cause="tanh_slope",
+        source=f"{HUB}microsoft/knossos-ksc/pull/505",
+    ),
+    backward(
+        "tanh_gradient_of_rounded",
+        "The derivative of tanh is taken of a value in bfloat16.",
+        slope(lambda m, x: 1.0 - m.o.rounded(m.o.tanh(x), "bfloat16") * m.o.rounded(m.o.tanh(x), "bfloat16")),
+        "pooler.output",
+        clause="HED-2",
+        first=OF_POOLER,
+        source=f"{HUB}tenstorrent/tt-metal/issues/55349",
+    ),
+    backward(
+        "softmax_gradient_over_queries",
+        "The sum in the softmax's derivative runs over queries.",
+        taken_off(lambda m, g, w: m.o.sum(g * w, 2)),
+        WEIGHTS,
+        clause="ATT-5",
+        first=OF_SCORES,
+        cause="softmax_slope",
+        source=f"{HUB}pocketpy/cTensor/pull/31",
+    ),
+    backward(
+        "softmax_gradient_passed",
+        "Gradients pass the softmax as they are.",
+        instead(lambda m, y: m.unnormalised),
+        WEIGHTS,
+        clause="ATT-5",
+        first=OF_SCORES,
+        cause="softmax_in_gradient",
+        source=f"{HUB}pjreddie/darknet/pull/96",
+    ),
+    backward(
+        "softmax_gradient_without_sum",
+        "The softmax is differentiated with its sum for a constant.",
+        instead(maximum_differentiated),
+        WEIGHTS,
+        clause="ATT-5",
+        first=OF_SCORES,
+        source=f"{HUB}PaddlePaddle/Paddle/pull/57905",
+    ),
+    backward(
+        "softmax_gradient_of_real_queries",
+        "No gradient flows through the softmax of padded queries.",
+        padded_left_out,
+        WEIGHTS,
+        clause="ATT-5",
+        first=OF_SCORES,
+        input="padding",
+        cause="softmax_gradient_of_real_queries or detached_padding",
+        source=f"{HUB}XunhaoLai/native-sparse-attention-triton/issues/27",
+    ),
+    backward(
+        "query_gradient_unscaled",
+        "The gradient of the query is not multiplied by the scale of the scores.",
+        times(root),
+        "*attention.query",
+        clause="ATT-4",
+        first=shows_in("layers.1.attention.query", "layers.1.attention.query.*"),
+        cause="score_scale_in_gradient",
+        source=f"{HUB}NVIDIA/TransformerEngine/issues/3216",
+    ),
+    backward(
+        "key_gradient_scaled_twice",
+        "The gradient of the key is multiplied by the scale of the scores twice.",
+        times(lambda m: 1 / root(m)),
+        "*attention.key",
+        clause="ATT-4",
+        first=shows_in("layers.1.attention.key", "layers.1.attention.key.*"),
+        cause="score_scale_in_gradient",
+        source=f"{HUB}Dao-AILab/flash-attention/issues/498",
+    ),
+    backward(
+        "value_gradient_tail_dropped",
+        "The gradient of the value is zero in features that a vector of four does not fill.",
+        passed(tail_dropped),
+        "*attention.value",
+        clause="ATT-6",
+        first=shows_in("layers.1.attention.value", "layers.1.attention.value.*"),
+        source=f"{HUB}Dao-AILab/flash-attention/issues/2552",
+    ),
+    backward(
+        "query_gradient_last_row_dropped",
+        "The last query has no gradient.",
+        lambda m, y: m.o.with_gradient(y, lambda g: m.o.where(m.flags(g, 1, -1), g * 0.0, g)),
+        "*attention.query",
+        clause="ATT-4",
+        first=shows_in(
+            "layers.1.attention.query",
+            "layers.1.attention.query.*",
+            "layers.0.attention.query",
+            "layers.0.attention.query.*",
+        ),
+        input="a last token that others depend on",
+        source=f"{HUB}Dao-AILab/flash-attention/pull/2896",
+    ),
+    backward(
+        "key_gradient_of_first_head",
+        "The key has a gradient in the first head alone.",
+        passed(first_head_alone),
+        "*attention.key",
+        clause="ATT-2",
+        first=shows_in("layers.1.attention.key", "layers.1.attention.key.*"),
+        source=f"{HUB}fla-org/flash-linear-attention/pull/384",
+    ),
+    backward(
+        "value_detached",
+        "No gradient flows through the value.",
+        detached,
+        "*attention.value",
+        clause="ATT-6",
+        first=(*shows_in("layers.1.attention.value", "layers.1.attention.value.*"), REFUSED),
+        cause="detached_value or no_gradient",
+        source=f"{HUB}Dao-AILab/flash-attention/issues/2541",
+    ),
+    backward(
+        "norm_gradient_without_gain",
+        "The gradient of a norm's input lacks the gain.",
+        instead(without_gain),
+        *NORMS,
+        clause="NRM-2",
+        first=OF_INPUT,
+        source=f"{HUB}flagos-ai/FlagGems/pull/59",
+    ),
+    backward(
+        "norm_gradient_unbiased",
+        "The derivative of the variance divides by D - 1.",
+        unbiased,
+        *NORMS,
+        clause="NRM-4",
+        first=OF_INPUT,
+        source=f"{HUB}pytorch/pytorch/issues/141425",
+    ),
+    backward(
+        "norm_gradient_of_some_rows",
+        "The last rows, which do not fill a block, do not count in the gradients of gain and offset.",
+        rows_dropped,
+        *NORMS,
+        clause="NRM-2",
+        first=shows_in("layers.*.norm*", "embeddings.norm.*"),
+        source=f"{HUB}karpathy/llm.c/pull/408",
+    ),
+    backward(
+        "norm_gradient_of_mean_offset",
+        "The gradient of a norm's offset is a mean over rows.",
+        offset_of_mean,
+        *NORMS,
+        clause="NRM-2",
+        first=shows_in("layers.1.norm2.b*"),
+        source=f"{HUB}state-spaces/mamba/pull/1023",
+    ),
+    backward(
+        "norm_shared_counted_twice",
+        "The second use of a shared norm counts twice in the gradients of its gain and offset.",
+        counted_twice,
+        "*.norm2",
+        clause="NRM-5",
+        first=shows_in("layers.1.norm.*"),
+        variant="nndl-paddle",
+        source=f"{HUB}NVIDIA/TransformerEngine/issues/3437",
+    ),
+    backward(
+        "residual_gradient_halved",
+        "Half of the gradient flows through the second residual.",
+        instead(residual_halved),
+        "*.residual2",
+        clause="RES-1",
+        first=shows_in("layers.1.norm1", "layers.1.norm1.*"),
+        source=f"{HUB}state-spaces/mamba/pull/1023",
+    ),
+    backward(
+        "residual_gradient_twice",
+        "The gradient of the first residual is added twice.",
+        instead(residual_twice),
+        "*.residual1",
+        clause="RES-1",
+        first=shows_in("layers.0.norm2", "layers.0.norm2.*"),
+        source=f"{HUB}NVIDIA/Megatron-LM/pull/7582",
+    ),
+    backward(
+        "residual_second_detached",
+        "No gradient flows through the second residual.",
+        instead(lambda m, y: m.o.stop_gradient(m.source()) + m.source("result")),
+        "*.residual2",
+        clause="RES-1",
+        first=shows_in("layers.1.norm1", "layers.1.norm1.*"),
+        cause="detached_residual",
+        source=f"{HUB}aws-neuron/nki-samples/pull/81",
+    ),
+    backward(
+        "bias_gradient_twice",
+        "The gradient of a bias is added once for each of two devices.",
+        bias_twice,
+        "*.feed_forward.outer",
+        clause="FFN-1",
+        first=shows_in("layers.1.feed_forward.outer.b*"),
+        cause="gradient_accumulated",
+        source=f"{HUB}EleutherAI/gpt-neox/issues/615",
+    ),
+    backward(
+        "embedding_gradient_of_first_use",
+        "An id that a sample has twice counts once.",
+        embedding_of_unique,
+        "embeddings.token",
+        clause="GRD-1",
+        first=shows_in("embeddings.token", "embeddings.token.*"),
+        input="an id that a sample has twice",
+        source=f"{HUB}PaddlePaddle/Paddle/pull/9120",
+    ),
+    backward(
+        "embedding_gradient_without_first",
+        "The first token's embedding has no gradient.",
+        first_position_stopped,
+        "embeddings.sum",
+        clause="GRD-1",
+        first=shows_in(
+            "embeddings.token", "embeddings.segment", "embeddings.position", "embeddings.*.weight"
+        ),
+        source=f"{HUB}NVIDIA/TransformerEngine/pull/545",
+    ),
+    backward(
+        "embedding_gradient_of_last_lost",
+        "The last sample has no gradient in the embeddings.",
+        last_sample_stopped,
+        "embeddings.sum",
+        clause="GRD-1",
+        first=shows_in(
+            "embeddings.token", "embeddings.segment", "embeddings.position", "embeddings.*.weight"
+        ),
+        source=f"{HUB}NVIDIA/TransformerEngine/issues/3216",
+    ),
+    backward(
+        "loss_scale_kept",
+        "Gradients keep the factor 1024 that they were scaled by.",
+        times(lambda m: 1024.0),
+        "loss",
+        clause="GRD-1",
+        first=("gradients.classifier.*", "gradients.taps.loss", "gradients.taps.losses"),
+        source=f"{HUB}NVIDIA/Megatron-LM/issues/1446",
     ),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from concord.conformance.bugs.bug import Bug, edited
+from concord.conformance.bugs.bug import group
 from concord.conformance.bugs.context import Context, Edit, Flags
 from concord.conformance.bugs.operations import Array
 
@@ -139,37 +139,148 @@ def bool_as_number(m: Context, y: Array) -> Array:
     return m.beside("scores") + m.o.constant(np.broadcast_to(m.visible, tuple(y.shape)).astype(np.float64), y)
 
 
-def fault(name: str, what: str, edit: Edit, *taps: str, **fields: Any) -> Bug:
-    return Bug(
-        **{
-            "name": name,
-            "group": "kernels",
-            "what": what,
-            "variant": "bert",
-            "change": edited(edit, *taps),
-            "first": tuple(tap.replace("*", "layers.0", 1) if tap.startswith("*") else tap for tap in taps),
-            "cause": name,
-            "tried": True,
-            **fields,
-        }
-    )
-
+bug = group("kernels").bug
 
 BUGS = (
-    fault("block_last_masked_as_first", "The last block, which is not full, has the mask of the first.", last_block_masked_as_first, "*.attention.masked_scores", clause="MSK-3", scenario="long", input="more tokens than a block, padding in the first", source=f"{HUB}pytorch/pytorch/issues/162588"),
-    fault("block_last_dropped", "Values in the last block, which is not full, are not added.", last_block_dropped, "*.attention.context", clause="ATT-6", scenario="long", input="more tokens than a block", source=f"{HUB}tenstorrent/tt-metal/issues/32502"),
-    fault("block_counted_to_its_end", "Keys that fill the last block have score 0 and count in the sum of the softmax.", block_counted_to_its_end, "*.attention.weights", clause="ATT-5", source=f"{HUB}flashinfer-ai/flashinfer/pull/5090"),
-    fault("block_sums_not_rescaled", "A softmax in blocks does not scale earlier sums when a larger score turns up.", maximum_of_last_block, "*.attention.weights", clause="ATT-5", scenario="long", input="more tokens than a block", source=f"{HUB}triton-lang/triton/issues/621"),
-    fault("head_tail_left_out_of_scores", "Features of a head that a vector of four does not fill are left out of the scores.", scores_without_tail, "*.attention.scores", clause="ATT-4", source=f"{HUB}triton-lang/triton/issues/621"),
-    fault("head_tail_left_out_of_context", "Features of a head that a vector of four does not fill are left out of the values.", context_without_tail, "*.attention.context", clause="ATT-6", source=f"{HUB}Dao-AILab/flash-attention/issues/2552"),
-    fault("heads_beyond_four_repeated", "From the fifth head on the keys of the first four are taken again.", key_of_head(grouped), "*.attention.key", clause="ATT-2", options={"num_heads": 7}, input="more than four heads", source=f"{HUB}onnx/onnx/pull/7274"),
-    fault("heads_beyond_four_unmasked", "From the fifth head on nothing is masked.", mask_of_first_heads, "*.attention.masked_scores", clause="MSK-7", options={"num_heads": 7}, input="more than four heads, padding", source=f"{HUB}huggingface/candle/pull/1920"),
-    fault("heads_one_key_for_all", "All heads take the key of the first, as if there were one group of them.", key_of_head(lambda head, heads: 0), "*.attention.key", clause="ATT-2", source=f"{HUB}apple/axlearn/pull/842"),
-    fault("mask_of_first_head_alone", "The mask is not broadcast over heads: it hides keys from the first one alone.", mask_of_first_head, "*.attention.masked_scores", clause="MSK-7", input="padding", source=f"{HUB}lucidrains/vit-pytorch/issues/293"),
-    fault("mask_added_as_number", "A mask of truth values is added to the scores as 0 and 1.", bool_as_number, "*.attention.masked_scores", clause="MSK-3", source=f"{HUB}facebookresearch/xformers/issues/683"),
-    fault("softmax_with_one_more", "The sum of the softmax has a term of 1 more, as if there were a key that nobody has.", one_more, "*.attention.weights", clause="ATT-5", source=f"{HUB}flashinfer-ai/flashinfer/pull/5090"),
-    fault("query_bias_unscaled", "The query is scaled before its bias is added.", bias_unscaled, "*.attention.scores", clause="ATT-4", source=f"{HUB}keras-team/keras/issues/16916"),
-    fault("scores_divided_by_layer", "Scores are divided by the number of the layer too.", by_layer, "*.attention.scores", clause="ATT-4", first=("layers.1.attention.scores",), input="two layers", source=f"{HUB}huggingface/transformers/pull/13573"),
-    fault("norm_of_padded_row", "Rows are filled with zeros to a power of two, whose distance from the mean counts in the variance.", padded_to_power_of_two, "embeddings.norm", clause="NRM-2", source=f"{HUB}unslothai/unsloth/pull/1867"),
-    fault("norm_count_of_padded_row", "The variance is divided by the width of the kernel, not by that of the row.", variance_of_padded_row, "embeddings.norm", clause="NRM-2", source=f"{HUB}tenstorrent/tt-metal/issues/49902"),
-)  # fmt: skip
+    bug(
+        "block_last_masked_as_first",
+        "The last block, which is not full, has the mask of the first.",
+        last_block_masked_as_first,
+        "*attention.masked_scores",
+        clause="MSK-3",
+        scenario="long",
+        input="more tokens than a block, padding in the first",
+        source=f"{HUB}pytorch/pytorch/issues/162588",
+    ),
+    bug(
+        "block_last_dropped",
+        "Values in the last block, which is not full, are not added.",
+        last_block_dropped,
+        "*attention.context",
+        clause="ATT-6",
+        scenario="long",
+        input="more tokens than a block",
+        source=f"{HUB}tenstorrent/tt-metal/issues/32502",
+    ),
+    bug(
+        "block_counted_to_its_end",
+        "Keys that fill the last block have score 0 and count in the sum of the softmax.",
+        block_counted_to_its_end,
+        "*attention.weights",
+        clause="ATT-5",
+        source=f"{HUB}flashinfer-ai/flashinfer/pull/5090",
+    ),
+    bug(
+        "block_sums_not_rescaled",
+        "A softmax in blocks does not scale earlier sums when a larger score turns up.",
+        maximum_of_last_block,
+        "*attention.weights",
+        clause="ATT-5",
+        scenario="long",
+        input="more tokens than a block",
+        source=f"{HUB}triton-lang/triton/issues/621",
+    ),
+    bug(
+        "head_tail_left_out_of_scores",
+        "Features of a head that a vector of four does not fill are left out of the scores.",
+        scores_without_tail,
+        "*attention.scores",
+        clause="ATT-4",
+        source=f"{HUB}triton-lang/triton/issues/621",
+    ),
+    bug(
+        "head_tail_left_out_of_context",
+        "Features of a head that a vector of four does not fill are left out of the values.",
+        context_without_tail,
+        "*attention.context",
+        clause="ATT-6",
+        source=f"{HUB}Dao-AILab/flash-attention/issues/2552",
+    ),
+    bug(
+        "heads_beyond_four_repeated",
+        "From the fifth head on the keys of the first four are taken again.",
+        key_of_head(grouped),
+        "*attention.key",
+        clause="ATT-2",
+        options={"num_heads": 7},
+        input="more than four heads",
+        source=f"{HUB}onnx/onnx/pull/7274",
+    ),
+    bug(
+        "heads_beyond_four_unmasked",
+        "From the fifth head on nothing is masked.",
+        mask_of_first_heads,
+        "*attention.masked_scores",
+        clause="MSK-7",
+        options={"num_heads": 7},
+        input="more than four heads, padding",
+        source=f"{HUB}huggingface/candle/pull/1920",
+    ),
+    bug(
+        "heads_one_key_for_all",
+        "All heads take the key of the first, as if there were one group of them.",
+        key_of_head(lambda head, heads: 0),
+        "*attention.key",
+        clause="ATT-2",
+        source=f"{HUB}apple/axlearn/pull/842",
+    ),
+    bug(
+        "mask_of_first_head_alone",
+        "The mask is not broadcast over heads: it hides keys from the first one alone.",
+        mask_of_first_head,
+        "*attention.masked_scores",
+        clause="MSK-7",
+        input="padding",
+        source=f"{HUB}lucidrains/vit-pytorch/issues/293",
+    ),
+    bug(
+        "mask_added_as_number",
+        "A mask of truth values is added to the scores as 0 and 1.",
+        bool_as_number,
+        "*attention.masked_scores",
+        clause="MSK-3",
+        source=f"{HUB}facebookresearch/xformers/issues/683",
+    ),
+    bug(
+        "softmax_with_one_more",
+        "The sum of the softmax has a term of 1 more, as if there were a key that nobody has.",
+        one_more,
+        "*attention.weights",
+        clause="ATT-5",
+        source=f"{HUB}flashinfer-ai/flashinfer/pull/5090",
+    ),
+    bug(
+        "query_bias_unscaled",
+        "The query is scaled before its bias is added.",
+        bias_unscaled,
+        "*attention.scores",
+        clause="ATT-4",
+        source=f"{HUB}keras-team/keras/issues/16916",
+    ),
+    bug(
+        "scores_divided_by_layer",
+        "Scores are divided by the number of the layer too.",
+        by_layer,
+        "*attention.scores",
+        clause="ATT-4",
+        first=("layers.1.attention.scores",),
+        input="two layers",
+        source=f"{HUB}huggingface/transformers/pull/13573",
+    ),
+    bug(
+        "norm_of_padded_row",
+        "Rows are filled with zeros to a power of two, whose distance from the mean counts in the variance.",
+        padded_to_power_of_two,
+        "embeddings.norm",
+        clause="NRM-2",
+        source=f"{HUB}unslothai/unsloth/pull/1867",
+    ),
+    bug(
+        "norm_count_of_padded_row",
+        "The variance is divided by the width of the kernel, not by that of the row.",
+        variance_of_padded_row,
+        "embeddings.norm",
+        clause="NRM-2",
+        source=f"{HUB}tenstorrent/tt-metal/issues/49902",
+    ),
+)

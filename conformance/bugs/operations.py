@@ -121,6 +121,19 @@ class Operations(ABC):
         """Mean along an axis, which stays with size 1."""
         return self.sum(x, axis) / float(tuple(x.shape)[axis])
 
+    def within(self, x: Array, low: float, high: float) -> Array:
+        """Return numbers, those beyond a limit set to it; no gradient flows there."""
+        raised = self.where(x < low, x * 0.0 + low, x)
+        return self.where(raised > high, raised * 0.0 + high, raised)
+
+    def abs(self, x: Array) -> Array:
+        """Return sizes without their signs."""
+        return self.where(x > 0.0, x, -x)
+
+    def add_where(self, visible: NDArray[np.bool_], x: Array, constant: float) -> Array:
+        """Add a constant wherever a flag is False (SPEC MSK-5)."""
+        return self.where(visible, x, x + constant)
+
     def squeeze(self, x: Array) -> Array:
         """Drop every axis of size 1."""
         return self.reshape(x, [size for size in tuple(x.shape) if size != 1])

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.bugs.bug import Bug, Change, edited, inputs
+from concord.conformance.bugs.bug import group
 from concord.conformance.bugs.context import Context, Edit, Flags
 from concord.conformance.bugs.operations import Array
-from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 
 HUB = "https://github.com/"
@@ -20,7 +19,7 @@ TOKEN, POSITION, SEGMENT, SUM = (
     "embeddings.segment",
     "embeddings.sum",
 )
-MASKED = "*.attention.masked_scores"
+MASKED = "*attention.masked_scores"
 
 Ids = NDArray[np.int64]
 
@@ -182,13 +181,13 @@ def padding_zeroed(m: Context, y: Array) -> Array:
     return m.o.where(m.real[..., None], y, y * 0.0)
 
 
-def segments_of_first(config: EncoderConfig, batch: Batch) -> dict[str, Ids]:
-    given = batch.required("segment_ids")
-    return {"segment_ids": np.broadcast_to(given[:1], given.shape).copy()}
+def segments_of_first(m: Context, y: Array) -> Array:
+    given = m.batch.required("segment_ids")
+    return m.rows_of("segment", np.broadcast_to(given[:1], given.shape))
 
 
-def segment_of_next(config: EncoderConfig, batch: Batch) -> dict[str, Ids]:
-    return {"segment_ids": np.roll(batch.required("segment_ids"), 1, axis=1)}
+def segment_of_next(m: Context, y: Array) -> Array:
+    return m.rows_of("segment", np.roll(m.batch.required("segment_ids"), 1, axis=1))
 
 
 # A second call.
@@ -223,55 +222,307 @@ def growing(m: Context, y: Array) -> Array:
     return m.rows_of("position", rows % m.config.max_positions) if offset else y
 
 
-def fault(name: str, what: str, edit: Edit | Change, tap: str, clause: str, **fields: Any) -> Bug:
-    change = edit if isinstance(edit, Change) else edited(edit, tap)
-    first = (tap.replace("*", "layers.0", 1),)
-    return Bug(
-        **{
-            "name": name,
-            "group": "places",
-            "what": what,
-            "variant": "bert",
-            "change": change,
-            "first": first,
-            "cause": name,
-            "tried": True,
-            "clause": clause,
-            **fields,
-        }
-    )
-
+bug = group("places").bug
 
 BUGS = (
-    fault("ids_in_8_bits", "Ids are kept in 8 bits.", stored("uint8"), TOKEN, "EMB-1", scenario="long", input="ids beyond 255", source=f"{HUB}rwitten/HighPerfLLMs2024/issues/7"),
-    fault("ids_in_16_bits", "Ids are kept in 16 bits with a sign, and wrap round.", stored("int16"), TOKEN, "EMB-1", scenario="long", input="ids beyond 32767", source=f"{HUB}urvashik/knnlm/issues/6"),
-    fault("ids_in_16_bits_unsigned", "Ids are kept in 16 bits.", stored("uint16"), TOKEN, "EMB-1", scenario="long", input="ids beyond 65535", source=f"{HUB}karpathy/nanoGPT/issues/373"),
-    fault("ids_as_float16", "Ids pass through float16.", lookup(halved_mantissa), TOKEN, "EMB-1", scenario="long", input="ids beyond 2048", source=f"{HUB}urvashik/knnlm/issues/6"),
-    fault("ids_as_bfloat16", "Ids pass through bfloat16.", lookup(eight_bits), TOKEN, "EMB-1", scenario="long", input="ids beyond 256", source=f"{HUB}karpathy/nanoGPT/issues/373"),
-    fault("id_last_clamped", "The last id of the vocabulary takes the row before it.", lookup(last_id_clamped), TOKEN, "EMB-1", scenario="full", input="the last id", source=f"{HUB}keras-team/keras/issues/11819"),
-    fault("positions_from_first_real_token", "Positions count from the first real token, as for padding on the left.", positions(from_first_real), POSITION, "POS-5", variant="vanilla-encoder", scenario="extreme", input="padding on the left", source=f"{HUB}unslothai/unsloth/issues/3699"),
-    fault("positions_from_padding_id", "Real tokens alone are numbered, from the id of padding on.", positions(real_alone_from_one), POSITION, "POS-5", source=f"{HUB}huggingface/transformers/issues/1761"),
-    fault("positions_of_padding_one", "Real tokens alone are numbered, and padding has position 1.", positions(padding_at_one), POSITION, "POS-6", input="padding", source=f"{HUB}unslothai/unsloth/pull/3795"),
-    fault("positions_last_repeated", "The last token has the position of the one before it.", positions(last_repeated), POSITION, "POS-5", source=f"{HUB}huggingface/transformers/issues/11242"),
-    fault("positions_counted_over_batch", "Positions count on from one sample to the next, as in a packed batch.", positions(of_packed_batch), POSITION, "POS-5", source=f"{HUB}huggingface/sentence-transformers/pull/3879"),
-    fault("sample_last_repeated", "The last sample is the one before it: a loop that ends too early.", last_sample_twice, "pooling", "HED-1", source=f"{HUB}triton-lang/triton/issues/621"),
-    fault("samples_left_by_length", "Samples are sorted by length and not put back.", by_length, "pooling", "HED-1", input="lengths that differ", source=f"{HUB}pytorch/pytorch/issues/3584"),
-    fault("head_last_value_of_first", "The last head has the value of the first.", last_head_of_first, "*.attention.value", "ATT-2", source=f"{HUB}XunhaoLai/native-sparse-attention-triton/issues/27"),
-    fault("layer_last_unmasked", "The last layer is not given the mask.", last_layer(masked_without_last_layer), MASKED, "MSK-3", first=("layers.1.attention.masked_scores",), input="padding, two layers", cause="mask_ignored", source=f"{HUB}huggingface/diffusers/issues/8886"),
-    fault("layer_last_gelu_by_tanh", "The last layer approximates GELU with tanh.", last_layer(gelu_of_other_kind), "*.feed_forward.activation", "FFN-2", first=("layers.1.feed_forward.activation",), input="two layers", cause="activation", source=f"{HUB}microsoft/onnxruntime/pull/2270"),
-    fault("mask_not_for_first_query", "The first token sees padding too.", first_position_alone, MASKED, "MSK-4", input="padding", source=f"{HUB}tensorflow/tensorflow/issues/512"),
-    fault("mask_not_for_first_key", "The first key is visible even where it is padding.", first_key_visible, MASKED, "MSK-1", scenario="extreme", input="padding that comes first", source=f"{HUB}huggingface/transformers/issues/18478"),
-    fault("mask_hides_own_key", "No token sees itself.", own_key_hidden, MASKED, "MSK-4", source=f"{HUB}meta-pytorch/attention-gym/issues/34"),
-    fault("mask_hides_last_key", "No token sees the last key.", last_token_unseen, MASKED, "MSK-4", scenario="full", source=f"{HUB}Dao-AILab/flash-attention/issues/1256"),
-    fault("mask_local_window", "A token sees no further than 256 others.", local_window, MASKED, "MSK-4", scenario="long", input="more than 257 tokens", source=f"{HUB}meta-pytorch/attention-gym/issues/34"),
-    fault("mask_dropped_for_one_sample", "A batch of one sample is taken for one without padding.", alone(unmasked), MASKED, "MSK-3", scenario="long", input="one sample, with padding", cause="mask_ignored", source=f"{HUB}huggingface/optimum/issues/999"),
-    fault("log_softmax_over_one_sample", "For one sample the softmax of the loss runs over samples.", alone(over_samples), "log_probabilities", "LOS-1", scenario="single", input="one sample", cause="softmax_axis", source=f"{HUB}torch/nn/issues/1089"),
-    fault("norm_over_tokens_of_one_sample", "For one sample the norm takes mean and variance over tokens too.", alone(mean_over_tokens), "embeddings.norm", "NRM-2", scenario="long", input="one sample of several tokens", cause="norm_axis", source=f"{HUB}NVIDIA/tacotron2/pull/303"),
-    fault("padding_zeroed_after_embeddings", "The sum of the embeddings is set to zero for padding.", padding_zeroed, SUM, "EMB-6", input="padding", source=f"{HUB}huggingface/transformers/issues/1761"),
-    fault("padding_zeroed_after_layers", "Padded rows are set to zero after each layer.", padding_zeroed, "*.norm2", "NRM-1", input="padding", source=f"{HUB}huggingface/transformers/issues/1761"),
-    fault("segments_of_first_sample", "All samples have the segments of the first.", inputs(segments_of_first), SEGMENT, "EMB-5", input="segments that differ within a batch", source=f"{HUB}huggingface/candle/pull/1920"),
-    fault("segments_shifted", "Segments begin one token too late.", inputs(segment_of_next), SEGMENT, "EMB-5", input="two segments", source=f"{HUB}huggingface/transformers/pull/1052"),
-    fault("mask_of_first_call", "The mask of the first call is kept.", kept("mask", lambda m: m.real, stale_mask), MASKED, "MSK-1", scenario="full", after="ragged", input="a second call with another padding", source=f"{HUB}facebookresearch/xformers/issues/655"),
-    fault("ids_of_first_call", "Ids are read from a buffer that the first call filled.", kept("ids", lambda m: m.ids, stale_ids), TOKEN, "EMB-1", scenario="full", after="ragged", input="a second call with other ids", source=f"{HUB}microsoft/onnxruntime-genai/pull/271"),
-    fault("positions_moved_by_each_call", "Positions are moved in place, once more with each call.", growing, POSITION, "POS-5", scenario="full", after="ragged", input="a second call", cause="position_start", source=f"{HUB}vllm-project/vllm/pull/37884"),
-)  # fmt: skip
+    bug(
+        "ids_in_8_bits",
+        "Ids are kept in 8 bits.",
+        stored("uint8"),
+        TOKEN,
+        clause="EMB-1",
+        scenario="long",
+        input="ids beyond 255",
+        source=f"{HUB}rwitten/HighPerfLLMs2024/issues/7",
+    ),
+    bug(
+        "ids_in_16_bits",
+        "Ids are kept in 16 bits with a sign, and wrap round.",
+        stored("int16"),
+        TOKEN,
+        clause="EMB-1",
+        scenario="long",
+        input="ids beyond 32767",
+        source=f"{HUB}urvashik/knnlm/issues/6",
+    ),
+    bug(
+        "ids_in_16_bits_unsigned",
+        "Ids are kept in 16 bits.",
+        stored("uint16"),
+        TOKEN,
+        clause="EMB-1",
+        scenario="long",
+        input="ids beyond 65535",
+        source=f"{HUB}karpathy/nanoGPT/issues/373",
+    ),
+    bug(
+        "ids_as_float16",
+        "Ids pass through float16.",
+        lookup(halved_mantissa),
+        TOKEN,
+        clause="EMB-1",
+        scenario="long",
+        input="ids beyond 2048",
+        source=f"{HUB}urvashik/knnlm/issues/6",
+    ),
+    bug(
+        "ids_as_bfloat16",
+        "Ids pass through bfloat16.",
+        lookup(eight_bits),
+        TOKEN,
+        clause="EMB-1",
+        scenario="long",
+        input="ids beyond 256",
+        source=f"{HUB}karpathy/nanoGPT/issues/373",
+    ),
+    bug(
+        "id_last_clamped",
+        "The last id of the vocabulary takes the row before it.",
+        lookup(last_id_clamped),
+        TOKEN,
+        clause="EMB-1",
+        scenario="full",
+        input="the last id",
+        source=f"{HUB}keras-team/keras/issues/11819",
+    ),
+    bug(
+        "positions_from_first_real_token",
+        "Positions count from the first real token, as for padding on the left.",
+        positions(from_first_real),
+        POSITION,
+        clause="POS-5",
+        variant="vanilla-encoder",
+        scenario="extreme",
+        input="padding on the left",
+        source=f"{HUB}unslothai/unsloth/issues/3699",
+    ),
+    bug(
+        "positions_from_padding_id",
+        "Real tokens alone are numbered, from the id of padding on.",
+        positions(real_alone_from_one),
+        POSITION,
+        clause="POS-5",
+        source=f"{HUB}huggingface/transformers/issues/1761",
+    ),
+    bug(
+        "positions_of_padding_one",
+        "Real tokens alone are numbered, and padding has position 1.",
+        positions(padding_at_one),
+        POSITION,
+        clause="POS-6",
+        input="padding",
+        source=f"{HUB}unslothai/unsloth/pull/3795",
+    ),
+    bug(
+        "positions_last_repeated",
+        "The last token has the position of the one before it.",
+        positions(last_repeated),
+        POSITION,
+        clause="POS-5",
+        source=f"{HUB}huggingface/transformers/issues/11242",
+    ),
+    bug(
+        "positions_counted_over_batch",
+        "Positions count on from one sample to the next, as in a packed batch.",
+        positions(of_packed_batch),
+        POSITION,
+        clause="POS-5",
+        source=f"{HUB}huggingface/sentence-transformers/pull/3879",
+    ),
+    bug(
+        "sample_last_repeated",
+        "The last sample is the one before it: a loop that ends too early.",
+        last_sample_twice,
+        "pooling",
+        clause="HED-1",
+        source=f"{HUB}triton-lang/triton/issues/621",
+    ),
+    bug(
+        "samples_left_by_length",
+        "Samples are sorted by length and not put back.",
+        by_length,
+        "pooling",
+        clause="HED-1",
+        input="lengths that differ",
+        source=f"{HUB}pytorch/pytorch/issues/3584",
+    ),
+    bug(
+        "head_last_value_of_first",
+        "The last head has the value of the first.",
+        last_head_of_first,
+        "*attention.value",
+        clause="ATT-2",
+        source=f"{HUB}XunhaoLai/native-sparse-attention-triton/issues/27",
+    ),
+    bug(
+        "layer_last_unmasked",
+        "The last layer is not given the mask.",
+        last_layer(masked_without_last_layer),
+        MASKED,
+        clause="MSK-3",
+        first=("layers.1.attention.masked_scores",),
+        input="padding, two layers",
+        cause="mask_ignored",
+        source=f"{HUB}huggingface/diffusers/issues/8886",
+    ),
+    bug(
+        "layer_last_gelu_by_tanh",
+        "The last layer approximates GELU with tanh.",
+        last_layer(gelu_of_other_kind),
+        "*.feed_forward.activation",
+        clause="FFN-2",
+        first=("layers.1.feed_forward.activation",),
+        input="two layers",
+        cause="activation",
+        source=f"{HUB}microsoft/onnxruntime/pull/2270",
+    ),
+    bug(
+        "mask_not_for_first_query",
+        "The first token sees padding too.",
+        first_position_alone,
+        MASKED,
+        clause="MSK-4",
+        input="padding",
+        source=f"{HUB}tensorflow/tensorflow/issues/512",
+    ),
+    bug(
+        "mask_not_for_first_key",
+        "The first key is visible even where it is padding.",
+        first_key_visible,
+        MASKED,
+        clause="MSK-1",
+        scenario="extreme",
+        input="padding that comes first",
+        source=f"{HUB}huggingface/transformers/issues/18478",
+    ),
+    bug(
+        "mask_hides_own_key",
+        "No token sees itself.",
+        own_key_hidden,
+        MASKED,
+        clause="MSK-4",
+        source=f"{HUB}meta-pytorch/attention-gym/issues/34",
+    ),
+    bug(
+        "mask_hides_last_key",
+        "No token sees the last key.",
+        last_token_unseen,
+        MASKED,
+        clause="MSK-4",
+        scenario="full",
+        source=f"{HUB}Dao-AILab/flash-attention/issues/1256",
+    ),
+    bug(
+        "mask_local_window",
+        "A token sees no further than 256 others.",
+        local_window,
+        MASKED,
+        clause="MSK-4",
+        scenario="long",
+        input="more than 257 tokens",
+        source=f"{HUB}meta-pytorch/attention-gym/issues/34",
+    ),
+    bug(
+        "mask_dropped_for_one_sample",
+        "A batch of one sample is taken for one without padding.",
+        alone(unmasked),
+        MASKED,
+        clause="MSK-3",
+        scenario="long",
+        input="one sample, with padding",
+        cause="mask_ignored",
+        source=f"{HUB}huggingface/optimum/issues/999",
+    ),
+    bug(
+        "log_softmax_over_one_sample",
+        "For one sample the softmax of the loss runs over samples.",
+        alone(over_samples),
+        "log_probabilities",
+        clause="LOS-1",
+        scenario="single",
+        input="one sample",
+        cause="softmax_axis",
+        source=f"{HUB}torch/nn/issues/1089",
+    ),
+    bug(
+        "norm_over_tokens_of_one_sample",
+        "For one sample the norm takes mean and variance over tokens too.",
+        alone(mean_over_tokens),
+        "embeddings.norm",
+        clause="NRM-2",
+        scenario="long",
+        input="one sample of several tokens",
+        cause="norm_axis",
+        source=f"{HUB}NVIDIA/tacotron2/pull/303",
+    ),
+    bug(
+        "padding_zeroed_after_embeddings",
+        "The sum of the embeddings is set to zero for padding.",
+        padding_zeroed,
+        SUM,
+        clause="EMB-6",
+        input="padding",
+        source=f"{HUB}huggingface/transformers/issues/1761",
+    ),
+    bug(
+        "padding_zeroed_after_layers",
+        "Padded rows are set to zero after each layer.",
+        padding_zeroed,
+        "*.norm2",
+        clause="NRM-1",
+        input="padding",
+        source=f"{HUB}huggingface/transformers/issues/1761",
+    ),
+    bug(
+        "segments_of_first_sample",
+        "All samples have the segments of the first.",
+        segments_of_first,
+        SEGMENT,
+        clause="EMB-5",
+        input="segments that differ within a batch",
+        source=f"{HUB}huggingface/candle/pull/1920",
+    ),
+    bug(
+        "segments_shifted",
+        "Segments begin one token too late.",
+        segment_of_next,
+        SEGMENT,
+        clause="EMB-5",
+        input="two segments",
+        source=f"{HUB}huggingface/transformers/pull/1052",
+    ),
+    bug(
+        "mask_of_first_call",
+        "The mask of the first call is kept.",
+        kept("mask", lambda m: m.real, stale_mask),
+        MASKED,
+        clause="MSK-1",
+        scenario="full",
+        after="ragged",
+        input="a second call with another padding",
+        source=f"{HUB}facebookresearch/xformers/issues/655",
+    ),
+    bug(
+        "ids_of_first_call",
+        "Ids are read from a buffer that the first call filled.",
+        kept("ids", lambda m: m.ids, stale_ids),
+        TOKEN,
+        clause="EMB-1",
+        scenario="full",
+        after="ragged",
+        input="a second call with other ids",
+        source=f"{HUB}microsoft/onnxruntime-genai/pull/271",
+    ),
+    bug(
+        "positions_moved_by_each_call",
+        "Positions are moved in place, once more with each call.",
+        growing,
+        POSITION,
+        clause="POS-5",
+        scenario="full",
+        after="ragged",
+        input="a second call",
+        cause="position_start",
+        source=f"{HUB}vllm-project/vllm/pull/37884",
+    ),
+)

@@ -1,18 +1,24 @@
-"""Bugs of precision: something is computed, or stored, with fewer bits than asked for (SPEC PRC-1 to PRC-3, ATT-5, LOS-1)."""
+"""Bugs of precision: something is computed, or stored, with fewer bits than asked for (SPEC PRC-1 to PRC-3, ATT-5)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from concord.conformance.bugs.activations import instead
 from concord.conformance.bugs.bug import Array as Weight
-from concord.conformance.bugs.bug import Bug, Change, Gradients, edited, handed_out, option, weight
+from concord.conformance.bugs.bug import (
+    Change,
+    Gradients,
+    edited,
+    group,
+    handed_out,
+    of_source,
+    option,
+    weight,
+)
 from concord.conformance.bugs.context import Context
-from concord.conformance.bugs.norms import of_norms
+from concord.conformance.bugs.norms import NORMS
 from concord.conformance.bugs.operations import SIGNIFICANT_BITS, Array
 from concord.conformance.bugs.products import backward, every_product, forward_and_backward, product
 from concord.conformance.bugs.rounding import stored
@@ -30,13 +36,8 @@ def softmax_in(number_format: str) -> Change:
     """Return the change to a softmax that is given and gives numbers of a shorter format."""
     return edited(
         lambda m, y: m.o.round_to(m.o.softmax(m.o.round_to(m.unnormalised, number_format), 3), number_format),
-        "*.attention.weights",
+        "*attention.weights",
     )
-
-
-def without_maximum(m: Context, y: Array) -> Array:
-    exponentials = m.o.exp(m.unnormalised)
-    return exponentials / m.o.sum(exponentials, 3)
 
 
 def norm_in_bfloat16(m: Context, y: Array) -> Array:
@@ -52,9 +53,8 @@ def variance_by_squares(m: Context, y: Array) -> Array:
 
 def erf_by_polynomial(m: Context, x: Array) -> Array:
     """Approximate erf to 1.5e-7 (Abramowitz and Stegun 7.1.26)."""
-    o = m.o
-    y = x * 0.5**0.5
-    size = o.where(y > 0.0, y, -y)
+    o, y = m.o, x * 0.5**0.5
+    size = o.abs(y)
     t = 1.0 / (size * 0.3275911 + 1.0)
     polynomial = t * (
         t * (t * (t * (t * 1.061405429 - 1.453152027) + 1.421413741) - 0.284496736) + 0.254829592
@@ -72,49 +72,47 @@ def gradients_rounded(gradients: Gradients) -> Gradients:
     }
 
 
-def mutant(name: str, what: str, **fields: Any) -> Bug:
-    return Bug(**{"name": name, "group": "precision", "what": what, "variant": "bert", **fields})
+GROUP = group("precision", clause="PRC-2")
+bug = GROUP.bug
 
 
 BUGS = (
-    mutant(
+    bug(
         "tf32_everywhere",
         "All products are computed from factors with 11 bits, forward and backward.",
         first=(QUERY,),
         cause="tf32_products",
         change=every_product(forward_and_backward("tf32")),
     ),
-    mutant(
+    bug(
         "tf32_in_scores",
         "The product of queries and keys is computed from factors with 11 bits.",
         first=(f"{NAME}.scores",),
         cause="tf32_products",
-        change=edited(product(forward_and_backward("tf32")), "*.attention.scores"),
+        change=edited(product(forward_and_backward("tf32")), "*attention.scores"),
     ),
-    mutant(
+    bug(
         "tf32_in_one_projection",
         "The value projection is computed from factors with 11 bits.",
         first=(f"{NAME}.value",),
         cause="tf32_products",
-        change=edited(product(forward_and_backward("tf32")), "*.attention.value"),
+        change=edited(product(forward_and_backward("tf32")), "*attention.value"),
     ),
-    mutant(
+    bug(
         "tf32_backward",
         "The products of the backward pass are computed from factors with 11 bits.",
         first=("gradients.classifier.weight",),
         change=every_product(backward("tf32")),
         cause="tf32_products",
-        clause="PRC-2",
     ),
-    mutant(
+    bug(
         "bfloat16_products",
         "All products are computed from factors with 8 bits: autocast was left on.",
         first=(QUERY,),
         change=every_product(forward_and_backward("bfloat16")),
         cause="bfloat16_products",
-        clause="PRC-2",
     ),
-    mutant(
+    bug(
         "float32_products",
         "All products are computed from factors in float32, in float64 too.",
         first=(QUERY,),
@@ -122,143 +120,97 @@ BUGS = (
         equivalent={"float32": "float32 is what is asked for"},
         change=every_product(forward_and_backward("float32")),
         cause="float32_products",
-        clause="PRC-2",
     ),
-    mutant(
+    bug(
         "activation_stored_in_bfloat16",
         "What the activation gives is stored with 8 bits.",
         first=("layers.0.feed_forward.activation",),
         change=edited(stored("bfloat16"), "*.feed_forward.activation"),
         cause="stored_in_bfloat16",
-        clause="PRC-2",
     ),
-    mutant(
+    bug(
         "residual_stored_in_bfloat16",
         "The sum with the residual is stored with 8 bits.",
         first=("layers.0.residual1",),
         change=edited(stored("bfloat16"), "*.residual1", "*.residual2"),
         cause="stored_in_bfloat16",
-        clause="PRC-2",
     ),
-    mutant(
+    bug(
         "softmax_in_bfloat16",
         "The softmax is computed with 8 bits.",
         first=(f"{NAME}.weights",),
         change=softmax_in("bfloat16"),
-        cause="softmax_in_bfloat16",
-        tried=True,
         clause="ATT-5",
     ),
-    mutant(
+    bug(
         "softmax_in_float16",
         "The softmax is computed with 11 bits.",
         first=(f"{NAME}.weights",),
         change=softmax_in("float16"),
-        cause="softmax_in_float16",
-        tried=True,
         clause="ATT-5",
     ),
-    mutant(
-        "softmax_without_maximum",
-        "The largest score is not taken off before the exponential function.",
-        variant="bert-pytorch",
-        first=(f"{NAME}.weights",),
-        input="a row of padding only, or huge scores",
-        change=edited(without_maximum, "*.attention.weights"),
-        cause="softmax_without_maximum",
-        clause="ATT-5",
-    ),
-    mutant(
+    bug(
         "norm_in_bfloat16",
         "The norm is given and gives numbers with 8 bits.",
         first=("embeddings.norm",),
-        change=of_norms(norm_in_bfloat16),
+        change=edited(norm_in_bfloat16, *NORMS),
         cause="computed_in_bfloat16",
-        clause="PRC-2",
     ),
-    mutant(
+    bug(
         "norm_variance_by_squares",
         "The variance is E[x²] - E[x]², which loses digits where the mean is large.",
         scenario="offset",
         first=("embeddings.norm",),
         input="a mean far larger than the deviation",
         alone=True,
-        change=of_norms(variance_by_squares),
+        change=edited(variance_by_squares, *NORMS),
         cause="variance_by_squares",
         clause="NRM-2",
     ),
-    mutant(
-        "norm_epsilon_lost",
-        "Epsilon is 1e-12 in float16, which is 0.",
-        scenario="tiny",
-        first=("embeddings.norm",),
-        input="a row whose variance is near epsilon",
-        alone=True,
-        change=of_norms(lambda m, y: m.norm(m.source(), deviation=m.o.sqrt)),
-        cause="norm_without_epsilon",
-        clause="NRM-3",
-    ),
-    mutant(
+    bug(
         "loss_in_bfloat16",
         "The log-softmax is computed with 8 bits.",
         first=("log_probabilities",),
         change=edited(stored("bfloat16"), "log_probabilities"),
         cause="stored_in_bfloat16",
-        clause="PRC-2",
     ),
-    mutant(
+    bug(
         "logits_in_bfloat16",
         "Logits are stored with 8 bits.",
         first=("logits",),
         change=edited(stored("bfloat16"), "logits"),
         cause="stored_in_bfloat16",
-        clause="PRC-2",
     ),
-    mutant(
+    bug(
         "gradients_in_bfloat16",
         "Gradients are rounded to 8 bits on their way.",
         first=("gradients.classifier.bias",),
         change=handed_out(gradients_rounded),
         cause="stored_in_bfloat16",
-        clause="PRC-2",
     ),
-    mutant(
+    bug(
         "weight_through_float16",
         "One weight matrix was stored in float16.",
         first=("layers.0.feed_forward.outer",),
         change=weight("layers.0.feed_forward.outer.weight", through("float16")),
         cause="weight_in_float16",
-        clause="PRC-2",
     ),
-    mutant(
+    bug(
         "weight_through_bfloat16",
         "One weight matrix was stored in bfloat16.",
         first=("layers.0.feed_forward.outer",),
         change=weight("layers.0.feed_forward.outer.weight", through("bfloat16")),
         cause="weight_in_bfloat16",
-        clause="PRC-2",
     ),
-    mutant(
+    bug(
         "positions_through_float16",
         "The position table was stored in float16.",
         variant="vanilla-encoder",
         first=("embeddings.position",),
         change=weight("embeddings.position.weight", through("float16")),
         cause="weight_in_float16",
-        clause="PRC-2",
     ),
-    mutant(
-        "score_scale_through_float16",
-        "sqrt(K) was stored in float16.",
-        first=(f"{NAME}.scores",),
-        change=edited(
-            lambda m, y: m.scores(divisor=float(np.float16(math.sqrt(m.config.head_dim)))),
-            "*.attention.scores",
-        ),
-        cause="score_scale_rounded",
-        clause="ATT-4",
-    ),
-    mutant(
+    bug(
         "mask_constant_through_float32",
         "The mask's constant -2^32 + 1 went through float32 and is -2^32.",
         variant="tf1-text-classifier",
@@ -269,14 +221,12 @@ BUGS = (
         cause="mask_value",
         clause="MSK-2",
     ),
-    mutant(
+    bug(
         "erf_by_polynomial",
         "erf is approximated to 1.5e-7.",
         input="any, in float64",
         first=("layers.0.feed_forward.activation",),
-        change=instead(erf_by_polynomial),
-        cause="erf_by_polynomial",
-        tried=True,
+        change=edited(of_source(erf_by_polynomial), "*.feed_forward.activation"),
         clause="FFN-2",
     ),
 )

@@ -49,8 +49,7 @@ def again(m: Context, y: Array) -> Array:
     name = m.tap.rpartition(".")[2]
     if name in ("scores", "context"):
         return m.scores() if name == "scores" else m.context(m.used_weights)
-    result = m.projected(y)
-    return m.activation(result, m.config.qkv_activation) if name in ("query", "key", "value") else result
+    return m.again(y)
 
 
 def product(multiplication: Multiplication) -> Edit:

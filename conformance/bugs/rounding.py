@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from concord.conformance.bugs.bug import Bug, edited, weight
+from concord.conformance.bugs.bug import group, weight
 from concord.conformance.bugs.context import Context, Edit
 from concord.conformance.bugs.operations import Array
 from concord.spec.precision import precision
 
 HUB = "https://github.com/"
-WEIGHTS, SCORES, CONTEXT = "*.attention.weights", "*.attention.scores", "*.attention.context"
+WEIGHTS, SCORES, CONTEXT = "*attention.weights", "*attention.scores", "*attention.context"
 
 
 def stored(number_format: str) -> Edit:
@@ -99,42 +98,153 @@ def gradient_rounded(number_format: str) -> Edit:
     return lambda m, y: m.o.with_gradient(y, lambda gradient: m.o.rounded(gradient, number_format))
 
 
-def fault(name: str, what: str, edit: Edit, tap: str, **fields: Any) -> Bug:
-    first = (tap.replace("*", "layers.0", 1),)
-    return Bug(
-        **{
-            "name": name,
-            "group": "rounding",
-            "what": what,
-            "variant": "bert",
-            "change": edited(edit, tap),
-            "first": first,
-            "cause": name,
-            "tried": True,
-            "clause": "PRC-2",
-            **fields,
-        }
-    )
-
+bug = group("rounding", clause="PRC-2").bug
 
 BUGS = (
-    fault("softmax_powers_in_bfloat16", "The powers of the softmax are rounded to bfloat16 before they are summed.", powers_rounded, WEIGHTS, source=f"{HUB}tinygrad/tinygrad/pull/12280"),
-    fault("softmax_of_float16_scores", "The softmax is of scores in float16.", scores_rounded_first, WEIGHTS, source=f"{HUB}pytorch/pytorch/issues/123911"),
-    fault("softmax_reciprocal_in_float16", "The softmax multiplies by a reciprocal in float16.", reciprocal_rounded, WEIGHTS, source=f"{HUB}tenstorrent/tt-metal/issues/26040"),
-    fault("softmax_stored_in_bfloat16_last", "The last layer keeps its weights in bfloat16.", in_last_layer(stored("bfloat16")), WEIGHTS, first=("layers.1.attention.weights",), cause="stored_in_bfloat16", input="two layers", source=f"{HUB}huggingface/transformers/issues/27341"),
-    fault("softmax_exponential_approximate", "The exponential of the softmax is approximated to 2e-3.", exponential_by_parts, WEIGHTS, source=f"{HUB}sonos/tract/pull/2677"),
-    fault("norm_variance_in_float16", "The variance of a norm is kept in float16.", variance_in("float16"), "embeddings.norm", source=f"{HUB}deepspeedai/DeepSpeed/issues/581"),
-    fault("norm_variance_in_bfloat16", "The variance of a norm is kept in bfloat16.", variance_in("bfloat16"), "embeddings.norm", source=f"{HUB}flagos-ai/FlagGems/pull/221"),
-    fault("norm_mean_in_float16", "The mean of a norm is kept in float16.", mean_in_float16, "embeddings.norm", source=f"{HUB}flagos-ai/FlagGems/pull/221"),
-    fault("norm_deviation_by_one_step", "The deviation is refined once from bfloat16.", deviation_by_one_step, "embeddings.norm", source=f"{HUB}Xilinx/finn/pull/1667"),
-    fault("query_in_tf32", "The query is a product in TF32.", linear_in_tf32("query"), "*.attention.query", cause="tf32_products", source=f"{HUB}pytorch/pytorch/issues/53635"),
-    fault("outer_in_tf32_last", "The last layer's second linear layer is a product in TF32.", in_last_layer(linear_in_tf32("outer")), "*.feed_forward.outer", first=("layers.1.feed_forward.outer",), cause="tf32_products", source=f"{HUB}pytorch/pytorch/issues/79270"),
-    fault("context_in_tf32", "The weighted sum of values is a product in TF32.", context_in_tf32, CONTEXT, cause="tf32_products", source=f"{HUB}tensorflow/tensorflow/issues/127346"),
-    fault("weights_in_bfloat16_for_context", "Weights are rounded to bfloat16 for the sum of values alone.", weights_rounded_for_product, CONTEXT, source=f"{HUB}pytorch/pytorch/pull/128922"),
-    fault("scores_stored_in_float16", "Scores are kept in float16.", stored("float16"), SCORES, cause="stored_in_float16", source=f"{HUB}pytorch/pytorch/pull/188247"),
-    fault("embeddings_stored_in_float16", "The sum of the embeddings is kept in float16.", stored("float16"), "embeddings.sum", cause="stored_in_float16", source=f"{HUB}pytorch/xla/issues/3658"),
-    fault("positions_through_bfloat16", "The position table was stored in bfloat16.", stored("bfloat16"), "embeddings.position", variant="vanilla-encoder", change=weight("embeddings.position.weight", lambda array: precision("bfloat16").round(array)), cause="weight_in_bfloat16 or stored_in_bfloat16", source=f"{HUB}huggingface/transformers/issues/15292"),
-    fault("gelu_erf_in_bfloat16", "erf is rounded to bfloat16.", gelu_rounded_inside, "*.feed_forward.activation", source=f"{HUB}pytorch/pytorch/pull/186286"),
-    fault("losses_stored_in_float16", "Losses are kept in float16.", stored("float16"), "losses", cause="stored_in_float16", source=f"{HUB}huggingface/transformers/issues/48459"),
-    fault("gradient_of_layer_in_bfloat16", "The gradient between the layers is rounded to bfloat16.", gradient_rounded("bfloat16"), "layers.0.norm2", first=("gradients.taps.layers.0.norm2", "gradients.layers.0.norm2.*"), source=f"{HUB}NVIDIA/TransformerEngine/pull/545"),
-)  # fmt: skip
+    bug(
+        "softmax_powers_in_bfloat16",
+        "The powers of the softmax are rounded to bfloat16 before they are summed.",
+        powers_rounded,
+        WEIGHTS,
+        source=f"{HUB}tinygrad/tinygrad/pull/12280",
+    ),
+    bug(
+        "softmax_of_float16_scores",
+        "The softmax is of scores in float16.",
+        scores_rounded_first,
+        WEIGHTS,
+        source=f"{HUB}pytorch/pytorch/issues/123911",
+    ),
+    bug(
+        "softmax_reciprocal_in_float16",
+        "The softmax multiplies by a reciprocal in float16.",
+        reciprocal_rounded,
+        WEIGHTS,
+        source=f"{HUB}tenstorrent/tt-metal/issues/26040",
+    ),
+    bug(
+        "softmax_stored_in_bfloat16_last",
+        "The last layer keeps its weights in bfloat16.",
+        in_last_layer(stored("bfloat16")),
+        WEIGHTS,
+        first=("layers.1.attention.weights",),
+        cause="stored_in_bfloat16",
+        input="two layers",
+        source=f"{HUB}huggingface/transformers/issues/27341",
+    ),
+    bug(
+        "softmax_exponential_approximate",
+        "The exponential of the softmax is approximated to 2e-3.",
+        exponential_by_parts,
+        WEIGHTS,
+        source=f"{HUB}sonos/tract/pull/2677",
+    ),
+    bug(
+        "norm_variance_in_float16",
+        "The variance of a norm is kept in float16.",
+        variance_in("float16"),
+        "embeddings.norm",
+        source=f"{HUB}deepspeedai/DeepSpeed/issues/581",
+    ),
+    bug(
+        "norm_variance_in_bfloat16",
+        "The variance of a norm is kept in bfloat16.",
+        variance_in("bfloat16"),
+        "embeddings.norm",
+        source=f"{HUB}flagos-ai/FlagGems/pull/221",
+    ),
+    bug(
+        "norm_mean_in_float16",
+        "The mean of a norm is kept in float16.",
+        mean_in_float16,
+        "embeddings.norm",
+        source=f"{HUB}flagos-ai/FlagGems/pull/221",
+    ),
+    bug(
+        "norm_deviation_by_one_step",
+        "The deviation is refined once from bfloat16.",
+        deviation_by_one_step,
+        "embeddings.norm",
+        source=f"{HUB}Xilinx/finn/pull/1667",
+    ),
+    bug(
+        "query_in_tf32",
+        "The query is a product in TF32.",
+        linear_in_tf32("query"),
+        "*attention.query",
+        cause="tf32_products",
+        source=f"{HUB}pytorch/pytorch/issues/53635",
+    ),
+    bug(
+        "outer_in_tf32_last",
+        "The last layer's second linear layer is a product in TF32.",
+        in_last_layer(linear_in_tf32("outer")),
+        "*.feed_forward.outer",
+        first=("layers.1.feed_forward.outer",),
+        cause="tf32_products",
+        source=f"{HUB}pytorch/pytorch/issues/79270",
+    ),
+    bug(
+        "context_in_tf32",
+        "The weighted sum of values is a product in TF32.",
+        context_in_tf32,
+        CONTEXT,
+        cause="tf32_products",
+        source=f"{HUB}tensorflow/tensorflow/issues/127346",
+    ),
+    bug(
+        "weights_in_bfloat16_for_context",
+        "Weights are rounded to bfloat16 for the sum of values alone.",
+        weights_rounded_for_product,
+        CONTEXT,
+        source=f"{HUB}pytorch/pytorch/pull/128922",
+    ),
+    bug(
+        "scores_stored_in_float16",
+        "Scores are kept in float16.",
+        stored("float16"),
+        SCORES,
+        cause="stored_in_float16",
+        source=f"{HUB}pytorch/pytorch/pull/188247",
+    ),
+    bug(
+        "embeddings_stored_in_float16",
+        "The sum of the embeddings is kept in float16.",
+        stored("float16"),
+        "embeddings.sum",
+        cause="stored_in_float16",
+        source=f"{HUB}pytorch/xla/issues/3658",
+    ),
+    bug(
+        "positions_through_bfloat16",
+        "The position table was stored in bfloat16.",
+        weight("embeddings.position.weight", lambda array: precision("bfloat16").round(array)),
+        variant="vanilla-encoder",
+        first=("embeddings.position",),
+        cause="weight_in_bfloat16 or stored_in_bfloat16",
+        source=f"{HUB}huggingface/transformers/issues/15292",
+    ),
+    bug(
+        "gelu_erf_in_bfloat16",
+        "erf is rounded to bfloat16.",
+        gelu_rounded_inside,
+        "*.feed_forward.activation",
+        source=f"{HUB}pytorch/pytorch/pull/186286",
+    ),
+    bug(
+        "losses_stored_in_float16",
+        "Losses are kept in float16.",
+        stored("float16"),
+        "losses",
+        cause="stored_in_float16",
+        source=f"{HUB}huggingface/transformers/issues/48459",
+    ),
+    bug(
+        "gradient_of_layer_in_bfloat16",
+        "The gradient between the layers is rounded to bfloat16.",
+        gradient_rounded("bfloat16"),
+        "layers.0.norm2",
+        first=("gradients.taps.layers.0.norm2", "gradients.layers.0.norm2.*"),
+        source=f"{HUB}NVIDIA/TransformerEngine/pull/545",
+    ),
+)

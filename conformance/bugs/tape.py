@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.bugs.context import Context
+from concord.conformance.bugs.context import Context, Edit
 from concord.conformance.bugs.operations import SIGNIFICANT_BITS, Operations
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.model import Model
@@ -207,7 +207,12 @@ class TapeOperations(Operations):
         ]
         return self.value(self.a._record(np.concatenate(values, place), *operands))
 
+    def add_where(self, visible: Flags, x: Value, constant: float) -> Value:
+        return self.value(self.a.add_where(x.tensor, visible, constant, rounded=self.name))
+
     def where(self, condition: Any, a: Value, b: Any) -> Value:
+        if not isinstance(b, Value) and np.broadcast_shapes(np.shape(condition), a.shape) == a.shape:
+            return self.value(self.a.replace(a.tensor, condition, b))  # softmax knows what absorbs (MSK-5)
         other = a.like(b)
         chosen = np.where(condition, a.tensor.value, other.value)
         back_a, back_b = self.a._unbroadcast(a.tensor), self.a._unbroadcast(other)
@@ -256,33 +261,55 @@ class TapeOperations(Operations):
         return axis if axis < 0 else axis - len(x.shape)
 
 
-class Faulty(Model):
-    """The reference with edits of taps: a port that has a fault.
+class Seen(Mapping[str, Any]):
+    """What an edit sees of a run on a tape: the taps so far, and given tensors as ``inputs.<name>``."""
+
+    def __init__(self, model: Edited) -> None:
+        self.model = model
+
+    def __getitem__(self, name: str) -> Value:
+        given = name.removeprefix("inputs.")
+        return Value(self.model.a, self.model.now[name] if given == name else self.model.given[given])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self.model.now, *(f"inputs.{name}" for name in self.model.given)])
+
+    def __len__(self) -> int:
+        return len(self.model.now) + len(self.model.given)
+
+
+class Edited(Model):
+    """The reference with edits of taps: a port that has a bug.
 
     Attributes:
-        edits: patterns of taps, and what is made of them.
+        edits: gives what is made of a tap.
+        part: which is computed.
+        memory: what edits of earlier runs left for later ones.
+        taps: each tap as it was computed.
         now: each tap as what follows sees it.
     """
 
-    edits: Callable[[str], Callable[[Context, Any], Any] | None] = staticmethod(lambda tap: None)
+    edits: Callable[[str], Edit | None] = staticmethod(lambda tap: None)
+    part = "model"
     memory: dict[str, Any] | None = None
 
     @functools.cached_property
-    def now(self) -> dict[str, Any]:
-        return {f"inputs.{name}": Value(self.a, tensor) for name, tensor in self.given.items()}
+    def taps(self) -> dict[str, Node]:
+        return {}
+
+    @functools.cached_property
+    def now(self) -> dict[str, Node]:
+        return {}
 
     @functools.cached_property
     def context(self) -> Context:
         operations = TapeOperations(self.a, self.dtype)
+
+        def parameter(name: str) -> Value:
+            return operations.value(self.weights[name])
+
         return Context(
-            operations,
-            self.config,
-            self.batch,
-            "model",
-            self.dtype,
-            lambda name: operations.value(self.weights[name]),
-            self.now,
-            self.memory,
+            operations, self.config, self.batch, self.part, self.dtype, parameter, Seen(self), self.memory
         )
 
     def tap(self, name: str, tensor: Node) -> Node:
@@ -290,11 +317,11 @@ class Faulty(Model):
         if edit:
             self.context.tap = name
             tensor = edit(self.context, Value(self.a, tensor)).tensor
-        tensor = super().tap(name, tensor)
-        self.now[name] = Value(self.a, tensor)
-        return tensor
+        self.taps[name] = tensor
+        self.now[name] = super().tap(name, tensor)
+        return self.now[name]
 
 
-def with_edits(edits: Callable[[str], Callable[[Context, Any], Any] | None]) -> type[Faulty]:
+def with_edits(edits: Callable[[str], Edit | None]) -> type[Edited]:
     """Return the model that has them, for :func:`concord.spec.reference.compute`."""
-    return type("Port", (Faulty,), {"edits": staticmethod(edits)})
+    return type("Port", (Edited,), {"edits": staticmethod(edits)})

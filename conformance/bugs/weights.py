@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from concord.conformance.bugs.bug import Array, Bug, weight, weights
+from concord.conformance.bugs.bug import Array, group, weight, weights
 from concord.conformance.bugs.bug import Change as Changed
 from concord.spec.config import EncoderConfig
 from concord.spec.parameters import Weights
@@ -42,19 +41,22 @@ def heads_rolled(config: EncoderConfig, given: Weights) -> dict[str, Array]:
     }
 
 
+def cut_from_fused(config: EncoderConfig, given: Weights, prefix: str, role: str, leaf: str) -> Array:
+    """Return the third of a fused weight, which holds query, key and value for each head, that a role would get."""
+    roles = ("query", "key", "value")
+    parts = [given[f"{prefix}.{one}.{leaf}"] for one in roles]
+    split = [part.reshape(*part.shape[:-1], config.num_heads, config.head_dim) for part in parts]
+    fused = np.stack(split, axis=-2).reshape(*parts[0].shape[:-1], 3 * config.d_model)
+    return np.split(fused, 3, axis=-1)[roles.index(role)]
+
+
 def fused_by_head(config: EncoderConfig, given: Weights) -> dict[str, Array]:
     """Cut a fused weight that holds query, key and value for each head into thirds."""
-    roles = ("query", "key", "value")
-    new: dict[str, Array] = {}
-    for leaf in ("weight", "bias"):
-        parts = [given[f"{NAME}.{role}.{leaf}"] for role in roles]
-        split = [part.reshape(*part.shape[:-1], config.num_heads, config.head_dim) for part in parts]
-        fused = np.stack(split, axis=-2).reshape(*parts[0].shape[:-1], 3 * config.d_model)
-        new |= {
-            f"{NAME}.{role}.{leaf}": third
-            for role, third in zip(roles, np.split(fused, 3, axis=-1), strict=True)
-        }
-    return new
+    return {
+        f"{NAME}.{role}.{leaf}": cut_from_fused(config, given, NAME, role, leaf)
+        for role in ("query", "key", "value")
+        for leaf in ("weight", "bias")
+    }
 
 
 def initial(config: EncoderConfig, given: Weights) -> dict[str, Array]:
@@ -84,26 +86,24 @@ def one_element(change: Callable[[Array], Array]) -> Callable[[Array], Array]:
     return changed
 
 
-def mutant(name: str, what: str, **fields: Any) -> Bug:
-    return Bug(**{"name": name, "group": "weights", "what": what, "variant": "bert", **fields})
-
+bug = group("weights").bug
 
 BUGS = (
-    mutant(
+    bug(
         "weight_transposed",
         "A square weight is transposed.",
         first=(f"{NAME}.key",),
         cause="transposed_weight",
         change=weight(f"{NAME}.key.weight", np.transpose),
     ),
-    mutant(
+    bug(
         "weight_of_pooler_transposed",
         "The pooler's weight is transposed.",
         first=("pooler.dense",),
         cause="transposed_weight",
         change=weight("pooler.weight", np.transpose),
     ),
-    mutant(
+    bug(
         "weight_column_major",
         "A weight is read in column-major order.",
         first=("layers.0.feed_forward.inner",),
@@ -114,7 +114,7 @@ BUGS = (
         cause="weight_in_wrong_order",
         clause="WGT-2",
     ),
-    mutant(
+    bug(
         "weight_heads_permuted",
         "Each head has the query of another.",
         first=(f"{NAME}.query",),
@@ -122,7 +122,7 @@ BUGS = (
         cause="heads_permuted",
         clause="ATT-2",
     ),
-    mutant(
+    bug(
         "weight_fused_by_head",
         "A fused weight that holds query, key and value head by head is cut into thirds.",
         first=(f"{NAME}.query",),
@@ -130,7 +130,7 @@ BUGS = (
         cause="fused_weight",
         clause="WGT-1",
     ),
-    mutant(
+    bug(
         "weight_query_and_key_swapped",
         "Query and key have each other's weights.",
         first=(f"{NAME}.query",),
@@ -138,7 +138,7 @@ BUGS = (
         cause="swapped_weights",
         clause="WGT-1",
     ),
-    mutant(
+    bug(
         "weight_key_and_value_swapped",
         "Key and value have each other's weights.",
         first=(f"{NAME}.key",),
@@ -146,7 +146,7 @@ BUGS = (
         cause="swapped_weights",
         clause="WGT-1",
     ),
-    mutant(
+    bug(
         "weight_rows_swapped",
         "Two rows of a value weight have changed places.",
         first=(f"{NAME}.value",),
@@ -154,7 +154,7 @@ BUGS = (
         cause="weight_permuted",
         clause="WGT-2",
     ),
-    mutant(
+    bug(
         "weight_element_off",
         "One element of a weight is off by a hundredth.",
         first=(f"{NAME}.output",),
@@ -162,7 +162,7 @@ BUGS = (
         cause="weight_element",
         clause="WGT-4",
     ),
-    mutant(
+    bug(
         "weight_element_in_bfloat16",
         "One element of a weight was rounded to bfloat16.",
         first=(f"{NAME}.output",),
@@ -170,7 +170,7 @@ BUGS = (
         cause="weight_element",
         clause="WGT-4",
     ),
-    mutant(
+    bug(
         "weight_sign_lost",
         "The sign of one element of a weight is lost.",
         first=("logits",),
@@ -178,7 +178,7 @@ BUGS = (
         cause="weight_element",
         clause="WGT-4",
     ),
-    mutant(
+    bug(
         "weight_stale_layer",
         "Layer 1 has the weights of layer 0.",
         first=("layers.1.attention.query",),
@@ -188,7 +188,7 @@ BUGS = (
         cause="weights_of_another_layer",
         clause="WGT-1",
     ),
-    mutant(
+    bug(
         "weight_layers_reversed",
         "Layers are loaded in reverse order.",
         first=(f"{NAME}.query",),
@@ -197,7 +197,7 @@ BUGS = (
         cause="weights_of_another_layer",
         clause="WGT-1",
     ),
-    mutant(
+    bug(
         "weight_bias_missing",
         "The bias of a linear layer is not loaded, and zero.",
         first=("layers.0.feed_forward.outer",),
@@ -205,7 +205,7 @@ BUGS = (
         cause="missing_bias",
         clause="WGT-2",
     ),
-    mutant(
+    bug(
         "weight_projection_biases_missing",
         "Query, key and value have no bias.",
         first=(f"{NAME}.query",),
@@ -213,7 +213,7 @@ BUGS = (
         cause="missing_bias",
         clause="WGT-2",
     ),
-    mutant(
+    bug(
         "weight_classifier_bias_missing",
         "The classifier's bias is not loaded, and zero.",
         first=("logits",),
@@ -221,7 +221,7 @@ BUGS = (
         cause="missing_bias",
         clause="WGT-2",
     ),
-    mutant(
+    bug(
         "weight_gain_and_offset_swapped",
         "Gain and offset of a norm have changed places.",
         first=("layers.0.norm1",),
@@ -229,7 +229,7 @@ BUGS = (
         cause="norm_gain_and_offset_swapped",
         clause="WGT-1",
     ),
-    mutant(
+    bug(
         "weight_norms_swapped",
         "The two norms of a layer have changed places.",
         first=("layers.0.norm1",),
@@ -237,7 +237,7 @@ BUGS = (
         cause="norm_sharing",
         clause="WGT-1",
     ),
-    mutant(
+    bug(
         "weight_norm_not_loaded",
         "A norm's weights bear other names, and it keeps gain 1 and offset 0.",
         first=("layers.0.norm1",),
@@ -245,7 +245,7 @@ BUGS = (
         cause="norm_gain_and_offset_missing",
         clause="WGT-1",
     ),
-    mutant(
+    bug(
         "weight_segment_table_zero",
         "The segment table is not loaded, and zero.",
         first=("embeddings.segment",),
@@ -253,7 +253,7 @@ BUGS = (
         cause="segments_ignored",
         clause="WGT-1",
     ),
-    mutant(
+    bug(
         "weight_classes_permuted",
         "The classes are in another order.",
         first=("logits",),
@@ -261,7 +261,7 @@ BUGS = (
         cause="classes_reversed",
         clause="WGT-1",
     ),
-    mutant(
+    bug(
         "weight_of_flattened_features_first",
         "The flattening head's weight has features before tokens.",
         variant="tf1-text-classifier",

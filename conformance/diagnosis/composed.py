@@ -1,7 +1,4 @@
-"""Known mistakes in one place only, and right steps of wrong inputs.
-
-Tried where no single mistake explains a tensor.
-"""
+"""Known mistakes in one place only, and right steps of wrong inputs: tried where no single mistake explains a tensor."""
 
 from __future__ import annotations
 
@@ -13,13 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.conformance.bugs.context import Edit
 from concord.conformance.diagnosis.regions import WORDS, Region
 from concord.conformance.diagnosis.relations import moves
-from concord.conformance.explain import Cause, linear, search
+from concord.conformance.explain import Cause, search
 from concord.conformance.explain.effort import Effort
 from concord.conformance.explain.hypothesis import RIGHT, Hypothesis, changed
 from concord.conformance.explain.question import Question, rounding
 from concord.conformance.explain.reading import clear
+from concord.conformance.explain.weights import LINEAR
 from concord.spec.precision import precision
 from concord.spec.tape import Node
 from concord.spec.tensors import taps
@@ -90,7 +89,7 @@ def _ways(question: Question, region: Region, clause: str, exact: bool) -> Itera
         if region.text and not question.parameter
         else []
     )
-    if question.is_tap(linear.LINEAR) and not exact:
+    if question.is_tap(LINEAR) and not exact:
         known += _of_other_inputs(question)
     yield from (_Way(one.text, one.name, one.clause, question, one) for one in known)
     if exact or question.parameter or question.actual.size > MOST_ELEMENTS:
@@ -111,11 +110,13 @@ def _of_other_inputs(question: Question) -> Iterator[Hypothesis]:
     others = entered | {f"`{name}`": tensor for name, tensor in exact.now.items() if name != tap}
     for name, tensor in others.items():
         if tensor.shape == exact.inputs[tap].shape and tensor is not exact.inputs[tap]:
-            values = tensor.value
-            change = linear.applied_to(lambda m, values=values: m.constant(values))  # type: ignore[misc]
             text = f"{name} instead of what should go into it"
             clause = "NRM-1" if " entered " in name else "RES-1"
-            yield changed("linear_of_other_input", text, clause, change).at(tap)
+            yield changed("linear_of_other_input", text, clause, _applied_to(tensor.value)).at(tap)
+
+
+def _applied_to(values: Array) -> Edit:
+    return lambda m, y: m.again(y, m.o.constant(values, y))
 
 
 def sources(question: Question) -> list[str]:

@@ -1,7 +1,4 @@
-"""What a tensor is, where it is wrong.
-
-How its numbers are related to the right ones, or to others at hand.
-"""
+"""What a tensor is, where it is wrong: how its numbers are related to the right ones, or to others at hand."""
 
 from __future__ import annotations
 
@@ -14,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.diagnosis.regions import WORDS, Region, axes_of, inputs_of
-from concord.conformance.explain.linear import parameters_of
-from concord.conformance.explain.norms import owner
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.reading import within
+from concord.conformance.explain.weights import norm_of, parameters_of
 from concord.conformance.wording import distinct, multiple
 from concord.spec.precision import precision, round_to_bits
 
@@ -27,7 +23,7 @@ LARGEST = 1e6
 """A larger multiple is no multiple: the right tensor is zero but for rounding."""
 
 SMOOTH = 0.03
-"""Share of an error that its neighbours' may leave over, for it to be a function of one number."""
+"""Share of an error that may be left when it is read off its neighbours', for it to be a function of one number."""
 
 MOST_PLACES = 64
 """How many places along an axis are tried one by one; of a longer axis its ends and its middle."""
@@ -107,10 +103,7 @@ class _Seen:
         }
 
     def beside(self) -> dict[str, Array]:
-        """Return the tensors that may have been mixed in.
-
-        Of the step, its parameters, other layers' namesakes.
-        """
+        """Return the tensors that may have been mixed in: of the step, its parameters, other layers' namesakes."""
         found, question, shape = self.inputs(), self.question, self.right.shape
         own, sublayer = parameters_of(self.tensor), self.tensor.rpartition(".")[0]
         for name, weight in question.case.weights.items():
@@ -163,7 +156,7 @@ def _of_same(seen: _Seen) -> Iterator[Relation]:
 
 
 def moves(array: Array, axes: Sequence[str], most: int = MOST_PLACES) -> Iterator[tuple[str, str, Array]]:
-    """Yield a tensor whose places are taken elsewhere along an axis, or that has two axes exchanged.
+    """Yield what becomes of a tensor whose places are taken elsewhere along an axis, or that has two axes exchanged.
 
     Returns:
         A word for the kind, words that follow its name, and the values.
@@ -306,14 +299,14 @@ def _of_mixtures(seen: _Seen) -> Iterator[Relation]:
 
 
 def _of_rows_and_columns(seen: _Seen) -> Iterator[Relation]:
-    """Yield that each row, or column, has a factor of its own, or a constant of its own added."""
+    """Yield that each row, or each column, is multiplied by a factor of its own or has a constant of its own added."""
     right, where = seen.right, seen.where
     if right.ndim < 2 or right.shape[-1] < 4:
         return
     along = {"row": (-1,), "column": tuple(range(right.ndim - 1))}
     along = {word: axes for word, axes in along.items() if math.prod(right.shape[axis] for axis in axes) >= 4}
     bases = [(np.zeros_like(right), "")]
-    name = f"{owner(seen.config.norm_sharing, seen.tensor)}.bias"
+    name = f"{norm_of(seen.config.norm_sharing, seen.tensor)}.bias"
     bias = seen.question.case.weights.get(name)
     if bias is not None and bias.shape == right.shape[-1:]:
         bases.append((np.broadcast_to(bias.astype(np.float64), right.shape), f"(less `{name}`) "))
@@ -337,10 +330,7 @@ def _of_rows_and_columns(seen: _Seen) -> Iterator[Relation]:
 
 
 def _of_deviation(seen: _Seen, factors: Array) -> str:
-    """Say what the deviation of a norm must have been, if the factors of its rows show it.
-
-    Another factor, or epsilon.
-    """
+    """Say what the deviation of a norm must have been, if the factors of its rows show it: another factor, or epsilon."""
     if np.ptp(factors) <= 1e-5 * abs(factors).max():
         return f"is multiplied by {multiple(factors.mean(), digits=7)}"
     config, source = seen.config, seen.question.exact.inputs.get(seen.tensor)
@@ -358,8 +348,7 @@ def _of_deviation(seen: _Seen, factors: Array) -> str:
         ("outside the root", deviation - np.sqrt(variance)),
     ):
         if left.size > 1 and left.mean() > 0 and np.ptp(left) <= 1e-3 * left.mean():
-            made = distinct(float(left.mean()), epsilon, digits=4)[0]
-            return f"has the deviation of an epsilon of {made} {words}"
+            return f"has the deviation of an epsilon of {distinct(float(left.mean()), epsilon, digits=4)[0]} {words}"
     return ""
 
 

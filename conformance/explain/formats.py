@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.explain.hypothesis import Hypothesis, loaded
-from concord.conformance.explain.linear import LINEAR, parameters_of
-from concord.conformance.explain.norms import NORMS, owner
+from concord.conformance.explain.hypothesis import Hypothesis
 from concord.conformance.explain.question import Question, rounding
-from concord.conformance.explain.step import matches
+from concord.conformance.explain.weights import STORED
 from concord.spec.precision import precision
 
 Array = NDArray[np.floating]
 
 SHORTER = {"float64": ("float32", "tf32", "float16", "bfloat16"), "float32": ("tf32", "float16", "bfloat16")}
 """The formats that have fewer bits than a precision, from more to fewer."""
-
-FORMATS = {dtype: tuple(name for name in names if name != "tf32") for dtype, names in SHORTER.items()}
-"""Those of them that numbers are stored in."""
 
 SPELLED = {
     "float32": "float32",
@@ -43,37 +37,11 @@ def of_factors(question: Question) -> Iterator[Hypothesis]:
         yield Hypothesis(name="tf32_products", text=text, clause="PRC-2", factors="tf32 cut off")
 
 
-def of_parameters(question: Question, tap: str) -> Iterator[Hypothesis]:
-    """Yield parameters of a step that were rounded."""
-    own = (
-        parameters_of(tap)
-        if matches(tap, LINEAR)
-        else owner(question.config.norm_sharing, tap)
-        if matches(tap, NORMS)
-        else tap
-    )
-    names = [name for name in (f"{own}.weight", f"{own}.bias") if name in question.case.weights]
-    for name in FORMATS.get(question.case.dtype, ()):
-        rounded = {
-            parameter: partial(_shorter, name, question.case.weights[parameter]) for parameter in names
-        }
-        for parameter in names:
-            text = f"`{parameter}` rounded to {SPELLED[name]}"
-            yield loaded(f"weight_in_{name}", text, "PRC-2", {parameter: rounded[parameter]})
-        if len(names) > 1:
-            text = f"`{names[0]}` and `{names[1]}` rounded to {SPELLED[name]}"
-            yield loaded(f"weight_in_{name}", text, "PRC-2", rounded)
-
-
-def _shorter(name: str, array: Array) -> Array:
-    return rounding(name)(array.astype(np.float64))
-
-
 def held_in(question: Question) -> str | None:
     """Return the shortest format that holds every number of the tensor, if few of the right ones are numbers of it too."""
     finite = np.isfinite(question.actual) & np.isfinite(question.right.value)
     actual, right = question.actual[finite], question.right.value[finite]
-    for name in reversed(FORMATS.get(question.case.dtype, ())):
+    for name in reversed(STORED.get(question.case.dtype, ())):
         if (rounding(name)(actual) == actual).all() and (rounding(name)(right) != right).sum() >= 2:
             return name
     return None

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.explain.step import Change, matches
+from concord.conformance.bugs.context import Edit
+from concord.conformance.explain.step import matches
 from concord.conformance.wording import instead
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import ConfigError, SpecError
@@ -48,7 +49,7 @@ class Hypothesis:
     fields: Mapping[str, Any] = field(default_factory=dict)
     weights: Mapping[str, Callable[[], Array]] = field(default_factory=dict)
     deviations: Mapping[str, float] = field(default_factory=dict)
-    change: Change | None = None
+    change: Edit | None = None
     on: tuple[str, ...] = ()
     gradient: Callable[[Gradients], Array] | None = None
     factors: str | None = None
@@ -58,12 +59,12 @@ class Hypothesis:
         """Return the same of one tap, if it is not said of which."""
         return self if self.on else dataclasses.replace(self, on=(tap,))
 
-    def changes(self, tap: str) -> Change | None:
+    def changes(self, tap: str) -> Edit | None:
         """Return what is made of a tap, if anything."""
         return self.change if self.change and matches(tap, self.on) else None
 
 
-def changed(name: str, text: str, clause: str, change: Change, *on: str) -> Hypothesis:
+def changed(name: str, text: str, clause: str, change: Edit, *on: str) -> Hypothesis:
     """Return the hypothesis of a tap that something else is made of.
 
     Args:

@@ -8,10 +8,11 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.conformance.bugs.attention import PROJECTIONS
 from concord.conformance.explain.hypothesis import loaded
-from concord.conformance.explain.linear import LINEAR, PROJECTIONS, parameters_of
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.reading import Reading, clear, reading, within
+from concord.conformance.explain.weights import LINEAR, parameters_of
 from concord.conformance.wording import instead
 
 Array = NDArray[np.floating]
@@ -20,7 +21,7 @@ STRAIGHT = 1e-3
 """How far the squared cosine of two directions that may agree lies below 1."""
 
 
-def of_weights(question: Question) -> Iterator[Reading]:
+def of_recovered(question: Question) -> Iterator[Reading]:
     """Read off what is wrong with a weight or a bias."""
     if not question.is_tap(LINEAR) or (
         question.config.qkv_activation == "relu" and question.is_tap(PROJECTIONS)

@@ -10,25 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.conformance.bugs.norms import NORMS
 from concord.conformance.estimate import R
 from concord.conformance.expectation import JudgedProblem
-from concord.conformance.explain import (
-    attention,
-    embeddings,
-    gradients,
-    head,
-    linear,
-    losses,
-    masks,
-    norms,
-    pooling,
-)
 from concord.conformance.explain.effort import Effort
-from concord.conformance.explain.formats import of_factors, of_parameters
+from concord.conformance.explain.formats import of_factors
+from concord.conformance.explain.gradients import of_gradient
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
+from concord.conformance.explain.options import of_options, of_other_constants, two_of_norms
 from concord.conformance.explain.question import Prediction, Question
 from concord.conformance.explain.reading import CLEAR
-from concord.conformance.explain.recovered import of_weights
+from concord.conformance.explain.recovered import of_recovered
 from concord.conformance.explain.step import matches
 from concord.conformance.explain.structure import (
     of_cancellation,
@@ -38,38 +30,14 @@ from concord.conformance.explain.structure import (
     of_limit,
 )
 from concord.conformance.explain.tried import of_backward, of_hidden, of_tap
+from concord.conformance.explain.weights import of_joined_heads, of_weights
 
 Array = NDArray[np.floating]
 
 Family = Callable[[Question, str], Iterator[Hypothesis]]
 
-FAMILIES: tuple[tuple[tuple[str, ...], Family], ...] = (
-    (("embeddings.token",), embeddings.of_tokens),
-    (("embeddings.position",), embeddings.of_positions),
-    (("embeddings.segment",), embeddings.of_segments),
-    (("embeddings.sum",), embeddings.of_sum),
-    (norms.NORMS, norms.of_norm),
-    (norms.RESIDUALS, norms.of_residual),
-    (linear.LINEAR, linear.of_linear),
-    (linear.PROJECTIONS, attention.of_projection),
-    (("*attention.scores",), attention.of_scores),
-    (("*attention.masked_scores",), masks.of_masked_scores),
-    (("*attention.weights",), attention.of_weights),
-    (("*attention.masked_weights",), masks.of_masked_weights),
-    (("*attention.context",), attention.of_context),
-    (("*.feed_forward.activation",), head.of_activation),
-    (("*.feed_forward.outer",), head.of_outer),
-    (("pooling",), pooling.of_pooling),
-    (("pooler.output",), head.of_pooler),
-    (("normalized",), pooling.of_normalized),
-    (("logits",), head.of_logits),
-    (("log_probabilities",), losses.of_log_probabilities),
-    (("losses",), losses.of_losses),
-    (("loss",), losses.of_loss),
-    (("*",), of_parameters),
-    (("*",), of_tap),
-)
-"""Which taps (patterns) may have which mistakes."""
+FAMILIES: tuple[Family, ...] = (of_options, of_weights, of_joined_heads, of_tap)
+"""What may be wrong with a tap: an option, its weights, the order of its heads, or a bug of the catalogue."""
 
 LIKELY = (
     ("activation", "quick_gelu", "silu"),
@@ -82,7 +50,7 @@ LIKELY = (
 )
 """Kinds of mistakes (patterns of names) that people make most often, the most frequent first: they are tried first, and the rest after them."""
 
-READINGS = (of_format, of_limit, of_dropout, of_dropped_weights, of_weights, of_cancellation)
+READINGS = (of_format, of_limit, of_dropout, of_dropped_weights, of_recovered, of_cancellation)
 """In the order in which they are tried; the first that says something is believed."""
 
 MUCH_BETTER = 8.0
@@ -90,6 +58,9 @@ MUCH_BETTER = 8.0
 
 MOST_NAMED = 4
 """How many explanations a sentence names."""
+
+SAME = 0.01
+"""Tolerances within which two hypotheses come to the same numbers."""
 
 EDGE = 0.5
 """From which share of the tolerance on an error lies at its edge."""
@@ -130,9 +101,8 @@ def mistakes(question: Question) -> Iterator[Hypothesis]:
 
 def mistakes_at(question: Question, tap: str) -> Iterator[Hypothesis]:
     """Yield the single mistakes that may be made at one tap."""
-    for patterns, family in FAMILIES:
-        if matches(tap, patterns):
-            yield from (hypothesis.at(tap) for hypothesis in family(question, tap))
+    for family in FAMILIES:
+        yield from (hypothesis.at(tap) for hypothesis in family(question, tap))
 
 
 def of_kind(question: Question, name: str) -> Iterator[Hypothesis]:
@@ -207,7 +177,7 @@ class Search:
         """Yield single mistakes."""
         question = self.question
         if question.parameter:
-            yield from gradients.of_gradient(question, question.parameter)
+            yield from of_gradient(question, question.parameter)
             yield from of_backward(question)
         yield from mistakes(question)
         yield from of_factors(question)
@@ -216,25 +186,33 @@ class Search:
         """Yield pairs of mistakes, values that nobody uses, and faults of several taps at once."""
         yield from of_hidden(self.question)
         for tap in self.question.span:
-            if matches(tap, norms.NORMS):
-                yield from norms.two_options(self.question, tap)
+            if matches(tap, NORMS):
+                yield from two_of_norms(self.question)
             if matches(tap, ("*.masked_scores",)):
-                yield from masks.of_other_constants(self.question, tap)
+                yield from of_other_constants(self.question, tap)
 
     def explaining(self, hypotheses: Iterable[Hypothesis]) -> list[Explanation]:
         """Return the hypotheses under which the tensor is right, and which do not leave it as it should be."""
-        found: dict[str, Explanation] = {}
+        found: list[tuple[Explanation, Prediction]] = []
         for hypothesis in self.effort.among(hypotheses):
             try:
                 near = self.near(hypothesis, self.question.values(hypothesis))
                 prediction = self.question.predict(hypothesis) if near else None
             except INAPPLICABLE:
                 continue
-            if prediction and self.explains(prediction):
-                found.setdefault(
-                    hypothesis.text, Explanation(hypothesis, self.judged(self.question.actual, prediction))
-                )
-        return list(found.values())
+            if prediction and self.explains(prediction) and not self.known(found, hypothesis, prediction):
+                explanation = Explanation(hypothesis, self.judged(self.question.actual, prediction))
+                found.append((explanation, prediction))
+        return [explanation for explanation, _ in found]
+
+    def known(
+        self, found: Sequence[tuple[Explanation, Prediction]], one: Hypothesis, prediction: Prediction
+    ) -> bool:
+        """Return whether an explanation of the same name gave the same numbers: it is one mistake in other words."""
+        return any(
+            one.name == explanation.hypothesis.name and self.judged(prediction.value, other).ratio <= SAME
+            for explanation, other in found
+        )
 
     def near(self, hypothesis: Hypothesis, value: Array) -> bool:
         """Return whether a value halves the error where there is one, in most places: only then its own sigma is worth deriving."""

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.conformance.bugs.context import Edit
+from concord.conformance.bugs.tape import Edited
 from concord.conformance.expectation import JudgedProblem, is_gradient, subject_of
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.masks import real_tokens
-from concord.spec.model import Model
 from concord.spec.tape import Node
 
 Array = NDArray[np.floating]
 Flags = NDArray[np.bool_]
-
-Change = Callable[["Step", str, Node], Node]
-"""Takes the run, the name of a tap and what it rightly is; returns what it is with the mistake."""
 
 
 class Reached(Exception):
     """The tensor in question has been computed."""
 
 
-class Step(Model):
+class Step(Edited):
     """A run of the reference on forced taps, which ends at the tensor in question.
 
     Args:
@@ -34,12 +31,10 @@ class Step(Model):
         arithmetic: in which it is computed.
         forced: taps that what follows is computed from.
         wanted: the tensor in question.
-        changes: gives, for the name of a tap, what is made of it.
+        edits: gives, for the name of a tap, what is made of it.
         whole: whether everything is computed, and not only what the tensor in question depends on.
 
     Attributes:
-        taps: each tap as it was computed.
-        now: each tap as what follows sees it.
         x: what went into the last linear layer or norm.
         inputs: the same, by the name of the tap that followed.
         entered: what went into each sublayer, by its norm's name.
@@ -51,7 +46,7 @@ class Step(Model):
         arithmetic: Arithmetic,
         forced: Mapping[str, Array],
         wanted: str,
-        changes: Callable[[str], Change | None],
+        edits: Callable[[str], Edit | None],
         whole: bool = False,
     ) -> None:
         super().__init__(
@@ -59,9 +54,8 @@ class Step(Model):
         )
         self.values: dict[str, Array] = {}
         self.gradients: dict[str, Array] = {}
-        self.wanted, self.changes, self.whole = wanted, changes, whole
-        self.taps: dict[str, Node] = {}
-        self.now: dict[str, Node] = {}
+        self.wanted, self.whole, self.part = wanted, whole, case.part
+        self.edits = edits
         self.x = self.a.leaf(np.zeros(()))
         self.inputs: dict[str, Node] = {}
         self.entered: dict[str, Node] = {}
@@ -87,17 +81,13 @@ class Step(Model):
         return {**self.weights, **self.looked_up}
 
     def tap(self, name: str, tensor: Node) -> Node:
-        change = self.changes(name)
-        if change:
-            tensor = change(self, name, tensor)
         self.inputs[name] = self.x
-        self.taps[name] = tensor
-        self.now[name] = super().tap(name, tensor)
+        tensor = super().tap(name, tensor)
         if name == self.wanted:
             raise Reached
-        return self.now[name]
+        return tensor
 
-    # What went into a step is kept, for a change that takes something else of it.
+    # What went into a step is kept, for whoever looks for something else in it.
 
     def linear(self, name: str, x: Node) -> Node:
         self.x = x
@@ -132,13 +122,6 @@ class Step(Model):
         self.now[name] = self.a.override(self.a.leaf(self.forced[name]), self.forced[name])
         return self.now[name]
 
-    # What changes are made of.
-
-    def beside(self, tap: str, name: str) -> Node:
-        """Return another tap of the same layer or sublayer; what would be one may have been given instead."""
-        full = f"{tap.rpartition('.')[0]}.{name}"
-        return self.given[name] if full not in self.now and name in self.given else self.now[full]
-
     def key_mask(self) -> Flags:
         """Return which keys are visible: (B, S), or (B, Q, S)."""
         if self.batch.key_mask is not None:
@@ -150,39 +133,6 @@ class Step(Model):
         if self.batch.query_mask is not None:
             return self.batch.query_mask
         return real_tokens(self.config, self.batch.required("input_ids"))
-
-    def plain(self, tensor: Node) -> Array:
-        """Return a tensor's values; where there are samples, those of the exact one."""
-        return tensor.value[0] if self.a.lead else tensor.value
-
-    def constant(self, values: NDArray[Any]) -> Node:
-        """Return numbers that no gradient flows to."""
-        return self.a.leaf(values)
-
-    def stopped(self, tensor: Node) -> Node:
-        """Return the same numbers; no gradient flows through them."""
-        return self.a.freeze(tensor, np.ones(tensor.shape, bool))
-
-    def straight(self, forward: Node, backward: Node) -> Node:
-        """Return the numbers of one tensor, whose gradient flows to where the other came from."""
-        return self.a._record(forward.value, (backward, lambda g: g))
-
-    def rearranged(self, tensor: Node, order: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> Node:
-        """Return the elements of a tensor in another order, given as what it makes of their numbers."""
-        numbers = order(np.arange(int(np.prod(tensor.shape))).reshape(tensor.shape))
-        flat = self.a.reshape(tensor, (int(np.prod(tensor.shape)),))
-        return self.a.reshape(self.a.index(flat, numbers.reshape(-1)), numbers.shape)
-
-    def function(self, tensor: Node, function: Callable[[Array], Array], absolute: bool = False) -> Node:
-        """Return a function of each element; no gradient flows through it.
-
-        Args:
-            absolute: whether it may err as much near 0 as near 1.
-        """
-        return self.a._record(
-            self.a._function(function(tensor.value).astype(tensor.value.dtype), absolute),
-            (tensor, np.zeros_like),
-        )
 
 
 def matches(tap: str, patterns: Iterable[str]) -> bool:

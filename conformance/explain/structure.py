@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.conformance.bugs.norms import NORMS, RESIDUALS
+from concord.conformance.bugs.precisions import variance_by_squares
 from concord.conformance.estimate import R, Z
 from concord.conformance.explain.formats import SPELLED, held_in, stored
 from concord.conformance.explain.hypothesis import RIGHT, changed
-from concord.conformance.explain.norms import NORMS, RESIDUALS, normalised, owner, usual_deviation
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.reading import Reading, clear, reading, root_mean_square, within
-from concord.conformance.explain.step import Step
-from concord.spec.tape import Node
+from concord.conformance.explain.weights import norm_of
 from concord.spec.tensors import clause_of
 
 Array = NDArray[np.floating]
@@ -134,7 +134,7 @@ def of_dropped_weights(question: Question) -> Iterator[Reading]:
     tap, config, exact = question.tensor, question.config, question.exact
     prefix = tap.rpartition(".")[0]
     weights = exact.now.get(f"{prefix}.masked_weights", exact.now[f"{prefix}.weights"]).value  # (B, H, Q, S)
-    values = exact.beside(tap, "value").value  # (B, S, H, K)
+    values = (exact.now.get(f"{prefix}.value") or exact.given["value"]).value  # (B, S, H, K)
     batch, heads, queries, keys = weights.shape
     if keys > MOST_KEYS:
         return
@@ -168,18 +168,12 @@ def of_cancellation(question: Question) -> Iterator[Reading]:
     if not question.is_tap(NORMS):
         return
 
-    def by_squares(m: Step, tap: str, y: Node) -> Node:
-        a, count = m.a, m.config.d_model
-        mean = a.divide_by(a.sum(m.x, -1), count)
-        variance = a.subtract(a.divide_by(a.sum(a.multiply(m.x, m.x), -1), count), a.multiply(mean, mean))
-        return normalised(m, tap, m.x, deviation=lambda m, _: usual_deviation(m, variance))
-
     hypothesis = changed(
-        "variance_by_squares", "a variance computed as E[x²] - E[x]²", "NRM-2", by_squares
+        "variance_by_squares", "a variance computed as E[x²] - E[x]²", "NRM-2", variance_by_squares
     ).at(question.tensor)
     prediction = question.predict(hypothesis)
     error = question.actual - question.right.value
-    offset = question.case.weights[f"{owner(question.config.norm_sharing, question.tensor)}.bias"].astype(
+    offset = question.case.weights[f"{norm_of(question.config.norm_sharing, question.tensor)}.bias"].astype(
         np.float64
     )
     gained = question.right.value - offset

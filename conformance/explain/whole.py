@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.conformance.bugs.context import Context
+from concord.conformance.bugs.tape import Value
 from concord.conformance.estimate import SAMPLES
 from concord.conformance.expectation import JudgedProblem, is_gradient, root_mean_square
 from concord.conformance.explain.effort import Effort
@@ -25,18 +27,18 @@ from concord.conformance.explain.hypothesis import INAPPLICABLE, RIGHT, Hypothes
 from concord.conformance.explain.question import Prediction, Question
 from concord.conformance.explain.search import (
     MUCH_BETTER,
+    SAME,
     Cause,
     Explanation,
     Search,
     likeliest_first,
     mistakes_at,
 )
-from concord.conformance.explain.step import Step, group_of, place_of
+from concord.conformance.explain.step import group_of, place_of
 from concord.conformance.explain.tried import of_hidden
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.masks import real_tokens
 from concord.spec.precision import PRECISIONS
-from concord.spec.tape import Node
 from concord.spec.tensors import taps
 
 Array = NDArray[np.floating]
@@ -61,9 +63,6 @@ USUAL = (
     "norm_gain_and_offset_swapped",
 )
 """What happens to a single tensor when weights are carried over by hand."""
-
-SAME = 0.01
-"""Tolerances within which two hypotheses come to the same numbers."""
 
 LAYER = re.compile(r"\blayers\.\d+\b")
 
@@ -302,9 +301,10 @@ def _in_all(ones: list[Hypothesis], places: list[str]) -> Hypothesis:
     """Return a mistake that is made in each of several layers."""
     by_tap = {tap: one for tap, one in zip(places, ones, strict=True) if one.change}
 
-    def change(m: Step, tap: str, y: Node) -> Node:
-        made = by_tap[tap].change
-        return made(m, tap, y) if made else y
+    def change(m: Context, y: Value) -> Value:
+        made = by_tap[m.tap].change
+        found: Value = made(m, y) if made else y
+        return found
 
     text = LAYER.sub("layers.*", ones[0].text)
     weights = {name: made for one in ones for name, made in one.weights.items()}

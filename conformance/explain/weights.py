@@ -1,0 +1,272 @@
+"""Which other weights would explain a tensor: of linear layers, norms and tables (SPEC WGT-1 to WGT-4, NRM-2, EMB-1, POS-1)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.conformance.bugs.attention import PROJECTIONS
+from concord.conformance.bugs.context import Context
+from concord.conformance.bugs.norms import NORMS
+from concord.conformance.bugs.tape import Value
+from concord.conformance.bugs.weights import cut_from_fused
+from concord.conformance.explain.hypothesis import Hypothesis, changed, loaded, options
+from concord.conformance.explain.question import Question, rounding
+from concord.conformance.explain.step import matches
+from concord.spec.config import EncoderConfig
+from concord.spec.parameters import parameters
+from concord.spec.positions import sinusoid
+
+Array = NDArray[np.floating]
+Made = Mapping[str, Callable[[], Array]]
+
+LINEAR = (
+    *PROJECTIONS,
+    "*attention.output",
+    "layers.*.feed_forward.inner",
+    "layers.*.feed_forward.outer",
+    "pooler.dense",
+    "logits",
+)
+
+STORED = {"float64": ("float32", "float16", "bfloat16"), "float32": ("float16", "bfloat16")}
+"""The shorter formats that numbers of a precision are stored in, from more bits to fewer."""
+
+
+def parameters_of(tap: str) -> str:
+    """Return what the names of a linear layer's parameters begin with."""
+    return {"pooler.dense": "pooler", "logits": "classifier"}.get(tap, tap)
+
+
+def norm_of(sharing: str, tap: str) -> str:
+    """Return what the names of a norm's parameters begin with."""
+    return tap[:-1] if sharing == "shared" and tap.startswith("layers.") else tap
+
+
+def of_weights(question: Question, tap: str) -> Iterator[Hypothesis]:
+    """Yield what may be wrong with the weights of a tap's step."""
+    if matches(tap, LINEAR):
+        yield from _of_linear(question, parameters_of(tap), tap)
+        yield from _rounded(question, parameters_of(tap))
+    elif matches(tap, NORMS):
+        yield from _of_norm(question, norm_of(question.config.norm_sharing, tap))
+        yield from _rounded(question, norm_of(question.config.norm_sharing, tap))
+    elif tap in ("embeddings.token", "embeddings.position", "embeddings.segment"):
+        yield from _of_table(question, tap)
+        yield from _rounded(question, tap)
+
+
+def _rounded(question: Question, own: str) -> Iterator[Hypothesis]:
+    """Yield parameters of a step that were rounded."""
+    weights = question.case.weights
+    names = [name for name in (f"{own}.weight", f"{own}.bias") if name in weights]
+    for name in STORED.get(question.case.dtype, ()):
+        short: Made = {parameter: partial(_shorter, name, weights[parameter]) for parameter in names}
+        for chosen in dict.fromkeys((*((parameter,) for parameter in names), tuple(names))):
+            text = " and ".join(f"`{parameter}`" for parameter in chosen)
+            made = {parameter: short[parameter] for parameter in chosen}
+            yield loaded(f"weight_in_{name}", f"{text} rounded to {name}", "PRC-2", made)
+
+
+def _shorter(name: str, array: Array) -> Array:
+    return rounding(name)(array.astype(np.float64))
+
+
+# Linear layers.
+
+
+def _of_linear(question: Question, own: str, tap: str) -> Iterator[Hypothesis]:
+    config, weights = question.config, question.case.weights
+    name, bias = f"{own}.weight", f"{own}.bias"
+    weight = weights[name]
+    if bias in weights:
+        yield loaded("missing_bias", f"`{bias}` left out", "WGT-2", {bias: lambda: 0 * weights[bias]})
+        yield loaded("bias_twice", f"`{bias}` added twice", "WGT-2", {bias: lambda: 2 * weights[bias]})
+    if weight.shape[0] == weight.shape[1]:
+        yield loaded("transposed_weight", f"`{name}` transposed", "WGT-2", {name: lambda: weight.T})
+    else:
+        for word, read in (
+            ("read", lambda: weight.reshape(-1).reshape(weight.shape, order="F")),
+            ("stored", lambda: weight.T.reshape(weight.shape)),
+        ):
+            text = f"`{name}` {word} in the wrong memory order"
+            yield loaded("weight_in_wrong_order", text, "WGT-2", {name: read})
+    if own == "classifier":
+        reversed_classes = {n: partial(np.flip, weights[n], -1) for n in (name, bias)}
+        yield loaded("classes_reversed", "classes in reverse order", "HED-3", reversed_classes)
+        if config.pooling == "flatten":
+            for shape in ((-1, config.d_model), (config.d_model, -1)):
+                swapped = partial(_swapped, weight, (*shape, weight.shape[1]))
+                text = f"rows of `{name}` for features before tokens"
+                yield loaded("flatten_order", text, "HED-1", {name: swapped})
+    yield from _of_other_layers(question, own)
+    if tap.endswith((".query", ".key", ".value", "attention.output")):
+        yield from _of_heads(question, own, tap)
+
+
+def _swapped(weight: Array, shape: tuple[int, ...]) -> Array:
+    return weight.reshape(shape).swapaxes(0, 1).reshape(weight.shape)
+
+
+def _of_other_layers(question: Question, own: str) -> Iterator[Hypothesis]:
+    """Yield parameters of the same shape: of the same sublayer, or the same of other layers."""
+    weights = question.case.weights
+    layer, _, role = own.partition(".attention.")
+    beside = [f"{layer}.attention.{other}" for other in ("query", "key", "value", "output")] if role else []
+    inside = own.split(".", 2)[2:] if own.startswith("layers.") else []
+    elsewhere = [f"layers.{i}.{name}" for name in inside for i in range(question.config.num_layers)]
+    for other in (*beside, *elsewhere):
+        found = {
+            f"{own}.{leaf}": partial(weights.__getitem__, f"{other}.{leaf}")
+            for leaf in ("weight", "bias")
+            if f"{own}.{leaf}" in weights and f"{other}.{leaf}" in weights
+        }
+        if other == own or f"{own}.weight" not in found:
+            continue
+        if weights[f"{other}.weight"].shape != weights[f"{own}.weight"].shape:
+            continue
+        kind = "swapped_weights" if other in beside else "weights_of_another_layer"
+        yield loaded(kind, f"the weights of `{other}` instead of its own", "WGT-1", found)
+        for name in found if len(found) > 1 else ():
+            text = f"`{name.replace(own, other)}` instead of `{name}`"
+            yield loaded(kind, text, "WGT-1", {name: found[name]})
+
+
+def _of_heads(question: Question, own: str, tap: str) -> Iterator[Hypothesis]:
+    """Yield weights whose heads stand in another order, or that were cut out of a fused one wrongly."""
+    config, weights = question.config, question.case.weights
+    numbers = np.arange(config.d_model).reshape(config.num_heads, config.head_dim)
+    outputs = not tap.endswith("output")
+    leaves = [f"{own}.weight", *([f"{own}.bias"] if outputs and f"{own}.bias" in weights else [])]
+    for order in _orders(config.num_heads):
+        columns, axis = numbers[list(order)].reshape(-1), -1 if outputs else 0
+        moved = {name: partial(np.take, weights[name], columns, axis=axis) for name in leaves}
+        said = f"heads in the order {', '.join(map(str, order))}"
+        yield loaded("heads_permuted", said, "ATT-2", moved)
+        if len(leaves) > 1:
+            yield loaded(
+                "heads_permuted", f"`{leaves[0]}` with {said}", "ATT-2", {leaves[0]: moved[leaves[0]]}
+            )
+    if outputs:
+        prefix, _, role = own.rpartition(".")
+        third = {
+            f"{own}.{leaf}": partial(cut_from_fused, config, weights, prefix, role, leaf)
+            for leaf in ("weight", "bias")
+            if all(f"{prefix}.{one}.{leaf}" in weights for one in ("query", "key", "value"))
+        }
+        text = "a fused weight that holds query, key and value head by head, cut into thirds"
+        yield loaded("fused_weight", text, "WGT-1", third)
+
+
+def _orders(heads: int) -> list[tuple[int, ...]]:
+    """Return orders of heads: all of a few, reversed and rolled ones of many."""
+    straight = tuple(range(heads))
+    if heads <= 3:
+        return [order for order in itertools.permutations(straight) if order != straight]
+    return [straight[::-1], (*straight[1:], 0), (heads - 1, *straight[:-1])]
+
+
+# Norms.
+
+
+def _of_norm(question: Question, own: str) -> Iterator[Hypothesis]:
+    weights, config = question.case.weights, question.config
+    gain, offset = weights[f"{own}.weight"], weights[f"{own}.bias"]
+    one, zero = np.ones_like(gain), np.zeros_like(offset)
+
+    def norm(name: str, text: str, gain: Array, offset: Array, clause: str = "NRM-2") -> Hypothesis:
+        made: Made = {f"{own}.weight": lambda: gain, f"{own}.bias": lambda: offset}
+        return loaded(name, text, clause, made)
+
+    yield norm("norm_gain_missing", f"gain 1 instead of `{own}.weight`", one, offset)
+    yield norm("norm_offset_missing", f"offset 0 instead of `{own}.bias`", gain, zero)
+    yield norm("norm_gain_and_offset_missing", "gain 1 and offset 0", one, zero)
+    yield norm("norm_gain_from_zero", f"a gain of 1 + `{own}.weight`", gain + 1, offset)
+    yield norm("norm_gain_and_offset_swapped", "gain and offset in each other's place", offset, gain)
+    for name, parameter in parameters(config, question.case.part).items():
+        other = name.removesuffix(".weight")
+        if parameter.kind != "gain" or other == own:
+            continue
+        sibling = other[:-1] == own[:-1] and own.startswith("layers.")
+        kind, clause = ("norm_sharing", "NRM-5") if sibling else ("weights_of_another_norm", "WGT-1")
+        text = f"the gain and offset of `{other}` instead of its own"
+        yield norm(kind, text, weights[name], weights[f"{other}.bias"], clause)
+
+
+# Tables.
+
+
+def _of_table(question: Question, tap: str) -> Iterator[Hypothesis]:
+    config, name = question.config, f"{tap}.weight"
+    stored = question.case.weights[name]
+    if tap == "embeddings.token":
+        for shift in (1, -1, 2, -2):
+            text = f"ids that are {abs(shift)} too {'low' if shift > 0 else 'high'} for the table's rows"
+            yield loaded("token_ids_shifted", text, "EMB-1", {name: partial(np.roll, stored, shift, axis=0)})
+    if tap == "embeddings.segment":
+        for row in range(config.num_segments):
+            made = partial(_without_row, stored, row)
+            yield loaded("segment_row_zero", f"a zero vector for segment {row}", "EMB-5", {name: made})
+    if tap == "embeddings.position" and config.positions == "sinusoidal":
+        for cause, text, clause, table in _sinusoids(config, stored.astype(np.float64)):
+            yield loaded(cause, text, clause, {name: partial(np.asarray, table)})
+            if question.case.dtype == "float64":  # a table that a framework made in its own default
+                yield loaded(cause, text, clause, {name: partial(_shorter, "float32", table)})
+
+
+def _without_row(table: Array, row: int) -> Array:
+    return np.where(np.arange(len(table))[:, None] == row, 0.0, table)
+
+
+def _sinusoids(config: EncoderConfig, stored: Array) -> Iterator[tuple[str, str, str, Array]]:
+    """Yield other tables of sinusoids: the cause, what is said of it, the clause and the table."""
+    for field, values, clause in (
+        ("position_layout", ("interleaved", "halves"), "POS-2"),
+        ("position_exponent", ("pair", "column"), "POS-3"),
+        ("position_base", (1000.0, 1e5, 5e5, 1e6), "POS-4"),
+    ):
+        for option in options(config, field, values, clause):
+            yield field, option.text, clause, sinusoid(config.replace(**option.fields))
+    halved = config.replace(position_base=math.sqrt(config.position_base or 1.0))
+    yield "position_exponent", "an exponent without its factor 2", "POS-3", sinusoid(halved)
+    # Rolled, a table lacks the last rows that a longer one has.
+    longer = sinusoid(config.replace(max_positions=config.max_positions + 2))
+    for by in (1, 2):
+        rows = longer[by:][: config.max_positions]
+        yield "position_start", f"positions that are {by} too high", "POS-5", rows
+    text = "sine and cosine in each other's place"
+    yield "sine_and_cosine_swapped", text, "POS-2", _exchanged(stored, config)
+    other = stored.copy()
+    zero = config.position_of_padding == "zero_row"
+    other[0] = sinusoid(config.replace(position_of_padding="counted"))[0] if zero else 0
+    text = (
+        "a row of padding that is (sin 0, cos 0, ...) and not zero" if zero else "a table whose row 0 is zero"
+    )
+    yield "position_row_of_padding", text, "POS-6", other
+
+
+def _exchanged(table: Array, config: EncoderConfig) -> Array:
+    if config.position_layout == "halves":
+        return np.roll(table, config.d_model // 2, axis=1)
+    even = config.d_model // 2 * 2
+    pairs = table[:, :even].reshape(len(table), -1, 2)[..., ::-1].reshape(len(table), -1)
+    return np.concatenate([pairs, table[:, even:]], axis=1)
+
+
+def of_joined_heads(question: Question, tap: str) -> Iterator[Hypothesis]:
+    """Yield a context whose heads are joined in another order."""
+    if matches(tap, ("*attention.context",)):
+        for order in _orders(question.config.num_heads):
+            text = f"heads joined in the order {', '.join(map(str, order))}"
+            yield changed("heads_permuted", text, "ATT-6", partial(_joined, order))
+
+
+def _joined(order: tuple[int, ...], m: Context, y: Value) -> Value:
+    apart = m.by_heads(y)
+    joined: Value = m.o.reshape(m.o.concat([apart[:, :, h : h + 1] for h in order], 2), y.shape)
+    return joined

@@ -1,1 +1,0 @@
-../../concord/__init__.py
