@@ -10,13 +10,10 @@ itself. What stands above a pool may be any executor: a thread, a process, Dask.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from multiprocessing.connection import wait as wait_for
 from typing import TypeVar
 
 from concord.backends import heaps
@@ -209,16 +206,3 @@ class Pool:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def end_with_parent() -> None:
-    """Have this process, one that ``multiprocessing`` started, end as soon as its parent has, however that ended."""
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-
-    def watch(sentinels: Sequence[int]) -> None:
-        wait_for(sentinels)
-        os._exit(1)
-
-    threading.Thread(target=watch, args=([parent.sentinel],), daemon=True).start()

@@ -489,22 +489,6 @@ def fuzz(
         ),
     ] = False,
     stop_first: Annotated[bool, typer.Option("--stop-first", help="Stop at the first failure.")] = False,
-    sets: Annotated[
-        int | None,
-        typer.Option(
-            "--sets",
-            metavar="N",
-            help="Sets of workers on this machine, each judged by a process of its own. Default: 1.",
-        ),
-    ] = None,
-    host: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--host",
-            metavar="HOST[:DIR]",
-            help="One more set, whose workers run there by ssh, from a checkout in DIR; may be repeated.",
-        ),
-    ] = None,
     scheduler: Annotated[
         str | None,
         typer.Option(
@@ -546,8 +530,6 @@ def fuzz(
 
     writing.check(json, html)
     elsewhere = {
-        "--sets": sets,
-        "--host": host,
         "--scheduler": scheduler,
         "--replay": replay,
         "--time": seconds,
@@ -580,7 +562,7 @@ def fuzz(
             stop_first,
             not forward_only,
         ),
-        lambda: fuzzing.check_places(sets, host, scheduler, out),
+        lambda: fuzzing.check_places(scheduler, out),
         lambda: options.given(checkpoint, form, table, None, None, None, None, elsewhere),
     )
     if given is not None:
@@ -597,7 +579,7 @@ def fuzz(
             f"{len(jobs)} random inputs on the weights of {checkpoint}",
         )
     if again is None:
-        findings = fuzzing.run(plan, settings, sets, host, scheduler, out, json, html)
+        findings = fuzzing.run(plan, settings, scheduler, out, json, html)
         raise typer.Exit(findings.exit_code)
     asked = options.once(backend) or again.backends
     names = asked if backend else list(dict.fromkeys([*asked, *names]))

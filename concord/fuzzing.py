@@ -16,9 +16,8 @@ from rich.console import Console
 from rich.text import Text
 
 from concord import backends, writing
-from concord.backends.machine import wrong_host
 from concord.conformance import campaign, dump
-from concord.conformance.fuzz import Findings, Plan, hunt, places, read_found, summary, write_failures
+from concord.conformance.fuzz import Findings, Plan, hunt, read_found, summary, write_failures
 from concord.conformance.fuzz.cases import PADDINGS, FuzzCase
 from concord.conformance.fuzz.findings import FAILED
 from concord.ending import halting
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
 CASES = 100
 """Cases of a hunt unless a number or a time is given."""
-
-MOST_SETS = 1024
 
 ADDRESS = re.compile(r"(\w+://)?(\[[0-9A-Fa-f:.]+\]|[\w.-]+):\d{1,5}")
 
@@ -87,23 +84,18 @@ def plan(
     )
 
 
-def check_places(sets: int | None, hosts: Sequence[str] | None, scheduler: str | None, out: Path) -> None:
-    """Refuse places that exclude each other, and a folder that cannot be written.
+def check_places(scheduler: str | None, out: Path) -> None:
+    """Refuse what is no address of a scheduler, and a folder that cannot be written.
 
     Raises:
         SpecError: listing every problem.
     """
-    least = 0 if hosts else 1
-    problems = [f"--sets is {sets} but must be at least {least}"] if sets is not None and sets < least else []
-    problems += [f"--host: {wrong}" for host in hosts or [] if (wrong := wrong_host(host))]
-    if sets is not None and sets > MOST_SETS:
-        problems.append(f"--sets is {sets} but must be at most {MOST_SETS}")
+    problems = []
     if scheduler is not None and not ADDRESS.fullmatch(scheduler):
         problems.append(
-            f"--scheduler is {scheduler!r} but must be HOST:PORT or PROTOCOL://HOST:PORT, for example tcp://host:8786"
+            f"--scheduler is {scheduler!r} but must be HOST:PORT or PROTOCOL://HOST:PORT, "
+            "for example tcp://host:8786"
         )
-    if scheduler is not None and (sets is not None or hosts):
-        problems.append("--scheduler takes the place of --sets and --host; give either")
     try:
         out.lstat()
         there = out
@@ -123,8 +115,6 @@ def check_places(sets: int | None, hosts: Sequence[str] | None, scheduler: str |
 def run(
     chosen: Plan,
     settings: campaign.Settings,
-    sets: int | None,
-    hosts: Sequence[str] | None,
     scheduler: str | None,
     out: Path,
     json: Path | None,
@@ -136,14 +126,13 @@ def run(
         SpecError: if a scheduler does not answer, or something cannot be written.
     """
     with halting() as stopped:
-        where = places(settings, chosen.names, 1 if sets is None else sets, hosts or (), scheduler)
         chunks = (
             "cases"
             if chosen.chunks is None
             else f"cases, {chosen.chunks} chunk{'' if chosen.chunks == 1 else 's'} of {chosen.chunk}"
         )
-        with bars([place.name for place in where], chosen.cases, chunks) as reached:
-            findings = hunt(chosen, where, lambda name, done: reached(name, done, ""), stopped)
+        with bars(["cases"], chosen.cases, chunks) as reached:
+            findings = hunt(chosen, settings, scheduler, lambda done: reached("cases", done, ""), stopped)
         console = Terminal()
         folders, problems = write_failures(out, findings, settings)
         findings.plan, findings.folders = chosen, {name: str(path) for name, path in folders.items()}

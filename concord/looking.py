@@ -137,7 +137,7 @@ def positions(
         figures.check_matplotlib()
     if (checkpoint is None) == (variant is None):
         raise SpecError("give either --checkpoint or --variant")
-    forms = forms_of(checkpoint) if checkpoint is not None else tables.of_variant(variant or "")
+    forms = tables.forms(variant, spec.variant(variant)) if variant else forms_of(checkpoint or Path())
     console = Terminal()
     headings, rows = tables.table_of(forms)
     table = Table(
@@ -157,10 +157,10 @@ def forms_of(path: Path) -> list[Form]:
     from concord import porting
     from concord.porting.folder import name_of
     from concord.spec.sources.table import POSITIONS
-    from concord.training.positions import of_model
+    from concord.training import positions as tables
 
     found = porting.read(path)
-    return of_model(
+    return tables.forms(
         name_of(path),
         found.config,
         {name: tensor.read() for name, tensor in found.tensors.items() if name == POSITIONS},

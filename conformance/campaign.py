@@ -92,7 +92,9 @@ class Job:
         )
 
     def judgeable(self, run: Run) -> Job:
-        """Return the job by which a run is judged: one that declares that it does not compute rows of padding, on a loss that does not depend on them.
+        """Return the job by which a run is judged.
+
+        One that declares that it does not compute rows of padding, on a loss that does not depend on them.
 
         Raises:
             Unsupported: if nothing would be left.
@@ -105,7 +107,10 @@ class Job:
         return left
 
     def independent(self) -> Job | None:
-        """Return the job with a loss that does not depend on rows of padding; None: no sample would be left."""
+        """Return the job with a loss that does not depend on rows of padding.
+
+        None: no sample would be left.
+        """
         batch = independent_batch(self.config, self.batch, self.part)
         if batch is None:
             return None
@@ -120,7 +125,8 @@ class Settings:
         device: cpu, cuda or cuda:N; of several the first.
         implementation: explicit, library, or one of a backend's own.
         execution: eager, compiled, unpadded or unpadded-compiled.
-        asked: backends that were asked for by name: one of them that is not there is *missing*; another is *absent*.
+        asked: backends that were asked for by name: one of them that is not there is *missing*; another is
+            *absent*.
         python, ssh: for each backend that runs in another environment or on another host.
         time_limit: seconds that one run may take.
         memory_limit: bytes that one worker may hold; by default four fifths of the machine's.
@@ -148,7 +154,8 @@ class Settings:
     def rules(self, dtype: str) -> str | None:
         """Return the mode by whose rules a run is judged, where it is not that of its precision.
 
-        It is that of an implementation ``emulate:MODE``, or of the arithmetic that float32 products were asked for in.
+        It is that of an implementation ``emulate:MODE``, or of the arithmetic that float32 products were
+        asked for in.
         """
         kind, _, mode = self.implementation.partition(":")
         return (
@@ -170,11 +177,17 @@ class Settings:
         }
 
     def status_of(self, name: str, failure: WorkerFailure) -> str:
-        """Return what a backend that gave no result is: one that is not installed is missing only if it was asked for."""
+        """Return what a backend that gave no result is.
+
+        One that is not installed is missing only if it was asked for.
+        """
         return "missing" if failure.status == "absent" and name in self.asked else failure.status
 
     def open(self, name: str, opened: Callable[[Worker], None] = lambda worker: None) -> Worker:
-        """Start the worker of a backend; ``opened`` is called as :class:`concord.backends.worker.Worker` says."""
+        """Start the worker of a backend.
+
+        ``opened`` is called as :class:`concord.backends.worker.Worker` says.
+        """
         return backends.open(
             name,
             self.device,
@@ -194,7 +207,8 @@ class Report:
 
     Attributes:
         results: one for each backend and job.
-        environments: what each backend said of itself, with import and run seconds and its largest resident size.
+        environments: what each backend said of itself, with import and run seconds and its largest resident
+            size.
         settings: how the runs were made.
         seconds: the whole campaign; 0 where the runs came as files.
         notes: what was not run and why, by name.
@@ -209,7 +223,10 @@ class Report:
     conclusions: list[Conclusion] = field(default_factory=list)
 
     def explained(self) -> Report:
-        """Return the report with what explains each divergence: what one case says, held against all others."""
+        """Return the report with what explains each divergence.
+
+        What one case says, held against all others.
+        """
         if not any(result.verdict and result.verdict.search for result in self.results):
             return self
         results, conclusions = conclude(self.results)
@@ -217,12 +234,18 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0: all agree; 1: something diverges, or differs when it is run again; 3: a backend that was asked for gave no result, or nothing of one was judged, or a section of a run."""
+        """0: all agree; 1: something diverges, or differs when it is run again.
+
+        3: a backend that was asked for gave no result, or nothing of one was judged, or a section of a run.
+        """
         return exit_code_of((result.backend, result.status) for result in self.results)
 
 
 def exit_code_of(statuses: Iterable[tuple[str, str]]) -> int:
-    """Return what runs come to, from the backend and the status of each: 3 too if no run of a backend that is there was judged."""
+    """Return what runs come to, from the backend and the status of each.
+
+    3 too if no run of a backend that is there was judged.
+    """
     runs = [(backend, status) for backend, status in statuses if status != "absent"]
     found = {status for _, status in runs}
     if found & {*FAILED_WORKER, NOT_JUDGED}:
@@ -234,7 +257,10 @@ def exit_code_of(statuses: Iterable[tuple[str, str]]) -> int:
 
 
 Progress = Callable[[str, str], None]
-"""Called with a backend's name and what it has done: a job's name, or ``"started"``; or what it is doing (:class:`concord.conformance.watching.Underway`)."""
+"""Called with a backend's name and what it has done: a job's name, or ``"started"``.
+
+Or what it is doing (:class:`concord.conformance.watching.Underway`).
+"""
 
 
 def conduct(
@@ -260,7 +286,7 @@ def conduct(
         runners = [
             Runner(label, name, how, pool, environments, progress) for label, (name, how) in places.items()
         ]
-        # Job by job: what a job is judged by is kept for a few jobs. Each waits for its backend's turn before.
+        # Job by job: what a job is judged by is kept for a few. Each waits for its backend's turn before.
         done = [[Event() for _ in turns] for _ in runners]
         results: list[dict[int, Result]] = [{} for _ in runners]
 
@@ -331,13 +357,13 @@ class _Earlier:
     turn: int
 
     def words(self, job: Job, turn: int) -> str:
-        """Say which run of a job the next one is, in a turn of its backend, and what the earlier ones came to."""
+        """Say which run of a job the next one is in its backend's turn, and what earlier ones came to."""
         between = ", after others" if turn > self.turn + 1 else ""
         came_to = _verb(self.result.verdict.status if self.result.verdict else self.result.status)
         return f"only when it is run again: run {self.times + 1} of {job.times}{between}; the first {came_to}"
 
     def repeats(self, others: set[str], verdict: Verdict) -> Repeats:
-        """Return what has come of all runs, with those tensors of the next one that differ from the first one's."""
+        """Return what has come of all runs, with the tensors of the next one that differ from the first's."""
         others = others | {*(self.result.repeats.differing if self.result.repeats else ())}
         order = {row.tensor: place for place, row in enumerate(verdict.table)}
         names = sorted(others, key=lambda name: (order.get(name, len(order)), name))
@@ -363,7 +389,7 @@ def repeated(jobs: Sequence[Job], least: int = 1) -> list[Job]:
 
 
 class Runner:
-    """One backend at work: jobs one after the other on the same worker, so that a state that it carries is seen.
+    """One backend at work: jobs one after the other on the same worker, which shows a state that it carries.
 
     Args:
         label: what results call it: its name, or that and the device.
@@ -469,7 +495,7 @@ class Runner:
         return earlier, before.result.attribution
 
     def attribute(self, job: Job, run: Run, verdict: Verdict) -> str:
-        """Run what diverges in another precision once more in the strict one, and say so if it then agrees."""
+        """Run what diverges in another precision again in the strict one, and say so if it then agrees."""
         if verdict.status != "diverges" or self.settings.precision == "strict":
             return ""
         try:

@@ -70,9 +70,9 @@ def job_of(case: Case, dtype: str) -> Job:
 def sequence(jobs: Sequence[Job]) -> list[Job]:
     """Return the jobs of a check in the order in which they run, where some stand twice (:attr:`Job.times`).
 
-    Of each variant the first case in the last precision runs twice in a row, and the smallest before all others
-    and again in its place. So what a backend keeps from an earlier run shows: from the same inputs, and from a
-    shorter or a longer text.
+    Of each variant the first case in the last precision runs twice in a row, and the smallest before all
+    others and again in its place. So what a backend keeps from an earlier run shows: from the same inputs,
+    and from a shorter or a longer text.
     """
     turns: list[Job] = []
     for group in dict.fromkeys(job.group for job in jobs):

@@ -1,15 +1,18 @@
-"""How far from the truth a correct computation may lie: derived for every element of every tensor, never set by hand.
+"""How far from the truth a correct computation may lie.
 
-:func:`estimate` takes whatever computes tensors under an arithmetic. It computes the truth, and beside it two estimates of
-what correct arithmetic of a precision does to it: **Monte Carlo arithmetic** (:mod:`concord.spec.montecarlo`), the mean
-square error of :data:`SAMPLES` perturbed samples, element by element; and **low-precision runs**, rounded after each
-operation, in admissible ways and orders, whose squared error is averaged over the last axis. Their sum is sigma². A tensor
-is judged by ``z = |error| / sigma``, at most :data:`Z` in every element, and by ``RMS(error) / RMS(sigma)``, at most
-:data:`R` but for one element (:func:`rms_limit`).
+Derived for every element of every tensor, never set by hand.
 
-Samples are computed a few at a time and reduced tensor by tensor as they come: memory does not grow with their number. The
-truth for float64 is computed in the widest type that the platform has. Decision 10 gives the reasons; the record of the
-campaign that confirmed the constants is in ``conformance/results/``.
+:func:`estimate` takes whatever computes tensors under an arithmetic. It computes the truth, and beside it two
+estimates of what correct arithmetic of a precision does to it: **Monte Carlo arithmetic**
+(:mod:`concord.spec.montecarlo`), the mean square error of :data:`SAMPLES` perturbed samples, element by
+element; and **low-precision runs**, rounded after each operation, in admissible ways and orders, whose
+squared error is averaged over the last axis. Their sum is sigma². A tensor is judged by ``z = |error| /
+sigma``, at most :data:`Z` in every element, and by ``RMS(error) / RMS(sigma)``, at most :data:`R` but for one
+element (:func:`rms_limit`).
+
+Samples are computed a few at a time and reduced tensor by tensor as they come: memory does not grow with
+their number. The truth for float64 is computed in the widest type that the platform has. Decision 10 gives
+the reasons; the record of the campaign that confirmed the constants is in ``conformance/results/``.
 """
 
 from __future__ import annotations
@@ -36,7 +39,10 @@ Observer = Callable[[str, Array], None]
 """Takes each tensor by name as soon as it is computed."""
 
 Compute = Callable[[Arithmetic, Observer], int | None]
-"""Computes tensors under an arithmetic; may return how many elements it computed, by which samples are grouped."""
+"""Computes tensors under an arithmetic.
+
+May return how many elements it computed, by which samples are grouped.
+"""
 
 Z = 16.0
 """The largest error of an element, in sigma."""
@@ -51,20 +57,29 @@ SEVERAL = 8
 """Samples of a first look at a large case: of its millions of elements some have four small samples."""
 
 FEW = 4
-"""Samples of a first look at a step of training. A first look takes one low-precision run; only a full one decides against a run."""
+"""Samples of a first look at a step of training. A first look takes one low-precision run.
+
+Only a full one decides against a run.
+"""
 
 SIDE_BY_SIDE = 1 << 21
 """Numbers that samples which are computed side by side may hold together; a single sample may hold more."""
 
 TOGETHER = 2
-"""Samples of a large case that are computed at the same time: each takes the memory of a whole run, and NumPy one core."""
+"""Samples of a large case that are computed at the same time.
+
+Each takes the memory of a whole run, and NumPy one core.
+"""
 
 
 def rms_limit(size: float) -> float:
-    """Return the largest root mean square error of a tensor: one of its elements may err :data:`Z`, the rest :data:`R`.
+    """Return the largest root mean square error of a tensor.
+
+    One of its elements may err :data:`Z`, the rest :data:`R`.
 
     Args:
-        size: how many elements it has, or says something of (:func:`concord.conformance.scoring.independent_elements`).
+        size: how many elements it has, or says something of
+            (:func:`concord.conformance.scoring.independent_elements`).
     """
     return float(np.sqrt(R**2 + (Z**2 - R**2) / max(size, 1)))
 
@@ -82,10 +97,12 @@ def estimate(
     together: int = 1,
     doing: str = "deriving tolerances",
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Return the tensors that a computation yields in exact arithmetic, and the standard deviation of correct results.
+    """Return the tensors that a computation yields in exact arithmetic, and their sigmas.
 
-    Sigma has the shape of its tensor. NaN: the value is out of the precision's range. Infinite: the value is not
-    finite, and no rounding makes it so.
+    Sigma is the standard deviation of correct results.
+
+    Sigma has the shape of its tensor. NaN: the value is out of the precision's range. Infinite: the value is
+    not finite, and no rounding makes it so.
 
     Args:
         compute: the computation. Only tensors that the truth has are taken up.
@@ -135,7 +152,9 @@ def exact(dtype: str) -> Arithmetic:
 def perturbed(
     dtype: str, elements: int = 1, count: int = SAMPLES, corners: bool = False
 ) -> Iterator[Arithmetic]:
-    """Yield the arithmetics whose errors make sigma: samples, low-precision runs, and both sides of every corner.
+    """Yield the arithmetics whose errors make sigma.
+
+    Samples, low-precision runs, and both sides of every corner.
 
     Args:
         elements, count, corners: as :func:`estimate` takes them.
@@ -149,9 +168,12 @@ def perturbed(
 
 
 def low_precision(dtype: str, brief: bool = False) -> Iterator[Arithmetic]:
-    """Yield arithmetics that round as correct runs of a precision may: in admissible ways and orders, and fused.
+    """Yield arithmetics that round as correct runs of a precision may.
 
-    Sums run as they stand in the first, in orders drawn at random in the others. In TF32 the last two cut factors off.
+    In admissible ways and orders, and fused.
+
+    Sums run as they stand in the first, in orders drawn at random in the others. In TF32 the last two cut
+    factors off.
 
     Args:
         brief: whether a first look is enough: the first alone.
@@ -195,7 +217,10 @@ class Sigma:
         self.busy = threading.Lock()
 
     def take(self, arithmetic: Arithmetic, values: Array) -> None:
-        """Take up what an arithmetic makes of the tensor; of samples (n, …), or (1, …) where noise reached none."""
+        """Take up what an arithmetic makes of the tensor.
+
+        Of samples (n, …), or (1, …) where noise reached none.
+        """
         if isinstance(arithmetic, MonteCarlo):
             self._sample(values, arithmetic.samples)
         elif arithmetic.corner:
@@ -250,7 +275,10 @@ def least_sigma(value: Array, dtype: str) -> Array:
 
 
 class Cache:
-    """What was derived before, by key: the results used last, up to a number of bytes; each has ``nbytes``."""
+    """What was derived before, by key: the results used last, up to a number of bytes.
+
+    Each has ``nbytes``.
+    """
 
     LIMIT: ClassVar[int] = 48 << 20
     """Bytes that are kept in all."""
@@ -277,7 +305,10 @@ class Cache:
                 self._shrink()
 
     def get(self, key: str, make: Callable[[], Any]) -> Any:
-        """Return what was made for a key before, or make it; threads that want the same wait for the first."""
+        """Return what was made for a key before, or make it.
+
+        Threads that want the same wait for the first.
+        """
         with self._guard:
             lock = self._making.setdefault(key, threading.Lock())
         with lock:

@@ -28,7 +28,10 @@ from concord.spec.training.trajectory import Training, Trajectory
 Array = NDArray[np.floating]
 
 UNDECIDED = 0.1
-"""Share of a tap's own size that sigma may have; beyond it, and in every later tap, end to end says nothing."""
+"""Share of a tap's own size that sigma may have.
+
+Beyond it, and in every later tap, end to end says nothing.
+"""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,8 @@ class JudgedProblem:
         dtype: the precision, or mode of :data:`concord.spec.precision.MODES`, whose rounding is allowed for.
         deviations: that the backend declares.
         gradients: whether gradients are judged.
-        unrounded: patterns of the taps of which the backend says that what follows them sees more digits than it delivers.
+        unrounded: patterns of the taps of which the backend says that what follows them sees more digits than
+            it delivers.
     """
 
     config: EncoderConfig
@@ -79,11 +83,12 @@ class JudgedProblem:
         }
 
     def observe(self, arithmetic: Arithmetic, observer: Observer, forced: Forced | None = None) -> int:
-        """Compute it in some arithmetic (:func:`concord.spec.reference.observe`), from forced tensors if there are any."""
+        """Compute it in some arithmetic (:func:`concord.spec.reference.observe`), from forced tensors."""
         weights, batch = self.rounded
+        pinned = forced or Forced({}, {})
         return observe(
             self.config, weights, batch, arithmetic, observer, self.gradients, self.part, self.dtype,
-            forced.taps if forced else None, forced.gradients if forced else None, self.is_unrounded, self.deviations,
+            pinned.taps, pinned.gradients, self.is_unrounded, self.deviations,
         )  # fmt: skip
 
     def clause(self, name: str) -> str:
@@ -101,7 +106,9 @@ class JudgedProblem:
 
 @dataclass(frozen=True)
 class JudgedTraining:
-    """What a run is asked to do to a model, and by which rules it is judged: the same to its judge as a :class:`JudgedProblem`.
+    """What a run is asked to do to a model, and by which rules it is judged.
+
+    The same to its judge as a :class:`JudgedProblem`.
 
     Attributes:
         uncertain: by how much weights may differ from those that are given.
@@ -206,15 +213,17 @@ class Expectation:
 
     Attributes:
         dtype: the precision or mode.
-        values: tensor name to expected array; taps in the order of computation, then gradients in the order of the backward
-            pass, those by taps as ``gradients.taps.<tap>``. Of the gradient of a table, the rows of ``rows`` alone.
-        sigmas: for each, the standard deviation of correct results, in its shape. NaN: undetermined. Infinite: the
-            value is not finite, and no rounding makes it so.
+        values: tensor name to expected array; taps in the order of computation, then gradients in the order
+            of the backward pass, those by taps as ``gradients.taps.<tap>``. Of the gradient of a table, the
+            rows of ``rows`` alone.
+        sigmas: for each, the standard deviation of correct results, in its shape. NaN: undetermined.
+            Infinite: the value is not finite, and no rounding makes it so.
         clauses: for each, the clause that defines it.
         rows: which rows of a table's gradient can be other than zero.
-        shapes: of every tensor that a run may deliver, those that are not judged in this way too; of those in ``rows`` without
-            the other rows.
-        chained: whether each tap is computed from those before it, so that it says nothing once one of them does not.
+        shapes: of every tensor that a run may deliver, those that are not judged in this way too; of those in
+            ``rows`` without the other rows.
+        chained: whether each tap is computed from those before it, so that it says nothing once one of them
+            does not.
     """
 
     dtype: str
@@ -231,7 +240,10 @@ class Expectation:
         return sum(array.nbytes for array in (*self.values.values(), *self.sigmas.values()))
 
     def whole(self, name: str, sizes: tuple[int, ...]) -> tuple[Array, Array]:
-        """Return values and sigmas of a tensor in its full shape: what has no row is zero, and sigma as small as may be."""
+        """Return values and sigmas of a tensor in its full shape.
+
+        What has no row is zero, and sigma as small as may be.
+        """
         value, sigma = self.values[name], self.sigmas.get(name, self.values[name])
         if name not in self.rows:
             return value, sigma
@@ -241,7 +253,7 @@ class Expectation:
 
     @functools.cached_property
     def undecided(self) -> frozenset[str]:
-        """Taps from the first one on whose sigma is no longer small beside its values. Gradients are always decided."""
+        """Taps from the first on whose sigma is not small beside its values. Gradients are always decided."""
         found: set[str] = set()
         for name, value in self.values.items() if self.chained else ():
             if is_gradient(name):
@@ -261,10 +273,11 @@ class Expectation:
 
     @functools.cached_property
     def singular(self) -> frozenset[str]:
-        """Gradients that are computed after one that is not finite (SPEC NRM-7), or too large for the precision.
+        """Gradients that are computed after one that is not finite (SPEC NRM-7), or is out of range.
 
-        What is not finite passes a ReLU that is closed, or a masked score, in one framework, which multiplies by 0, and not
-        in another, which selects: from there on it is no question of right or wrong whether an element is finite.
+        What is not finite passes a ReLU that is closed, or a masked score, in one framework, which multiplies
+        by 0, and not in another, which selects: from there on it is no question of right or wrong whether an
+        element is finite.
         """
         gradients = [name for name in self.values if is_gradient(name)]
         largest = precision(self.dtype).largest
@@ -276,9 +289,12 @@ class Expectation:
 
     @functools.cached_property
     def undecided_rows(self) -> dict[str, NDArray[np.bool_]]:
-        """In which rows of each layer norm rounding leaves no digit, (…, 1): where sigma is not small, nor a number. Norms without one are left out.
+        """In which rows of each layer norm rounding leaves no digit, (…, 1).
 
-        So with vectors that are divided by their length, but for one that is zero whatever is rounded: it is divided by epsilon.
+        Where sigma is not small, nor a number. Norms without one are left out.
+
+        So with vectors that are divided by their length, but for one that is zero whatever is rounded: it is
+            divided by epsilon.
         """
         found = {}
         for name, value in self.values.items():
@@ -297,8 +313,9 @@ class Expectation:
     def unsettled(self) -> frozenset[str]:
         """Gradients that flow through a row of a layer norm of which rounding leaves no digit.
 
-        Where all entries of a row are nearly equal, its deviation is rounding, and gradients are divided by it: their errors
-        have no variance that samples could show. Where gradients by taps are delivered, what follows goes on from them.
+        Where all entries of a row are nearly equal, its deviation is rounding, and gradients are divided by
+            it: their errors have no variance that samples could show. Where gradients by taps are delivered,
+            what follows goes on from them.
         """
         order = [name for name in self.values if is_gradient(name)]
         found: set[str] = set()
@@ -310,7 +327,7 @@ class Expectation:
         return frozenset(found)
 
     def settled(self, name: str) -> NDArray[np.bool_]:
-        """Return which elements of a gradient have no noise, whatever it flows through, such as those behind a closed ReLU."""
+        """Return which elements of a gradient have no noise, such as those behind a closed ReLU."""
         quiet: NDArray[np.bool_] = self.sigmas[name] <= 2 * least_sigma(self.values[name], self.dtype)
         return quiet
 

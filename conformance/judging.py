@@ -41,7 +41,7 @@ from concord.spec.deviations import (
 from concord.spec.errors import SpecError
 from concord.spec.parameters import Weights, trainable
 from concord.spec.precision import precision
-from concord.spec.tensors import clause_of, from_output_on, output_name
+from concord.spec.tensors import from_output_on, output_name
 
 Array = NDArray[np.floating]
 
@@ -55,7 +55,10 @@ NEAR = 0.5
 """Share of a tolerance from which on it is derived again: from the run's own taps, with all samples."""
 
 ZERO = 2.0**-24
-"""Share of sigma up to which a gradient is zero but for the oracle's own rounding; then rounding is all that there is to judge."""
+"""Share of sigma up to which a gradient is zero but for the oracle's own rounding.
+
+Then rounding is all that there is to judge.
+"""
 
 Derivation = Callable[[Mapping[str, Array]], dict[str, Array]]
 
@@ -74,21 +77,25 @@ def judge(
     dtype: str | None = None,
     end_to_end: bool = True,
 ) -> Verdict:
-    """Judge a run against the oracle: every tensor that it delivers, each step by itself and from the inputs (SPEC PRT-2).
+    """Judge a run against the oracle.
+
+    Every tensor that it delivers, each step by itself and from the inputs (SPEC PRT-2).
 
     Args:
         config: the member of the family that the run was asked to compute.
-        weights: its weights, by canonical name, before they were rounded to the precision of the run (SPEC WGT-1, PRC-2).
+        weights: its weights, by canonical name, before they were rounded to the precision of the run (SPEC
+            WGT-1, PRC-2).
         batch: its inputs (SPEC INP-1).
         part: one of :data:`concord.spec.tensors.PARTS`.
-        run: what a backend returned, or a :class:`concord.backends.interface.Run` made of tensors from anywhere. A tap that
-            it lacks is not judged, and :attr:`Verdict.unchecked` says so; if ``run.info`` declares ``undelivered_taps``, any other
-            that it lacks diverges. Gradients come all or none. ``run.info`` may declare ``deviations`` too
-            (:mod:`concord.spec.deviations`, SPEC PRC-4).
+        run: what a backend returned, or a :class:`concord.backends.interface.Run` made of tensors from
+            anywhere. A tap that it lacks is not judged, and :attr:`Verdict.unchecked` says so; if
+            ``run.info`` declares ``undelivered_taps``, any other that it lacks diverges. Gradients come all
+            or none. ``run.info`` may declare ``deviations`` too (:mod:`concord.spec.deviations`, SPEC PRC-4).
         expectation: gives tensors to compare with in place of the reference's, end to end.
         derive: how the tensors of the run become those that are expected, where they are not the same.
         dtype: the precision or mode to judge by; by default the run's.
-        end_to_end: whether to judge end to end too where that does not decide: forward alone for a large model; else it takes as long as all the rest.
+        end_to_end: whether to judge end to end too where that does not decide: forward alone for a large
+            model; else it takes as long as all the rest.
 
     Raises:
         SpecError: for a deviation that cannot be understood.
@@ -120,7 +127,10 @@ def judge(
         return found
 
     def would_agree(name: str) -> bool:
-        """Return whether the run would agree if it declared a deviation; tried only where its worst elements lie where that shows."""
+        """Return whether the run would agree if it declared a deviation.
+
+        Tried only where its worst elements lie where that shows.
+        """
         return (
             name not in deviations
             and _shows(case, name, found)
@@ -175,79 +185,77 @@ class _Judging:
     """One run before its judge.
 
     Args:
-        excuses: what the run declares that the judge leaves out (:attr:`concord.spec.deviations.KnownDeviation.excuses`).
+        excuses: what the run declares that the judge leaves out
+            (:attr:`concord.spec.deviations.KnownDeviation.excuses`).
     """
 
     def __init__(
         self, case: JudgedProblem, run: Run, derive: Derivation | None, excuses: Set[str] = frozenset()
     ) -> None:
         self.case, self.run, self.excuses = case, run, excuses
-        self.output = output_name(case.config, case.part)
+        self.output, self.precision = output_name(case.config, case.part), precision(case.dtype)
+        # Whether the precision sums in a wider one.
+        self.half = self.precision.unit_roundoff > self.precision.accumulation
         self.delivered = delivered(run, self.output)
         for name, array in self.delivered.items():
-            if array.ndim and np.any(
-                excused := self.excused(name, array.ndim)
-            ):  # what is not finite would spread to what is judged
+            excused = self.excused(name, array.ndim) if array.ndim else False
+            if np.any(excused):  # what is not finite would spread to what is judged
                 self.delivered[name] = np.where(excused & ~np.isfinite(array), array.dtype.type(0), array)
         if derive:
             self.delivered = derive(self.delivered)
         self.declared = run.info.get("undelivered_taps")
+        self.stepping = "steps" in run.requested
         self.unused: frozenset[str] = frozenset()  # taps that the model turned out not to go on with
 
     def verdict(self, expectation: Published | None, local: bool, end_to_end: bool) -> Verdict:
         """Judge every requested tensor, in one way or both."""
-        expected = (
-            expectation(self.case.deviations) if expectation else self.from_the_inputs(local, end_to_end)
-        )
+        expected = expectation(self.case.deviations) if expectation else self.from_inputs(local, end_to_end)
         shapes = {name: self.shape(name, expected) for name in expected.shapes or expected.values}
         wanted = {
-            name: expected.clauses[name]
-            for name in shapes
+            name: Row(
+                name, expected.clauses[name], "", size=math.prod(shape), axes=self.axes(name, len(shape))
+            )
+            for name, shape in shapes.items()
             if self.requested(name) and (local or name in expected.values)
         }
-        faults = {name: self.fault(name, clause, shapes[name]) for name, clause in wanted.items()}
-        sound = [name for name in wanted if faults[name] is None]
-        from_inputs = _EndToEnd(self, expected, deciding=not local).judgements(
-            [name for name in sound if name in expected.sigmas]
-        )
+        broken = {name: found for name in wanted if (found := self.unjudgeable(name, shapes[name]))}
+        sound = [name for name in wanted if name not in broken]
+        whole = {
+            name: self.at(name, expected, deciding=not local)
+            for name in sound
+            if name in expected.sigmas and not is_tap_gradient(name)
+        }
         del expected  # the other way takes as much memory
-        by_step = self.local(sound, shapes) if local else {}
+        steps = self.local(sound, shapes) if local else {}
         self.case.forget()
-        for name in (f"gradients.taps.{tap}" for tap in self.unused):
-            faults[name] = Row(
-                name,
-                wanted[name],
-                "undelivered",
-                note=UNUSED,
-                size=math.prod(shapes[name]),
-                axes=axes_of(self.case, name, len(shapes[name])),
-            )
-        table = [
-            faults[name]
-            or self.row(name, clause, by_step.get(name), from_inputs.get(name), len(shapes[name]))
-            for name, clause in wanted.items()
-        ]
-        table += [
-            Row(name, clause_of(self.case.config, name, self.case.part), "undelivered", note=NOT_DELIVERED)
-            for name in self.without_gradients()
-        ]
+        broken |= {f"gradients.taps.{name}": ("undelivered", UNUSED) for name in self.unused}
+        table = []
+        for name, row in wanted.items():
+            step, end = (None, None) if name in broken else (steps.get(name), whole.get(name))
+            deciding = step or end
+            status, note = broken[name] if deciding is None else (deciding.status, deciding.note)
+            size = deciding.size if deciding else row.size
+            table.append(replace(row, status=status, note=note, size=size, local=step, end_to_end=end))
+        if "gradients" in self.run.requested and not self.case.gradients:  # the run delivers none at all
+            names = (f"gradients.{name}" for name in trainable(self.case.config, self.case.part))
+            table += [Row(name, self.case.clause(name), "undelivered", note=NOT_DELIVERED) for name in names]
         verdict = Verdict(table, case=self.case if local else None)
         first = verdict.first_divergence
-        if first is None or expectation is not None or (first.local if local else first.end_to_end) is None:
+        if first is None or expectation is not None or first.deciding is None or (local and not first.local):
             return verdict
         statuses = {row.tensor: row.status for row in table}
-        forced = {name: tap.astype(np.float64) for name, tap in self.forced(shapes).taps.items()}
-        return Verdict(
-            table,
-            case=self.case,
-            search=lambda: (
-                diagnose(self.case, forced, first.tensor, self.delivered, judge_tensor, statuses),
-                "",
-            ),
-        )
+        taps = {name: tap.astype(np.float64) for name, tap in self.forced(shapes).taps.items()}
 
-    def from_the_inputs(self, local: bool, wanted: bool) -> Expectation:
-        """Return what is expected from the inputs: where each step is judged, of a large model no gradients, and nothing at all unless it is wanted."""
+        def search() -> tuple[Diagnosis | None, str]:
+            return diagnose(self.case, taps, first.tensor, self.delivered, judge_tensor, statuses), ""
+
+        return replace(verdict, case=self.case, search=search)
+
+    def from_inputs(self, local: bool, wanted: bool) -> Expectation:
+        """Return what is expected from the inputs.
+
+        Where each step is judged, of a large model no gradients.
+        """
         if not local or (wanted and not tolerance.is_large(self.case)):
             return tolerance.end_to_end(self.case)
         outline = tolerance.outline(self.case)
@@ -255,6 +263,9 @@ class _Judging:
             return outline
         forward = tolerance.end_to_end(replace(self.case, gradients=False))
         return replace(outline, values=forward.values, sigmas=forward.sigmas)
+
+    def axes(self, name: str, rank: int) -> tuple[str, ...]:
+        return axes_of(self.case, name, rank)
 
     def shape(self, name: str, expectation: Expectation) -> tuple[int, ...]:
         """Return the whole shape of a tensor, of which an expectation may hold some rows alone."""
@@ -265,102 +276,50 @@ class _Judging:
     def requested(self, name: str) -> bool:
         if is_tap_gradient(name):
             return name in self.delivered
-        if is_gradient(name):
-            return "gradients" in self.run.requested
-        if name in self.run.steps or "steps" in self.run.requested:
+        if not is_gradient(name) and (self.stepping or name in self.run.steps):
             return True
-        if name == "loss" and self.run.loss is None:  # without gradients nobody asked for it
+        if is_gradient(name) or (name == "loss" and self.run.loss is None):
             return "gradients" in self.run.requested
         return "taps" in self.run.requested or name in ("loss", self.output)
 
-    def without_gradients(self) -> list[str]:
-        """Return the gradients that were asked for, where the run delivers none at all."""
-        if self.case.gradients or "gradients" not in self.run.requested:
-            return []
-        return [f"gradients.{name}" for name in trainable(self.case.config, self.case.part)]
-
-    def fault(self, name: str, clause: str, shape: tuple[int, ...]) -> Row | None:
-        """Return the row of a tensor whose values cannot be compared, or need not be."""
+    def unjudgeable(self, name: str, shape: tuple[int, ...]) -> tuple[str, str] | None:
+        """Return status and note of a tensor whose values cannot be compared, or need not be."""
         actual = self.delivered.get(name)
-
-        def fault(note: str, status: str = "diverges") -> Row:
-            return Row(
-                name,
-                clause,
-                status,
-                note=note,
-                size=math.prod(shape),
-                axes=axes_of(self.case, name, len(shape)),
-            )
-
         if actual is None:
-            note = NOT_DELIVERED if self.declared is None else DECLARED
-            return (
-                fault(note, "undelivered")
-                if self.may_lack(name)
-                else fault("missing: the backend returned no such tensor")
-            )
+            if self.may_lack(name):
+                return "undelivered", NOT_DELIVERED if self.declared is None else DECLARED
+            return "diverges", "missing: the backend returned no such tensor"
         if actual.shape != shape:
-            return fault(f"has shape {actual.shape} but must be {shape}")
-        target = precision(self.case.dtype)
-        if (
-            name not in self.may_be_wider
-            and (self.half or actual.dtype != target.storage)
-            and not target.holds(actual)
-        ):
-            return fault(WIDER)
-        result = self.run.results(self.output).get(name)
-        tap = self.run.taps.get(name)
-        if (
-            result is not None
-            and tap is not None
-            and not np.array_equal(target.round(result), target.round(tap), equal_nan=True)
-        ):
-            return fault(
-                f"the run's {'output' if name == self.output else 'loss'} is not its tap of this name"
-            )
+            return "diverges", f"has shape {actual.shape} but must be {shape}"
+        shortened = self.half or actual.dtype != self.precision.storage
+        if name not in self.may_be_wider and shortened and not self.precision.holds(actual):
+            return "diverges", WIDER
+        result, tap = self.run.results(self.output).get(name), self.run.taps.get(name)
+        rounded = self.precision.round
+        if result is not None and tap is not None:
+            if np.array_equal(rounded(result), rounded(tap), equal_nan=True):
+                return None
+            kind = "output" if name == self.output else "loss"
+            return "diverges", f"the run's {kind} is not its tap of this name"
         return None
 
     @functools.cached_property
     def may_be_wider(self) -> frozenset[str]:
-        """The tensors that may have more digits than the run: output and loss, where other activations show its precision, or the run declares it."""
+        """Output and loss, which may have more digits if others show the run's precision, or it says so."""
         results = frozenset(from_output_on(self.case.config, self.case.part))
         return results if WIDER_OUTPUT in self.excuses or self.run.taps.keys() - results else frozenset()
 
     def may_lack(self, name: str) -> bool:
-        """Return whether a tensor may be missing: a tap that was declared away, or any if the backend does not say which it has not."""
-        if (
-            is_gradient(name)
-            or name == self.output
-            or "steps" in self.run.requested
-            or (name == "loss" and "gradients" in self.run.requested)
-        ):
+        """Return whether a tensor may be missing.
+
+        A tap that was declared away, or any if none are declared.
+        """
+        needed = is_gradient(name) or name == self.output or self.stepping
+        if needed or (name == "loss" and "gradients" in self.run.requested):
             return False
         return self.declared is None or (
             name != "loss" and any(fnmatch.fnmatch(name, pattern) for pattern in self.declared)
         )
-
-    def row(
-        self, name: str, clause: str, local: Judgement | None, end_to_end: Judgement | None, rank: int
-    ) -> Row:
-        deciding = local or end_to_end
-        assert deciding is not None
-        return Row(
-            name,
-            clause,
-            deciding.status,
-            local,
-            end_to_end,
-            deciding.note,
-            deciding.size,
-            axes_of(self.case, name, rank),
-        )
-
-    @functools.cached_property
-    def half(self) -> bool:
-        """Whether the run is in a precision that sums in a wider one."""
-        target = precision(self.case.dtype)
-        return target.unit_roundoff > target.accumulation
 
     def forced(self, shapes: Mapping[str, tuple[int, ...]]) -> Forced:
         """Return the run's tensors that others can be recomputed from: the model goes on with them."""
@@ -382,34 +341,30 @@ class _Judging:
         forced = self.forced(shapes)
         found, _ = self.by_step(names, forced)
         zero = frozenset(tap for tap, gradient in forced.gradients.items() if not gradient.any())
-        if all(
-            found[name].status != "diverges"
-            for name in (f"gradients.taps.{tap}" for tap in zero)
-            if name in found
-        ):
-            return found
-        self.unused = self.passed_by(names, forced, zero)
+        if any((one := found.get(f"gradients.taps.{tap}")) and one.status == "diverges" for tap in zero):
+            self.unused = self.passed_by(names, forced, zero)
         return self.by_step(names, forced.without(self.unused))[0] if self.unused else found
 
     def passed_by(self, names: Sequence[str], forced: Forced, zero: frozenset[str]) -> frozenset[str]:
-        """Return the taps that the model does not go on with: a gradient that would flow through them alone is right all the same, or there is none.
+        """Return the taps that the model does not go on with.
+
+        A gradient that would flow through them alone is right all the same, or there is none.
 
         Args:
             zero: taps whose gradient is zero. One that is cut off leaves none to what lies before it.
         """
         passing = forced.without(zero)
         found, expectation = self.by_step(names, passing)
-        gradients = [name for name in found if is_gradient(name)]
 
         def is_passed_by(tap: str) -> bool:
-            stopped = tolerance.plain(
-                self.case, Forced(passing.taps, {**passing.gradients, tap: forced.gradients[tap]})
-            ).values
+            closed = Forced(passing.taps, {**passing.gradients, tap: forced.gradients[tap]})
+            stopped = tolerance.plain(self.case, closed).values
             other = replace(expectation, values={**expectation.values, **stopped})
             behind = [
                 name
-                for name in gradients
-                if not np.array_equal(stopped[name], expectation.values[name], equal_nan=True)
+                for name in found
+                if is_gradient(name)
+                and not np.array_equal(stopped[name], expectation.values[name], equal_nan=True)
             ]
             return not behind or any(
                 found[name].status == "agrees"
@@ -421,58 +376,60 @@ class _Judging:
 
     def by_step(self, names: Sequence[str], forced: Forced) -> tuple[dict[str, Judgement], Expectation]:
         """Judge each step by itself, from these tensors of the run; return by what, too."""
-        skipped = {
-            name
-            for name in names
-            if is_tap_gradient(name) and name.removeprefix("gradients.taps.") not in forced.gradients
-        }
-        names = [name for name in names if name not in skipped]
+        given = {f"gradients.taps.{tap}" for tap in forced.gradients}
+        names = [name for name in names if name in given or not is_tap_gradient(name)]
         sound = all(np.isfinite(tap).all() for tap in forced.taps.values())
+
+        def judged(expected: Expectation) -> dict[str, Judgement]:
+            return {name: self.locally_at(name, expected, sound) for name in names}
+
         if not self.half:
             large = tolerance.is_large(self.case)
-            first = (
-                tolerance.local_exactly(self.case, forced, brief=True)
-                if large
-                else tolerance.local(self.case, forced)
-            )
-            found = self.locally(names, first, sound)
+            look = tolerance.local_exactly(self.case, forced, brief=True) if large else None
+            first = look or tolerance.local(self.case, forced)
+            found = judged(first)
             # Few samples do not say what rounding decides.
-            sure = not large or not (
-                first.undecided_rows
-                or any(judgement.status == "undetermined" for judgement in found.values())
+            unsure = large and (
+                first.undecided_rows or any(one.status == "undetermined" for one in found.values())
             )
-            if sure and all(judgement.ratio <= NEAR for judgement in found.values()):
+            if not unsure and all(one.ratio <= NEAR for one in found.values()):
                 return found, first
-            del first  # the next takes as much memory
+            del first, look  # the next takes as much memory
         exactly = tolerance.local_exactly(self.case, forced)
-        return self.locally(names, exactly, sound), exactly
-
-    def locally(self, names: Sequence[str], expectation: Expectation, sound: bool) -> dict[str, Judgement]:
-        return {name: self.locally_at(name, expectation, sound) for name in names}
+        return judged(exactly), exactly
 
     def locally_at(self, name: str, expectation: Expectation, sound: bool) -> Judgement:
-        value, gradient = expectation.values[name], is_gradient(name)
+        """Judge one step; ``sound`` says whether the forward pass is finite."""
+        value, gradient, sigma = expectation.values[name], is_gradient(name), expectation.sigmas[name]
+        unsettled, why = name in expectation.unsettled, ""
         if gradient and not sound:
-            return Judgement("undetermined", size=value.size, note="the forward pass is not finite")
-        if name in expectation.unsettled and not expectation.settled(name).any():
-            return Judgement(
-                "undetermined", size=value.size, note="rounding decides a layer norm that it flows through"
-            )
-        if gradient and self.half and _is_noise(value, expectation.sigmas[name]):
-            return Judgement("undetermined", size=value.size, note="rounding leaves no digit of it")
-        sigma = expectation.sigmas[name]
-        if name in expectation.unsettled:
+            why = "the forward pass is not finite"
+        elif unsettled and not expectation.settled(name).any():
+            why = "rounding decides a layer norm that it flows through"
+        elif gradient and self.half and _is_noise(value, sigma):
+            why = "rounding leaves no digit of it"
+        if why:
+            return Judgement("undetermined", size=value.size, note=why)
+        if unsettled:
             sigma = np.where(expectation.settled(name), sigma, np.nan)
         lenient = name in expectation.singular
         return self.judged(name, expectation, sigma, sound and not lenient, lenient)
 
+    def at(self, name: str, expectation: Expectation, deciding: bool) -> Judgement:
+        """Judge one tensor from the inputs."""
+        out_of_range = is_gradient(name) and expectation.overflowing
+        if out_of_range or name in expectation.undecided:
+            grown = "rounding may have grown beyond a tenth of it"
+            note = "the forward pass is out of range" if out_of_range else grown
+            return Judgement("undetermined", size=expectation.values[name].size, note=note)
+        lenient = name in expectation.singular
+        return self.judged(name, expectation, expectation.sigmas[name], not lenient, lenient, deciding)
+
     def excused(self, name: str, rank: int) -> NDArray[np.bool_] | bool:
-        """Return which elements of a tensor are not judged, since the run declares that it does not compute them."""
+        """Return which elements are not judged, since the run declares that it does not compute them."""
         if UNCOMPUTED_PADDING not in self.excuses:
             return False
-        return uncomputed(
-            self.case.config, self.case.batch, self.case.part, name, axes_of(self.case, name, rank)
-        )
+        return uncomputed(self.case.config, self.case.batch, self.case.part, name, self.axes(name, rank))
 
     def judged(
         self,
@@ -496,58 +453,27 @@ class _Judging:
             sigma, why = np.where(excused, np.nan, sigma), PADDING
         rows = expectation.rows.get(name)
         if rows is not None:
-            others = np.ones(len(actual), bool)
-            others[rows] = False
-            if (abs(actual[others]) > Z * precision(self.case.dtype).smallest_normal).any() or np.isnan(
-                actual[others]
-            ).any():
+            others = np.delete(actual, rows, axis=0)
+            if (abs(others) > Z * self.precision.smallest_normal).any() or np.isnan(others).any():
                 rows, (value, sigma) = None, expectation.whole(name, actual.shape)
             else:
                 actual = actual[rows]
         found = judge_tensor(actual, value, sigma, self.case.dtype, strict, lenient, why)
         if deciding and found.status == "diverges":
-            axes = axes_of(self.case, name, value.ndim)
+            axes = self.axes(name, value.ndim)
             axes = axes if rows is None else (f"{axes[0]} in use", *axes[1:])
-            found = replace(
-                found,
-                breakdown=break_down(
-                    actual, value, sigma, scores_of(actual, value, sigma, strict, lenient), axes, rows
-                ),
-            )
-        return (
-            replace(found, element=(int(rows[found.element[0]]), *found.element[1:]))
-            if rows is not None and found.element
-            else found
-        )
-
-
-class _EndToEnd:
-    """The judgement of one run end to end."""
-
-    def __init__(self, judging: _Judging, expectation: Expectation, deciding: bool) -> None:
-        self.judging, self.expectation, self.deciding = judging, expectation, deciding
-
-    def judgements(self, names: Sequence[str]) -> dict[str, Judgement]:
-        """Judge tensors; gradients by taps are judged locally alone."""
-        return {name: self.judged(name) for name in names if not is_tap_gradient(name)}
-
-    def judged(self, name: str) -> Judgement:
-        size = self.expectation.values[name].size
-        if is_gradient(name) and self.expectation.overflowing:
-            return Judgement("undetermined", size=size, note="the forward pass is out of range")
-        if name in self.expectation.undecided:
-            return Judgement("undetermined", size=size, note="rounding may have grown beyond a tenth of it")
-        lenient = name in self.expectation.singular
-        return self.judging.judged(
-            name, self.expectation, self.expectation.sigmas[name], not lenient, lenient, self.deciding
-        )
+            scores = scores_of(actual, value, sigma, strict, lenient)
+            found = replace(found, breakdown=break_down(actual, value, sigma, scores, axes, rows))
+        if rows is None or not found.element:
+            return found
+        return replace(found, element=(int(rows[found.element[0]]), *found.element[1:]))
 
 
 def _is_noise(value: Array, sigma: Array) -> bool:
     """Return whether rounding is larger than a gradient that is not zero in exact arithmetic.
 
-    In few bits a softmax of large scores has but one weight, and what flows back through it is a difference of equal
-    numbers: rounding, times weights that are large. Few samples say little of how far that may go.
+    In few bits a softmax of large scores has but one weight, and what flows back through it is a difference
+    of equal numbers: rounding, times weights that are large. Few samples say little of how far that may go.
     """
     size, noise = root_mean_square(value), root_mean_square(sigma)
     return noise * ZERO < size < noise

@@ -1,7 +1,8 @@
 """Rows of padding: where a tensor has them, what depends on them, and the same case without such dependence.
 
-A run may declare that it does not compute them (:data:`concord.spec.deviations.UNCOMPUTED_PADDING`): unpadded kernels leave
-them out, and a mask that is an outer product lets them see nothing. What they hold is then not judged, nor what follows from it.
+A run may declare that it does not compute them (:data:`concord.spec.deviations.UNCOMPUTED_PADDING`): unpadded
+kernels leave them out, and a mask that is an outer product lets them see nothing. What they hold is then not
+judged, nor what follows from it.
 
 Shapes: B samples, T tokens, Q queries, S keys.
 """
@@ -23,11 +24,17 @@ from concord.spec.tensors import POOLED
 Rows = NDArray[np.bool_]
 
 UNMASKED = ("scores", "key", "value")
-"""Activations whose rows of padded keys are not computed either; behind the mask such a key has no weight, which is judged."""
+"""Activations whose rows of padded keys are not computed either.
+
+Behind the mask such a key has no weight, which is judged.
+"""
 
 
 def padded_rows(config: EncoderConfig, batch: Batch) -> dict[str, Rows]:
-    """Return which rows of the axes ``tokens`` (B, T), ``query`` (B, Q) and ``key`` (B, S) are padding; an axis without any is left out."""
+    """Return which rows of the axes ``tokens`` (B, T), ``query`` (B, Q) and ``key`` (B, S) are padding.
+
+    An axis without any is left out.
+    """
     if batch.input_ids is not None:
         padded = ~real_tokens(config, batch.input_ids)
         return dict.fromkeys(("tokens", "query", "key"), padded)
@@ -36,7 +43,7 @@ def padded_rows(config: EncoderConfig, batch: Batch) -> dict[str, Rows]:
 
 
 def dependent_samples(config: EncoderConfig, batch: Batch, part: str) -> Rows:
-    """Return (B,), True for each sample whose result, or whose share of the loss, depends on rows of padding."""
+    """Return (B,), True for each sample whose result or part of the loss depends on rows of padding."""
     padded = padded_rows(config, batch)
     count = len(next(iter(batch.arrays().values())))
     output = padded.get("tokens" if batch.input_ids is not None else "query")
@@ -85,7 +92,7 @@ def independent_batch(config: EncoderConfig, batch: Batch, part: str) -> Batch |
 def uncomputed(
     config: EncoderConfig, batch: Batch, part: str, tensor: str, axes: Sequence[str]
 ) -> Rows | bool:
-    """Return which elements of a tensor are not computed where rows of padding are not, in a shape that broadcasts to the tensor's.
+    """Return which elements are not computed where rows of padding are not, in a shape that broadcasts.
 
     Args:
         tensor: its name, as a verdict gives it.

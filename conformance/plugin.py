@@ -1,7 +1,7 @@
 """The pytest plug-in: the conformance suite in anyone's own CI, and fixtures for cases of one's own.
 
-``pytest --pyargs concord.conformance --concord-backend mine.module:Class`` runs the suite from any folder. Every pytest of an
-environment loads this module, so that what it needs is imported where it is used.
+``pytest --pyargs concord.conformance --concord-backend mine.module:Class`` runs the suite from any folder.
+Every pytest of an environment loads this module, so that what it needs is imported where it is used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MOST = 4
-"""Workers that a process of tests keeps at a time: one that was not used for longest ends when there are more."""
+"""Workers that a process of tests keeps at a time.
+
+One that was not used for longest ends when there are more.
+"""
 
 RUNNING, PROPERTY = pytest.StashKey[pytest.Item](), "concord"
 """Where the test that runs is kept, and the property by which its report says what runs came to."""
@@ -127,7 +130,7 @@ class Workers:
             test.user_properties.append((PROPERTY, [backend, status]))
 
     def runner(self, name: str) -> Runner:
-        """Return a backend at work; its worker starts when it is first needed, and again each time that it died."""
+        """Return a backend at work; its worker starts when it is first needed, and again after it died."""
         from concord.conformance.campaign import Runner
 
         runner = self.runners.pop(name, None)
@@ -140,7 +143,10 @@ class Workers:
         return runner
 
     def get(self, name: str) -> Worker:
-        """Return the worker of a backend: one that was asked for and is missing fails, another is skipped, visibly."""
+        """Return the worker of a backend.
+
+        One that was asked for and is missing fails, another is skipped, visibly.
+        """
         from concord.backends.worker import WorkerFailure
 
         try:
@@ -188,7 +194,7 @@ def concord_workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
 
 @pytest.fixture
 def concord_conform(concord_workers: Workers) -> Callable[[str, Job], None]:
-    """A function of a backend and a job (:class:`concord.conformance.campaign.Job`) that fails with the first divergence in words."""
+    """A function of backend, job (:class:`concord.conformance.campaign.Job`) that fails if it diverges."""
     return concord_workers.conform
 
 

@@ -1,7 +1,7 @@
-"""A failing case made small: fewer layers, samples and tokens, fewer heads, narrower, as long as the same thing is wrong.
+"""A failing case made small: fewer layers, samples, tokens and heads, as long as the same thing is wrong.
 
-Weights and inputs are those of the case, cut down; nothing is drawn anew. What shows a fault in a model of real size then shows it in one whose tensors
-can be read by eye.
+Weights and inputs are those of the case, cut down; nothing is drawn anew. What shows a fault in a model of
+real size then shows it in one whose tensors can be read by eye.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ SIZES = (
 """What is made smaller, in this order: what makes a case cheap comes first."""
 
 ROUNDS = 4
-"""How often all sizes are gone through, as long as one of them gets smaller: a fault may need less of one thing when there is less of another."""
+"""How often all sizes are gone through, as long as one of them gets smaller.
+
+A fault may need less of one thing when there is less of another.
+"""
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,10 @@ def cut(job: Job, size: str, length: int) -> Job | None:
 
 
 def _resized(job: Job, changes: Mapping[str, int], shorter: Mapping[str, int] | None = None) -> Job | None:
-    """Return a case of a configuration with smaller sizes, and of shorter axes of the inputs: of every axis the first entries."""
+    """Return a case of a configuration with smaller sizes, and of shorter axes of the inputs.
+
+    Of every axis the first entries.
+    """
     try:
         config = job.config.replace(**changes)
     except SpecError:
@@ -261,7 +267,7 @@ def samples_kept(job: Job, samples: list[int]) -> Job | None:
 
 
 def _fewer_tokens(job: Job, length: int) -> Job | None:
-    """Return a case whose table has rows for the tokens that occur, for padding, and for the first of the others."""
+    """Return a case whose table has rows for the tokens that occur, for padding, and for some others."""
     config, ids = job.config, job.batch.input_ids
     if ids is None or "embeddings.token.weight" not in job.weights:
         return None

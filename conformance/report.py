@@ -50,7 +50,10 @@ def worst_of(results: Sequence[Result]) -> Result:
 
 
 def speaker_of(results: Sequence[Result]) -> Result:
-    """Return the diverging result that speaks for others that diverge first at the same tensor: one whose cause is known, then the gravest."""
+    """Return the diverging result that speaks for others that diverge first at the same tensor.
+
+    One whose cause is known, then the gravest.
+    """
 
     def order(result: Result) -> tuple[bool, bool, float]:
         cause = result.verdict.cause if result.verdict else None
@@ -170,7 +173,9 @@ def around(path: Path, name: str) -> tuple[str, str]:
 
 
 def failures(report: Report, details: int = 4, exported: bool = False) -> RenderableType:
-    """Return what went wrong, in words: each first divergence of a backend once, and each backend that gave no result.
+    """Return what went wrong, in words.
+
+    Each first divergence of a backend once, and each backend that gave no result.
 
     Args:
         exported: as :func:`divergence_lines` takes it.
@@ -192,14 +197,15 @@ def failures(report: Report, details: int = 4, exported: bool = False) -> Render
                     ]
                 lines.append(
                     indented(
-                        f"  likewise in {_named([result for result in found if result is not speaker_of(found)])}"
+                        f"  likewise in {_named([one for one in found if one is not speaker_of(found)])}"
                     )
                 )
         if len(findings) > details:
             more = sum(map(len, list(findings.values())[details:]))
             lines.append(
                 Text(
-                    f"{name}: {more} more runs diverge first at {len(findings) - details} other tensors (--html and --json show them all)",
+                    f"{name}: {more} more runs diverge first at {len(findings) - details} other tensors "
+                    "(--html and --json show them all)",
                     style="red",
                 )
             )
@@ -262,7 +268,8 @@ def _explanations(name: str, results: Sequence[Result]) -> list[Text]:
 def declarations(report: Report) -> list[str]:
     """Say in what each backend declares that it deviates: the oracle computes it so for that backend."""
     return [
-        f"{name} declares {entry['name']} = {entry['value']:g} (SPEC {KNOWN_DEVIATIONS[entry['name']].clause}): {entry['reason']}"
+        f"{name} declares {entry['name']} = {entry['value']:g} "
+        f"(SPEC {KNOWN_DEVIATIONS[entry['name']].clause}): {entry['reason']}"
         for name, about in report.environments.items()
         for entry in about.get("deviations", [])
         if entry.get("name") in KNOWN_DEVIATIONS
@@ -270,7 +277,10 @@ def declarations(report: Report) -> list[str]:
 
 
 def repeated(results: Sequence[Result]) -> str:
-    """Return whether runs of one backend on the same inputs gave the same bits, in words; nothing if none were repeated."""
+    """Return whether runs of one backend on the same inputs gave the same bits, in words.
+
+    Nothing if none were repeated.
+    """
     runs = [(result, result.repeats) for result in results if result.repeats]
     if not runs:
         return ""
@@ -280,7 +290,8 @@ def repeated(results: Sequence[Result]) -> str:
         return f"{head}bit-equal"
     (first, tensors), count = differing[0], sum(len(tensors) for _, tensors in differing)
     of_jobs = f"{len(differing)} job{'' if len(differing) == 1 else 's'}"
-    return f"{head}differ in {count} tensor{'' if count == 1 else 's'} of {of_jobs}, first {tensors[0]} of {first.case}, {first.dtype}"
+    differ = f"differ in {count} tensor{'' if count == 1 else 's'} of {of_jobs}"
+    return f"{head}{differ}, first {tensors[0]} of {first.case}, {first.dtype}"
 
 
 def repetitions(report: Report) -> list[str]:

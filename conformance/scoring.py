@@ -16,7 +16,7 @@ SAFE = (1e-200, 1e200)
 """Within these a sum of squares of float64 has neither lost anything nor overflowed."""
 
 LOWEST = int(np.log2(Z_BINS[0]))
-"""The exponent of the first edge of :data:`concord.conformance.verdict.Z_BINS`, of which each is twice the one before."""
+"""The exponent of the first of :data:`concord.conformance.verdict.Z_BINS`; each is twice the one before."""
 
 
 OUT_OF_RANGE = "out of range"
@@ -49,7 +49,10 @@ def judge_tensor(
 
 
 def _plainly(actual: Array, value: Array, sigma: Array, dtype: str) -> Judgement | None:
-    """Judge a tensor of which every element can be compared; None where some cannot, or a sum of squares would not be exact."""
+    """Judge a tensor of which every element can be compared.
+
+    None where some cannot, or a sum of squares would not be exact.
+    """
     with np.errstate(all="ignore"):
         errors = (
             np.abs(actual.astype(value.dtype, copy=False) - value).astype(np.float64, copy=False).reshape(-1)
@@ -136,7 +139,10 @@ def _carefully(
 
 
 def scores_of(actual: Array, value: Array, sigma: Array, strict: bool = True, lenient: bool = False) -> Array:
-    """Return the errors of a tensor in sigma: infinite where something is finite that must not be or the other way round, NaN where nothing is judged."""
+    """Return the errors of a tensor in sigma.
+
+    Infinite where something is finite that must not be or the other way round, NaN where nothing is judged.
+    """
     finite, sound = np.isfinite(value), np.isfinite(actual)
     judged = finite & np.isfinite(sigma) & (sound | (not lenient))
     with np.errstate(all="ignore"):
@@ -149,10 +155,10 @@ def scores_of(actual: Array, value: Array, sigma: Array, strict: bool = True, le
 
 
 def independent_elements(value: Array, sigma: Array, dtype: str) -> float:
-    """Return over how many elements the root mean square of sigma is spread, counting those that are computed alike once.
+    """Return over how many elements the root mean square of sigma is spread; equal elements count once.
 
-    The root mean square of errors says no more than that many of them: rows of the same inputs have the same error, and
-    elements far smaller than others count for nothing in it.
+    The root mean square of errors says no more than that many of them: rows of the same inputs have the same
+        error, and elements far smaller than others count for nothing in it.
     """
     _, first = np.unique(precision(dtype).round(value), return_index=True)
     powers = np.square(sigma.reshape(-1)[first] / np.max(sigma, initial=0.0), dtype=np.float64)

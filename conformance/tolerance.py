@@ -2,8 +2,8 @@
 
 Each tensor is judged in two ways. *End to end*: against the reference from the inputs. *Locally*: against the
 reference that recomputes each tap from the run's own preceding taps, so that only the error of that step
-counts; gradients then flow back through the run's own forward values, and from the run's own gradients by its taps, where it
-delivers them.
+counts; gradients then flow back through the run's own forward values, and from the run's own gradients by its
+taps, where it delivers them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from concord.spec.precision import precision
 Array = NDArray[np.floating]
 
 ALIKE = 2.0**-20
-"""Share of a tensor's largest number by which deviations may change the truth where sigma is a first look at a run."""
+"""Share of a tensor's largest number by which deviations may change the truth where sigma is a first look."""
 
 
 def expect(
@@ -53,7 +53,9 @@ def expect(
     dtype: str = "float32",
     deviations: Deviations = NONE,
 ) -> Expectation:
-    """Return what a correct run yields from the inputs, and how far it may lie from it: the judgement end to end.
+    """Return what a correct run yields from the inputs, and how far it may lie from it.
+
+    The judgement end to end.
 
     Gradients of tables are given in full.
     """
@@ -79,7 +81,10 @@ def end_to_end(case: JudgedProblem) -> Expectation:
 
 
 def keeping(limit: int) -> contextlib.AbstractContextManager[None]:
-    """Keep so many bytes of what was derived for a while, of large cases too: for who judges several runs of one."""
+    """Keep so many bytes of what was derived for a while, of large cases too.
+
+    For who judges several runs of one.
+    """
     return _estimates.keeping(limit)
 
 
@@ -91,17 +96,17 @@ def outline(case: JudgedProblem) -> Expectation:
 
 
 def plain(case: JudgedProblem, forced: Forced | None = None) -> Expectation:
-    """Return what the oracle yields, from the inputs or of each step from forced taps, without saying how far a run may lie from it."""
+    """Return what the oracle yields, from the inputs or of each step from forced taps, without tolerances."""
     return _expectation(case, _values(case, forced), {})
 
 
 def local(case: JudgedProblem, forced: Forced) -> Expectation:
     """Return what each step of a run should have made of the run's own preceding taps.
 
-    How far a step may err is taken from the same step of the reference, which is at hand for all runs of a case. In the
-    half precisions, where a correct run may be far from the reference, for a run that comes near its tolerance by
-    this, and for a case that is too large to be kept, it has to be derived from the run's own taps: :func:`local_exactly`,
-    of a case that is too large by a first look, if that is enough.
+    How far a step may err is taken from the same step of the reference, which is at hand for all runs of a
+    case. In the half precisions, where a correct run may be far from the reference, for a run that comes near
+    its tolerance by this, and for a case that is too large to be kept, it has to be derived from the run's
+    own taps: :func:`local_exactly`, of a case that is too large by a first look, if that is enough.
 
     Args:
         forced: tensors of the run; those that are missing are computed from the ones before.
@@ -137,7 +142,7 @@ def is_large(case: JudgedProblem) -> bool:
 
 
 def _without_deviations(case: JudgedProblem, share: float) -> JudgedProblem:
-    """Return the case without deviations where the truth with them is the same, so that backends with and without share an estimate.
+    """Return the case without deviations where the truth is the same: backends then share an estimate.
 
     Args:
         share: of a tensor's largest number, by which it may differ all the same.
@@ -152,7 +157,10 @@ def _without_deviations(case: JudgedProblem, share: float) -> JudgedProblem:
 
 
 def difference(values: dict[str, Array], others: dict[str, Array]) -> float:
-    """Return by which share of their largest number tensors differ at most; infinite where what is not finite differs."""
+    """Return by which share of their largest number tensors differ at most.
+
+    Infinite where what is not finite differs.
+    """
     found = 0.0
     for name, other in others.items():
         finite = np.isfinite(other)

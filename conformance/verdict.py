@@ -29,7 +29,7 @@ DECLARED = "declared by the backend"
 """Note of a tensor of which a backend says beforehand that it has not."""
 
 UNUSED = "the model does not go on with this activation"
-"""Note of a gradient by a tap that is zero where what lies before the tap has the gradient that flows past it."""
+"""Note of a gradient by an activation that is zero, where another that flows past it is right."""
 
 FAILED_WORKER = ("missing", "broken", "crashed", "timed out", "out of memory", "error")
 """Statuses of results that a backend owes."""
@@ -46,7 +46,10 @@ Z_BINS = tuple(2.0**i for i in range(-8, 9))
 
 
 def section_of(tensor: str) -> str:
-    """Return to which section of a run a tensor belongs: ``"forward"`` or ``"gradients"``; of a step of training, one of :data:`STEP_SECTIONS`."""
+    """Return to which section of a run a tensor belongs: ``"forward"`` or ``"gradients"``.
+
+    Of a step of training, one of :data:`STEP_SECTIONS`.
+    """
     if is_gradient(tensor):
         return "gradients"
     kind, *names = tensor.split(".")
@@ -58,10 +61,12 @@ def section_of(tensor: str) -> str:
 def conclude(statuses: Iterable[tuple[str, str]]) -> tuple[str, tuple[str, ...]]:
     """Return what the judgements of tensors come to, and the sections that none of them judged.
 
-    It agrees only if no tensor diverges and each section has one that was judged: what nobody looked at does not agree.
+    It agrees only if no tensor diverges and each section has one that was judged: what nobody looked at does
+        not agree.
 
     Args:
-        statuses: of each tensor, its section and its status; what the run said beforehand that it lacks is not among them.
+        statuses: of each tensor, its section and its status; what the run said beforehand that it lacks is
+            not among them.
     """
     sections: dict[str, set[str]] = {}
     for section, status in statuses:
@@ -76,15 +81,16 @@ class Judgement:
     """One tensor, judged in one way.
 
     Attributes:
-        status: ``"agrees"``, ``"diverges"``, or ``"undetermined"``: the precision does not determine it, or rounding
-            alone may have grown too large on the way to it.
+        status: ``"agrees"``, ``"diverges"``, or ``"undetermined"``: the precision does not determine it, or
+            rounding alone may have grown too large on the way to it.
         z: the largest error, in sigma; infinite where it cannot be compared.
         rms: the root mean square error, in root mean square sigma.
         element: where the largest error is.
         actual, expected, sigma: the values there.
         beyond: how many elements err more than :data:`concord.conformance.estimate.Z` sigma.
         size: how many elements there are.
-        independent: of how many of them the root mean square says something (:func:`concord.conformance.scoring.independent_elements`); 0: of all.
+        independent: of how many of them the root mean square says something
+            (:func:`concord.conformance.scoring.independent_elements`); 0: of all.
         histogram: how many elements have an error in each bin of :data:`Z_BINS`, and beyond the last.
         note: what else is to be said.
         breakdown: where in the tensor the error lies, if it diverges and this judgement decides.
@@ -119,11 +125,13 @@ class Row:
     Attributes:
         tensor: its name.
         clause: the clause of SPEC.md that defines it.
-        status: ``"agrees"``, ``"diverges"``, ``"undetermined"`` or ``"undelivered"`` (the backend has no such tensor, or says nothing
-            of it, or it is the gradient by a tap that the model does not go on with: it was not checked).
+        status: ``"agrees"``, ``"diverges"``, ``"undetermined"`` or ``"undelivered"`` (the backend has no such
+            tensor, or says nothing of it, or it is the gradient by a tap that the model does not go on with:
+            it was not checked).
         local: the error of this step alone: against the reference from the run's own preceding taps. It
             decides. None where a run delivers no taps, or is compared with published tensors.
-        end_to_end: the error of all steps up to here: against the reference from the inputs. It decides where no other does.
+        end_to_end: the error of all steps up to here: against the reference from the inputs. It decides where
+            no other does.
         note: what else is wrong: missing, misshapen, not finite, not of the precision.
         size: how many elements the tensor has.
         axes: the names of its axes.
@@ -184,10 +192,10 @@ class Verdict:
 
     Attributes:
         table: one row for each expected tensor, in the order of computation.
-        diagnosis: what is known of the first divergence (:mod:`concord.conformance.diagnosis`); None where it was not
-            judged locally, or not explained.
-        undeclared: the deviation (:data:`concord.spec.deviations.KNOWN_DEVIATIONS`) with whose declaration it would not
-            diverge; empty if there is none.
+        diagnosis: what is known of the first divergence (:mod:`concord.conformance.diagnosis`); None where it
+            was not judged locally, or not explained.
+        undeclared: the deviation (:data:`concord.spec.deviations.KNOWN_DEVIATIONS`) with whose declaration it
+            would not diverge; empty if there is none.
         case: what was judged, where each step was.
         search: finds diagnosis and undeclared deviation; None once it is explained.
     """
@@ -199,7 +207,10 @@ class Verdict:
     search: Callable[[], tuple[Diagnosis | None, str]] | None = field(default=None, repr=False, compare=False)
 
     def explained(self) -> Verdict:
-        """Return the verdict with what explains its first divergence; looking for that takes up to a minute."""
+        """Return the verdict with what explains its first divergence.
+
+        Looking for that takes up to a minute.
+        """
         if self.search is None:
             return self
         diagnosis, undeclared = self.search()
@@ -215,7 +226,7 @@ class Verdict:
 
     @property
     def status(self) -> str:
-        """``"agrees"``, ``"diverges"``, or ``"undetermined"`` if a section of the run was judged nowhere (:func:`conclude`)."""
+        """``"agrees"``, ``"diverges"``, or ``"undetermined"`` if a section was judged nowhere."""
         return self._conclusion[0]
 
     @property
@@ -235,18 +246,22 @@ class Verdict:
 
     @property
     def alone(self) -> tuple[str, str]:
-        """What alone differs in a run that does not declare it, and how to declare it; empty if there is no such thing."""
+        """What alone differs in a run that does not declare it, and how to declare it.
+
+        Empty if there is no such thing.
+        """
         if not self.undeclared:
             return "", ""
         known = KNOWN_DEVIATIONS[self.undeclared]
         return (
             known.alone,
-            f"if this is meant, declare `{self.undeclared}` among its deviations (SPEC {known.clause}, docs/guides/joining.md): {known.meaning}",
+            f"if this is meant, declare `{self.undeclared}` among its deviations "
+            f"(SPEC {known.clause}, docs/guides/joining.md): {known.meaning}",
         )
 
     @property
     def cause(self) -> Cause | None:
-        """What explains the first divergence, if anything that is known does (:mod:`concord.conformance.explain`)."""
+        """What explains the first divergence, if anything known does (:mod:`concord.conformance.explain`)."""
         return self.diagnosis.cause if self.diagnosis else None
 
     @property
@@ -320,19 +335,21 @@ class Result:
     """What came of one job on one backend.
 
     Attributes:
-        backend: as it was asked for, with the device behind it where there are several; of a run that came as a file, as the file says.
+        backend: as it was asked for, with the device behind it where there are several; of a run that came as
+            a file, as the file says.
         group: the variant; for golden files the source.
         case: the name of the case.
         dtype: the precision, or mode, that it was judged by.
-        status: ``"agrees"``, ``"diverges"``, ``"nondeterministic"`` (right each time, but not the same bit for bit),
-            ``"undetermined"``, ``"unsupported"``, ``"refused"``, ``"absent"``,
-            :data:`NOT_JUDGED`, or one of :data:`FAILED_WORKER`.
+        status: ``"agrees"``, ``"diverges"``, ``"nondeterministic"`` (right each time, but not the same bit
+            for bit), ``"undetermined"``, ``"unsupported"``, ``"refused"``, ``"absent"``, :data:`NOT_JUDGED`,
+            or one of :data:`FAILED_WORKER`.
         detail: one line of explanation where there is no verdict.
         verdict: the judgement, if there is one.
         seconds: run and judgement; 0 where it came as a file.
         stderr: the last lines of a worker that failed, or the traceback of a fault of Concord.
         part: the part of the model that ran.
-        attribution: one line that says that it diverges in this precision alone, or only when it is run again.
+        attribution: one line that says that it diverges in this precision alone, or only when it is run
+            again.
         repeats: what came of running it several times, if it was.
     """
 
@@ -361,7 +378,7 @@ class Result:
 
 
 def divergence_lines(result: Result, exported: bool = False) -> list[str]:
-    """Say where a run first diverged, why if that is known, what became of it at the end, and what to do next.
+    """Say where a run first diverged, why if that is known, what became of it, and what to do next.
 
     Args:
         exported: whether ``concord case export`` writes its case, under the name that it has here.
@@ -465,7 +482,8 @@ def _next_step(verdict: Verdict, reduce: str = "") -> list[str]:
         return [f"{before}mend this and run it again"]
     if _only_gradients(verdict):
         return [
-            f"{before}{reduce or 'look at the derivative of this step'}; with --forward-only the rest is judged without gradients"
+            f"{before}{reduce or 'look at the derivative of this step'}; "
+            "with --forward-only the rest is judged without gradients"
         ]
     earlier = verdict.table[: verdict.table.index(row)]
     right = max((place for place, one in enumerate(earlier) if one.status == "agrees"), default=-1)
@@ -473,7 +491,8 @@ def _next_step(verdict: Verdict, reduce: str = "") -> list[str]:
     if between:
         after = f"{earlier[right].tensor} (right)" if right >= 0 else "the inputs"
         return [
-            f"{before}deliver {between[0]}, the first of {len(between)} missing between {after} and {row.tensor} (wrong)"
+            f"{before}deliver {between[0]}, the first of {len(between)} missing "
+            f"between {after} and {row.tensor} (wrong)"
         ]
     clause = verdict.diagnosis.clause if verdict.diagnosis else row.clause
     return [f"{before}{reduce or f'compare this step with SPEC {clause}'}"]
@@ -487,7 +506,8 @@ def _where(row: Row, backend: str) -> str:
     values = f"{backend} {actual}, oracle {expected}, tolerance ±{row.tolerance:.2g}"
     kind = "local error" if row.local else "end to end"
     note = f"; {row.note}" if row.note else ""
-    return f", {element}: {values} ({number(row.ratio)} tolerances, {kind}; {row.beyond} of {row.size} elements beyond{note})"
+    beyond = f"{row.beyond} of {row.size} elements beyond{note}"
+    return f", {element}: {values} ({number(row.ratio)} tolerances, {kind}; {beyond})"
 
 
 def _arrival(verdict: Verdict, first: Row) -> list[str]:

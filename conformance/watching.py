@@ -1,4 +1,7 @@
-"""What whoever waits for a long judgement is told: how many runs of the reference it has taken, and how long the rest will."""
+"""What whoever waits for a long judgement is told.
+
+How many runs of the reference it has taken, and how long the rest will.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,9 @@ def say(text: str) -> None:
 
 
 class Steps:
-    """Counts equal steps, and says how many there were and how long the others will take; any thread may count.
+    """Counts equal steps, and says how many there were and how long the others will take.
+
+    Any thread may count.
 
     Args:
         what: is being done.

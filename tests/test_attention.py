@@ -1,4 +1,4 @@
-"""Attention maps: what the page shows is what backends computed, judged; figures hold the tokens; options are refused in words."""
+"""Attention maps: what is shown is what backends computed, judged; figures hold the tokens."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def reading_of(config: spec.EncoderConfig, lengths: int, tokens: int) -> Reading
 
 @pytest.fixture(scope="module")
 def two() -> Maps:
-    """Two backends, one of which gives each query of one head of the second layer the weights of the one before."""
+    """Two backends; one gives each query of a head of the second layer the weights of the one before."""
     config = small_config("bert", d_model=15, num_heads=3)
     return look(reading_of(config, 8, 11), [RIGHT, WRONG], Settings(asked=(RIGHT, WRONG)), "float64")
 

@@ -121,7 +121,6 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "check --repeat 0 --precision no": ("unknown precision 'no'", "--repeat is 0 but must be at least 1"),
     "check --threads 99999999": ("--threads is 99999999 but must be at least 1 and at most",),
     "speed --batch 99999999999999": ("--batch is 99999999999999 but must be at least 1 and at most",),
-    "fuzz --sets 99999999": ("--sets is 99999999 but must be at most",),
     "fuzz --scheduler nonsense": ("--scheduler is 'nonsense' but must be HOST:PORT",),
     "mutants --markdown README.md": ("--markdown is given but --criteria is not",),
     "check --device cpu --device gpu --device cuda:x": (

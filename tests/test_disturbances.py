@@ -232,7 +232,6 @@ def disturbances_of_parents() -> Iterator[tuple[int, tuple[str, ...], signal.Sig
     commands = (
         (*CHECK, *options("--backend", [RIGHT, toy("ForksAndHangs")])),
         (*HUNT, *options("--backend", [RIGHT, toy("Raises")])),
-        (*HUNT, *options("--backend", [RIGHT, toy("Raises")]), "--sets", "2"),
     )
     for number, (how, command) in zip(
         range(PARENTS), itertools.cycle(itertools.product(TO_PARENTS, commands)), strict=False

@@ -24,15 +24,14 @@ from concord.conformance.fuzz import (
     Plan,
     case_from,
     hunt,
-    places,
     read_found,
     sample,
     write_failures,
 )
-from concord.conformance.fuzz import hunting as hunting_module
+from concord.conformance.fuzz import chunk as chunk_module
 from concord.conformance.fuzz.findings import Origin, failure_of
 from concord.conformance.verdict import Result
-from tests.toys.surroundings import PATIENCE, ROOT, errors, fake_ssh, options, toy
+from tests.toys.surroundings import PATIENCE, ROOT, errors, options, toy
 
 RIGHT, WRONG, DIES, RAISES = (
     toy(name)
@@ -55,13 +54,12 @@ def invoke(
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave failures as they are found: not all tests are about small ones."""
-    for status in hunting_module.ATTEMPTS:
-        monkeypatch.setitem(hunting_module.ATTEMPTS, status, 0)
+    for status in chunk_module.ATTEMPTS:
+        monkeypatch.setitem(chunk_module.ATTEMPTS, status, 0)
 
 
-def hunted(*names: str, sets: int = 1, **fields: Any) -> Findings:
-    settings = Settings(asked=names, threads=1)
-    return hunt(Plan(names=names, **{**QUICK, **fields}), places(settings, names, sets))
+def hunted(*names: str, **fields: Any) -> Findings:
+    return hunt(Plan(names=names, **{**QUICK, **fields}), Settings(asked=names, threads=1))
 
 
 def comparable(findings: Findings) -> dict[str, Any]:
@@ -179,7 +177,7 @@ def test_a_wrong_backend_is_found_made_small_and_replayed(invoke: Invoke, tmp_pa
 
 
 def test_a_crash_and_an_exception_are_findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(hunting_module.ATTEMPTS, "crashed", 3)
+    monkeypatch.setitem(chunk_module.ATTEMPTS, "crashed", 3)
     found = hunted(DIES, RAISES, RIGHT, cases=8)
     assert found.exit_code == 3
     assert [(f.backend, f.status, f.case.batch) for f in found.failures] == [
@@ -202,13 +200,13 @@ def test_a_crash_and_an_exception_are_findings(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_hang_is_found_once_and_ends_the_chunk_of_its_backend() -> None:
-    settings = Settings(asked=(toy("Hangs"), RIGHT), threads=1, time_limit=2)
-    found = hunt(Plan(names=settings.asked, cases=4, chunk=4, **QUICK), places(settings, settings.asked))
+    settings = Settings(asked=(toy("Hangs"), RIGHT), threads=1, time_limit=7)
+    found = hunt(Plan(names=settings.asked, cases=4, chunk=4, **QUICK), settings)
     (failure,) = found.failures
     assert (failure.status, failure.attempts, failure.times, found.exit_code) == ("timed out", 0, 1, 3)
     assert {name: tally.cases for (name, _), tally in found.tallies.items()} == {toy("Hangs"): 1, RIGHT: 4}
     assert found.notes == [
-        f"{toy('Hangs')}: timed out: no answer within 2 s; it was stopped; it was not started again for the rest of chunk 0"
+        f"{toy('Hangs')}: timed out: no answer within 7 s; it was stopped; it was not started again for the rest of chunk 0"
     ]
 
 
@@ -223,7 +221,7 @@ def test_different_failures_are_kept_apart_and_the_same_ones_counted() -> None:
 
 
 def test_a_backend_that_fails_in_many_ways_gets_few_smaller_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hunting_module, "SHRUNK", 0)
+    monkeypatch.setattr(chunk_module, "SHRUNK", 0)
     unshrunk = hunted(toy("ReturnsNaN"), cases=2)
     assert [failure.attempts for failure in unshrunk.failures] == [0]
     assert unshrunk.failures[0].case == unshrunk.failures[0].found_as
@@ -270,28 +268,6 @@ def test_an_error_of_the_judge_names_its_case_and_ends_nothing(monkeypatch: pyte
 # Who runs it.
 
 
-def test_it_does_not_matter_how_many_sets_run_the_chunks() -> None:
-    plan = {"cases": 6, "chunk": 3, "dtypes": ("float32", "float64")}
-    alone = hunted(RIGHT, RAISES, **plan)
-    (failure,) = alone.failures
-    assert 1 < failure.times < 6
-    assert comparable(hunted(RIGHT, RAISES, sets=2, **plan)) == comparable(alone)
-
-
-def test_a_set_may_have_its_workers_on_another_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = fake_ssh(tmp_path / "bin", tmp_path)
-    monkeypatch.setenv("PATH", str(calls.parent), prepend=":")
-    settings, plan = Settings(asked=(RIGHT,), threads=1), Plan(names=(RIGHT,), cases=6, chunk=2, **QUICK)
-    found = hunt(plan, places(settings, plan.names, sets=0, hosts=[f"far:{ROOT}"]))
-    assert (found.cases, found.exit_code, found.notes) == (6, 0, [])
-    assert "far python" in calls.read_text()
-    lost = hunt(plan, places(settings, plan.names, sets=1, hosts=["unreachable"]))
-    assert (lost.cases, lost.exit_code) == (6, 3)
-    (note,) = lost.notes
-    assert note.startswith(f"unreachable was given up: {RIGHT} is broken: its process could not be started")
-    assert comparable(lost)["tallies"] == comparable(found)["tallies"]
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_the_chunks_may_be_tasks_of_dask() -> None:
     distributed = pytest.importorskip("distributed", reason="distributed is not installed")
@@ -300,8 +276,8 @@ def test_the_chunks_may_be_tasks_of_dask() -> None:
     with distributed.LocalCluster(
         processes=False, n_workers=1, threads_per_worker=2, dashboard_address=None
     ) as cluster:
-        found = hunt(plan, places(settings, plan.names, scheduler=cluster.scheduler_address))
-    assert comparable(found) == comparable(hunt(plan, places(settings, plan.names)))
+        found = hunt(plan, settings, cluster.scheduler_address)
+    assert comparable(found) == comparable(hunt(plan, settings))
 
 
 def test_without_dask_the_extra_is_named(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,7 +293,7 @@ def test_without_dask_the_extra_is_named(invoke: Invoke, monkeypatch: pytest.Mon
 @pytest.mark.filterwarnings("ignore")
 def test_a_scheduler_that_is_not_there_is_named_soon(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed", reason="distributed is not installed")
-    monkeypatch.setattr("concord.conformance.fuzz.sets.PATIENCE", 0.5)
+    monkeypatch.setattr("concord.conformance.fuzz.hunting.PATIENCE", 0.5)
     code, output, (error,) = invoke("--backend", RIGHT, "--scheduler", "tcp://127.0.0.1:9")
     assert (code, output) == (2, "")
     assert error.startswith(
@@ -333,23 +309,16 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "--shapes -2": ("--shapes is -2 but must be at least 0",),
     "--time 0": ("--time is 0 but must be finite and above 0",),
     "--time inf": ("--time is inf but must be finite and above 0",),
-    "--sets 0": ("--sets is 0 but must be at least 1",),
-    "--host :there": ("--host: host is '' but must be a name or an address, or USER@HOST",),
-    "--host -oProxyCommand=id": (
-        "--host: host is '-oProxyCommand=id' but must be a name or an address, or USER@HOST",
-    ),
-    "--sets 2 --scheduler tcp://x:1": ("--scheduler takes the place of --sets and --host; give either",),
     "--out /dev/null/x": ("--out /dev/null/x: cannot be written: Not a directory",),
     "--json /no/such/folder/out.json": (
         "/no/such/folder/out.json: cannot be written: No such file or directory",
     ),
     "--replay /no/such/folder": ("/no/such/folder: no such folder",),
-    "--backend troch --dtype float46 --part modle --cases 0 --sets 0": (
+    "--backend troch --dtype float46 --part modle --cases 0": (
         "unknown backend 'troch': did you mean 'torch'?",
         "unknown dtype 'float46': did you mean 'float64'",
         "unknown part 'modle': did you mean 'model'",
         "--cases is 0 but must be at least 1",
-        "--sets is 0 but must be at least 1",
     ),
 }
 
@@ -411,27 +380,19 @@ def test_an_interrupt_keeps_what_was_found(tmp_path: Path) -> None:
         str(tmp_path / "out"),
     ]
     command = [sys.executable, "-m", "concord", "fuzz", *arguments]
-    for sets in ("1", "2"):
-        environment = {**os.environ, "TOY_NOTES": str(tmp_path / "notes"), "COLUMNS": "200"}
-        with subprocess.Popen(
-            [*command, "--sets", sets],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process:
-            try:
-                wait_for_runs(tmp_path / "notes" / "ran", 20)
-                process.send_signal(signal.SIGINT)
-                output, said = process.communicate(timeout=PATIENCE)
-            finally:
-                process.kill()
-        assert (process.returncode, errors(said)) == (130, "concord: interrupted\n")
-        assert "one sample is too few" in output
-        assert "1 failure found" in output
-        assert len(list((tmp_path / "out").iterdir())) == 1
-        (tmp_path / "notes" / "ran").unlink()
+    environment = {**os.environ, "TOY_NOTES": str(tmp_path / "notes"), "COLUMNS": "200"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **pipes) as process:
+        try:
+            wait_for_runs(tmp_path / "notes" / "ran", 20)
+            process.send_signal(signal.SIGINT)
+            output, said = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+    assert (process.returncode, errors(said)) == (130, "concord: interrupted\n")
+    assert "one sample is too few" in output
+    assert "1 failure found" in output
+    assert len(list((tmp_path / "out").iterdir())) == 1
 
 
 ALWAYS = ("--backend", toy("ReturnsNaN"), "--part", "dot_product", "--shapes", "2")
@@ -439,7 +400,7 @@ PLACE = "tests-toys-numpy-backend-ReturnsNaN-0-0-float32"
 
 
 def test_a_backend_that_always_fails_is_one_finding(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(hunting_module.ATTEMPTS, "diverges", 20)
+    monkeypatch.setitem(chunk_module.ATTEMPTS, "diverges", 20)
     code, output, said = invoke(*ALWAYS, "--cases", "3")
     assert (code, said) == (1, [])
     assert "first at attention.context" in output
@@ -541,7 +502,7 @@ def survivors(worker: Worker, plan: Plan, indices: Sequence[int]) -> list[str]:
 def test_the_built_in_backends_are_hunted_by_default(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Plan] = []
 
-    def noted(plan: Plan, where: object, progress: object, stopped: object) -> Findings:
+    def noted(plan: Plan, *rest: object) -> Findings:
         asked.append(plan)
         return Findings(owed=True)
 

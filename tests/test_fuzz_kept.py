@@ -12,9 +12,9 @@ from hypothesis.errors import FlakyFailure
 
 from concord.conformance import record
 from concord.conformance.campaign import Settings
-from concord.conformance.fuzz import Findings, Plan, hunt, places, read_found, sample, write_failures
+from concord.conformance.fuzz import Findings, Plan, hunt, read_found, sample, write_failures
+from concord.conformance.fuzz import chunk as chunk_module
 from concord.conformance.fuzz import hunting as hunting_module
-from concord.conformance.fuzz import sets as sets_module
 from tests.toys.surroundings import toy
 
 RIGHT = toy("NumpyBackend")
@@ -33,8 +33,7 @@ def invoke(invoke: Invoke, tmp_path: Path) -> Invoke:
 
 
 def hunted(*names: str, **fields: Any) -> Findings:
-    settings = Settings(asked=names, threads=1)
-    return hunt(Plan(names=names, shapes=2, **fields), places(settings, names))
+    return hunt(Plan(names=names, shapes=2, **fields), Settings(asked=names, threads=1))
 
 
 @pytest.mark.parametrize(
@@ -49,13 +48,13 @@ def test_a_signal_after_the_last_case_keeps_what_was_found(
     code: int,
     told: str,
 ) -> None:
-    close = sets_module.Here.close
+    close = hunting_module.close_idle
 
-    def interrupted(place: sets_module.Here) -> None:
+    def interrupted() -> None:
         signal.raise_signal(number)
-        close(place)
+        close()
 
-    monkeypatch.setattr(sets_module.Here, "close", interrupted)
+    monkeypatch.setattr(hunting_module, "close_idle", interrupted)
     ended, output, said = invoke(
         "--backend",
         RIGHT,
@@ -78,7 +77,7 @@ def test_a_signal_after_the_last_case_keeps_what_was_found(
 def test_a_backend_is_blamed_for_what_was_seen_however_it_fails(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(hunting_module.ATTEMPTS, "diverges", 5)
+    monkeypatch.setitem(chunk_module.ATTEMPTS, "diverges", 5)
     found = hunted(LIARS[name], cases=2, parts=("dot_product",))
     assert (found.exit_code, found.notes) == (1, [])
     assert {failure.status for failure in found.failures} == {"diverges"}
@@ -94,7 +93,7 @@ def test_a_failure_is_kept_whatever_becomes_of_the_search_for_a_smaller_case(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     draw, errors = (
-        hunting_module.draw,
+        chunk_module.draw,
         [FlakyFailure("it passed this time", [AssertionError()]), ArithmeticError("the search broke")],
     )
 
@@ -102,7 +101,7 @@ def test_a_failure_is_kept_whatever_becomes_of_the_search_for_a_smaller_case(
         draw(plan, index, lambda case: None, smallest)
         raise errors.pop(0)
 
-    monkeypatch.setattr(hunting_module, "draw", breaks)
+    monkeypatch.setattr(chunk_module, "draw", breaks)
     found = hunted(LIARS["WrongEverywhere"], RIGHT, cases=3, parts=("dot_product", "attention"))
     assert [failure.found_as for failure in found.failures] == sample(
         Plan(names=(), parts=("dot_product", "attention"), shapes=2),

@@ -24,14 +24,19 @@ def run_of(case, dtype="float32", config=None, weights=None, arithmetic=None, sh
         config or case.config, weights or case.weights, case.batch, gradients=True, part=case.part,
         dtype=dtype, arithmetic=arithmetic or dtype, shuffle=shuffle,
     )  # fmt: skip
-    return Run(
-        truth.output,
-        truth.loss,
-        dict(truth.taps),
-        dict(truth.gradients),
-        "numpy",
-        dtype,
-        {"undelivered_taps": []},
+    return as_run(truth, dtype)
+
+
+def as_run(truth, dtype="float32"):
+    """Return a run that holds what the reference computed."""
+    taps, gradients = dict(truth.taps), dict(truth.gradients)
+    return Run(truth.output, truth.loss, taps, gradients, "numpy", dtype, {"undelivered_taps": []})
+
+
+def rounded(case, dtype="float32", **fields):
+    """Return what the reference computes of a case in a precision's own arithmetic."""
+    return reference(
+        case.config, case.weights, case.batch, True, case.part, dtype=dtype, arithmetic=dtype, **fields
     )
 
 
@@ -309,9 +314,7 @@ def wrong_scores(case, dtype="float32"):
     run = run_of(case, dtype)
     name = f"layers.{case.config.num_layers - 1}.attention.scores"
     wrong = run.taps[name] * run.output.dtype.type(1.001)
-    truth = reference(
-        case.config, case.weights, case.batch, gradients=True, dtype=dtype, arithmetic=dtype, forced={**before(run, name), name: wrong}
-    )  # fmt: skip
+    truth = rounded(case, dtype, forced={**before(run, name), name: wrong})
     taps = {**truth.taps, **before(run, name), name: wrong}
     return name, Run(
         taps["logits"], taps["loss"], taps, dict(truth.gradients), "numpy", dtype, {"undelivered_taps": []}
@@ -417,24 +420,7 @@ def test_end_to_end_says_nothing_from_where_rounding_may_have_grown_too_large():
 
 def clipped(case, dtype="float32"):
     """Return what a framework computes whose softmax clips."""
-    truth = reference(
-        case.config,
-        case.weights,
-        case.batch,
-        gradients=True,
-        dtype=dtype,
-        arithmetic=dtype,
-        deviations={"softmax_floor": -64.0},
-    )
-    return Run(
-        truth.output,
-        truth.loss,
-        dict(truth.taps),
-        dict(truth.gradients),
-        "numpy",
-        dtype,
-        {"undelivered_taps": []},
-    )
+    return as_run(rounded(case, dtype, deviations={"softmax_floor": -64.0}), dtype)
 
 
 FLOOR = {"name": "softmax_floor", "value": -64.0, "reason": "the kernel clips"}
@@ -475,21 +461,9 @@ def test_every_deviation_changes_what_the_reference_computes(name):
     others = {"softmax_floor": -0.5} if name == "padding_left_out" else {}
 
     def bits(deviations):
-        truth = reference(
-            case.config,
-            case.weights,
-            case.batch,
-            gradients=True,
-            dtype="bfloat16",
-            arithmetic="bfloat16",
-            deviations=deviations,
-        )
-        return {
-            tensor: array.tobytes()
-            for tensor, array in (
-                truth.taps | {f"gradients.{n}": g for n, g in truth.gradients.items()}
-            ).items()
-        }
+        truth = rounded(case, "bfloat16", deviations=deviations)
+        tensors = truth.taps | {f"gradients.{n}": g for n, g in truth.gradients.items()}
+        return {tensor: array.tobytes() for tensor, array in tensors.items()}
 
     assert bits({**others, name: VALUES.get(name, 1.0)}) != bits(others)
 
@@ -509,26 +483,9 @@ def test_bias_gradients_summed_in_bfloat16_agree_only_if_that_is_declared():
     )
     bias = "attention.output.bias"
     narrow = {"narrow_bias_gradients": 1.0}
-    truth = reference(
-        config,
-        case.weights,
-        batch,
-        gradients=True,
-        part="attention",
-        dtype="bfloat16",
-        arithmetic="bfloat16",
-        deviations=narrow,
-    )
+    truth = rounded(case, "bfloat16", deviations=narrow)
     assert truth.gradients[bias].tolist() == [1.0] * 10
-    run = Run(
-        truth.output,
-        truth.loss,
-        dict(truth.taps),
-        dict(truth.gradients),
-        "numpy",
-        "bfloat16",
-        {"undelivered_taps": []},
-    )
+    run = as_run(truth, "bfloat16")
     assert verdict_of(case, run).first_divergence.tensor == f"gradients.{bias}"
     run.info["deviations"] = [
         {"name": "narrow_bias_gradients", "value": 1, "reason": "the kernel adds term by term"}

@@ -96,8 +96,6 @@ def test_the_processes_of_a_hunt_end_when_their_parent_is_gone(how: signal.Signa
         "fuzz",
         "--backend",
         toy("Hangs"),
-        "--sets",
-        "2",
         "--cases",
         "200",
         "--threads",
@@ -105,7 +103,7 @@ def test_the_processes_of_a_hunt_end_when_their_parent_is_gone(how: signal.Signa
         "--out",
         str(tmp_path / "out"),
     )
-    assert left_by(arguments, how, tmp_path, 2) == []
+    assert left_by(arguments, how, tmp_path, 1) == []
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -451,8 +451,8 @@ def test_random_inputs_run_on_the_weights_and_what_fails_is_written(invoke: Invo
     cases = [json.loads(path.read_text()) for path in out.rglob("case.json")]
     assert len(cases) == int(output.partition(" cases that failed are written")[0].split()[-1])
     assert {(case["group"], case["gradients"]) for case in cases} == {("bert", False)}
-    code, _, said = invoke("fuzz", "--backend", NUMPY, *options[:2], "--sets", "2")
-    assert (code, "--sets is given beside --checkpoint" in said[0]) == (2, True)
+    code, _, said = invoke("fuzz", "--backend", NUMPY, *options[:2], "--time", "2")
+    assert (code, "--time is given beside --checkpoint" in said[0]) == (2, True)
 
 
 def test_golden_files_take_no_checkpoint(invoke: Invoke, tmp_path: Path) -> None:

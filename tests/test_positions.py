@@ -1,4 +1,4 @@
-"""Position tables as pictures: products by distance follow from the table, every form is there, and pages and figures are whole."""
+"""Position tables: products by distance follow from the table, and every form is there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from concord import porting, spec
 from concord.looking import forms_of
 from concord.spec.sources.table import POSITIONS
-from concord.training.positions import Form, of_variant
+from concord.training.positions import Form, forms
 from tests.conftest import small_config
 
 Invoke = Callable[..., tuple[int, str, list[str]]]
@@ -29,13 +29,13 @@ def test_products_are_those_of_rows_by_their_distance() -> None:
 
 
 def test_every_form_of_a_sinusoid_is_there_and_the_layout_changes_no_product() -> None:
-    forms = {form.name: form for form in of_variant("vanilla-encoder")}
-    assert sorted(name.partition(": ")[2] for name in forms) == sorted(
+    found = {form.name: form for form in forms("vanilla-encoder", spec.variant("vanilla-encoder"))}
+    assert sorted(name.partition(": ")[2] for name in found) == sorted(
         f"{layout}, exponent by {exponent}"
         for layout in ("interleaved", "halves")
         for exponent in ("pair", "column")
     )
-    first, *others = forms.values()
+    first, *others = found.values()
     same = next(form for form in others if form.name.endswith("halves, exponent by pair"))
     np.testing.assert_array_equal(np.sort(first.table, axis=1), np.sort(same.table, axis=1))
     mean, least, most = first.products()
@@ -46,17 +46,18 @@ def test_every_form_of_a_sinusoid_is_there_and_the_layout_changes_no_product() -
 
 
 def test_rows_before_the_first_position_are_left_out() -> None:
-    assert len(of_variant("keras-attention")[0].table) == spec.variant("keras-attention").max_positions - 1
+    config = spec.variant("keras-attention")
+    assert len(forms("keras-attention", config)[0].table) == config.max_positions - 1
 
 
 def test_a_learned_table_is_that_of_the_checkpoint(tmp_path: Path) -> None:
     config = small_config("bert")
     weights = spec.initialize(config, seed=3)
     porting.write(porting.from_weights(config, weights), tmp_path / "bert", "hugging-face")
-    forms = forms_of(tmp_path / "bert")
-    np.testing.assert_array_equal(forms[0].table, weights[POSITIONS])
-    assert forms[0].name == "bert: learned"
-    assert len(forms) == 5
+    found = forms_of(tmp_path / "bert")
+    np.testing.assert_array_equal(found[0].table, weights[POSITIONS])
+    assert found[0].name == "bert: learned"
+    assert len(found) == 5
 
 
 def test_the_command_draws_a_figure(invoke: Invoke, tmp_path: Path) -> None:

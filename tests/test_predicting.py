@@ -1,4 +1,4 @@
-"""``concord evaluate`` and ``concord predict``: what a checkpoint's model says of texts, in order, whatever the texts are."""
+"""``concord evaluate`` and ``concord predict``: what a model says of texts, in order, whatever they are."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from concord import porting, spec
 from concord.spec.batch import Batch
-from concord.spec.errors import SpecError
 from concord.training import checkpoint, data, prediction
 from concord.training.data.ready import encoder_of
 from concord.training.metrics import losses, predicted, probabilities
 from tests.test_data import VOCABULARY, refusal, written
-from tests.toys.mutations import mutated
 from tests.toys.surroundings import toy
 
 Config = Callable[..., spec.EncoderConfig]
@@ -145,7 +143,7 @@ def test_predictions_of_the_command_are_those_of_the_reference(
 
 
 def same_but_for_rounding(found: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether predictions in float64 are the same: a text alone and one in a batch are summed in different orders."""
+    """Whether predictions in float64 are the same: alone and in a batch texts are summed in other orders."""
     apart = [
         abs(found["probabilities"][name] - probability)
         for name, probability in other["probabilities"].items()
@@ -195,41 +193,6 @@ def test_bad_lines_are_told_in_their_place_or_end_it(invoke: Invoke, tmp_path: P
     assert invoke(*usual, "--on-error", "skip")[0] == 0
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert [line.get("problem", line.get("line")) for line in lines] == [1, *problems[:2], 4, problems[2]]
-
-
-def test_spoilt_texts_are_predicted_or_refused(
-    invoke: Invoke, tmp_path: Path, small: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, random, outcomes = (
-        prediction.model_of(trained(tmp_path / "model", small("bert"))),
-        Random(13),
-        set(),
-    )
-    for number in range(150):
-        name = ("texts.tsv", "texts.jsonl", "texts.txt")[number % 3]
-        content = {
-            "texts.tsv": "abc\tde\t1\nfg\th\t0\n",
-            "texts.jsonl": '{"text": "abc"}\n{"text": "de", "text_b": "f"}\n',
-            "texts.txt": "abc\nde\n",
-        }[name]
-        path, complaints = (
-            written(tmp_path, name, mutated(content.encode(), name, random)),
-            prediction.InOrder(("fail", "skip")[number % 2]),
-        )
-        try:
-            found = list(
-                prediction.predict(
-                    model,
-                    lambda batch: np.zeros((len(batch.required("input_ids")), 3)),
-                    data.samples.from_path(path, 0, data.samples.layout_of(path, None), None, complaints),
-                    2,
-                    complaints,
-                )
-            )
-            outcomes.add("predicted" if found and not complaints.count else "skipped")
-        except SpecError:
-            outcomes.add("refused")
-    assert outcomes == {"predicted", "skipped", "refused"}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from concord.spec import runs
 from concord.spec.errors import SpecError
 from concord.spec.training.recipe import recipe
 from concord.training import beginning, checkpoint
-from concord.training.data.ready import encoder_of
 from concord.training.plan import Plan
 from tests.toys.ready import CONFIG, hugging_face
 
@@ -107,17 +106,6 @@ def test_an_encoder_gets_a_head(tmp_path: Path) -> None:
         2,
     )
     assert {array.dtype.name for array in start.weights.values()} == {"float64"}
-
-
-def test_texts_become_what_its_own_tokenizer_makes_of_them(tmp_path: Path) -> None:
-    path = hugging_face(tmp_path / "bert", **NAMES)
-    _, start = begun(path, samples(tmp_path / "data"), tokens=7)
-    found = porting.read(path)
-    own = encoder_of(path, found.files, found.config, 7)
-    assert start.encoder is not None
-    assert own is not None
-    for text in ("The cats sat on the rain, looking.", "who?"):
-        assert start.encoder.encode(text).ids.tolist() == own.encode(text).ids.tolist()
 
 
 @pytest.mark.xdist_group("torch")

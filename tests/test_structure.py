@@ -138,6 +138,12 @@ def test_every_package_of_ours_is_in_the_import_table() -> None:
     assert packages <= MAY_IMPORT.keys() | {"tests"}
 
 
+def test_editors_find_every_part_of_the_package_in_a_checkout() -> None:
+    links = {path.name: path.resolve() for path in (ROOT / "typings" / "concord").iterdir()}
+    parts = {name: ROOT / name for name in MAY_IMPORT if name != "concord"}
+    assert links == {"__init__.py": ROOT / "concord" / "__init__.py", **parts}
+
+
 def test_spec_imports_numpy_and_libraries_without_a_framework_only() -> None:
     allowed = {
         "",

@@ -1,4 +1,4 @@
-"""Training in the four frameworks: every step against the oracle, by tolerances that carry rounding through the steps."""
+"""Training in the four frameworks: every step against the oracle, by tolerances of whole trajectories."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.spec import positions
-from concord.spec.config import CHOICES, EncoderConfig, variant
+from concord.spec.config import CHOICES, EncoderConfig
 from concord.spec.parameters import Weights, initialize
 from concord.spec.sources.table import POSITIONS
 from concord.training import figures
@@ -48,45 +48,24 @@ class Form:
         return int(below[0]) if below.size else None
 
 
-def of_variant(name: str, seed: int = 0) -> list[Form]:
-    """Return the table of a variant, then every other form of a sinusoid of its size (SPEC POS-2, POS-3).
-
-    Args:
-        seed: of a table that would be learned.
-
-    Raises:
-        SpecError: for an unknown variant.
-    """
-    config = variant(name)
-    if config.positions == "sinusoidal":
-        return _forms(config, name, positions.sinusoid(config))
-    small = config.padded_by(0, vocab_size=2, num_layers=1, d_ff=1)
-    return _forms(
-        config, f"{name}: learned, as it is drawn before training", initialize(small, seed)[POSITIONS]
-    )
-
-
-def of_model(name: str, config: EncoderConfig, weights: Weights) -> list[Form]:
-    """Return the table of a model, then every form that a sinusoid of its size may have.
+def forms(name: str, config: EncoderConfig, weights: Weights | None = None) -> list[Form]:
+    """Return the table of a model, then every other form of a sinusoid of its size (SPEC POS-2, POS-3).
 
     Args:
         name: of the model.
+        weights: those that hold its table; None: as it is before training.
     """
-    return _forms(
-        config, f"{name}: learned" if config.positions == "learned" else name, _stored(weights, config)
-    )
-
-
-def _stored(weights: Weights, config: EncoderConfig) -> Array:
-    return np.asarray(weights[POSITIONS], np.float64) if POSITIONS in weights else positions.sinusoid(config)
-
-
-def _forms(config: EncoderConfig, name: str, table: Array) -> list[Form]:
-    found = [Form(_named(config, name), table[config.position_start :])]
+    learned, start = config.positions == "learned", config.position_start
+    if weights is None:
+        small = config.padded_by(0, vocab_size=2, num_layers=1, d_ff=1)
+        weights = initialize(small, 0) if learned else {}
+        name += ": learned, as it is drawn before training" if learned else ""
+    elif learned:
+        name += ": learned"
+    table = np.asarray(weights[POSITIONS], np.float64) if POSITIONS in weights else positions.sinusoid(config)
+    found = [Form(name if learned else _named(name, config), table[start:])]
     for layout, exponent in itertools.product(CHOICES["position_layout"], CHOICES["position_exponent"]):
-        if (layout, exponent) == (config.position_layout, config.position_exponent) or (
-            layout == "halves" and config.d_model % 2
-        ):
+        if layout == "halves" and config.d_model % 2:
             continue
         other = config.replace(
             positions="sinusoidal",
@@ -94,13 +73,12 @@ def _forms(config: EncoderConfig, name: str, table: Array) -> list[Form]:
             position_exponent=exponent,
             position_base=config.position_base or 10000.0,
         )
-        found.append(Form(_named(other, "sinusoid"), positions.sinusoid(other)[config.position_start :]))
+        if other != config:
+            found.append(Form(_named("sinusoid", other), positions.sinusoid(other)[start:]))
     return found
 
 
-def _named(config: EncoderConfig, name: str) -> str:
-    if config.positions == "learned":
-        return name
+def _named(name: str, config: EncoderConfig) -> str:
     start = ", from 1" if config.position_start else ""
     return f"{name}: {config.position_layout}, exponent by {config.position_exponent}{start}"
 

@@ -1,4 +1,7 @@
-"""Where in the backward pass a gradient went wrong: which steps lie between the last right gradients and the first wrong one."""
+"""Where in the backward pass a gradient went wrong.
+
+Which steps lie between the last right gradients and the first wrong one.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ SUMS = ("*.residual1", "*.residual2", "embeddings.sum")
 """Taps whose gradient is that of each of their terms."""
 
 PLAIN = ("FFN-1", "ATT-6", "ATT-3", "HED-3", "EMB-6", "RES-1", "MSK-3")
-"""Clauses of steps that are less likely to be differentiated wrongly, where another step is in question too."""
+"""Clauses of steps that are less likely to be differentiated wrongly than another in question."""
 
 SMALL = 1e-6
 """How small a gradient beside the largest is no sign of anything (SPEC GRD-4)."""
@@ -80,7 +83,8 @@ class Backward:
                 return None
             tap = users[0]
             if self.is_right(tap, but=name):
-                text = f"what flows back to `{tap}` is right, since other gradients made of it are: only the gradient of `{name}` is made wrongly of it"
+                text = f"what flows back to `{tap}` is right, since other gradients made of it are"
+                text += f": only the gradient of `{name}` is made wrongly of it"
                 return Bounds(text, (self._clause(tap), "GRD-1"))
         steps, ends = self._between(tap)
         if not steps:
@@ -88,14 +92,16 @@ class Backward:
         if len(self.consumers[tap]) > 1 and all(self.is_right(step) for step in self.consumers[tap]):
             said = " and ".join(f"`{step}`" for step in self.consumers[tap])
             return Bounds(
-                f"the gradients that meet at `{tap}`, from {said}, are right, or so far as can be seen: their sum is not",
+                f"the gradients that meet at `{tap}`, from {said}, are right, or so far as can be seen: "
+                "their sum is not",
                 self._clauses(tap, steps),
             )
         clauses = self._clauses(tap, steps)
         right = ", ".join(dict.fromkeys(f"`{self.evidence(end)}`" for end in ends)) or "the loss"
         made = ", ".join(f"`{step}` ({self._clause(step)})" for step in steps)
         return Bounds(
-            f"the derivative of a step between {right} (right) and `{self.question.tensor}` (wrong): of {made}",
+            f"the derivative of a step between {right} (right) and `{self.question.tensor}` (wrong): "
+            f"of {made}",
             clauses,
         )
 
@@ -116,7 +122,10 @@ class Backward:
         return steps, ends
 
     def is_right(self, tap: str, but: str = "") -> bool:
-        """Return whether the gradient of a tap is known to be right: it is delivered, or gradients made of it alone are right."""
+        """Return whether the gradient of a tap is known to be right.
+
+        It is delivered, or gradients made of it alone are right.
+        """
         return bool(self.evidence(tap, but))
 
     def evidence(self, tap: str, but: str = "") -> str:
@@ -177,7 +186,9 @@ def _sources(tensor: Node, names: Mapping[int, str]) -> list[str]:
 
 
 def shares(question: Question, backward: Backward, gradients: Mapping[str, Array]) -> str:
-    """Say which samples or tokens count how often in a gradient, if they do not all count once; nothing if that is not it.
+    """Say which samples or tokens count how often in a gradient, if they do not all count once.
+
+    Nothing if that is not it.
 
     Args:
         gradients: of the run, by parameter.
@@ -244,7 +255,7 @@ def _counted(
 
 
 def _parts(question: Question, tap: str, parameter: str, axis: int) -> Array | None:
-    """Return what each sample, or each token, contributes to the gradient of a linear layer's or norm's parameter, or of a table."""
+    """Return what each sample, or each token, contributes to a gradient of a linear layer, norm or table."""
     exact, batch = question.exact, question.case.batch
     flowing = exact.now[tap].gradient
     weight = exact.weights[parameter]

@@ -1,4 +1,4 @@
-"""Which clauses of the specification a wrong tensor may break, in order of likelihood, by what is seen of it."""
+"""Which clauses of the specification a wrong tensor may break, the likeliest first, by what is seen of it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _of_masks(seen: Description) -> Iterator[str]:
     elif "query" in seen.places or seen.region == "distance":
         yield from ("MSK-4", "MSK-1")  # and every query
     elif seen.relation == "constant" or "scores" in seen.what or seen.places:
-        # What should be hidden is not, or the other way round; in single samples it may be the mask of another.
+        # What should be hidden is not, or the other way round; in one sample it may be another's mask.
         other = len(seen.places.get("batch", ())) == 1 and (
             seen.relation == "constant" or "key" not in seen.places
         )

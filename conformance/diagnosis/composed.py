@@ -1,4 +1,7 @@
-"""Known mistakes in one place only, and right steps of wrong inputs: tried where no single mistake explains a tensor."""
+"""Known mistakes in one place only, and right steps of wrong inputs.
+
+Tried where no single mistake explains a tensor.
+"""
 
 from __future__ import annotations
 

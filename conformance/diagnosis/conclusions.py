@@ -1,4 +1,7 @@
-"""What all cases of a backend say together: a cause that fits one of them and is refuted by another is none."""
+"""What all cases of a backend say together.
+
+A cause that fits one of them and is refuted by another is none.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ MOST_PASSED = 8
 """In how many cases that passed a cause is tried: those of the same variant first."""
 
 CHANCE = 0.05
-"""How probable it may be that some size tells the wrong runs from the right ones by chance alone, for it to be named."""
+"""The largest probability that some size tells wrong runs from right ones by chance, for it to be named."""
 
 
 @dataclass(frozen=True)

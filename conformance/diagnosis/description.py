@@ -1,4 +1,7 @@
-"""What is seen of a wrong tensor, where nothing that is known explains it: no cause, and never said as one."""
+"""What is seen of a wrong tensor, where nothing that is known explains it.
+
+No cause, and never said as one.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,8 @@ class Description:
         relation: its kind (:class:`concord.conformance.diagnosis.relations.Relation`).
         numbers: that were read off.
         wrong, size: how many elements are wrong, of how many.
-        relative: the usual error of a wrong element, as a share of the right number; infinite where that is 0.
+        relative: the usual error of a wrong element, as a share of the right number; infinite where that is
+            0.
         exact: whether what is said gives the whole tensor, the right elements included, to within rounding.
     """
 
@@ -56,7 +60,8 @@ class Description:
         share = f"{self.wrong} of {self.size} elements"
         if self.where:
             there = f": there it {self.what}" if self.what else ""
-            return f"`{self.tensor}` is wrong only {'' if self.where.startswith('where') else 'in '}{self.where} ({share}){there}"
+            where = self.where if self.where.startswith("where") else f"in {self.where}"
+            return f"`{self.tensor}` is wrong only {where} ({share}){there}"
         if self.what:
             return f"`{self.tensor}` {self.what} ({share} are wrong)"
         size = f", by about {self.relative:.1g} of its size" if 0 < self.relative < 1 else ""
@@ -76,7 +81,7 @@ def wrong_elements(question: Question) -> Flags:
 
 
 def describe(question: Question) -> tuple[Description, Region] | None:
-    """Return what is seen of the tensor in question, and where, if anything is wrong with it that can be seen by itself."""
+    """Return what is seen of the tensor in question, and where, if anything is wrong with it by itself."""
     with np.errstate(all="ignore"):
         wrong = wrong_elements(question)
         if not wrong.any():

@@ -31,7 +31,10 @@ CLAUSE = re.compile(r"\b[A-Z]{3}-\d+\b")
 
 
 LONGEST = 60.0
-"""Seconds of the processor that the search for a mistake may take: a step of a large model takes long, and all of it longer."""
+"""Seconds of the processor that the search for a mistake may take.
+
+A step of a large model takes long, and all of it longer.
+"""
 
 BUDGET = 10.0
 """Seconds of the processor that may be spent on mistakes made in one place, and on other inputs."""
@@ -165,7 +168,8 @@ def folded(refuted: Sequence[str]) -> list[str]:
     many = len(refuted) != 1
     return (
         [
-            f"{len(refuted)} other explanation{'s' if many else ''} {'were' if many else 'was'} tried and {'do' if many else 'does'} not hold"
+            f"{len(refuted)} other explanation{'s were' if many else ' was'} tried "
+            f"and {'do' if many else 'does'} not hold"
         ]
         if refuted
         else []
@@ -179,7 +183,10 @@ def _of_gradient(
     counted: bool,
     others: tuple[str, ...],
 ) -> tuple[str, ...]:
-    """Return the clauses in question for a gradient: of the steps that it has come through, but for what is said of whole gradients."""
+    """Return the clauses in question for a gradient.
+
+    Of the steps that it has come through, but for what is said of whole gradients.
+    """
     general = (
         seen is not None and seen.relation == "multiple" and "samples" not in seen.what and not seen.where
     ) or counted
@@ -198,7 +205,10 @@ def _of_gradient(
 
 
 def _tried(what: str, notes: list[str], step: Callable[[], T]) -> T | None:
-    """Return what a step of the search gives; where it fails that is said: a run that is wrong in an unforeseen way still has its verdict."""
+    """Return what a step of the search gives.
+
+    Where it fails that is said: a run that is wrong in an unforeseen way still has its verdict.
+    """
     try:
         return step()
     except Exception as error:
@@ -234,7 +244,7 @@ def _without_effect(question: Question, delivered: Mapping[str, Array]) -> list[
 def _in_its_place(
     question: Question, cause: Cause, delivered: Mapping[str, Array], statuses: Mapping[str, str]
 ) -> tuple[Cause | None, list[str]]:
-    """Return a cause without what the rest of the run refutes, and sure only if it explains all that follows from it."""
+    """Return a cause without what the rest of the run refutes, sure only if it explains all that follows."""
     kept, told, whole = [], [], True
     tried = [one for one in cause.hypotheses if one.fields or one.weights or one.change or one.deviations]
     if not tried or len(tried) < len(cause.hypotheses) or question.actual.size > MOST_ELEMENTS:
@@ -286,7 +296,10 @@ def _backward(
 
 
 def _clauses(cause: Cause | None, seen: Description | None, others: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the clauses in question: of a cause that is sure, of what is seen exactly, of a cause that is not sure, of the rest."""
+    """Return the clauses in question.
+
+    Of a cause that is sure, of what is seen exactly, of a cause that is not sure, of the rest.
+    """
     named = tuple(CLAUSE.findall(" ".join(cause.clauses))) if cause else ()
     if cause and cause.confident:
         return tuple(dict.fromkeys(named))

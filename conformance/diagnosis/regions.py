@@ -1,4 +1,4 @@
-"""Where a tensor is wrong: the plainest condition that holds of all wrong elements and of hardly any other."""
+"""Where a tensor is wrong: the plainest condition that holds of all wrong elements and hardly any other."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class Region:
         text: in words that follow "only"; empty for everywhere.
         flags: which elements, in the tensor's shape.
         places: axis name to the places along it, where the region is made of those.
-        kind: of the condition: ``"everywhere"``, ``"places"``, ``"padding"``, ``"ids"``, ``"value"`` or ``"empty rows"``.
+        kind: of the condition: ``"everywhere"``, ``"places"``, ``"padding"``, ``"ids"``, ``"value"`` or
+            ``"empty rows"``.
         cost: how much has to be said.
     """
 
@@ -101,7 +102,10 @@ def smallest(question: Question, wrong: Flags) -> Region:
 
 
 def _worth(region: Region, wrong: Flags) -> tuple[float, float]:
-    """Return how good a region is: how much of it is wrong, to within what chance does, and then how little is said."""
+    """Return how good a region is.
+
+    How much of it is wrong, to within what chance does, and then how little is said.
+    """
     filled = float((wrong & region.flags).sum() / region.flags.sum())
     return (round(min(filled, FILLED + 0.05) * 20), -region.cost)
 

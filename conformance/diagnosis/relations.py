@@ -1,4 +1,7 @@
-"""What a tensor is, where it is wrong: how its numbers are related to the right ones, or to others at hand."""
+"""What a tensor is, where it is wrong.
+
+How its numbers are related to the right ones, or to others at hand.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ LARGEST = 1e6
 """A larger multiple is no multiple: the right tensor is zero but for rounding."""
 
 SMOOTH = 0.03
-"""Share of an error that may be left when it is read off its neighbours', for it to be a function of one number."""
+"""Share of an error that its neighbours' may leave over, for it to be a function of one number."""
 
 MOST_PLACES = 64
 """How many places along an axis are tried one by one; of a longer axis its ends and its middle."""
@@ -103,7 +106,10 @@ class _Seen:
         }
 
     def beside(self) -> dict[str, Array]:
-        """Return the tensors that may have been mixed in: of the step, its parameters, other layers' namesakes."""
+        """Return the tensors that may have been mixed in.
+
+        Of the step, its parameters, other layers' namesakes.
+        """
         found, question, shape = self.inputs(), self.question, self.right.shape
         own, sublayer = parameters_of(self.tensor), self.tensor.rpartition(".")[0]
         for name, weight in question.case.weights.items():
@@ -156,7 +162,7 @@ def _of_same(seen: _Seen) -> Iterator[Relation]:
 
 
 def moves(array: Array, axes: Sequence[str], most: int = MOST_PLACES) -> Iterator[tuple[str, str, Array]]:
-    """Yield what becomes of a tensor whose places are taken elsewhere along an axis, or that has two axes exchanged.
+    """Yield a tensor whose places are taken elsewhere along an axis, or that has two axes exchanged.
 
     Returns:
         A word for the kind, words that follow its name, and the values.
@@ -299,7 +305,7 @@ def _of_mixtures(seen: _Seen) -> Iterator[Relation]:
 
 
 def _of_rows_and_columns(seen: _Seen) -> Iterator[Relation]:
-    """Yield that each row, or each column, is multiplied by a factor of its own or has a constant of its own added."""
+    """Yield that each row, or column, has a factor of its own, or a constant of its own added."""
     right, where = seen.right, seen.where
     if right.ndim < 2 or right.shape[-1] < 4:
         return
@@ -330,7 +336,10 @@ def _of_rows_and_columns(seen: _Seen) -> Iterator[Relation]:
 
 
 def _of_deviation(seen: _Seen, factors: Array) -> str:
-    """Say what the deviation of a norm must have been, if the factors of its rows show it: another factor, or epsilon."""
+    """Say what the deviation of a norm must have been, if the factors of its rows show it.
+
+    Another factor, or epsilon.
+    """
     if np.ptp(factors) <= 1e-5 * abs(factors).max():
         return f"is multiplied by {multiple(factors.mean(), digits=7)}"
     config, source = seen.config, seen.question.exact.inputs.get(seen.tensor)
@@ -348,7 +357,8 @@ def _of_deviation(seen: _Seen, factors: Array) -> str:
         ("outside the root", deviation - np.sqrt(variance)),
     ):
         if left.size > 1 and left.mean() > 0 and np.ptp(left) <= 1e-3 * left.mean():
-            return f"has the deviation of an epsilon of {distinct(float(left.mean()), epsilon, digits=4)[0]} {words}"
+            made = distinct(float(left.mean()), epsilon, digits=4)[0]
+            return f"has the deviation of an epsilon of {made} {words}"
     return ""
 
 

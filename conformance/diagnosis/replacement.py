@@ -1,4 +1,7 @@
-"""A hypothesis put in its place: what else of the run it explains, and what it would make wrong that is right."""
+"""A hypothesis put in its place.
+
+What else of the run it explains, and what it would make wrong that is right.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ EXPLAINS = 5.0
 """How many times nearer a tensor must be to what a hypothesis gives than to what is right."""
 
 VISIBLE = 20.0
-"""How many times larger than a right tensor's error the effect of a hypothesis must be for the tensor to refute it."""
+"""How many times a right tensor's error the effect of a hypothesis must be for the tensor to refute it."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,10 @@ class Replacement:
 def replace(
     question: Question, hypothesis: Hypothesis, delivered: Mapping[str, Array], statuses: Mapping[str, str]
 ) -> Replacement:
-    """Return what the whole run says of a hypothesis: every later step and every gradient recomputed with it."""
+    """Return what the whole run says of a hypothesis.
+
+    Every later step and every gradient recomputed with it.
+    """
     back = any(is_gradient(name) for name, status in statuses.items() if status in ("agrees", "diverges"))
     wrong, right = (_whole(question, of, back) for of in (hypothesis, RIGHT))
     explained: list[str] = []
@@ -67,7 +73,7 @@ def replace(
 
 
 def _whole(question: Question, hypothesis: Hypothesis, back: bool) -> Step:
-    """Return the run with a hypothesis, to its end, and back if gradients are wanted, each step of the run's own taps."""
+    """Return the run with a hypothesis to its end, and back, each step of the run's own taps."""
     other = copy.copy(question)
     other.tensor = "gradients." if back else ""  # no tap: nothing ends before the loss
     with contextlib.suppress(ZeroDivisionError):
@@ -88,7 +94,10 @@ def _size(values: Array) -> float:
 
 
 def elsewhere(tensor: str, statuses: Mapping[str, str]) -> list[str]:
-    """Say which other steps are wrong by themselves: every step is judged from the run's own tensors before it."""
+    """Say which other steps are wrong by themselves.
+
+    Every step is judged from the run's own tensors before it.
+    """
     wrong = [
         name
         for name, status in statuses.items()
@@ -109,7 +118,8 @@ def elsewhere(tensor: str, statuses: Mapping[str, str]) -> list[str]:
     if others:
         shown = ", ".join(f"`{name}`" for name in others[:4]) + (", …" if len(others) > 4 else "")
         notes.append(
-            f"{len(others)} other step{'s are' if len(others) > 1 else ' is'} wrong by {'themselves' if len(others) > 1 else 'itself'}: {shown}"
+            f"{len(others)} other step{'s are' if len(others) > 1 else ' is'} wrong "
+            f"by {'themselves' if len(others) > 1 else 'itself'}: {shown}"
         )
     return notes
 

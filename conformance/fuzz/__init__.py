@@ -3,9 +3,9 @@
 from concord.conformance.fuzz import summary
 from concord.conformance.fuzz.cases import FuzzCase, case_from
 from concord.conformance.fuzz.findings import Failure, Findings
+from concord.conformance.fuzz.hunting import hunt
 from concord.conformance.fuzz.plan import CHUNK, Plan, sample
 from concord.conformance.fuzz.replay import read_found, write_failures
-from concord.conformance.fuzz.sets import hunt, places
 
 __all__ = [
     "CHUNK",
@@ -15,7 +15,6 @@ __all__ = [
     "Plan",
     "case_from",
     "hunt",
-    "places",
     "read_found",
     "sample",
     "summary",

@@ -1,212 +1,159 @@
-"""One chunk of a hunt: random cases on every backend of one set of workers, and failures made small."""
+"""A hunt: the chunks of a plan, one after the other here or as tasks of a Dask cluster, and what they find, merged."""
 
 from __future__ import annotations
 
-import contextlib
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
-
-from hypothesis.errors import Flaky
+import importlib
+import itertools
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
+from typing import Any
 
 from concord.conformance.campaign import Settings
-from concord.conformance.fuzz.cases import FuzzCase
-from concord.conformance.fuzz.findings import (
-    FAILED,
-    NOT_THERE,
-    Failure,
-    Findings,
-    Origin,
-    Signature,
-    failure_of,
-    signature_of,
-)
-from concord.conformance.fuzz.plan import Failed, Plan, draw, drawn, files_elsewhere
-from concord.conformance.fuzz.station import RESTARTS, Station, borrow, give_back
-from concord.conformance.verdict import NOT_JUDGED, Result
+from concord.conformance.fuzz.chunk import hunt_chunk
+from concord.conformance.fuzz.findings import Findings, merged
+from concord.conformance.fuzz.plan import Plan
+from concord.conformance.fuzz.station import close_idle
+from concord.spec.errors import SpecError, optional
 
-ATTEMPTS = {"diverges": 200, "error": 100, "refused": 100, "crashed": 25, "out of memory": 10, "timed out": 0}
-"""How many smaller cases are tried for a failure. After a crash each costs the start of a worker."""
+Progress = Callable[[int], None]
+"""Called with how many cases are done."""
 
-SHRUNK = 5
-"""How many failures of a backend are made smaller in one chunk: one that fails in more ways needs no smaller cases."""
+Found = Iterator[tuple[int, Findings]]
+"""Numbers of chunks that have ended, and what each has found."""
+
+PATIENCE = 8.0
+"""Seconds that a scheduler has to answer."""
 
 
-class Over(BaseException):  # hypothesis lets through what is no Exception
-    """The chunk ends here."""
-
-
-def _fail() -> None:
-    raise Failed  # in one place: hypothesis takes failures of different lines for different ones
-
-
-def hunt_chunk(
+def hunt(
     plan: Plan,
     settings: Settings,
-    chunk: int,
-    halted: Callable[[], bool] = lambda: False,
-    progress: Callable[[], None] = lambda: None,
+    scheduler: str | None = None,
+    progress: Progress = lambda done: None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Findings:
-    """Run one chunk. Workers are kept for the next one in this process; see :func:`concord.conformance.fuzz.station.close_idle`.
+    """Run the chunks of a plan, and merge what they find, in their order. All workers are ended.
 
     Args:
-        chunk: its number, from 0.
-        halted: asked now and then; once it says True, the chunk ends with what it has found.
-        progress: called after each case.
+        scheduler: the address of a Dask scheduler whose workers run the chunks, for example ``"tcp://host:8786"``;
+            by default they run here.
+        stopped: asked now and then; once it says True, the hunt ends with what it has found.
+
+    Raises:
+        SpecError: if Dask is not installed, or no scheduler answers.
     """
-    station = borrow(plan.names, settings)
+    started, found, fault = time.time(), list[tuple[int, Findings]](), ""
+    chunks = _here(plan, settings, progress, stopped)
+    if scheduler is not None:
+        chunks = _on_dask(plan, settings, connected(scheduler), progress, stopped)
     try:
-        station.halted = halted
-        findings = _Chunk(plan, chunk, station, progress).run()
-    except BaseException:
-        station.close()
+        for each in chunks:
+            found.append(each)
+    except SpecError:
         raise
-    give_back(station)
+    except Exception as error:  # what was found until then is kept
+        said = next(iter(str(error).splitlines()), "")
+        fault = f"the hunt ended early: a fault of Concord: {type(error).__name__}: {said}"
+    findings = merged(each for _, each in sorted(found, key=lambda pair: pair[0]))
+    for note in filter(None, (fault, *findings.said_of_unjudged)):
+        findings.note(note)
+    findings.owed |= bool(fault)
+    findings.interrupted = stopped()
+    findings.seconds = time.time() - started
     return findings
 
 
-class _Chunk:
-    """A chunk at work."""
-
-    def __init__(self, plan: Plan, chunk: int, station: Station, progress: Callable[[], None]) -> None:
-        self.plan, self.chunk, self.station, self.progress = plan, chunk, station, progress
-        self.findings = Findings()
-        self.times: Counter[Signature] = Counter()
-        self.known: set[Signature] = set()
-        self.faults: set[str] = set()
-
-    def run(self) -> Findings:
-        self.station.refresh()
-        try:
-            with files_elsewhere():
-                for index in self.plan.indices(self.chunk):
-                    try:
-                        self.case(index)
-                    except Exception as error:
-                        self.fault(_name(Origin(self.plan.seed, index)), type(error).__name__, str(error))
-        except Over:
-            pass
-        finally:
-            self.conclude()
-        return self.findings
-
-    def conclude(self) -> None:
-        findings = self.findings
-        findings.environments |= self.station.environments
-        findings.failures = [
-            replace(failure, times=self.times[failure.signature]) for failure in findings.failures
-        ]
-        for runner in self.station.runners.values():
-            if runner.seat.failure:
-                findings.note(
-                    f"{runner.name}: {runner.seat.failure}; it was not started again for the rest of chunk {self.chunk}"
-                )
-
-    @property
-    def over(self) -> bool:
-        return self.station.stopped or self.plan.late
-
-    def case(self, index: int) -> None:
-        """Run the case of a number, and make each new failure that it shows as small as can be."""
-        origin, case = Origin(self.plan.seed, index), drawn(self.plan, index)
-        for result in self.examine(case, origin):
-            if result.status in FAILED and signature_of(result) not in self.known:
-                self.pursue(result, case, origin)
-                if self.plan.stop_first:
-                    raise Over
-
-    def fault(self, case: str, *what: str) -> None:
-        """Note what Concord itself failed at, once in each way: that is no finding, and the hunt goes on."""
-        self.findings.owed = True
-        told = ": ".join(next(iter(words.splitlines()), "") for words in what)
-        if told not in self.faults:
-            self.faults.add(told)
-            self.findings.note(f"{case} could not be judged: {told}")
-
-    def examine(self, case: FuzzCase, origin: Origin) -> list[Result]:
-        """Run a case on every backend, count what comes of it, and return it."""
-        if self.over:
-            raise Over
-        results = self.station.attempt(case.job(_name(origin), self.plan.end_to_end))
-        if self.station.stopped:  # the workers were ended in the middle of it
-            raise Over
-        there = [result for result in results if result.status not in NOT_THERE]
-        for result in results:
-            if result.status in NOT_THERE:
-                self.dismiss(result)
-        for result in there:
-            if result.status == NOT_JUDGED:
-                self.fault(result.case, result.backend, result.detail)
-            self.findings.tally(result.backend, result.dtype).add(result.status, result.verdict, origin, case)
-            if result.status in FAILED:
-                self.times[signature_of(result)] += 1
-        if not there:
-            self.findings.idle = not self.station.runners
-            raise Over
-        self.findings.cases += 1
-        self.progress()
-        return there
-
-    def dismiss(self, result: Result) -> None:
-        self.station.dismiss(result.backend)
-        self.findings.owed |= result.status != "absent"
-        self.findings.note(f"{result.backend} is {result.status}: {result.detail}")
-
-    def pursue(self, result: Result, case: FuzzCase, origin: Origin) -> None:
-        """Record a failure, with the smallest case that fails in the same way. Whatever becomes of the search, what was seen is recorded."""
-        enough = sum(backend == result.backend for backend, *_ in self.known) >= SHRUNK
-        pursuit = _Pursuit(result, case, origin, self.station, lambda: enough or self.over)
-        smallest: list[FuzzCase] = []
-        try:
-            with contextlib.suppress(Failed, Flaky):  # the latter: a backend that does not fail each time
-                draw(self.plan, origin.index, pursuit.look, smallest.append)
-            for passed in smallest:
-                pursuit.attempt(passed)  # hypothesis believes that it passes
-        finally:
-            self.known.add(pursuit.signature)
-            self.findings.failures.append(pursuit.failure)
+def _numbers(plan: Plan) -> Iterator[int]:
+    return itertools.count() if plan.chunks is None else iter(range(plan.chunks))
 
 
-class _Pursuit:
-    """A failure that is being made smaller, on the backend that failed."""
-
-    def __init__(
-        self, result: Result, case: FuzzCase, origin: Origin, station: Station, over: Callable[[], bool]
-    ) -> None:
-        self.result, self.origin, self.station, self.over = result, origin, station, over
-        self.signature = signature_of(result)
-        self.tried = {case: True}
-        self.found_as = self.case = case  # the latter: the smallest so far
-        self.attempts = 0
-
-    def look(self, case: FuzzCase) -> None:
-        """Fail if a case fails in the same way as the first."""
-        if self.attempt(case):
-            _fail()
-
-    def attempt(self, case: FuzzCase) -> bool:
-        """Return whether a case fails in the same way; once there were attempts enough, no further one does."""
-        if case not in self.tried and (self.attempts >= ATTEMPTS[self.result.status] or self.over()):
-            return False
-        if case not in self.tried:
-            result = self.run(case)
-            self.tried[case] = not self.over() and signature_of(result) == self.signature
-            if self.tried[case]:
-                self.result, self.case = result, case
-        return self.tried[case]
-
-    def run(self, case: FuzzCase) -> Result:
-        self.attempts += 1
-        if self.result.status != "timed out":
-            self.station.runners[self.result.backend].seat.refresh(RESTARTS)
-        (result,) = self.station.attempt(case.job(_name(self.origin)), self.result.backend)
-        return result
-
-    @property
-    def failure(self) -> Failure:
-        """What there is to say of it."""
-        return failure_of(self.result, self.case, self.found_as, self.origin, self.attempts)
+def _is_last(plan: Plan, findings: Findings) -> bool:
+    """Return whether no chunk is to follow one that has found this."""
+    return findings.idle or (plan.stop_first and bool(findings.failures))
 
 
-def _name(origin: Origin) -> str:
-    return f"fuzz-{origin.seed}-{origin.index}"
+def _here(plan: Plan, settings: Settings, progress: Progress, stopped: Callable[[], bool]) -> Found:
+    counted = itertools.count(1)
+    try:
+        for chunk in _numbers(plan):
+            if plan.late or stopped():
+                return
+            findings = hunt_chunk(plan, settings, chunk, stopped, lambda: progress(next(counted)))
+            yield chunk, findings
+            if _is_last(plan, findings):
+                return
+    finally:
+        close_idle()
+
+
+def _on_dask(
+    plan: Plan, settings: Settings, client: Any, progress: Progress, stopped: Callable[[], bool]
+) -> Found:
+    """Keep twice as many chunks at Dask as it has threads, so that none of them waits."""
+    event = dask().Event(f"concord-{uuid.uuid4().hex}", client=client)
+    executor, numbers, done, ending = client.get_executor(pure=False), _numbers(plan), 0, False
+    pending: dict[Future[Findings], int] = {}
+    with _closing(client, executor, event):
+        while True:
+            width = 2 * max(1, sum(client.nthreads().values()))
+            while not (ending or plan.late) and len(pending) < width:
+                chunk = next(numbers, None)
+                if chunk is None:
+                    break
+                pending[executor.submit(_hunt_on_dask, plan, settings, chunk, event.name)] = chunk
+            if not pending:
+                return
+            for future in wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)[0]:
+                chunk, findings = pending.pop(future), future.result()
+                done += findings.cases
+                progress(done)
+                yield chunk, findings
+                ending |= _is_last(plan, findings)
+            ending |= stopped()
+            if ending:
+                event.set()
+
+
+@contextmanager
+def _closing(client: Any, executor: Any, event: Any) -> Iterator[None]:
+    """Let every chunk that runs end, and end the workers that Dask's workers have started."""
+    try:
+        yield
+    finally:
+        event.set()
+        client.run(close_idle)
+        executor.shutdown()
+        client.close()
+
+
+def connected(address: str) -> Any:
+    """Return a client of a Dask scheduler, whose workers need this code and the frameworks.
+
+    Raises:
+        SpecError: if Dask is not installed, or no scheduler answers.
+    """
+    distributed = dask()
+    try:
+        return distributed.Client(address, timeout=PATIENCE, set_as_default=False)
+    except (OSError, ValueError, TimeoutError) as error:
+        raise SpecError(
+            f"--scheduler is {address!r} but no scheduler answers there within {PATIENCE:g} s: "
+            f"{str(error).splitlines()[0]}"
+        ) from None
+
+
+def dask() -> Any:
+    """Return the module of Dask.
+
+    Raises:
+        SpecError: if it is not installed.
+    """
+    with optional("--scheduler", "dask"):
+        return importlib.import_module("distributed")
+
+
+def _hunt_on_dask(plan: Plan, settings: Settings, chunk: int, event: str) -> Findings:
+    return hunt_chunk(plan, settings, chunk, dask().Event(event).is_set)

@@ -165,11 +165,9 @@ class TextEncoder:
 
     def limited(self, max_tokens: int | None) -> TextEncoder:
         """Return the encoder of shorter samples; None: itself."""
-        return self if max_tokens is None else self.using(max_tokens=max_tokens)
-
-    def using(self, **fields: Any) -> TextEncoder:
-        """Return the encoder that uses its tokenizer otherwise (:class:`Text`)."""
-        return TextEncoder(self.tokenizer, dataclasses.replace(self.text, **fields))
+        if max_tokens is None:
+            return self
+        return TextEncoder(self.tokenizer, dataclasses.replace(self.text, max_tokens=max_tokens))
 
     def files(self) -> dict[str, str]:
         """Return the texts of its two files by name."""

@@ -1,0 +1,87 @@
+"""The house stays small enough to be held in one's head: sizes, names, and no circles of imports."""
+
+from __future__ import annotations
+
+import ast
+import tokenize
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+SIZES = {
+    "spec": (48_000, 42_000),
+    "backends": (70_000, 52_000),
+    "conformance": (200_000, 95_000),
+    "porting": (62_000, 34_000),
+    "training": (22_200, 20_000),
+    "speed": (18_000, 14_000),
+    "concord": (38_000, 18_000),
+    "tests": (245_000, 130_000),
+}
+"""Tokens of Python that a folder may have, and the aim. A ceiling goes down as its folder does; to raise one is a
+decision, with its reason in ``docs/decisions``."""
+
+UNCOUNTED = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+    tokenize.ENCODING, tokenize.ENDMARKER,
+}  # fmt: skip
+
+SOURCES = [name for name in SIZES if name != "tests"]
+
+
+def modules(*folders: str) -> Iterator[Path]:
+    for folder in folders:
+        yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+def size(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(token.type not in UNCOUNTED for token in tokenize.tokenize(file.readline))
+
+
+@pytest.mark.parametrize("folder", SIZES)
+def test_a_folder_is_no_larger_than_its_ceiling(folder: str) -> None:
+    ceiling, aim = SIZES[folder]
+    tokens = sum(map(size, modules(folder)))
+    print(f"{folder}: {tokens} tokens, at most {ceiling}, aim {aim}")
+    assert aim <= ceiling
+    assert tokens <= ceiling
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    inner = parts[1:] if parts[0] == "concord" else parts
+    return ".".join(("concord", *(part for part in inner if part != "__init__")))
+
+
+def imported(path: Path, known: set[str]) -> Iterator[str]:
+    """Yield the modules that a module imports as soon as it is imported itself."""
+    waiting: list[ast.stmt] = list(ast.parse(path.read_text()).body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in known else node.module
+        elif isinstance(node, (ast.Try, ast.With)) or (
+            isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.dump(node.test)
+        ):
+            waiting += node.body
+
+
+def test_no_import_goes_in_a_circle() -> None:
+    paths = {name_of(path): path for path in modules(*SOURCES)}
+    graph = {
+        name: {other for other in imported(path, set(paths)) if other in paths and other != name}
+        for name, path in paths.items()
+    }
+    try:
+        tuple(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))

@@ -1,0 +1,1 @@
+../../concord/__init__.py
