@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_text
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 from rich.text import Text
 
 from concord import backends, options, writing
-from concord.conformance import codec, record
+from concord.conformance import record
 from concord.progress import telling
 from concord.spec.errors import SpecError, unknowns
 from concord.spec.files import write_text
@@ -185,18 +184,18 @@ def issue(asked: Any, certificate: Path | None, html: Path | None) -> None:
 
     with telling() as tell:
         found = certificates.certify(asked, tell)
-    data = certificates.recorded(found)
+    made = certificates.recorded(found)
     console = Terminal()
     lost: list[str] = []
     try:
         if certificate is not None:
-            write_text(certificate, record.text(data))
+            write_text(certificate, certificates.text(made))
     except SpecError as error:
         certificate, lost = None, error.problems
     show(found, console)
     if certificate is not None:
         console.tell(f"written: {certificate}")
-    writing.write(console, (html, lambda: writing.page(data)), problems=lost)
+    writing.write(console, (html, lambda: writing.page(made)), problems=lost)
     raise typer.Exit(found.exit_code)
 
 
@@ -356,9 +355,7 @@ def diff(
         found = compare(a, b, progress)
     console = Terminal()
     _show(found, console)
-    writing.write(
-        console, (json, lambda: json_text.dumps(codec.plain(found), ensure_ascii=False, indent=1) + "\n")
-    )
+    writing.write(console, (json, lambda: record.lines(record.plain(found))))
     raise typer.Exit(found.exit_code)
 
 

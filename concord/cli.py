@@ -365,6 +365,10 @@ def mutants(
     console = Terminal()
     if markdown is not None and not criteria:
         raise SpecError("--markdown is given but --criteria is not: only its table goes into a Markdown file")
+    if criteria and html is not None:
+        raise SpecError(
+            "--html is given with --criteria, which has no page: --json and --markdown write its table"
+        )
     writing.check(json, html, markdown=markdown, markers="criteria")
     settings, names, chosen = options.collect(
         lambda: options.settings(backend, time_limit=time_limit, memory_limit=memory_limit, threads=threads),
@@ -404,9 +408,9 @@ def report_command(
 ) -> None:
     """Make the page of an earlier run from its JSON, and end as that run did."""
     writing.check(html)
-    data, page = writing.read_page(file)
+    made, page = writing.read_page(file)
     writing.write(Terminal(), (html, lambda: page))
-    raise typer.Exit(data["exit_code"])
+    raise typer.Exit(made.exit_code)
 
 
 @case.command(name="export")

@@ -270,22 +270,23 @@ def run(
         kept.add(entry)
         kept.seconds = before + time.perf_counter() - started
         if json is not None:
-            files.write(json, kept.as_dict())
+            files.write(json, kept.record())
 
     try:
         with telling() as tell:
             kept.complete = measure(chosen, kept.done, keep, tell)
     finally:
         kept.seconds = before + time.perf_counter() - started
-        data = kept.as_dict()
+        made = kept.record()
+        data = files.data(made)
         if kept.entries:
             show(data, console)
         finished = markdown if kept.complete else None
         put = partial(within, finished, "speed") if finished else str
         writing.write(
             console,
-            (json, lambda: files.text(data)),
-            (html, lambda: writing.page(data)),
+            (json, lambda: files.text(made)),
+            (html, lambda: writing.page(made)),
             (finished, lambda: put(as_markdown(data))),
         )
         console.print(f"{kept.seconds:.0f} s in all", highlight=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -110,51 +111,56 @@ def outcome(
     markdown: Output = (None, str),
     problems: Sequence[str] = (),
 ) -> None:
-    """Write what a command came to, as :func:`concord.conformance.record.record` takes it, and show it.
+    """Write what a command came to, as :func:`concord.conformance.record.made` takes it, and show it.
 
     The record is written before anything is shown: what was found is not lost then, whatever becomes of the rest.
 
     Raises:
         SpecError: listing what could not be written, when the rest was done.
     """
-    data = record.record(found, kind, title) if json or html else {}
+    made = record.made(found, kind, title)
     lost = list(problems)
     try:
         if json is not None:
-            write_text(json, record.text(data))
+            record.write(json, made)
     except SpecError as error:
         json = None
         lost += error.problems
     show()
     if json is not None:
         console.print(f"written: {json}", highlight=False, soft_wrap=True)
-    write(console, (html, lambda: page(data)), markdown, problems=lost)
+    write(console, (html, lambda: page(made)), markdown, problems=lost)
 
 
-def page(data: dict[str, Any]) -> str:
+KINDS = {
+    **record.KINDS,
+    "speed": "concord.speed.schema:Measurements",
+    "certificate": "concord.porting.certificate.certificate:Certificate",
+}
+"""What every kind of record holds."""
+
+PAGES = {
+    "speed": "concord.speed.page:page",
+    "certificate": "concord.porting.certificate.page:page",
+}
+"""What makes the page of a kind, if it is not :func:`concord.conformance.html.page`."""
+
+
+def page(made: record.Record) -> str:
     """Return the page of a record."""
-    if data["kind"] == "speed":
-        from concord.speed.page import page as of_speed  # jinja2 need not be installed where no page is made
-
-        return of_speed(data)
-    if data["kind"] == "certificate":
-        from concord.porting.certificate.page import page as of_certificate
-
-        return of_certificate(data)
-    from concord.conformance.html import page as of_outcome
-
-    return of_outcome(data)
+    text: str = pkgutil.resolve_name(PAGES.get(made.kind, "concord.conformance.html:page"))(made)
+    return text
 
 
-def read_page(path: Path) -> tuple[dict[str, Any], str]:
+def read_page(path: Path) -> tuple[record.Record, str]:
     """Return the record in a file, and its page.
 
     Raises:
         SpecError: listing what keeps it from being one, each with the file.
     """
-    data = record.read(path)
+    made = record.read(path, KINDS)
     with located(str(path)):
-        return data, page(data)
+        return made, page(made)
 
 
 PICTURES = (".html", ".svg", ".png", ".pdf")

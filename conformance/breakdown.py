@@ -10,9 +10,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.codec import Power
 from concord.conformance.estimate import Z
 from concord.conformance.expectation import JudgedProblem, is_gradient, is_tap_gradient
+from concord.conformance.fields import Count, Number, Power
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
 from concord.spec.parameters import parameters
@@ -41,10 +41,10 @@ class Element:
         tolerance: how far it may lie from it; infinite where it should not be finite.
     """
 
-    index: tuple[int, ...]
-    actual: float
-    expected: float
-    tolerance: float
+    index: tuple[Count, ...]
+    actual: Number
+    expected: Number
+    tolerance: Number
 
     @property
     def ratio(self) -> float:
@@ -64,7 +64,7 @@ class HeatMap:
     """
 
     axes: tuple[str, str]
-    shape: tuple[int, int]
+    shape: tuple[Count, Count]
     levels: tuple[tuple[Power | None, ...], ...]
 
     def __post_init__(self) -> None:
@@ -87,7 +87,7 @@ class Breakdown:
 
     maps: tuple[HeatMap, ...]
     lowest: Power
-    histogram: tuple[int, ...]
+    histogram: tuple[Count, ...]
     worst: tuple[Element, ...]
 
 

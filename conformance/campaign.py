@@ -8,7 +8,7 @@ import os
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Event
@@ -23,6 +23,7 @@ from concord.backends.pool import Pool
 from concord.backends.worker import TIME_LIMIT, Worker, WorkerFailure
 from concord.conformance import verdict as verdicts
 from concord.conformance.diagnosis.conclusions import Conclusion, conclude
+from concord.conformance.fields import Count, Number
 from concord.conformance.judging import Derivation, Misfit, Published, delivered, judge
 from concord.conformance.padding import independent_batch
 from concord.conformance.verdict import FAILED_WORKER, NOT_JUDGED, Repeats, Result, Verdict
@@ -143,12 +144,12 @@ class Settings:
     asked: tuple[str, ...] = ()
     python: dict[str, str] = field(default_factory=dict)
     ssh: dict[str, str] = field(default_factory=dict)
-    time_limit: float = TIME_LIMIT
-    memory_limit: int | None = None
-    threads: int | None = None
+    time_limit: Number = TIME_LIMIT
+    memory_limit: Count | None = None
+    threads: Count | None = None
     precision: str = "strict"
     deterministic: bool = False
-    repeat: int = 1
+    repeat: Count = 1
     devices: tuple[str, ...] = ()
 
     def rules(self, dtype: str) -> str | None:
@@ -218,7 +219,7 @@ class Report:
     results: list[Result]
     environments: dict[str, dict[str, Any]]
     settings: Settings
-    seconds: float = 0.0
+    seconds: Number = 0.0
     notes: dict[str, str] = field(default_factory=dict)
     conclusions: list[Conclusion] = field(default_factory=list)
 
@@ -231,6 +232,15 @@ class Report:
             return self
         results, conclusions = conclude(self.results)
         return dataclasses.replace(self, results=results, conclusions=conclusions)
+
+    def contradictions(self) -> Iterator[str]:
+        """Yield where statuses are not what verdicts come to."""
+        for i, result in enumerate(self.results):
+            came_to = result.verdict.status if result.verdict else "no verdict"
+            again = ("agrees", "undetermined") if result.status == "nondeterministic" else (result.status,)
+            judged = result.status in ("agrees", "diverges", "undetermined", "nondeterministic")
+            if came_to not in again if judged else result.verdict is not None:
+                yield f"results[{i}].status is {result.status!r} but its tensors come to {came_to!r}"
 
     @property
     def exit_code(self) -> int:

@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from concord.conformance import drawing, record
+from concord.conformance import drawing
 from concord.conformance.campaign import Report
 from concord.conformance.diagnosis.replacement import role_of
+from concord.conformance.estimate import R, Z
 from concord.conformance.layout import render
-from concord.conformance.record import LIMITS, Document
-from concord.conformance.report import WORST_FIRST, repeated, speaker_of
-from concord.conformance.verdict import FAILED_WORKER, NOT_JUDGED, Result, Row, number
+from concord.conformance.record import Record
+from concord.conformance.report import repeated, speaker_of
+from concord.conformance.verdict import FAILED_WORKER, NOT_JUDGED, STATUSES, Z_BINS, Result, Row, number
 from concord.conformance.views import (
     CaseResults,
     cases_of,
@@ -46,29 +47,27 @@ TRUTH = {"check": "oracle", "golden": "published tensors"}
 MEASURED = ("import_seconds", "start_seconds", "run_seconds", "peak_memory_bytes")
 
 
-def page(data: Mapping[str, Any]) -> str:
-    """Return a record as an HTML page.
+LIMITS: dict[str, Any] = {"z": Z, "rms": R, "bins": Z_BINS}
+"""What errors are measured by: the largest of an element and of a tensor, and the edges of histograms, in sigma."""
 
-    Args:
-        data: what :func:`concord.conformance.record.record` or :func:`concord.conformance.record.read` returned.
-    """
-    read = record.document(data)
-    if isinstance(read.outcome, Report):
-        return _of_report(data, read, read.outcome)
+
+def page(made: Record) -> str:
+    """Return a record as an HTML page."""
+    if isinstance(made.outcome, Report):
+        return _of_report(made, made.outcome)
     from concord.conformance import pages  # of which some need more than a check
 
-    return pages.page(data, read)
+    return pages.page(made)
 
 
-def _of_report(data: Mapping[str, Any], read: Document, report: Report) -> str:
-    report = report.explained()
-    results, truth = report.results, TRUTH[read.kind]
+def _of_report(made: Record, report: Report) -> str:
+    results, truth = report.results, TRUTH[made.kind]
     cases = cases_of(results)
     names, dtypes = (ordered(getattr(result, key) for result in results) for key in ("backend", "dtype"))
     failing = [case for case in cases if case.order < 2]
     findings = _findings(report, {id(result): case.anchor for case in cases for result in case.results})
     histograms = _histograms(results, names, dtypes)
-    group = {"check": "variant", "golden": "source"}[read.kind]
+    group = {"check": "variant", "golden": "source"}[made.kind]
     failures, opened = _failures(results), {case.anchor for case in failing[:OPEN]}
     large = sum(len(rows_of(result)) for result in results) > CELLS
     places = {
@@ -83,12 +82,12 @@ def _of_report(data: Mapping[str, Any], read: Document, report: Report) -> str:
     }  # fmt: skip
     return render(
         "report.html",
-        data,
+        made,
         headline=headline(results, truth),
         tone="bad"
         if any(result.status in ("diverges", "refused", "nondeterministic") for result in results)
         else "broken"
-        if read.exit_code == 3
+        if made.exit_code == 3
         else "good",
         compared=_compared(report, cases, truth),
         sections=sections,
@@ -288,7 +287,7 @@ def _failures(results: Sequence[Result]) -> list[dict[str, Any]]:
         }
         for found in gathered
     ]
-    return sorted(told, key=lambda failure: WORST_FIRST.index(failure["result"].status))
+    return sorted(told, key=lambda failure: STATUSES.index(failure["result"].status))
 
 
 # Tables.

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from bisect import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from markupsafe import Markup, escape
 from concord.backends.wire import legibly
 from concord.conformance import drawing
 from concord.conformance.breakdown import Breakdown, HeatMap
+from concord.conformance.record import Record
 from concord.conformance.report import SHORT
 from concord.conformance.verdict import number
 from concord.conformance.views import SIGNS, TONES, beyond, largest, tail, word
@@ -25,15 +26,15 @@ from concord.spec.text import legible, shortened
 FOLDER = Path(__file__).parent / "templates"
 
 
-def render(template: str, data: Mapping[str, Any], *folders: Path, script: str = "", **parts: Any) -> str:
+def render(template: str, made: Record, *folders: Path, script: str = "", **parts: Any) -> str:
     """Return a page.
 
     Args:
         template: its name; it extends ``page.html``.
-        data: the record that it is made of.
+        made: the record that it is made of.
         folders: where templates are besides those that all pages share.
         script: what the page has besides the script that all pages share.
-        parts: what the template needs; of ``page.html``: ``tone`` (good, bad or broken), ``headline`` (the verdict in a sentence), ``compared``
+        parts: what the template needs; of ``page.html``: ``tone`` (good, bad or broken; by default that of the exit code), ``headline`` (the verdict in a sentence), ``compared``
             (what was compared, and by what), ``sections`` (identity to title).
     """
     environment = jinja2.Environment(
@@ -71,10 +72,15 @@ def render(template: str, data: Mapping[str, Any], *folders: Path, script: str =
     )
     script = shared + Markup(script)
     seal = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    tone = {0: "good", 1: "bad"}.get(made.exit_code, "broken")
     # What a page must not hold, or what changes how the rest of it is shown, is written out, wherever it comes from.
     return legible(
         environment.get_template(template).render(
-            data=data, style=style, script=script, seal=seal, shown=_Shown(), made_by=machine(data), **parts
+            **{"made": made, "found": made.outcome, "tone": tone, "shown": _Shown(), **parts},
+            style=style,
+            script=script,
+            seal=seal,
+            made_by=machine(made),
         )
     )
 
@@ -195,9 +201,9 @@ def _percent(part: float, whole: float) -> str:
     return f"{share:.0f}" if share in (0, 100) else f"{min(max(share, 0.1), 99.9):.1f}"
 
 
-def machine(data: Mapping[str, Any]) -> str:
+def machine(made: Record) -> str:
     """Return by what and on what a record was made, in words."""
-    about = data["machine"]
+    about = made.machine
     concord = f"Concord {about['concord']}" if about.get("concord") else "Concord"
     versions = "".join(
         f", {name} {about[key]}" for name, key in (("Python", "python"), ("NumPy", "numpy")) if about.get(key)

@@ -19,6 +19,7 @@ from concord.conformance.diagnosis.replacement import role_of
 from concord.conformance.verdict import (
     FAILED_WORKER,
     NOT_JUDGED,
+    STATUSES,
     Result,
     divergence_lines,
     number,
@@ -29,24 +30,13 @@ from concord.spec.errors import SpecError
 from concord.spec.files import read_text
 
 SHORT = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
-WORST_FIRST = (
-    "diverges",
-    NOT_JUDGED,
-    *FAILED_WORKER,
-    "refused",
-    "nondeterministic",
-    "undetermined",
-    "unsupported",
-    "absent",
-    "agrees",
-)
 NARROW = 100
 """Columns of a terminal below which backends stand side by side and precisions below each other."""
 
 
 def worst_of(results: Sequence[Result]) -> Result:
     """Return the result that speaks for several: the gravest status, then the largest error."""
-    return min(results, key=lambda result: (WORST_FIRST.index(result.status), -result.worst))
+    return min(results, key=lambda result: (STATUSES.index(result.status), -result.worst))
 
 
 def speaker_of(results: Sequence[Result]) -> Result:
@@ -304,7 +294,7 @@ def repetitions(report: Report) -> list[str]:
 
 def summary(report: Report) -> str:
     """Return the number of runs, and of each status."""
-    counted = {status: sum(r.status == status for r in report.results) for status in reversed(WORST_FIRST)}
+    counted = {status: sum(r.status == status for r in report.results) for status in reversed(STATUSES)}
     plural = {"agrees": "agree", "diverges": "diverge"}
     parts = (
         f"{count} {status if count == 1 else plural.get(status, status)}"

@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import AfterValidator, SerializerFunctionWrapHandler, model_serializer
 
 from concord.conformance.breakdown import Breakdown
 from concord.conformance.diagnosis import Diagnosis
 from concord.conformance.estimate import Z, rms_limit
-from concord.conformance.expectation import JudgedProblem, is_gradient, is_tap_gradient
+from concord.conformance.expectation import is_gradient, is_tap_gradient
 from concord.conformance.explain import Cause
+from concord.conformance.fields import Count, Number, Unwritten, also, among, short
 from concord.conformance.wording import distinct
 from concord.spec.deviations import KNOWN_DEVIATIONS
 
@@ -36,6 +38,19 @@ FAILED_WORKER = ("missing", "broken", "crashed", "timed out", "out of memory", "
 
 NOT_JUDGED = "not judged"
 """The status of a run that Concord failed to judge: no backend owes it."""
+
+STATUSES = (
+    "diverges",
+    NOT_JUDGED,
+    *FAILED_WORKER,
+    "refused",
+    "nondeterministic",
+    "undetermined",
+    "unsupported",
+    "absent",
+    "agrees",
+)
+"""What can become of a run, the worst first."""
 
 
 STEP_SECTIONS = ("losses", "gradients", "norm", "clipped", "rate", "moments", "parameters")
@@ -76,6 +91,16 @@ def conclude(statuses: Iterable[tuple[str, str]]) -> tuple[str, tuple[str, ...]]
     return "diverges" if diverges else "undetermined" if unjudged or not sections else "agrees", unjudged
 
 
+AT_WORST = ("element", "actual", "expected", "sigma")
+"""What a judgement says of the element with the largest error."""
+
+
+def _counted(histogram: tuple[int, ...]) -> tuple[int, ...]:
+    if len(histogram) not in (0, len(Z_BINS) + 1):
+        raise ValueError(f"must have {len(Z_BINS) + 1} entries, or none")
+    return histogram
+
+
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """One tensor, judged in one way.
@@ -96,21 +121,28 @@ class Judgement:
         breakdown: where in the tensor the error lies, if it diverges and this judgement decides.
     """
 
-    DERIVED: ClassVar = ("ratio",)
-
-    status: str
-    z: float = 0.0
-    rms: float = 0.0
-    element: tuple[int, ...] = ()
-    actual: float = float("nan")
-    expected: float = float("nan")
-    sigma: float = float("nan")
-    beyond: int = 0
-    size: int = 0
-    independent: float = 0.0
-    histogram: tuple[int, ...] = ()
+    status: Annotated[str, among("agrees", "diverges", "undetermined")]
+    z: Number = 0.0
+    rms: Number = 0.0
+    element: tuple[Count, ...] = ()
+    actual: Number = float("nan")
+    expected: Number = float("nan")
+    sigma: Number = float("nan")
+    beyond: Count = 0
+    size: Count = 0
+    independent: Number = 0.0
+    histogram: Annotated[tuple[Count, ...], AfterValidator(_counted)] = ()
     note: str = ""
     breakdown: Breakdown | None = None
+
+    @model_serializer(mode="wrap")
+    def written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the fields as they are written: of what agrees, how large its error is and no more."""
+        fields: dict[str, Any] = handler(self)
+        if self.status == "diverges":
+            return fields
+        brief = {name: value for name, value in fields.items() if name not in AT_WORST}
+        return brief | {name: short(brief[name]) for name in ("z", "rms", "independent") if name in brief}
 
     @property
     def ratio(self) -> float:
@@ -137,15 +169,15 @@ class Row:
         axes: the names of its axes.
     """
 
-    DERIVED: ClassVar = ("ratio", "element", "actual", "expected", "tolerance", "beyond")
+    written = also("ratio")
 
     tensor: str
     clause: str
-    status: str
+    status: Annotated[str, among("agrees", "diverges", "undetermined", "undelivered")]
     local: Judgement | None = None
     end_to_end: Judgement | None = None
     note: str = ""
-    size: int = 0
+    size: Count = 0
     axes: tuple[str, ...] = ()
 
     @property
@@ -200,11 +232,13 @@ class Verdict:
         search: finds diagnosis and undeclared deviation; None once it is explained.
     """
 
+    written = also("status", "worst", "first")
+
     table: list[Row]
     diagnosis: Diagnosis | None = None
-    undeclared: str = ""
-    case: JudgedProblem | None = field(default=None, repr=False, compare=False)
-    search: Callable[[], tuple[Diagnosis | None, str]] | None = field(default=None, repr=False, compare=False)
+    undeclared: Annotated[str, among("", *KNOWN_DEVIATIONS)] = ""
+    case: Unwritten = field(default=None, repr=False, compare=False)  # JudgedProblem | None
+    search: Unwritten = field(default=None, repr=False, compare=False)  # () -> Diagnosis | None, str
 
     def explained(self) -> Verdict:
         """Return the verdict with what explains its first divergence.
@@ -243,6 +277,11 @@ class Verdict:
     def first_divergence(self) -> Row | None:
         """The first tensor, in the order of computation, that lies beyond its tolerance."""
         return next((row for row in self.table if row.status == "diverges"), None)
+
+    @property
+    def first(self) -> str:
+        """The name of that tensor; empty if there is none."""
+        return self.first_divergence.tensor if self.first_divergence else ""
 
     @property
     def alone(self) -> tuple[str, str]:
@@ -319,9 +358,9 @@ class Repeats:
         differing: the tensors that did not always have the same bits, in the order of computation.
     """
 
-    DERIVED: ClassVar = ("equal",)
+    written = also("equal")
 
-    times: int
+    times: Count
     differing: tuple[str, ...] = ()
 
     @property
@@ -357,10 +396,10 @@ class Result:
     group: str
     case: str
     dtype: str
-    status: str
+    status: Annotated[str, among(*STATUSES)]
     detail: str = ""
     verdict: Verdict | None = None
-    seconds: float = 0.0
+    seconds: Number = 0.0
     stderr: str = ""
     part: str = "model"
     attribution: str = ""

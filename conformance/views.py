@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from concord.conformance import drawing
-from concord.conformance.report import SHORT, WORST_FIRST
-from concord.conformance.verdict import FAILED_WORKER, NOT_JUDGED, Judgement, Result, Row, number
+from concord.conformance.report import SHORT
+from concord.conformance.verdict import FAILED_WORKER, NOT_JUDGED, STATUSES, Judgement, Result, Row, number
 
 SIGNS = {
     "agrees": "✓",
@@ -107,7 +107,7 @@ def gather(results: Iterable[Any], key: Any) -> list[list[Any]]:
 
 def gravity(result: Result) -> tuple[int, float]:
     """Return what results are sorted by, the worst first."""
-    return WORST_FIRST.index(result.status), -result.worst
+    return STATUSES.index(result.status), -result.worst
 
 
 def word(result: Result) -> str:

@@ -8,7 +8,9 @@ from typing import Any
 
 from markupsafe import Markup
 
+from concord.conformance import record
 from concord.conformance.layout import render
+from concord.conformance.record import Record
 from concord.speed import drawing
 from concord.speed.growth import curves, exponent
 from concord.speed.record import check
@@ -28,8 +30,9 @@ UPDATED = 7
 """Numbers that AdamW moves for each weight: reads it, its gradient and two moments, and writes it and them."""
 
 
-def page(data: Mapping[str, Any]) -> str:
+def page(made: Record) -> str:
     """Return a record (:mod:`concord.speed.record`) as HTML."""
+    data = record.data(made)
     check(data)
     backends = list(dict.fromkeys(entry["backend"] for entry in data["entries"]))
     works = [_work(name, work, data["entries"], backends) for name, work in data["workloads"].items()]
@@ -47,10 +50,9 @@ def page(data: Mapping[str, Any]) -> str:
     }
     return render(
         "speed.html",
-        data,
+        made,
         Path(__file__).parent / "templates",
         headline=_headline(data),
-        tone={0: "good", 1: "bad"}.get(data["exit_code"], "broken"),
         compared=[
             _compared(data, backends),
             _fastest(works),

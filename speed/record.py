@@ -77,9 +77,9 @@ class Record:
         kept = {name: value for name, value in entry.items() if name != "backend_info"}
         self.entries.append({**kept, "import_seconds": about.get("import_seconds")})
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the whole as JSON data."""
-        return record.record(self._body(), KIND, "Speed, side by side")
+    def record(self) -> record.Record:
+        """Return the whole."""
+        return record.made(self._body(), KIND, "Speed, side by side")
 
     def _body(self) -> dict[str, Any]:
         best = best_rates(self.entries, self.workloads)
@@ -166,9 +166,7 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         SpecError: if the file is missing, no JSON, of another schema, or lacks something.
     """
-    data = record.read(path)
-    if data["kind"] != KIND:
-        raise SpecError(f"{path}: is a record of kind {data['kind']!r} but must be one of 'concord speed'")
+    data = record.data(record.read(path, {KIND: "concord.speed.schema:Measurements"}))
     with located(str(path)):
         check(data)
     return data
@@ -182,7 +180,10 @@ def check(data: Mapping[str, Any]) -> None:
     """
     typed(Measurements, json.dumps(data))
     refuse(list(_problems(data)))
-    record.confirm(data, exit_code(data["entries"]))
+    if data["exit_code"] != exit_code(data["entries"]):
+        raise SpecError(
+            f"exit_code is {data['exit_code']} but what it holds comes to {exit_code(data['entries'])}"
+        )
 
 
 def exit_code(entries: Sequence[Mapping[str, Any]]) -> int:

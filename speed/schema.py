@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any, NotRequired
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict  # typing's own will do from Python 3.12 on
 
 Number = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=1e-30, le=1e30, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Size = Annotated[int, Field(ge=1, le=2**53)]
+OPEN = ConfigDict(extra="allow")
+"""What it does not know stays."""
+
 Name = Annotated[str, Field(max_length=300)]
 
 
 class Machine(TypedDict):
     """What it was measured on."""
+
+    __pydantic_config__ = OPEN  # type: ignore[misc]
 
     python: str
     numpy: str
@@ -27,6 +32,8 @@ class Machine(TypedDict):
 
 class Settings(TypedDict):
     """How it was measured."""
+
+    __pydantic_config__ = OPEN  # type: ignore[misc]
 
     device: str
     precision: NotRequired[str]
@@ -41,11 +48,15 @@ class Settings(TypedDict):
 class About(TypedDict):
     """What a backend said of itself."""
 
+    __pydantic_config__ = OPEN  # type: ignore[misc]
+
     thread_switches: NotRequired[dict[str, Any] | None]
 
 
 class Work(TypedDict):
     """A workload."""
+
+    __pydantic_config__ = OPEN  # type: ignore[misc]
 
     preset: Name
     source: str
@@ -65,6 +76,8 @@ class Work(TypedDict):
 class Turn(TypedDict):
     """The steps of one turn, and what they took besides time."""
 
+    __pydantic_config__ = OPEN  # type: ignore[misc]
+
     seconds: list[Positive]
     peak_memory_bytes: Count | None
     busy_cores: Number | None
@@ -72,6 +85,8 @@ class Turn(TypedDict):
 
 class Summary(TypedDict):
     """The figures of what was measured."""
+
+    __pydantic_config__ = OPEN  # type: ignore[misc]
 
     median_seconds: Positive
     min_seconds: NotRequired[Positive]
@@ -91,6 +106,8 @@ class Summary(TypedDict):
 
 class Entry(TypedDict):
     """One backend in one mode on one workload."""
+
+    __pydantic_config__ = OPEN  # type: ignore[misc]
 
     backend: Name
     mode: Name
@@ -112,6 +129,8 @@ class Entry(TypedDict):
 
 class Measurements(TypedDict):
     """The whole record."""
+
+    __pydantic_config__ = OPEN  # type: ignore[misc]
 
     seconds: Number
     complete: bool

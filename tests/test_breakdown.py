@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from concord.backends.interface import Run
-from concord.conformance import codec
+from concord.conformance import record
 from concord.conformance.breakdown import (
     GRID,
     LARGEST,
@@ -108,7 +108,7 @@ def test_a_breakdown_of_a_large_tensor_has_few_bytes_and_misses_no_element() -> 
     found = broken(errors)
     assert [(len(one.levels), len(one.levels[0])) for one in found.maps] == [(3, 4), (4, 48), GRID]
     assert all(20 in np.array(one.levels) for one in found.maps)
-    assert len(json.dumps(codec.plain(found))) < 12_000
+    assert len(json.dumps(record.plain(found))) < 12_000
 
 
 def test_axes_are_those_of_the_specification() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from concord import spec
 from concord.backends.interface import Run
-from concord.conformance import codec, html
+from concord.conformance import html
 from concord.conformance.bugs.bug import Bug
 from concord.conformance.bugs.catalogue import BUGS
 from concord.conformance.campaign import Report, Settings
@@ -24,7 +24,7 @@ from concord.conformance.expectation import JudgedProblem
 from concord.conformance.explain.question import Prediction, Question
 from concord.conformance.explain.reading import clear
 from concord.conformance.judging import judge
-from concord.conformance.record import record
+from concord.conformance.record import made, plain
 from concord.conformance.verdict import Result, Verdict, divergence_lines
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import Case, build_case
@@ -58,7 +58,7 @@ def test_an_unforeseen_mistake_is_placed_and_described(name):
         diagnosis.cause
     )
     if diagnosis.description:
-        assert codec.plain(diagnosis)["description"]["text"] == diagnosis.description.text
+        assert plain(diagnosis)["description"]["text"] == diagnosis.description.text
         assert diagnosis.description.wrong <= diagnosis.description.size
 
 
@@ -352,7 +352,7 @@ def test_what_does_not_hold_is_folded():
     assert refuted not in str(verdict)
     assert "  1 other explanation was tried and does not hold" in str(verdict).splitlines()
     page = html.page(
-        record(
+        made(
             Report(
                 [Result("toy", "bert-pytorch", case.name, "float32", "diverges", verdict=verdict)],
                 {},

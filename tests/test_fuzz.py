@@ -17,20 +17,21 @@ import pytest
 from concord import backends, spec
 from concord.backends.interface import Unsupported
 from concord.backends.worker import Worker
-from concord.conformance import codec, record
+from concord.conformance import record
 from concord.conformance.campaign import Settings
 from concord.conformance.fuzz import (
     Findings,
     Plan,
-    case_from,
     hunt,
     read_found,
     sample,
     write_failures,
 )
 from concord.conformance.fuzz import chunk as chunk_module
+from concord.conformance.fuzz.cases import FuzzCase
 from concord.conformance.fuzz.findings import Origin, failure_of
 from concord.conformance.verdict import Result
+from concord.spec.files import typed
 from tests.toys.surroundings import PATIENCE, ROOT, errors, options, toy
 
 RIGHT, WRONG, DIES, RAISES = (
@@ -64,7 +65,7 @@ def hunted(*names: str, **fields: Any) -> Findings:
 
 def comparable(findings: Findings) -> dict[str, Any]:
     """Return what does not depend on who ran it and how long that took."""
-    data = codec.plain(findings)
+    data = record.plain(findings)
     return {
         "exit_code": findings.exit_code,
         **{key: data.get(key) for key in ("cases", "tallies", "failures", "notes")},
@@ -79,15 +80,17 @@ def test_a_sound_backend_survives_and_is_measured() -> None:
         RIGHT, cases=30, dtypes=("float32", "float64"), parts=tuple(spec.PARTS), shapes=3, end_to_end=True
     )
     assert (found.failures, found.notes, found.exit_code, found.cases) == ([], [], 0, 30)
-    assert set(found.tallies) == {(RIGHT, "float32"), (RIGHT, "float64")}
-    assert sum(tally.cases for tally in found.tallies.values()) == 30
-    for tally in found.tallies.values():
+    assert [(one, set(of)) for one, of in found.tallies.items()] == [(RIGHT, {"float32", "float64"})]
+    assert sum(tally.cases for _, _, tally in found.each()) == 30
+    for _, _, tally in found.each():
         assert tally.tensors > 100
-        for (way, kind), statistics in tally.statistics.items():
-            assert statistics.tensors > 10, (way, kind)
+        for statistics in (one for of in tally.statistics.values() for one in of.values()):
+            assert statistics.tensors > 10
             assert sum(statistics.histogram) > 100
     # In float64 this backend is the reference itself.
-    for (_, kind), statistics in found.tallies[RIGHT, "float32"].statistics.items():
+    for kind, statistics in (
+        one for of in found.tallies[RIGHT]["float32"].statistics.values() for one in of.items()
+    ):
         assert 0 < statistics.z.value < 16
         assert 0 < statistics.rms.value < 4
         assert statistics.z.origin is not None
@@ -112,7 +115,7 @@ def test_a_wrong_backend_is_found_made_small_and_replayed(invoke: Invoke, tmp_pa
     assert (code, errors) == (1, [])
     (folder,) = (tmp_path / "out").iterdir()
     found = json.loads((folder / "found.json").read_text())
-    case = case_from(found["case"])
+    case = typed(FuzzCase, json.dumps(found["case"]))
     assert found["tensor"] == "layers.1.attention.scores"
     assert case.config.num_layers == 2
     assert (case.batch, case.tokens, case.config.d_model) == (1, 1, 3)
@@ -123,9 +126,8 @@ def test_a_wrong_backend_is_found_made_small_and_replayed(invoke: Invoke, tmp_pa
         0.0,
         False,
     )
-    assert (
-        found["found_as"]
-        == sample(Plan(names=(), parts=("model",), shapes=3), [found["origin"]["index"]])[0].as_dict()
+    assert found["found_as"] == record.plain(
+        sample(Plan(names=(), parts=("model",), shapes=3), [found["origin"]["index"]])[0]
     )
     assert (found["backend"], found["status"], found["settings"]["implementation"]) == (
         WRONG,
@@ -140,14 +142,14 @@ def test_a_wrong_backend_is_found_made_small_and_replayed(invoke: Invoke, tmp_pa
     assert "8 random cases" in output
     data = json.loads((tmp_path / "out.json").read_text(), parse_constant=pytest.fail)
     assert (data["schema"], data["exit_code"], data["plan"]["seed"], data["cases"]) == (
-        "concord.report/4",
+        "concord.report/5",
         1,
         0,
         8,
     )
     assert [data["tallies"][name]["float32"]["cases"] for name in (RIGHT, WRONG)] == [8, 8]
     assert data["failures"][0]["times"] == data["tallies"][WRONG]["float32"]["statuses"]["diverges"]
-    read = record.document(record.read(tmp_path / "out.json")).outcome
+    read = record.read(tmp_path / "out.json").outcome
     assert (read.failures[0].case, read.plan.seed, read.exit_code) == (case, 0, 1)
     page = (tmp_path / "out.html").read_text()
     assert f"{WRONG} failed in {read.failures[0].times} runs of 8 random cases, in 1 way." in page
@@ -190,9 +192,9 @@ def test_a_crash_and_an_exception_are_findings(monkeypatch: pytest.MonkeyPatch, 
     assert any("last words" in line for line in crash.lines)
     assert error.detail == "ArithmeticError: one sample is too few"
     assert error.case.config.num_layers == 1
-    assert found.tallies[RIGHT, "float32"].statuses == {"agrees": 8}
-    assert found.tallies[DIES, "float32"].statuses == {"agrees": 8 - crash.times, "crashed": crash.times}
-    assert found.tallies[RAISES, "float32"].statuses == {"agrees": 8 - error.times, "error": error.times}
+    assert found.tallies[RIGHT]["float32"].statuses == {"agrees": 8}
+    assert found.tallies[DIES]["float32"].statuses == {"agrees": 8 - crash.times, "crashed": crash.times}
+    assert found.tallies[RAISES]["float32"].statuses == {"agrees": 8 - error.times, "error": error.times}
     folders, problems = write_failures(tmp_path / "found", found, Settings())
     assert problems == []
     assert len(set(folders.values())) == 2
@@ -204,7 +206,7 @@ def test_a_hang_is_found_once_and_ends_the_chunk_of_its_backend() -> None:
     found = hunt(Plan(names=settings.asked, cases=4, chunk=4, **QUICK), settings)
     (failure,) = found.failures
     assert (failure.status, failure.attempts, failure.times, found.exit_code) == ("timed out", 0, 1, 3)
-    assert {name: tally.cases for (name, _), tally in found.tallies.items()} == {toy("Hangs"): 1, RIGHT: 4}
+    assert {name: tally.cases for name, _, tally in found.each()} == {toy("Hangs"): 1, RIGHT: 4}
     assert found.notes == [
         f"{toy('Hangs')}: timed out: no answer within 7 s; it was stopped; it was not started again for the rest of chunk 0"
     ]
@@ -243,7 +245,7 @@ def test_a_hunt_ends_when_its_time_is_over() -> None:
 
 def test_a_backend_that_is_not_there_is_owed_and_the_others_go_on() -> None:
     found = hunted("no_such_package.backend:Ghost", RIGHT, cases=3)
-    assert (found.exit_code, found.cases, list(found.tallies)) == (3, 3, [(RIGHT, "float32")])
+    assert (found.exit_code, found.cases, list(found.tallies)) == (3, 3, [RIGHT])
     (note,) = found.notes
     assert note.startswith(
         "no_such_package.backend:Ghost is missing: No module named 'no_such_package'; its module is looked for in"
@@ -262,7 +264,7 @@ def test_an_error_of_the_judge_names_its_case_and_ends_nothing(monkeypatch: pyte
         f"fuzz-0-0 could not be judged: {RIGHT}: a fault of Concord while judging: ZeroDivisionError: of the judge"
     ]
     assert (found.cases, found.failures, found.exit_code) == (2, [], 3)
-    assert found.tallies[RIGHT, "float32"].statuses == {"not judged": 2}
+    assert found.tallies[RIGHT]["float32"].statuses == {"not judged": 2}
 
 
 # Who runs it.

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from concord import spec
-from concord.conformance.fuzz import FuzzCase, Plan, case_from, sample
+from concord.conformance.fuzz import FuzzCase, Plan, sample
 from concord.conformance.fuzz.cases import KEY_MASKS, PADDINGS
 from concord.conformance.fuzz.plan import Failed, draw, files_elsewhere
 from concord.conformance.fuzz.strategies import FIXED, LARGE, MASK_VALUES, pool
 from concord.spec.batch import validate_batch
 from concord.spec.config import CHOICES
+from concord.spec.files import typed
 from concord.spec.parameters import validate_weights
 
 
@@ -101,10 +102,7 @@ def test_a_case_follows_from_seed_and_number_alone() -> None:
     assert sample(plan, [5, 2]) == [several[5], several[2]]
     assert sample(dataclasses.replace(plan, chunk=3, cases=7, names=("x",)), [5]) == [several[5]]
     assert sample(dataclasses.replace(plan, seed=5), [5]) != [several[5]]
-    assert case_from(several[3].as_dict()) == several[3]
-    first, again = (
-        case.build() for case in (several[3], case_from(json.loads(json.dumps(several[3].as_dict()))))
-    )
+    first, again = (case.build() for case in (several[3], typed(FuzzCase, json.dumps(several[3].as_dict()))))
     for name, array in first[1].items():
         np.testing.assert_array_equal(array, again[1][name])
     for name, array in first[2].arrays().items():
@@ -122,9 +120,9 @@ def test_a_case_that_cannot_be_read_is_refused_by_name() -> None:
     del fields["scale"]
     with pytest.raises(
         spec.SpecError,
-        match=r"^case: field 'scale' is missing but is required\ncase: field 'sclae' is unknown$",
+        match=r"^'batch' is 'two' but must be an integer\nlacks 'scale'$",
     ):
-        case_from({**fields, "sclae": 1.0})
+        typed(FuzzCase, json.dumps({**fields, "batch": "two"}))
 
 
 def test_shapes_are_shared_few_and_apart() -> None:

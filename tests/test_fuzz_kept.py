@@ -69,7 +69,7 @@ def test_a_signal_after_the_last_case_keeps_what_was_found(
     )
     assert (ended, said) == (code, [f"concord: {told}"])
     assert "2 random cases" in output
-    assert record.document(record.read(tmp_path / "out.json")).outcome.cases == 2
+    assert record.read(tmp_path / "out.json").outcome.cases == 2
     assert (tmp_path / "out.html").is_file()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from dataclasses import replace
 from functools import reduce
 from html import unescape
@@ -428,9 +429,9 @@ def outcome(mode: str = "resynchronised") -> Lockstep:
 def test_record_of_lockstep_is_read_back_and_makes_a_page(tmp_path: Path) -> None:
     found = outcome()
     assert found.exit_code == 1
-    record.write(tmp_path / "lockstep.json", record.record(found, "lockstep", "four steps"))
+    record.write(tmp_path / "lockstep.json", record.made(found, "lockstep", "four steps"))
     data = record.read(tmp_path / "lockstep.json")
-    assert record.document(data).outcome == found
+    assert data.outcome == found
     shown = page(data)
     assert "wrong diverges first at step 2" in shown
     assert "epsilon = 1e-06 instead of 1e-08" in shown
@@ -446,19 +447,19 @@ def test_section_that_no_step_judges_keeps_training_from_agreeing() -> None:
     lost = [one.text for one in rounded_hyperparameters(asked.training.recipe, "bfloat16")]
     found = Lockstep("resynchronised", "bfloat16", about(asked, Settings()), tuple(tracks), lost=lost)
     assert found.exit_code == 3
-    written = record.record(found, "lockstep", "two steps")
-    assert [track["unjudged"] for track in written["tracks"]] == [["parameters"]] * 2
+    made = record.made(found, "lockstep", "two steps")
+    assert [track["unjudged"] for track in json.loads(record.text(made))["tracks"]] == [["parameters"]] * 2
     console = Console(width=200, file=io.StringIO())
     show(found, console, "two steps")
-    for text in (console.file.getvalue(), page(written)):  # type: ignore[attr-defined]
+    for text in (console.file.getvalue(), page(made)):  # type: ignore[attr-defined]
         assert (
             "not judged: parameters at 2 of 2 steps: bfloat16 does not hold the recipe's beta2, weight_decay (OPT-11); train with numbers"
             in " ".join(unescape(text).split())
         )
     (row,) = [line for line in console.file.getvalue().splitlines() if line.startswith("│ sevens")]  # type: ignore[attr-defined]
     assert row.split()[-2:] == ["judged", "│"]
-    assert "right: parameters not judged; sevens: parameters not judged." in page(written)
-    assert "sevens: not judged</span>" in page(written)
+    assert "right: parameters not judged; sevens: parameters not judged." in page(made)
+    assert "sevens: not judged</span>" in page(made)
 
 
 def test_section_that_one_step_judges_is_judged_and_the_others_are_told() -> None:
@@ -514,7 +515,7 @@ def test_page_of_lockstep_says_what_the_precision_does_to_the_recipe() -> None:
     said = [one.text for one in rounded_hyperparameters(case().training.recipe, "bfloat16")]
     assert said
     found = replace(outcome(), dtype="bfloat16", lost=said)
-    shown = page(record.record(found, "lockstep", "four steps"))
+    shown = page(record.made(found, "lockstep", "four steps"))
     assert "Before the first step" in shown
     assert all(f"<li>{line}</li>" in shown for line in said)
 

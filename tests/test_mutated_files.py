@@ -25,7 +25,7 @@ from concord.conformance.html import page
 from concord.porting.certificate import sealed, verifying
 from concord.spec.cases import files as case_files
 from concord.spec.errors import SpecError
-from concord.spec.files import read_json
+from concord.spec.files import read_json, write_text
 from concord.spec.reference import reference
 from concord.spec.sources import table
 from concord.speed import compare, markdown, presets
@@ -89,16 +89,17 @@ def quietly() -> Console:
 def show_dumps(folder: Path) -> None:
     result = dump.judge_dumps(folder)
     report.show(result, quietly(), "title")
-    page(record.record(result, "check", "title"))
+    page(record.made(result, "check", "title"))
 
 
 def show_speed(folder: Path) -> None:
     data = speed_record.read(folder / "speed.json")
     show_changes(data, data, list(compare(data, data)), quietly())
-    resumed = speed_record.Record(Plan(names=("torch",), workloads=(), modes=(), limit=16.0), data).as_dict()
+    made = speed_record.Record(Plan(names=("torch",), workloads=(), modes=(), limit=16.0), data).record()
+    speed_page(made)
+    resumed = record.data(made)
     show(resumed, quietly())
     markdown.markdown(resumed)
-    speed_page(resumed)
 
 
 def verify(folder: Path) -> None:
@@ -107,7 +108,7 @@ def verify(folder: Path) -> None:
     with suppress(SpecError):
         data = read_json(path)
         if isinstance(data, dict):
-            record.write(path, sealed.seal(data))
+            write_text(path, record.lines(sealed.seal(data)))
     _, stated = sealed.read(path)
     verifying.verify(stated, folder, folder, files_alone=True)
 

@@ -20,6 +20,7 @@ import pytest
 from concord import spec, speeding
 from concord.backends.machine import wait_for_rest
 from concord.backends.worker import Worker
+from concord.conformance import record as files
 from concord.conformance.estimate import Z
 from concord.spec.cases import build_case
 from concord.spec.errors import SpecError
@@ -43,6 +44,7 @@ from concord.speed.presets import PRESETS, Preset, ragged, sweep
 from concord.speed.table import greedy
 from concord.speed.team import alike, busy_cores
 from concord.speed.work import flops
+from concord.writing import KINDS
 from tests.toys.surroundings import toy
 
 EXPLICIT = Mode("explicit", "eager")
@@ -80,7 +82,7 @@ def measured(plan: Plan, data: dict[str, Any] | None = None) -> dict[str, Any]:
     kept = Record(plan, data)
     measure(plan, kept.done, kept.add)
     kept.complete = True
-    return kept.as_dict()
+    return json.loads(files.text(kept.record()))
 
 
 # What is measured.
@@ -416,6 +418,10 @@ def test_an_exponent_is_fitted() -> None:
 # Records.
 
 
+def page_of(data: dict[str, Any]) -> str:
+    return page(files.parsed(files.lines(data).encode(), KINDS))
+
+
 @pytest.fixture(scope="module")
 def record() -> dict[str, Any]:
     swept = tuple(
@@ -446,9 +452,9 @@ def test_a_record_is_read_as_it_was_written(record: dict[str, Any], tmp_path: Pa
     [
         ("{", "not valid JSON"),
         ("[]", "has schema None"),
-        ('{"schema": "concord.speed/2"}', "it was written by an older version"),
+        ('{"schema": "concord.speed/2"}', "has schema 'concord.speed/2' but must have"),
         (
-            '{"schema": "concord.report/4", "kind": "speed", "title": "", "written": "", "exit_code": 0, "machine": {}}',
+            '{"schema": "concord.report/5", "kind": "speed", "title": "", "written": "", "exit_code": 0, "machine": {}}',
             "lacks 'seconds', 'complete', 'settings', 'workloads', 'backends', 'best_product_gflops', 'entries'",
         ),
     ],
@@ -494,7 +500,7 @@ def test_a_sweep_is_recognised_in_a_record(record: dict[str, Any]) -> None:
 
 
 def test_the_page_needs_nothing_else_and_hides_nothing(record: dict[str, Any]) -> None:
-    html = page({**record, "settings": {**record["settings"], "copy_gbytes": 20.0}})
+    html = page_of({**record, "settings": {**record["settings"], "copy_gbytes": 20.0}})
     assert not re.findall(r"(?:src|href)=(?![\"']#)", html)
     assert "http" not in html.replace("http-equiv", "")
     for words in (
@@ -506,7 +512,7 @@ def test_the_page_needs_nothing_else_and_hides_nothing(record: dict[str, Any]) -
         "Slow explicit eager",
     ):
         assert words in html
-    assert page(
+    assert page_of(
         {
             **record,
             "complete": False,

@@ -8,6 +8,7 @@ import pytest
 
 from concord.backends.bench import Bench
 from concord.backends.interface import Unsupported
+from concord.conformance import record as files
 from concord.conformance.estimate import Z
 from concord.spec.errors import SpecError
 from concord.speed import Record, Workload, truth
@@ -16,6 +17,7 @@ from concord.speed.page import page
 from concord.speed.presets import RECIPE
 from concord.speed.record import described
 from concord.speed.table import updated_by
+from concord.writing import KINDS
 from tests.test_speed import RIGHT, measured, plan_of, small
 from tests.toys import measurable
 
@@ -70,7 +72,9 @@ def test_training_that_was_measured_otherwise_is_marked_and_not_gone_on_with() -
         "key": "another",
     }
     old["entries"][0]["workload"] = "small training ragged"
-    assert "updated by plain gradient descent (an older record)" in page(old)
+    assert "updated by plain gradient descent (an older record)" in page(
+        files.parsed(files.lines(old).encode(), KINDS)
+    )
     assert "updated by plain gradient descent (an older record)" in markdown(old)
     with pytest.raises(
         SpecError, match="has measured another 'small training ragged' than this version measures"

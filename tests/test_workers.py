@@ -25,9 +25,8 @@ import conformance.campaign
 from concord import backends, spec
 from concord.backends.pool import RESTARTS
 from concord.backends.worker import WorkerFailure, environment
-from concord.conformance import Report, Settings, check_jobs, conduct
+from concord.conformance import Report, Settings, check_jobs, conduct, record
 from concord.conformance.html import page
-from concord.conformance.record import problems, record
 from concord.conformance.report import declarations, show
 from tests.conftest import small_config
 from tests.toys.small import request_for, run_of
@@ -634,6 +633,6 @@ def test_a_fault_while_judging_is_concord_s_and_all_other_results_are_kept(
     show(report, console, "Check")
     printed = console.export_text()
     assert f"{toy('NumpyBackend')} not judged: a fault of Concord while judging: {error.__name__}" in printed
-    data = record(report, "check")
-    assert problems(data) == []
-    assert "Concord failed to judge 1 of 3 runs" in page(data)
+    made = record.made(report, "check")
+    record.parsed(record.text(made).encode())
+    assert "Concord failed to judge 1 of 3 runs" in page(made)

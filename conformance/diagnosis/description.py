@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from concord.conformance.diagnosis.relations import relate
 from concord.conformance.estimate import R, Z
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.reading import within
+from concord.conformance.fields import Count, Number, also
 
 Array = NDArray[np.floating]
 Flags = NDArray[np.bool_]
@@ -40,7 +40,7 @@ class Description:
         exact: whether what is said gives the whole tensor, the right elements included, to within rounding.
     """
 
-    DERIVED: ClassVar = ("text",)
+    written = also("text")
 
     tensor: str
     where: str
@@ -48,10 +48,10 @@ class Description:
     places: Mapping[str, tuple[int, ...]]
     what: str
     relation: str
-    numbers: Mapping[str, float] = field(default_factory=dict)
-    wrong: int = 0
-    size: int = 0
-    relative: float = float("inf")
+    numbers: Mapping[str, Number] = field(default_factory=dict)
+    wrong: Count = 0
+    size: Count = 0
+    relative: Number = float("inf")
     exact: bool = False
 
     @property

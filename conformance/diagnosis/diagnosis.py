@@ -6,10 +6,11 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from concord.conformance.diagnosis.backward import Backward, Bounds, shares
 from concord.conformance.diagnosis.clauses import likely
@@ -63,7 +64,7 @@ class Diagnosis:
     """
 
     tensor: str
-    clauses: tuple[str, ...]
+    clauses: Annotated[tuple[str, ...], Field(min_length=1)]
     cause: Cause | None = None
     description: Description | None = None
     notes: tuple[str, ...] = ()

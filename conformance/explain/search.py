@@ -31,6 +31,7 @@ from concord.conformance.explain.structure import (
 )
 from concord.conformance.explain.tried import of_backward, of_hidden, of_tap
 from concord.conformance.explain.weights import of_joined_heads, of_weights
+from concord.conformance.fields import Unwritten
 
 Array = NDArray[np.floating]
 
@@ -82,7 +83,7 @@ class Cause:
     text: str
     confident: bool
     clauses: tuple[str, ...] = field(default=(), compare=False)
-    hypotheses: tuple[Hypothesis, ...] = field(default=(), compare=False, repr=False)
+    hypotheses: Unwritten = field(default=(), compare=False, repr=False)  # tuple[Hypothesis, ...]
 
 
 @dataclass(frozen=True)

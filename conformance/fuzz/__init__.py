@@ -1,7 +1,7 @@
 """Random cases: any configuration of the family on every backend, and each failure made as small as can be."""
 
 from concord.conformance.fuzz import summary
-from concord.conformance.fuzz.cases import FuzzCase, case_from
+from concord.conformance.fuzz.cases import FuzzCase
 from concord.conformance.fuzz.findings import Failure, Findings
 from concord.conformance.fuzz.hunting import hunt
 from concord.conformance.fuzz.plan import CHUNK, Plan, sample
@@ -13,7 +13,6 @@ __all__ = [
     "Findings",
     "FuzzCase",
     "Plan",
-    "case_from",
     "hunt",
     "read_found",
     "sample",

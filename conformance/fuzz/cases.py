@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance import codec
 from concord.conformance.campaign import Job
+from concord.conformance.fields import Config, Count, Number
 from concord.spec.batch import Batch, from_arrays
 from concord.spec.cases import LANDMARKS
-from concord.spec.config import EncoderConfig, from_mapping
-from concord.spec.errors import SpecError
+from concord.spec.config import EncoderConfig
 from concord.spec.parameters import initialize, parameters
 from concord.spec.tensors import axis_sizes, inputs, resolve
 
@@ -61,21 +58,21 @@ class FuzzCase:
         gradients: whether they are asked for and judged too.
     """
 
-    config: EncoderConfig
+    config: Config
     part: str
     dtype: str
-    batch: int
-    tokens: int
-    queries: int
-    weights_seed: int
-    inputs_seed: int
+    batch: Count
+    tokens: Count
+    queries: Count
+    weights_seed: Count
+    inputs_seed: Count
     profile: str
-    scale: float
-    offset: float
+    scale: Number
+    offset: Number
     padding: str
     key_mask: str
     query_mask: bool
-    gradients: bool = field(default=True, metadata={codec.LATER: True})
+    gradients: bool = True
 
     def build(self) -> tuple[EncoderConfig, dict[str, NDArray[np.float64]], Batch]:
         """Return configuration, weights and inputs. All floating-point values are float32 numbers."""
@@ -98,9 +95,8 @@ class FuzzCase:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the case as JSON data that :func:`case_from` reads back."""
-        data: dict[str, Any] = codec.plain(self)
-        return data
+        """Return the case as data."""
+        return {**vars(self), "config": self.config.as_dict()}
 
     def _weights(self) -> dict[str, NDArray[np.float64]]:
         drawn = initialize(self.config, self.weights_seed, self.profile, self.part)
@@ -162,24 +158,6 @@ class FuzzCase:
         if self.key_mask == "samples":
             return _real(generator, shape, self.padding)
         return _real(generator, (batch * self.queries, keys), self.padding).reshape(batch, self.queries, keys)
-
-
-def case_from(fields: Mapping[str, Any], where: str = "case") -> FuzzCase:
-    """Read a case from what :meth:`FuzzCase.as_dict` returned.
-
-    Raises:
-        SpecError: for missing and unknown fields, and for a configuration that describes no model.
-    """
-    known = {field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(FuzzCase)}
-    problems = [
-        f"{where}: field {name!r} is missing but is required"
-        for name, required in known.items()
-        if required and name not in fields
-    ]
-    problems += [f"{where}: field {name!r} is unknown" for name in fields if name not in known]
-    if problems:
-        raise SpecError(problems)
-    return FuzzCase(**{**fields, "config": from_mapping(fields["config"], where)})
 
 
 def _single(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from concord.conformance.expectation import is_gradient
+from concord.conformance.fields import Count, Number, also
 from concord.conformance.fuzz.cases import FuzzCase
 from concord.conformance.fuzz.plan import Plan
 from concord.conformance.verdict import (
@@ -42,8 +44,8 @@ class Origin:
         index: of the case in the run.
     """
 
-    seed: int
-    index: int
+    seed: Count
+    index: Count
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Peak:
         case: that case.
     """
 
-    value: float = 0.0
+    value: Number = 0.0
     tensor: str = ""
     origin: Origin | None = None
     case: FuzzCase | None = None
@@ -75,11 +77,11 @@ class Statistics:
         histogram: how many elements have an error in each bin of :data:`concord.conformance.verdict.Z_BINS`, and beyond the last.
     """
 
-    tensors: int = 0
-    undetermined: int = 0
+    tensors: Count = 0
+    undetermined: Count = 0
     z: Peak = Peak()
     rms: Peak = Peak()
-    histogram: list[int] = field(default_factory=lambda: [0] * (len(Z_BINS) + 1))
+    histogram: list[Count] = field(default_factory=lambda: [0] * (len(Z_BINS) + 1))
 
     def __post_init__(self) -> None:
         if len(self.histogram) != len(Z_BINS) + 1:
@@ -119,18 +121,20 @@ class Tally:
         statistics: by way (``local``, ``end_to_end``) and kind (``taps``, ``gradients``).
     """
 
-    DERIVED: ClassVar = ("cases",)
+    written = also("cases")
 
     statuses: Counter[str] = field(default_factory=Counter)
-    tensors: int = 0
-    statistics: dict[tuple[str, str], Statistics] = field(
-        default_factory=lambda: {(way, kind): Statistics() for way in WAYS for kind in SECTIONS}
+    tensors: Count = 0
+    statistics: dict[str, dict[str, Statistics]] = field(
+        default_factory=lambda: {way: {kind: Statistics() for kind in SECTIONS} for way in WAYS}
     )
 
     def __post_init__(self) -> None:
-        if set(self.statistics) != {(way, kind) for way in WAYS for kind in SECTIONS}:
+        if set(self.statistics) != {*WAYS} or any(
+            set(one) != {*SECTIONS} for one in self.statistics.values()
+        ):
             raise SpecError(
-                f"the statistics of a tally are {', '.join(map('.'.join, self.statistics)) or 'none'} but must be of each of {', '.join(WAYS)}, by {' and '.join(SECTIONS)}"
+                f"the statistics of a tally must be of each of {', '.join(WAYS)}, by {' and '.join(SECTIONS)}"
             )
 
     @property
@@ -141,9 +145,7 @@ class Tally:
     @property
     def end_to_end(self) -> bool:
         """Whether anything was judged end to end."""
-        return any(
-            statistics.tensors for (way, _), statistics in self.statistics.items() if way == "end_to_end"
-        )
+        return any(statistics.tensors for statistics in self.statistics["end_to_end"].values())
 
     def add(self, status: str, verdict: Verdict | None, origin: Origin, case: FuzzCase) -> None:
         """Count a result."""
@@ -153,14 +155,14 @@ class Tally:
             self.tensors += row.status in ("agrees", "diverges")
             for way, judgement in (("local", row.local), ("end_to_end", row.end_to_end)):
                 if judgement is not None:
-                    self.statistics[way, kind].add(judgement, row.tensor, origin, case)
+                    self.statistics[way][kind].add(judgement, row.tensor, origin, case)
 
     def merge(self, other: Tally) -> None:
         """Count what another has counted."""
         self.statuses += other.statuses
         self.tensors += other.tensors
-        for key, statistics in other.statistics.items():
-            self.statistics[key].merge(statistics)
+        for way, kind in itertools.product(WAYS, SECTIONS):
+            self.statistics[way][kind].merge(other.statistics[way][kind])
 
 
 Signature = tuple[str, str, str]
@@ -194,19 +196,19 @@ class Failure:
         row: the judgement of that tensor in the smallest case.
     """
 
-    DERIVED: ClassVar = ("backend", "status")
+    written = also("backend", "status")
 
     signature: Signature
     dtype: str
     tensor: str
     detail: str
-    worst: float
+    worst: Number
     lines: tuple[str, ...]
     case: FuzzCase
     found_as: FuzzCase
     origin: Origin
-    attempts: int
-    times: int = 1
+    attempts: Count
+    times: Count = 1
     row: Row | None = None
 
     @property
@@ -284,21 +286,27 @@ class Findings:
         folders: name of a failure to the folder that it was written to.
     """
 
-    tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)
+    tallies: dict[str, dict[str, Tally]] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     environments: dict[str, dict[str, Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    cases: int = 0
+    cases: Count = 0
     owed: bool = False
     idle: bool = False
     interrupted: bool = False
-    seconds: float = 0.0
+    seconds: Number = 0.0
     plan: Plan | None = None
     folders: dict[str, str] = field(default_factory=dict)
 
     def tally(self, backend: str, dtype: str) -> Tally:
         """Return the tally of a backend in a precision."""
-        return self.tallies.setdefault((backend, dtype), Tally())
+        return self.tallies.setdefault(backend, {}).setdefault(dtype, Tally())
+
+    def each(self) -> list[tuple[str, str, Tally]]:
+        """Return each backend, precision and tally."""
+        return [
+            (backend, dtype, tally) for backend, of in self.tallies.items() for dtype, tally in of.items()
+        ]
 
     def note(self, text: str) -> None:
         """Keep a note, once."""
@@ -307,7 +315,7 @@ class Findings:
 
     def merge(self, other: Findings) -> None:
         """Take over what another has found. Of failures that share a signature, the smaller case stays."""
-        for (backend, dtype), tally in other.tallies.items():
+        for backend, dtype, tally in other.each():
             self.tally(backend, dtype).merge(tally)
         for failure in other.failures:
             self.add(failure)
@@ -330,7 +338,7 @@ class Findings:
     @property
     def exit_code(self) -> int:
         """0: nothing found; 1: something diverges; 3: a backend crashed or is missing, or no case of it was judged."""
-        found = {status for tally in self.tallies.values() for status in tally.statuses}
+        found = {status for _, _, tally in self.each() for status in tally.statuses}
         if self.owed or found & set(FAILED_WORKER) or self.unjudged or not self.judged:
             return 3
         return 1 if found & {"diverges", "refused"} else 0
@@ -338,18 +346,14 @@ class Findings:
     @property
     def judged(self) -> list[str]:
         """The backends of which a case was judged."""
-        return [
-            name
-            for name in dict.fromkeys(backend for backend, _ in self.tallies)
-            if name not in self.unjudged
-        ]
+        return [name for name in self.tallies if name not in self.unjudged]
 
     @property
     def unjudged(self) -> tuple[str, ...]:
         """The backends of which no case was judged."""
-        return conclude(
-            (backend, status) for (backend, _), tally in self.tallies.items() for status in tally.statuses
-        )[1]
+        return conclude((backend, status) for backend, _, tally in self.each() for status in tally.statuses)[
+            1
+        ]
 
     @property
     def said_of_unjudged(self) -> list[str]:
@@ -357,7 +361,7 @@ class Findings:
         lines = []
         for name in self.unjudged:
             statuses = sum(
-                (tally.statuses for (backend, _), tally in self.tallies.items() if backend == name),
+                (tally.statuses for tally in self.tallies[name].values()),
                 Counter[str](),
             )
             counted = ", ".join(

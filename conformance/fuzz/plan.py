@@ -8,13 +8,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import hypothesis
 import numpy as np
 from hypothesis import HealthCheck, Phase, Verbosity, configuration
 
-from concord.conformance import codec
+from concord.conformance.fields import Count, Number
 from concord.conformance.fuzz.cases import FuzzCase
 from concord.conformance.fuzz.strategies import SHAPES, fuzz_cases, pool
 from concord.spec.tensors import PARTS
@@ -41,16 +41,16 @@ class Plan:
     """
 
     names: tuple[str, ...]
-    seed: int = 0
-    cases: int | None = 100
+    seed: Count = 0
+    cases: Count | None = 100
     dtypes: tuple[str, ...] = ("float32",)
     parts: tuple[str, ...] = tuple(PARTS)
-    shapes: int = SHAPES
-    chunk: int = CHUNK
+    shapes: Count = SHAPES
+    chunk: Count = CHUNK
     end_to_end: bool = False
-    gradients: bool = field(default=True, metadata={codec.LATER: True})
+    gradients: bool = True
     stop_first: bool = False
-    until: float | None = None
+    until: Number | None = None
 
     @property
     def chunks(self) -> int | None:

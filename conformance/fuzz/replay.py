@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from concord.backends import machine
-from concord.conformance import codec, record
+from concord.conformance import record
 from concord.conformance.campaign import Job, Settings
 from concord.conformance.dump import Name, case_files, read_exported
 from concord.conformance.fuzz.findings import Findings
 from concord.spec.errors import SpecError, collecting
-from concord.spec.files import find, read_as, read_bytes
+from concord.spec.files import find, read_as, read_bytes, write_text
 from concord.spec.folders import write_folder
 
 FORMAT = "concord.found/1"
@@ -58,7 +58,7 @@ def write_failures(folder: Path, findings: Findings, settings: Settings) -> tupl
     for failure in findings.failures:
         about = {
             "format": FORMAT,
-            **codec.plain(failure),
+            **record.plain(failure),
             "versions": {
                 **machine.describe(),
                 failure.backend: findings.environments.get(failure.backend, {}).get("version"),
@@ -76,11 +76,11 @@ def _write(folder: Path, name: str, case: Mapping[str, bytes], about: dict[str, 
     for number in itertools.count(1):
         target = folder / (name if number == 1 else f"{name}-{number}")
         try:
-            write_folder(target, {**case, "found.json": record.text(about).encode()})
+            write_folder(target, {**case, "found.json": record.lines(about).encode()})
             return target
         except FileExistsError:
             if _is_of(target, case, about):
-                record.write(target / "found.json", about)
+                write_text(target / "found.json", record.lines(about))
                 return target
     raise AssertionError
 

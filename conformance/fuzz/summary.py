@@ -34,7 +34,7 @@ def _failed(tally: Tally) -> Text:
 
 def _largest(way: str, kind: str) -> Callable[[Tally], Text]:
     def cell(tally: Tally) -> Text:
-        found = tally.statistics[way, kind]
+        found = tally.statistics[way][kind]
         if not found.tensors:
             return Text("–", style="dim")
         beyond = found.z.value > Z or found.rms.value > R
@@ -67,7 +67,7 @@ def _table(findings: Findings, columns: tuple[Column, ...], title: str) -> Table
     table.add_column("", no_wrap=True)
     for name, _ in columns:
         table.add_column(Group(*name.split("\n")), justify="right", no_wrap=True)
-    for (backend, dtype), tally in sorted(findings.tallies.items()):
+    for backend, dtype, tally in sorted(findings.each(), key=lambda one: one[:2]):
         table.add_row(backend, SHORT.get(dtype, dtype), *(cell(tally) for _, cell in columns))
     return table
 
@@ -79,9 +79,7 @@ def show(findings: Findings, console: Console, settings: Settings, folders: Mapp
         folders: where each failure was written, by its name.
     """
     errors = "Largest error of an element in sigma / of a tensor in RMS sigma"
-    columns = (
-        ERRORS if any(tally.end_to_end for tally in findings.tallies.values()) else ERRORS[: len(SECTIONS)]
-    )
+    columns = ERRORS if any(tally.end_to_end for _, _, tally in findings.each()) else ERRORS[: len(SECTIONS)]
     if findings.tallies and console.width >= WIDE:
         console.print(_table(findings, COUNTS + columns, f"Random cases. {errors}"))
     elif findings.tallies:

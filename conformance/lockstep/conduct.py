@@ -15,7 +15,6 @@ from threadpoolctl import threadpool_limits
 
 from concord.backends import heaps
 from concord.backends.interface import Request
-from concord.conformance import codec
 from concord.conformance.campaign import Settings, environment_of, own_fault
 from concord.conformance.expectation import JudgedTraining
 from concord.conformance.lockstep.outcome import MODES, Difference, Lockstep, Track
@@ -169,6 +168,11 @@ def about(case: JudgedTraining, settings: Settings) -> dict[str, Any]:
     training = case.training
     return {
         "steps": len(training.windows), "seed": training.seed, "part": case.part, "batches": sum(map(len, training.windows)),
-        "config": codec.plain(case.config.as_dict()), "recipe": codec.plain(training.recipe.as_dict()),
+        "config": _listed(case.config.as_dict()), "recipe": _listed(training.recipe.as_dict()),
         "implementation": settings.implementation, "execution": settings.execution, "device": settings.device, "precision": settings.precision,
     }  # fmt: skip
+
+
+def _listed(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return fields as JSON gives them back."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}

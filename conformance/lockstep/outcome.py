@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from concord.conformance.codec import short
 from concord.conformance.estimate import rms_limit
 from concord.conformance.expectation import Array, Expectation, root_mean_square
 from concord.conformance.explain import Cause
+from concord.conformance.fields import Count, Number, also, short
 from concord.conformance.lockstep.cause import cause_of
 from concord.conformance.lockstep.made import MadeStep
 from concord.conformance.verdict import Row, Verdict, conclude, section_of
@@ -40,12 +41,12 @@ class Curve:
     """
 
     section: str
-    ratio: list[float]
-    difference: list[float]
-    envelope: list[float]
+    ratio: list[Number]
+    difference: list[Number]
+    envelope: list[Number]
     worst: str = ""
-    at: int = 0
-    unjudged: int = 0
+    at: Count = 0
+    unjudged: Count = 0
 
     @property
     def judged(self) -> bool:
@@ -61,15 +62,15 @@ class Divergence:
         step: counted from 0.
         row: the first tensor, in the order of computation, that lies beyond it, and by how much.
         cause: what explains it, if anything that is known does.
-        also: how many more tensors of the same step diverge.
+        more: how many more tensors of the same step diverge.
     """
 
-    DERIVED: ClassVar = ("text",)
+    written = also("text")
 
-    step: int
+    step: Count
     row: Row
     cause: Cause | None = None
-    also: int = 0
+    more: Count = 0
 
     @property
     def text(self) -> str:
@@ -85,8 +86,8 @@ class Divergence:
             f"{row.ratio:.3g} tolerances" if np.isfinite(row.ratio) else row.note or "nothing can be compared"
         )
         more = (
-            f"; {self.also} more tensor{'' if self.also == 1 else 's'} of the step diverge{'s' if self.also == 1 else ''}"
-            if self.also
+            f"; {self.more} more tensor{'' if self.more == 1 else 's'} of the step diverge{'s' if self.more == 1 else ''}"
+            if self.more
             else ""
         )
         why = f"; {self.cause.text}" if self.cause else ""
@@ -110,18 +111,18 @@ class Track:
         seconds: that its steps took, in its worker.
     """
 
-    DERIVED: ClassVar = ("worst", "unjudged")
+    written = also("worst", "unjudged")
 
     backend: str
     status: str
-    steps: int = 0
-    diverged: int = 0
+    steps: Count = 0
+    diverged: Count = 0
     curves: tuple[Curve, ...] = ()
-    losses: list[float] = field(default_factory=list)
+    losses: list[Number] = field(default_factory=list)
     first: Divergence | None = None
     detail: str = ""
     stderr: str = ""
-    seconds: float = 0.0
+    seconds: Number = 0.0
 
     @property
     def worst(self) -> float:
@@ -291,16 +292,14 @@ class Lockstep:
         lost: what of the recipe the precision does not hold as it is meant, a line each (SPEC OPT-11).
     """
 
-    DERIVED: ClassVar = ("exit_code",)
-
     mode: str
     dtype: str
     about: dict[str, Any]
     tracks: tuple[Track, ...] = ()
     differences: tuple[Difference, ...] = ()
-    rates: list[float] = field(default_factory=list)
+    rates: list[Number] = field(default_factory=list)
     environments: dict[str, dict[str, Any]] = field(default_factory=dict)
-    seconds: float = 0.0
+    seconds: Number = 0.0
     lost: list[str] = field(default_factory=list)
 
     @property
@@ -310,3 +309,18 @@ class Lockstep:
         if self.differences or "diverges" in statuses:
             return 1
         return 3 if "agrees" not in statuses or statuses - {"agrees", "unsupported", "absent"} else 0
+
+    def contradictions(self) -> Iterator[str]:
+        """Yield what no page can be made of."""
+        for key, kind in (("steps", int), ("seed", int), ("config", dict), ("recipe", dict)):
+            if not isinstance(self.about.get(key), kind):
+                yield f"about.{key} is {self.about.get(key)!r} but must be of type {kind.__name__}"
+        config = self.about.get("config")
+        if isinstance(config, dict) and not {"num_layers", "d_model"} <= config.keys():
+            yield "about.config lacks 'num_layers' or 'd_model'"
+        for i, track in enumerate(self.tracks):
+            for curve in track.curves:
+                if not len(curve.ratio) == len(curve.difference) == len(curve.envelope):
+                    yield f"tracks[{i}]: {curve.section} must have as many ratios as differences and envelopes"
+            if track.first and track.first.row.tensor.count(".") < 2:
+                yield f"tracks[{i}].first.row.tensor is {track.first.row.tensor!r} but must be steps.NUMBER.NAME"

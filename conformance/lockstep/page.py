@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from concord.conformance import drawing
@@ -10,7 +9,7 @@ from concord.conformance.html import joined
 from concord.conformance.layout import render
 from concord.conformance.lockstep.outcome import Curve, Lockstep
 from concord.conformance.lockstep.report import explanation, unjudged
-from concord.conformance.record import Document
+from concord.conformance.record import Record
 from concord.conformance.verdict import NOT_JUDGED, STEP_SECTIONS
 from concord.spec.precision import precision
 
@@ -18,18 +17,17 @@ DRAWN = 400
 """Points of a line at most: of several steps that share one the largest error is drawn."""
 
 
-def page(data: Mapping[str, Any], read: Document) -> str:
+def page(made: Record) -> str:
     """Return the page of a record of lockstep."""
-    found: Lockstep = read.outcome
+    found: Lockstep = made.outcome
     sections = {
         **({"preflight": "Before the first step"} if found.differences or found.lost else {}),
         **({"first": "First divergences"} if any(track.first for track in found.tracks) else {}),
     }
     return render(
         "lockstep.html",
-        data,
+        made,
         headline=headline(found),
-        tone={0: "good", 1: "bad"}.get(found.exit_code, "broken"),
         compared=[compared(found)],
         sections={**sections, "errors": "Errors over the steps", "about": "What was trained"},
         found=found,

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
 
 from concord import backends
 from concord.backends.interface import Run, Unsupported
@@ -17,15 +16,12 @@ from concord.conformance.bugs.catalogue import KNOWN, TrainingBug
 from concord.conformance.campaign import Settings
 from concord.conformance.check import job_of
 from concord.conformance.diagnosis import Diagnosis
+from concord.conformance.fields import Number
 from concord.conformance.judging import Misfit
 from concord.conformance.mutants.trained import divergence_of, shown
 from concord.conformance.verdict import Row
 from concord.spec.cases import Case, build_case
 from concord.spec.errors import SpecError, unknowns
-
-SAID = ("group", "what", "input", "variant", "scenario", "equivalent", "clause", "cause", "source")
-"""What is said of a mutant in a record."""
-
 
 AnyBug = Bug | TrainingBug
 
@@ -55,7 +51,7 @@ class Finding:
     backend: str
     status: str
     tensor: str = ""
-    margin: float = 0.0
+    margin: Number = 0.0
     case: str = ""
     dtype: str = ""
     designated: bool = True
@@ -76,8 +72,6 @@ class Matrix:
         versions: of the backends.
     """
 
-    DERIVED: ClassVar = ("mutants",)
-
     findings: list[Finding]
     asked: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
@@ -93,12 +87,6 @@ class Matrix:
         ):
             return 3
         return 1 if found & {"misplaced", "missed", "alarm"} else 0
-
-    @property
-    def mutants(self) -> dict[str, dict[str, Any]]:
-        """What each mutant is (:class:`concord.conformance.bugs.bug.Bug`), by name."""
-        names = dict.fromkeys(finding.mutant for finding in self.findings)
-        return {name: {key: getattr(KNOWN[name], key) for key in SAID} for name in names if name in KNOWN}
 
     def of(self, **fields: str) -> list[Finding]:
         """Return the findings whose fields have these values."""

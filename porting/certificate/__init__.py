@@ -2,7 +2,7 @@
 
 from concord.porting.certificate.certificate import Certificate, Item
 from concord.porting.certificate.making import Asked, certify
-from concord.porting.certificate.sealed import read, recorded, seal
+from concord.porting.certificate.sealed import read, recorded, seal, text
 from concord.porting.certificate.verifying import verify
 
-__all__ = ["Asked", "Certificate", "Item", "certify", "read", "recorded", "seal", "verify"]
+__all__ = ["Asked", "Certificate", "Item", "certify", "read", "recorded", "seal", "text", "verify"]

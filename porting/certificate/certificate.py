@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from concord.conformance.fields import Count, Number
 from concord.conformance.verdict import FAILED_WORKER, NOT_JUDGED
 
 Status = Literal["proven", "failed", "not applicable", "unverified"]
@@ -30,7 +31,7 @@ class File:
     """
 
     sha256: str
-    size: int
+    size: Count
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Parameter:
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     source: Stand | None = None
     target: Stand | None = None
     difference: str = ""
@@ -111,7 +112,7 @@ class Other:
     status: str
     reason: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     sha256: str
     name: str = ""
 
@@ -135,7 +136,7 @@ class Item:
     reason: str
     backend: str = ""
     dtype: str = ""
-    worst: float | None = None
+    worst: Number | None = None
     tensor: str = ""
 
 
@@ -158,8 +159,8 @@ class Ran:
     case: str
     dtype: str
     status: str
-    tensors: int = 0
-    worst: Mapping[str, float] = field(default_factory=dict)
+    tensors: Count = 0
+    worst: Mapping[str, Number] = field(default_factory=dict)
     words: str = ""
     side: str = "target"
 
@@ -181,12 +182,12 @@ class Tried:
     """
 
     kind: str
-    made: int
-    same: int
-    by_bits: int
-    run: int
-    by_outputs: int
-    equivalent: int
+    made: Count
+    same: Count
+    by_bits: Count
+    run: Count
+    by_outputs: Count
+    equivalent: Count
     unseen: tuple[str, ...] = ()
     contradicted: tuple[str, ...] = ()
 
@@ -203,8 +204,8 @@ class Sensitivity:
     """
 
     tried: tuple[Tried, ...]
-    reasons: Mapping[str, int]
-    seed: int
+    reasons: Mapping[str, Count]
+    seed: Count
     case: str
 
 
@@ -235,7 +236,7 @@ class Certificate:
     others: tuple[Other, ...]
     inputs: Mapping[str, str]
     runs: tuple[Ran, ...]
-    errors: Mapping[tuple[str, str], Any]
+    errors: Mapping[str, Mapping[str, Mapping[str, Number]]]
     sensitivity: Sensitivity
     environments: Mapping[str, Any]
 

@@ -194,7 +194,7 @@ class Evidence:
 
     items: tuple[Item, ...]
     runs: tuple[Ran, ...]
-    errors: dict[tuple[str, str], dict[str, float]]
+    errors: dict[str, dict[str, dict[str, float]]]
     environments: dict[str, Any]
 
 
@@ -233,11 +233,11 @@ def gather(
         if (item.name, dtype) not in already
     )
     runs = tuple(reading.ran(result) for result in report.results)
-    errors: dict[tuple[str, str], dict[str, float]] = {}
+    errors: dict[str, dict[str, dict[str, float]]] = {}
     for result in report.results:
         for row in result.verdict.table if result.verdict else ():
             if row.status in ("agrees", "diverges"):
-                worst = errors.setdefault((result.backend, result.dtype), {})
+                worst = errors.setdefault(result.backend, {}).setdefault(result.dtype, {})
                 worst[row.tensor] = max(worst.get(row.tensor, 0.0), digits(row.ratio))
     return Evidence(
         (*items, *left_out),

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from concord.conformance import codec
 from concord.conformance.layout import render
-from concord.conformance.record import confirm
+from concord.conformance.record import Record, data
 from concord.porting.certificate.certificate import FAILED, NOT_APPLICABLE, PROVEN, UNVERIFIED, Certificate
+from concord.porting.certificate.sealed import seal
 
 TONES = {PROVEN: "good", FAILED: "bad", NOT_APPLICABLE: "none", UNVERIFIED: "broken"}
 SIGNS = {PROVEN: "✓", FAILED: "✗", NOT_APPLICABLE: "–", UNVERIFIED: "?"}
@@ -17,14 +15,13 @@ SIGNS = {PROVEN: "✓", FAILED: "✗", NOT_APPLICABLE: "–", UNVERIFIED: "?"}
 WORST_FIRST = (FAILED, UNVERIFIED, PROVEN, NOT_APPLICABLE)
 
 
-def page(data: Mapping[str, Any]) -> str:
+def page(made: Record) -> str:
     """Return a record of a certificate as HTML."""
-    found: Certificate = codec.understood(Certificate, data)
-    confirm(data, found.exit_code)
+    found: Certificate = made.outcome
     counts = {status: sum(item.status == status for item in found.items) for status in WORST_FIRST}
     errors = [
         (f"{backend} {dtype}", worst)
-        for backend, by_dtype in data.get("errors", {}).items()
+        for backend, by_dtype in found.errors.items()
         for dtype, worst in by_dtype.items()
     ]
     tensors = list(dict.fromkeys(name for _, worst in errors for name in worst))
@@ -39,10 +36,9 @@ def page(data: Mapping[str, Any]) -> str:
     }
     return render(
         "certificate.html",
-        data,
+        made,
         Path(__file__).parent / "templates",
         headline=f"{found.verdict.partition(';')[0].rstrip('.')}.",
-        tone={0: "good", 1: "bad"}.get(found.exit_code, "broken"),
         compared=[
             f"Compared: {found.source.path} ({found.source.format}) and {found.target.path} ({found.target.format}): "
             f"{', '.join(f'{count} {status}' for status, count in counts.items() if count)} of {len(found.items)} claims.",
@@ -53,7 +49,7 @@ def page(data: Mapping[str, Any]) -> str:
             ),
         ],
         sections=sections,
-        found=found,
+        digest=seal(data(made))["digest"],
         items=sorted(found.items, key=lambda item: WORST_FIRST.index(item.status)),
         tones=TONES,
         signs=SIGNS,

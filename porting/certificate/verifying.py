@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from concord import backends
-from concord.conformance import codec
 from concord.conformance.campaign import Settings
 from concord.porting.certificate.certificate import Certificate, File, Item, Side
 from concord.porting.certificate.ledger import files_of
 from concord.porting.certificate.making import Asked, certify
 from concord.spec.errors import located, refuse, unknowns
+from concord.spec.files import typed
 from concord.spec.precision import PRECISIONS
 
 
@@ -109,7 +110,7 @@ def stated(found: Certificate) -> Stated:
         SpecError: if it does not say that.
     """
     with located("asked"):
-        said: Stated = codec.understood(Stated, found.asked)
+        said = typed(Stated, json.dumps(found.asked))
         refuse(unknowns("dtype", said.dtypes, PRECISIONS))
     return said
 

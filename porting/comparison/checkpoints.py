@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
+from concord.conformance.fields import also
 from concord.porting.checkpoint import UNKNOWN, Checkpoint, LazyTensor
 from concord.porting.comparison.beside import alone, differing
 from concord.porting.comparison.kinds import Difference, classify, digest
@@ -66,7 +66,7 @@ class Comparison:
         others: see :class:`Others`.
     """
 
-    DERIVED: ClassVar = ("exit_code", "summary")
+    written = also("exit_code", "summary")
 
     same: int
     pairs: tuple[Pair, ...]

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from concord.conformance import record
+from concord.conformance.record import Record
 from concord.porting.certificate import sealed
+from concord.spec.files import write_text
+from concord.writing import KINDS
 from tests.toys import reports
 from tests.toys.surroundings import ROOT
 
@@ -17,36 +21,28 @@ NAME = "record.json"
 RESULTS = ROOT / "conformance" / "results"
 
 
-def kept(name: str, **shorter: int) -> dict[str, Any]:
+def kept(name: str, **shorter: int) -> Record:
     """Return a record that is kept here, with so many entries of some of its lists."""
     data: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
-    return {key: entry[: shorter[key]] if key in shorter else entry for key, entry in data.items()}
+    cut = {key: entry[: shorter[key]] if key in shorter else entry for key, entry in data.items()}
+    return record.parsed(json.dumps(cut).encode(), KINDS)
 
 
-def mutants() -> dict[str, Any]:
-    data = kept("mutants-jax", findings=5)
-    return {
-        **data,
-        "mutants": {finding["mutant"]: data["mutants"][finding["mutant"]] for finding in data["findings"]},
-    }
-
-
-def certificate() -> dict[str, Any]:
-    data: dict[str, Any] = json.loads((ROOT / "docs" / "certificates" / "minilm-flax.json").read_text())
-    cut = {key: entry[:3] if isinstance(entry, list) else entry for key, entry in data.items()}
+def certificate() -> Record:
+    made, found = sealed.read(ROOT / "docs" / "certificates" / "minilm-flax.json")
     errors = {
         backend: {dtype: dict(list(worst.items())[:3]) for dtype, worst in of.items()}
-        for backend, of in data["errors"].items()
+        for backend, of in found.errors.items()
     }
-    return sealed.seal({**cut, "items": data["items"], "errors": errors})
+    few = {name: getattr(found, name)[:3] for name in ("parameters", "others", "runs")}
+    return replace(made, outcome=replace(found, errors=errors, **few))
 
 
-RECORDS: dict[str, Callable[[], dict[str, Any]]] = {
-    "check": lambda: record.record(reports.mixed(), "check", "a check"),
+RECORDS: dict[str, Callable[[], Record]] = {
+    "check": lambda: record.made(reports.mixed(), "check", "a check"),
     "fuzz": lambda: kept("fuzz-bfloat16-jax"),
-    "mutants": mutants,
+    "mutants": lambda: kept("mutants-jax", findings=5),
     "lockstep": lambda: kept("lockstep-float32", tracks=1, rates=5),
-    "criteria": lambda: kept("criteria"),
     "speed": lambda: kept("speed-ragged", entries=5),
     "certificate": certificate,
 }
@@ -54,4 +50,5 @@ RECORDS: dict[str, Callable[[], dict[str, Any]]] = {
 
 def write(kind: str, folder: Path) -> None:
     """Write a record of a kind into a folder."""
-    record.write(folder / NAME, RECORDS[kind]())
+    made = RECORDS[kind]()
+    write_text(folder / NAME, sealed.text(made) if kind == "certificate" else record.text(made))

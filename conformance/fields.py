@@ -1,0 +1,68 @@
+"""The types of the fields of records: what pydantic reads and writes of the data classes that hold results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, model_serializer
+
+from concord.spec.config import EncoderConfig, from_mapping
+
+DIGITS = 4
+"""Significant digits of errors that agree."""
+
+
+def _number(value: Any) -> Any:
+    return float(value) if value in ("inf", "-inf", "nan") else value
+
+
+def _config(value: Any) -> EncoderConfig:
+    if not isinstance(value, Mapping):
+        raise ValueError("must be a JSON object")
+    return from_mapping(value)
+
+
+Number = Annotated[float, BeforeValidator(_number)]
+"""A number; where JSON has none, the text inf, -inf or nan."""
+
+Count = Annotated[int, Field(ge=0, le=2**53)]
+"""A count or a place."""
+
+Power = Annotated[int, Field(ge=-(2**11), le=2**11)]
+"""A power of two."""
+
+Config = Annotated[EncoderConfig, PlainValidator(_config), PlainSerializer(EncoderConfig.as_dict)]
+"""A configuration: the keys of a variant's TOML file."""
+
+Unwritten = Annotated[Any, Field(exclude=True), BeforeValidator(lambda _: None)]
+"""What no record holds."""
+
+
+def among(*words: str) -> AfterValidator:
+    """Return what refuses text that is none of some words."""
+
+    def check(value: str) -> str:
+        if value not in words:
+            raise ValueError(f"must be one of {', '.join(map(repr, words))}")
+        return value
+
+    return AfterValidator(check)
+
+
+def also(*names: str) -> Any:
+    """Return what writes properties of an object beside its fields, for who reads JSON alone; reading leaves them out."""
+
+    @model_serializer(mode="wrap")
+    def written(self: Any, handler: Any) -> dict[str, Any]:
+        found = {name: getattr(self, name) for name in names}
+        shown = {name: short(value) if isinstance(value, float) else value for name, value in found.items()}
+        return {**handler(self), **shown}
+
+    return written
+
+
+def short(value: float) -> float:
+    """Return a number with as many digits as are written of what agrees."""
+    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else value
