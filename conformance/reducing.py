@@ -153,54 +153,41 @@ def reduce(
 
 def sizes_of(job: Job) -> dict[str, int]:
     """Return how large a case is, by size (:data:`SIZES`)."""
-    config, given = job.config, job.batch.arrays()
     axes = {
         axis: length
-        for name, entry in inputs(config, job.part).items()
-        if name in given and len(entry.shape.split()) == given[name].ndim
-        for axis, length in zip(entry.shape.split(), given[name].shape, strict=True)
+        for _, array, shape in _given(job)
+        for axis, length in zip(shape.split(), array.shape, strict=True)
     }
-    found = {size: getattr(config, size) for size in SIZES if hasattr(config, size)}
-    return found | {
-        "batch": axes["batch"],
-        "tokens": axes.get("tokens", max(axes.get("query", 1), axes.get("key", 1))),
-    }
+    tokens = axes.get("tokens", max(axes.get("query", 1), axes.get("key", 1)))
+    found = {size: getattr(job.config, size) for size in SIZES if hasattr(job.config, size)}
+    return {**found, "batch": axes["batch"], "tokens": tokens}
 
 
 def cut(job: Job, size: str, length: int) -> Job | None:
     """Return a case with one size cut down to a length; None if there is no such case."""
+    config, labels = job.config, job.batch.labels
     if size == "batch":
         return samples_kept(job, list(range(length)))
-    if size == "tokens":
-        return _resized(
-            job,
-            {"max_positions": length} if job.config.pooling == "flatten" else {},
-            dict.fromkeys(("tokens", "query", "key"), length),
-        )
     if size == "num_layers":
         return layers_kept(job, list(range(length)))
     if size == "vocab_size":
         return _fewer_tokens(job, length)
-    config = job.config
-    changes: dict[str, int] = {size: length} if size != "head_dim" else {}
-    if size == "num_heads":
-        changes["d_model"] = length * config.head_dim
-    if size == "head_dim":
-        changes["d_model"] = length * config.num_heads
-    if size == "num_classes" and (
-        length < 2 or (job.batch.labels is not None and int(job.batch.labels.max()) >= length)
-    ):
+    if size == "num_classes" and (length < 2 or (labels is not None and int(labels.max()) >= length)):
         return None
-    return _resized(job, changes)
+    if size == "tokens":
+        changes = {"max_positions": length} if config.pooling == "flatten" else {}
+        return _resized(job, changes, dict.fromkeys(("tokens", "query", "key"), length))
+    heads = length if size == "num_heads" else config.num_heads
+    width = length if size == "head_dim" else config.head_dim
+    changes = {"num_heads": heads, "d_model": heads * width}
+    return _resized(job, changes if size in ("num_heads", "head_dim") else {size: length})
 
 
 def _resized(job: Job, changes: Mapping[str, int], shorter: Mapping[str, int] | None = None) -> Job | None:
-    """Return a case of a configuration with smaller sizes, and of shorter axes of the inputs.
-
-    Of every axis the first entries.
-    """
+    """Return a case of smaller sizes, and of shorter axes of the inputs: of every axis the first entries."""
+    whole = job.config
     try:
-        config = job.config.replace(**changes)
+        config = whole.replace(**changes)
     except SpecError:
         return None
     lengths = {
@@ -210,31 +197,20 @@ def _resized(job: Job, changes: Mapping[str, int], shorter: Mapping[str, int] | 
         "d_ff": config.d_ff,
         "classes": config.num_classes,
         "positions": config.max_positions,
+        "features": config.d_model * (config.max_positions if config.pooling == "flatten" else 1),
     }
     weights = {}
-    for name, parameter in parameters(job.config, job.part).items():
+    for name, parameter in parameters(whole, job.part).items():
         array = job.weights[name]
-        if "features" in parameter.shape.split():
-            if config.pooling == "flatten":
-                array = array.reshape(job.config.max_positions, job.config.d_model, -1)[
-                    : config.max_positions, : config.d_model
-                ].reshape(-1, array.shape[-1])
-            weights[name] = _first(
-                array,
-                parameter.shape,
-                lengths | {"features": config.d_model if config.pooling != "flatten" else array.shape[0]},
-            )
-        else:
-            weights[name] = _first(array, parameter.shape, lengths)
-    return _remade(
-        job,
-        config,
-        weights,
-        {
-            name: _first(array, entry.shape, {**lengths, **(shorter or {})})
-            for name, array, entry in _given(job)
-        },
-    )
+        if config.pooling == "flatten" and "features" in parameter.shape.split():
+            # One row for each position and column.
+            array = array.reshape(whole.max_positions, whole.d_model, -1)
+            array = array[: config.max_positions, : config.d_model].reshape(-1, array.shape[-1])
+        weights[name] = _first(array, parameter.shape, lengths)
+    arrays = {
+        name: _first(array, shape, {**lengths, **(shorter or {})}) for name, array, shape in _given(job)
+    }
+    return _remade(job, config, weights, arrays)
 
 
 def _layer(result: Result) -> int | None:
@@ -271,11 +247,8 @@ def _fewer_tokens(job: Job, length: int) -> Job | None:
     config, ids = job.config, job.batch.input_ids
     if ids is None or "embeddings.token.weight" not in job.weights:
         return None
-    needed = (
-        {int(i) for i in np.unique(ids)}
-        | {config.pad_id}
-        | ({config.token_padding_row} if config.token_padding_row is not None else set())
-    )
+    padding = (config.pad_id, config.token_padding_row)
+    needed = {int(i) for i in np.unique(ids)} | {row for row in padding if row is not None}
     others = (row for row in range(config.vocab_size) if row not in needed)
     if len(needed) > length:
         return None
@@ -296,16 +269,12 @@ def _fewer_tokens(job: Job, length: int) -> Job | None:
     return _remade(job, smaller, weights, job.batch.arrays() | {"input_ids": renamed})
 
 
-def _given(job: Job) -> Iterator[tuple[str, Array, Any]]:
-    """Yield the inputs of a case, and their axes."""
+def _given(job: Job) -> Iterator[tuple[str, Array, str]]:
+    """Yield the inputs of a case, and the names of their axes."""
     table = inputs(job.config, job.part)
     for name, array in job.batch.arrays().items():
-        entry = table[name]
-        yield (
-            name,
-            array,
-            entry if len(entry.shape.split()) == array.ndim else replace(entry, shape="batch query key"),
-        )
+        shape = table[name].shape
+        yield name, array, shape if len(shape.split()) == array.ndim else "batch query key"
 
 
 def _first(array: Array, shape: str, lengths: Mapping[str, int]) -> Array:
