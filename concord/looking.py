@@ -142,7 +142,7 @@ def positions(
     headings, rows = tables.table_of(forms)
     table = Table(
         *headings,
-        title="Products of two positions by their distance, as shares of that at distance 0",
+        title="Products of two positions by their distance, relative to that at distance 0",
         title_justify="left",
         title_style="bold",
     )

@@ -138,7 +138,7 @@ Dropout = Annotated[
     typer.Option(
         "--dropout",
         metavar="X",
-        help="The share that is dropped: of embeddings, attention and its weights, feed-forward, and before the classifier.",
+        help="The rate of embeddings, attention and its weights, feed-forward, and before the classifier.",
     ),
 ]
 DropoutBy = Annotated[

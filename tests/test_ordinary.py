@@ -101,8 +101,10 @@ def test_training_makes_the_steps_of_its_recipe_and_keeps_the_best(tmp_path: Pat
     for epoch in range(4):
         names = [name for name, _ in batches(epoch)][: 4 if epoch == 3 else 5]
         for place in range(0, len(names), 2):
-            window = [name for batch in names[place : place + 2] for name in batch]
-            ids = hashlib.sha256((ids + "\n" + "".join(f"{name}\n" for name in window)).encode()).hexdigest()
+            names_of_step = [name for batch in names[place : place + 2] for name in batch]
+            ids = hashlib.sha256(
+                (ids + "\n" + "".join(f"{name}\n" for name in names_of_step)).encode()
+            ).hexdigest()
     assert last.progress.samples == ids
 
 

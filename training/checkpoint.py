@@ -88,7 +88,7 @@ class Checkpoint:
         labels: the names of the classes; None: they are numbers.
         encoder: how texts are encoded; None: samples are numbers.
         recipe: of the optimizer; None: for prediction alone.
-        state: what the optimizer keeps, as ``<slot>.<canonical name>``
+        state: what the optimizer keeps, as ``first_moment.<canonical name>`` and so on
             (:func:`concord.spec.training.optimizers.slots`).
         progress: how far training has come.
     """

@@ -125,7 +125,7 @@ def measure(
     """Return what a model predicts of labelled batches; samples that do not count in the loss are left out.
 
     Args:
-        done: is told how many samples are done.
+        done: is called with how many samples are done.
 
     Raises:
         SpecError: if logits have another shape than the model says.

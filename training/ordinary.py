@@ -107,7 +107,7 @@ class Fitting:
             accumulation = following
 
     def go(self, halted: Callable[[], bool], reached: Reached) -> Checkpoint:
-        """Train until the plan is fulfilled, or it is told to halt; return the last checkpoint."""
+        """Train until the plan is fulfilled, or training is halted; return the last checkpoint."""
         while not self.progress.ended:
             for accumulation, last in self.accumulations():
                 row = self.step(accumulation, last)
@@ -124,7 +124,7 @@ class Fitting:
         done, batches = self.progress, [batch for _, batch in accumulation]
         found = self.session.step(batches)
         weights = shares(self.recipe, [counts(self.start.config, batch) for batch in batches])
-        loss = math.fsum(share * float(found[f"losses.{number}"]) for number, share in enumerate(weights))
+        loss = math.fsum(weight * float(found[f"losses.{number}"]) for number, weight in enumerate(weights))
         if not math.isfinite(loss):
             raise SpecError(
                 f"the loss of step {done.step + 1} is {loss}: training has diverged at a learning rate of "

@@ -60,9 +60,9 @@ def compare(about: str, models: Callable[[spec.EncoderConfig], Models]) -> None:
             assert best is not None, "there are no dev samples"
             found.setdefault(name, []).append(best.accuracy)
             print(f"{name}, seed {seed}: {best.accuracy:.2%} after {best.step} steps", flush=True)
-    for name, shares in found.items():
-        spread = f" ± {100 * stdev(shares):.2f}" if len(shares) > 1 else ""
-        print(f"{name:>24}  {100 * mean(shares):.2f}{spread} %")
+    for name, accuracies in found.items():
+        spread = f" ± {100 * stdev(accuracies):.2f}" if len(accuracies) > 1 else ""
+        print(f"{name:>24}  {100 * mean(accuracies):.2f}{spread} %")
     figure = figures.draw(lambda empty: paint(empty, found), width=6.0, height=0.4 * len(found) + 1.0)
     (asked.out / "accuracy.svg").write_text(figure, encoding="utf-8")
 
@@ -70,7 +70,7 @@ def compare(about: str, models: Callable[[spec.EncoderConfig], Models]) -> None:
 def paint(figure: Figure, found: Mapping[str, list[float]]) -> None:
     """Draw the accuracy of every seed, a row for each model."""
     axes = figure.subplots()
-    for row, shares in enumerate(found.values()):
-        axes.plot([100 * share for share in shares], [row] * len(shares), "o")
+    for row, accuracies in enumerate(found.values()):
+        axes.plot([100 * accuracy for accuracy in accuracies], [row] * len(accuracies), "o")
     axes.set_yticks(range(len(found)), list(found))
     axes.set(title="best dev accuracy of each seed", xlabel="percent")
