@@ -1,6 +1,7 @@
 """Checkpoints of many formats, in and out: their configuration, weights, tokenizer and labels.
 
-:func:`read` gives a :class:`Checkpoint`, whose tensors are read one by one when they are asked for; :func:`write` writes one as a folder of any format.
+:func:`read` gives a :class:`Checkpoint`, whose tensors are read one by one when they are asked for;
+:func:`write` writes one as a folder of any format.
 """
 
 from concord.porting.checkpoint import Checkpoint, Entry, LazyTensor, from_weights

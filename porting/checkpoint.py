@@ -1,4 +1,7 @@
-"""A checkpoint of any format in the family's words: configuration, tensors by canonical name, and where each came from."""
+"""A checkpoint of any format in the family's words: configuration, tensors by canonical name.
+
+And where each came from.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ from concord.spec.parameters import validate_weights
 from concord.spec.sources.layouts import contiguous
 
 Status = Literal["read", "ignored", "added", "tied", "computed"]
-"""What became of a tensor: it is a parameter; it is none, and why; it was in no file and was made up; it is another one's
+"""What became of a tensor: it is a parameter; it is none, and why; it was in no file and was made up; it is
+another one's
 copy; it was in no file, and follows from the configuration."""
 
 
@@ -34,7 +38,8 @@ class LazyTensor:
         dtype: one of :data:`concord.porting.stored.NUMPY`, as the file has it.
         shape: the canonical one (SPEC WGT-2).
         foreign: its name in the file; where each head has one of its own, they are joined by ``" + "``.
-        transform: one of :data:`concord.spec.sources.layouts.WEIGHT_LAYOUTS`: how the file lays it out; :data:`UNKNOWN`: nobody knows.
+        transform: one of :data:`concord.spec.sources.layouts.WEIGHT_LAYOUTS`: how the file lays it out;
+            :data:`UNKNOWN`: nobody knows.
         bits: reads it in the canonical layout, as bits (:data:`concord.porting.stored.Bits`).
     """
 
@@ -45,7 +50,9 @@ class LazyTensor:
     bits: Callable[[], Bits] = field(repr=False, compare=False)
 
     def read(self) -> NDArray[Any]:
-        """Return its numbers, in C order: float64, float32 or float16 as they are, bfloat16 as float32, exactly.
+        """Return its numbers, in C order.
+
+        Float64, float32 or float16 as they are, bfloat16 as float32, exactly.
 
         Nothing is kept: whoever needs them twice keeps them, or reads twice.
         """
@@ -54,7 +61,9 @@ class LazyTensor:
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of the ledger: what became of a tensor of the file, or where a parameter came from that is in none.
+    """A line of the ledger: what became of a tensor of the file.
+
+    Or where a parameter came from that is in none.
 
     Attributes:
         foreign: its name in the file; empty: it is in none.
@@ -76,7 +85,10 @@ class Entry:
 
     @cached_property
     def sha256(self) -> str:
-        """The digest of its bytes as the file has them (:meth:`concord.porting.stored.Stored.sha256`); read when it is asked for."""
+        """The digest of its bytes as the file has them (:meth:`concord.porting.stored.Stored.sha256`).
+
+        Read when it is asked for.
+        """
         return self.stored.sha256()
 
 
@@ -91,11 +103,15 @@ class Checkpoint:
         ledger: every tensor of the file, then what is in none.
         files: what is carried over as it is, by name: the tokenizer's files, labels, ``config.json``.
         labels: the names of the classes, if somebody gave them any.
-        source: the name of the table that its own names come from; empty: they are those of a backend or of the specification.
-        training: files with what training goes on from, by name: they are copied into another checkpoint of this project's own.
-        others: tensors of the file that are no parameters of this part, such as a pooler without a classifier, by the name that kinds of file
+        source: the name of the table that its own names come from; empty: they are those of a backend or of
+            the specification.
+        training: files with what training goes on from, by name: they are copied into another checkpoint of
+            this project's own.
+        others: tensors of the file that are no parameters of this part, such as a pooler without a
+            classifier, by the name that kinds of file
             share, in its layout; where none is known, by the name and in the layout of the file.
-        known: those of them that hold nothing but what the rest says: copies of others, the numbers of positions.
+        known: those of them that hold nothing but what the rest says: copies of others, the numbers of
+            positions.
         words: the name of the table in whose words ``config.json`` is; empty: there is none.
     """
 
@@ -131,7 +147,10 @@ class Checkpoint:
         if wrong:
             raise WeightsError(
                 [
-                    f"{self.tensors[name].foreign!r} holds NaN or infinity but must be finite [parameter={name}, clause=WGT-3]"
+                    (
+                        f"{self.tensors[name].foreign!r} holds NaN or infinity but must be finite "
+                        f"[parameter={name}, clause=WGT-3]"
+                    )
                     for name in wrong
                 ]
             )

@@ -1,4 +1,7 @@
-"""The folder that a checkpoint is: where its weights and its configuration lie, and which other files are carried over."""
+"""The folder that a checkpoint is: where its weights and its configuration lie.
+
+And which other files are carried over.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,21 @@ LABELS = "labels.json"
 """The names of classes, where no configuration says them."""
 
 CARRIED = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
-    "text.json", LABELS,
-)  # fmt: skip
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "text.json",
+    LABELS,
+)
 """Files beside the weights that are carried over as they are."""
 
 LENGTHS, PROMPTS = SENTENCES = ("sentence_bert_config.json", "config_sentence_transformers.json")
-"""The same of a folder of sentence-transformers: how long texts may be, and what is put before them. Other projects' folders do not have them."""
+"""The same of a folder of sentence-transformers: how long texts may be, and what is put before them. Other
+projects' folders do not have them."""
 
 TRAINING = ("recipe.toml", runs.PROGRESS, "state.safetensors")
 """What this project's own checkpoints have to go on training with."""
@@ -36,11 +47,14 @@ CONFIGS = (CONFIG, "bert_config.json", "model_config.json")
 """What it is called in Google's folders, and was in PaddleNLP's."""
 
 FOREIGN = ".config.json"
-"""How the name of that file ends where the configuration is in the family's own words: kept for the way back, by whose words it has."""
+"""How the name of that file ends where the configuration is in the family's own words: kept for the way back,
+by whose words it has."""
 
 
 def folder_of(path: Path) -> Path:
-    """Return the folder of a checkpoint, which may be named by what its weights lie in, or by the run whose best one it is.
+    """Return the folder of a checkpoint, which may be named by what its weights lie in.
+
+    Or by the run whose best one it is.
 
     Raises:
         SpecError: if there is nothing of that name.
@@ -94,7 +108,8 @@ def carried(folder: Path) -> dict[str, bytes]:
     """Return the files that are carried over, by name.
 
     Raises:
-        SpecError: if one cannot be read, is larger than any such file is, or is a link that leads out of the folder.
+        SpecError: if one cannot be read, is larger than any such file is, or is a link that leads out of the
+            folder.
     """
     foreign = sorted(path.name for path in folder.iterdir() if path.name.endswith(FOREIGN))
     return {
@@ -149,7 +164,7 @@ def json_object(path: Path) -> dict[str, Any]:
 
 
 def labels(files: Mapping[str, bytes], stated: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Return the names of classes, from ``id2label`` of a configuration or from this project's ``labels.json``; None: nobody gave any.
+    """Return the names of classes, from ``id2label`` or this project's ``labels.json``, if there are any.
 
     Raises:
         SpecError: if they are not numbered from 0 on.

@@ -46,9 +46,11 @@ HOLDS: Mapping[str, Callable[[str, Mapping[str, Stored]], str]] = {
     "slot": _wrong_slot,
     "number": _wrong_number,
 }
-"""What says in words what is wrong with a tensor among those of its file, by what it must hold; empty: nothing.
+"""What says in words what is wrong with a tensor among those of its file, by what it must hold; empty:
+nothing.
 
-``positions``: 0, 1, 2 and so on in one row; ``zeros``; ``slot``: as many numbers as the tensor has that its name begins with; ``number``: one.
+``positions``: 0, 1, 2 and so on in one row; ``zeros``; ``slot``: as many numbers as the tensor has that its
+name begins with; ``number``: one.
 """
 
 WHOLE = frozenset({"positions", "zeros"})

@@ -1,4 +1,7 @@
-"""Links in a checkpoint's folder: what they lead to is read, and may be written into another folder, so they must not lead anywhere."""
+"""Links in a checkpoint's folder: what they lead to is read, and may be written into another folder.
+
+So they must not lead anywhere.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ BLOBS = "blobs"
 
 
 def stays(path: Path, folder: Path) -> bool:
-    """Say whether a file of a folder lies in it, or is a link to the blobs of the cache that the folder belongs to."""
+    """Say whether a file of a folder lies in it.
+
+    Or is a link to the blobs of the cache that the folder belongs to.
+    """
     try:
         here, there = folder.resolve(), path.resolve()
     except (OSError, RuntimeError):  # links in a circle

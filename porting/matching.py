@@ -1,4 +1,7 @@
-"""The tensors of a file as parameters of the family: which is which by a table, and what becomes of the others."""
+"""The tensors of a file as parameters of the family: which is which by a table.
+
+And what becomes of the others.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ MOST = 20
 """Lines about the tensors of a file; the first say enough."""
 
 MOST_LAYERS, MOST_HEADS = 1 << 12, 1 << 17
-"""Layers of a model, and heads of all of them together: of more the names are not even listed, which would take all memory."""
+"""Layers of a model, and heads of all of them together: of more the names are not even listed, which would
+take all memory."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,10 @@ class Names:
 
 
 def renamed(name: str, prefixes: Sequence[str], prefix: str) -> str:
-    """Return a name of a table with another of its prefixes; one that does not begin with the first one stays."""
+    """Return a name of a table with another of its prefixes.
+
+    One that does not begin with the first one stays.
+    """
     return prefix + name.removeprefix(prefixes[0]) if prefixes and name.startswith(prefixes[0]) else name
 
 
@@ -59,7 +66,8 @@ class Match:
         tensors: the parameters, by canonical name in the order of computation.
         ledger: a line for each tensor of the file, then for what is in none.
         others: the tensors that are no parameters of the part, as :attr:`concord.porting.Checkpoint.others`.
-        known: those of them that hold nothing but what the rest says, as :attr:`concord.porting.Checkpoint.known`.
+        known: those of them that hold nothing but what the rest says, as
+            :attr:`concord.porting.Checkpoint.known`.
     """
 
     part: str
@@ -70,19 +78,25 @@ class Match:
 
 
 def match(found: Mapping[str, Stored], configs: Mapping[str, EncoderConfig], names: Names) -> Match:
-    """Say what the tensors of a file are; none of their numbers is read but those of copies, and those that a reason speaks of.
+    """Say what the tensors of a file are; none of their numbers is read but those of copies.
+
+    And those that a reason speaks of.
 
     Args:
         found: the tensors by their names in the file.
-        configs: the configuration, by the part of the model that the file may hold, the most complete one first.
+        configs: the configuration, by the part of the model that the file may hold, the most complete one
+            first.
 
     Raises:
-        WeightsError: listing every tensor that is missing, unexpected, misshapen or of no floating-point type, for the part that fits best.
+        WeightsError: listing every tensor that is missing, unexpected, misshapen or of no floating-point
+            type, for the part that fits best.
     """
     for config in configs.values():
         if config.num_layers > MOST_LAYERS or config.num_layers * config.num_heads > MOST_HEADS:
             raise WeightsError(
-                f"the configuration has {config.num_layers} layers of {config.num_heads} heads but at most {MOST_LAYERS} layers, and {MOST_HEADS} heads in all, are looked for [source={names.title}]"
+                f"the configuration has {config.num_layers} layers of {config.num_heads} heads but at "
+                f"most {MOST_LAYERS} layers, and {MOST_HEADS} heads in all, are looked for "
+                f"[source={names.title}]"
             )
     tried = [_Matching(found, config, part, names) for part, config in configs.items()]
     best = min(tried, key=lambda one: len(one.problems))  # of equals the most complete part
@@ -145,7 +159,8 @@ class _Matching:
             return
         if place is None:
             self.problems.append(
-                f"{name!r} is required by this configuration but the source has no weight for it [{self.context}]"
+                f"{name!r} is required by this configuration but the source has no weight for it "
+                f"[{self.context}]"
             )
             return
         spelled = [self._spelled(native) for native in place.names]
@@ -181,11 +196,13 @@ class _Matching:
                 self.tensors[POSITIONS] = _canonical(shape, [native], place.layout, [self.found[native]])
         elif self.config.positions != "sinusoidal":
             self.problems.append(
-                f"{POSITIONS!r} is required by this configuration but the source has no weight for it [{self.context}]"
+                f"{POSITIONS!r} is required by this configuration but the source has no weight for it "
+                f"[{self.context}]"
             )
         elif self.config.max_positions * self.config.d_model > LARGEST_TABLE:
             self.problems.append(
-                f"the position table has {self.config.max_positions} rows of {self.config.d_model} numbers but at most {LARGEST_TABLE} numbers are computed [{self.context}]"
+                f"the position table has {self.config.max_positions} rows of {self.config.d_model} "
+                f"numbers but at most {LARGEST_TABLE} numbers are computed [{self.context}]"
             )
         else:
             stored = in_memory(sinusoid(self.config))
@@ -201,7 +218,10 @@ class _Matching:
             )
 
     def _carried(self) -> tuple[dict[str, LazyTensor], dict[str, str]]:
-        """Return what the whole model or another head has and this part has not, where the file has it, and what it is called there."""
+        """Return what the whole model or another head has and this part has not, where the file has it.
+
+        And what it is called there.
+        """
         found: dict[str, LazyTensor] = {}
         spelled = {}
         whole = parameters(self.config)
@@ -239,7 +259,8 @@ class _Matching:
         )
         if ignored is None and not name and not copied:
             self.problems.append(
-                f"{native!r} is unexpected: the source has no such tensor in this configuration [{self.context}]"
+                f"{native!r} is unexpected: the source has no such tensor in this configuration "
+                f"[{self.context}]"
             )
             return
         reason = ignored.reason if ignored else f"stands behind the part {self.part!r}"
@@ -277,7 +298,10 @@ class _Matching:
         return next((owner for owner in owners if owner in self.found), "")
 
     def _fits(self, native: str, pattern: str) -> bool:
-        """Say whether a name is one of a pattern. Heads stand beside the bare model: they have no prefix, whatever it has."""
+        """Say whether a name is one of a pattern. Heads stand beside the bare model.
+
+        They have no prefix, whatever it has.
+        """
         return any(fnmatchcase(native, spelled) for spelled in (self._renamed(pattern, self.prefix), pattern))
 
     def _plain(self, native: str) -> str:

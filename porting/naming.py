@@ -1,4 +1,7 @@
-"""How kinds of files name parameters: by the table of a source, by canonical names, or as the model of a backend does."""
+"""How kinds of files name parameters: by the table of a source, by canonical names.
+
+Or as the model of a backend does.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,9 @@ def _places(
 
 
 def keras_path(name: str) -> str:
-    """Return where Keras keeps a parameter of its own model in an h5 file: by attributes, then the number of the variable.
+    """Return where Keras keeps a parameter of its own model in an h5 file.
+
+    By attributes, then the number of the variable.
 
     A list of layers is kept by their class, numbered from the second one on.
     """
@@ -105,12 +110,12 @@ def keras_path(name: str) -> str:
 
 
 def tensorflow_key(name: str) -> str:
-    """Return the key of a parameter in a checkpoint of TensorFlow that was written with ``Checkpoint(model=…)``."""
+    """Return the key of a parameter in a checkpoint of TensorFlow that has a ``model``."""
     return f"model/{name.replace('.', '/')}/.ATTRIBUTES/VARIABLE_VALUE"
 
 
 def likeness(table: Table, found: Collection[str]) -> float:
-    """Return which share of the names of a table a file has, heads left out, 0 to 1, whatever the configuration."""
+    """Return which share of the names of a table a file has, heads left out, 0 to 1."""
     part = without_heads(table)
     rules = part.checkpoint
     wanted = [native.name for native in part.weights.values()]

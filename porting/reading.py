@@ -28,7 +28,8 @@ ALIKE = 0.5
 AUTO = "auto"
 
 HUB = tuple(dict.fromkeys(form.weights for form in FORMATS.values() if form.name.startswith("hugging-face")))
-"""What Hugging Face's files of weights are called, one file or the index of several: folders of its hub have them side by side. The first that is there is read, as by transformers."""
+"""What Hugging Face's files of weights are called, one file or the index of several: folders of its hub have
+them side by side. The first that is there is read, as by transformers."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,10 @@ def recognise(path: Path, table: Path | None = None) -> Recognition:
         form = _of_sentences(path, inner)
         return Recognition(
             form.name,
-            f"{sentences.MODULES} lists modules of sentence-transformers{_beside(path, inner / form.weights[0])}",
+            (
+                f"{sentences.MODULES} lists modules of "
+                f"sentence-transformers{_beside(path, inner / form.weights[0])}"
+            ),
         )
     candidates = [form for form in FORMATS.values() if form.name != OWN and not form.modules]
     weights = _weights(candidates, path, folder)
@@ -78,7 +82,10 @@ def recognise(path: Path, table: Path | None = None) -> Recognition:
         if native:
             return Recognition(
                 native.name,
-                f"{checkpoints.CONFIG} states a configuration of the family, and {weights.name} holds {native.meaning}",
+                (
+                    f"{checkpoints.CONFIG} states a configuration of the family, and {weights.name} holds "
+                    f"{native.meaning}"
+                ),
             )
     known_by_names = [form for form in fitting if form.source]
     found = _by_names(
@@ -88,7 +95,10 @@ def recognise(path: Path, table: Path | None = None) -> Recognition:
 
 
 def _of_sentences(path: Path, inner: Path) -> Format:
-    """Return the format of a folder of sentence-transformers with its model in ``inner``: by the file that is named, else as that library chooses, safetensors first."""
+    """Return the format of a folder of sentence-transformers with its model in ``inner``.
+
+    By the file that is named, else as that library chooses, safetensors first.
+    """
     candidates = [form for form in FORMATS.values() if form.modules]
     named = [path] if folders.is_weights(path) else []
     there = [
@@ -103,7 +113,10 @@ def _of_sentences(path: Path, inner: Path) -> Format:
 
 
 def _may_be(form: Format, folder: Path) -> bool:
-    """Say whether the configuration beside the weights is one of a format's: bare models of several kinds have the same names."""
+    """Say whether the configuration beside the weights is one of a format's.
+
+    Bare models of several kinds have the same names.
+    """
     return form.table is None or _is_kind(form.table, _beside_weights(folder, form.configuration))
 
 
@@ -141,7 +154,8 @@ def _by_names(weights: Path, fitting: list[Format], folder: Path) -> Recognition
         )
         near = described(found, stated, _tables(stated)) if found else ""
         raise SpecError(
-            f"{weights}: its {len(found)} tensors{some} have names of no format that is known{beside}{'; ' if near else ''}{near}"
+            f"{weights}: its {len(found)} tensors{some} have names of no format that is "
+            f"known{beside}{'; ' if near else ''}{near}"
         )
     return Recognition(
         best, f"{weights.name} has {alike[best]:.0%} of the names in the table of {FORMATS[best].source}"
@@ -149,7 +163,10 @@ def _by_names(weights: Path, fitting: list[Format], folder: Path) -> Recognition
 
 
 def _tables(stated: dict[str, Any]) -> list[Table]:
-    """Return the tables that a model may be near to: of the kind that its configuration names, else of those that name any, else all."""
+    """Return the tables that a model may be near to.
+
+    Of the kind that its configuration names, else of those that name any, else all.
+    """
     every = list(
         {
             form.source: form.table
@@ -188,13 +205,17 @@ def _weights(candidates: list[Format], path: Path, folder: Path) -> Path:
         raise SpecError(f"{folder}: has no file of weights that is known")
     if len(there) > 1:
         raise SpecError(
-            f"{folder}: has {', '.join(entry.name for entry in there[:5])}; name the one to read, or its format with --from"
+            f"{folder}: has {', '.join(entry.name for entry in there[:5])}; name the one to read, or its "
+            "format with --from"
         )
     return there[0]
 
 
 def _of_hub(there: list[Path]) -> list[Path]:
-    """Return what is to be read of the files that a folder has: of Hugging Face's own, which hold the same, the first; of others, all."""
+    """Return what is to be read of the files that a folder has: of Hugging Face's own.
+
+    Which hold the same, the first; of others, all.
+    """
     kinds = [[path for path in there if path.name in kind] for kind in HUB]
     return next(filter(None, kinds), there) if sum(map(len, kinds)) == len(there) else there
 
@@ -215,11 +236,13 @@ def read(path: Path, format: str = AUTO, table: Path | None = None) -> Checkpoin
     Args:
         path: a folder, or the file of weights in it.
         format: one of :func:`concord.porting.formats`, or ``"auto"``.
-        table: names, layouts and words of the configuration in place of the format's (:mod:`concord.spec.sources.schema`).
+        table: names, layouts and words of the configuration in place of the format's
+            (:mod:`concord.spec.sources.schema`).
 
     Raises:
         UnknownNameError: for an unknown format.
-        SpecError: listing what is wrong: a file that is not what it should be, a model that the family does not have,
+        SpecError: listing what is wrong: a file that is not what it should be, a model that the family does
+            not have,
             tensors that are missing, unexpected or misshapen.
     """
     own = tables.read(table) if table else None
@@ -307,7 +330,8 @@ def _native(found: dict[str, Stored], form: Format, folder: Path) -> Checkpoint:
     path = folder / checkpoints.CONFIG
     if not path.exists():
         raise SpecError(
-            f"{path}: no such file: a file of weights of {form.name} needs the configuration of the family beside it"
+            f"{path}: no such file: a file of weights of {form.name} needs the configuration of the "
+            "family beside it"
         )
     config = from_toml(read_text(path), str(path))
     stated = checkpoints.part_of(folder)

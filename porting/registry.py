@@ -40,11 +40,13 @@ class Format:
         meaning: in words.
         container: of the weights.
         weights: what the file of weights may be called; the first name is written.
-        source: whose table names its tensors, and whose words ``config.json`` has; empty: ``config.toml`` has the family's.
+        source: whose table names its tensors, and whose words ``config.json`` has; empty: ``config.toml`` has
+            the family's.
         backend: whose model names its tensors; empty, without a source too: the specification does.
         spelled: what the container makes of a backend's name.
         configuration: the file with the configuration in a source's words.
-        modules: whether the folder is one of sentence-transformers, which lists modules (:mod:`concord.porting.sentences`).
+        modules: whether the folder is one of sentence-transformers, which lists modules
+            (:mod:`concord.porting.sentences`).
     """
 
     name: str
@@ -71,12 +73,16 @@ class Format:
 
     @property
     def companions(self) -> tuple[str, ...]:
-        """Files beside the weights that it takes as they are: the tokenizer and labels; what other projects' folders have no place for only if it is none."""
+        """Files beside the weights that it takes as they are: the tokenizer and labels.
+
+        What other projects' folders have no place for only if it is none.
+        """
         return (*CARRIED, *(SENTENCES if self.modules or not self.source else ()))
 
 
 OWN, KERAS, ONNX = "concord", "keras", "onnx"
-"""The format whose folder says itself what it is, the one whose file says how its model is made, and the one that is a graph."""
+"""The format whose folder says itself what it is, the one whose file says how its model is made, and the one
+that is a graph."""
 
 BERT = "bert-hugging-face"
 

@@ -1,4 +1,7 @@
-"""Folders of sentence-transformers: modules one after the other, the first of which is a model of Hugging Face's."""
+"""Folders of sentence-transformers.
+
+Modules one after the other, the first of which is a model of Hugging Face's.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ from concord.spec.files import parse_json, read_json
 MODULES = "modules.json"
 
 POOLING, NORMALIZE = "pooling_mode", "normalize"
-"""The words of what the modules behind a model say: how the vectors of tokens become one, and whether it is divided by its length."""
+"""The words of what the modules behind a model say: how the vectors of tokens become one, and whether it is
+divided by its length."""
 
 CHAINS = (("Transformer", "Pooling"), ("Transformer", "Pooling", "Normalize"))
 """The modules that a folder may have."""
@@ -28,13 +32,15 @@ OLDER = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""What was said before there was :data:`POOLING`, each true or false. Every version reads it, and so it is what is written."""
+"""What was said before there was :data:`POOLING`, each true or false. Every version reads it, and so it is
+what is written."""
 
 WRITTEN = 4
 """How many of those every version knows."""
 
 POOLER, ARGUMENTS = "pooler.*", "model_args"
-"""How a table calls the pooler that models of its kind have and nobody uses, and the key of :data:`concord.porting.folder.LENGTHS` with the arguments of the model's class."""
+"""How a table calls the pooler that models of its kind have and nobody uses, and the key of
+:data:`concord.porting.folder.LENGTHS` with the arguments of the model's class."""
 
 NOT_REFUSED = "--from hugging-face, or that of its kind, reads the bare encoder"
 
@@ -55,7 +61,8 @@ def words(folder: Path, poolings: Iterable[str]) -> dict[str, Any]:
         poolings: the words for a pooling that the family has.
 
     Raises:
-        SpecError: as :func:`inner`, and for a pooling that the family does not have, several, or one that leaves out a prompt.
+        SpecError: as :func:`inner`, and for a pooling that the family does not have, several, or one that
+            leaves out a prompt.
     """
     places = _places(folder)
     problems = []
@@ -64,11 +71,13 @@ def words(folder: Path, poolings: Iterable[str]) -> dict[str, Any]:
     modes = _modes(said)
     if len(modes) != 1 or modes[0] not in list(poolings):
         problems.append(
-            f"{where}: pools by {' and '.join(_brief(mode) for mode in modes)} but the family by one of {', '.join(poolings)}; {NOT_REFUSED}"
+            f"{where}: pools by {' and '.join(_brief(mode) for mode in modes)} but the family by one of "
+            f"{', '.join(poolings)}; {NOT_REFUSED}"
         )
     if said.get("include_prompt", True) is not True:
         problems.append(
-            f"{where}: 'include_prompt' is {_brief(said['include_prompt'])} but must be true: the family pools every token; {NOT_REFUSED}"
+            f"{where}: 'include_prompt' is {_brief(said['include_prompt'])} but must be true: the family "
+            f"pools every token; {NOT_REFUSED}"
         )
     for place in places[2:]:
         named = folders.json_object(place / folders.CONFIG) if (place / folders.CONFIG).exists() else {}
@@ -90,7 +99,8 @@ def files(
     Args:
         said: by :data:`POOLING` and :data:`NORMALIZE`, in the words of a table.
         carried: :data:`concord.porting.folder.LENGTHS`, if it was carried over.
-        bare: whether the file of weights has no pooler though models of its kind have one: then the library is told not to make one.
+        bare: whether the file of weights has no pooler though models of its kind have one: then the library
+            is told not to make one.
     """
     kinds = CHAINS[said[NORMALIZE] == "true"]
     places = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds) if number)]
@@ -129,7 +139,8 @@ def _places(folder: Path) -> list[Path]:
             ", ".join(kind if kind.isidentifier() else repr(kind[:40]) for kind in kinds[:10]) or "no modules"
         )
         raise SpecError(
-            f"{where}: lists {listed} but must list {' or '.join(', '.join(chain) for chain in CHAINS)}; {NOT_REFUSED}"
+            f"{where}: lists {listed} but must list {' or '.join(', '.join(chain) for chain in CHAINS)}; "
+            f"{NOT_REFUSED}"
         )
     names = [str(module.get("path", "")) for module in said]
     places = [folders.inside(folder, name, str(where)) for name in names]

@@ -1,4 +1,7 @@
-"""A tensor that lies in a file: its dtype and shape are known, its numbers are read when they are asked for."""
+"""A tensor that lies in a file.
+
+Its dtype and shape are known, its numbers are read when they are asked for.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ from numpy.typing import NDArray
 from concord.spec.sources.layouts import contiguous
 
 Bits = NDArray[Any]
-"""Numbers as a file holds them; NumPy has no bfloat16 and no 8-bit floats, so their bits come as unsigned integers."""
+"""Numbers as a file holds them; NumPy has no bfloat16 and no 8-bit floats, so their bits come as unsigned
+integers."""
 
 NUMPY: dict[str, str] = {
     "float64": "<f8",
@@ -80,7 +84,8 @@ class Stored:
     Attributes:
         dtype: one of :data:`NUMPY`.
         shape: as the file has it.
-        bits: reads its numbers as they are stored, memory-mapped where that is possible; a new call reads anew.
+        bits: reads its numbers as they are stored, memory-mapped where that is possible; a new call reads
+            anew.
     """
 
     dtype: str

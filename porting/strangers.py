@@ -1,4 +1,7 @@
-"""What a checkpoint is that the family does not have: the kind that its configuration names, the nearest of the family, and what differs."""
+"""What a checkpoint is that the family does not have.
+
+The kind that its configuration names, the nearest of the family, and what differs.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ from concord.spec.sources.schema import PartTable, Table
 from concord.spec.sources.table import part_of
 
 KIND, CLASSES = "model_type", "architectures"
-"""The keys of a configuration by which Hugging Face knows what a model is, and of which classes it was saved."""
+"""The keys of a configuration by which Hugging Face knows what a model is, and of which classes it was
+saved."""
 
 TOKENS = "embeddings.token.weight"
 
@@ -54,7 +58,8 @@ WORDS = {
     r"experts": "experts",
     r"^(conv_kernel_size|conv_kernel)$": "convolutions",
     r"bottleneck": "bottlenecks in its layers",
-    r"^(q|k|v|post_attention|intermediate|output)_groups$": "convolutions in groups in place of linear layers",
+    r"^(q|k|v|post_attention|intermediate|output)_groups$": "convolutions in groups in place of linear "
+    "layers",
     r"fourier|^use_tpu_fourier": "Fourier transforms in place of attention",
     r"^quantization_config$": "quantised weights",
 }
@@ -94,7 +99,10 @@ def described(found: Mapping[str, Stored], stated: Mapping[str, Any], tables: It
         f"{meaning} ({detail})" if detail else meaning for meaning, detail in list(meanings.items())[:MOST]
     ]
     said += near.names()
-    return f"nearest is the variant {near.table.variant}: {'; '.join(said) or 'the names of its tensors are the same'}"
+    return (
+        f"nearest is the variant {near.table.variant}: "
+        f"{'; '.join(said) or 'the names of its tensors are the same'}"
+    )
 
 
 class _Nearness:

@@ -31,7 +31,9 @@ from concord.spec.sources.table import POSITIONS, Binding
 
 
 def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False, taps: bool = False) -> None:
-    """Write a checkpoint as a folder of a format, whole or not at all; a kill leaves what was there, or the new one.
+    """Write a checkpoint as a folder of a format, whole or not at all; a kill leaves what was there.
+
+    Or the new one.
 
     Args:
         path: the folder.
@@ -41,7 +43,8 @@ def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False, 
 
     Raises:
         UnknownNameError: for an unknown format.
-        SpecError: if there is something of that name; if the format cannot say what the checkpoint is, listing why; if it cannot be written.
+        SpecError: if there is something of that name; if the format cannot say what the checkpoint is,
+            listing why; if it cannot be written.
     """
     form = known(format)
     if taps and form.name != ONNX:
@@ -87,7 +90,9 @@ def _in_the_way(path: Path, force: bool) -> str:
 
 
 def prepared(checkpoint: Checkpoint, form: Format) -> dict[str, Stored]:
-    """Return the tensors that a format's file has, by its names and in its layouts; each is read when it is written.
+    """Return the tensors that a format's file has, by its names and in its layouts.
+
+    Each is read when it is written.
 
     Raises:
         SpecError: listing the parameters for which the format has no place, and what its files cannot hold.
@@ -115,14 +120,18 @@ def prepared(checkpoint: Checkpoint, form: Format) -> dict[str, Stored]:
 
 
 def _check_part(checkpoint: Checkpoint, form: Format) -> None:
-    """Refuse a part of the model that a format does not have, and say how a folder of sentence-transformers goes without its pooling."""
+    """Refuse a part of the model that a format does not have.
+
+    And say how a folder of sentence-transformers goes without its pooling.
+    """
     if checkpoint.part in form.names.parts:
         return
     modules = any(other.modules and other.source == checkpoint.source for other in FORMATS.values())
     bare = next((other.name for other in FORMATS.values() if other.source == checkpoint.words), "")
     hint = f"; read with --from {bare} it is an encoder, without its pooling" if modules else ""
     raise SpecError(
-        f"the part {checkpoint.part!r} cannot be written as {form.name}, which has {' or '.join(form.names.parts)}{hint}"
+        f"the part {checkpoint.part!r} cannot be written as {form.name}, which has "
+        f"{' or '.join(form.names.parts)}{hint}"
     )
 
 
@@ -131,7 +140,10 @@ def _placed(native: Native, shape: tuple[int, ...], heads: int) -> Binding:
 
 
 def _follows(checkpoint: Checkpoint, name: str) -> bool:
-    """Say whether a parameter need not be written: it follows from the configuration, to the last bit of its dtype."""
+    """Say whether a parameter need not be written.
+
+    It follows from the configuration, to the last bit of its dtype.
+    """
     if name != POSITIONS or checkpoint.config.positions != "sinusoidal":
         return False
     found = checkpoint.tensors[name].read()
@@ -139,7 +151,7 @@ def _follows(checkpoint: Checkpoint, name: str) -> bool:
 
 
 def _as_they_were(checkpoint: Checkpoint) -> dict[str, Stored]:
-    """Return the tensors of a checkpoint under the names that its own file had, heads that are no parameters included."""
+    """Return the tensors of a checkpoint under the names that its own file had, other heads too."""
     found: dict[str, Stored] = {}
     heads = checkpoint.config.num_heads
     owned = {
@@ -183,7 +195,10 @@ def _files(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
 
 
 def _modules(checkpoint: Checkpoint, table: Table, said: dict[str, Any]) -> dict[str, bytes]:
-    """Return the files of modules that stand behind a model; what they say is taken out of its configuration."""
+    """Return the files of modules that stand behind a model.
+
+    What they say is taken out of its configuration.
+    """
     behind = {key: said.pop(key) for key in (sentences.POOLING, sentences.NORMALIZE)}
     bare = (
         checkpoint.source != table.source

@@ -1,4 +1,7 @@
-"""Certificates of ports: what is right is proven, what is wrong fails by its name, and what nobody looked at is not called proven."""
+"""Certificates of ports: what is right is proven, what is wrong fails by its name.
+
+And what nobody looked at is not called proven.
+"""
 
 from __future__ import annotations
 
@@ -540,7 +543,10 @@ def test_the_commands_reject_altered_files(right: tuple[Path, Certificate], tmp_
     code, said = verified()
     assert (
         code,
-        f"{len(found.source.files) + len(found.target.files)} files have the bytes that it states; nothing was computed"
+        (
+            f"{len(found.source.files) + len(found.target.files)} files have the bytes that it states; "
+            "nothing was computed"
+        )
         in said,
     ) == (0, True)
     content = path.read_bytes()

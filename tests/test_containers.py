@@ -1,4 +1,7 @@
-"""Kinds of files: whatever is written comes back, and whatever bytes there are, they are read or refused in a line; no pickle runs."""
+"""Kinds of files: whatever is written comes back.
+
+And whatever bytes there are, they are read or refused in a line; no pickle runs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Checkpoints that were made to do harm: nothing is run, written, or read elsewhere; one line says what is wrong, in little time and memory."""
+"""Checkpoints that were made to do harm: nothing is run, written, or read elsewhere.
+
+One line says what is wrong, in little time and memory.
+"""
 
 from __future__ import annotations
 
@@ -208,7 +211,8 @@ MADE: dict[str, tuple[str, Callable[[], bytes], str]] = {
         "hugging-face",
         lambda: (
             header(
-                '{"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}, "a": {"dtype": "U8", "shape": [1], "data_offsets": [1, 2]}}'
+                '{"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}, "a": {"dtype": "U8", '
+                '"shape": [1], "data_offsets": [1, 2]}}'
             )
             + b"\0\0"
         ),

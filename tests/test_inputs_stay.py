@@ -30,7 +30,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A checkpoint in several files, whose folder is in another that looks like a checkpoint too, and has a checkpoint in it."""
+    """A checkpoint in several files, whose folder is in another that looks like a checkpoint too.
+
+    And has a checkpoint in it.
+    """
     folder = hugging_face(tmp_path / "outer" / "source")
     sharded(lambda _, shards: shards)(folder, known("hugging-face"))
     (tmp_path / "outer" / "config.json").write_text("{}")
@@ -149,15 +152,18 @@ def test_a_folder_beside_is_written(
 LINES: dict[str, str] = {
     "run": "case run {source} --backend tests.toys.numpy_backend:NumpyBackend --texts {texts} -o {out}",
     "predict": "predict {source} --backend tests.toys.numpy_backend:NumpyBackend --texts {texts} -o {out}",
-    "evaluate": "evaluate {source} --backend tests.toys.numpy_backend:NumpyBackend --data {texts} --json {out}",
-    "check": "check --checkpoint {source} --backend tests.toys.numpy_backend:NumpyBackend --texts {texts} --json {out}",
+    "evaluate": "evaluate {source} --backend tests.toys.numpy_backend:NumpyBackend --data {texts} --json "
+    "{out}",
+    "check": "check --checkpoint {source} --backend tests.toys.numpy_backend:NumpyBackend --texts "
+    "{texts} --json {out}",
     "attention": "show attention --checkpoint {source} --text-a cat --svg {out}",
     "positions": "show positions --checkpoint {source} --svg {out}",
     "diff": "diff {texts} {source} --json {out}",
     "certify": "certify {source} {source} --texts {texts} --html {out}",
     "speed": "speed --checkpoint {source} --texts {texts} --json {out}",
     "fuzz": "fuzz --checkpoint {source} --table {texts} --json {out}",
-    "train": "train --checkpoint {source} --data {texts} --backend tests.toys.numpy_backend:NumpyBackend --curves {out}",
+    "train": "train --checkpoint {source} --data {texts} --backend tests.toys.numpy_backend:NumpyBackend "
+    "--curves {out}",
     "curves": "show curves {source} {texts} --out {out}",
 }
 

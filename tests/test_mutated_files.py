@@ -1,4 +1,7 @@
-"""Every file that a command reads, spoilt: it is read, or refused in lines that name it, in bounded time and memory; nothing else is raised."""
+"""Every file that a command reads, spoilt: it is read.
+
+Or refused in lines that name it, in bounded time and memory; nothing else is raised.
+"""
 
 from __future__ import annotations
 
@@ -184,7 +187,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "a configuration": ("speed", "--config", "bert.toml", "--backend", "tests.toys.numpy_backend:"),
     "a page with markers": ("check", "--markdown", "README.md", "--backend", "tests.toys.numpy_backend:"),
 }
-"""What reads each; no class bears this name, so that nothing runs when what is spoilt is read all the same."""
+"""What reads each; no class bears this name, so that nothing runs when what is spoilt is read all the
+same."""
 
 
 @pytest.mark.parametrize("reader", COMMANDS)

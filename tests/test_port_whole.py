@@ -1,4 +1,7 @@
-"""A checkpoint is written whole or not at all: a kill at any moment leaves what was there, or what was to be written."""
+"""A checkpoint is written whole or not at all: a kill at any moment leaves what was there.
+
+Or what was to be written.
+"""
 
 from __future__ import annotations
 
@@ -48,14 +51,16 @@ LINES = (
 """The files whose lines are moments at which the process is killed."""
 
 SPREAD, MANY = 6, 50
-"""How many of them are tried, from the first to the last, besides all of those where a folder gets its name; and how many in the slow suite."""
+"""How many of them are tried, from the first to the last, besides all of those where a folder gets its name;
+and how many in the slow suite."""
 
 NATIVE = [
     form.name
     for form in registry.FORMATS.values()
     if (form.backend or form.name == registry.OWN) and not form.container.framework
 ]
-"""This project's own formats that this process writes: Orbax writes in another, into a folder that is given its name as the others are."""
+"""This project's own formats that this process writes: Orbax writes in another, into a folder that is given
+its name as the others are."""
 
 
 @contextmanager
@@ -78,7 +83,10 @@ def each_line(act: Callable[[str], None]) -> Iterator[None]:
 
 
 def killed(at: int, act: Callable[[], None]) -> list[str]:
-    """Do something in a copy of this process that is killed before a line, counted from 0; return the files of all lines if it is not."""
+    """Do something in a copy of this process that is killed before a line, counted from 0.
+
+    Return the files of all lines if it is not.
+    """
     lines: list[str] = []
 
     def count(name: str) -> None:

@@ -236,7 +236,8 @@ def test_a_sentence_embedding_goes_into_a_plain_model_as_a_bare_encoder_alone(tm
     assert [entry.foreign for entry in read.ledger if entry.status == "ignored"] == sorted(pooler)
     with pytest.raises(
         SpecError,
-        match="the part 'pooled' cannot be written as hugging-face-flax, which has model or encoder; read with --from hugging-face it is an encoder",
+        match="the part 'pooled' cannot be written as hugging-face-flax, which has model or encoder; "
+        "read with --from hugging-face it is an encoder",
     ):
         porting.write(read, tmp_path / "out", "hugging-face-flax")
     porting.write(porting.read(tmp_path / "one", "hugging-face"), tmp_path / "out", "hugging-face-flax")

@@ -1,4 +1,7 @@
-"""Checkpoints that are spoilt, thousands of each kind: read, or refused in lines that name the file, in bounded time and memory, and nothing is written."""
+"""Checkpoints that are spoilt, thousands of each kind: read.
+
+Or refused in lines that name the file, in bounded time and memory, and nothing is written.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Checkpoints that the family does not have: a refusal says what they are, the nearest of the family, and what differs; and names that were made to do harm."""
+"""Checkpoints that the family does not have: a refusal says what they are, the nearest of the family.
+
+And what differs; and names that were made to do harm.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,10 @@ STRANGE: dict[str, tuple[Callable[[Arrays], Arrays], dict[str, Any], tuple[str, 
         narrow,
         {"model_type": "thin"},
         (
-            "names model_type 'thin'; nearest is the variant bert: factorised embeddings (tokens have 5 numbers, layers 14)",
+            (
+                "names model_type 'thin'; nearest is the variant bert: factorised embeddings (tokens have 5 "
+                "numbers, layers 14)"
+            ),
         ),
     ),
     "relative positions": (
@@ -140,7 +146,8 @@ def test_without_a_configuration_the_nearest_is_told_by_names(tmp_path: Path) ->
     (source / "config.json").unlink()
     with pytest.raises(
         SpecError,
-        match=r"have names of no format that is known; one of a backend's own needs config\.toml beside it; nearest is the variant bert: it lacks",
+        match=r"have names of no format that is known; one of a backend's own needs config\.toml beside "
+        r"it; nearest is the variant bert: it lacks",
     ):
         porting.read(source)
 

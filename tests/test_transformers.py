@@ -1,4 +1,7 @@
-"""What is written for Hugging Face's transformers, loaded by transformers: version 5, and the last one with TensorFlow and Flax, each in an environment of its own."""
+"""What is written for Hugging Face's transformers, loaded by transformers: version 5.
+
+And the last one with TensorFlow and Flax, each in an environment of its own.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,8 @@ pytestmark = pytest.mark.slow
 
 MINUTES = 10 * PATIENCE
 
-# What of an installation is not here already: everything but TensorFlow, which tf_keras would have under another name.
+# What of an installation is not here already: everything but TensorFlow, which tf_keras would have under
+# another name.
 NEW, OLD = (
     (("transformers==5.23.0", "sentence-transformers==6.2.0"), ()),
     (("transformers==4.57.6",), ("tf_keras==2.21.0",)),
@@ -50,7 +54,8 @@ os.environ["TF_USE_LEGACY_KERAS"] = "1"
 import numpy as np, transformers
 framework, head, folder, inputs, out = sys.argv[1:]
 said, given = {}, dict(np.load(inputs))
-loaded = getattr(transformers, {"torch": "", "tf": "TF", "flax": "Flax"}[framework] + "AutoModel" + head).from_pretrained
+loaded = getattr(transformers, {"torch": "", "tf": "TF", "flax": "Flax"}[framework] + "AutoModel" +
+head).from_pretrained
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     model, said = (loaded(folder), {}) if framework == "flax" else loaded(folder, output_loading_info=True)
@@ -73,7 +78,8 @@ with open(inner + "/vocab.txt", "w") as file:
     print("[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", "a", "b", sep="\\n", file=file)
 transformers.BertTokenizerFast(inner + "/vocab.txt").save_pretrained(inner)
 model = models.Transformer(inner, max_seq_length=19)
-behind = [models.Pooling(model.get_word_embedding_dimension(), pooling_mode=pooling), *([models.Normalize()] if normalize else [])]
+behind = [models.Pooling(model.get_word_embedding_dimension(), pooling_mode=pooling), *([models.Normalize()]
+if normalize else [])]
 SentenceTransformer(modules=[model, *behind], device="cpu").save(folder)
 """
 
@@ -208,7 +214,10 @@ def judged(checkpoint: porting.Checkpoint, batch: Batch, found: np.ndarray) -> f
 
 
 def batch_for(checkpoint: porting.Checkpoint) -> Batch:
-    """Return rows of several lengths; of one that is nothing but padding transformers' own kinds of attention make several things."""
+    """Return rows of several lengths.
+
+    Of one that is nothing but padding transformers' own kinds of attention make several things.
+    """
     return spec.example_batch(
         checkpoint.config, batch=3, tokens=11, seed=3, padding="ragged", part=checkpoint.part
     )

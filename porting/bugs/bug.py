@@ -20,10 +20,12 @@ from concord.porting.stored import Stored, in_memory
 from concord.porting.writing import write
 
 GROUPS = ("names", "layouts", "tensors", "numbers", "configuration", "companions", "files")
-"""What is wrong: which tensor is which, how it is laid out, which there are, what is in it, what is said of the model, what lies beside it, and how it lies in files."""
+"""What is wrong: which tensor is which, how it is laid out, which there are, what is in it, what is said of
+the model, what lies beside it, and how it lies in files."""
 
 Outcome = Literal["refused", "named", "harmless"]
-"""What must come of it: it is not read, and why is said; it is read, and where it goes wrong is said; nothing is wrong, and nobody is alarmed."""
+"""What must come of it: it is not read, and why is said; it is read, and where it goes wrong is said; nothing
+is wrong, and nobody is alarmed."""
 
 Array = NDArray[Any]
 
@@ -41,7 +43,8 @@ SIZES: Mapping[str, int] = {
     "num_layers": 2,
     "max_positions": 13,
 }
-"""Of the checkpoint that a bug is put into: a prime, or twice a prime, for each axis, so that only what is square looks like its transpose."""
+"""Of the checkpoint that a bug is put into: a prime, or twice a prime, for each axis, so that only what is
+square looks like its transpose."""
 
 SEED = 3
 
@@ -54,7 +57,8 @@ COMPANIONS: Mapping[str, bytes] = {
     "tokenizer.json": b'{"version": "1.0", "normalizer": {"type": "BertNormalizer", "lowercase": true}}',
     "tokenizer_config.json": b'{"do_lower_case": true, "model_max_length": 13}',
     LENGTHS: b'{"max_seq_length": 13, "do_lower_case": false}',
-    PROMPTS: b'{"__version__": {"pytorch": "2.13.0"}, "prompts": {"query": "t5"}, "default_prompt_name": "query"}',
+    PROMPTS: b'{"__version__": {"pytorch": "2.13.0"}, "prompts": {"query": "t5"}, '
+    b'"default_prompt_name": "query"}',
 }
 """What lies beside the weights, as far as a format has it there."""
 
@@ -70,7 +74,8 @@ class ConversionBug:
         clause: the clause of SPEC.md that it breaks, or would break.
         edit: what makes the right folder into the wrong one.
         expected: see :data:`Outcome`.
-        says: what must be said. Of what is refused, in one of the lines; of what is named, about the first tensor that diverges;
+        says: what must be said. Of what is refused, in one of the lines; of what is named, about the first
+            tensor that diverges;
             of what is harmless, in the ledger (:attr:`concord.porting.Entry.reason`).
         first: of what is named, the first tensor that diverges (:func:`concord.spec.tensors.taps`).
         format: of the folder (:func:`concord.porting.formats`).
@@ -123,7 +128,8 @@ def _entry(expected: Outcome) -> Callable[..., ConversionBug]:
 
 
 refused, harmless = _entry("refused"), _entry("harmless")
-"""What make an entry of a name, a sentence, an edit, what must be said, where it was seen, and fields of the class."""
+"""What make an entry of a name, a sentence, an edit, what must be said, where it was seen, and fields of the
+class."""
 
 
 def named(name: str, what: str, edit: Edit, first: str, *more: str, **fields: Any) -> ConversionBug:
@@ -140,7 +146,10 @@ def section(group: str, clause: str, *entries: ConversionBug) -> tuple[Conversio
 
 
 def tensors(change: Callable[[Arrays], Arrays]) -> Edit:
-    """Return the edit of the tensors of a file, by its own names and in its own layouts; one may become a :class:`Stored`."""
+    """Return the edit of the tensors of a file, by its own names and in its own layouts.
+
+    One may become a :class:`Stored`.
+    """
 
     def edit(folder: Path, form: Format) -> None:
         path = folder / form.weights[0]
@@ -187,7 +196,10 @@ def without(*words: str) -> Edit:
 
 
 def added(**arrays: Callable[[Arrays], Array]) -> Edit:
-    """Return the edit that adds tensors, made of those that are there; names are written with double underscores for dots."""
+    """Return the edit that adds tensors, made of those that are there.
+
+    Names are written with double underscores for dots.
+    """
     return tensors(
         lambda found: {**found, **{name.replace("__", "."): make(found) for name, make in arrays.items()}}
     )

@@ -244,7 +244,10 @@ def storage_order(array: Array) -> Array:
 
 
 def rotary(array: Array) -> Array:
-    """Bring the rows of each head into the order of another layout of rotary positions, which BERT has not: even ones, then odd ones."""
+    """Bring the rows of each head into the order of another layout of rotary positions.
+
+    Which BERT has not: even ones, then odd ones.
+    """
     rows = np.concatenate([np.arange(0, HEAD, 2), np.arange(1, HEAD, 2)])
     return array.reshape(HEADS, HEAD, *array.shape[1:])[:, rows].reshape(array.shape)
 
@@ -254,7 +257,7 @@ def heads_exchanged(array: Array) -> Array:
 
 
 def fused_by_head(found: Arrays) -> Arrays:
-    """Cut a fused weight that has query, key and value of each head in turn into three parts, one after the other."""
+    """Cut a fused weight, which has query, key and value of each head in turn, into three parts."""
     new = dict(found)
     for leaf in ("weight", "bias"):
         parts = [found[f"{NAME}.{role}.{leaf}"] for role in ("query", "key", "value")]
@@ -326,7 +329,10 @@ LAYOUTS = section(
     ),
     named(
         "heads_permuted_for_rotary",
-        "Rows of query and key are permuted for rotary positions, which this model has not; the scores are the same.",
+        (
+            "Rows of query and key are permuted for rotary positions, which this model has not; the scores "
+            "are the same."
+        ),
         changed(
             self__query__weight=rotary,
             self__query__bias=rotary,
@@ -908,7 +914,10 @@ COMPANIONS = section(
     ),
     named(
         "letters_of_sentences_made_small",
-        "What a folder of sentence-transformers does to letters before its tokenizer was taken for what the tokenizer does.",
+        (
+            "What a folder of sentence-transformers does to letters before its tokenizer was taken for what "
+            "the tokenizer does."
+        ),
         entries(LENGTHS, do_lower_case=True),
         "",
         "do_lower_case is false",

@@ -1,4 +1,7 @@
-"""What is found of a bug of conversion: by reading the folder, and by judging what the model in it computes against the right one's."""
+"""What is found of a bug of conversion: by reading the folder.
+
+And by judging what the model in it computes against the right one's.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,9 @@ class Finding:
 
 
 def find(bug: ConversionBug, folder: Path) -> Finding:
-    """Put a bug into a checkpoint and look for it; what is refused, is so whether its format is recognised or said.
+    """Put a bug into a checkpoint and look for it.
+
+    What is refused, is so whether its format is recognised or said.
 
     Args:
         folder: which is there; two are written in it.

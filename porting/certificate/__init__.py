@@ -1,4 +1,7 @@
-"""Certificates of ports: what was ported, how that is known, and proof that it would be known if it were wrong."""
+"""Certificates of ports: what was ported, how that is known.
+
+And proof that it would be known if it were wrong.
+"""
 
 from concord.porting.certificate.certificate import Certificate, Item
 from concord.porting.certificate.making import Asked, certify

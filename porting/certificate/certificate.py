@@ -45,7 +45,8 @@ class Side:
         part: of the model that it has.
         config: the member of the family that it is.
         files: every file that lies there, by name.
-        carried: the files beside the weights that belong to the model, by name, and the SHA-256 of each: labels and tokenizer.
+        carried: the files beside the weights that belong to the model, by name, and the SHA-256 of each:
+            labels and tokenizer.
     """
 
     path: str
@@ -222,7 +223,8 @@ class Certificate:
         others: the rest of the ledger.
         inputs: what the target was run on: what each name means.
         runs: of the target, and of the source in its own framework.
-        errors: the largest error of each tensor of the target over all inputs, in tolerances, by backend and precision.
+        errors: the largest error of each tensor of the target over all inputs, in tolerances, by backend and
+            precision.
         sensitivity: proof that it could have failed.
         environments: what each backend said of itself.
     """
@@ -242,7 +244,10 @@ class Certificate:
 
     @property
     def exit_code(self) -> int:
-        """0: nothing failed; 1: something did; 3: a backend that was to compute the target crashed or is missing, or none judged anything."""
+        """How a command ends: 0 if nothing failed, 1 if something did, 3 if nothing could be judged.
+
+        The last: a backend that was to compute the target crashed or is missing, or none judged anything.
+        """
         if any(item.status == FAILED for item in self.items):
             return 1
         lost = any(run.status in (*FAILED_WORKER, NOT_JUDGED) for run in self.runs)
@@ -266,4 +271,7 @@ def verdict(items: tuple[Item, ...], sensitivity: Sensitivity) -> str:
         if "outputs" in open_
         else whole
     )
-    return f"{begin}: {proven} of {len(items)} claims are proven and none failed{rest}. Of {made} changes that were made to try it, it notices {noticed}."
+    return (
+        f"{begin}: {proven} of {len(items)} claims are proven and none failed{rest}. Of {made} "
+        f"changes that were made to try it, it notices {noticed}."
+    )

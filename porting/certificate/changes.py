@@ -1,4 +1,7 @@
-"""What is done to tensors to see whether a certificate notices: each a mistake of a port, and when it is none."""
+"""What is done to tensors to see whether a certificate notices: each a mistake of a port.
+
+And when it is none.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,14 @@ from concord.spec.precision import precision
 from concord.spec.reference import used_rows
 
 TRANSPOSED, SWAPPED, PERMUTED, NUDGED, UNUSED, ROUNDED, TOGETHER = (
-    "transposed", "swapped with one of its shape", "its heads permuted", "one element nudged", "one element nudged where no input looks", "rounded to bfloat16",
+    "transposed",
+    "swapped with one of its shape",
+    "its heads permuted",
+    "one element nudged",
+    "one element nudged where no input looks",
+    "rounded to bfloat16",
     "all heads of a layer permuted alike",
-)  # fmt: skip
+)
 
 CHANGES = (TRANSPOSED, SWAPPED, PERMUTED, NUDGED, UNUSED, ROUNDED, TOGETHER)
 
@@ -61,7 +69,8 @@ def changes(
 
     Args:
         batch: on which the outputs are going to be computed.
-        gradients: of the loss on it, by parameter: a nudge is where it matters most, and not behind a ReLU that is closed.
+        gradients: of the loss on it, by parameter: a nudge is where it matters most, and not behind a ReLU
+            that is closed.
     """
     yield from _Changes(config, part, tensors, batch, gradients).all()
 
@@ -136,7 +145,10 @@ class _Changes:
         return np.roll(bits, bits.shape[axis] // self.config.num_heads, axis)
 
     def nudged(self, name: str) -> Change:
-        """Return the change of one element by one unit in the last place: where the loss depends on it most, or the largest that real tokens look up."""
+        """Return the change of one element by one unit in the last place.
+
+        Where the loss depends on it most, or the largest that real tokens look up.
+        """
         tensor, gradient = self.tensors[name], self.gradients.get(name)
         reason = ULP if tensor.dtype == "float64" else ""
         return self.alone(
@@ -149,7 +161,10 @@ class _Changes:
         )
 
     def read(self, name: str) -> Sequence[int]:
-        """Return the rows of a table that real tokens look up: what padding looks up need not reach the output."""
+        """Return the rows of a table that real tokens look up.
+
+        What padding looks up need not reach the output.
+        """
         config = self.config
         hidden = (config.pad_id, config.token_padding_row) if name == "embeddings.token.weight" else ()
         return [int(row) for row in self.used[name] if row not in hidden]

@@ -1,4 +1,7 @@
-"""What the target computes, judged by the oracle with the weights of the source: the same judge as everywhere."""
+"""What the target computes, judged by the oracle with the weights of the source.
+
+The same judge as everywhere.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +39,13 @@ RECIPE = Recipe(
 """Of the optimizer step: AdamW, as models like these are mostly trained on."""
 
 SMALL = 2_000_000
-"""Parameters up to which everything is judged on every input, and end to end too; of a larger model gradients on the sentences alone,
+"""Parameters up to which everything is judged on every input, and end to end too; of a larger model gradients
+on the sentences alone,
 and the longest input in float32, each step by itself (:func:`spared`)."""
 
 MEDIUM = 40_000_000
-"""Parameters up to which an optimizer step is judged in the last precision, every sample of whose rounding moves all of them, and gradients in all precisions."""
+"""Parameters up to which an optimizer step is judged in the last precision, every sample of whose rounding
+moves all of them, and gradients in all precisions."""
 
 STEP = "optimizer step"
 
@@ -154,14 +159,20 @@ def spared(source: Model, given: Inputs, dtypes: Sequence[str]) -> Iterator[Item
         yield Item(
             f"input: {LONG}",
             UNVERIFIED,
-            f"in float64 it is not run: the judge computes in a wider type, and the model has {source.count:,} parameters; float32 is",
+            (
+                "in float64 it is not run: the judge computes in a wider type, and the model has "
+                f"{source.count:,} parameters; float32 is"
+            ),
             dtype="float64",
         )
     if names[1:]:
         yield Item(
             "gradients on other inputs",
             UNVERIFIED,
-            f"the model has {source.count:,} parameters; gradients are judged on {names[0]} alone, not on {', '.join(names[1:])}",
+            (
+                f"the model has {source.count:,} parameters; gradients are judged on {names[0]} alone, not "
+                f"on {', '.join(names[1:])}"
+            ),
         )
     for dtype in set(dtypes) - set(_differentiated(source, dtypes)):
         yield Item(
@@ -184,7 +195,10 @@ def steps_problem(source: Model) -> str:
     if source.part not in OF_IDS:
         return f"the part {source.part} is not trained alone"
     if source.count > MEDIUM:
-        return f"the model has {source.count:,} parameters; how far a step may lie from the oracle's is derived for at most {MEDIUM:,}"
+        return (
+            f"the model has {source.count:,} parameters; how far a step may lie from the oracle's is "
+            f"derived for at most {MEDIUM:,}"
+        )
     return ""
 
 
@@ -255,7 +269,9 @@ def at_home(
     settings: Settings,
     progress: Callable[[str, str], None],
 ) -> Evidence:
-    """Run the source in its own framework, on the sentences, and judge it as the target is: what both are within tolerance of is the same.
+    """Run the source in its own framework, on the sentences, and judge it as the target is.
+
+    What both are within tolerance of is the same.
 
     Of a large model no gradients are asked for: they are judged in the target.
     """
@@ -350,7 +366,10 @@ class _Reading:
         self.output, self.explain, self.problem = output, explain, problem
 
     def rows(self, result: Result) -> Iterator[tuple[str, Row]]:
-        """Yield the tensors of a run, each with its kind. The output is a tap too: as such each step counts by itself, as the output all of them together."""
+        """Yield the tensors of a run, each with its kind. The output is a tap too.
+
+        As such each step counts by itself, as the output all of them together.
+        """
         for row in result.verdict.table if result.verdict else ():
             kind = kind_of(row, result)
             if row.tensor == self.output and kind == "taps":
@@ -413,9 +432,13 @@ class _Reading:
             return make(
                 kind,
                 FAILED,
-                f"{len(wrong)} of {len(judged)} tensors lie beyond their tolerance, first {self.why(*wrong[0])}",
+                (
+                    f"{len(wrong)} of {len(judged)} tensors lie beyond their tolerance, first "
+                    f"{self.why(*wrong[0])}"
+                ),
                 **found,
             )
+        within = "tensor within its tolerance" if len(judged) == 1 else "tensors within their tolerances"
         cases = list(dict.fromkeys(result.case for result, _ in judged))
         few, lost_digits = (
             sum(row.status == status for _, row in rows) for status in ("undelivered", "undetermined")
@@ -426,7 +449,7 @@ class _Reading:
         return make(
             kind,
             PROVEN,
-            f"{len(judged)} {'tensor within its tolerance' if len(judged) == 1 else 'tensors within their tolerances'} on {', '.join(cases)}{more}",
+            f"{len(judged)} {within} on {', '.join(cases)}{more}",
             **found,
         )
 

@@ -34,7 +34,8 @@ class Inputs:
     """What a target is run on.
 
     Attributes:
-        batches: by name; the first are the sentences, on which gradients and the optimizer step are judged too.
+        batches: by name; the first are the sentences, on which gradients and the optimizer step are judged
+            too.
         left_out: what cannot be tried with this model, and why.
         tried: what each name means.
     """
@@ -102,7 +103,10 @@ def _cases(
         ]
         yield (
             SENTENCES,
-            f"ids drawn at random, {', '.join(map(str, LENGTHS))} of them in a row, every other row of two segments",
+            (
+                f"ids drawn at random, {', '.join(map(str, LENGTHS))} of them in a row, every other row of "
+                "two segments"
+            ),
             list(zip(pairs, segments, strict=True)),
         )
     width, pad = min(NARROW, room), config.pad_id
@@ -117,7 +121,10 @@ def _cases(
     ]
     yield (
         AWKWARD,
-        "one token and padding, a repeated token, padding inside, padding first, the first and last id, nothing but padding",
+        (
+            "one token and padding, a repeated token, padding inside, padding first, the first and last id, "
+            "nothing but padding"
+        ),
         [plain(ids) for ids in rows],
     )
     yield SINGLE, "one row of one token", [plain([word])]

@@ -53,7 +53,8 @@ def files_of(path: Path) -> dict[str, File]:
     ]
     if len(found) > MOST_FILES:
         raise SpecError(
-            f"{folder}: holds {len(found)} files but a checkpoint's folder holds at most {MOST_FILES}; put the checkpoint into a folder of its own"
+            f"{folder}: holds {len(found)} files but a checkpoint's folder holds at most {MOST_FILES}; "
+            "put the checkpoint into a folder of its own"
         )
     return {one.relative_to(folder).as_posix(): File(sha256_of(one), one.stat().st_size) for one in found}
 
@@ -167,7 +168,10 @@ def items(
         "configuration",
         FAILED if said else PROVEN,
         "; ".join(said)
-        or f"both say the same of all {len(source.config.as_dict())} options, and have the part {source.part}",
+        or (
+            f"both say the same of all {len(source.config.as_dict())} options, and have the part "
+            f"{source.part}"
+        ),
     )
     yield from _carried(source, target, *sides)
 
@@ -177,10 +181,10 @@ def _bits(stand: Stand) -> tuple[str, str]:
 
 
 def _named(wrong: list[Parameter]) -> str:
-    said = [
-        f"{one.name}: {one.difference or ('missing in the target' if one.target is None else 'in the target alone')}"
-        for one in wrong[:NAMED]
-    ]
+    said = []
+    for one in wrong[:NAMED]:
+        alone = "missing in the target" if one.target is None else "in the target alone"
+        said.append(f"{one.name}: {one.difference or alone}")
     return "; ".join(said) + (f"; and {len(wrong) - NAMED} more" if len(wrong) > NAMED else "")
 
 
@@ -193,7 +197,10 @@ def _others(found: Others) -> Iterator[Item]:
         yield Item(
             OTHERS,
             FAILED if found.pairs else UNVERIFIED,
-            f"of {found.same + len(said)}, {len(found.pairs)} differ and {len(found.apart)} could not be compared: {words}",
+            (
+                f"of {found.same + len(said)}, {len(found.pairs)} differ and {len(found.apart)} could not be "
+                f"compared: {words}"
+            ),
         )
     elif found.same:
         yield Item(OTHERS, PROVEN, f"each of {found.same} has the same bits on both sides")
@@ -209,7 +216,10 @@ def _accounted(ledger: tuple[Parameter, ...], rest: tuple[Other, ...]) -> Item:
     return Item(
         "every tensor accounted for",
         PROVEN,
-        f"{len(ledger)} parameters{'; ' if counts else ''}{', '.join(counts)}; each with its reason; a tensor that nobody knows would have been refused",
+        (
+            f"{len(ledger)} parameters{'; ' if counts else ''}{', '.join(counts)}; each with its reason; a "
+            "tensor that nobody knows would have been refused"
+        ),
     )
 
 
@@ -264,7 +274,10 @@ def round_trips(
     theirs: dict[str, Stand],
     tell: Callable[[str], None],
 ) -> Iterator[Item]:
-    """Yield whether the source comes back from the target's format, and the target from the source's, bit for bit."""
+    """Yield whether the source comes back from the target's format.
+
+    And the target from the source's, bit for bit.
+    """
     for name, checkpoint, form, expected in (
         ("round trip", source, sides[1].format, mine),
         ("round trip back", target, sides[0].format, theirs),
@@ -297,5 +310,8 @@ def _round_trip(name: str, checkpoint: Checkpoint, form: str, expected: dict[str
     return Item(
         name,
         PROVEN,
-        f"written as {form} and read again, all {len(expected)} parameters have their bits, and the configuration says the same",
+        (
+            f"written as {form} and read again, all {len(expected)} parameters have their bits, and the "
+            "configuration says the same"
+        ),
     )

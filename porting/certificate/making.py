@@ -75,9 +75,17 @@ class Asked:
             else None
         )
         return {
-            "source_format": self.source_format, "target_format": self.target_format, "source_table": str(self.source_table) if self.source_table else None,
-            "backends": list(backends), "home": home, "texts": texts, "dtypes": list(self.dtypes), "seed": self.seed, **settings, "optimizer": _stated(asdict(evidence.RECIPE)),
-        }  # fmt: skip
+            "source_format": self.source_format,
+            "target_format": self.target_format,
+            "source_table": str(self.source_table) if self.source_table else None,
+            "backends": list(backends),
+            "home": home,
+            "texts": texts,
+            "dtypes": list(self.dtypes),
+            "seed": self.seed,
+            **settings,
+            "optimizer": _stated(asdict(evidence.RECIPE)),
+        }
 
 
 def _stated(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -236,7 +244,10 @@ def _sensitivity(
 def _unheard(side: Side) -> Iterator[Item]:
     """Yield that other people's code was not run, where the source is of a format of theirs."""
     if known(side.format).source:
-        said = f"the code that {side.format} belongs to was not run, its framework was; the model is held to the published sources' own tensors by concord golden"
+        said = (
+            f"the code that {side.format} belongs to was not run, its framework was; the model is "
+            "held to the published sources' own tensors by concord golden"
+        )
         yield Item("source's own code", UNVERIFIED, said)
 
 

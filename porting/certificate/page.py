@@ -34,20 +34,19 @@ def page(made: Record) -> str:
         "files": "Files",
         "about": "What it was made with",
     }
+    counted = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    both = " and ".join(f"{side.path} ({side.format})" for side in (found.source, found.target))
+    rest = found.verdict.partition(";")[2].strip()
+    compared = [
+        f"Compared: {both}: {counted} of {len(found.items)} claims.",
+        *([rest[:1].upper() + rest[1:]] if rest else []),
+    ]
     return render(
         "certificate.html",
         made,
         Path(__file__).parent / "templates",
         headline=f"{found.verdict.partition(';')[0].rstrip('.')}.",
-        compared=[
-            f"Compared: {found.source.path} ({found.source.format}) and {found.target.path} ({found.target.format}): "
-            f"{', '.join(f'{count} {status}' for status, count in counts.items() if count)} of {len(found.items)} claims.",
-            *(
-                rest.strip()[:1].upper() + rest.strip()[1:]
-                for rest in [found.verdict.partition(";")[2]]
-                if rest
-            ),
-        ],
+        compared=compared,
         sections=sections,
         digest=seal(data(made))["digest"],
         items=sorted(found.items, key=lambda item: WORST_FIRST.index(item.status)),

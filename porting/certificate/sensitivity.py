@@ -1,4 +1,7 @@
-"""Proof that a certificate could have failed: tensors are changed one after the other, and it has to notice."""
+"""Proof that a certificate could have failed: tensors are changed one after the other.
+
+And it has to notice.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,8 @@ from concord.spec.reference import observe, reference
 from concord.spec.tensors import POOLED, output_name
 
 WORK = 2e12
-"""Multiplications and additions that the outputs of changed models may take together: of a larger model a sample is run."""
+"""Multiplications and additions that the outputs of changed models may take together: of a larger model a
+sample is run."""
 
 AT_LEAST = 16
 """Changes whose outputs are computed, however large the model."""
@@ -68,13 +72,16 @@ def prove(
     seed: int,
     progress: Callable[[int, int], None],
 ) -> Sensitivity:
-    """Change each tensor in each way, and say which changes are noticed: by the comparison of bits, and by the judge of the outputs.
+    """Change each tensor in each way, and say which changes are noticed: by the comparison of bits.
+
+    And by the judge of the outputs.
 
     Args:
         checkpoint: the source, which stands for a target that is right.
         stands: how its parameters lie.
         model: the same, for the oracle.
-        batch: whose first rows the outputs are computed on, the first of which has no padding but where the model needs it.
+        batch: whose first rows the outputs are computed on, the first of which has no padding but where the
+            model needs it.
         progress: takes how many changes were tried, and of how many.
     """
     batch = _few(model, batch)
@@ -155,7 +162,7 @@ def _try(
 
 
 def noticed(bits: Mapping[str, Bits], checkpoint: Checkpoint, stands: Mapping[str, Stand]) -> bool:
-    """Say whether the comparison of bits (:mod:`concord.porting.certificate.ledger`) notices tensors that a target has."""
+    """Say whether the comparison of bits notices tensors that a target has."""
     return any(
         (checkpoint.tensors[name].dtype, digest(array)) != (stands[name].dtype, stands[name].sha256)
         for name, array in bits.items()
@@ -224,7 +231,10 @@ def items(found: Sensitivity) -> Iterator[Item]:
     equivalent = sum(tried.equivalent for tried in found.tried)
     wrong = [f"{name} ({tried.kind})" for tried in found.tried for name in tried.contradicted]
     unseen = [f"{name} ({tried.kind})" for tried in found.tried for name in tried.unseen]
-    said = f"on {found.case}: of {run} changes that were run the outputs show {seen}; {equivalent} compute the same, for reasons that are known"
+    said = (
+        f"on {found.case}: of {run} changes that were run the outputs show {seen}; {equivalent} "
+        "compute the same, for reasons that are known"
+    )
     said += f"; not run: {other - run}, chosen by seed {found.seed}" if run < other else ""
     if wrong:
         said += f"; said to compute the same, and do not: {', '.join(wrong[:5])}"

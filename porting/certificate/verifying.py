@@ -34,21 +34,27 @@ class Verified:
 
     @property
     def exit_code(self) -> int:
-        """1: something is not as the certificate states; else what the certificate that was made again says."""
+        """1 if something is not as the certificate states, else what the one that was made again says."""
         return 1 if self.problems else self.again.exit_code if self.again else 0
 
 
 def verify(
-    found: Certificate, source: Path | None = None, target: Path | None = None, settings: Settings | None = None,
-    files_alone: bool = False, tell: Callable[[str], None] = lambda text: None, named: Collection[str] = (),
-) -> Verified:  # fmt: skip
+    found: Certificate,
+    source: Path | None = None,
+    target: Path | None = None,
+    settings: Settings | None = None,
+    files_alone: bool = False,
+    tell: Callable[[str], None] = lambda text: None,
+    named: Collection[str] = (),
+) -> Verified:
     """Look at a certificate's files, and make it again.
 
     Args:
         source, target: where the checkpoints lie now; by default where they lay.
         settings: where and how backends run; by default as it states.
         files_alone: whether to stop when the files have been looked at.
-        named: backends that may be imported though nothing here offers them: a file does not say what code is imported.
+        named: backends that may be imported though nothing here offers them: a file does not say what code is
+            imported.
 
     Raises:
         SpecError: if a checkpoint is not there or cannot be read, or a backend is neither known nor named.
@@ -143,12 +149,18 @@ def _asked(found: Certificate, source: Path, target: Path, settings: Settings) -
 
 
 def _differing(one: Certificate, other: Certificate) -> Iterator[str]:
-    """Yield what a certificate states and the one that was made again does not; measured errors need not be the same."""
+    """Yield what a certificate states and the one that was made again does not.
+
+    Measured errors need not be the same.
+    """
     mine, theirs = ({_key(item): item for item in found.items} for found in (one, other))
     for key, item in mine.items():
         now = theirs.get(key)
         if now is None or now.status != item.status:
-            yield f"{' '.join(filter(None, key))}: was {item.status}, is {now.status if now else 'not there'}{f': {now.reason}' if now else ''}"
+            yield (
+                f"{' '.join(filter(None, key))}: was {item.status}, is "
+                f"{now.status if now else 'not there'}{f': {now.reason}' if now else ''}"
+            )
     yield from (
         f"{' '.join(filter(None, key))}: is {item.status}, was not there"
         for key, item in theirs.items()

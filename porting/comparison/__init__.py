@@ -1,4 +1,7 @@
-"""Two checkpoints of any formats, tensor by tensor: what differs, how, and what is likely to have caused it."""
+"""Two checkpoints of any formats, tensor by tensor: what differs, how.
+
+And what is likely to have caused it.
+"""
 
 from concord.porting.comparison.checkpoints import Comparison, Pair, compare
 from concord.porting.comparison.kinds import Difference, classify

@@ -1,4 +1,7 @@
-"""What lies beside the weights and belongs to the model: labels, tokenizer, how long texts may be. In what two checkpoints do not say the same."""
+"""What lies beside the weights and belongs to the model: labels, tokenizer, how long texts may be.
+
+In what two checkpoints do not say the same.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,16 @@ MOST = 3
 """Entries that differ of which a file's line tells."""
 
 SILENT = {LENGTHS: (ARGUMENTS,), PROMPTS: ("__version__",)}
-"""Entries of a file that say nothing of the model: how a library is to load what lies there anyway, and which one wrote it."""
+"""Entries of a file that say nothing of the model: how a library is to load what lies there anyway, and which
+one wrote it."""
 
 ABSENT = object()
 
 
 def differing(first: Checkpoint, second: Checkpoint, sides: tuple[str, str] = ("A", "B")) -> dict[str, str]:
-    """Return which labels and files of two checkpoints do not say the same, and in what, in words; only those that both have.
+    """Return which labels and files of two checkpoints do not say the same, and in what, in words.
+
+    Only those that both have.
 
     Args:
         sides: what the two are called.
@@ -82,7 +88,10 @@ def _read(name: str, content: bytes) -> Any:
 
 
 def _apart(mine: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the place of each entry or line that is not the same, and what each side has there; files may nest deeper than calls."""
+    """Yield the place of each entry or line that is not the same, and what each side has there.
+
+    Files may nest deeper than calls.
+    """
     left = [("", mine, other)]
     while left:
         where, one, another = left.pop()

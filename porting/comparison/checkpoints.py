@@ -61,7 +61,8 @@ class Comparison:
         extra: those that the second alone has.
         config: fields of the configuration that differ, and their values.
         parts: of the model that each has.
-        files: those beside the weights that both have and that do not say the same, and in what, in words; ``labels`` too.
+        files: those beside the weights that both have and that do not say the same, and in what, in words;
+            ``labels`` too.
         alone: such files that the first alone has, and the second.
         others: see :class:`Others`.
     """
@@ -236,7 +237,7 @@ def _same_layer(name: str, other: str) -> bool:
 
 
 def head_axis(name: str) -> int | None:
-    """Return the axis of a parameter along which the blocks of attention heads stand, in the canonical layout; None: it has none."""
+    """Return the axis of a canonical parameter along which the blocks of attention heads stand, if any."""
     _, inside, rest = name.rpartition("attention.")
     place, _, leaf = rest.partition(".")
     if not inside or place not in ("query", "key", "value", "output"):

@@ -1,11 +1,15 @@
-"""In which way one tensor differs from another: looked for from what porting does wrong most often to what nobody can name."""
+"""In which way one tensor differs from another.
+
+Looked for from what porting does wrong most often to what nobody can name.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +19,10 @@ from concord.spec.sources.layouts import contiguous
 
 Array = NDArray[Any]
 
-Kind = Literal[
-    "same", "same numbers", "signs of zeros", "transposed", "heads permuted", "heads interleaved", "rows shifted", "rows permuted", "columns permuted", "elements permuted",
-    "rows missing", "rounded", "scaled", "offset", "all the same", "rounding", "some rows", "quantised", "another shape", "different",
-]  # fmt: skip
-"""How a tensor differs from another; see :data:`MEANINGS`."""
+Kind = str
+"""How a tensor differs from another: one of :data:`MEANINGS`."""
 
-MEANINGS: dict[str, str] = {
+MEANINGS: dict[Kind, str] = {
     "same": "the same bits",
     "same numbers": "the same numbers in another dtype",
     "signs of zeros": "it has the same numbers, but zeros of the other sign",
@@ -39,7 +40,8 @@ MEANINGS: dict[str, str] = {
     "all the same": "all its numbers are one and the same: it was never loaded",
     "rounding": "it differs in the last digits alone",
     "some rows": "few of its rows differ",
-    "quantised": "it has few different numbers, in all or in each of its rows or columns, near the many of the other",
+    "quantised": "it has few different numbers, in all or in each of its rows or columns, near the many "
+    "of the other",
     "another shape": "their shapes have nothing to do with each other",
     "different": "nothing of all that",
 }
@@ -60,10 +62,12 @@ LEVELS = 256
 """Different numbers that what went through 8 bits or fewer has, at most."""
 
 ALIKE = 0.5
-"""Root mean square of the differences, by that of the numbers, up to which few numbers may be the many of the other, quantised."""
+"""Root mean square of the differences, by that of the numbers, up to which few numbers may be the many of the
+other, quantised."""
 
 WHOLE = 2**22
-"""Numbers up to which all of a tensor is looked at for what is dear to find; of a larger one so many, from its beginning, to find what all of it is held to."""
+"""Numbers up to which all of a tensor is looked at for what is dear to find; of a larger one so many, from
+its beginning, to find what all of it is held to."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,9 @@ class Difference:
     """In which way a tensor differs.
 
     Attributes:
-        kind: one of :data:`Kind`.
-        by: how far: rows that it is shifted by, the number it is scaled by or that is added; how many rows, columns or elements; how many levels.
+        kind: one of :data:`MEANINGS`.
+        by: how far: rows that it is shifted by, the number it is scaled by or that is added; how many rows,
+            columns or elements; how many levels.
         precision: that it is rounded to.
         swapped: which of the two is the lower one, or has the further rows: ``"first"`` or ``"second"``.
         among: where so few levels are: in ``"all"``, in ``"each row"`` or in ``"each column"``.
@@ -82,7 +87,8 @@ class Difference:
         size: how many there are.
         largest: the largest difference, where both are finite.
         relative: the root mean square of these differences, by that of the first one's numbers.
-        odd: of the numbers that differ, those that are not both finite: what the first has (one of :data:`CALLED`), what the second has, and how often.
+        odd: of the numbers that differ, those that are not both finite: what the first has (one of
+            :data:`CALLED`), what the second has, and how often.
     """
 
     kind: Kind
@@ -99,6 +105,9 @@ class Difference:
     odd: tuple[tuple[str, str, int], ...] = ()
 
 
+Look = Callable[[Array, Array], Difference | None]
+"""Says in one way how a tensor differs from another; None: not so."""
+
 CALLED = ("a number", "NaN", "infinity", "-infinity")
 """What a number may be, as far as differences go."""
 
@@ -107,6 +116,10 @@ def digest(bits: Array) -> str:
     """Return the SHA-256 of a tensor's bits, in C order."""
     found = contiguous(np.asarray(bits))
     return hashlib.sha256(found.data.cast("B") if found.size else b"").hexdigest()
+
+
+SIZED = ("rounded", "scaled", "offset", "all the same", "rounding", "some rows", "quantised", "different")
+"""Kinds of which it is said how large the differences are."""
 
 
 def classify(first: Array, second: Array, heads: int = 1, head_axis: int | None = None) -> Difference:
@@ -121,107 +134,80 @@ def classify(first: Array, second: Array, heads: int = 1, head_axis: int | None 
         return _of_shapes(first, second)
     if _equal(first, second):
         return Difference("same numbers" if first.dtype != second.dtype else "same", size=first.size)
-    two = _Two(first, second, heads, head_axis)
     with np.errstate(all="ignore"):
-        if any(array.dtype.kind != "f" for array in (first, second)):
-            return _other(two)
-        return next(found for look in _LOOKS for found in [look(two)] if found)
-
-
-@dataclass(frozen=True)
-class _Two:
-    """Two tensors of one shape, the heads of the model and the axis along which their blocks stand."""
-
-    first: Array
-    second: Array
-    heads: int
-    axis: int | None
+        found = Difference("different")
+        if first.dtype.kind == second.dtype.kind == "f":
+            moved: Look = partial(_heads, heads=heads, axis=head_axis)
+            looks: list[Look] = [_signs, _transposed, moved, *_LOOKS]
+            found = next(filter(None, (look(first, second) for look in looks)), found)
+        sizes = _sizes(first, second) if found.kind in SIZED else {"size": first.size}
+    return replace(found, **sizes)
 
 
 def _of_shapes(first: Array, second: Array) -> Difference:
-    if first.ndim == 2 and first.shape == second.shape[::-1] and _equal(first.T, second):
+    if first.ndim == 2 and _equal(first.T, second):
         return Difference("transposed", size=first.size)
-    if first.ndim == second.ndim and first.ndim > 0 and first.shape[1:] == second.shape[1:]:
-        rows = min(len(first), len(second))
-        if rows and _equal(first[:rows], second[:rows]):
-            return Difference(
-                "rows missing",
-                by=abs(len(first) - len(second)),
-                swapped="first" if len(first) > rows else "second",
-                size=rows,
-            )
-        for shift in range(1, min(FARTHEST, rows - 1) + 1):
-            longer, shorter = (first, second) if len(first) >= len(second) else (second, first)
-            if len(longer) - shift >= len(shorter) and _equal(longer[shift : shift + len(shorter)], shorter):
+    if first.ndim == second.ndim > 0 and first.shape[1:] == second.shape[1:]:
+        longer, shorter = (first, second) if len(first) >= len(second) else (second, first)
+        rows, further = len(shorter), "first" if longer is first else "second"
+        if rows and _equal(longer[:rows], shorter):
+            return Difference("rows missing", by=len(longer) - rows, swapped=further, size=rows)
+        for shift in range(1, min(FARTHEST, rows - 1, len(longer) - rows) + 1):
+            if _equal(longer[shift : shift + rows], shorter):
                 return Difference("rows shifted", by=-shift if longer is first else shift, size=first.size)
     return Difference("another shape", size=first.size)
 
 
-def _signs(two: _Two) -> Difference | None:
-    first, second = two.first, two.second
+def _signs(first: Array, second: Array) -> Difference | None:
     if first.dtype != second.dtype or not all((one == other).all() for one, other in _strips(first, second)):
         return None
-    return Difference(
-        "signs of zeros",
-        by=sum(int(np.count_nonzero(~_alike(one, other))) for one, other in _strips(first, second)),
-        size=first.size,
-    )
+    apart = (np.count_nonzero(~_alike(one, other)) for one, other in _strips(first, second))
+    return Difference("signs of zeros", by=int(sum(apart)))
 
 
-def _transposed(two: _Two) -> Difference | None:
-    first, second = two.first, two.second
-    square = first.ndim == 2 and first.shape[0] == first.shape[1]
-    return Difference("transposed", size=first.size) if square and _equal(first.T, second) else None
+def _transposed(first: Array, second: Array) -> Difference | None:
+    return Difference("transposed") if first.ndim == 2 and _equal(first.T, second) else None
 
 
-def _heads(two: _Two) -> Difference | None:
-    first, second = two.first, two.second
-    heads, axis = two.heads, two.axis
-    if axis is None or heads < 2 or first.shape[axis] % heads:
+def _heads(first: Array, second: Array, heads: int, axis: int | None) -> Difference | None:
+    if (
+        axis is None
+        or heads < 2
+        or first.shape[axis] % heads
+        or _signs(first, second)
+        or _transposed(first, second)
+    ):
         return None
-    mine, other = (np.split(array, heads, axis) for array in (first, second))
-    order = _order([digest(block) for block in other], [digest(block) for block in mine])
-    if order:
-        return Difference("heads permuted", order=tuple(order), size=first.size)
+    mine, other = ([digest(block) for block in np.split(array, heads, axis)] for array in (first, second))
+    if sorted(mine) == sorted(other):
+        places: dict[str, list[int]] = {}
+        for place, key in enumerate(mine):
+            places.setdefault(key, []).append(place)
+        return Difference("heads permuted", order=tuple(places[key].pop(0) for key in other))
     width = first.shape[axis] // heads
     for outer, inner in ((heads, width), (width, heads)):
         split = (*first.shape[:axis], outer, inner, *first.shape[axis + 1 :])
         if _equal(first.reshape(split).swapaxes(axis, axis + 1).reshape(first.shape), second):
-            return Difference("heads interleaved", size=first.size)
+            return Difference("heads interleaved")
     return None
 
 
-def _order(found: Sequence[str], wanted: Sequence[str]) -> list[int]:
-    """Return where each of the found ones stands among the wanted, or nothing if they are not the same ones."""
-    if sorted(found) != sorted(wanted):
-        return []
-    places: dict[str, list[int]] = {}
-    for place, key in enumerate(wanted):
-        places.setdefault(key, []).append(place)
-    return [places[key].pop(0) for key in found]
-
-
-def _shifted(two: _Two) -> Difference | None:
-    first, second = two.first, two.second
-    if first.ndim != 2:
-        return None
-    for shift in range(1, min(FARTHEST, len(first) - 2) + 1):
-        if _equal(first[:-shift], second[shift:]):
-            return Difference("rows shifted", by=shift, size=first.size)
-        if _equal(first[shift:], second[:-shift]):
-            return Difference("rows shifted", by=-shift, size=first.size)
+def _shifted(first: Array, second: Array) -> Difference | None:
+    for shift in range(1, min(FARTHEST, len(first) - 2) + 1) if first.ndim == 2 else ():
+        for by, above, below in ((shift, first, second), (-shift, second, first)):
+            if _equal(above[:-shift], below[shift:]):
+                return Difference("rows shifted", by=by)
     return None
 
 
-def _reordered(two: _Two) -> Difference | None:
-    first, second = two.first, two.second
+def _reordered(first: Array, second: Array) -> Difference | None:
     if first.dtype != second.dtype or not 1 <= first.ndim <= 2:
         return None
     for axis, kind in enumerate(_PERMUTED[first.ndim]):
-        mine, other = contiguous(np.moveaxis(first, axis, 0)), contiguous(np.moveaxis(second, axis, 0))
+        mine, other = (contiguous(np.moveaxis(array, axis, 0)) for array in (first, second))
         moved = np.flatnonzero(~_alike(mine, other).reshape(len(mine), -1).all(1))
         if sorted(digest(mine[place]) for place in moved) == sorted(digest(other[place]) for place in moved):
-            return Difference(kind, by=len(moved), rows=tuple(moved[:5].tolist()), size=first.size)
+            return Difference(kind, by=len(moved), rows=tuple(moved[:5].tolist()))
     return None
 
 
@@ -229,89 +215,71 @@ _PERMUTED: dict[int, tuple[Kind, ...]] = {1: ("elements permuted",), 2: ("rows p
 """What is permuted along each axis, by the number of axes."""
 
 
-def _rounded(two: _Two) -> Difference | None:
-    first, second = two.first, two.second
+def _sides(first: Array, second: Array) -> tuple[tuple[Array, Array, str], ...]:
+    """Return one and the other of two tensors, and which the one is; the second comes first."""
+    return (second, first, "second"), (first, second, "first")
+
+
+def _rounded(first: Array, second: Array) -> Difference | None:
     for name in LOWER:
-        target = precision(name)
-        if _equal(target.round(first), second) and np.isfinite(second).all():
-            return Difference("rounded", precision=name, swapped="second", **_sizes(first, second))
-        if _equal(target.round(second), first) and np.isfinite(first).all():
-            return Difference("rounded", precision=name, swapped="first", **_sizes(first, second))
+        for low, high, which in _sides(first, second):
+            if _equal(precision(name).round(high), low) and np.isfinite(low).all():
+                return Difference("rounded", precision=name, swapped=which)
     return None
 
 
-def _constant(two: _Two) -> Difference | None:
-    first, second = two.first, two.second
-    if np.isnan(first).all() and np.isnan(second).all():
+def _constant(first: Array, second: Array) -> Difference | None:
+    if first.size < 2 or (np.isnan(first).all() and np.isnan(second).all()):
         return None
-    if second.size > 1 and _is_one(second):
-        return Difference("all the same", by=float(second.flat[0]), swapped="second", **_sizes(first, second))
-    if first.size > 1 and _is_one(first):
-        return Difference("all the same", by=float(first.flat[0]), swapped="first", **_sizes(first, second))
+    for one, _, which in _sides(first, second):
+        if (one == one.flat[0]).all() or np.isnan(one).all():
+            return Difference("all the same", by=float(one.flat[0]), swapped=which)
     return None
 
 
-def _is_one(array: Array) -> bool:
-    return bool((array == array.flat[0]).all() or np.isnan(array).all())
-
-
-def _scaled(two: _Two) -> Difference | None:
-    first, second = two.first, two.second
+def _scaled(first: Array, second: Array) -> Difference | None:
     mine, other = _wide(first), _wide(second)
     squares = float(mine @ mine)
     by = float(mine @ other) / squares if squares else 0.0
     if first.size < 2 or by == 0.0 or not np.isfinite(by) or abs(by - 1) < 1e-6:
         return None
-    return (
-        Difference("scaled", by=by, **_sizes(first, second))
-        if _near(first, second, lambda numbers: numbers * by)
-        else None
-    )
+    return Difference("scaled", by=by) if _near(first, second, lambda numbers: numbers * by) else None
 
 
-def _offset(two: _Two) -> Difference | None:
-    first, second = two.first, two.second
-    mine, other = _wide(first), _wide(second)
-    by = float(np.median(other - mine))
+def _offset(first: Array, second: Array) -> Difference | None:
+    by = float(np.median(_wide(second) - _wide(first)))
     if first.size < 2 or by == 0.0 or not np.isfinite(by):
         return None
     largest = max(_largest(wide.astype(np.float64)) for pair in _strips(first, second) for wide in pair)
-    return (
-        Difference("offset", by=by, **_sizes(first, second))
-        if abs(by) > 1e-5 * largest and _near(first, second, lambda numbers: numbers + by, largest)
-        else None
-    )
+    near = abs(by) > 1e-5 * largest and _near(first, second, lambda numbers: numbers + by, largest)
+    return Difference("offset", by=by) if near else None
 
 
-def _rounding(two: _Two) -> Difference | None:
-    first, second = two.first, two.second
-    return Difference("rounding", **_sizes(first, second)) if _near(first, second) else None
+def _rounding(first: Array, second: Array) -> Difference | None:
+    return Difference("rounding") if _near(first, second) else None
 
 
-def _rows(two: _Two) -> Difference | None:
-    first, second = two.first, two.second
+def _rows(first: Array, second: Array) -> Difference | None:
     if first.ndim != 2:
         return None
     apart = np.flatnonzero(~_alike(first, second).all(1))
-    if len(apart) > FEW_ROWS * len(first):
-        return None
-    return Difference("some rows", by=len(apart), rows=tuple(apart[:5].tolist()), **_sizes(first, second))
+    few = len(apart) <= FEW_ROWS * len(first)
+    return Difference("some rows", by=len(apart), rows=tuple(apart[:5].tolist())) if few else None
 
 
-def _quantised(two: _Two) -> Difference | None:
-    sizes = _sizes(two.first, two.second)
-    if two.first.ndim != 2 or sizes["relative"] > ALIKE:
+def _quantised(first: Array, second: Array) -> Difference | None:
+    if first.ndim != 2 or _sizes(first, second)["relative"] > ALIKE:
         return None
-    for low, high, which in ((two.second, two.first, "second"), (two.first, two.second, "first")):
+    for low, high, which in _sides(first, second):
         for axis, among in ((None, "all"), (0, "each row"), (1, "each column")):
             few, many = _levels(low, axis), _levels(high, axis)
             if few <= LEVELS and 2 * few < many:
-                return Difference("quantised", by=few, swapped=which, among=among, **sizes)
+                return Difference("quantised", by=few, swapped=which, among=among)
     return None
 
 
 def _levels(array: Array, axis: int | None) -> int:
-    """Return how many different numbers a matrix has, or the most that one of its rows (axis 0) or columns (axis 1) has."""
+    """Return how many different numbers a matrix has, or the most that a row or column has: axis 0 or 1."""
     if axis is None:
         beginning = np.unique(array.reshape(-1)[:WHOLE]).size
         return beginning if beginning > LEVELS or array.size <= WHOLE else np.unique(array).size
@@ -319,14 +287,18 @@ def _levels(array: Array, axis: int | None) -> int:
     return int(np.count_nonzero(np.diff(ordered, axis=1), axis=1).max(initial=0)) + 1
 
 
-def _other(two: _Two) -> Difference:
-    first, second = two.first, two.second
-    return Difference("different", **_sizes(first, second))
-
-
-_LOOKS: tuple[Callable[[_Two], Difference | None], ...] = (
-    _signs, _transposed, _heads, _shifted, _reordered, _rounded, _constant, _scaled, _offset, _rounding, _rows, _quantised, _other,
-)  # fmt: skip
+_LOOKS: tuple[Look, ...] = (
+    _shifted,
+    _reordered,
+    _rounded,
+    _constant,
+    _scaled,
+    _offset,
+    _rounding,
+    _rows,
+    _quantised,
+)
+"""What is looked for after that, from what porting does wrong most often on."""
 
 
 def _equal(first: Array, second: Array) -> bool:
@@ -336,7 +308,10 @@ def _equal(first: Array, second: Array) -> bool:
 
 
 def _alike(one: Array, other: Array) -> NDArray[np.bool_]:
-    """Say of each number whether it has the same bits in both; of two dtypes, whether it is the same number, or NaN in both."""
+    """Say of each number whether it has the same bits in both.
+
+    Of two dtypes, whether it is the same number, or NaN in both.
+    """
     if one.dtype == other.dtype:
         bits = f"u{one.dtype.itemsize}"
         return np.asarray(one.view(bits) == other.view(bits))

@@ -10,7 +10,8 @@ from concord.spec.config import EncoderConfig
 from concord.spec.sources.table import POSITIONS
 
 USUAL = {
-    "heads permuted": "the heads of this tensor alone were reordered, or all of the layer's: then the model computes the same",
+    "heads permuted": "the heads of this tensor alone were reordered, or all of the layer's: then the "
+    "model computes the same",
     "heads interleaved": "the width was split as (head_dim, heads) where it is (heads, head_dim)",
     "rounding": "it was computed again, or went through another precision and back",
 }
@@ -27,13 +28,18 @@ def say(found: Difference, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> s
     size = _size(found)
     said = {
         "same numbers": "the same numbers in another dtype",
-        "signs of zeros": f"{found.by:g} {'zero has' if found.by == 1 else 'zeros have'} the other sign; all other bits are the same",
+        "signs of zeros": f"{found.by:g} {'zero has' if found.by == 1 else 'zeros have'} the other sign; "
+        "all other bits are the same",
         "transposed": "transposed",
-        "heads permuted": f"heads permuted: B's heads are A's {', '.join(map(str, found.order[:16]))}{' …' if len(found.order) > 16 else ''}",
-        "heads interleaved": "heads interleaved: what stands together for each head in A takes turns in B, or the other way about",
-        "rows shifted": f"rows are shifted by {abs(found.by):g}: row i of B is row i {'-' if found.by > 0 else '+'} {abs(found.by):g} of A",
+        "heads permuted": "heads permuted: B's heads are A's "
+        f"{', '.join(map(str, found.order[:16]))}{' …' if len(found.order) > 16 else ''}",
+        "heads interleaved": "heads interleaved: what stands together for each head in A takes turns in "
+        "B, or the other way about",
+        "rows shifted": f"rows are shifted by {abs(found.by):g}: row i of B is row i "
+        f"{'-' if found.by > 0 else '+'} {abs(found.by):g} of A",
         **{
-            f"{what} permuted": f"{found.by:g} {what} stand in another order, the first at {', '.join(map(str, found.rows))}"
+            f"{what} permuted": f"{found.by:g} {what} stand in another order, the first at "
+            f"{', '.join(map(str, found.rows))}"
             for what in ("rows", "columns", "elements")
         },
         "rows missing": f"{which} has {found.by:g} more rows; all others are the same",
@@ -82,7 +88,10 @@ def cause(name: str, found: Difference, config: EncoderConfig, square: bool) -> 
 
 def _causes(name: str, found: Difference, config: EncoderConfig, square: bool) -> Iterator[str]:
     if found.kind == "transposed":
-        yield f"a kernel of (out, in) was taken for one of (in, out), or the other way about{'; no shape shows it, since it is square' if square else ''}"
+        yield (
+            "a kernel of (out, in) was taken for one of (in, out), or the other way "
+            f"about{'; no shape shows it, since it is square' if square else ''}"
+        )
     elif found.kind in USUAL:
         yield USUAL[found.kind]
     elif found.kind.endswith("permuted"):
@@ -121,7 +130,10 @@ def _of_order(name: str, found: Difference) -> Iterator[str]:
     elif name.startswith("classifier") and found.kind != "rows permuted":
         yield "the classes were reordered"
     elif any(name.endswith(end) and found.kind == kind for end, kind in HIDDEN):
-        yield "the units between the two feed-forward layers were reordered: the model computes the same if all of the layer's tensors were"
+        yield (
+            "the units between the two feed-forward layers were reordered: the model computes the same "
+            "if all of the layer's tensors were"
+        )
     else:
         yield "they were sorted or mapped anew"
 

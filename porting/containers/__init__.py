@@ -52,7 +52,8 @@ def _never(path: Path, tensors: Mapping[str, Stored]) -> None:
 
 
 ONNX = Container("onnx", "", (), (), None, _never, looks=lambda _: False)
-"""Graphs, which are written alone (:mod:`concord.porting.onnx`): a program, and weights under names that nobody chose."""
+"""Graphs, which are written alone (:mod:`concord.porting.onnx`): a program, and weights under names that
+nobody chose."""
 
 __all__ = [
     "HDF5",

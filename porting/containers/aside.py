@@ -1,6 +1,9 @@
-"""Other people's files, opened by their own libraries in a process of its own: without a framework, or with one, and with limits.
+"""Other people's files, opened by their own libraries in a process of its own, with limits.
 
-What is read comes back through a safetensors file that nobody else sees, which is mapped; what is written goes there by another.
+Frameworks that are needed for a kind of file are imported there alone.
+
+What is read comes back through a safetensors file that nobody else sees, which is mapped; what is written
+goes there by another.
 """
 
 from __future__ import annotations
@@ -25,18 +28,22 @@ from concord.spec.errors import SpecError
 from concord.spec.files import opened
 
 TIME_LIMIT = 60.0
-"""Seconds that a file may take, and a framework to start besides; it may take one more for each :data:`PACE` bytes."""
+"""Seconds that a file may take, and a framework to start besides; it may take one more for each :data:`PACE`
+bytes."""
 
 PACE = 10 << 20
 
 MEMORY_LIMIT = 1 << 30
-"""Bytes that the process may hold beside the numbers of a file; four times as many where a framework is in it."""
+"""Bytes that the process may hold beside the numbers of a file; four times as many where a framework is in
+it."""
 
 GROWTH = 8
-"""How many times the bytes of a file its numbers may take; frameworks may hold as many, since they compress and copy."""
+"""How many times the bytes of a file its numbers may take; frameworks may hold as many, since they compress
+and copy."""
 
 DEEPEST, MOST = 50, 1 << 18
-"""How deep dictionaries may lie in each other, and how many entries there may be, each counted as often as it is met."""
+"""How deep dictionaries may lie in each other, and how many entries there may be, each counted as often as it
+is met."""
 
 Load = Callable[[Path], Mapping[str, Stored]]
 Save = Callable[[Path, Mapping[str, Stored]], None]
@@ -82,7 +89,8 @@ def write(save: Save, path: Path, tensors: Mapping[str, Stored], framework: str)
 
 
 _kept: dict[tuple[int, str], Process] = {}
-"""The processes of this one, by its number and the framework in them: they take a second to start, or many."""
+"""The processes of this one, by its number and the framework in them: they take a second to start, or
+many."""
 
 
 def _ask(act: Load | Save, path: Path, between: Path, framework: str) -> list[str]:

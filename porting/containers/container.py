@@ -26,7 +26,8 @@ class Container:
         endings: of the names of such files.
         begins: the first bytes of one; any of these.
         load: reads one, in a process of its own (:mod:`concord.porting.containers.aside`).
-        write: writes tensors, one by one, into a folder that is being written, which may get more than one file;
+        write: writes tensors, one by one, into a folder that is being written, which may get more than one
+            file;
             it raises SpecError if it cannot, or if this kind of file has no such dtype.
         framework: that ``load`` imports, by the extra that it comes with; empty: none.
         whole: reads one here, in place of ``load``.
@@ -44,7 +45,10 @@ class Container:
     looks: Callable[[Path], bool] | None = None
 
     def is_one(self, path: Path) -> bool:
-        """Say whether a file is of this kind, or the index of several; nothing but its first bytes is read."""
+        """Say whether a file is of this kind, or the index of several.
+
+        Nothing but its first bytes is read.
+        """
         if self.looks:
             return self.looks(path)
         if (
@@ -58,10 +62,13 @@ class Container:
             return file.read(16).startswith(self.begins)
 
     def read(self, path: Path) -> dict[str, Stored]:
-        """Return the tensors of a file, or of all files that an index names; their numbers are read when they are asked for.
+        """Return the tensors of a file, or of all files that an index names.
+
+        Their numbers are read when they are asked for.
 
         Raises:
-            SpecError: if it is no whole file of this kind, would have code run, or takes more than any file of weights;
+            SpecError: if it is no whole file of this kind, would have code run, or takes more than any file
+                of weights;
                 if the files of an index lie elsewhere, lack a tensor or have others.
         """
         if path.name.endswith(INDEX):

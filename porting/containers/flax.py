@@ -94,7 +94,7 @@ def _joined(entries: Mapping[str, Any]) -> Stored:
 
 
 def write(path: Path, tensors: Mapping[str, Stored]) -> None:
-    """Write tensors, one by one, as ``flax.serialization.msgpack_serialize`` writes dictionaries in each other.
+    """Write tensors, one by one, as ``flax.serialization`` writes dictionaries in each other.
 
     Raises:
         SpecError: if it cannot be written.

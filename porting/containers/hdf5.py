@@ -1,6 +1,9 @@
-"""HDF5 files of Keras: groups in each other, and datasets; ``.keras`` is an archive with one and the model's configuration.
+"""HDF5 files of Keras: groups in each other, and datasets.
 
-Links that lead elsewhere, to another name or another file, are refused, and so are datasets in pieces or compressed: Keras writes none.
+``.keras`` is an archive with one and the model's configuration.
+
+Links that lead elsewhere, to another name or another file, are refused, and so are datasets in pieces or
+compressed: Keras writes none.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ def load(path: Path | IO[bytes]) -> dict[str, Stored]:
 
 
 def load_keras(path: Path) -> dict[str, Stored]:
-    """Return the weights of an archive by their paths; its configuration, which may name code, is left alone."""
+    """Return the weights of an archive by their paths; its configuration may name code, and stays unread."""
     copy = tempfile.TemporaryFile()  # noqa: SIM115 - without a name: nothing is left of it, however this process ends
     with zipfile.ZipFile(path) as archive:
         entries = [entry for entry in archive.infolist() if entry.filename == WEIGHTS]
@@ -55,7 +58,9 @@ def load_keras(path: Path) -> dict[str, Stored]:
 
 
 def load_models(path: Path) -> dict[str, Stored]:
-    """Return the weights of a model of Hugging Face, as Keras 2 wrote them: ``<layer>/<model>/<name>:0``, by their names alone.
+    """Return the weights of a model of Hugging Face, as Keras 2 wrote them.
+
+    ``<layer>/<model>/<name>:0``, by their names alone.
 
     The name of the model, which nobody chose, is left out, and that of the layer with it.
     """

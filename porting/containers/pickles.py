@@ -1,6 +1,9 @@
-"""PyTorch's own files and PaddlePaddle's: pickles, that is, programs, of which nothing is run but what makes arrays.
+"""PyTorch's own files and PaddlePaddle's: pickles, that is, programs.
 
-Whatever class or function a pickle names is refused if it is not listed in :data:`ALLOWED`, where those of PyTorch are replaced.
+Of which nothing is run but what makes arrays.
+
+Whatever class or function a pickle names is refused if it is not listed in :data:`ALLOWED`, where those of
+PyTorch are replaced.
 Written without either: a pickle of PyTorch that ``torch.load`` reads with ``weights_only=True``.
 """
 
@@ -62,7 +65,10 @@ class _Storage:
 
 
 def _tensor(storage: _Storage, begin: int, shape: Any, stride: Any, *more: Any) -> Stored:
-    """Return what PyTorch's function makes; ``more``: gradients and hooks, and of the third version the dtype."""
+    """Return what PyTorch's function makes; ``more``: gradients and hooks.
+
+    And of the third version the dtype.
+    """
     if not isinstance(storage, _Storage) or len(shape) != len(stride):
         raise Refused("a tensor has no storage, or another number of axes than of strides")
     dtype = more[2] if len(more) > 2 else storage.kind
@@ -171,7 +177,10 @@ class _Reader(pickle.Unpickler):
 
 
 def load_torch(path: Path) -> Mapping[str, Stored]:
-    """Return the tensors of a file of PyTorch: an archive with a pickle and a member for each storage, or pickles and storages."""
+    """Return the tensors of a file of PyTorch: an archive with a pickle and a member for each storage.
+
+    Or pickles and storages.
+    """
     with path.open("rb") as file:
         archived = file.read(4) == b"PK\x03\x04"
     return _unwrapped(flat(_archive(path) if archived else _legacy(path)))
@@ -204,7 +213,10 @@ def _archive(path: Path) -> Any:
 
 
 def _legacy(path: Path) -> Any:
-    """Read five pickles, then the storages one after the other, each behind the number of its elements; or PaddlePaddle's one pickle."""
+    """Read five pickles, then the storages one after the other, each behind the number of its elements.
+
+    Or PaddlePaddle's one pickle.
+    """
     file = path.open("rb")
     if not file.peek(1):
         raise Refused("it is empty")
@@ -248,7 +260,10 @@ def _unwrapped(tensors: dict[str, Stored]) -> dict[str, Stored]:
 
 
 def load_paddle(path: Path) -> Mapping[str, Stored]:
-    """Return the arrays of a file of PaddlePaddle, which keeps bfloat16 as uint16, and has no tensors of that."""
+    """Return the arrays of a file of PaddlePaddle, which keeps bfloat16 as uint16.
+
+    And has no tensors of that.
+    """
     found = flat(_legacy(path))
     return {
         name: Stored("bfloat16", one.shape, one.bits) if one.dtype == "uint16" else one

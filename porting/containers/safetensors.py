@@ -1,4 +1,6 @@
-"""Safetensors: eight bytes with the length of a JSON header, the header, and the tensors behind it; memory-mapped.
+"""Safetensors: eight bytes with the length of a JSON header, the header, and the tensors behind it.
+
+Memory-mapped.
 
 https://huggingface.co/docs/safetensors. The format's own library says whether a file is one.
 """
@@ -35,14 +37,16 @@ CODES = {
 """What the format calls dtypes."""
 
 LONGEST_HEADER = 1 << 24
-"""Bytes of a header: of some 100,000 tensors. The library reads six times as many, which may take gigabytes."""
+"""Bytes of a header: of some 100,000 tensors. The library reads six times as many, which may take
+gigabytes."""
 
 
 def read(path: Path) -> dict[str, Stored]:
     """Return the tensors of a file; nothing but its header is read.
 
     Raises:
-        SpecError: if it is no such file: cut off, tensors that overlap, lie beyond its end or leave gaps, unknown dtypes.
+        SpecError: if it is no such file: cut off, tensors that overlap, lie beyond its end or leave gaps,
+            unknown dtypes.
     """
     with opened(path) as file:
         total, length = file.seek(0, 2), 0

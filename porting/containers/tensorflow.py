@@ -1,4 +1,4 @@
-"""Checkpoints of TensorFlow: an index and data beside it, read and written by TensorFlow in a process of its own."""
+"""Checkpoints of TensorFlow: an index and data beside it, read and written by TensorFlow itself."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def _bits(reader: object, name: str) -> Bits:
 
 
 def write(path: Path, tensors: Mapping[str, Stored]) -> None:
-    """Write tensors; where they bear the keys of TensorFlow 2, with the graph of objects by which it finds them.
+    """Write tensors; where they bear the keys of TensorFlow 2.
+
+    With the graph of objects by which it finds them.
 
     Raises:
         SpecError: if it has no such dtype or is not installed, or they cannot be written.

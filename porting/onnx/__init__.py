@@ -1,1 +1,4 @@
-"""A checkpoint as an ONNX graph: the model itself, for whoever runs graphs. Written alone; every tap can be an output."""
+"""A checkpoint as an ONNX graph: the model itself, for whoever runs graphs. Written alone.
+
+Every tap can be an output.
+"""

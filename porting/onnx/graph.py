@@ -23,7 +23,8 @@ PARTS = OF_IDS
 def write(path: Path, checkpoint: Checkpoint, every_tap: bool = False) -> None:
     """Write a model as a graph.
 
-    Its inputs are ``input_ids`` and, where the configuration has segments, ``segment_ids``, int64 (B, T); its output is that of the part
+    Its inputs are ``input_ids`` and, where the configuration has segments, ``segment_ids``, int64 (B, T); its
+    output is that of the part
     (:func:`concord.spec.tensors.output_name`).
 
     Args:

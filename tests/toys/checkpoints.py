@@ -103,7 +103,10 @@ def read(folder: Path) -> None:
 
 
 def read_as_it_is(folder: Path) -> None:
-    """Read one of this project's own, whose digests are made those of what is spoilt: somebody who wants to do harm writes them too."""
+    """Read one of this project's own, whose digests are made those of what is spoilt.
+
+    Somebody who wants to do harm writes them too.
+    """
     path = folder / checkpoints.CONTENTS
     said = path.read_bytes()
     try:

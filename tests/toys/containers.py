@@ -1,4 +1,6 @@
-"""Files of weights spoilt from within: taken apart, changed, and put together again, with the checksums that belong to them.
+"""Files of weights spoilt from within: taken apart, changed, and put together again.
+
+With the checksums that belong to them.
 
 What is only cut off or flipped is mostly noticed at once; what is spoilt here gets as far as a reader goes.
 """
@@ -63,7 +65,10 @@ NAMES = (
 
 
 def pointed_elsewhere(content: bytes, random: Random) -> bytes:
-    """Change a whole number of eight bytes that may be a place in the file, or a length: into another one of them, or one that leads nowhere."""
+    """Change a whole number of eight bytes that may be a place in the file, or a length.
+
+    Into another one of them, or one that leads nowhere.
+    """
     words = [
         place
         for place in range(0, len(content) - 7, 8)
@@ -89,7 +94,8 @@ FIELDS = {
     b"PK\x03\x04": ((6, 2), (8, 2), (14, 4), (18, 4), (22, 4), (26, 2), (28, 2)),
     b"PK\x05\x06": ((8, 2), (10, 2), (12, 4), (16, 4), (20, 2)),
 }
-"""Where in the records of an archive stand flags, ways of compression, checksums, lengths and places: https://pkware.cachefly.net/webdocs/APPNOTE/APPNOTE-6.3.9.TXT."""
+"""Where in the records of an archive stand flags, ways of compression, checksums, lengths and places:
+https://pkware.cachefly.net/webdocs/APPNOTE/APPNOTE-6.3.9.TXT."""
 
 
 @or_flipped
@@ -161,18 +167,85 @@ def torch_changed(content: bytes, random: Random) -> bytes:
 # Pickles.
 
 STEPS: tuple[bytes, ...] = (
-    pickle.NONE, pickle.MARK, pickle.POP, pickle.POP_MARK, pickle.DUP, pickle.STOP, pickle.TUPLE, pickle.TUPLE2, pickle.TUPLE3, pickle.LIST, pickle.DICT, pickle.APPEND, pickle.APPENDS,
-    pickle.SETITEM, pickle.SETITEMS, pickle.REDUCE, pickle.NEWOBJ, pickle.BUILD, pickle.BINPERSID, pickle.MEMOIZE, pickle.EMPTY_DICT, pickle.EMPTY_SET, pickle.FROZENSET, pickle.STACK_GLOBAL, pickle.NEWOBJ_EX, pickle.OBJ,
-    pickle.EMPTY_LIST * 2000, pickle.DUP * 2000, pickle.TUPLE1 * 2000, pickle.MARK * 2000, (pickle.EMPTY_LIST + pickle.APPEND) * 99,
-    pickle.BININT + struct.pack("<i", -1), pickle.BININT + struct.pack("<i", 2**31 - 1), pickle.LONG1 + b"\x09" + bytes(8) + b"\x01", pickle.LONG4 + struct.pack("<i", 2000) + b"\x7f" * 2000, pickle.LONG4 + struct.pack("<i", -5),
-    pickle.INT + b"9" * 5000 + b"\n", pickle.LONG + b"-1L\n", pickle.FLOAT + b"nan\n", pickle.FLOAT + b"1e999\n", pickle.BINFLOAT + b"\xff" * 8, pickle.NEWTRUE, pickle.INT + b"01\n",
-    pickle.BINUNICODE + b"\xff\xff\xff\xff", pickle.BINUNICODE8 + b"\xff" * 8, pickle.BINBYTES8 + b"\xff" * 7 + b"\x7f", pickle.BINSTRING + b"\xff\xff\xff\xff", pickle.SHORT_BINUNICODE + b"\x03\x1b[m", pickle.SHORT_BINUNICODE + b"\x02\xff\xfe",
-    pickle.UNICODE + b"\\ud800\n", pickle.STRING + b"'a\\x41'\n", pickle.SHORT_BINBYTES + b"\x00", pickle.BYTEARRAY8 + bytes(8), pickle.FRAME + b"\xff" * 8,
-    pickle.GLOBAL + b"posix\nsystem\n", pickle.GLOBAL + b"torch\nQInt8Storage\n", pickle.GLOBAL + b"torch\nDoubleStorage\n", pickle.GLOBAL + b"torch._utils\n_rebuild_tensor_v3\n", pickle.GLOBAL + b"torch._utils\n_rebuild_parameter\n", pickle.GLOBAL + b"numpy\ndtype\n",
-    pickle.GLOBAL + b"collections\nOrderedDict\n", pickle.GLOBAL + b"collections\ndefaultdict\n", pickle.GLOBAL + b"numpy.core.numeric\n_frombuffer\n", pickle.GLOBAL + b"_codecs\nencode\n", pickle.GLOBAL + b"builtins\nbytes\n", pickle.GLOBAL + b"\xff\n\n",
-    pickle.BINGET + b"\x00", pickle.BINGET + b"\xff", pickle.GET + b"-1\n", pickle.PUT + b"99999999999\n", pickle.LONG_BINPUT + b"\xff" * 4, pickle.PERSID + b"x\n", pickle.EXT1 + b"\x01", pickle.INST + b"os\nsystem\n", pickle.NEXT_BUFFER, b"\x00",
-)  # fmt: skip
-"""Steps of a pickle that are put where others were: what nobody expects there, endless, huge, or below zero."""
+    pickle.NONE,
+    pickle.MARK,
+    pickle.POP,
+    pickle.POP_MARK,
+    pickle.DUP,
+    pickle.STOP,
+    pickle.TUPLE,
+    pickle.TUPLE2,
+    pickle.TUPLE3,
+    pickle.LIST,
+    pickle.DICT,
+    pickle.APPEND,
+    pickle.APPENDS,
+    pickle.SETITEM,
+    pickle.SETITEMS,
+    pickle.REDUCE,
+    pickle.NEWOBJ,
+    pickle.BUILD,
+    pickle.BINPERSID,
+    pickle.MEMOIZE,
+    pickle.EMPTY_DICT,
+    pickle.EMPTY_SET,
+    pickle.FROZENSET,
+    pickle.STACK_GLOBAL,
+    pickle.NEWOBJ_EX,
+    pickle.OBJ,
+    pickle.EMPTY_LIST * 2000,
+    pickle.DUP * 2000,
+    pickle.TUPLE1 * 2000,
+    pickle.MARK * 2000,
+    (pickle.EMPTY_LIST + pickle.APPEND) * 99,
+    pickle.BININT + struct.pack("<i", -1),
+    pickle.BININT + struct.pack("<i", 2**31 - 1),
+    pickle.LONG1 + b"\x09" + bytes(8) + b"\x01",
+    pickle.LONG4 + struct.pack("<i", 2000) + b"\x7f" * 2000,
+    pickle.LONG4 + struct.pack("<i", -5),
+    pickle.INT + b"9" * 5000 + b"\n",
+    pickle.LONG + b"-1L\n",
+    pickle.FLOAT + b"nan\n",
+    pickle.FLOAT + b"1e999\n",
+    pickle.BINFLOAT + b"\xff" * 8,
+    pickle.NEWTRUE,
+    pickle.INT + b"01\n",
+    pickle.BINUNICODE + b"\xff\xff\xff\xff",
+    pickle.BINUNICODE8 + b"\xff" * 8,
+    pickle.BINBYTES8 + b"\xff" * 7 + b"\x7f",
+    pickle.BINSTRING + b"\xff\xff\xff\xff",
+    pickle.SHORT_BINUNICODE + b"\x03\x1b[m",
+    pickle.SHORT_BINUNICODE + b"\x02\xff\xfe",
+    pickle.UNICODE + b"\\ud800\n",
+    pickle.STRING + b"'a\\x41'\n",
+    pickle.SHORT_BINBYTES + b"\x00",
+    pickle.BYTEARRAY8 + bytes(8),
+    pickle.FRAME + b"\xff" * 8,
+    pickle.GLOBAL + b"posix\nsystem\n",
+    pickle.GLOBAL + b"torch\nQInt8Storage\n",
+    pickle.GLOBAL + b"torch\nDoubleStorage\n",
+    pickle.GLOBAL + b"torch._utils\n_rebuild_tensor_v3\n",
+    pickle.GLOBAL + b"torch._utils\n_rebuild_parameter\n",
+    pickle.GLOBAL + b"numpy\ndtype\n",
+    pickle.GLOBAL + b"collections\nOrderedDict\n",
+    pickle.GLOBAL + b"collections\ndefaultdict\n",
+    pickle.GLOBAL + b"numpy.core.numeric\n_frombuffer\n",
+    pickle.GLOBAL + b"_codecs\nencode\n",
+    pickle.GLOBAL + b"builtins\nbytes\n",
+    pickle.GLOBAL + b"\xff\n\n",
+    pickle.BINGET + b"\x00",
+    pickle.BINGET + b"\xff",
+    pickle.GET + b"-1\n",
+    pickle.PUT + b"99999999999\n",
+    pickle.LONG_BINPUT + b"\xff" * 4,
+    pickle.PERSID + b"x\n",
+    pickle.EXT1 + b"\x01",
+    pickle.INST + b"os\nsystem\n",
+    pickle.NEXT_BUFFER,
+    b"\x00",
+)
+"""Steps of a pickle that are put where others were: what nobody expects there, endless, huge, or below
+zero."""
 
 
 def taken_apart(content: bytes) -> list[bytes]:

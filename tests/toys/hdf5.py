@@ -1,4 +1,7 @@
-"""HDF5 files spoilt from within, by the library that writes them; in a copy of this process, which a file that is spoilt already may end."""
+"""HDF5 files spoilt from within, by the library that writes them; in a copy of this process.
+
+Which a file that is spoilt already may end.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,10 @@ def made_anew(file: Any, name: str, random: Random) -> None:
     old = np.asarray(file[name]) if isinstance(file[name], h5py.Dataset) else np.zeros((2, 3), np.float32)
     del file[name]
     made: tuple[Callable[[], Any], ...] = (
-        *(lambda kind=kind: file.create_dataset(name, data=old.astype(kind)) for kind in (">f4", "f8", "f2", "i8", "u1", "?", "c8", "S3")),
+        *(
+            lambda kind=kind: file.create_dataset(name, data=old.astype(kind))
+            for kind in (">f4", "f8", "f2", "i8", "u1", "?", "c8", "S3")
+        ),
         lambda: file.create_dataset(name, data=old.astype("f4").view("V4")),
         lambda: file.create_dataset(name, data=old.astype("f2").view("V2")),
         lambda: file.create_dataset(name, (3,), h5py.string_dtype()),
@@ -92,12 +98,14 @@ def made_anew(file: Any, name: str, random: Random) -> None:
         lambda: file.create_dataset(name, (0, 5), "f4"),
         lambda: file.create_dataset(name, (1 << 40, 1 << 10), "f4"),
         lambda: file.create_dataset(name, (1 << 36,), "f4", chunks=(1 << 20,), compression="gzip"),
-        lambda: file.create_dataset(name, data=np.zeros((4, 6), np.float32), chunks=(2, 3), maxshape=(None, 6)),
+        lambda: file.create_dataset(
+            name, data=np.zeros((4, 6), np.float32), chunks=(2, 3), maxshape=(None, 6)
+        ),
         lambda: file.create_dataset(name, data=old.astype("f4"), fletcher32=True, chunks=True),
         lambda: file.create_dataset(name, (4,), "f4", external=[("/etc/passwd", 0, 16)]),
         lambda: file.create_group(name).create_group("x"),
         lambda: file.create_dataset(name, (1,) * 32, "f4"),
-    )  # fmt: skip
+    )
     random.choice(made)()
 
 

@@ -10,10 +10,61 @@ from random import Random
 from typing import Any
 
 NASTY: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 2, 3, 7, 0.5, -0.0, 1e308, -1e-320, 2**31, 2**53, 2**63, -(2**63) - 1, 10_000_000, 10**400, float("nan"), float("inf"),
-    "", " ", "x", "1", "nan", "inf", "cpu", "..", "../../x", "/dev/zero", "-oProxyCommand=id", "torch", "[/red]", "[bold", "\x1b[31m", "a\nb", "\x00", "\ud800", "\u202e", "é" * 400, "{n}", "{3i+1}", "layers.0", "*",
-    [], {}, [[]], [1], ["x"], [None], {"": 1}, {"x": {}}, [[1, 2], [3]],
-)  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2,
+    3,
+    7,
+    0.5,
+    -0.0,
+    1e308,
+    -1e-320,
+    2**31,
+    2**53,
+    2**63,
+    -(2**63) - 1,
+    10_000_000,
+    10**400,
+    float("nan"),
+    float("inf"),
+    "",
+    " ",
+    "x",
+    "1",
+    "nan",
+    "inf",
+    "cpu",
+    "..",
+    "../../x",
+    "/dev/zero",
+    "-oProxyCommand=id",
+    "torch",
+    "[/red]",
+    "[bold",
+    "\x1b[31m",
+    "a\nb",
+    "\x00",
+    "\ud800",
+    "\u202e",
+    "é" * 400,
+    "{n}",
+    "{3i+1}",
+    "layers.0",
+    "*",
+    [],
+    {},
+    [[]],
+    [1],
+    ["x"],
+    [None],
+    {"": 1},
+    {"x": {}},
+    [[1, 2], [3]],
+)
 
 
 def mutated(
@@ -35,7 +86,10 @@ def mutated(
 
 
 def or_flipped(way: Callable[[bytes, Random], bytes]) -> Callable[[bytes, Random], bytes]:
-    """Return a way for what a library takes apart; what is spoilt already, or cannot be put together again, is flipped."""
+    """Return a way for what a library takes apart; what is spoilt already.
+
+    Or cannot be put together again, is flipped.
+    """
 
     @wraps(way)
     def tried(content: bytes, random: Random) -> bytes:

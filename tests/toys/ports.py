@@ -1,4 +1,7 @@
-"""The reference as ports make it: with a fault of the table, or with steps, weights and options that are others."""
+"""The reference as ports make it: with a fault of the table.
+
+Or with steps, weights and options that are others.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ SCORES, WEIGHTS = (f"layers.0.attention.{step}" for step in ("scores", "weights"
 
 
 def run_with(fault: Bug, case: Case, dtype: str = "float32", seed: int = 97) -> Run | None:
-    """Return what a port with a fault would: the reference in rounded arithmetic; None where the case cannot have it."""
+    """Return what a port with a fault would: the reference in rounded arithmetic.
+
+    None where the case cannot have it.
+    """
     try:
         return _run(truth_with(fault.change, case, Arithmetic(dtype, shuffle=seed), dtype), dtype)
     except (spec.SpecError, KeyError, IndexError, ValueError):

@@ -1,4 +1,7 @@
-"""Files that are spoilt one at a time and read: in bounded time and memory, and nothing but what is said in a line is raised."""
+"""Files that are spoilt one at a time and read: in bounded time and memory.
+
+And nothing but what is said in a line is raised.
+"""
 
 from __future__ import annotations
 
