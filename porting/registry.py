@@ -72,7 +72,7 @@ class Format:
         return of_backend(self.backend, self.spelled) if self.backend else canonical()
 
     @property
-    def companions(self) -> tuple[str, ...]:
+    def carried(self) -> tuple[str, ...]:
         """Files beside the weights that it takes as they are: the tokenizer and labels.
 
         What other projects' folders have no place for only if it is none.

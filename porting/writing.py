@@ -243,7 +243,7 @@ def keras_members(checkpoint: Checkpoint) -> dict[str, bytes]:
 def _carried(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
     """Return the files that a format takes as they are."""
     own = tuple(name for name in checkpoint.files if name.endswith(folders.FOREIGN) and not form.source)
-    return {name: checkpoint.files[name] for name in (*form.companions, *own) if name in checkpoint.files}
+    return {name: checkpoint.files[name] for name in (*form.carried, *own) if name in checkpoint.files}
 
 
 def configuration(checkpoint: Checkpoint, table: Table) -> dict[str, Any]:

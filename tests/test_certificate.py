@@ -152,7 +152,7 @@ def test_a_wrong_port_fails_by_the_tensors_name(mistake: str) -> None:
     change, names, words = WRONG[mistake]
     source, target = porting.from_weights(CONFIG, WEIGHTS), porting.from_weights(CONFIG, change(WEIGHTS))
     rows = ledger.parameters(
-        source, target, ledger.stands(source), ledger.stands(target), compare(source, target)
+        source, target, ledger.placements(source), ledger.placements(target), compare(source, target)
     )
     side = certificates.certificate.Side("", "concord", "", "model", {}, {})
     item = next(
@@ -343,7 +343,7 @@ def test_every_change_is_noticed_but_those_that_are_none(variant: str) -> None:
     batch = inputs.of(config, "model", None, 0).batches["sentences"]
     found = sensitivity.prove(
         checkpoint,
-        ledger.stands(checkpoint),
+        ledger.placements(checkpoint),
         evidence.Model(config, weights, "model"),
         batch,
         "sentences",
@@ -381,7 +381,7 @@ def test_tensors_that_are_alike_leave_nothing_to_notice() -> None:
     batch = inputs.of(CONFIG, "model", None, 0).batches["sentences"]
     found = sensitivity.prove(
         checkpoint,
-        ledger.stands(checkpoint),
+        ledger.placements(checkpoint),
         evidence.Model(CONFIG, same, "model"),
         batch,
         "",
@@ -403,7 +403,7 @@ def test_outputs_are_sampled_where_a_model_is_too_large_for_all(monkeypatch: pyt
         inputs.of(CONFIG, "model", None, 0).batches["sentences"],
     )
     found = sensitivity.prove(
-        checkpoint, ledger.stands(checkpoint), model, batch, "", 7, lambda done, total: None
+        checkpoint, ledger.placements(checkpoint), model, batch, "", 7, lambda done, total: None
     )
     assert sum(one.run for one in found.tried) == sensitivity.AT_LEAST
     assert (

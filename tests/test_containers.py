@@ -288,7 +288,7 @@ def test_a_process_that_ends_is_followed_by_another(tmp_path: Path) -> None:
     path = tmp_path / WRITTEN[TORCH]
     TORCH.write(path, {"a": in_memory(np.arange(3.0))})
     TORCH.read(path)
-    process = aside._kept[os.getpid(), ""]
+    process = aside._processes[os.getpid(), ""]
     process._process.kill()
     process._process.wait()
     with pytest.raises(SpecError, match="cannot be read as a file of tensors: killed by SIGKILL"):

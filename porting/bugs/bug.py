@@ -19,7 +19,7 @@ from concord.porting.registry import Format, known
 from concord.porting.stored import Stored, in_memory
 from concord.porting.writing import write
 
-GROUPS = ("names", "layouts", "tensors", "numbers", "configuration", "companions", "files")
+GROUPS = ("names", "layouts", "tensors", "numbers", "configuration", "beside the weights", "files")
 """What is wrong: which tensor is which, how it is laid out, which there are, what is in it, what is said of
 the model, what lies beside it, and how it lies in files."""
 
@@ -52,7 +52,7 @@ LABELS = ("no", "maybe", "yes")
 
 TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "", *(f"t{number}" for number in range(5, SIZES["vocab_size"])))
 
-COMPANIONS: Mapping[str, bytes] = {
+CARRIED: Mapping[str, bytes] = {
     "vocab.txt": "\n".join((*TOKENS, "")).encode(),
     "tokenizer.json": b'{"version": "1.0", "normalizer": {"type": "BertNormalizer", "lowercase": true}}',
     "tokenizer_config.json": b'{"do_lower_case": true, "model_max_length": 13}',
@@ -102,7 +102,7 @@ class ConversionBug:
             name: array.astype(np.float32) for name, array in spec.initialize(model, seed=SEED).items()
         }
         write(
-            dataclasses.replace(from_weights(model, weights, files=COMPANIONS), labels=LABELS),
+            dataclasses.replace(from_weights(model, weights, files=CARRIED), labels=LABELS),
             folder,
             self.format,
         )

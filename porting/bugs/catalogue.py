@@ -68,7 +68,7 @@ def older(name: str) -> str:
 
 
 def as_position(found: Arrays) -> Arrays:
-    """Take the table of positions for the offset of the norm, so that one overwrites the other."""
+    """Take the table of positions for the bias of the norm, so that one overwrites the other."""
     table = "bert.embeddings.position_embeddings.weight"
     return {
         "bert.embeddings.LayerNorm.bias" if name == table else name: array for name, array in found.items()
@@ -134,7 +134,7 @@ NAMES = section(
     ),
     harmless(
         "gamma_and_beta_of_norms",
-        "Gains and offsets are called gamma and beta, as before 2019.",
+        "Weights and biases of norms are called gamma and beta, as before 2019.",
         renamed(older),
         "under an older name",
         f"{TRANSFORMERS}/issues/11809",
@@ -193,8 +193,8 @@ NAMES = section(
         "the weights of `layers.0.attention.key`",
     ),
     named(
-        "gain_and_offset_exchanged",
-        "Gain and offset of each norm are taken for each other.",
+        "gamma_and_beta_exchanged",
+        "Gamma and beta of each norm are taken for each other.",
         exchanged("LayerNorm.weight", "LayerNorm.bias"),
         "embeddings.norm",
         source="Vladkryvoruchko/PSPNet-Keras-tensorflow/issues/31",
@@ -842,8 +842,8 @@ def labelled(*names: str) -> Edit:
 WITHOUT_A_LINE = "\n".join([*TOKENS[:5], *TOKENS[6:], ""]).encode()
 
 
-COMPANIONS = section(
-    "companions",
+BESIDE = section(
+    "beside the weights",
     "INP-1",
     named(
         "labels_in_another_order",
@@ -949,7 +949,7 @@ COMPANIONS = section(
 )
 
 
-ALL: tuple[ConversionBug, ...] = (*NAMES, *LAYOUTS, *TENSORS, *NUMBERS, *CONFIGURATION, *COMPANIONS, *FILES)
+ALL: tuple[ConversionBug, ...] = (*NAMES, *LAYOUTS, *TENSORS, *NUMBERS, *CONFIGURATION, *BESIDE, *FILES)
 
 CONVERSION = {bug.name: bug for bug in ALL}
 """By name."""

@@ -59,7 +59,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Stand:
+class Placement:
     """How a parameter lies in one of the two.
 
     Attributes:
@@ -88,8 +88,8 @@ class Parameter:
 
     name: str
     shape: tuple[Count, ...]
-    source: Stand | None = None
-    target: Stand | None = None
+    source: Placement | None = None
+    target: Placement | None = None
     difference: str = ""
 
 

@@ -17,8 +17,8 @@ from concord.porting.certificate.certificate import (
     Item,
     Other,
     Parameter,
+    Placement,
     Side,
-    Stand,
 )
 from concord.porting.checkpoint import Checkpoint, LazyTensor
 from concord.porting.comparison.beside import alone, differing
@@ -84,20 +84,20 @@ def digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def stands(checkpoint: Checkpoint) -> dict[str, Stand]:
+def placements(checkpoint: Checkpoint) -> dict[str, Placement]:
     """Return how each parameter of a checkpoint lies; one is read at a time."""
-    return {name: _stand(tensor) for name, tensor in checkpoint.tensors.items()}
+    return {name: _placed(tensor) for name, tensor in checkpoint.tensors.items()}
 
 
-def _stand(tensor: LazyTensor) -> Stand:
-    return Stand(tensor.foreign, tensor.transform, tensor.dtype, digest(tensor.bits()))
+def _placed(tensor: LazyTensor) -> Placement:
+    return Placement(tensor.foreign, tensor.transform, tensor.dtype, digest(tensor.bits()))
 
 
 def parameters(
     source: Checkpoint,
     target: Checkpoint,
-    mine: dict[str, Stand],
-    theirs: dict[str, Stand],
+    mine: dict[str, Placement],
+    theirs: dict[str, Placement],
     compared: Comparison,
 ) -> tuple[Parameter, ...]:
     """Return the ledger of the parameters."""
@@ -176,7 +176,7 @@ def items(
     yield from _carried(source, target, *sides)
 
 
-def _bits(stand: Stand) -> tuple[str, str]:
+def _bits(stand: Placement) -> tuple[str, str]:
     return stand.dtype, stand.sha256
 
 
@@ -236,7 +236,7 @@ def _carried(source: Checkpoint, target: Checkpoint, mine: Side, theirs: Side) -
             if same
             else f"{source.labels} in the source and {target.labels} in the target",
         )
-    takes = known(theirs.format).companions
+    takes = known(theirs.format).carried
     there = [name for name in source.files if name in takes and name != LABELS]
     apart = differing(source, target, ("the source", "the target"))
     wrong = [
@@ -270,8 +270,8 @@ def round_trips(
     source: Checkpoint,
     target: Checkpoint,
     sides: tuple[Side, Side],
-    mine: dict[str, Stand],
-    theirs: dict[str, Stand],
+    mine: dict[str, Placement],
+    theirs: dict[str, Placement],
     tell: Callable[[str], None],
 ) -> Iterator[Item]:
     """Yield whether the source comes back from the target's format.
@@ -286,7 +286,7 @@ def round_trips(
         yield _round_trip(name, checkpoint, form, expected)
 
 
-def _round_trip(name: str, checkpoint: Checkpoint, form: str, expected: dict[str, Stand]) -> Item:
+def _round_trip(name: str, checkpoint: Checkpoint, form: str, expected: dict[str, Placement]) -> Item:
     """Write a checkpoint in a format, and read it again."""
     with tempfile.TemporaryDirectory(prefix="concord-") as folder:
         try:
@@ -294,7 +294,7 @@ def _round_trip(name: str, checkpoint: Checkpoint, form: str, expected: dict[str
             found = read(Path(folder) / "there", form)
         except SpecError as error:
             return Item(name, UNVERIFIED, f"{form} was not written and read again: {error.problems[0]}")
-        back = stands(found)
+        back = placements(found)
     wrong = [
         one
         for one in {**expected, **back}

@@ -18,9 +18,9 @@ from concord.porting.certificate.certificate import (
     UNVERIFIED,
     Certificate,
     Item,
+    Placement,
     Sensitivity,
     Side,
-    Stand,
     verdict,
 )
 from concord.porting.checkpoint import Checkpoint
@@ -134,7 +134,7 @@ def certify(asked: Asked, tell: Tell = lambda text: None) -> Certificate:
         ledger.side_of(asked.target, asked.target_format, None, target),
     )
     tell("comparing every tensor")
-    mine, theirs = ledger.stands(source), ledger.stands(target)
+    mine, theirs = ledger.placements(source), ledger.placements(target)
     parameters = ledger.parameters(source, target, mine, theirs, compare(source, target))
     others = (*ledger.others(source, "source"), *ledger.others(target, "target"))
     items = [
@@ -224,7 +224,7 @@ def _left_out(given: inputs.Inputs) -> Iterator[Item]:
 def _sensitivity(
     asked: Asked,
     source: Checkpoint,
-    mine: Mapping[str, Stand],
+    mine: Mapping[str, Placement],
     model: evidence.Model,
     given: inputs.Inputs,
     tell: Tell,

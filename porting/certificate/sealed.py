@@ -48,10 +48,8 @@ def read(path: Path) -> tuple[record.Record, Certificate]:
         sealed = seal(data)
         if data.get("digest") != sealed["digest"]:
             raise SpecError(
-                (
-                    f"was altered: its digest is {data.get('digest')!s:.16}… but what it says has "
-                    f"{sealed['digest']:.16}…"
-                )
+                f"was altered: its digest is {data.get('digest')!s:.16}… but what it says has "
+                f"{sealed['digest']:.16}…"
             )
         if content != record.lines(data).encode():
             raise SpecError("was altered: it says the same, but is not laid out as it was written")

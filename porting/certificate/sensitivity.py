@@ -23,8 +23,8 @@ from concord.porting.certificate.certificate import (
     PROVEN,
     UNVERIFIED,
     Item,
+    Placement,
     Sensitivity,
-    Stand,
     Tried,
 )
 from concord.porting.certificate.changes import CHANGES, Change, changes
@@ -65,7 +65,7 @@ class _Count:
 
 def prove(
     checkpoint: Checkpoint,
-    stands: Mapping[str, Stand],
+    placements: Mapping[str, Placement],
     model: Model,
     batch: Batch,
     case: str,
@@ -78,7 +78,7 @@ def prove(
 
     Args:
         checkpoint: the source, which stands for a target that is right.
-        stands: how its parameters lie.
+        placements: how its parameters lie.
         model: the same, for the oracle.
         batch: whose first rows the outputs are computed on, the first of which has no padding but where the
             model needs it.
@@ -92,7 +92,14 @@ def prove(
     counts = {kind: _Count() for kind in CHANGES}
     reasons: Counter[str] = Counter()
     for number, change in enumerate(made):
-        _try(change, counts[change.kind], checkpoint, stands, outputs if number in chosen else None, reasons)
+        _try(
+            change,
+            counts[change.kind],
+            checkpoint,
+            placements,
+            outputs if number in chosen else None,
+            reasons,
+        )
         progress(number + 1, len(made))
     tried = (
         Tried(
@@ -135,7 +142,7 @@ def _try(
     change: Change,
     count: _Count,
     checkpoint: Checkpoint,
-    stands: Mapping[str, Stand],
+    placements: Mapping[str, Placement],
     outputs: _Outputs | None,
     reasons: Counter[str],
 ) -> None:
@@ -145,7 +152,7 @@ def _try(
     if all(digest(array) == digest(checkpoint.tensors[name].bits()) for name, array in bits.items()):
         count.same += 1
         return
-    count.by_bits += noticed(bits, checkpoint, stands)
+    count.by_bits += noticed(bits, checkpoint, placements)
     if outputs is None:
         return
     count.run += 1
@@ -161,10 +168,10 @@ def _try(
     count.by_outputs += seen and not change.reason
 
 
-def noticed(bits: Mapping[str, Bits], checkpoint: Checkpoint, stands: Mapping[str, Stand]) -> bool:
+def noticed(bits: Mapping[str, Bits], checkpoint: Checkpoint, placements: Mapping[str, Placement]) -> bool:
     """Say whether the comparison of bits notices tensors that a target has."""
     return any(
-        (checkpoint.tensors[name].dtype, digest(array)) != (stands[name].dtype, stands[name].sha256)
+        (checkpoint.tensors[name].dtype, digest(array)) != (placements[name].dtype, placements[name].sha256)
         for name, array in bits.items()
     )
 

@@ -28,10 +28,9 @@ from concord.spec.errors import SpecError
 from concord.spec.files import opened
 
 TIME_LIMIT = 60.0
-"""Seconds that a file may take, and a framework to start besides; it may take one more for each :data:`PACE`
-bytes."""
+"""Seconds that a file may take, four times as many with a framework, and one more for so many bytes."""
 
-PACE = 10 << 20
+BYTES_A_SECOND = 10 << 20
 
 MEMORY_LIMIT = 1 << 30
 """Bytes that the process may hold beside the numbers of a file; four times as many where a framework is in
@@ -88,7 +87,7 @@ def write(save: Save, path: Path, tensors: Mapping[str, Stored], framework: str)
         _ask(save, path, between, framework)
 
 
-_kept: dict[tuple[int, str], Process] = {}
+_processes: dict[tuple[int, str], Process] = {}
 """The processes of this one, by its number and the framework in them: they take a second to start, or
 many."""
 
@@ -102,7 +101,7 @@ def _ask(act: Load | Save, path: Path, between: Path, framework: str) -> list[st
     target = json.dumps([act.__module__, act.__name__, str(path.absolute()), str(between), length, framework])
     key = (os.getpid(), framework)
     try:
-        kept = _kept.pop(key, None)
+        kept = _processes.pop(key, None)
         process = kept or Process(local=True, time_limit=0, memory_limit=1)
         first = {
             "root": str(ROOT),
@@ -111,12 +110,12 @@ def _ask(act: Load | Save, path: Path, between: Path, framework: str) -> list[st
             "target": target,
             "serve": f"{__name__}:serve",
         }
-        process.time_limit = TIME_LIMIT * (4 if framework else 1) + length / PACE
+        process.time_limit = TIME_LIMIT * (4 if framework else 1) + length / BYTES_A_SECOND
         process.memory_limit = MEMORY_LIMIT * (4 if framework else 1) + GROWTH * length
         if not kept:
             process.start(None, "", lambda: None)
         said = json.loads(process.exchange(target if kept else first))
-        _kept[key] = process
+        _processes[key] = process
     except WorkerFailure as failure:
         raise SpecError(f"{path}: cannot be read as a file of tensors: {failure.detail}") from None
     if "refused" in said:
