@@ -1,7 +1,7 @@
 """What a timed program has to have computed: from the oracle, for the presets once and for all.
 
-``python -m concord.speed.truth`` derives the expectations of the presets anew and writes them to ``speed/expected``; those of other
-sizes are derived when they are needed.
+``python -m concord.speed.truth`` derives the expectations of the presets anew and writes them to
+``speed/expected``; those of other sizes are derived when they are needed.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ EXPECTED = Path(__file__).parent / "expected"
 """Where the expectations of the presets lie."""
 
 LARGE = 4e12
-"""Operations beyond which a workload is checked by :data:`PROBE` samples: the oracle computes some 1e11 in a second."""
+"""Operations beyond which :data:`PROBE` samples are checked: the oracle computes some 1e11 in a second."""
 
 PROBE = 2
 """Samples by which a large workload is checked."""
 
 CHUNK = 512
-"""Tokens of a batch of training whose gradients are computed at a time: adding up those of single samples takes longer than computing them."""
+"""Tokens of training whose gradients are computed at a time: single samples take longer."""
 
 ROOM = 1_250_000
-"""Those tokens times width times layers, at most, unless a single sample has more: what a backward pass needs of all layers is in memory at once."""
+"""Those tokens times width times layers, at most: a backward pass needs all layers in memory at once."""
 
 SHADOWS = 4
-"""Rounded runs that say how far a correct one may lie off: sums in orders drawn at random, every second one as fused kernels round."""
+"""Low-precision runs that sigma is taken from: sums in orders drawn at random, every second one fused."""
 
 Array = NDArray[np.floating]
 
@@ -59,8 +59,9 @@ class Expected:
     """What a program has to yield.
 
     Attributes:
-        values: ``logits`` (B, C), or of a few steps of training the ``loss`` of each and, for each trained parameter, ``updates/NAME``, its
-            change by them all, and ``moments/NAME``, its first moment after them, along a few random directions.
+        values: ``logits`` (B, C), or of a few steps of training the ``loss`` of each and, for each
+            trained parameter, ``updates/NAME``, its change by them all, and ``moments/NAME``, its first
+            moment after them, along a few random directions.
         sigmas: for each, the root mean square error of rounded runs.
     """
 
@@ -68,7 +69,9 @@ class Expected:
     sigmas: dict[str, float]
 
     def worst(self, results: Mapping[str, Array], limit: float) -> tuple[float, str]:
-        """Return the largest error in tolerances, and the tensor that has it; infinite where nothing can be compared, NaN where one is not determined.
+        """Return the largest error in tolerances, and the tensor that has it.
+
+        Infinite where nothing can be compared, NaN where a tensor is not determined.
 
         Args:
             limit: the tolerance, in sigma.
@@ -88,7 +91,7 @@ class Expected:
 
 
 def probe(work: Workload) -> Workload:
-    """Return the workload whose results are checked: the same model on a few samples, where the oracle would take hours for all."""
+    """Return the workload that is checked: a few samples, where the oracle would take hours for all."""
     few = replace(work, preset=replace(work.preset, batch=min(PROBE, work.preset.batch)))
     return few if flops(work) > LARGE else work
 
@@ -119,9 +122,8 @@ def derive(work: Workload, shadows: int = SHADOWS, rules: str | None = None) -> 
     values = outcome(Arithmetic)
     squares = dict.fromkeys(values, 0.0)
     for seed in range(shadows):
-        rounded = outcome(
-            lambda seed=seed: Arithmetic(rules or work.dtype, shuffle=seed or None, fused=seed % 2 == 1)  # type: ignore[misc]
-        )
+        made = functools.partial(Arithmetic, rules or work.dtype, shuffle=seed or None, fused=seed % 2 == 1)
+        rounded = outcome(made)
         for name, value in values.items():
             squares[name] += float(np.mean(np.square(rounded[name] - value))) / shadows
     sigmas = {}
@@ -141,7 +143,7 @@ def _most(work: Workload) -> int:
 
 
 def samples(config: EncoderConfig, batch: Batch, most: int = 1) -> list[Batch]:
-    """Return a batch in parts of a few samples, where a sample knows nothing of the others: the whole may not fit in memory."""
+    """Return a batch in parts of a few samples, where these are independent, to fit in memory."""
     if config.mask_assignment != "per_sample" or config.ignore_label is not None or config.l2_weight:
         return [batch]
     arrays = batch.arrays()
@@ -183,7 +185,7 @@ def _trained(
 
 
 class Averaging(Trajectory):
-    """Training whose gradients are added up over samples as the products of a batch are: rounded once, when they are all there."""
+    """Training whose gradients are added up over samples as in one product: rounded once, at the end."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -197,7 +199,7 @@ class Averaging(Trajectory):
         return {name: self.a.settle(values) for name, values in total.items()}, slices
 
     def whole(self, name: str, values: Values, rows: NDArray[np.int64]) -> Values:
-        """Return the gradient of a table's rows that a sample looked up, and remember which they are: the others are added nowhere."""
+        """Return the gradient of a table's rows that a sample looked up, and remember which they are."""
         self.looked_up[name] = rows
         return values
 
@@ -256,7 +258,8 @@ def main(names: Sequence[str]) -> None:
     """Derive the expectations of presets, by default of those that a machine without accelerators can run.
 
     Args:
-        names: of presets, kinds, lengths and precisions; all of those of which none is named, and of precisions float32.
+        names: of presets, kinds, lengths and precisions; all of those of which none is named, and of
+            precisions float32.
     """
     usual = (("nndl", "tf1", "minilm", "bert-base"), WORKLOAD_KINDS, LENGTHS, ("float32",))
     known = (PRESETS, WORKLOAD_KINDS, LENGTHS, tuple(PRECISIONS))

@@ -22,7 +22,7 @@ from concord.conformance.estimate import estimate
 from concord.conformance.expectation import Expectation
 from concord.conformance.html import page
 from concord.conformance.lockstep import (
-    Entrant,
+    Candidate,
     JudgedTraining,
     Lockstep,
     Track,
@@ -57,8 +57,10 @@ DROPOUT = {
     for site in ("embeddings", "weights", "attention", "activation", "feed_forward", "output", "head")
 }
 ADAMW: dict[str, Any] = {
-    "algorithm": "adam", "learning_rate": 0.01, "weight_decay": 0.1, "decay_form": "times_rate", "undecayed": ("bias", "gain", "offset"), "clipping": "global_norm",
-    "clip_at": 1.0, "schedule": "linear", "warmup_steps": 2, "total_steps": 7, "accumulation": 2, "accumulation_mean": "samples", **DROPOUT,
+    "algorithm": "adam", "learning_rate": 0.01, "weight_decay": 0.1, "decay_form": "times_rate",
+    "undecayed": ("bias", "gain", "offset"), "clipping": "global_norm",
+    "clip_at": 1.0, "schedule": "linear", "warmup_steps": 2, "total_steps": 7, "accumulation": 2,
+    "accumulation_mean": "samples", **DROPOUT,
 }  # fmt: skip
 
 
@@ -95,7 +97,7 @@ class Sevens(Stepping):
 @pytest.mark.parametrize("mode", [resynchronised, free_running])
 def test_right_training_agrees_at_every_step(mode: Any, dtype: str) -> None:
     asked = case(dtype)
-    (track,) = mode(asked, [Entrant("toy", Stepping(asked))])
+    (track,) = mode(asked, [Candidate("toy", Stepping(asked))])
     assert (track.status, track.steps, track.first_divergence) == ("agrees", 5, None)
     assert {curve.section for curve in track.curves} == {
         "losses",
@@ -126,7 +128,7 @@ def test_wrong_step_shows_at_its_own_step_with_its_cause(
     fields: dict[str, Any], tensor: str, clause: str, explained: tuple[str, ...]
 ) -> None:
     asked = case()
-    (track,) = resynchronised(asked, [Entrant("toy", Stepping(case(**fields), late=2, usual=asked))])
+    (track,) = resynchronised(asked, [Candidate("toy", Stepping(case(**fields), late=2, usual=asked))])
     assert track.first_divergence is not None
     step, name, broken, ratio = track.first_divergence
     assert (step, broken, track.steps) == (2, clause, 5)
@@ -139,7 +141,7 @@ def test_wrong_step_shows_at_its_own_step_with_its_cause(
 
 def test_cause_that_steps_which_agree_contradict_is_not_named() -> None:
     asked = case()
-    late = Entrant("toy", Stepping(case(epsilon=1e-6), late=2, usual=asked))
+    late = Candidate("toy", Stepping(case(epsilon=1e-6), late=2, usual=asked))
     (track,) = resynchronised(asked, [late], stop_first=True)
     assert track.first is not None
     assert track.first.step == 2
@@ -149,7 +151,7 @@ def test_cause_that_steps_which_agree_contradict_is_not_named() -> None:
 def test_free_running_leaves_its_envelope_after_a_wrong_step_and_stays_beyond() -> None:
     asked = case(steps=6)
     (track,) = free_running(
-        asked, [Entrant("toy", Stepping(case(steps=6, epsilon=1e-6), late=3, usual=asked))]
+        asked, [Candidate("toy", Stepping(case(steps=6, epsilon=1e-6), late=3, usual=asked))]
     )
     assert track.first is not None
     assert (track.first.step, track.diverged) == (3, 3)
@@ -159,23 +161,14 @@ def test_backends_with_and_without_deviations_are_each_judged_by_their_own() -> 
     asked = case()
     rounding = {"optimizer_constant_bits": 12.0}
     own = replace(asked, deviations=rounding)
-
-    class Rounded(Stepping):
-        def step(self, window: Any, report: bool = False) -> Any:
-            trajectory, found = own.trajectory(Arithmetic("float32")), dict[str, Any]()
-            trajectory.load(self.state, self.steps)
-            trajectory.step(window, found.__setitem__)
-            self.state, self.steps = trajectory.state(), trajectory.steps
-            return found
-
     for mode in (resynchronised, free_running):
         plain, declared, silent = mode(
             asked,
             steps=2,
-            entrants=[
-                Entrant("plain", Stepping(asked)),
-                Entrant("declared", Rounded(asked), rounding),
-                Entrant("silent", Rounded(asked)),
+            candidates=[
+                Candidate("plain", Stepping(asked)),
+                Candidate("declared", Stepping(own), rounding),
+                Candidate("silent", Stepping(own)),
             ],
         )
         assert (plain.status, declared.status, silent.status) == ("agrees", "agrees", "diverges")
@@ -226,7 +219,7 @@ def test_clipping_by_the_norm_of_one_flat_buffer_is_right_and_a_wrong_clip_is_no
         "by a norm without the head, and silent": {"left_out": "classifier", "silent": True},
     }
     tracks = resynchronised(
-        asked, [Entrant(name, Flat(asked, **otherwise)) for name, otherwise in ways.items()]
+        asked, [Candidate(name, Flat(asked, **otherwise)) for name, otherwise in ways.items()]
     )
     found = {
         track.backend: track.first_divergence[1].split(".")[0] if track.first_divergence else track.status
@@ -247,7 +240,7 @@ def test_clipping_of_gradients_whose_squares_float16_has_not_is_right() -> None:
             for name, array in asked.weights.items()
         },
     )
-    (track,) = resynchronised(asked, [Entrant("flat", Flat(asked))])
+    (track,) = resynchronised(asked, [Candidate("flat", Flat(asked))])
     assert track.status == "agrees", track.first
 
 
@@ -263,7 +256,7 @@ def test_step_from_a_state_out_of_range_is_undetermined_and_not_wrong(mode: Any)
         "decay_form": "none",
     }
     asked = case("float16", steps=2, **huge)  # its first step leaves weights that float16 has not
-    (track,) = mode(asked, [Entrant("sevens", Sevens(asked, late=1, usual=asked))])
+    (track,) = mode(asked, [Candidate("sevens", Sevens(asked, late=1, usual=asked))])
     assert track.first is None
     (losses,) = [curve for curve in track.curves if curve.section == "losses"]
     assert losses.unjudged == 1
@@ -331,7 +324,8 @@ def test_session_that_returns_or_raises_nonsense_is_a_row_and_the_others_go_on()
         "ReturningUnknown": (
             "broken",
             0,
-            "step() returned 'velocity.pooler.bias', 'loss', but this training has only losses, gradients, norm, clipped, rate, first_moment, second_moment, parameters",
+            "step() returned 'velocity.pooler.bias', 'loss', but this training has only losses, "
+            "gradients, norm, clipped, rate, first_moment, second_moment, parameters",
         ),
         "ReturningRows": (
             "broken",
@@ -350,7 +344,7 @@ def test_session_that_returns_or_raises_nonsense_is_a_row_and_the_others_go_on()
         ),
         "ReturningNothing": ("diverges", 2, "losses.0 missing: the backend returned no such tensor"),
     }
-    tracks = resynchronised(asked, [Entrant(name, getattr(holding, name).session(asked)) for name in said])
+    tracks = resynchronised(asked, [Candidate(name, getattr(holding, name).session(asked)) for name in said])
     found = {
         track.backend: (
             track.status,
@@ -368,7 +362,7 @@ def test_fault_of_the_judge_is_a_row_and_is_not_the_backends(monkeypatch: pytest
     asked = case(steps=2)
     monkeypatch.setattr("concord.conformance.lockstep.outcome.cause_of", lambda first, others: 1 / 0)
     tracks = resynchronised(
-        asked, [Entrant("right", Stepping(asked)), Entrant("wrong", Stepping(case(epsilon=1e-6)))]
+        asked, [Candidate("right", Stepping(asked)), Candidate("wrong", Stepping(case(epsilon=1e-6)))]
     )
     assert [(track.status, track.detail) for track in tracks] == [
         ("agrees", ""),
@@ -416,11 +410,11 @@ def test_preflight_takes_constants_as_a_backend_declares_to_hold_them() -> None:
 
 def outcome(mode: str = "resynchronised") -> Lockstep:
     asked = case(steps=4)
-    entrants = [
-        Entrant("right", Stepping(asked)),
-        Entrant("wrong", Stepping(case(steps=4, epsilon=1e-6), late=1, usual=asked)),
+    candidates = [
+        Candidate("right", Stepping(asked)),
+        Candidate("wrong", Stepping(case(steps=4, epsilon=1e-6), late=1, usual=asked)),
     ]
-    tracks = {"resynchronised": resynchronised, "free-running": free_running}[mode](asked, entrants)
+    tracks = {"resynchronised": resynchronised, "free-running": free_running}[mode](asked, candidates)
     return Lockstep(
         mode, "float32", about(asked, Settings()), tuple(tracks), (), rates(asked.training), {}, 3.0
     )
@@ -442,7 +436,7 @@ def test_record_of_lockstep_is_read_back_and_makes_a_page(tmp_path: Path) -> Non
 @pytest.mark.clause("OPT-11")
 def test_section_that_no_step_judges_keeps_training_from_agreeing() -> None:
     asked = case("bfloat16", steps=2)  # beta2 is 1 there: a right framework divides by zero, or does not
-    tracks = resynchronised(asked, [Entrant("right", Stepping(asked)), Entrant("sevens", Sevens(asked))])
+    tracks = resynchronised(asked, [Candidate("right", Stepping(asked)), Candidate("sevens", Sevens(asked))])
     assert [(track.status, track.unjudged) for track in tracks] == [("undetermined", ("parameters",))] * 2
     lost = [one.text for one in rounded_hyperparameters(asked.training.recipe, "bfloat16")]
     found = Lockstep("resynchronised", "bfloat16", about(asked, Settings()), tuple(tracks), lost=lost)
@@ -453,10 +447,11 @@ def test_section_that_no_step_judges_keeps_training_from_agreeing() -> None:
     show(found, console, "two steps")
     for text in (console.file.getvalue(), page(made)):  # type: ignore[attr-defined]
         assert (
-            "not judged: parameters at 2 of 2 steps: bfloat16 does not hold the recipe's beta2, weight_decay (OPT-11); train with numbers"
-            in " ".join(unescape(text).split())
+            "not judged: parameters at 2 of 2 steps: bfloat16 does not hold the recipe's beta2, "
+            "weight_decay (OPT-11); train with numbers" in " ".join(unescape(text).split())
         )
-    (row,) = [line for line in console.file.getvalue().splitlines() if line.startswith("│ sevens")]  # type: ignore[attr-defined]
+    printed = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    (row,) = [line for line in printed if line.startswith("│ sevens")]
     assert row.split()[-2:] == ["judged", "│"]
     assert "right: parameters not judged; sevens: parameters not judged." in page(made)
     assert "sevens: not judged</span>" in page(made)
@@ -557,12 +552,13 @@ def test_standard_case_shows_means_of_means_and_positions_that_are_not_trained(
 ) -> None:
     monkeypatch.setattr("concord.conformance.lockstep.outcome.cause_of", lambda first, others: None)
     first = {
-        "mean_of_means": "gradients", "mean_by_samples": "gradients", "weights_by_first_batch": "gradients", "positions_detached": "gradients", "positions_frozen": "first_moment",
+        "mean_of_means": "gradients", "mean_by_samples": "gradients", "weights_by_first_batch":
+        "gradients", "positions_detached": "gradients", "positions_frozen": "first_moment",
         "decay_not_of_positions": "parameters", "dense_as_lazy": "parameters",
     }  # fmt: skip
     asked = standard(steps=2)
     tracks = resynchronised(
-        asked, [Entrant(name, Bugged(asked, TRAINING[name].change)) for name in first], steps=1
+        asked, [Candidate(name, Bugged(asked, TRAINING[name].change)) for name in first], steps=1
     )
     found = {
         track.backend: track.first_divergence[1] if track.first_divergence else track.status

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from concord.backends.interface import Unsupported
 from concord.backends.worker import Worker
 from concord.conformance.campaign import Settings
 from concord.conformance.lockstep.cases import example, standard
-from concord.conformance.lockstep.conduct import Field, conduct
+from concord.conformance.lockstep.conduct import conduct, request_of
 from concord.conformance.lockstep.outcome import MODES
 from concord.conformance.lockstep.preflight import differences, right_plan
 from concord.spec.deviations import declared, in_precision
@@ -26,7 +25,8 @@ CONFIG = spec.variant(
     "nndl-paddle", d_model=6, num_heads=2, d_ff=5, num_layers=1, vocab_size=17, max_positions=7, num_classes=3
 )
 ADAMW = Recipe(
-    algorithm="adam", learning_rate=0.01, weight_decay=0.1, decay_form="times_rate", undecayed=("bias", "gain", "offset"), clipping="global_norm", clip_at=1.0, schedule="linear",
+    algorithm="adam", learning_rate=0.01, weight_decay=0.1, decay_form="times_rate",
+    undecayed=("bias", "gain", "offset"), clipping="global_norm", clip_at=1.0, schedule="linear",
     warmup_steps=3, total_steps=7, accumulation=2, accumulation_mean="samples",
 ).replace(**dict.fromkeys(RATES, 0.1))  # fmt: skip
 
@@ -89,7 +89,7 @@ def test_backend_agrees_in_lockstep(worker: Worker, mode: str, dtype: str) -> No
 )
 def test_backend_says_what_it_is_going_to_do(worker: Worker, fields: dict[str, Any]) -> None:
     case = example(CONFIG, ADAMW.replace(**fields), 3, batch=3, tokens=5, seed=2)
-    with worker.train(Field(case, Settings(), ExitStack()).request()) as session:
+    with worker.train(request_of(case, Settings())) as session:
         found, held = (
             session.plan(case.training.windows),
             in_precision(declared(session.info["deviations"]), case.dtype),
@@ -111,7 +111,7 @@ def test_backend_says_what_decays_where_epsilon_or_beta_is_lost(worker: Worker, 
     ):
         case = example(CONFIG, ADAMW.replace(**fields), 1, batch=3, tokens=5, seed=2, dtype=dtype)
         try:
-            with worker.train(Field(case, Settings(), ExitStack()).request()) as session:
+            with worker.train(request_of(case, Settings())) as session:
                 assert set(session.plan(case.training.windows).decayed) == set(right_plan(case).decayed)
         except Unsupported as reason:
             pytest.skip(str(reason))
@@ -228,7 +228,8 @@ def test_session_that_says_nonsense_is_a_row_and_the_others_go_on() -> None:
         "Unplanned": ("error", "TypeError: plan() returned a NoneType but must return a StepPlan"),
         "PlanningText": (
             "refused",
-            "'rates' of a plan is 'fast' but must be a list of numbers; 'decayed' of a plan is [3] but must be a list of texts",
+            "'rates' of a plan is 'fast' but must be a list of numbers; 'decayed' of a plan is "
+            "[3] but must be a list of texts",
         ),
         "Returning": (
             "error",

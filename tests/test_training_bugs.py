@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from concord import backends
@@ -16,7 +17,7 @@ from concord.conformance.bugs.training.runs import RUNS, model, training_of
 from concord.conformance.bugs.training.step import GROUPS, StepChange, TrainingBug, TrainingStep, rule
 from concord.conformance.bugs.training.step import recipe as by_recipe
 from concord.conformance.expectation import JudgedTraining
-from concord.conformance.lockstep import Entrant, Lockstep, Track, free_running, resynchronised
+from concord.conformance.lockstep import Candidate, Lockstep, Track, free_running, resynchronised
 from concord.conformance.mutants.matrix import Hunt, plugin
 from concord.conformance.mutants.trained import divergence_of, shown
 from tests.toys.trained import Bugged
@@ -35,7 +36,7 @@ SAMPLE = (
 """One bug of each group; they are looked for in all frameworks, the others by the slow suite."""
 
 CLEARLY = 4.0
-"""Tolerances that a bug lies off at its first step on the reference, so that rounding does not decide which step that is."""
+"""Tolerances that a bug lies off at its first step on the reference, so that rounding does not decide it."""
 
 SLOWLY = [
     pytest.param(
@@ -115,6 +116,13 @@ def unequal(m: TrainingStep, right: list[float], counts: Any) -> list[float]:
     return [0.3, 0.45][: len(right)]
 
 
+def counted_again(m: TrainingStep, total: Any) -> Any:
+    batches = training_of("adamw").windows[m.number]
+    ids = np.concatenate([batch.required("input_ids").reshape(-1) for batch in batches])
+    often, name = np.maximum(np.bincount(ids, minlength=17), 1)[:, None], "embeddings.token.weight"
+    return {**total, name: total[name] * total[name].of(total[name].a.leaf(often.astype(float)))}
+
+
 HEAVIER = rule(
     average=lambda o, right, key, name, value, beta: right(
         key, name, 1.37 * value if key == "second_moment" else value, beta
@@ -125,7 +133,7 @@ HEAVIER = rule(
 
 def track_of(run: str, change: StepChange, mode: Any = free_running) -> Track:
     case = JudgedTraining(*model(), training_of(run))
-    (track,) = mode(case, [Entrant("toy", Bugged(case, change))], stop_first=True)
+    (track,) = mode(case, [Candidate("toy", Bugged(case, change))], stop_first=True)
     found: Track = track
     return found
 
@@ -164,6 +172,12 @@ def track_of(run: str, change: StepChange, mode: Any = free_running) -> Track:
             StepChange(weights=unequal),
             "batch_weights",
             "batches that count by 0.3, 0.45 instead of 0.5, 0.5",
+        ),
+        (
+            "adamw",
+            StepChange(gradients=counted_again),
+            "rows_counted_again",
+            "rows that are looked up several times",
         ),
     ],
 )

@@ -32,7 +32,8 @@ class GoldenTraining:
     Attributes:
         part, config, weights: of the model that was trained.
         training: how.
-        expected: what the source reported, by the names that :class:`concord.spec.training.trajectory.Trajectory` reports it under.
+        expected: what the source reported, by the names that
+            :class:`concord.spec.training.trajectory.Trajectory` reports it under.
         expected_native: the same names to the source's own.
         deviations: of the source's framework.
         uncertain: by how much the weights may differ from those that the source had.
@@ -91,7 +92,7 @@ def read_clipping(
     weights: dict[str, NDArray[Any]],
     batch: Batch,
 ) -> GoldenTraining | None:
-    """Read what a source made of the gradients of one batch before it would have used them; None if the file does not say.
+    """Read what a source made of the gradients of one batch; None if the file does not say.
 
     Raises:
         SpecError: listing what is missing or misshapen.
@@ -121,7 +122,7 @@ def read_clipping(
 def _trained(
     file: Container, part: PartTable, config: EncoderConfig, arrays: Mapping[str, NDArray[Any]], prefix: str
 ) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """Return tensors of the parameters that are trained, by canonical name, and the source's own names of each."""
+    """Return tensors of the trained parameters, by canonical name, and the source's own names of each."""
     table = parameters(config, part.name)
     places = {name: place for name, place in bindings(part, config).items() if table[name].trainable}
     found, problems = gather(places, arrays, f"source={file.source}")
@@ -147,7 +148,8 @@ def recipe_of(stated: Mapping[str, Any], table: Table) -> Recipe:
             fields[name] = stated[first][int(place)] if place else stated[first]
         except (TypeError, IndexError, KeyError):
             raise SpecError(
-                f"key {first!r} of the metadata's 'config' is {stated[first]!r} but must be a list: its entry {place} gives {name!r}"
+                f"key {first!r} of the metadata's 'config' is {stated[first]!r} but must be a "
+                f"list: its entry {place} gives {name!r}"
             ) from None
     return recipe_from_mapping(fields, where="the metadata's 'config'")
 
@@ -157,7 +159,8 @@ def _inputs(file: Container, part: PartTable) -> tuple[dict[str, NDArray[Any]], 
     losses = file.tensors["outputs/losses"]
     if losses.ndim != 1 or not losses.size:
         raise SpecError(
-            f"'outputs/losses' has shape {losses.shape} but must have one number for each step, and at least one"
+            f"'outputs/losses' has shape {losses.shape} but must have one number for each step, "
+            "and at least one"
         )
     found: dict[str, NDArray[Any]] = {}
     problems = []

@@ -1,12 +1,12 @@
-"""Training in lockstep: the same batches through several backends, each step judged by what rounding alone explains."""
+"""Training in lockstep: the same batches through several backends, each step judged."""
 
 from concord.conformance.expectation import JudgedTraining
 from concord.conformance.lockstep.outcome import Divergence, Lockstep, Track
-from concord.conformance.lockstep.running import Entrant, first_divergence, free_running, resynchronised
+from concord.conformance.lockstep.running import Candidate, first_divergence, free_running, resynchronised
 
 __all__ = [
+    "Candidate",
     "Divergence",
-    "Entrant",
     "JudgedTraining",
     "Lockstep",
     "Track",

@@ -1,4 +1,4 @@
-"""What lockstep trains when nobody brings data: example batches, and the standard case, which meets what training branches on."""
+"""What lockstep trains when nobody brings data: example batches, and the standard case."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concord.spec.training.recipe import RATES, Recipe
 from concord.spec.training.trajectory import Training
 
 EPOCH = 17
-"""Steps after which a window is short, as at the end of an epoch."""
+"""Steps after which an accumulation is short, as at the end of an epoch."""
 
 STEPS = 200
 """Steps of the standard case."""
@@ -28,8 +28,9 @@ def example(
 ) -> JudgedTraining:
     """Return training on random batches with ragged padding.
 
-    Every second batch of a step has half as many samples as the first, so that a mean of means shows. Each :data:`EPOCH` ends with a single batch,
-    which has fewer samples too; so does the last step. Weights, batches and dropout follow from the seed.
+    Every second batch of a step has half as many samples as the first, so that a mean of means shows. Each
+    :data:`EPOCH` ends with a single batch, which has fewer samples too; so does the last step. Weights,
+    batches and dropout follow from the seed.
 
     Args:
         batch: samples of a step's first batch.
@@ -60,9 +61,10 @@ def example(
 def standard(steps: int = STEPS, seed: int = 0, dtype: str = "float32") -> JudgedTraining:
     """Return the standard case: two layers of ``nndl-paddle`` trained by AdamW.
 
-    It has warm-up and linear decay; a norm that is clipped in some steps and not in others; dropout at every site; two batches a step, one in
-    a short window, of which neither samples nor counted labels are as many; learnt positions; rows of the token table that no batch looks up,
-    and of the position table that no text reaches; and second moments as tiny as the square of rounding, which is all the gradient that a
+    It has warm-up and linear decay; a norm that is clipped in some steps and not in others; dropout at every
+    site; two batches a step, one in a short accumulation, with other numbers of samples and of counted
+    labels; learnt positions; rows of the token table that no batch looks up, and of the position table that
+    no text reaches; and second moments as tiny as the square of rounding, which is all the gradient that a
     key's bias has.
     """
     learnt = {
@@ -84,12 +86,14 @@ def standard(steps: int = STEPS, seed: int = 0, dtype: str = "float32") -> Judge
         **learnt,
     )
     recipe = Recipe(
-        algorithm="adam", learning_rate=1e-3, weight_decay=0.01, decay_form="times_rate", undecayed=("bias", "gain", "offset"), clipping="global_norm", clip_at=CLIP_AT,
-        schedule="linear", warmup_steps=max(1, steps // 10), total_steps=max(steps, 2), accumulation=2, accumulation_mean="labels",
+        algorithm="adam", learning_rate=1e-3, weight_decay=0.01, decay_form="times_rate",
+        undecayed=("bias", "gain", "offset"), clipping="global_norm", clip_at=CLIP_AT, schedule="linear",
+        warmup_steps=max(1, steps // 10), total_steps=max(steps, 2), accumulation=2,
+        accumulation_mean="labels",
     )  # fmt: skip
     recipe = recipe.replace(**dict.fromkeys(RATES, 0.1))
     return example(config, recipe, steps, batch=5, tokens=11, seed=seed, dtype=dtype, words=199)
 
 
 CLIP_AT = 4.0
-"""The norm from which on gradients of the standard case are clipped: about a quarter of its steps have more."""
+"""The norm from which on the standard case clips: about a quarter of its steps have more."""

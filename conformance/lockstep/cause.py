@@ -1,4 +1,4 @@
-"""What explains steps that diverge: they are made again from the oracle's state with one thing wrong on purpose."""
+"""What explains steps that diverge: they are made again with one thing wrong on purpose."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from concord.spec.training.recipe import Recipe
 def cause_of(first: MadeStep, others: Sequence[MadeStep] = ()) -> Cause | None:
     """Return what explains the first step that diverges, and holds in other steps.
 
-    Everything that a backend reported lies within the tolerances of training with that bug. What steps that agree
-    contradict is named only where several steps that diverge confirm it: it is wrong from that step on.
+    Everything that a backend reported lies within the tolerances of training with that bug. What steps that
+    agree contradict is named only where several steps that diverge confirm it: it is wrong from that step on.
 
     Args:
         others: steps before it, which agree, and after it, which diverge too.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,31 +15,10 @@ from concord.conformance.estimate import FEW, Cache, Observer, estimate, exact
 from concord.conformance.expectation import Array, Expectation, JudgedTraining, digest, root_mean_square
 from concord.conformance.explain.hypothesis import INAPPLICABLE
 from concord.conformance.explain.reading import CLEAR
-from concord.conformance.lockstep.envelope import expectation
+from concord.conformance.lockstep.envelope import Start, expectation
 from concord.conformance.scoring import judge_tensor
 from concord.conformance.verdict import section_of
 from concord.spec.arithmetic import Arithmetic
-from concord.spec.batch import Batch
-
-
-@dataclass(frozen=True)
-class Start:
-    """A step, and where training stood before it.
-
-    Attributes:
-        state, step: ``parameters.<name>`` and ``<slot>.<name>``, and how many steps were made before.
-        batches: of the step.
-        carried: sigma of the state, where rounding was carried on to it.
-        earlier: the step before, if there was one.
-        resumed: the step before which the backend last went on from a state that it was given; 0: at the start.
-    """
-
-    state: Mapping[str, Array]
-    step: int
-    batches: Sequence[Batch]
-    carried: Mapping[str, Array] = field(default_factory=dict)
-    earlier: Start | None = None
-    resumed: int = 0
 
 
 @dataclass(frozen=True)
@@ -161,7 +140,7 @@ class MadeStep:
         return worst
 
     def tolerance(self, change: StepChange, values: Mapping[str, Array]) -> dict[str, Array]:
-        """Return how far rounding takes training with a bug from values, from a state that is off by as much as any may be."""
+        """Return how far rounding takes training with a bug from values."""
 
         def compute(arithmetic: Arithmetic, observer: Observer) -> None:
             for name, array in self.made(change, arithmetic).items():

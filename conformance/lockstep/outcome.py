@@ -1,21 +1,23 @@
-"""What lockstep training came to: for each backend its errors step by step, and where it first left its tolerance."""
+"""What lockstep training came to: errors of each backend step by step, and its first divergence."""
 
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from concord.conformance.campaign import own_fault
 from concord.conformance.estimate import rms_limit
 from concord.conformance.expectation import Array, Expectation, root_mean_square
 from concord.conformance.explain import Cause
 from concord.conformance.fields import Count, Number, also, short
 from concord.conformance.lockstep.cause import cause_of
 from concord.conformance.lockstep.made import MadeStep
-from concord.conformance.verdict import Row, Verdict, conclude, section_of
+from concord.conformance.verdict import NOT_JUDGED, Row, Verdict, conclude, section_of
 
 MODES = ("resynchronised", "free-running")
 
@@ -78,7 +80,8 @@ class Divergence:
         row = self.row
         name = row.tensor.split(".", 2)[2]
         where = (
-            f" at {list(row.element)}: {row.actual:.9g}, but {row.expected:.9g} ± {row.tolerance:.2g} is right"
+            f" at {list(row.element)}: {row.actual:.9g}, but {row.expected:.9g} ± "
+            f"{row.tolerance:.2g} is right"
             if row.deciding and (row.element or row.size == 1)
             else ""
         )
@@ -86,12 +89,14 @@ class Divergence:
             f"{row.ratio:.3g} tolerances" if np.isfinite(row.ratio) else row.note or "nothing can be compared"
         )
         more = (
-            f"; {self.more} more tensor{'' if self.more == 1 else 's'} of the step diverge{'s' if self.more == 1 else ''}"
+            f"; {self.more} more tensor{'' if self.more == 1 else 's'} of the step "
+            f"diverge{'s' if self.more == 1 else ''}"
             if self.more
             else ""
         )
         why = f"; {self.cause.text}" if self.cause else ""
-        return f"step {self.step + 1}, {name} ({', '.join(self.cause.clauses) if self.cause else row.clause}), by {size}{where}{more}{why}"
+        clauses = ", ".join(self.cause.clauses) if self.cause else row.clause
+        return f"step {self.step + 1}, {name} ({clauses}), by {size}{where}{more}{why}"
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,8 @@ class Track:
 
     Attributes:
         backend: its name.
-        status: agrees, diverges, undetermined if a section was judged at no step, or what kept it from going on: unsupported, crashed and so on.
+        status: agrees, diverges, undetermined if a section was judged at no step, or what kept it from
+            going on: unsupported, crashed and so on.
         steps: how many it made.
         diverged: how many of them diverge.
         curves: its errors over the steps.
@@ -174,10 +180,11 @@ class Recorder:
         self.failure: tuple[str, str, str] | None = None
 
     def witness(self, made: MadeStep, again: bool) -> None:
-        """Keep a step by which causes are told apart: the first and last that agree, and the first that diverge.
+        """Keep a step that tells causes apart: the first and last that agree, and the first that diverge.
 
         Args:
-            again: whether each step starts from the oracle's state; else those after the first divergence say nothing.
+            again: whether each step starts from the oracle's state; else those after the first divergence
+                say nothing.
         """
         large = sum(array.size for array in made.start.state.values()) > WITNESSED
         if made.tensor:
@@ -187,10 +194,19 @@ class Recorder:
             self.agreed[1:] = [made] if self.agreed else []
             self.agreed = self.agreed or [made]
 
-    def cause(self) -> Cause | None:
-        """Return what explains the first step that diverges, and holds in the others."""
+    def fail(self, doing: str, error: Exception) -> None:
+        """Keep that Concord itself failed, while a backend did not."""
+        self.failure = (NOT_JUDGED, own_fault(doing, error), traceback.format_exc())
+
+    def explain(self) -> None:
+        """Look for what explains the first step that diverges, and holds in the others."""
+        if self.first is None or not self.diverging:
+            return
         first, *more = self.diverging
-        return cause_of(first, [*self.agreed, *more])
+        try:
+            self.first = replace(self.first, cause=cause_of(first, [*self.agreed, *more]))
+        except Exception as error:  # the divergence stands
+            self.fail(f"explaining step {self.first.step + 1}", error)
 
     def add(self, step: int, verdict: Verdict, delivered: dict[str, Array], expected: Expectation) -> None:
         """Take up a step that was judged."""
@@ -239,7 +255,8 @@ class Recorder:
         curve.envelope.append(short(rms_limit(sum(counts)) * of_all(counts, limits) / size))
 
     def track(self) -> Track:
-        """Return the track."""
+        """Return the track, with the cause of its first divergence."""
+        self.explain()
         status, _ = conclude(self.statuses)
         detail = stderr = ""
         if self.failure is not None:
@@ -304,7 +321,7 @@ class Lockstep:
 
     @property
     def exit_code(self) -> int:
-        """0: all agree; 1: one diverges, or is going to do something else; 3: one gave no result, or was not judged in some section, or none was judged."""
+        """0: all agree; 1: one diverges or is going to; 3: of one nothing or not all was judged."""
         statuses = {track.status for track in self.tracks}
         if self.differences or "diverges" in statuses:
             return 1

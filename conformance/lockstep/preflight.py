@@ -20,7 +20,7 @@ FEW = 3
 def right_plan(case: JudgedTraining) -> StepPlan:
     """Return what a backend is to do."""
     windows = [
-        [round_inputs({}, batch, case.dtype)[1] for batch in window] for window in case.training.windows
+        [round_inputs({}, batch, case.dtype)[1] for batch in batches] for batches in case.training.windows
     ]
     return plan(case.config, replace(case.training, windows=windows), case.part)
 
@@ -50,10 +50,14 @@ def differences(
 
 def _batches(right: StepPlan, found: StepPlan) -> Iterator[str]:
     wanted, got = (
-        [(step, number, one) for step, window in enumerate(each.batches) for number, one in enumerate(window)]
+        [
+            (step, number, one)
+            for step, batches in enumerate(each.batches)
+            for number, one in enumerate(batches)
+        ]
         for each in (right, found)
     )
-    if [len(window) for window in right.batches] != [len(window) for window in found.batches]:
+    if [len(batches) for batches in right.batches] != [len(batches) for batches in found.batches]:
         yield f"steps accumulate {_sizes(found)} batches but must {_sizes(right)}"
         return
     wrong = [place for place, (one, other) in enumerate(zip(wanted, got, strict=True)) if one != other]
@@ -63,11 +67,12 @@ def _batches(right: StepPlan, found: StepPlan) -> Iterator[str]:
             (f", which is batch {other + 1} of step {at + 1}" for at, other, one in wanted if one == theirs),
             "",
         )
-        yield f"{len(wrong)} of {len(wanted)} batches are others: first batch {number + 1} of step {step + 1}: its digest is {theirs}{where}, but must be {wanted[wrong[0]][2]}"
+        first = f"first batch {number + 1} of step {step + 1}: its digest is {theirs}{where}"
+        yield f"{len(wrong)} of {len(wanted)} batches are others: {first}, but must be {wanted[wrong[0]][2]}"
 
 
 def _sizes(found: StepPlan) -> str:
-    sizes = [len(window) for window in found.batches]
+    sizes = [len(batches) for batches in found.batches]
     return ", ".join(map(str, sizes[:FEW])) + (f", …, {sizes[-1]}" if len(sizes) > FEW else "")
 
 
@@ -76,7 +81,9 @@ def _masks(right: Mapping[str, str], found: Mapping[str, str]) -> Iterator[str]:
     extra = [name for name in found if name not in right]
     if wrong:
         step, number, site = wrong[0].split(".", 2)
-        yield f"{len(wrong)} of {len(right)} masks are others: first that of {site} for batch {int(number) + 1} of step {int(step) + 1}: its digest is {found.get(wrong[0], 'missing')} but must be {right[wrong[0]]}"
+        first = f"first that of {site} for batch {int(number) + 1} of step {int(step) + 1}"
+        digests = f"its digest is {found.get(wrong[0], 'missing')} but must be {right[wrong[0]]}"
+        yield f"{len(wrong)} of {len(right)} masks are others: {first}: {digests}"
     if extra:
         yield f"it drops where nothing is to be dropped: {', '.join(extra[:FEW])}"
 
@@ -91,7 +98,11 @@ def _rates(right: StepPlan, found: StepPlan, roundoff: float) -> Iterator[str]:
         if not abs(other - rate) <= roundoff * abs(rate)
     ]
     if wrong:
-        yield f"the learning rate of {len(wrong)} of {len(right.rates)} steps is another: that of step {wrong[0] + 1} is {found.rates[wrong[0]]:.9g} but must be {right.rates[wrong[0]]:.9g}"
+        first, rate, other = wrong[0], right.rates[wrong[0]], found.rates[wrong[0]]
+        yield (
+            f"the learning rate of {len(wrong)} of {len(right.rates)} steps is another: "
+            f"that of step {first + 1} is {other:.9g} but must be {rate:.9g}"
+        )
 
 
 def _decayed(right: StepPlan, found: StepPlan) -> Iterator[str]:
@@ -100,7 +111,8 @@ def _decayed(right: StepPlan, found: StepPlan) -> Iterator[str]:
         (sorted({*right.decayed} - {*found.decayed}), "do not decay but must"),
     ):
         if names:
-            yield f"{', '.join(names[:FEW])}{f' and {len(names) - FEW} more' if len(names) > FEW else ''} {words}"
+            more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+            yield f"{', '.join(names[:FEW])}{more} {words}"
 
 
 def _constants(right: Mapping[str, float], found: Mapping[str, float], roundoff: float) -> Iterator[str]:

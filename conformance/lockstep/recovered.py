@@ -1,4 +1,4 @@
-"""Numbers that nobody would guess, recovered from what a step reported: batch weights, limits, rates, counts of rows."""
+"""Numbers that nobody would guess, recovered from what a step reported: batch weights, limits, rates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEVER = 1e-30
 """What is smaller says nothing of a factor."""
 
 ALIKE = 1e-3
-"""Share by which a factor may differ from a whole number that it stands for: more than rounding makes of a row."""
+"""Share by which rows may differ from a multiple of what they should be: more than rounding makes."""
 
 BETAS = {"first_moment": "beta1", "second_moment": "beta2"}
 """By what an average weighs what was there."""
@@ -144,20 +144,25 @@ def _counted(made: MadeStep) -> Iterator[TrainingBug]:
         rows = len(right[table])
         return np.maximum(np.bincount(np.concatenate(ids), minlength=rows)[:rows], 1)[:, None].astype(float)
 
+    def again(table: str) -> bool:
+        often = times(made.start.batches, table)
+        off = np.max(abs(actual[table] - often * right[table]), initial=0.0)
+        return bool(often.max() > 1 and off <= ALIKE * np.max(abs(actual[table]), initial=0.0))
+
+    tables = [table for table in LOOKED_UP if table in actual.keys() & right.keys() and again(table)]
+
     def repeated(m: TrainingStep, total: Tensors) -> Tensors:
         batches = made.case.training.windows[m.number]
         return {
-            name: gradient * times(batches, name) if name in LOOKED_UP else gradient
+            name: gradient * gradient.of(gradient.a.leaf(times(batches, name)))
+            if name in tables
+            else gradient
             for name, gradient in total.items()
         }
 
-    for table in LOOKED_UP.keys() & actual.keys() & right.keys():
-        often = times(made.start.batches, table)
-        off = np.max(abs(actual[table] - often * right[table]), initial=0.0)
-        if often.max() > 1 and off <= ALIKE * np.max(abs(actual[table]), initial=0.0):
-            what = "gradients of rows that are looked up several times, and count as often once more"
-            yield _bug("rows_counted_again", what, "GRD-1", gradients=repeated)
-            return
+    if tables:
+        what = "gradients of rows that are looked up several times, and count as often once more"
+        yield _bug("rows_counted_again", what, "GRD-1", gradients=repeated)
 
 
 def _limit(made: MadeStep) -> Iterator[TrainingBug]:

@@ -8,21 +8,28 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from concord.backends.interface import Run, Stepping, Unsupported
 from concord.backends.training_sessions import arrays_of
 from concord.backends.worker import WorkerFailure
-from concord.conformance.campaign import own_fault
 from concord.conformance.expectation import Array, Expectation, JudgedTraining
 from concord.conformance.judging import NEAR, judge
 from concord.conformance.lockstep.cause import cause_of
-from concord.conformance.lockstep.envelope import Envelopes, expectation, given_norm, in_range, of_training
-from concord.conformance.lockstep.made import MadeStep, Start
+from concord.conformance.lockstep.envelope import (
+    Envelopes,
+    Start,
+    expectation,
+    given_norm,
+    in_range,
+    of_training,
+)
+from concord.conformance.lockstep.made import MadeStep
 from concord.conformance.lockstep.outcome import Divergence, Recorder, Track
 from concord.conformance.lockstep.preflight import FEW
-from concord.conformance.verdict import NOT_JUDGED, Verdict, conclude, section_of
+from concord.conformance.verdict import Verdict, conclude, section_of
 from concord.spec.batch import Batch
 from concord.spec.deviations import NONE, Deviations
 from concord.spec.errors import SpecError
@@ -30,12 +37,12 @@ from concord.spec.precision import precision
 from concord.spec.text import shown
 from concord.spec.training.optimizers import slots
 
-Tell = Callable[[str, int], None]
+Callback = Callable[[str, int], None]
 """Takes the name of a backend and how many steps it has made."""
 
 
 @dataclass
-class Entrant:
+class Candidate:
     """A backend in lockstep.
 
     Attributes:
@@ -61,40 +68,27 @@ class Made:
     """
 
     seconds: float
-    delivered: dict[str, Array] | None = None
-    failure: tuple[str, str, str] = ("", "", "")
+    delivered: dict[str, Array] | None
+    failure: tuple[str, str, str]
 
 
-def resynchronised(
-    case: JudgedTraining,
-    entrants: Sequence[Entrant],
-    steps: int | None = None,
-    stop_first: bool = False,
-    tell: Tell | None = None,
-) -> list[Track]:
-    """Let backends train, each step from the oracle's weights and state, so that a fault shows at its own step.
+def resynchronised(case: JudgedTraining, candidates: Sequence[Candidate], **how: Any) -> list[Track]:
+    """Let backends train, each step from the oracle's weights and state, so that a bug shows at its own step.
 
     Args:
         case: the training; its deviations are of no account.
-        steps: how many to make; by default all windows.
-        stop_first: whether a backend is left out after its first divergence.
-        tell: is told of progress.
+        how: ``steps``, how many to make, by default all; ``stop_first``, whether a backend is left out
+            after its first divergence; ``callback``, told of progress (:data:`Callback`).
     """
-    return _Lockstep(case, entrants, True, stop_first, tell).run(steps)
+    return _Lockstep(True, case, candidates, **how).run()
 
 
-def free_running(
-    case: JudgedTraining,
-    entrants: Sequence[Entrant],
-    steps: int | None = None,
-    stop_first: bool = False,
-    tell: Tell | None = None,
-) -> list[Track]:
-    """Let backends train by themselves, and judge each step by what rounding alone, carried through the steps, makes of correct training.
+def free_running(case: JudgedTraining, candidates: Sequence[Candidate], **how: Any) -> list[Track]:
+    """Let backends train by themselves; rounding is carried through the steps.
 
     The arguments are those of :func:`resynchronised`.
     """
-    return _Lockstep(case, entrants, False, stop_first, tell).run(steps)
+    return _Lockstep(False, case, candidates, **how).run()
 
 
 def first_divergence(
@@ -114,15 +108,15 @@ def first_divergence(
     whole, start, statuses = of_training(case), None, set[tuple[str, str]]()
     target, sigmas, agreed = precision(case.dtype), dict[str, Array](), list[MadeStep]()
     state = {name: target.round(values) for name, values in case.start.items()}
-    for step, (window, found) in enumerate(zip(case.training.windows, made, strict=True)):
+    for step, (batches, found) in enumerate(zip(case.training.windows, made, strict=True)):
         prefix = f"steps.{step}."
         names = [name for name in whole.values if name.startswith(prefix)]
         values, tolerated = ({name: table[name] for name in names} for table in (whole.values, whole.sigmas))
         expected = expectation(case, values, tolerated)
         delivered = {f"{prefix}{name}": np.asarray(array) for name, array in found.items()}
-        verdict = judged(case, window, delivered, in_range(expected, state))
+        verdict = judged(case, batches, delivered, in_range(expected, state))
         earlier = replace(start, earlier=None) if start else None
-        start = Start(state, step, window, sigmas, earlier, resumed)
+        start = Start(state, step, batches, sigmas, earlier, resumed)
         first = verdict.first_divergence
         one = MadeStep(case, start, delivered, expected, first.tensor if first else "")
         if first is not None:
@@ -147,13 +141,14 @@ def refuse_unjudged(statuses: Iterable[tuple[str, str]]) -> None:
     """
     status, unjudged = conclude(statuses)
     if status == "undetermined":
+        sections = ", ".join(unjudged) or "tensors"
         raise SpecError(
-            f"no step of this training was judged in its {', '.join(unjudged) or 'tensors'}: it neither agrees nor diverges"
+            f"no step of this training was judged in its {sections}: it neither agrees nor diverges"
         )
 
 
 def carried(case: JudgedTraining, step: int, expected: Expectation) -> dict[str, Array]:
-    """Return how far correct training may be from the oracle after a step: sigma of the state that the next one starts from."""
+    """Return how far correct training may be from the oracle after a step: sigma of the next one's state."""
     prefix, kept = f"steps.{step}.", ("parameters", *slots(case.training.recipe))
     return {
         name.removeprefix(prefix): sigma
@@ -163,18 +158,18 @@ def carried(case: JudgedTraining, step: int, expected: Expectation) -> dict[str,
 
 
 def judged(
-    case: JudgedTraining, window: Sequence[Batch], delivered: dict[str, Array], expected: Expectation
+    case: JudgedTraining, batches: Sequence[Batch], delivered: dict[str, Array], expected: Expectation
 ) -> Verdict:
     """Judge what was reported of a step."""
     nothing = np.zeros(0)
     run = Run(nothing, nothing, dtype=case.dtype, requested=("steps",), steps=delivered)
     return judge(
-        case.config, case.weights, window[0], run, case.part, lambda deviations: expected, dtype=case.dtype
+        case.config, case.weights, batches[0], run, case.part, lambda deviations: expected, dtype=case.dtype
     )
 
 
 def failure_of(error: Exception) -> tuple[str, str, str] | None:
-    """Return what is said of a backend that an error kept from going on: a status, a line, and the last lines of its worker; None for an error that no worker told."""
+    """Return status, line and last output of a worker that an error stopped; None for another error."""
     if isinstance(error, WorkerFailure):
         return error.status, error.detail, error.stderr
     if isinstance(error, SpecError):
@@ -183,7 +178,7 @@ def failure_of(error: Exception) -> tuple[str, str, str] | None:
 
 
 def misfits(delivered: Mapping[str, Array], expected: Expectation) -> list[str]:
-    """Return what of a reported step nobody knows, and what has a shape or type that it must not have; the first of each kind is shown."""
+    """Return what of a step is unknown, or of a wrong shape or type; the first of each kind is shown."""
     unknown, misshapen, mistyped = (list[str]() for _ in range(3))
     for name, array in delivered.items():
         said, right = repr(shown(name.split(".", 2)[2])), expected.values.get(name)
@@ -206,21 +201,17 @@ class _Lockstep:
 
     def __init__(
         self,
+        resynchronise: bool,
         case: JudgedTraining,
-        entrants: Sequence[Entrant],
-        again: bool,
-        stop_first: bool,
-        tell: Tell | None,
+        candidates: Sequence[Candidate],
+        steps: int | None = None,
+        stop_first: bool = False,
+        callback: Callback = lambda name, steps: None,
     ) -> None:
-        self.case, self.entrants, self.again, self.stop_first = (
-            replace(case, deviations=NONE),
-            list(entrants),
-            again,
-            stop_first,
-        )
-        self.tell = tell or (lambda name, steps: None)
-        self.recorders = {entrant.name: Recorder(entrant.name) for entrant in entrants}
-        self.envelopes = Envelopes(self.case, [entrant.deviations for entrant in entrants], again)
+        self.case, self.candidates, self.stop_first = replace(case, deviations=NONE), candidates, stop_first
+        self.again, self.callback, self.steps = resynchronise, callback, case.training.windows[:steps]
+        self.recorders = {one.name: Recorder(one.name) for one in candidates}
+        self.envelopes = Envelopes(self.case, [one.deviations for one in candidates], resynchronise)
         self.state: dict[str, Array] = self.rounded(self.case.start)
         self.earlier: Start | None = None
         self.carried: dict[str, dict[str, Array]] = {}
@@ -229,46 +220,28 @@ class _Lockstep:
         """Return a state as the precision holds it."""
         return {name: precision(self.case.dtype).round(values) for name, values in state.items()}
 
-    def run(self, steps: int | None) -> list[Track]:
+    def run(self) -> list[Track]:
         """Make the steps: while one is judged, the backends make the next."""
-        windows = self.case.training.windows[:steps]
         with ExitStack() as stack:
             # Each backend answers in its own time, and one request after the other.
             lines = {
-                entrant.name: stack.enter_context(ThreadPoolExecutor(max_workers=1))
-                for entrant in self.entrants
+                one.name: stack.enter_context(ThreadPoolExecutor(max_workers=1)) for one in self.candidates
             }
-            asked = self.asked(lines, 0) if windows else {}
-            for step, window in enumerate(windows):
-                going = [entrant for entrant in self.entrants if self.goes_on(entrant.name)]
-                if not going:
+            asked = self.asked(lines, 0)
+            for step, batches in enumerate(self.steps):
+                if not asked:
                     break
-                start = Start(self.state, step, window)
-                self.envelopes.advance(
-                    self.given(step), step, window, [entrant.deviations for entrant in going]
-                )
+                start = Start(self.state, step, batches, earlier=self.earlier)
+                self.envelopes.advance(self.given(step), step, batches)
                 self.state = self.rounded(self.envelopes.state())
-                following = self.asked(lines, step + 1) if step + 1 < len(windows) else {}
-                for entrant, expectation in zip(going, self.envelopes.around(), strict=True):
-                    self.receive(entrant, start, asked[entrant.name].result(), expectation)
-                self.earlier, asked = start, following
-        for recorder in self.recorders.values():
-            self.explain(recorder)
+                following = self.asked(lines, step + 1)
+                for one in self.candidates:
+                    if one.name in asked:
+                        expected = self.envelopes.around(one.deviations)
+                        self.receive(one, start, asked[one.name].result(), expected)
+                asked = {name: each for name, each in following.items() if self.goes_on(name)}
+                self.earlier = replace(start, earlier=None)
         return [recorder.track() for recorder in self.recorders.values()]
-
-    def explain(self, recorder: Recorder) -> None:
-        """Look for the cause of a first divergence."""
-        if recorder.first is None:
-            return
-        try:
-            cause = recorder.cause()
-            recorder.first = replace(recorder.first, cause=cause)
-        except Exception as error:  # the divergence stands
-            recorder.failure = (
-                NOT_JUDGED,
-                own_fault(f"explaining step {recorder.first.step + 1}", error),
-                traceback.format_exc(),
-            )
 
     def given(self, step: int) -> Mapping[str, Array] | None:
         """Return the state that a step is made from; None: where the step before ended."""
@@ -280,36 +253,17 @@ class _Lockstep:
 
     def asked(self, lines: Mapping[str, ThreadPoolExecutor], step: int) -> dict[str, Future[Made]]:
         """Ask every backend that goes on for a step from where the oracle stands."""
-        state, window = self.given(step), self.case.training.windows[step]
+        if step >= len(self.steps):
+            return {}
         return {
-            entrant.name: lines[entrant.name].submit(self.made, entrant, state, step, window)
-            for entrant in self.entrants
-            if self.goes_on(entrant.name)
+            one.name: lines[one.name].submit(made, one, self.given(step), step, self.steps[step])
+            for one in self.candidates
+            if self.goes_on(one.name)
         }
 
-    def made(
-        self, entrant: Entrant, state: Mapping[str, Array] | None, step: int, window: Sequence[Batch]
-    ) -> Made:
-        """Return what a backend reports of a step, or what kept it from making it."""
-        started = time.perf_counter()
-        try:
-            if state is not None:
-                entrant.session.load(state, step)
-            found = arrays_of("step", entrant.session.step(window, report=True))
-        except Exception as error:  # whatever keeps one backend from going on keeps no other
-            failure = failure_of(error) or (
-                "error",
-                f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}",
-                traceback.format_exc(),
-            )
-            return Made(time.perf_counter() - started, failure=failure)
-        return Made(
-            time.perf_counter() - started, {f"steps.{step}.{name}": array for name, array in found.items()}
-        )
-
-    def receive(self, entrant: Entrant, start: Start, made: Made, expected: Expectation) -> None:
+    def receive(self, one: Candidate, start: Start, made: Made, expected: Expectation) -> None:
         """Take up what came of a step."""
-        recorder = self.recorders[entrant.name]
+        recorder = self.recorders[one.name]
         recorder.seconds += made.seconds
         if made.delivered is None:
             recorder.failure = made.failure
@@ -319,58 +273,56 @@ class _Lockstep:
             recorder.failure = ("broken", f"step() returned {'; '.join(wrong)}", "")
             return
         try:
-            self.take_up(entrant, start, made.delivered, expected)
+            self.take_up(one, start, made.delivered, expected)
         except Exception as error:  # what was delivered is in order
-            recorder.failure = (
-                NOT_JUDGED,
-                own_fault(f"judging step {start.step + 1}", error),
-                traceback.format_exc(),
-            )
-        self.tell(entrant.name, start.step + 1)
+            recorder.fail(f"judging step {start.step + 1}", error)
+        self.callback(one.name, start.step + 1)
 
     def take_up(
-        self, entrant: Entrant, start: Start, delivered: dict[str, Array], expected: Expectation
+        self, one: Candidate, start: Start, delivered: dict[str, Array], expected: Expectation
     ) -> None:
         """Judge a step; what comes near a tolerance by a first look is judged by the whole."""
-        recorder, step, window, case = (
-            self.recorders[entrant.name],
-            start.step,
-            start.batches,
-            replace(self.case, deviations=entrant.deviations),
+        recorder, case = self.recorders[one.name], replace(self.case, deviations=one.deviations)
+        start = replace(
+            start, carried=self.carried.get(one.name, {}), resumed=start.step if self.again else one.resumed
         )
         expected = self.seen(case, start, delivered, expected)
-        verdict = judged(case, window, delivered, expected)
+        verdict = judged(case, start.batches, delivered, expected)
         if self.again and (verdict.status == "diverges" or verdict.worst > NEAR) and recorder.first is None:
-            expected = self.seen(
-                case, start, delivered, self.envelopes.whole(start.state, step, window, entrant.deviations)
-            )
-            verdict = judged(case, window, delivered, expected)
+            expected = self.seen(case, start, delivered, self.envelopes.whole(start, one.deviations))
+            verdict = judged(case, start.batches, delivered, expected)
         first = verdict.first_divergence
-        resumed = step if self.again else entrant.resumed
-        start = replace(
-            start,
-            carried=self.carried.get(entrant.name, {}),
-            earlier=self.earlier and replace(self.earlier, earlier=None),
-            resumed=resumed,
-        )
-        recorder.witness(
-            MadeStep(case, start, delivered, expected, first.tensor if first else ""), self.again
-        )
-        recorder.add(step, verdict, delivered, expected)
+        made = MadeStep(case, start, delivered, expected, first.tensor if first else "")
+        recorder.witness(made, self.again)
+        recorder.add(start.step, verdict, delivered, expected)
         if not self.again:
-            self.carried[entrant.name] = carried(self.case, step, expected)
+            self.carried[one.name] = carried(self.case, start.step, expected)
 
     def seen(
         self, case: JudgedTraining, start: Start, delivered: Mapping[str, Array], expected: Expectation
     ) -> Expectation:
-        """Return what is expected of a step of a run: by its own norm, where each step is judged by itself, and of what is in range."""
-        norm = delivered.get(f"steps.{start.step}.norm", np.zeros(0))
-        if (
-            self.again
-            and norm.shape == ()
-            and norm.dtype.kind == "f"
-            and np.isfinite(norm)
-            and f"steps.{start.step}.norm" in expected.values
-        ):
-            expected = given_norm(case, start.state, start.step, start.batches, expected, norm)
+        """Return what is expected of a step of a run: in range, and by its own norm if from a given state."""
+        name = f"steps.{start.step}.norm"
+        norm = delivered.get(name, np.zeros(0))
+        known = norm.shape == () and norm.dtype.kind == "f" and np.isfinite(norm)
+        if self.again and known and name in expected.values:
+            expected = given_norm(case, start, expected, norm)
         return in_range(expected, start.state)
+
+
+def made(one: Candidate, state: Mapping[str, Array] | None, step: int, batches: Sequence[Batch]) -> Made:
+    """Return what a backend reports of a step, or what kept it from making it."""
+    started, failure, delivered = time.perf_counter(), ("", "", ""), None
+    try:
+        if state is not None:
+            one.session.load(state, step)
+        found = arrays_of("step", one.session.step(batches, report=True))
+        delivered = {f"steps.{step}.{name}": array for name, array in found.items()}
+    except Exception as error:  # whatever keeps one backend from going on keeps no other
+        line = next(iter(str(error).splitlines()), "")
+        failure = failure_of(error) or (
+            "error",
+            f"{type(error).__name__}: {line}",
+            traceback.format_exc(),
+        )
+    return Made(time.perf_counter() - started, delivered, failure)

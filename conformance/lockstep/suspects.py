@@ -1,4 +1,4 @@
-"""What may be wrong with a step of training: the catalogue's bugs, recipes with one field otherwise, other batches."""
+"""What may be wrong with a step: the catalogue's bugs, recipes with one field otherwise, other batches."""
 
 from __future__ import annotations
 

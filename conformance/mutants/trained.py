@@ -1,4 +1,4 @@
-"""Whether a bug of training is found in a backend: at the first step at which the reference shows it, with its clause and cause."""
+"""Whether a bug of training is found in a backend: at the first step at which the reference shows it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def judged_training(bug: TrainingBug, dtype: str, deviations: Deviations = NONE)
 
 @functools.cache
 def shown(name: str, dtype: str) -> Shown:
-    """Return where a bug shows first on the reference: exact arithmetic with it against the tolerances of right training.
+    """Return where a bug shows first on the reference, by the tolerances of right training.
 
     Raises:
         SpecError: if it shows nowhere, and a section was judged at no step.
@@ -113,17 +113,17 @@ def divergence_of(
 def trained(
     worker: Worker, request: Request, windows: Sequence[Batches], resume: int
 ) -> tuple[list[Mapping[str, Array]], dict[str, Any]]:
-    """Return what a backend reports of each step, and what it says of itself; before one step it is closed, and goes on from what it wrote down."""
+    """Return what a backend reports of each step, and of itself; before one it is closed, and resumed."""
     session = worker.train(request)
     steps: list[Mapping[str, Array]] = []
     try:
-        for step, window in enumerate(windows):
+        for step, batches in enumerate(windows):
             if resume and step == resume:
                 state = session.state()
                 session.close()
                 session = worker.train(request)
                 session.load(state, step)
-            steps.append(session.step(window, report=True))
+            steps.append(session.step(batches, report=True))
         return steps, session.info
     finally:
         session.close()

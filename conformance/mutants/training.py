@@ -1,4 +1,4 @@
-"""A trainer that has a bug on request: the places of a step that the catalogue names are methods of the trainer."""
+"""A trainer that has a bug on request: the places of a step are methods of the trainer."""
 
 from __future__ import annotations
 
@@ -69,15 +69,15 @@ class MutatedTrainer(Trainer):
     def resume(self, kept: Tensors, step: int) -> None:
         super().resume(kept, step - self.behind)
 
-    def advance(self, window: Sequence[Batch], report: bool) -> dict[str, NDArray[Any]]:
+    def advance(self, batches: Sequence[Batch], report: bool) -> dict[str, NDArray[Any]]:
         self.place.number = self.steps
-        window = self.change.batches(self.place, window, self.training.windows)
-        self.batches = len(window)
-        return super().advance(window, report)
+        batches = self.change.batches(self.place, batches, self.training.windows)
+        self.batches = len(batches)
+        return super().advance(batches, report)
 
-    def shares(self, window: Sequence[Batch]) -> list[float]:
-        counted = [counts(self.request.config, batch) for batch in window]
-        found: list[float] = self.change.weights(self.place, super().shares(window), counted)
+    def shares(self, batches: Sequence[Batch]) -> list[float]:
+        counted = [counts(self.request.config, batch) for batch in batches]
+        found: list[float] = self.change.weights(self.place, super().shares(batches), counted)
         return found
 
     def numbers(self) -> dict[str, float]:
@@ -99,9 +99,9 @@ class MutatedTrainer(Trainer):
         return found
 
     def accumulated(
-        self, model: Any, window: Sequence[Given], numbers: Tensors
+        self, model: Any, batches: Sequence[Given], numbers: Tensors
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-        total, seen, found = super().accumulated(model, window, numbers)
+        total, seen, found = super().accumulated(model, batches, numbers)
         return self.change.gradients(self.place, total), seen, found
 
     def limited(

@@ -1,4 +1,4 @@
-"""Which elements dropout drops: a counter-based generator, so that every framework drops the same ones (SPEC DRP-3).
+"""Which elements dropout drops, in every framework the same: a counter-based generator (SPEC DRP-3).
 
 Philox 4x32 with ten rounds (Salmon, Moraes, Dror, Shaw: *Parallel random numbers: as easy as 1, 2, 3*, 2011).
 """
@@ -19,7 +19,7 @@ from concord.spec.training.recipe import Recipe
 Words = NDArray[np.uint32]
 
 GENERATORS = ("spec", "native")
-"""What decides which elements are dropped: the generator below, the same in every framework (SPEC DRP-3), or a framework's own dropout."""
+"""What decides which elements are dropped: the generator below (SPEC DRP-3), or a framework's own dropout."""
 
 SMALL = 1 << 16
 """Elements of a mask that is kept for whoever asks for it again: several arithmetics make the same step."""
@@ -56,8 +56,8 @@ def kept(
 ) -> NDArray[np.bool_]:
     """Return which elements of a tensor are kept.
 
-    Element i, in row-major order, is kept if word i mod 4 of counter (i div 4, step, micro-batch, CRC32 of the site's name) is at least
-    the rate times 2^32; the key is the seed, low word first.
+    Element i, in row-major order, is kept if word i mod 4 of counter (i div 4, step, micro-batch, CRC32 of
+    the site's name) is at least the rate times 2^32; the key is the seed, low word first.
 
     Args:
         seed: of the training, below 2^64.
@@ -77,7 +77,8 @@ def _drawn(
     size = math.prod(shape)
     blocks = np.arange(-(-size // 4), dtype=np.uint32)
     fixed = (np.full_like(blocks, word) for word in (step, micro_batch, zlib.crc32(site.encode())))
-    words = np.stack(philox((blocks, *fixed), (seed & 0xFFFFFFFF, seed >> 32)), axis=-1).reshape(-1)[:size]  # type: ignore[arg-type]
+    key = seed & 0xFFFFFFFF, seed >> 32
+    words = np.stack(philox((blocks, *fixed), key), axis=-1).reshape(-1)[:size]  # type: ignore[arg-type]
     found: NDArray[np.bool_] = (words >= math.ceil(rate * 2**32)).reshape(shape)
     found.flags.writeable = False
     return found
@@ -87,13 +88,13 @@ _drawn_once = functools.lru_cache(maxsize=64)(_drawn)
 
 
 def seed_of(seed: int, step: int, micro_batch: int) -> Words:
-    """Return two words that a framework's own generator begins with for a batch, so that a run that goes on draws what it would have drawn."""
+    """Return two words that a framework's own generator begins with for a batch, resumed or not."""
     counter = tuple(np.array([word], np.uint32) for word in (0, step, micro_batch, zlib.crc32(b"native")))
     return np.concatenate(philox(counter, (seed & 0xFFFFFFFF, seed >> 32))[:2])  # type: ignore[arg-type]
 
 
 def sites(config: EncoderConfig, part: str = "model") -> dict[str, str]:
-    """Return the sites of dropout in a part (SPEC DRP-2), by the tap whose tensor each of them drops elements of."""
+    """Return the sites of dropout in a part (SPEC DRP-2), by the tap that each of them drops from."""
     found = {}
     if part in OF_IDS:
         found["embeddings.norm" if config.embedding_norm else "embeddings.sum"] = "embeddings"

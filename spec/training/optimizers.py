@@ -1,4 +1,4 @@
-"""One step of an optimizer against an arithmetic: clipped gradients and state in, new parameters and state out.
+"""One step of an optimizer against an arithmetic.
 
 Shapes: each parameter has its own; scalars are ().
 """
@@ -25,7 +25,7 @@ SLOTS: dict[str, tuple[str, ...]] = {
     "adam": ("first_moment", "second_moment", "largest_second_moment"),
     "rmsprop": ("second_moment", "first_moment", "momentum"),
 }
-"""What an algorithm may keep for each parameter, as ``<slot>.<parameter>``; :func:`slots` says what a recipe keeps."""
+"""What an algorithm may keep for each parameter; :func:`slots` says what a recipe keeps."""
 
 
 def slots(recipe: Recipe) -> tuple[str, ...]:
@@ -40,7 +40,7 @@ def slots(recipe: Recipe) -> tuple[str, ...]:
 
 
 def state_shapes(config: EncoderConfig, recipe: Recipe, part: str = "model") -> dict[str, tuple[int, ...]]:
-    """Return the shape of everything that a recipe keeps for the trained parameters of a part, as ``<slot>.<canonical name>``."""
+    """Return the shapes of the optimizer state of a part, as ``<slot>.<canonical name>``."""
     trained = {
         name: shape_of(config, entry) for name, entry in parameters(config, part).items() if entry.trainable
     }
@@ -54,7 +54,8 @@ class Optimizer:
         arithmetic: that it is computed in.
         recipe: what is computed.
         kinds: of the parameters (:class:`concord.spec.parameters.Parameter`), by name: decay depends on them.
-        bits: significant bits to which the framework rounds the recipe's constants before anything follows from them; None: it does not.
+        bits: significant bits to which the framework rounds the recipe's constants before anything
+            follows from them; None: it does not.
     """
 
     def __init__(
@@ -75,12 +76,8 @@ class Optimizer:
         self.steps = steps
         self.powers = [self.raised(self.held(beta), steps) for beta in (self.recipe.beta1, self.recipe.beta2)]
 
-    def follow(self, other: Optimizer) -> None:
-        """Go on from what another in the same arithmetic kept."""
-        self.state, self.steps, self.powers = dict(other.state), other.steps, list(other.powers)
-
     def raised(self, beta: float, steps: int) -> Node:
-        """Return a power of beta, as it may be after so many products: their errors grow with the root of how many there were."""
+        """Return a power of beta after so many products, whose errors grow with the root of their number."""
         return Node(self.a.settle(self.scalar(beta).value ** steps, 2 * math.sqrt(steps)), (), taped=False)
 
     def scalar(self, value: float) -> Node:
@@ -104,7 +101,8 @@ class Optimizer:
             parameters: those that are trained, by name.
             gradients: of each, clipped.
             rate: the learning rate of the step.
-            rows: of tables, those that the step's batches looked up: with lazy updates the others stay as they are.
+            rows: of tables, those that the step's batches looked up: with lazy updates the others stay as
+                they are.
         """
         self.steps += 1
         self.powers = [
@@ -117,7 +115,7 @@ class Optimizer:
         }
 
     def power(self, power: Node, beta: float) -> Node:
-        """Return the next power of beta: a framework may multiply them up in the run's precision, or in that of its constants."""
+        """Return the next power of beta, in the run's precision, or in that of the framework's constants."""
         if self.bits is None:
             return self.a.scale(power, beta)
         return self.scalar(self.held(float(power.value.reshape(-1)[0]) * beta))
@@ -147,7 +145,8 @@ class Optimizer:
         direct = {"sgd": self.sgd, "adam": self.adam, "rmsprop": self.rmsprop}[recipe.algorithm]
         if decays and recipe.decay_form in ("times_rate", "alone"):
             share = recipe.weight_decay * (rate if recipe.decay_form == "times_rate" else 1.0)
-            # Both ways are right; a product drifts where it is rounded the same way in every step, as just above a power of two.
+            # Both ways are right; a product drifts where it is rounded the same way in every step, as just
+            # above a power of two.
             decayed = (
                 a.scale(parameter, 1 - share)
                 if a.closed
@@ -236,7 +235,8 @@ def clipped(
     """Clip gradients (SPEC OPT-7).
 
     Args:
-        squares: gives the sum of the squares of what the norm sees of a gradient; that of the gradient itself, if None.
+        squares: gives the sum of the squares of what the norm sees of a gradient; that of the gradient
+            itself, if None.
         kinds: of the parameters; a group are those that decay alike.
         norm: by which all are clipped in place of their own, where one norm clips all.
 

@@ -1,4 +1,4 @@
-"""What is going to be done in training, before anything is: in a form that can be compared across frameworks."""
+"""What is going to be done in training, in a form that can be compared across frameworks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class StepPlan:
 
     Attributes:
         batches: of each step, a digest of each batch.
-        masks: a digest of which elements are kept, by step, number of the batch and site, as ``<step>.<number>.<site>``.
+        masks: a digest of which elements are kept, by step, number of the batch and site, as
+            ``<step>.<number>.<site>``.
         rates: the learning rate of each step.
         decayed: the parameters that decay, by canonical name.
         constants: those of :data:`CONSTANTS` that are used, as they are held.
@@ -49,7 +50,7 @@ class StepPlan:
         forms = {
             "batches": (
                 "a list of lists of texts",
-                _is_list(self.batches, lambda window: _is_list(window, _is_text)),
+                _is_list(self.batches, lambda batches: _is_list(batches, _is_text)),
             ),
             "masks": ("a table of texts", _is_table(self.masks, _is_text)),
             "rates": ("a list of numbers", _is_list(self.rates, _is_number)),
@@ -114,8 +115,10 @@ def constants(recipe: Recipe) -> dict[str, float]:
     """Return the numbers that an optimizer of this recipe holds."""
     adam, sgd = recipe.algorithm == "adam", recipe.algorithm == "sgd"
     used = {
-        "momentum": not adam and recipe.momentum > 0, "dampening": sgd and recipe.dampening > 0, "beta1": adam, "beta2": not sgd, "epsilon": not sgd,
-        "weight_decay": recipe.weight_decay > 0, "clip_at": recipe.clip_at is not None, "clip_epsilon": recipe.clip_at is not None and recipe.clipping != "value",
+        "momentum": not adam and recipe.momentum > 0, "dampening": sgd and recipe.dampening > 0,
+        "beta1": adam, "beta2": not sgd, "epsilon": not sgd,
+        "weight_decay": recipe.weight_decay > 0, "clip_at": recipe.clip_at is not None,
+        "clip_epsilon": recipe.clip_at is not None and recipe.clipping != "value",
     }  # fmt: skip
     return {name: float(getattr(recipe, name)) for name in CONSTANTS if used[name]}
 
@@ -128,12 +131,12 @@ def plan(config: EncoderConfig, training: Training, part: str = "model", masked:
     """
     drawn = {
         f"{step}.{number}.{tap}": digest([keep])
-        for step, window in enumerate(training.windows[:masked])
-        for number, batch in enumerate(window)
+        for step, batches in enumerate(training.windows[:masked])
+        for number, batch in enumerate(batches)
         for tap, keep in masks(config, training, step, number, batch, part).items()
     }
     return StepPlan(
-        [[digest(batch.arrays().values()) for batch in window] for window in training.windows],
+        [[digest(batch.arrays().values()) for batch in batches] for batches in training.windows],
         drawn,
         [learning_rate(training.recipe, step) for step in range(len(training.windows))],
         [

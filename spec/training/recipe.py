@@ -173,11 +173,12 @@ class Lost(NamedTuple):
     @property
     def text(self) -> str:
         """It in a line."""
-        return f"{self.name} is {self.stated:g} but {self.rounded:.6g} in {self.dtype}: {self.consequence} [clause=OPT-11]"
+        found = f"{self.stated:g} but {self.rounded:.6g} in {self.dtype}"
+        return f"{self.name} is {found}: {self.consequence} [clause=OPT-11]"
 
 
 def rounded_hyperparameters(recipe: Recipe, dtype: str) -> list[Lost]:
-    """Return what of a recipe is lost where its numbers are rounded to a precision (SPEC OPT-11), in the order of the fields; nothing where all have effect.
+    """Return what of a recipe is lost where its numbers are rounded to a precision (SPEC OPT-11).
 
     Args:
         dtype: one of :data:`concord.spec.precision.PRECISIONS`.
@@ -245,7 +246,8 @@ def _value_problems(recipe: Recipe) -> list[str]:
         )
     require(
         not r.nesterov or (r.momentum > 0 and r.dampening == 0),
-        f"'nesterov' is true but 'momentum' must be positive with it, and is {r.momentum}, and 'dampening' 0, and is {r.dampening} [clause=OPT-2]",
+        f"'nesterov' is true but 'momentum' must be positive with it, and is {r.momentum}, and "
+        f"'dampening' 0, and is {r.dampening} [clause=OPT-2]",
     )
     require(
         r.momentum_form == "velocity" or r.dampening == 0,
@@ -258,20 +260,24 @@ def _value_problems(recipe: Recipe) -> list[str]:
     }[r.algorithm]
     require(
         r.algorithm == "sgd" or r.epsilon_placement in placements,
-        f"'epsilon_placement' is {r.epsilon_placement!r} but must be {' or '.join(map(repr, placements))} with 'algorithm' {r.algorithm!r} [clause=OPT-3]",
+        f"'epsilon_placement' is {r.epsilon_placement!r} but must be "
+        f"{' or '.join(map(repr, placements))} with 'algorithm' {r.algorithm!r} [clause=OPT-3]",
     )
     require(
         (r.decay_form == "none") == (r.weight_decay == 0) or r.weight_decay == 0,
-        f"'weight_decay' is {r.weight_decay} but 'decay_form' is 'none'; it must say how weights decay [clause=OPT-6]",
+        f"'weight_decay' is {r.weight_decay} but 'decay_form' is 'none'; it must say how weights "
+        "decay [clause=OPT-6]",
     )
     unknown_kinds = sorted(set(r.undecayed) - set(KINDS_OF_PARAMETERS))
     require(
         not unknown_kinds,
-        f"'undecayed' names {', '.join(unknown_kinds)} but must name kinds of parameters: {', '.join(KINDS_OF_PARAMETERS)} [clause=OPT-6]",
+        f"'undecayed' names {', '.join(unknown_kinds)} but must name kinds of parameters: "
+        f"{', '.join(KINDS_OF_PARAMETERS)} [clause=OPT-6]",
     )
     require(
         (r.clipping == "none") == (r.clip_at is None),
-        f"'clip_at' is {r.clip_at} but must be {'absent' if r.clipping == 'none' else 'given'} with 'clipping' {r.clipping!r} [clause=OPT-7]",
+        f"'clip_at' is {r.clip_at} but must be {'absent' if r.clipping == 'none' else 'given'} "
+        f"with 'clipping' {r.clipping!r} [clause=OPT-7]",
     )
     require(
         r.clip_at is None or (math.isfinite(r.clip_at) and r.clip_at > 0),
@@ -284,11 +290,13 @@ def _value_problems(recipe: Recipe) -> list[str]:
     ends = r.schedule in ("linear", "cosine")
     require(
         ends == (r.total_steps is not None),
-        f"'total_steps' is {r.total_steps} but must be {'given' if ends else 'absent'} with 'schedule' {r.schedule!r} [clause=OPT-9]",
+        f"'total_steps' is {r.total_steps} but must be {'given' if ends else 'absent'} with "
+        f"'schedule' {r.schedule!r} [clause=OPT-9]",
     )
     require(
         r.total_steps is None or r.total_steps > r.warmup_steps,
-        f"'total_steps' is {r.total_steps} but must be above 'warmup_steps', which is {r.warmup_steps} [clause=OPT-9]",
+        f"'total_steps' is {r.total_steps} but must be above 'warmup_steps', which is "
+        f"{r.warmup_steps} [clause=OPT-9]",
     )
     require(
         r.schedule != "inverse_square_root" or r.warmup_steps > 0,

@@ -1,4 +1,4 @@
-"""The learning rate of each step (SPEC OPT-9), in float64: every precision rounds it once, where it is used."""
+"""The learning rate of each step (SPEC OPT-9), in float64: a precision rounds it once, where it is used."""
 
 from __future__ import annotations
 

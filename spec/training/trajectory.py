@@ -1,4 +1,4 @@
-"""Training against an arithmetic: forward and backward passes, accumulation, clipping, update, step after step."""
+"""Training against an arithmetic: forward and backward passes, accumulation, clipping, update."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ from concord.spec.training.recipe import Recipe
 from concord.spec.training.schedules import learning_rate
 
 Observer = Callable[[str, Values], None]
-"""Takes the tensors of a step as they are computed: ``losses.<number>`` of its batches, ``gradients.<name>`` before clipping, ``norm``,
-``clipped.<name>``, ``rate``, ``<slot>.<name>`` and ``parameters.<name>`` after the step."""
+"""Takes the tensors of a step as they are computed.
+
+``losses.<number>`` of its batches, ``gradients.<name>`` before clipping, ``norm``, ``clipped.<name>``,
+``rate``, ``<slot>.<name>`` and ``parameters.<name>`` after the step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +39,8 @@ class Training:
         recipe: of the optimizer.
         windows: of each step, the batches whose gradients it accumulates.
         seed: of dropout.
-        reported: the steps of which everything is reported, counted from 0; of the others only losses and norms.
+        reported: the steps of which everything is reported, counted from 0; of the others only losses and
+            norms.
         dropout_by: one of :data:`concord.spec.training.dropout.GENERATORS`.
     """
 
@@ -65,10 +68,10 @@ def counts(config: EncoderConfig, batch: Batch) -> tuple[int, int]:
 
 
 def rows_of(
-    config: EncoderConfig, window: Sequence[Batch], part: str = "model"
+    config: EncoderConfig, batches: Sequence[Batch], part: str = "model"
 ) -> dict[str, NDArray[np.int64]]:
     """Return which rows of each table the batches of a step look up, in ascending order (SPEC OPT-8)."""
-    found = [used_rows(config, batch, part) for batch in window]
+    found = [used_rows(config, batch, part) for batch in batches]
     return {
         name: np.unique(np.concatenate([rows[name] for rows in found]))
         for name in (found[0] if found else {})
@@ -120,9 +123,9 @@ class Trajectory:
 
     def run(self, observer: Observer) -> None:
         """Make every step, and hand on what is reported, each tensor as ``steps.<step>.<name>``."""
-        for step, window in enumerate(self.training.windows):
+        for step, batches in enumerate(self.training.windows):
             self.step(
-                window,
+                batches,
                 lambda name, values, step=step: (  # type: ignore[misc]
                     observer(f"steps.{step}.{name}", values) if self.training.reports(step, name) else None
                 ),
@@ -132,7 +135,8 @@ class Trajectory:
         """Go on from where training stands after so many steps.
 
         Args:
-            state: ``parameters.<name>`` of everything that is trained, and ``<slot>.<name>``; slots that it lacks are as at the start.
+            state: ``parameters.<name>`` of everything that is trained, and ``<slot>.<name>``; slots that
+                it lacks are as at the start.
         """
         self.parameters |= {name: self.a.leaf(state[f"parameters.{name}"]) for name in self.trained}
         self.optimizer.load(
@@ -140,30 +144,25 @@ class Trajectory:
         )
         self.steps = steps
 
-    def follow(self, other: Trajectory) -> None:
-        """Go on from where another in the same arithmetic stands."""
-        self.parameters, self.steps = dict(other.parameters), other.steps
-        self.optimizer.follow(other.optimizer)
-
     def state(self) -> dict[str, Values]:
         """Return where training stands, as :meth:`load` takes it but for the arithmetic's leading axes."""
         return {f"parameters.{name}": self.parameters[name].value for name in self.trained} | {
             name: node.value for name, node in self.optimizer.state.items()
         }
 
-    def step(self, window: Sequence[Batch], observer: Observer) -> None:
-        """Make one step of the batches of a window, and hand on what it computes."""
+    def step(self, batches: Sequence[Batch], observer: Observer) -> None:
+        """Make one step of its batches, and hand on what it computes."""
         with np.errstate(all="ignore"):  # infinities and NaN are results here, and are judged
-            total, slices = self.accumulated(window, observer)
+            total, slices = self.accumulated(batches, observer)
         for name, values in total.items():
             observer(f"gradients.{name}", values)
-        self.finish(total, slices, window, observer)
+        self.finish(total, slices, batches, observer)
 
     def finish(
         self,
         total: Mapping[str, Values],
         slices: Mapping[str, list[Values]],
-        window: Sequence[Batch],
+        batches: Sequence[Batch],
         observer: Observer,
     ) -> None:
         """Make what of a step follows from its gradients.
@@ -183,16 +182,16 @@ class Trajectory:
                 for name, gradient in limited.items():
                     observer(f"clipped.{name}", gradient.value)
             observer("rate", self.optimizer.scalar(self.rate()).value)
-            self.update(limited, window)
+            self.update(limited, batches)
         for name, node in self.optimizer.state.items():
             observer(name, node.value)
         for name in self.trained:
             observer(f"parameters.{name}", self.parameters[name].value)
         self.steps += 1
 
-    def shares(self, window: Sequence[Batch]) -> list[float]:
+    def shares(self, batches: Sequence[Batch]) -> list[float]:
         """Return by how much the gradient of each batch counts."""
-        return shares(self.training.recipe, [counts(self.config, batch) for batch in window])
+        return shares(self.training.recipe, [counts(self.config, batch) for batch in batches])
 
     def limited(
         self, gradients: Nodes, squares: Callable[[str], Node]
@@ -204,11 +203,11 @@ class Trajectory:
         """Return the learning rate of the step."""
         return learning_rate(self.training.recipe, self.steps)
 
-    def update(self, gradients: Nodes, window: Sequence[Batch]) -> None:
+    def update(self, gradients: Nodes, batches: Sequence[Batch]) -> None:
         """Update every parameter by its clipped gradient."""
         trained = {name: self.parameters[name] for name in self.trained}
         self.parameters |= self.optimizer.update(
-            trained, gradients, self.rate(), rows_of(self.config, window, self.part)
+            trained, gradients, self.rate(), rows_of(self.config, batches, self.part)
         )
 
     def node(self, values: Values) -> Node:
@@ -216,13 +215,13 @@ class Trajectory:
         return Node(values, values.shape[self.a.lead :], taped=False)
 
     def accumulated(
-        self, window: Sequence[Batch], observer: Observer
+        self, batches: Sequence[Batch], observer: Observer
     ) -> tuple[dict[str, Values], dict[str, list[Values]]]:
         """Return the gradient of a step, and those by looked-up rows where its norm sees these."""
         total: dict[str, Values] = {}
         slices: dict[str, list[Values]] = {}
-        for number, share in enumerate(self.shares(window)):
-            found = self.differentiated(window[number], number, observer)
+        for number, share in enumerate(self.shares(batches)):
+            found = self.differentiated(batches[number], number, observer)
             scaled = {
                 name: self.a.scale(self.node(values), share).value if share != 1.0 else values
                 for name, values in found.items()
@@ -258,7 +257,7 @@ class Trajectory:
         return (kept(training.seed, self.steps, micro_batch, site, shape, rate), rate) if rate else None
 
     def differentiated(self, batch: Batch, micro_batch: int, observer: Observer) -> dict[str, Values]:
-        """Return the gradients of a batch's loss, those of tables in full, and of looked-up rows where the norm sees those."""
+        """Return the gradients of a batch's loss, and of looked-up rows where the norm sees those."""
         sliced = self.training.recipe.table_gradients == "slices"
         found: dict[str, Values] = {}
         rows = used_rows(self.config, batch, self.part)

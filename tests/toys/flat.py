@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from concord.conformance.expectation import JudgedTraining
 from concord.spec.arithmetic import Arithmetic
-from concord.spec.batch import Batch
 from concord.spec.tape import Node
 from concord.spec.training.trajectory import Trajectory
 from tests.toys.stepping import Array, Stepping
@@ -57,17 +57,11 @@ class FlatTrajectory(Trajectory):
 class Flat(Stepping):
     """A session of it; keywords are attributes of :class:`FlatTrajectory`."""
 
-    def __init__(self, case: Any, **otherwise: Any) -> None:
+    def __init__(self, case: JudgedTraining, **otherwise: Any) -> None:
         super().__init__(case)
         self.kind = type("Otherwise", (FlatTrajectory,), otherwise)
 
-    def step(self, window: Sequence[Batch], report: bool = False) -> dict[str, Array]:
-        """Make a step."""
-        case, found = self.case, dict[str, Array]()
-        trajectory = self.kind(
-            case.config, case.weights, case.training, Arithmetic(case.dtype), case.part, case.dtype
-        )
-        trajectory.load(self.state, self.steps)
-        trajectory.step(window, lambda name, values: found.__setitem__(name, np.array(values)))
-        self.state, self.steps = trajectory.state(), trajectory.steps
-        return found
+    def trajectory(self, case: JudgedTraining) -> Trajectory:
+        """Return the training by such a norm, before its first step."""
+        arithmetic = Arithmetic(case.dtype)
+        return self.kind(case.config, case.weights, case.training, arithmetic, case.part, case.dtype)

@@ -21,10 +21,12 @@ class Session(Stepping):
         """Return what it says of itself."""
         return {}
 
-    def step(self, window: Sequence[Batch], report: bool = False) -> Any:
+    def step(self, batches: Sequence[Batch], report: bool = False) -> Any:
         """Make a step."""
         stored = np.dtype(self.case.dtype)
-        return self.told({name: array.astype(stored) for name, array in super().step(window, report).items()})
+        return self.told(
+            {name: array.astype(stored) for name, array in super().step(batches, report).items()}
+        )
 
     def told(self, found: dict[str, Array]) -> Any:
         """Return what a step returns of what it found."""

@@ -1,4 +1,4 @@
-"""A session of training without a framework: the reference, rounded after each operation, perhaps by another recipe than was asked for."""
+"""A session of training without a framework: the reference in low precision, perhaps by another recipe."""
 
 from __future__ import annotations
 
@@ -34,25 +34,19 @@ class Stepping:
         """Go on from elsewhere."""
         self.state, self.steps = state, step
 
-    def step(self, window: Sequence[Batch], report: bool = False) -> dict[str, Array]:
+    def step(self, batches: Sequence[Batch], report: bool = False) -> dict[str, Array]:
         """Make a step."""
         case = self.case if self.usual is None or self.steps >= self.late else self.usual
-        trajectory, found = (
-            Trajectory(
-                case.config, case.weights, case.training, Arithmetic(case.dtype), case.part, case.dtype
-            ),
-            dict[str, Array](),
-        )
+        trajectory, found = self.trajectory(case), dict[str, Array]()
         trajectory.load(self.state, self.steps)
-        trajectory.step(window, lambda name, values: found.__setitem__(name, np.array(values)))
+        trajectory.step(batches, lambda name, values: found.__setitem__(name, np.array(values)))
         self.state, self.steps = trajectory.state(), trajectory.steps
-        return (
-            found
-            if report
-            else {
-                name: array for name, array in found.items() if name == "norm" or name.startswith("losses.")
-            }
-        )
+        said = (lambda name: True) if report else lambda name: name == "norm" or name.startswith("losses.")
+        return {name: array for name, array in found.items() if said(name)}
+
+    def trajectory(self, case: JudgedTraining) -> Trajectory:
+        """Return the training in low precision, before its first step."""
+        return case.trajectory(Arithmetic(case.dtype))
 
     def plan(self, windows: Sequence[Sequence[Batch]]) -> StepPlan:
         """Say what is going to be done."""

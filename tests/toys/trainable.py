@@ -1,4 +1,4 @@
-"""A worker that trains by the reference, in this process: what it takes to go through all of ordinary training in a second."""
+"""A worker that trains by the reference, in this process: all of ordinary training in a second."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class NumpySession:
     def state(self) -> dict[str, NDArray[Any]]:
         return {name: np.asarray(values) for name, values in self.trajectory.state().items()}
 
-    def step(self, window: Sequence[Batch], report: bool = False) -> dict[str, NDArray[Any]]:
+    def step(self, batches: Sequence[Batch], report: bool = False) -> dict[str, NDArray[Any]]:
         found: dict[str, NDArray[Any]] = {}
         wrong, names = self.trajectory.steps == self.infinite, ("losses.", "norm")
         self.trajectory.step(
-            window,
+            batches,
             lambda name, values: (
                 found.update({name: np.array(values)}) if report or name.startswith(names) else None
             ),

@@ -28,8 +28,8 @@ class Bugged:
         self.trajectory.resume = step
         self.trajectory.load(state, step)
 
-    def step(self, window: Sequence[Batch], report: bool = False) -> dict[str, Array]:
+    def step(self, batches: Sequence[Batch], report: bool = False) -> dict[str, Array]:
         """Make a step."""
         found: dict[str, Array] = {}
-        self.trajectory.step(window, lambda name, values: found.__setitem__(name, np.array(values)))
+        self.trajectory.step(batches, lambda name, values: found.__setitem__(name, np.array(values)))
         return found

@@ -1,7 +1,8 @@
 """A bug of training: a name, the run that shows it, and what it makes of one place of a step.
 
-The oracle's trajectory and a backend's trainer have the same places. An edit of one takes what is right there.
-It is written with operators, and with the operations that both give (:class:`concord.backends.optimizers.Operations`).
+The oracle's trajectory and a backend's trainer have the same places. An edit of one takes what is right
+there. It is written with operators, and with the operations that both give
+(:class:`concord.backends.optimizers.Operations`).
 """
 
 from __future__ import annotations
@@ -136,10 +137,12 @@ class StepChange:
         recipe: the recipe that is trained by, given the right one alone.
         batches: of a step; given those of all steps.
         weights: by how much each batch of a step counts; given how many samples and counted labels each has.
-        masks: which elements dropout keeps, and the rate that these are scaled up by; given the :class:`DropoutSite`.
+        masks: which elements dropout keeps, and the rate that these are scaled up by; given the
+            :class:`DropoutSite`.
         added: the gradients so far with those of one more batch; given both, and the weight of the batch.
         gradients: of a step, accumulated.
-        clip: the clipped gradients, and the norm; given gradients, and what gives the squares that a norm sees.
+        clip: the clipped gradients, and the norm; given gradients, and what gives the squares that a norm
+            sees.
         rate: the learning rate of a step.
         optimizer: what updates parameters.
         keeps: the optimizer state after a step, as ``<slot>.<parameter>``.
@@ -179,7 +182,7 @@ def recipe(**changed: Any) -> Callable[[Recipe], Recipe]:
 
 
 def rule(**methods: Edit) -> type[Optimizer]:
-    """Return the optimizer with other methods, each of which is given it, the right method and its arguments."""
+    """Return the optimizer with other methods; each is given it, the right method and its arguments."""
 
     def edited(name: str, edit: Edit) -> Callable[..., Any]:
         right = getattr(Optimizer, name)

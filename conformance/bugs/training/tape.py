@@ -122,9 +122,9 @@ class BuggedTrajectory(Trajectory):
                 for beta in (recipe.beta1, recipe.beta2)
             ]
 
-    def shares(self, window: Sequence[Batch]) -> list[float]:
+    def shares(self, batches: Sequence[Batch]) -> list[float]:
         found: list[float] = self.change.weights(
-            self.place, super().shares(window), [counts(self.config, batch) for batch in window]
+            self.place, super().shares(batches), [counts(self.config, batch) for batch in batches]
         )
         return found
 
@@ -163,9 +163,9 @@ class BuggedTrajectory(Trajectory):
         return {name: tensor.tensor.value for name, tensor in found.items()}
 
     def accumulated(
-        self, window: Sequence[Batch], observer: Observer
+        self, batches: Sequence[Batch], observer: Observer
     ) -> tuple[dict[str, Values], dict[str, list[Values]]]:
-        total, slices = super().accumulated(window, observer)
+        total, slices = super().accumulated(batches, observer)
         if "gradients" in self.change.places:
             made = self.change.gradients(self.place, self.tensors(total))
             total = {name: made[name].tensor.value for name in total}
@@ -185,18 +185,18 @@ class BuggedTrajectory(Trajectory):
     def rate(self) -> float:
         return float(self.change.rate(self.place, super().rate()))
 
-    def update(self, gradients: Mapping[str, Node], window: Sequence[Batch]) -> None:
-        if self.change.skips(self.place, False, len(window)):
+    def update(self, gradients: Mapping[str, Node], batches: Sequence[Batch]) -> None:
+        if self.change.skips(self.place, False, len(batches)):
             return
         if "optimizer" in self.change.places:
-            self.update_otherwise(gradients, window)
+            self.update_otherwise(gradients, batches)
         else:
-            super().update(gradients, window)
+            super().update(gradients, batches)
         if "keeps" in self.change.places:
             kept = {name: node.value for name, node in self.optimizer.state.items()}
             self.optimizer.state = self.nodes(self.change.keeps(self.place, self.tensors(kept)))
 
-    def update_otherwise(self, gradients: Mapping[str, Node], window: Sequence[Batch]) -> None:
+    def update_otherwise(self, gradients: Mapping[str, Node], batches: Sequence[Batch]) -> None:
         """Update every parameter by an optimizer with a bug."""
         of, oracle, recipe = self.updates.of, self.optimizer, self.training.recipe
         held = {name: Held(of(self.parameters[name])) for name in self.trained}
@@ -207,7 +207,7 @@ class BuggedTrajectory(Trajectory):
             for name in self.trained
         }
         optimizer.resume(kept, oracle.steps)
-        looked_up = rows_of(self.config, window, self.part) if recipe.table_updates == "lazy" else {}
+        looked_up = rows_of(self.config, batches, self.part) if recipe.table_updates == "lazy" else {}
         rows = {
             name: np.isin(np.arange(self.parameters[name].shape[0]), used)[:, None]
             for name, used in looked_up.items()
